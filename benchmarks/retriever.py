@@ -46,7 +46,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
-from ramen_ray.method.retrieval.retriever import (
+from ramen_ray.method.retrieval.retriever_folder import (
     RetrieverSettings,
     compile_retriever,
     write_retriever,

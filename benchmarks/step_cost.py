@@ -1,8 +1,8 @@
 """What a training step costs with the graph, or with a softmax and classifiers, over one without.
 
 Trainings of the same encoder on the same data alternate in one process: two CPU threads, fp32, the
-first steps not timed. `--rows graph` is in batch: without the graph, with anchors in each step, and
-in each fourth one. `--rows softmax` is without the graph, with shortlists and clusters from the
+first steps not timed. `--rows graph` is in batch: without the graph, with anchors in each fourth
+step, and in each one. `--rows softmax` is without the graph, with shortlists and clusters from the
 untrained encoder: ance, depsl and unidec. Texts and tokens per step explain what a transformer's
 step costs; `pool_` figures are those of the ads that a query is ranked among. `ratio` is a step of
 the last row over the first, on the last set.

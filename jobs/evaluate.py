@@ -17,7 +17,7 @@ from rich.console import Console
 from ramen_ray.bases import Part
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import Section
-from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.reports.run import bad_match_table, metrics_table
 
 

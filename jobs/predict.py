@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ramen_ray.command_line import RetrieverSettings, parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
-from ramen_ray.orchestration.deployment.predict import Processes, QueryTable, predict
+from ramen_ray.orchestration.serve.predict import Processes, QueryTable, predict
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 

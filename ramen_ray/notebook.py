@@ -24,7 +24,7 @@ from ramen_ray.data.store.dataset import Dataset as Dataset
 from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.column_names import Columns as Columns
-from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint as evaluate
+from ramen_ray.orchestration.evaluate import evaluate_checkpoint as evaluate
 from ramen_ray.orchestration.run.finished import retriever_uri
 from ramen_ray.orchestration.run.fit import fit as fit
 from ramen_ray.tracking.registry import Registry, RegistryError, ask

@@ -24,7 +24,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
 os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "600"  # a busy machine is waited for
-os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
+os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = os.environ["RAY_TRAIN_METRICS_ENABLED"] = "0"
 os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "600000"  # noqa: SIM112  Ray's spelling
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else other processes starve them
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"

@@ -13,7 +13,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import Encoder, TransformerEncoder, build_bag
 from ramen_ray.method.model.heads import Head
-from ramen_ray.method.retrieval.retriever import RetrieverSettings, write_retriever
+from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run
 

@@ -253,3 +253,11 @@ def table_with_code(file: Path, nested: str) -> pa.Table:
     return pa.table(
         [["a query"], pa.array([value], field.type)], pa.schema([("text", "string"), field])
     )
+
+
+def splitmix64(value: int) -> int:
+    """The hash in whose order equally near ads come (Steele et al. 2014), in Python's integers."""
+    z = (value + 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)

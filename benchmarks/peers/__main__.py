@@ -10,11 +10,8 @@ ours over that of the best rival, both by validation, on the last dataset.
 
     python -m benchmarks.peers [--sets foldoc debian rdocs] [--seeds 3] [--rivals NAME ...]
 
-`--budget` is seconds for choosing settings; `--kept` shows what is there and runs nothing; `--plot
-FILE` also draws P@1 against seconds.
+`--budget` is seconds for choosing settings; `--kept` shows what is there and runs nothing.
 """
-
-from pathlib import Path
 
 from benchmarks.common import NUM_THREADS, ROOT, finish, options
 from benchmarks.peers import lexical, ours, tables, trainer, trees
@@ -35,7 +32,6 @@ def main() -> None:
         budget=600.0,
         threads=NUM_THREADS,
         kept=False,
-        plot="",
     )
     budget = 0.0 if asked.kept else asked.budget
     found: dict[str, tables.Runs] = {}
@@ -55,9 +51,6 @@ def main() -> None:
         }
         found[dataset] = {name: runs for name, runs in runs_of.items() if runs}
         print_tables(dataset, found[dataset])
-    if asked.plot:
-        families = {name: rival.family for name, rival in RIVALS.items()}
-        tables.plot(found, families, Path(asked.plot))
     finish(lead_of_ours(found[asked.sets[-1]]), {})
 
 

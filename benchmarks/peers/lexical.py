@@ -92,14 +92,13 @@ def _tfidf(analyzer: str, ngrams: Sequence[tuple[int, int]]) -> Rival:
         {"analyzer": analyzer, "ngrams": of, "with_clicks": with_clicks}
         for with_clicks, of in product(WITH_CLICKS, ngrams)
     )
-    return Rival("lexical", fit_tfidf, settings)
+    return Rival(fit_tfidf, settings)
 
 
 RIVALS = {
     "TF-IDF, words": _tfidf("word", ((1, 1), (1, 2))),
     "TF-IDF, characters": _tfidf("char_wb", ((3, 3), (2, 4), (3, 5))),
     "BM25": Rival(
-        "lexical",
         fit_bm25,
         tuple(
             {"k1": k1, "b": b, "with_clicks": with_clicks}

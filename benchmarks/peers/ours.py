@@ -8,7 +8,6 @@ its index and its search count as OAK's.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -174,10 +173,8 @@ def _settings(base: BaseName, with_graph: bool) -> tuple[Settings, ...]:
     return tuple({"base": base, "with_graph": with_graph, **one} for one in changes)
 
 
-WITH_GRAPH = partial(Rival, "ours with the graph", is_random=True)
 RIVALS = {
     f"{base} + RAMEN" if with_graph else base: Rival(
-        "ours with the graph" if with_graph else "ours",
         fit,
         _settings(base, with_graph),
         prepare,
@@ -186,6 +183,6 @@ RIVALS = {
     for base in get_args(BaseName)
     for with_graph in (False, True)
 } | {
-    "AugGT": WITH_GRAPH(fit, _settings("in_batch", False), prepare_propagated),
-    "OAK": WITH_GRAPH(fit_oak, ({},), prepare_links),
+    "AugGT": Rival(fit, _settings("in_batch", False), prepare_propagated, is_random=True),
+    "OAK": Rival(fit_oak, ({},), prepare_links, is_random=True),
 }

@@ -41,14 +41,12 @@ class Rival:
     """One row of the table.
 
     Attributes:
-        family: what the plot colours it by.
         fit: trains and indexes; gets the corpus, what was prepared, settings, seed and threads.
         settings: what validation chooses from, documented practice first.
         prepare: what is made once and not timed: environments, tokens.
         is_random: whether the seed changes it.
     """
 
-    family: str
     fit: Callable[[Corpus, Any, Settings, int, int], Fitted]
     settings: tuple[Settings, ...]
     prepare: Callable[[Corpus], Any] = nothing

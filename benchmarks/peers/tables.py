@@ -1,17 +1,12 @@
-"""The tables and the plot of what was measured."""
+"""The tables of what was measured."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 
 from benchmarks.graph_gain import shown
 from benchmarks.peers.measuring import METRICS, Run
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
-
-matplotlib.use("Agg")
 
 Runs = Mapping[str, Sequence[Run]]
 COMPARED = ("P@1", "R@10", "tail/R@10")
@@ -113,25 +108,3 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rows = [" | ".join(line) for line in (header, *lines)]
     rule = "|---|" + "--:|" * (len(header) - 1)
     return "\n".join([f"| {rows[0]} |", rule, *(f"| {row} |" for row in rows[1:])])
-
-
-def plot(found: Mapping[str, Runs], families: Mapping[str, str], file: Path) -> None:
-    """Draw P@1 against seconds of training, a panel for each dataset."""
-    from matplotlib import pyplot
-
-    matplotlib.rcParams["svg.hashsalt"] = "peers"
-    figure, panels = pyplot.subplots(1, len(found), figsize=(5 * len(found), 4.2), squeeze=False)
-    for axes, (name, runs_of) in zip(panels[0], found.items(), strict=True):
-        for number, family in enumerate(dict.fromkeys(families.values())):
-            names = [rival for rival in runs_of if families[rival] == family]
-            seconds = [cost(runs_of[rival], "processor_s") for rival in names]
-            scores = [100 * value(runs_of[rival], "P@1") for rival in names]
-            axes.scatter(seconds, scores, label=family, marker="os^Dv"[number], s=28)
-            for rival, x, y in zip(names, seconds, scores, strict=True):
-                axes.annotate(rival, (x, y), (3, 3), textcoords="offset points", fontsize=6)
-        axes.set(title=name, xscale="log", xlabel="seconds of processor time to train and index")
-    panels[0][0].set_ylabel("P@1, per cent, test")
-    panels[0][0].legend(fontsize=7)
-    figure.tight_layout()
-    options: dict[str, Any] = {"metadata": {"Date": None}} if file.suffix == ".svg" else {}
-    figure.savefig(file, **options)

@@ -144,9 +144,8 @@ WHOLE = {
     "encoder": "minilm", "loss": "mnrl", "rate": 2e-5, "batch": 64, "epochs": 1, "negatives": 0
 }  # fmt: skip
 RIVALS = {
-    "MiniLM, zero-shot": Rival("sentence-transformers", fit_zero_shot, ({},)),
+    "MiniLM, zero-shot": Rival(fit_zero_shot, ({},)),
     "static, trained": Rival(
-        "sentence-transformers",
         fit_trained,
         (
             STATIC,
@@ -160,7 +159,6 @@ RIVALS = {
         is_random=True,
     ),
     "MiniLM, trained": Rival(
-        "sentence-transformers",
         fit_trained,
         (
             WHOLE,

@@ -203,7 +203,6 @@ def _rival(
         {"features": name, "with_texts": with_texts, **of} for of in options for name in FEATURES
     ]
     return Rival(
-        "label trees",
         partial(fit, program=program),
         tuple(settings),
         prepare=partial(python_of, environment=environment),

@@ -79,7 +79,7 @@ def start(_: Path) -> Stage:
 
 
 def _load(batch: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
-    import ramen_ray.orchestration.preparation.pipeline  # noqa: F401
+    import ramen_ray.orchestration.prepare.pipeline  # noqa: F401
 
     return batch
 
@@ -149,7 +149,7 @@ def describe(folder: Path) -> Stage:
 
 def prepare(folder: Path) -> Stage:
     """Prepare the dataset directory for a bag of embeddings."""
-    from ramen_ray.orchestration.preparation.pipeline import prepare
+    from ramen_ray.orchestration.prepare.pipeline import prepare
     from ramen_ray.orchestration.run.build import encoder_tokenizer
 
     dataset, tokenizer = Dataset(folder / "dataset"), encoder_tokenizer(ENCODER)
@@ -165,7 +165,7 @@ def walk(folder: Path) -> Stage:
     """Walk from all nodes; the rows are hops."""
     from ramen_ray.config import WalkConfig
     from ramen_ray.method.graph.walk import WalkSettings
-    from ramen_ray.orchestration.preparation.walks import walked_edges
+    from ramen_ray.orchestration.prepare.walks import walked_edges
 
     data = prepared_in(folder)
     settings = WalkSettings(**WalkConfig().model_dump(exclude={"enabled"}))
@@ -220,7 +220,7 @@ def sessions(folder: Path) -> Stage:
 def similar(folder: Path) -> Stage:
     """Link similar texts, by a bag, in the dataset directory; the rows are texts."""
     from ramen_ray.method.graph.similar import SimilarSettings
-    from ramen_ray.orchestration.preparation.similar import add_similar
+    from ramen_ray.orchestration.prepare.similar import add_similar
     from ramen_ray.orchestration.run.build import build_encoder
 
     dataset = Dataset(folder / "dataset")

@@ -42,6 +42,8 @@ QUERIES_PER_BLOCK = 256
 JSON_NAMES = {"dict": "an object", "list": "a list"}
 SURROGATE = re.compile("[\ud800-\udfff]")
 TEXTS_PER_PASS = 64
+SPARE, DEEPER, MOST_SEARCHED = 8, 16, 100_000
+"""Ads searched besides top_k; how many times more, while others may be as near; the most."""
 FEW_QUERIES = 8  # for so few one thread is fastest: several would wait for each other
 
 Embeddings = NDArray[np.float32]
@@ -154,14 +156,17 @@ class Retriever(PythonModel):
         vectors[by_length] = sorted_vectors
         return vectors
 
-    def search(self, embeddings: Embeddings, top_k: int) -> list[Answer]:
-        """Return the ids, texts and scores of each query's best ads."""
-        return self._spell_out(*self._nearest(embeddings, top_k))
-
     def _nearest(self, embeddings: Embeddings, top_k: int) -> tuple[Embeddings, Rows]:
+        """Search; equally near ads are shuffled by their tie keys, as in evaluation."""
         faiss.omp_set_num_threads(1 if len(embeddings) <= FEW_QUERIES else self.num_threads)
-        scores, rows = self.index.search(embeddings, top_k)
-        return scores, rows
+        has_graph = isinstance(self.index, faiss.IndexHNSW)  # deeper, it would find others
+        depth, most = top_k + SPARE, min(self.index.ntotal, MOST_SEARCHED)
+        scores, rows = self.index.search(embeddings, top_k if has_graph else depth)
+        while not has_graph and depth < most and _may_go_on(scores, rows, top_k):
+            depth *= DEEPER
+            scores, rows = self.index.search(embeddings, depth)
+        order = np.lexsort((_tie_keys(rows), -scores), axis=1)[:, :top_k]
+        return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
     def _spell_out(self, scores: Embeddings, rows: Rows) -> list[Answer]:
         found = rows >= 0  # an approximate index may find fewer
@@ -174,6 +179,19 @@ class Retriever(PythonModel):
         ]
         split = [[part.tolist() for part in np.split(column, ends)] for column in columns]
         return list(zip(*split, strict=True))
+
+
+def _may_go_on(scores: Embeddings, rows: Rows, top_k: int) -> bool:
+    """Say whether more ads than were found may be as near to a query as the last it gets."""
+    return bool(((scores[:, top_k - 1] == scores[:, -1]) & (rows[:, -1] >= 0)).any())
+
+
+def _tie_keys(rows: Rows) -> NDArray[np.uint64]:
+    """Hash ads by their rows (splitmix64), as evaluation does."""
+    z = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def _queries_of(table: pd.DataFrame) -> list[Any]:

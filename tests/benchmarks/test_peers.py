@@ -148,7 +148,7 @@ def test_validation_chooses_and_what_is_kept_is_not_run_again(folder, tmp_path, 
 
     monkeypatch.setattr(measuring, "in_forked_process", in_this_process)
     monkeypatch.setattr(measuring, "STORE", tmp_path / "runs")
-    rival = Rival("toy", fit_constant, ({"ad": 2}, {"ad": 1}, {"ad": 2}))
+    rival = Rival(fit_constant, ({"ad": 2}, {"ad": 1}, {"ad": 2}))
     contest = Contest("toy", rival, folder, 60.0, 1)
     assert not replace(contest, budget=0.0).is_kept(0)
     assert not asked
@@ -163,7 +163,7 @@ def test_validation_chooses_and_what_is_kept_is_not_run_again(folder, tmp_path, 
 def test_the_search_ends_with_its_budget(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "in_forked_process", lambda function, *of: function(*of))
     monkeypatch.setattr(measuring, "STORE", tmp_path / "runs")
-    rival = Rival("toy", fit_constant, ({"ad": 2}, {"ad": 1}))
+    rival = Rival(fit_constant, ({"ad": 2}, {"ad": 1}))
     assert Contest("toy", rival, folder, 0.0, 1).settings() == {"ad": 2}
 
 

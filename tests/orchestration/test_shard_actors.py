@@ -10,18 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow.fs import LocalFileSystem
+from support import splitmix64
 
 from ramen_ray.method.retrieval.search import build_index
 from ramen_ray.orchestration import search as searching
-from ramen_ray.orchestration.deployment.partitions import Partition, row_groups
-from ramen_ray.orchestration.deployment.parts import PART, Parts
-from ramen_ray.orchestration.deployment.sharded import (
-    MAPPED_ADS_FILE,
-    Work,
-    _Write,
-    write_mapped_ads,
-)
-from ramen_ray.orchestration.search import _SearchShard
+from ramen_ray.orchestration.search import SearchShard
+from ramen_ray.orchestration.serve.answers import FILE, Answers
+from ramen_ray.orchestration.serve.queries import Partition, row_groups
+from ramen_ray.orchestration.serve.steps import Work, Write
 
 K, NUM_QUERIES = 60, 20_000
 
@@ -54,15 +50,16 @@ def test_a_block_of_many_answers_needs_little_more_memory_than_these(
     monkeypatch.setattr(searching, "ANSWERS_AT_ONCE", answers_at_once)
     block = {"name": "queries", "queries": queries}
     for first in (200, 0):
-        actor = _SearchShard(Ads(ads[first : first + 200], first), K, 1, tmp_path)
+        actor = SearchShard(Ads(ads[first : first + 200], first), K, 1, tmp_path)
         tracemalloc.start()
         block = actor(block)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 2 * (block["ads"].nbytes + block["scores"].nbytes)
     similarity = queries @ ads.T
-    rows = np.broadcast_to(np.arange(len(ads)), similarity.shape)
-    expected = np.lexsort((-rows, -similarity), axis=1)[:, :K]
+    keys = np.array([splitmix64(ad) for ad in range(len(ads))], dtype=np.uint64)
+    ties = np.broadcast_to(keys, similarity.shape)
+    expected = np.lexsort((ties, -similarity), axis=1)[:, :K]
     assert np.array_equal(block["ads"], expected)
     assert np.array_equal(block["scores"], np.take_along_axis(similarity, expected, 1))
 
@@ -79,12 +76,11 @@ def test_the_texts_of_many_answers_are_spelt_out_some_at_a_time(
     pq.write_table(pa.table({"ad_id": names, "text": names}), tmp_path / "ads.parquet")
     found = np.random.default_rng(0).integers(0, 20, (8, 3))
     scores = np.zeros((8, 3), dtype=np.float32)
-    parts = Parts(tmp_path, "this call")
-    parts.aside.mkdir()
-    write_mapped_ads(tmp_path / "ads.parquet", parts.aside / MAPPED_ADS_FILE)
-    work = Work([Partition(group, 0, 9)], "text", 3, parts, tmp_path)
-    _Write(work)({"partition": 0, "ads": found, "scores": scores})
-    file = pq.ParquetFile(tmp_path / PART.format(0))
+    answers = Answers(tmp_path, "this call")
+    answers.aside.mkdir()
+    work = Work([Partition(group, 0, 9)], "text", 3, answers, tmp_path)
+    Write(work)({"partition": 0, "ads": found, "scores": scores})
+    file = pq.ParquetFile(tmp_path / FILE.format(0))
     groups = range(file.num_row_groups)
     assert [file.metadata.row_group(group).num_rows for group in groups] == sizes
     expected = [[names[ad] for ad in row] for row in found]

@@ -9,7 +9,7 @@ import pytest
 import ray
 import torch
 from ray.util.placement_group import placement_group
-from support import NUM_CPUS
+from support import NUM_CPUS, splitmix64
 
 from jobs.graph import Similar
 from ramen_ray.config import RunConfig, overlay, write_config
@@ -19,6 +19,7 @@ from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval import index, search, shards
+from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.orchestration import search as searching
@@ -28,10 +29,11 @@ from ramen_ray.orchestration.background.shortlists import (
     shortlist_task,
 )
 from ramen_ray.orchestration.background.task import TaskContext
+from ramen_ray.orchestration.cluster import resources
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.cluster.resources import ClusterError, no_placement_group_left
-from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
-from ramen_ray.orchestration.search import ShardResources, search_shards
+from ramen_ray.orchestration.evaluate import evaluate_checkpoint
+from ramen_ray.orchestration.search import put_together, search_shards
 
 pytestmark = pytest.mark.slow
 
@@ -58,23 +60,30 @@ def _assert_a_full_sort(
     found: tuple[np.ndarray, np.ndarray], queries: np.ndarray, ads: np.ndarray
 ) -> None:
     similarity = queries @ ads.T
-    rows = np.broadcast_to(np.arange(len(ads)), similarity.shape)
-    expected = np.lexsort((-rows, -similarity), axis=1)[:, :K]
+    keys = np.array([splitmix64(ad) for ad in range(len(ads))], dtype=np.uint64)
+    ties = np.broadcast_to(keys, similarity.shape)
+    expected = np.lexsort((ties, -similarity), axis=1)[:, :K]
     assert found[0].tolist() == expected.tolist()
     assert found[1].tolist() == np.take_along_axis(similarity, expected, 1).tolist()
 
 
-@pytest.mark.parametrize("num_cpus", [0.5, 1, 0], ids=["all at once", "two at once", "one by one"])
-def test_queries_stream_through_all_shards(
-    cluster: None, embeddings: tuple[np.ndarray, np.ndarray], tmp_path: Path, num_cpus: float
-) -> None:
-    file = tmp_path / "embeddings.npy"
-    three = embedded_shards(file, 2500, 1e-6)
+def _searched(tmp_path: Path, num_threads: int = 1) -> TopK:
+    three = embedded_shards(tmp_path / "embeddings.npy", 2500, 1e-6)
     assert len(three) == 3
-    resources = ShardResources(1, num_cpus)
-    found = search_shards(three, (file, 2500), K, resources, tmp_path / "attempts")
+    blocks = search_shards(three, (tmp_path / "embeddings.npy", 2500), K, num_threads)
+    return put_together(blocks, 2500, K)
+
+
+@pytest.mark.parametrize("held", [0, 1, NUM_CPUS], ids=["two at once", "one at once", "without"])
+def test_queries_stream_through_all_shards_with_the_cpus_that_are_free(
+    cluster: None, embeddings: tuple[np.ndarray, np.ndarray], tmp_path: Path, held: int
+) -> None:
+    with no_placement_group_left():
+        if held:
+            ray.get(placement_group([{"CPU": held}]).ready())
+        found = _searched(tmp_path)
     _assert_a_full_sort(found, *embeddings)
-    assert not list((tmp_path / "attempts").iterdir())
+    assert [file.name for file in tmp_path.iterdir()] == ["embeddings.npy"]
 
 
 def test_a_shard_that_fits_no_machine_is_reported(
@@ -83,27 +92,11 @@ def test_a_shard_that_fits_no_machine_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(searching, "BYTES_BESIDES", 10**15)
-    monkeypatch.setattr(searching, "PATIENCE_S", 1)
-    file = tmp_path / "embeddings.npy"
-    three = embedded_shards(file, 2500, 1e-6)
-    with pytest.raises(ClusterError, match=r"1 CPUs and 1000000\.0 GB of memory free in 1 s"):
-        search_shards(three, (file, 2500), K, ShardResources(1, 1), tmp_path / "attempts")
-
-
-def test_shards_are_searched_without_cpus_if_none_is_given_back(
-    cluster: None,
-    embeddings: tuple[np.ndarray, np.ndarray],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(searching, "PATIENCE_S", 1)
-    file = tmp_path / "embeddings.npy"
-    three = embedded_shards(file, 2500, 1e-6)
-    with no_placement_group_left():
-        ray.get(placement_group([{"CPU": NUM_CPUS}]).ready())
-        found = search_shards(three, (file, 2500), K, ShardResources(1, 1), tmp_path / "attempts")
-    _assert_a_full_sort(found, *embeddings)
+    monkeypatch.setattr(searching, "BYTES_BESIDES", 10**14)
+    for name in ("MOMENT_S", "PATIENCE_S"):
+        monkeypatch.setattr(resources, name, 1)
+    with pytest.raises(ClusterError, match=r"had 100000\.0 GB of memory free in 1 s, for a shard"):
+        _searched(tmp_path)
 
 
 def test_similar_texts_are_those_of_one_search(

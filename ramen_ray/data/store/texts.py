@@ -10,6 +10,11 @@ NULL_WORDS = (
     *("N/A", "n/a", "NA", "#N/A", "#NA", "<NA>", "NaN", "NAN", "nan", "NaT"),
 )
 """What programs write for no text."""
+_ODD_SPACE = (
+    r"^ | $|  |[\t-\r\x1c-\x1f\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}"
+    r"\x{3000}]"
+)
+"""White space of Unicode other than single spaces between words; few texts have any."""
 
 
 def normalized(texts: pa.Array) -> pa.Array:
@@ -29,4 +34,6 @@ def fold(texts: pa.Array) -> pa.Array:
 
 
 def _single_spaced(texts: pa.Array) -> pa.Array:
-    return pc.binary_join(pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts)), " ")
+    odd = pc.match_substring_regex(texts, _ODD_SPACE)
+    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts.filter(odd)))
+    return pc.replace_with_mask(texts, odd, pc.binary_join(words, " "))

@@ -18,7 +18,7 @@ from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.method.graph.ranking import heaviest
+from ramen_ray.method.best import best_of_each
 from ramen_ray.method.model.encoder import Encoder, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import check_length, resolve_pretrained
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
@@ -124,7 +124,7 @@ def best_of(
     rows: Int64s, others: Int64s, similarities: NDArray[np.float32], settings: SimilarSettings
 ) -> Similar:
     """Return the top_k anchors of each of the texts ``rows`` (n,), best first."""
-    best = heaviest(rows, similarities, others, settings.top_k)
+    best, _ = best_of_each(rows, settings.top_k, -similarities, others)
     return rows[best], others[best], similarities[best]
 
 

@@ -33,10 +33,10 @@ def bad_match_metrics(
     together, a prediction is bad if it is bad for one of them.
 
     Args:
-        topk_ad_ids: (queries, at least 5) ad ids, best first, -1 after the last.
-        query_names: (queries, named) bool, the brands, places and so on that each query names.
-        ad_names: (ads, named) bool, those that each ad names.
-        kind_of: (named,) index into ``kinds`` of each of them.
+        topk_ad_ids: (queries, at least 5), best first, -1 after the last.
+        query_names: (queries, named) bool.
+        ad_names: (ads, named) bool.
+        kind_of: (named,) index into ``kinds`` of each name.
         kinds: the kinds of names.
     """
     shown = topk_ad_ids[:, : max(KS)]
@@ -55,7 +55,6 @@ def bad_match_metrics(
 
 
 def _bad_matches(shown: NDArray[np.int64], queries: csr_array, ads: csr_array) -> Booleans:
-    """Mark the predictions ``shown`` (queries, k) that are bad matches."""
     places = (shown >= 0) & (np.diff(queries.indptr) > 0)[:, None]
     places[places] = np.diff(ads.indptr)[shown[places]] > 0
     predicted_for, _ = np.nonzero(places)
@@ -65,7 +64,6 @@ def _bad_matches(shown: NDArray[np.int64], queries: csr_array, ads: csr_array) -
 
 
 def _rates(shown: NDArray[np.int64], has_name: Booleans, bad: Booleans) -> dict[str, float]:
-    """Return the shares of ``bad`` (queries, k) over the queries that ``has_name`` (queries,)."""
     predicted = (shown >= 0) & has_name[:, None]
     rates = {NAMED_QUERIES: float(has_name.mean())}
     for k in KS:

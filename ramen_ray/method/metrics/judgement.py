@@ -1,14 +1,18 @@
 """Measure predictions against the clicks of a split and the popularity of its ads."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Float64s
+from ramen_ray.data.describe.counts import count_clicks
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ranking import (
     PerQuery,
     clicks_on,
@@ -18,6 +22,7 @@ from ramen_ray.method.metrics.ranking import (
     query_metrics,
     ratios,
 )
+from ramen_ray.method.retrieval.search import TopK, drop_filtered, most_filters
 
 KS = (1, 3, 5, 10, 100)
 GROUP_KS = (1, 5, 10)
@@ -25,6 +30,7 @@ METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] 
     f"{group}/{name}@{k}" for group in ("head", "torso", "tail") for k in GROUP_KS for name in "PR"
 ]
 """The names of the metrics that :meth:`Judgement.metrics` returns."""
+NO_FILTERS = np.empty((0, 2), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,13 @@ class Judgement:
         truth: queries x ads, the clicks to be found.
         inverse: (ads,) inverse propensities.
         groups: the ads by popularity: head, torso and tail.
+        filters: (pairs, 2) of (query row, ad id), which are dropped from predictions.
     """
 
     truth: Csr
     inverse: Float64s
     groups: Mapping[str, Booleans]
+    filters: NDArray[np.int64] = field(default_factory=lambda: NO_FILTERS)
 
     @classmethod
     def from_clicks(
@@ -56,6 +64,7 @@ class Judgement:
         train_click_counts: NDArray[np.int64],
         num_train_queries: int,
         propensity: Propensity,
+        filters: NDArray[np.int64] = NO_FILTERS,
     ) -> "Judgement":
         """Compute popularity and propensity from the number of train clicks (ads,) of each ad.
 
@@ -63,14 +72,27 @@ class Judgement:
         """
         a, b = propensity.a, propensity.b
         inverse = inverse_propensities(train_click_counts, num_train_queries, a, b)
-        return cls(truth, inverse, popularity_groups(train_click_counts))
+        return cls(truth, inverse, popularity_groups(train_click_counts), filters)
 
     @classmethod
     def from_prepared(cls, data: Prepared, split: str, propensity: Propensity) -> "Judgement":
         """Return the judgement of predictions for the queries of a split."""
         counts = data.train_click_counts
-        num_queries = len(data.clicked_queries)
-        return cls.from_clicks(data.clicks[split], counts, num_queries, propensity)
+        num_queries, filters = len(data.clicked_queries), data.filters(split)
+        return cls.from_clicks(data.clicks[split], counts, num_queries, propensity, filters)
+
+    @property
+    def depth(self) -> int:
+        """How many ads of each query a search has to find, as some are dropped."""
+        return max(KS) + most_filters(self.filters)
+
+    def shown(self, found: TopK) -> TopK:
+        """Return what is measured of a search, by ad ids: the best ads, less the filter pairs."""
+        return drop_filtered(found, self.filters, max(KS))
+
+    def measure(self, found: TopK) -> dict[str, PerQuery]:
+        """Return :meth:`by_query` of what a search has found, by ad ids."""
+        return self.by_query(self.shown(found)[0])
 
     def by_query(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, PerQuery]:
         """Return ``METRICS`` of predictions (queries, k) by query, overall and by ads' popularity.
@@ -86,4 +108,27 @@ class Judgement:
 
     def on_tail(self) -> "Judgement":
         """Return the judgement by clicks on tail ads only."""
-        return Judgement(clicks_on(self.truth, self.groups["tail"]), self.inverse, self.groups)
+        return replace(self, truth=clicks_on(self.truth, self.groups["tail"]))
+
+
+class JudgedQueries(NamedTuple):
+    """The texts of queries, in the order of their ids, and what measures predictions for them."""
+
+    texts: list[str]
+    judgement: Judgement
+
+
+def read_test_queries(dataset: Dataset, propensity: Propensity) -> JudgedQueries:
+    """Read a dataset's test queries."""
+    queries = dataset.read("queries/test").sort_by("query_id")
+    train = count_clicks(dataset, "train")
+    clicked = queries["ad_ids"].combine_chunks()
+    rows = pc.list_parent_indices(clicked).to_numpy()
+    truth = Csr.from_pairs(rows, clicked.flatten().to_numpy(), len(clicked))
+    filters = NO_FILTERS
+    if dataset.has("filters/test"):
+        pairs = dataset.read("filters/test")
+        filters = np.stack([pairs[name].to_numpy() for name in ("query_id", "ad_id")], axis=1)
+    num_queries = int((train.per_query > 0).sum())
+    judgement = Judgement.from_clicks(truth, train.per_ad, num_queries, propensity, filters)
+    return JudgedQueries(queries["text"].to_pylist(), judgement)

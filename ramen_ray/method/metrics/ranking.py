@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Float64s
 from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.method.best import best_of_each
 
 PerQuery = tuple[Float64s, Float64s]
 """The gain of each query, and its possible gain: (queries,) each."""
@@ -29,15 +30,7 @@ def inverse_propensities(
 
 
 def find_hits(topk_ad_ids: NDArray[Any], truth: Csr) -> Booleans:
-    """Mark the predictions that are clicks; -1 stands for no prediction.
-
-    Args:
-        topk_ad_ids: (queries, k) ad ids, best first.
-        truth: queries x ads.
-
-    Returns:
-        (queries, k) bool.
-    """
+    """Mark the predictions (queries, k), or -1, that are clicks of ``truth`` (queries x ads)."""
     rows, ads = truth.gather(np.arange(truth.num_rows))
     span = int(max(ads.max(initial=0), topk_ad_ids.max(initial=0))) + 1
     known = rows * span + ads  # ascending, because the rows, and the ads within a row, ascend
@@ -87,11 +80,9 @@ def propensity_scored(
 def _best_gains(truth: Csr, inverse: Float64s, k: int) -> Float64s:
     """Return each query's k largest inverse propensities (queries, k), zero-padded."""
     rows, ads = truth.gather(np.arange(truth.num_rows))
-    order = np.lexsort((-inverse[ads], rows))
-    rank = np.arange(len(rows)) - np.repeat(truth.indptr[:-1], np.diff(truth.indptr))
     best = np.zeros((truth.num_rows, k))
-    kept = rank < k
-    best[rows[kept], rank[kept]] = inverse[ads[order]][kept]
+    kept, ranks = best_of_each(rows, k, -inverse[ads])
+    best[rows[kept], ranks] = inverse[ads[kept]]
     return best
 
 
@@ -103,7 +94,7 @@ def query_metrics(
     Queries without clicks have gain 0, and only P counts them.
 
     Args:
-        topk_ad_ids: (queries, at least max(ks)) ad ids, best first, -1 after the last.
+        topk_ad_ids: (queries, at least max(ks)), best first, -1 after the last.
         truth: queries x ads.
         inverse: (ads,) inverse propensities.
         ks: cut-offs.

@@ -32,7 +32,7 @@ ENCODER_FOLDER, HEAD_FOLDER, CLASSIFIER_FOLDER = "encoder", "classifier_head", "
 SCORING_FILE = "scoring.json"
 TEXTS_PER_PASS = 2048
 
-Rows = NDArray[np.integer[Any]]
+Rows = NDArray[Any]
 Embeddings = NDArray[np.float32]
 
 

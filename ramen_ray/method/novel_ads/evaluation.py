@@ -8,16 +8,15 @@ import numpy as np
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.schemas import ZERO_SHOT
-from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
+from ramen_ray.method.metrics.judgement import Judgement, Propensity
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.neighbours import Vectors
 from ramen_ray.method.novel_ads.representation import CombinedAds
-from ramen_ray.method.retrieval.search import search_parts
+from ramen_ray.method.retrieval.search import search
 
 SPLITS = (ZERO_SHOT, "test")
-ADS_PER_PART = 65_536
 TEXT, SUM, COMBINER, ONE_SHOT = "text", "sum", "combiner", "combiner one-shot"
 """Names of the rows that are compared."""
 
@@ -48,12 +47,9 @@ class Embedded:
         data = self.data
         queries = self.queries[split].take(np.arange(len(data.queries[split])))
         candidates = data.candidates(split)
-        parts = (
-            vectors[candidates[start : start + ADS_PER_PART]]
-            for start in range(0, len(candidates), ADS_PER_PART)
-        )
-        topk = search_parts(queries, parts, candidates, data.filters(split), max(KS))
-        return Judgement.from_prepared(data, split, propensity).by_query(topk[0])
+        judgement = Judgement.from_prepared(data, split, propensity)
+        found = search(queries, vectors[candidates], judgement.depth, ids=candidates)
+        return judgement.measure(found)
 
 
 def row_vectors(

@@ -15,6 +15,7 @@ from scipy.sparse import csr_matrix
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.method.best import best_of_each
 from ramen_ray.method.retrieval.index import choose_kind, new_index, sample_size
 
 SPARE = 8  # searched besides the K nearest, for ads that are equally near
@@ -128,17 +129,10 @@ def max_vote(lists: list[Ranked], count: int) -> Int64s:
     votes, highest = np.bincount(number, minlength=len(pairs)), np.full(len(pairs), -np.inf)
     np.maximum.at(highest, number, scores[ads, places])
     own, other = np.divmod(pairs, span)
-    order = np.lexsort((other, -highest, -votes, own))
-    return _first_of_each(own[order], other[order], len(rows), count)
-
-
-def _first_of_each(own: Int64s, other: Int64s, num_ads: int, count: int) -> Int64s:
-    """Return the first ``count`` of ``other`` for each ad; ``own``, its ads, ascends."""
-    rank = np.arange(len(own)) - np.searchsorted(own, own)
-    kept = rank < count
-    rows = np.full((num_ads, count), -1)
-    rows[own[kept], rank[kept]] = other[kept]
-    return rows
+    merged = np.full((len(rows), count), -1)
+    kept, ranks = best_of_each(own, count, -votes, -highest, other)
+    merged[own[kept], ranks] = other[kept]
+    return merged
 
 
 def find_neighbours(
@@ -204,5 +198,7 @@ def clicked_together(clicks: Csr, embeddings: Vectors, count: int) -> Int64s:
     together = (matrix.T @ matrix).tocoo()
     own, other = (side[together.row != together.col] for side in (together.row, together.col))
     cosines = np.einsum("pd,pd->p", embeddings[own], embeddings[other]).round(DECIMALS)
-    order = np.lexsort((other, -cosines, own))
-    return _first_of_each(own[order], other[order], num_ads, count)
+    found = np.full((num_ads, count), -1)
+    kept, ranks = best_of_each(own, count, -cosines, other)
+    found[own[kept], ranks] = other[kept]
+    return found

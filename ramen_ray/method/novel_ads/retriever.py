@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -13,8 +12,8 @@ from ramen_ray.method.novel_ads.representation import (
     CombinedAds,
     open_combined_ads,
 )
-from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
-from ramen_ray.method.retrieval.retriever import INDEX
+from ramen_ray.method.retrieval.index import IndexKind, filled_index
+from ramen_ray.method.retrieval.retriever_folder import INDEX
 
 
 def use_combiner(folder: Path, combiner: Path, embeddings: Vectors, kind: IndexKind) -> None:
@@ -33,12 +32,7 @@ def use_combiner(folder: Path, combiner: Path, embeddings: Vectors, kind: IndexK
     longest = float(np.linalg.norm(vectors, axis=1).max())
     replace(combined, scale=combined.scale * longest).save(folder / COMBINER_FOLDER)
     vectors /= np.float32(longest)
-    index: Any = new_index(kind, vectors.shape[1], len(vectors))
-    if not index.is_trained:
-        sample = np.random.default_rng(0).permutation(len(vectors))[: sample_size(len(vectors))]
-        index.train(vectors[sample])
-    index.add(vectors)
-    faiss.write_index(index, str(folder / INDEX))
+    faiss.write_index(filled_index(kind, vectors), str(folder / INDEX))
 
 
 def combiner_of(folder: Path) -> CombinedAds | None:

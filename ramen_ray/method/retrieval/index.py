@@ -11,8 +11,6 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.method.retrieval.search import TopK
-
 IndexKind = Literal["flat", "hnsw", "ivf_pq"]
 BulkKind = Literal["flat", "short_codes"]
 
@@ -108,7 +106,7 @@ def sample_size(num_ads: int) -> int:
     return min(num_ads, max(SAMPLED_ADS_PER_CELL * _num_cells(num_ads), FEWEST_IVF_PQ_ADS))
 
 
-def filled_index(kind: BulkKind, embeddings: NDArray[np.float32]) -> Any:
+def filled_index(kind: IndexKind | BulkKind, embeddings: NDArray[np.float32]) -> Any:
     """Index ``embeddings`` (ads, D) float32, which may be mapped: only the index is in memory."""
     num_ads, dim = embeddings.shape
     index = new_index(kind, dim, num_ads)
@@ -118,34 +116,6 @@ def filled_index(kind: BulkKind, embeddings: NDArray[np.float32]) -> Any:
     for start in range(0, num_ads, ADS_PER_BLOCK):
         index.add(np.ascontiguousarray(embeddings[start : start + ADS_PER_BLOCK]))
     return index
-
-
-def search_first(index: Any, query_embeddings: NDArray[np.float32], k: int, num_ads: int) -> TopK:
-    """Find each query's k most similar of the first ``num_ads`` ads of an index.
-
-    The result is about the same as if no ads had been added after these.
-
-    Args:
-        index: an index of one of the kinds above.
-        query_embeddings: (queries, D) float32.
-        k: ads per query.
-        num_ads: ads from this number on are ignored.
-
-    Returns:
-        ad row numbers (queries, k) int64, -1 after the last, and similarities (queries, k)
-        float32, -inf there, best first.
-    """
-    first = faiss.IDSelectorRange(0, num_ads)
-    if isinstance(index, faiss.IndexHNSW):  # ignored ads are candidates too
-        candidates = index.hnsw.efSearch * index.ntotal // num_ads
-        how = faiss.SearchParametersHNSW(sel=first, efSearch=candidates)
-    elif isinstance(index, faiss.IndexIVF):
-        how = faiss.SearchParametersIVF(sel=first, nprobe=index.nprobe)
-    else:
-        how = faiss.SearchParameters(sel=first)
-    scores, ads = index.search(np.ascontiguousarray(query_embeddings), k, params=how)
-    scores[ads < 0] = -np.inf
-    return ads, scores
 
 
 def _num_cells(num_ads: int) -> int:

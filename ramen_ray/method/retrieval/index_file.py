@@ -33,12 +33,9 @@ def index_file(
 
     Args:
         file: the file to write.
-        index: an index that is trained, without ads in memory.
+        index: trained, without ads in memory.
         gb_per_part: GB of an index in cells that memory holds; another is in memory as a whole.
         earlier: files of indexes with the same cells, whose ads come before.
-
-    Yields:
-        adds the next ads.
     """
     with whole_file(file) as aside, TemporaryDirectory(prefix=".parts-", dir=file.parent) as parts:
         if isinstance(index, faiss.IndexIVF):
@@ -101,10 +98,8 @@ class _InParts:
 def _merge(parts: list[Path], empty: Any, file: Path) -> None:
     """Write an index whose cells have what they have in all parts, one part after the other.
 
-    Args:
-        parts: files of indexes with the same cells and codes.
-        empty: such an index without ads, but with their number.
-        file: the file to write.
+    ``empty`` has the cells and codes of the parts, no ads, but their number. faiss's own merge
+    (``merge_ondisk``) writes a second file, which the index then needs at the same path.
     """
     indexes = [faiss.read_index(str(part), faiss.IO_FLAG_MMAP_IFC) for part in parts]
     lists, cells = [index.invlists for index in indexes], range(empty.nlist)

@@ -1,26 +1,38 @@
-"""Exact nearest-neighbour search by faiss or torch, and the removal of filter pairs."""
+"""The k most similar ads of each query, by faiss or torch; equally similar ads in a fixed shuffle.
 
-from collections.abc import Iterable
+All searches of the library, of evaluation, and of served retrievers break ties by
+:func:`tie_keys`, so that no ad gains by its place in a table.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import UInt64s
+from ramen_ray.data.prepared.hashing import mix
 from ramen_ray.method.retrieval.torch_search import TorchIndex
 
 try:
     import faiss
+
+    SCANNED: tuple[Any, ...] = (TorchIndex, faiss.IndexFlat, faiss.IndexIVF)
 except ImportError:  # other indexes than the exact one need it
-    faiss = None
+    faiss, SCANNED = None, (TorchIndex,)
 
 TopK = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""Ads (queries, k), -1 after the last, and similarities (queries, k), -inf there; best first."""
+Ids = NDArray[np.int64] | int
+"""The ids (rows,) of an index's rows, or the first of consecutive ids."""
 
 QUERIES_PER_PASS = 1024
-MOST_BLOCKS, MOST_QUERIES_PER_BLOCK = 1000, 65_536
+ADS_PER_PART = 262_144
 ADS_PER_PRODUCT = 1024  # that faiss multiplies at once: parts of multiples give the same bits
 SPARE, MOST_EQUAL = 8, 1024
-"""Ads searched besides k, and, if some beyond the k-th are equal to it, besides k after all."""
+"""Ads searched besides k, and besides k after all if some beyond the k-th are equal to it."""
+SCORES_AT_ONCE = 1 << 24
 MOST_EXACT_PRODUCTS = 10**14
 """Multiplications of an exact search by CPUs; an hour or so of two cores."""
 
@@ -35,19 +47,25 @@ def search(
     ad_embeddings: NDArray[np.float32],
     k: int,
     gpu: int | None = None,
+    ids: Ids = 0,
 ) -> TopK:
     """Find each query's k most similar ads by inner product.
 
     Args:
         query_embeddings: (queries, D) float32.
-        ad_embeddings: (ads, D) float32.
-        k: ads per query; with fewer than k ads, the rest is -1 and -inf.
+        ad_embeddings: (ads, D) float32; may be mapped, as a CPU copies a part at a time.
+        k: ads per query.
         gpu: search on this GPU; None for the CPU.
-
-    Returns:
-        ad row numbers (queries, k) int64 and similarities (queries, k) float32, best first.
+        ids: the ads'.
     """
-    return search_index(build_index(ad_embeddings, gpu), query_embeddings, k)
+    num_ads, best = len(ad_embeddings), list[TopK]()
+    per_part = ADS_PER_PART if gpu is None else max(num_ads, 1)
+    for start in range(0, max(num_ads, 1), per_part):
+        index = build_index(ad_embeddings[start : start + per_part], gpu)
+        own = ids + start if isinstance(ids, int) else ids[start : start + per_part]
+        best.append(search_index(index, query_embeddings, k, own))
+        best = [merge_topk(best, k)] if len(best) > 1 else best
+    return best[0]
 
 
 def build_index(ad_embeddings: NDArray[np.float32], gpu: int | None = None) -> Any:
@@ -65,87 +83,103 @@ def build_index(ad_embeddings: NDArray[np.float32], gpu: int | None = None) -> A
     return index
 
 
-def queries_per_block(num_queries: int) -> int:
-    """Return how many queries a search in shards passes on at a time.
+def search_index(
+    index: Any,
+    query_embeddings: NDArray[np.float32],
+    k: int,
+    ids: Ids = 0,
+    num_ads: int | None = None,
+) -> TopK:
+    """Find each query's k most similar ads of an index.
 
-    One pass, unless that makes very many blocks; a block of the most and its best ads take a few
-    hundred megabytes.
+    But for faiss's graphs and GPUs, :func:`tie_keys` also decides which of equally similar ads are
+    among the k; so an exact search over parts finds the same ads as one over all.
+
+    Args:
+        index: of faiss or torch, without ads of its own numbering.
+        query_embeddings: (queries, D) float32.
+        k: ads per query.
+        ids: those of the index's rows.
+        num_ads: find about what would be found if only the first so many ads had been added.
     """
-    passes = -(-num_queries // QUERIES_PER_PASS)
-    return min(QUERIES_PER_PASS * max(-(-passes // MOST_BLOCKS), 1), MOST_QUERIES_PER_BLOCK)
-
-
-def search_index(index: Any, query_embeddings: NDArray[np.float32], k: int) -> TopK:
-    """Find each query's k most similar ads of an index; see :func:`search`.
-
-    Of equally similar ads, those of higher rows come first, as faiss has it. In an exact index on a
-    CPU this also decides which are among the k, unless more than MOST_EQUAL are equal: so a search
-    over parts finds the same ads as one over all.
-    """
-    starts = range(0, max(len(query_embeddings), 1), QUERIES_PER_PASS)
+    find, queries = _finder(index, ids, num_ads), np.ascontiguousarray(query_embeddings)
+    depths = [k + SPARE, k + MOST_EQUAL, num_ads or max(index.ntotal, 1)]
+    if not isinstance(index, SCANNED):
+        depths = [k]  # deeper, it would find others
+    starts = range(0, max(len(queries), 1), QUERIES_PER_PASS)
     passes = [
-        _search_pass(index, query_embeddings[start : start + QUERIES_PER_PASS], k)
-        for start in starts
+        _search_pass(find, queries[start : start + QUERIES_PER_PASS], k, depths) for start in starts
     ]
     ads, scores = (np.concatenate(parts) for parts in zip(*passes, strict=True))
-    scores[ads < 0] = -np.inf
     return ads, scores
 
 
-def _search_pass(index: Any, query_embeddings: NDArray[np.float32], k: int) -> TopK:
-    queries = np.ascontiguousarray(query_embeddings)
-    if faiss is None or not isinstance(index, faiss.IndexFlat):
-        scores, ads = index.search(queries, k)
-        return ads, scores
-    for depth in (k + SPARE, k + MOST_EQUAL):
-        scores, ads = index.search(queries, depth)
-        if depth >= index.ntotal or (scores[:, k - 1] > scores[:, -1]).all():
-            break
-    return ads[:, :k], scores[:, :k]
+Find = Callable[[NDArray[np.float32], int], TopK]
+"""Finds ads at least so deep, by any rule for ties."""
+
+
+def _finder(index: Any, ids: Ids, num_ads: int | None) -> Find:
+    how: dict[str, Any] = {}
+    if num_ads is not None and num_ads < index.ntotal:
+        first = faiss.IDSelectorRange(0, num_ads)
+        if isinstance(index, faiss.IndexHNSW):  # ignored ads are candidates too
+            candidates = index.hnsw.efSearch * index.ntotal // num_ads
+            how["params"] = faiss.SearchParametersHNSW(sel=first, efSearch=candidates)
+        elif isinstance(index, faiss.IndexIVF):
+            how["params"] = faiss.SearchParametersIVF(sel=first, nprobe=index.nprobe)
+        else:
+            how["params"] = faiss.SearchParameters(sel=first)
+    table = None if isinstance(ids, int) else np.append(ids, -1)  # row -1 is no ad
+
+    def find(queries: NDArray[np.float32], depth: int) -> TopK:
+        scores, rows = index.search(queries, depth, **how)
+        scores[rows < 0] = -np.inf
+        return np.where(rows < 0, -1, rows + ids if table is None else table[rows]), scores
+
+    return find
+
+
+def _search_pass(find: Find, queries: NDArray[np.float32], k: int, depths: list[int]) -> TopK:
+    """Search deeper, at last in all ads, while more ads than were found may equal the k-th."""
+
+    def found(rows: Any, depth: int) -> tuple[TopK, NDArray[np.int64]]:
+        ads, scores = find(queries[rows], depth)
+        is_tied = (scores[:, k - 1] == scores[:, -1]) & np.isfinite(scores[:, -1])
+        return best_first(ads, scores, k), np.flatnonzero(is_tied & (depth < depths[-1]))
+
+    (ads, scores), tied = found(slice(None), depths[0])
+    if len(tied):  # the whole pass again: other rows beside a query may change its last bits
+        (ads, scores), tied = found(slice(None), depths[1])
+    at_once = max(SCORES_AT_ONCE // depths[-1], 1)
+    for start in range(0, len(tied), at_once):
+        some = tied[start : start + at_once]
+        (ads[some], scores[some]), _ = found(some, depths[-1])
+    return ads, scores
+
+
+def tie_keys(ads: NDArray[np.int64]) -> UInt64s:
+    """Return numbers, of any shape, in whose order equally similar ads come, by their ids."""
+    return mix(ads)
+
+
+def best_first(ads: NDArray[np.int64], scores: NDArray[np.float32], k: int) -> TopK:
+    """Return the k best of ``ads`` (queries, n) with their ``scores``, in the order of a search."""
+    if (scores[:, 1:] > scores[:, :-1]).any():
+        order = np.argsort(-scores, axis=1, kind="stable")
+        ads, scores = np.take_along_axis(ads, order, 1), np.take_along_axis(scores, order, 1)
+    near, best = scores[:, : k + 1], (ads[:, :k].copy(), scores[:, :k].copy())
+    is_tied = (near[:, 1:] == near[:, :-1]) & np.isfinite(near[:, 1:])
+    tied = np.flatnonzero(is_tied.any(axis=1))
+    if len(tied):  # few of the queries, as a rule
+        order = np.lexsort((tie_keys(ads[tied]), -scores[tied]), axis=1)[:, :k]
+        best[0][tied] = np.take_along_axis(ads[tied], order, 1)
+    return best
 
 
 def merge_topk(parts: list[TopK], k: int) -> TopK:
-    """Merge the results of searches over disjoint sets of ads into the k best of each query.
-
-    Of equally similar ads, those of earlier parts come first: give the part of the highest rows
-    first, and the result is that of one search.
-    """
-    ads = np.concatenate([part[0] for part in parts], axis=1)
-    scores = np.concatenate([part[1] for part in parts], axis=1)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(ads, order, 1), np.take_along_axis(scores, order, 1)
-
-
-def search_parts(
-    query_embeddings: NDArray[np.float32],
-    ad_parts: Iterable[NDArray[np.float32]],
-    ad_ids: NDArray[np.int64],
-    filter_pairs: NDArray[np.int64],
-    k: int,
-) -> TopK:
-    """Search ads that are given in consecutive parts, and drop the filter pairs.
-
-    Memory holds one part and the best ads so far, however many parts there are.
-
-    Args:
-        query_embeddings: (queries, D) float32.
-        ad_parts: (ads of the part, D) float32 each.
-        ad_ids: (ads,) the ads' ids, in the order of the parts.
-        filter_pairs: (pairs, 2) of (query row, ad id).
-        k: ads per query.
-
-    Returns:
-        ad ids (queries, k) int64 and similarities (queries, k) float32, best first.
-    """
-    searched = k + most_filters(filter_pairs)
-    best: list[TopK] = []
-    first = 0
-    for part in ad_parts:
-        ads, scores = search(query_embeddings, part, searched)
-        ids = np.append(ad_ids[first : first + len(part)], -1)  # search returns -1 for no ad
-        best = [merge_topk([(ids[ads], scores), *best], searched)]
-        first += len(part)
-    return drop_filtered(best[0], filter_pairs, k)
+    """Merge the results of searches over disjoint sets of ads into the k best of each query."""
+    ads, scores = (np.concatenate(of_parts, axis=1) for of_parts in zip(*parts, strict=True))
+    return best_first(ads, scores, k)
 
 
 def drop_filtered(topk: TopK, filter_pairs: NDArray[np.int64], k: int) -> TopK:

@@ -1,6 +1,7 @@
 """Shards: consecutive ads, few enough for one process to hold them in an index of their own.
 
 An exact search of shards finds the same ads as one search of all, with the same scores to the bit.
+Whoever searches shards asks one for ``num_bytes``, the memory that its ads need, and to ``open``.
 """
 
 import math
@@ -23,19 +24,19 @@ from ramen_ray.method.retrieval.index import (
     short_code_bytes,
 )
 from ramen_ray.method.retrieval.index_file import replace_cells
-from ramen_ray.method.retrieval.search import ADS_PER_PRODUCT
+from ramen_ray.method.retrieval.search import ADS_PER_PRODUCT, Ids
 
 BYTES_PER_NUMBER = 4
 BY_ID_RANGE = 0  # faiss: InvertedLists::SUBSET_TYPE_ID_RANGE
 
 
 def shard_ranges(num_ads: int, bytes_per_ad: float, gb_per_shard: float) -> list[range]:
-    """Cut ads into shards of about equal size; one if all fit.
+    """Cut ads into shards of about equal size, of at least ADS_PER_PRODUCT ads; one if all fit.
 
     Args:
         num_ads: the number of ads.
         bytes_per_ad: memory of an ad in an index.
-        gb_per_shard: GB of ads that a process may hold; a shard has at least ADS_PER_PRODUCT ads.
+        gb_per_shard: GB of ads that a process may hold.
 
     Returns:
         The rows of each shard, in order.
@@ -56,6 +57,7 @@ class EmbeddedShard:
         first: the number of the shard's first ad.
         kind: how they are indexed.
         effort: short codes look at so many times the cells and candidates.
+        ids: an ``.npy`` file (ads,) of all shards' ads; None if numbers are ids.
     """
 
     file: Path
@@ -63,6 +65,7 @@ class EmbeddedShard:
     first: int
     kind: BulkKind = "flat"
     effort: int = 1
+    ids: Path | None = None
 
     def __str__(self) -> str:
         return f"ads {self.first} to {self.first + len(self.rows)} in {self.file}"
@@ -73,34 +76,38 @@ class EmbeddedShard:
         dim = int(np.load(self.file, mmap_mode="r").shape[1])
         return round(_bytes_per_ad(dim, self.kind) * len(self.rows))
 
-    def open(self) -> tuple[Any, int]:
-        """Index the ads; returns the index, and what to add to its row numbers.
+    def open(self) -> tuple[Any, Ids]:
+        """Index the ads; returns the index, and the ids of its rows.
 
         An index of short codes takes long to make, and is kept beside the embeddings.
         """
         embeddings = np.load(self.file, mmap_mode="r")[self.rows.start : self.rows.stop]
+        own: Ids = self.first
+        if self.ids is not None:
+            own = np.load(self.ids, mmap_mode="r")[self.first : self.first + len(self.rows)]
         if self.kind == "flat":
-            return filled_index("flat", embeddings), self.first
+            return filled_index("flat", embeddings), own
         kept = self.file.with_name(f"{self.file.stem}-{self.rows.start}.faiss")
         if not kept.exists():
             with whole_file(kept) as aside:
                 faiss.write_index(filled_index(self.kind, embeddings), str(aside))
         index = faiss.read_index(str(kept))
         search_wider(index, self.effort)
-        return index, self.first
+        return index, own
 
 
 def embedded_shards(
-    file: Path, first_row: int, gb_per_shard: float, is_exact: bool = True, effort: int = 1
+    file: Path,
+    first_row: int,
+    gb_per_shard: float,
+    is_exact: bool = True,
+    effort: int = 1,
+    ids: Path | None = None,
 ) -> list[EmbeddedShard]:
-    """Cut the ads whose embeddings follow from a row of ``file`` into shards.
+    """Cut the ads whose embeddings are the rows of ``file`` from ``first_row`` on into shards.
 
-    Args:
-        file: see :class:`EmbeddedShard`.
-        first_row: the row of the first ad.
-        gb_per_shard: see :func:`shard_ranges`.
-        is_exact: search all ads; else many get an index of short codes.
-        effort: see :class:`EmbeddedShard`.
+    Unless the search is to be exact, many ads in a shard get an index of short codes. See
+    :class:`EmbeddedShard` and :func:`shard_ranges`.
     """
     num_rows, dim = np.load(file, mmap_mode="r").shape
     whole: BulkKind = "flat" if is_exact else "short_codes"
@@ -111,6 +118,7 @@ def embedded_shards(
             ads.start,
             "flat" if is_exact else choose_bulk_kind(len(ads)),
             effort,
+            ids,
         )
         for ads in shard_ranges(num_rows - first_row, _bytes_per_ad(dim, whole), gb_per_shard)
     ]
@@ -122,13 +130,7 @@ def _bytes_per_ad(dim: int, kind: BulkKind) -> float:
 
 @dataclass(frozen=True)
 class IndexShard:
-    """Some ads of a retriever's index.
-
-    Attributes:
-        file: the index, which all machines can reach; it is not loaded as a whole.
-        rows: the ads.
-        num_bytes: memory that they need.
-    """
+    """Some ads of a retriever's index, a file that all machines can reach."""
 
     file: Path
     rows: range
@@ -138,12 +140,14 @@ class IndexShard:
         return f"ads {self.rows.start} to {self.rows.stop} in {self.file}"
 
     def open(self) -> tuple[Any, int]:
-        """Make an index of the ads; returns it, and what to add to its row numbers.
+        """Make an index of the ads; returns it, and the id of its first row.
 
         An index in compressed cells keeps its cells and codes, so that it finds what the whole one
         does. One with a graph gets a graph of these ads alone.
         """
         whole = faiss.read_index(str(self.file), faiss.IO_FLAG_MMAP_IFC)
+        if len(self.rows) == whole.ntotal:
+            return faiss.read_index(str(self.file)), 0
         if isinstance(whole, faiss.IndexIVF):
             return self._keep_own(whole), 0
         kind: IndexKind = "hnsw" if isinstance(whole, faiss.IndexHNSW) else "flat"

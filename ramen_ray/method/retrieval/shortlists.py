@@ -13,28 +13,27 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import HashIndex
 from ramen_ray.data.store.mapped_files import map_new_array
-from ramen_ray.method.model.dual_encoder import DualEncoder, Embeddings
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import (
     TopK,
     build_index,
     costs_too_much,
     drop_filtered,
+    search,
     search_index,
-    search_parts,
     share_found,
 )
 
 QUERIES_PER_BLOCK = 1 << 14
-ADS_PER_BLOCK = 1 << 16
 SAMPLED_QUERIES = 1000
 RECALL = "recall"
 
 
 class Shortlists:
-    """The file of all train queries' shortlists, which is written block by block.
+    """The ``.npy`` file of all train queries' shortlists, which is written block by block.
 
-    It holds (train queries, size) int32 ads for ``np.load``: what is left of the ``size`` nearest,
-    best first, then -1.
+    It holds (train queries, size) int32 ads: what is left of the ``size`` nearest, best first,
+    then -1.
     """
 
     def __init__(self, data: Prepared, size: int, file: Path) -> None:
@@ -46,11 +45,9 @@ class Shortlists:
         self._lists = map_new_array(file, np.int32, (len(self._hashes), size))
 
     def write(self, rows: Int64s, found: TopK) -> None:
-        """Write the shortlists of some queries, without their own ads and their own texts.
+        """Write the shortlists of queries (n,), without their own ads and their own texts.
 
-        Args:
-            rows: (n,) the queries.
-            found: their nearest candidates (n, size), by number among the candidates.
+        What was ``found`` are their nearest (n, size), by number among the candidates.
         """
         dropped = zip(
             self._clicks.gather(rows), self._same_text.all(self._hashes[rows]), strict=True
@@ -91,7 +88,7 @@ def write_shortlists(
     if is_exact:
         return {}
     sample = model.embed_texts(queries, sampled_queries(len(queries)), use_bf16)
-    exact, _ = _search_exactly(sample, embeddings, size)
+    exact, _ = search(sample, embeddings, size)
     return {RECALL: share_found(search_index(index, sample, size)[0], exact)}
 
 
@@ -99,12 +96,6 @@ def sampled_queries(num_queries: int, most: int = SAMPLED_QUERIES) -> Int64s:
     """Return the rows of the queries, ascending, that recall is measured on."""
     drawn = np.random.default_rng(0).permutation(num_queries)[:most]
     return np.sort(drawn)
-
-
-def _search_exactly(queries: Embeddings, ads: Embeddings, k: int) -> TopK:
-    """Search without a second copy of all ads."""
-    parts = (ads[start : start + ADS_PER_BLOCK] for start in range(0, len(ads), ADS_PER_BLOCK))
-    return search_parts(queries, parts, np.arange(len(ads)), np.empty((0, 2), dtype=np.int64), k)
 
 
 def open_shortlists(file: Path) -> NDArray[np.int32]:

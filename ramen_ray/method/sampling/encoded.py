@@ -97,12 +97,15 @@ class EncodedBatch:
         The second tensor (n, 1) says which nodes are linked to any. The pool must not be empty.
         """
         pool = self.anchor_pool(regularizer.anchor_set)
-        is_linked_nL = pool.is_positive(self.inputs.data.known_edges[regularizer], nodes)
-        counts = is_linked_nL.sum(axis=1)
-        anchors = self.positions(pool.table, pool.ids[np.nonzero(is_linked_nL)[1]])
-        starts = to_device(counts.cumsum() - counts, self.embeddings_UD.device)
-        means_nD = functional.embedding_bag(anchors, self.embeddings_UD, starts, mode="mean")
-        return means_nD, to_device(counts > 0, means_nD.device)[:, None]
+        known = [pool.links(edges, nodes) for edges in self.inputs.data.known_edges[regularizer]]
+        links = known[0] if len(known) == 1 else np.unique(np.concatenate(known))
+        starts = np.searchsorted(links, np.arange(len(nodes) + 1) * len(pool.ids))
+        device = self.embeddings_UD.device
+        anchors = self.positions(pool.table, pool.ids[links % len(pool.ids)])
+        means_nD = functional.embedding_bag(
+            anchors, self.embeddings_UD, to_device(starts[:-1], device), mode="mean"
+        )
+        return means_nD, to_device(np.diff(starts) > 0, device)[:, None]
 
 
 def encode(model: nn.Module, inputs: StepInputs, use_bf16: bool = False) -> EncodedBatch:

@@ -99,15 +99,18 @@ class Pool:
         """Return the positions of ``drawn`` ids, of any shape, in the pool; -1 for -1."""
         return np.where(drawn >= 0, np.searchsorted(self.ids, drawn), -1)
 
+    def links(self, edges: Csr, rows: Int64s) -> Int64s:
+        """Return the pairs that are linked, as row of ``rows`` * L + place, ascending."""
+        row, candidate = edges.gather(rows)
+        place = np.searchsorted(self.ids, candidate)
+        is_candidate = np.append(self.ids, -1)[place] == candidate
+        return (row * len(self.ids) + place)[is_candidate]
+
     def is_positive(self, known: Iterable[Csr], rows: Int64s) -> NDArray[np.bool_]:
         """Mark the candidates that a known graph links to ``rows`` (b,); returns (b, L) bool."""
         mask = np.zeros((len(rows), len(self.ids)), dtype=bool)
-        ids_and_end = np.append(self.ids, -1)
         for edges in known:
-            row, candidate = edges.gather(rows)
-            place = np.searchsorted(self.ids, candidate)
-            is_in = ids_and_end[place] == candidate
-            mask[row[is_in], place[is_in]] = True
+            mask.reshape(-1)[self.links(edges, rows)] = True
         return mask
 
 

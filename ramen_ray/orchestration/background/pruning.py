@@ -13,26 +13,20 @@ from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.regularizers import Regularizer, open_graphs
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
-from ramen_ray.orchestration.embedding import embed_distinct
+from ramen_ray.orchestration.embed import embed_distinct
 
 EMBEDDINGS_FILE = "embeddings.npy"
 
 
 @dataclass(frozen=True)
 class GraphPruning:
-    """Prunes the graph in ``edges``; plain values, as it is sent to a task.
+    """Prunes a run's graph; plain values, as it is sent to a task.
 
-    Attributes:
-        data: the prepared dataset.
-        edges: folder of the graph that the run began with.
-        regularizers: the run's.
-        prune_threshold: edges with a cosine of at most this are dropped.
-        use_bf16: encode in bfloat16 where there is a GPU.
-        num_threads: CPU threads of a task that encodes.
+    Edges with a cosine of at most ``prune_threshold`` are dropped.
     """
 
-    data: Path
-    edges: Path
+    data: Path  # prepared
+    edges: Path  # that the run began with
     regularizers: list[Regularizer]
     prune_threshold: float
     use_bf16: bool

@@ -10,13 +10,12 @@ import faiss
 import numpy as np
 import ray
 import torch
-from numpy.typing import NDArray
 
 from ramen_ray.config import EncoderConfig, RunConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.model.sentence_folder import pooled_width, read_sentence_folder
-from ramen_ray.method.retrieval.search import costs_too_much, share_found
+from ramen_ray.method.retrieval.search import costs_too_much, search, share_found
 from ramen_ray.method.retrieval.shards import BYTES_PER_NUMBER, embedded_shards, shard_ranges
 from ramen_ray.method.retrieval.shortlists import (
     RECALL,
@@ -28,17 +27,11 @@ from ramen_ray.method.retrieval.shortlists import (
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
 from ramen_ray.orchestration.cluster.resources import free_share
-from ramen_ray.orchestration.embedding import EmbeddingResources, TableRows, embed_tables
-from ramen_ray.orchestration.search import (
-    ShardResources,
-    query_blocks,
-    search_shards,
-    stream_blocks,
-)
+from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
+from ramen_ray.orchestration.search import keep_sample, search_shards
 
 SHORTLISTS_FILE = "shortlists.npy"
-EMBEDDINGS_FILE, SAMPLE_FILE = "embeddings.npy", "sample.npy"
-ATTEMPTS = "attempts"
+EMBEDDINGS_FILE = "embeddings.npy"
 
 
 @dataclass(frozen=True)
@@ -46,14 +39,11 @@ class ShortlistMining:
     """Makes the shortlists of all train queries; plain values, as it is sent to a task.
 
     Attributes:
-        data: the prepared dataset.
         size: how many nearest ads of a query to search for.
-        use_bf16: encode in bfloat16 where there is a GPU.
-        num_threads: CPU threads to encode and search with.
         gb_per_shard: cut the ads into shards of this size; None searches them in the task itself.
     """
 
-    data: Path
+    data: Path  # prepared
     size: int
     use_bf16: bool
     num_threads: int = 1
@@ -79,48 +69,31 @@ class ShortlistMining:
         return replace(draws, shortlists=open_shortlists(folder / SHORTLISTS_FILE))
 
     def _mine_shards(self, model: Path, folder: Path, gb_per_shard: float) -> dict[str, float]:
-        data, file, attempts = Prepared(self.data), folder / EMBEDDINGS_FILE, folder / ATTEMPTS
+        data, file = Prepared(self.data), folder / EMBEDDINGS_FILE
         queries, ads = data.queries["train"], data.candidates("validation")
-        embeddings = self._embed(model, (len(queries), ads), file)
-        is_exact = not costs_too_much(len(queries), len(ads), embeddings.shape[1])
-        shards = embedded_shards(file, len(queries), gb_per_shard, is_exact)
-        resources = ShardResources.of_free(self.num_threads)
-        shortlists = Shortlists(data, self.size, folder / SHORTLISTS_FILE)
-        sample = sampled_queries(len(queries))
-        found = np.full((len(sample), self.size), -1)
-        blocks = query_blocks(file, len(queries))
-        for block in stream_blocks(shards, blocks, self.size, resources, attempts):
-            start, stop = block["start"], block["stop"]
-            shortlists.write(np.arange(start, stop), (block["ads"], block["scores"]))
-            inside = (sample >= start) & (sample < stop)
-            found[inside] = block["ads"][sample[inside] - start]
-        shortlists.close()
-        figures = {}
-        if not is_exact:
-            np.save(folder / SAMPLE_FILE, embeddings[sample])
-            exactly = embedded_shards(file, len(queries), gb_per_shard)
-            asked = folder / SAMPLE_FILE, len(sample)
-            exact, _ = search_shards(exactly, asked, self.size, resources, attempts)
-            figures = {RECALL: share_found(found, exact)}
-            (folder / SAMPLE_FILE).unlink()
-        for made in folder.glob(f"{file.stem}*"):
-            made.unlink()
-        attempts.rmdir()
-        return figures
-
-    def _embed(
-        self, model: Path, texts: tuple[int, NDArray[np.int64]], file: Path
-    ) -> NDArray[np.float32]:
-        """Embed that many train queries, then these ads, into ``file``."""
-        num_queries, ads = texts
-        tokens = self.data / "tokens"
         tables = [
-            TableRows(tokens / "queries" / "train", np.arange(num_queries), "queries"),
-            TableRows(tokens / "ads", ads, "queries"),  # their texts, without classifiers
+            TableRows(data.path / "tokens" / "queries" / "train", range(len(queries)), "queries"),
+            TableRows(data.path / "tokens" / "ads", ads, "queries"),  # texts, without classifiers
         ]
         share = free_share(self.num_threads)
         resources = EmbeddingResources(self.num_threads, **share, use_bf16=self.use_bf16)
-        return embed_tables(model, tables, file, resources, part="encoder")
+        embeddings = embed_tables(model, tables, file, resources, part="encoder")
+        is_exact = not costs_too_much(len(queries), len(ads), embeddings.shape[1])
+        shards = embedded_shards(file, len(queries), gb_per_shard, is_exact)
+        shortlists = Shortlists(data, self.size, folder / SHORTLISTS_FILE)
+        sample = sampled_queries(len(queries))
+        found = np.full((len(sample), self.size), -1)
+        blocks = search_shards(shards, (file, len(queries)), self.size, self.num_threads)
+        for start, best in keep_sample(blocks, sample, found):
+            shortlists.write(np.arange(start, start + len(best[0])), best)
+        shortlists.close()
+        figures = {}
+        if not is_exact:
+            exact, _ = search(embeddings[sample], embeddings[len(queries) :], self.size)
+            figures = {RECALL: share_found(found, exact)}
+        for made in folder.glob(f"{file.stem}*"):
+            made.unlink()
+        return figures
 
 
 def shortlist_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None:

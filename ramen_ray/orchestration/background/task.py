@@ -5,10 +5,8 @@ Ray task works in ``.pending``, on a copy of the model, since old checkpoints ar
 first worker then renames the result. So an interrupted run sees from the folders which results it
 had, and which one it was waiting for.
 
-Ray Train can run a task on a checkpoint by itself (``ValidationConfig``), but it returns the result
-as metrics of the checkpoint, not to the workers at the start of an epoch. It also runs only one
-such task at a time for all kinds together, needs a free CPU for each, makes ``fit`` wait for the
-last one, and its interface is an alpha.
+Ray Train's ``ValidationConfig`` would do less: it returns metrics, not a result at the start of an
+epoch, runs one task at a time for all kinds, needs a free CPU for each, and is an alpha.
 """
 
 import itertools
@@ -50,14 +48,9 @@ Compute = Callable[[Path, Path], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Schedule:
-    """At the start of which epochs results are computed.
+    """At the start of which epochs results are computed: after ``first``, then every ``every``.
 
-    Attributes:
-        first: epochs before the first checkpoint to compute from.
-        every: epochs from one such checkpoint to the next.
-        num_epochs: epochs of the training.
-        steps_per_epoch: steps of an epoch.
-        wait: whether training waits for each result.
+    With ``wait``, training waits for each result.
     """
 
     first: int
@@ -76,27 +69,16 @@ class Schedule:
 
 @dataclass(frozen=True)
 class TaskContext:
-    """What tasks need to know about their run.
+    """What tasks need to know about their run; ``device`` and ``local`` are this worker's."""
 
-    Attributes:
-        data: folder of the prepared dataset.
-        edges: folder of the graphs that the run began with.
-        regularizers: the run's.
-        folder: the run's.
-        steps_per_epoch: steps of an epoch.
-        device: this worker's.
-        use_bf16: encode in bfloat16 where there is a GPU.
-        local: where this machine has its copies of results.
-    """
-
-    data: Path
-    edges: Path
+    data: Path  # prepared
+    edges: Path  # of the graphs that the run began with
     regularizers: list[Regularizer]
     folder: Path
     steps_per_epoch: int
     device: torch.device
-    use_bf16: bool
-    local: LocalFolder
+    use_bf16: bool  # where there is a GPU
+    local: LocalFolder  # with this machine's copies of results
 
 
 @dataclass
@@ -116,7 +98,7 @@ class BackgroundTask:
         device: this worker's.
         has_own_tasks: whether ``compute`` only starts other tasks, and so needs no CPU of its own.
         local: where this machine has its copy of the result in use.
-        taken: step of the checkpoint that the result in use was made from; None before the first.
+        taken: step of the checkpoint that the result in use was made from.
         waited_s: seconds that training has waited for results so far.
     """
 
@@ -144,14 +126,9 @@ class BackgroundTask:
         Every worker calls this after the same steps. If the schedule says to wait, it returns when
         the result is ready.
 
-        Args:
-            step: number of steps done.
-            checkpoint: folder with the model after these steps.
-            draws: what batches are drawn from.
-
         Returns:
-            The new state of the draws, and figures: ``waited_s``; if a result was taken, also its
-            ``step`` and the figures of its report.
+            What batches are drawn from now on, and figures: ``waited_s``; if a result was taken,
+            also its ``step`` and the figures of its report.
         """
         started = time.monotonic()
         newest = self._start_and_check(step, checkpoint)
@@ -319,7 +296,7 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _run(name: str, compute: Compute, pending: Path) -> Path:
-    """Return the folder of a whole result; interrupted attempts have left folders of their own."""
+    """Return the folder of a whole result."""
     for leftover in pending.glob("attempt-*"):
         logger.warning("%s was interrupted and is run again", name)
         shutil.rmtree(leftover, ignore_errors=True)

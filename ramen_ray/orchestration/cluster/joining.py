@@ -1,9 +1,12 @@
-"""Join a cluster that answers, or say soon that none does; start one in more than one try."""
+"""Join a cluster that answers, or say soon that none does; start and watch one's own."""
 
 import logging
 import os
 import re
+import signal
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -12,14 +15,16 @@ import grpc
 import psutil
 import ray
 
-from ramen_ray.errors import UserError
+from ramen_ray.errors import LOST, UserError
 
 TOO_SLOW = "timed out during startup"
 TRIES = 3  # Ray gives its processes half a minute each time, and starts faster from warm files
 ANSWERS_WITHIN_S = 20
+GCS, LOOKS_EVERY_S = "gcs_server", 0.5
 
 Joined = TypeVar("Joined")
 logger = logging.getLogger(__name__)
+_is_lost = threading.Event()
 
 
 class NoClusterError(UserError):
@@ -89,3 +94,33 @@ def _end(processes: set[psutil.Process]) -> None:
         except psutil.NoSuchProcess:
             continue
     psutil.wait_procs(list(processes), timeout=ANSWERS_WITHIN_S)
+
+
+def is_lost() -> bool:
+    """Return whether the control process has died; calls of Ray would not return."""
+    return _is_lost.is_set()
+
+
+def watch_own_ray() -> None:
+    """Send LOST to this process, if it handles it, when the control process of its Ray dies.
+
+    Ray itself would wait without it, and then exit.
+    """
+    started = [child for child in psutil.Process().children(recursive=True) if child.name() == GCS]
+    if started and callable(signal.getsignal(LOST)):
+        threading.Thread(target=_watch, args=[started[-1]], daemon=True).start()
+
+
+def _watch(gcs: psutil.Process) -> None:
+    while _lives(gcs):
+        time.sleep(LOOKS_EVERY_S)
+    if ray.is_initialized():  # else it has been shut down
+        _is_lost.set()
+        signal.pthread_kill(threading.main_thread().ident or 0, LOST)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.data import DataContext
@@ -35,14 +35,20 @@ from ray.util.placement_group import (
 
 from ramen_ray.config import WorkersConfig
 from ramen_ray.errors import UserError, first_line_of
-from ramen_ray.orchestration.cluster.joining import TOO_SLOW, check_that_it_answers, in_a_few_tries
-from ramen_ray.orchestration.cluster.own_ray import is_lost, watch_own_ray
+from ramen_ray.orchestration.cluster.joining import (
+    TOO_SLOW,
+    check_that_it_answers,
+    in_a_few_tries,
+    is_lost,
+    watch_own_ray,
+)
 
 GPU_SHARE = 0.25
 NUM_RETRIES = 3
 LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8265
 DASHBOARD_ADDRESS = "RAY_API_SERVER_ADDRESS"
-A_MOMENT_S = 1  # enough for Ray to answer if there is room
+MOMENT_S = 2  # enough for Ray to answer if there is room
+PATIENCE_S = 600  # for others to give back what they hold, or for machines that start
 DECIDES_WITHIN_S = 30  # on a busy machine, whether there is room for a placement group
 
 NO_METRICS = {
@@ -53,6 +59,13 @@ NO_METRICS = {
 """Keeps a cluster that a job starts from offering its figures to all, on ports without a token."""
 
 RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries; added to all errors
+
+
+logger = logging.getLogger(__name__)
+
+Needs = dict[str, float]
+"""What Ray reserves for a process, by its names; memory in bytes."""
+Option = TypeVar("Option")
 
 
 class ClusterError(UserError):
@@ -206,7 +219,7 @@ def free_share(num_cpus: int = 1) -> dict[str, float]:
     """
     free = ray.available_resources()
     for name, amount in (("GPU", GPU_SHARE), ("CPU", float(num_cpus))):
-        if free.get(name, 0) >= amount and has_room([{name: amount}], A_MOMENT_S):
+        if free.get(name, 0) >= amount and has_room([{name: amount}], MOMENT_S):
             return {"num_cpus": 0, "num_gpus": 0, f"num_{name.lower()}s": amount}
     return {"num_cpus": 0, "num_gpus": 0}
 
@@ -220,14 +233,6 @@ def most_cpus() -> int:
     """Return how many CPUs the largest machine of the cluster has; at least 1."""
     machines = (node["Resources"] for node in ray.nodes() if node["Alive"])
     return max([1, *(int(machine.get("CPU", 0)) for machine in machines)])
-
-
-def task_of(function: Callable[..., Any]) -> Any:
-    """Return ``function`` as a Ray task of one CPU, also for use within a Tune trial.
-
-    Tune would have it run on the trial's own resources, which do not hold a CPU.
-    """
-    return ray.remote(function).options(num_cpus=1, scheduling_strategy="DEFAULT")
 
 
 @contextmanager
@@ -257,7 +262,35 @@ def user_errors() -> Iterator[None]:
         ) from error
 
 
-def has_room(bundles: list[dict[str, float]], seconds: float) -> bool:
+def find_room(
+    needs: Callable[[Option], list[Needs]], options: Sequence[Option], what: str
+) -> Option:
+    """Return the first of ``options`` for whose ``needs`` there is room; waits for the last.
+
+    Raises:
+        ClusterError: there has been none for ``what``.
+    """
+    for option in options:
+        if has_room(needs(option), MOMENT_S):
+            return option
+    words = in_words(needs(options[-1]))
+    logger.info("waiting for machines with %s free", words)
+    if has_room(needs(options[-1]), PATIENCE_S):
+        return options[-1]
+    raise ClusterError(
+        f"the machines have not had {words} free in {PATIENCE_S} s, for {what}; add machines, or "
+        f"run this again when they have"
+    )
+
+
+def in_words(needs: list[Needs]) -> str:
+    """Return the sum of what processes need, for people."""
+    sums = sum(map(Counter, needs), Counter[str]())
+    processors = [f"{sums[name]:g} {name}s" for name in ("CPU", "GPU") if sums[name]]
+    return " and ".join([*processors, f"{sums['memory'] / 1e9:.1f} GB of memory"])
+
+
+def has_room(bundles: list[Needs], seconds: float) -> bool:
     """Wait until the cluster has all ``bundles`` free at once, each on one machine and GPU.
 
     If they are not free now in one place, it requests a placement group, so that an autoscaler adds
@@ -273,7 +306,7 @@ def has_room(bundles: list[dict[str, float]], seconds: float) -> bool:
         _give_back(group)
 
 
-def _are_free_in_one_place(bundles: list[dict[str, float]]) -> bool:
+def _are_free_in_one_place(bundles: list[Needs]) -> bool:
     """Return whether there is but one machine and GPU, and what is free there suffices."""
     free, offered = ray.available_resources(), ray.cluster_resources()
     needed = sum(map(Counter, bundles), Counter[str]())

@@ -1,17 +1,20 @@
-"""Run functions as tasks on the cluster."""
+"""Run functions as tasks on the cluster, and limit how often one may end its process."""
 
+import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
 
 from ramen_ray.orchestration.cluster.resources import (
+    ClusterError,
     num_cpus,
     start_ray,
-    task_of,
     user_errors,
 )
 
@@ -25,6 +28,7 @@ ROWS_HERE = 2_000_000
 """Rows that one process works on in about the time that a cluster takes to start."""
 TASKS_PER_CPU = 2  # so that none waits for this process
 SECONDS_BETWEEN_LINES = 30
+MAX_ATTEMPTS = 4
 
 
 def runner_for(num_rows: int) -> RunTasks:
@@ -32,12 +36,11 @@ def runner_for(num_rows: int) -> RunTasks:
     return in_tasks if num_rows > ROWS_HERE else lambda tasks: [task() for task in tasks]
 
 
-def in_tasks(tasks: Sequence[Task], name: str | None = None) -> list[Any]:
-    """Run functions on the cluster's CPUs, which is started if need be; returns their results.
+def in_tasks(tasks: Sequence[Task], name: str | None = None, cpus_per_task: float = 1) -> list[Any]:
+    """Run functions on the cluster, which is started if need be; returns results in their order.
 
-    Args:
-        tasks: the functions; results come in their order.
-        name: what they do, to log how many are done every half minute; None to log nothing.
+    A function whose process dies is run again, up to ``MAX_ATTEMPTS`` times. With ``cpus_per_task``
+    0 they run one after the other. With a ``name``, how many are done is logged now and again.
 
     Raises:
         DatasetError: a function raised it; those that were sent to the cluster before, at most
@@ -46,14 +49,20 @@ def in_tasks(tasks: Sequence[Task], name: str | None = None) -> list[Any]:
         KeyboardInterrupt: Ctrl-C; this process has left the cluster, so what it sent there ends.
     """
     start_ray()
-    run, shared = task_of(_run_one), ray.put(list(tasks))  # sent once for all tasks
+    shared = ray.put(list(tasks))  # sent once for all tasks
+    run = ray.remote(_run_one).options(
+        num_cpus=cpus_per_task,
+        max_retries=MAX_ATTEMPTS,
+        scheduling_strategy="DEFAULT",  # Tune's would be a trial's own resources, without a CPU
+    )
     waiting, running = deque(range(len(tasks))), dict[ray.ObjectRef, int]()
     results = [None] * len(tasks)
     next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
     try:
         with user_errors():
             while waiting or running:
-                while waiting and len(running) < TASKS_PER_CPU * num_cpus():
+                most = TASKS_PER_CPU * num_cpus() if cpus_per_task else 1
+                while waiting and len(running) < most:
                     number = waiting.popleft()
                     running[run.remote(shared, number)] = number
                 ended, _ = ray.wait([*running], timeout=SECONDS_BETWEEN_LINES)
@@ -65,7 +74,8 @@ def in_tasks(tasks: Sequence[Task], name: str | None = None) -> list[Any]:
                     next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
     except KeyboardInterrupt:
         running.clear()
-        ray.shutdown()
+        if not _is_task():  # else it is cancelled, with what it has sent
+            ray.shutdown()
         raise
     finally:  # else some write while the caller cleans up; to cancel them can end this process
         if running:
@@ -75,3 +85,39 @@ def in_tasks(tasks: Sequence[Task], name: str | None = None) -> list[Any]:
 
 def _run_one(tasks: Sequence[Task], number: int) -> Any:
     return tasks[number]()
+
+
+def _is_task() -> bool:
+    try:
+        ray.get_runtime_context().is_canceled()
+    except RuntimeError:
+        return False
+    return True
+
+
+@contextmanager
+def limited_attempts(folder: Path, work: str) -> Iterator[None]:
+    """Do ``work`` in the block, unless too many processes have died at it.
+
+    Ray Data starts its tasks and actors again for ever.
+
+    Args:
+        folder: a folder that all machines can reach; an attempt leaves a mark there until it ends.
+        work: what is done, such as the file that is read; it names the work in the error.
+
+    Raises:
+        ClusterError: ``MAX_ATTEMPTS`` processes have died.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    marks = folder / hashlib.blake2b(work.encode(), digest_size=8).hexdigest()
+    if marks.exists() and marks.stat().st_size >= MAX_ATTEMPTS:
+        raise ClusterError(
+            f"{work}: {MAX_ATTEMPTS} processes have died at it, by a lack of memory or by what "
+            f"they read"
+        )
+    with marks.open("ab") as file:
+        file.write(b".")
+    try:
+        yield
+    finally:
+        marks.unlink(missing_ok=True)  # whoever ends the work may have removed the folder

@@ -12,7 +12,7 @@ from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.novel_ads.evaluation import Embedded
-from ramen_ray.orchestration.embedding import embed_distinct
+from ramen_ray.orchestration.embed import embed_distinct
 
 TRAIN_QUERIES = Path("tokens/queries/train")
 

@@ -26,7 +26,7 @@ from ramen_ray.orchestration.combining.task import (
     Evaluation,
     combine_loop_per_worker,
 )
-from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.identity import software

@@ -7,7 +7,7 @@ from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
+from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import build_objective, encoder_tokenizer
 from ramen_ray.orchestration.run.checks import check_vocabulary
 
@@ -39,7 +39,7 @@ def is_ready(config: RunConfig) -> bool:
         return False
     if not config.walk.enabled:
         return True
-    from ramen_ray.orchestration.preparation.walks import is_walked
+    from ramen_ray.orchestration.prepare.walks import is_walked
 
     return is_walked(*_walk(config, Prepared(data)))
 
@@ -48,7 +48,7 @@ def edges_to_train(config: RunConfig, data: Prepared) -> Path:
     """Return the folder of the graph to train on, walked if the configuration asks for it."""
     if not config.walk.enabled:
         return data.path / "edges"
-    from ramen_ray.orchestration.preparation.walks import walked_edges
+    from ramen_ray.orchestration.prepare.walks import walked_edges
 
     return walked_edges(*_walk(config, data))
 

@@ -15,7 +15,7 @@ from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
-from ramen_ray.method.retrieval.retriever import RetrieverSettings, write_retriever
+from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.orchestration.cluster.resources import worker_task
 from ramen_ray.orchestration.run.task import WorkerResult, WorkerTask
 from ramen_ray.reports.run import write_plots

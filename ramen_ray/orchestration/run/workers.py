@@ -36,7 +36,7 @@ from ramen_ray.config import WorkersConfig
 from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.full_disk import is_disk_full
 from ramen_ray.orchestration.cluster.resources import (
-    A_MOMENT_S,
+    MOMENT_S,
     ClusterError,
     check_resources,
     died_too_often,
@@ -164,7 +164,7 @@ def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> Cluster
                 return died_too_often(workers.max_failures, failure)
         return None
     needed = [worker_share(workers)] * workers.num_workers
-    if is_disk_full(getattr(error, "controller_failure", error)) or has_room(needed, A_MOMENT_S):
+    if is_disk_full(getattr(error, "controller_failure", error)) or has_room(needed, MOMENT_S):
         return None
     return ClusterError(
         f"workers were lost, and the cluster has had no room for all {workers.num_workers} since; "

@@ -11,7 +11,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, experiment_hash
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit

@@ -40,8 +40,8 @@ from ramen_ray.method.metrics.judgement import KS, Judgement
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
-from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
-from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.evaluate import evaluate_checkpoint
+from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, experiment_hash

@@ -29,7 +29,7 @@ from ramen_ray.orchestration.cluster.resources import (
     user_errors,
     worker_share,
 )
-from ramen_ray.orchestration.preparation.pipeline import prepare, prepared_folder
+from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import Identity
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
@@ -40,7 +40,6 @@ from ramen_ray.orchestration.run.workers import START_TIMEOUT
 from ramen_ray.orchestration.tune.ends import EPOCH, NAME, SUMMARY, Ends, name_of
 from ramen_ray.tracking.runs import Run
 
-HEAD = "node:__internal_head__"
 SHOWN = ("P@1", "R@10")
 REDUCTION_FACTOR = 3
 THREAD_TIMEOUT = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
@@ -246,10 +245,9 @@ def trainable(
         config_of: returns the configuration of a trial's run; ``train`` must train that.
         arguments: more arguments of ``train``.
     """
-    # Ray Train's own actors use HEAD, so take the other resource name of the same machine.
-    head = next(node for node in ray.nodes() if HEAD in node["Resources"])
+    address = ray.get_runtime_context().gcs_address.rpartition(":")[0]
     part = 10_000 // at_once / 10_000  # Ray counts in units of 1/10,000, and would round up
-    of_head = {f"node:{head['NodeManagerAddress']}": part}
+    of_head = {f"node:{address}": part}
 
     def resources(params: dict[str, Any]) -> tune.PlacementGroupFactory:
         own: list[dict[str, float]] = []

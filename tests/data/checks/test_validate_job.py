@@ -17,7 +17,7 @@ from ramen_ray.command_line import run_job
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
-from ramen_ray.orchestration.preparation import pipeline
+from ramen_ray.orchestration.prepare import pipeline
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_job_logs_the_warnings_each_time(
     assert len(logged[0]) == 6
     assert "spare.parquet: the dataset directory has no table 'spare'" in logged[0][0]
     assert "queries/test.parquet, row 0, column 'text': text that looks damaged" in logged[0][1]
-    assert logged[0][-1] == f"and 2 more; validate {copied} to see all"
+    assert logged[0][-1] == f"and 6 more; validate {copied} to see all"
     moved = copied.rename(copied.parent / "moved")
     with caplog.at_level(logging.WARNING, pipeline.__name__):
         _prepare(moved, encoder_path)

@@ -17,7 +17,7 @@ from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
 from ramen_ray.data.tables.graphs.sessions import add_co_session
 from ramen_ray.method.graph.similar import SimilarSettings
-from ramen_ray.orchestration.preparation.similar import add_similar
+from ramen_ray.orchestration.prepare.similar import add_similar
 
 START = 1_700_000_000
 PROTOCOLS = ("strict", "as-published")

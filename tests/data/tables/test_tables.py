@@ -35,7 +35,7 @@ from ramen_ray.data.tables.clicks.settings import Splits, UserTables
 from ramen_ray.data.tables.column_names import Columns
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
-from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.prepare.pipeline import prepare
 
 Clicks = dict[str, dict[str, float]]
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support import splitmix64
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.evaluation import evaluate
@@ -20,12 +22,14 @@ from ramen_ray.method.metrics.ranking import (
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.retrieval import search as search_module
+from ramen_ray.method.retrieval import torch_search
 from ramen_ray.method.retrieval.search import (
     drop_filtered,
     merge_topk,
     most_filters,
     search,
-    search_parts,
+    search_index,
     share_found,
 )
 
@@ -60,20 +64,6 @@ def test_search_equals_a_full_sort(case):
     assert np.isneginf(scores[:, shown:]).all()
 
 
-@given(sizes, st.lists(st.integers(0, 40), max_size=3))
-def test_merging_searches_over_parts_equals_one_search(case, cuts):
-    num_queries, num_ads, k, seed = case
-    queries, ads = _embeddings(num_queries, seed), _embeddings(num_ads, seed + 1)
-    bounds = sorted({0, num_ads, *(cut for cut in cuts if cut < num_ads)})
-    parts = []
-    for start, stop in pairwise(bounds):
-        found, scores = search(queries, ads[start:stop], k)
-        parts.append((np.where(found >= 0, found + start, -1), scores))
-    merged, whole = merge_topk(parts, k), search(queries, ads, k)
-    assert merged[0].tolist() == whole[0].tolist()
-    np.testing.assert_allclose(merged[1], whole[1], atol=1e-6)
-
-
 @given(pairs_strategy, st.integers(1, 10), st.integers(0, 10), st.integers(0, 99))
 def test_drop_filtered_equals_a_loop(pairs, k, num_found, seed):
     draw = np.random.default_rng(seed)
@@ -106,21 +96,18 @@ def test_most_filters_counts_the_pairs_of_one_query(pairs, expected):
     assert most_filters(_as_pairs(pairs)) == expected
 
 
-@given(
-    st.integers(1, 250),
-    st.lists(st.integers(1, 249), max_size=3),
-    pairs_strategy,
-    st.integers(0, 9),
-)
-def test_retrieval_from_parts_sorts_all_ads_but_the_filtered(num_ads, cuts, pairs, seed):
-    queries, ads = _embeddings(5, seed), _embeddings(num_ads, seed + 1)
-    bounds = sorted({0, num_ads, *(cut for cut in cuts if cut < num_ads)})
-    parts = (ads[start:stop] for start, stop in pairwise(bounds))
-    found, scores = search_parts(queries, parts, np.arange(num_ads), _as_pairs(pairs), 100)
+@pytest.mark.parametrize("per_part", [search_module.ADS_PER_PART, 64])
+@given(st.integers(0, 250), pairs_strategy, st.integers(0, 9))
+def test_a_search_sorts_all_ads_but_the_filtered(per_part, num_ads, pairs, seed):
+    queries, ads, ids = _embeddings(5, seed), _embeddings(num_ads, seed + 1), np.arange(num_ads) * 3
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(search_module, "ADS_PER_PART", per_part)
+        found = search(queries, ads, 100 + most_filters(_as_pairs(pairs)), ids=ids)
+    found, scores = drop_filtered(found, _as_pairs(pairs), 100)
     similarity = queries.astype(np.float64) @ ads.T.astype(np.float64)
     assert found.shape[1] == scores.shape[1] == 100
     for query, row in enumerate(found.tolist()):
-        best = [ad for ad in np.argsort(-similarity[query]) if (query, ad) not in pairs]
+        best = [ad * 3 for ad in np.argsort(-similarity[query]) if (query, ad * 3) not in pairs]
         assert row == [*best, *[-1] * 100][:100]
 
 
@@ -141,6 +128,56 @@ def test_share_found_equals_a_loop(rows, num_found, num_exact):
         if ad >= 0
     ]
     assert share_found(found, exact) == pytest.approx(np.mean(are_found))
+
+
+SEVEN = np.random.default_rng(0).integers(-99, 99, (7, WIDTH))
+TIED = {  # in whole numbers, so that products are exact
+    "whole numbers": lambda draw, rows: draw.integers(-1, 2, (rows, WIDTH)),
+    "many twins": lambda draw, rows: SEVEN[draw.integers(0, 7, rows)],
+    "all equal": lambda draw, rows: np.ones((rows, WIDTH)),
+}
+
+
+@pytest.mark.parametrize("index", ["faiss", "torch"])
+@pytest.mark.parametrize("made", TIED)
+@pytest.mark.parametrize("k", [1, 5, 130, 4000])
+def test_equal_ads_come_in_a_fixed_shuffle_whatever_part_has_them(made, index, k, monkeypatch):
+    draw = np.random.default_rng(2)
+    queries, ads = (TIED[made](draw, rows).astype(np.float32) for rows in (40, 3000))
+    if index == "torch":
+        monkeypatch.setattr(search_module, "faiss", None)
+        monkeypatch.setattr(torch_search, "ADS_PER_BLOCK", 700)
+    whole = search(queries, ads, k)
+    bounds = [0, 1024, 2048, 3000]
+    ids, order = np.arange(3000), [2, 0, 1]
+    parts = [search(queries, ads[a:b], k, ids=ids[a:b]) for a, b in pairwise(bounds)]
+    for found, scores in (whole, merge_topk([parts[part] for part in order], k)):
+        for row, near in enumerate(queries @ ads.T):
+            best = sorted(range(3000), key=lambda ad: (-near[ad], splitmix64(ad)))[:k]
+            assert found[row, : len(best)].tolist() == best
+            assert scores[row, : len(best)].tolist() == near[best].tolist()
+            assert (found[row, len(best) :] == -1).all()
+
+
+@pytest.mark.parametrize("num_ads", [200, 12_000])
+def test_of_ads_that_all_are_equal_chance_decides(num_ads):
+    ads, k = np.full((num_ads, WIDTH), 0.25, dtype=np.float32), num_ads // 2
+    found, _ = search(ads[:1], ads, k)
+    for wanted in (range(k), range(k, num_ads), range(0, num_ads, 2)):
+        assert np.isin(wanted, found).mean() == pytest.approx(
+            0.5, abs=0.1 if num_ads < 999 else 0.02
+        )
+
+
+def test_torch_does_not_change_the_precision_of_training():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        unit = np.eye(3, dtype=np.float32)
+        search_index(torch_search.TorchIndex(unit, torch.device("cpu")), unit, 2)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])

@@ -64,7 +64,7 @@ def test_clusters_find_planted_groups(num_groups: int) -> None:
     embeddings, groups = _planted(num_groups, group_size=16)
     found = balanced_clusters(embeddings, num_groups, seed=0)
     shuffled = Clusters(np.random.default_rng(0).permutation(len(groups)), found.num_clusters)
-    assert _mean_cosine_within(embeddings, found) > 0.7
+    assert _mean_cosine_within(embeddings, found) > 0.65
     assert _mean_cosine_within(embeddings, shuffled) < 0.3
     purity = [np.bincount(groups[rows]).max() / len(rows) for rows in _members(found)]
     assert np.mean(purity) > 0.75

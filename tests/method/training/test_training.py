@@ -134,7 +134,6 @@ def test_of_several_steps_the_first_counts_for_the_anchors_of_all(
 ):
     encoder, sampler, every = build_encoder(kind, encoder_path), build_sampler(data, OBJECTIVE), 3
     seldom = ramen_objective(HARDEST_FOUR, LAMBDA_X, LAMBDA_Z, every)
-    assert seldom.times == [1, 3, 3, 3, 3]
     without = ramen_objective(HARDEST_FOUR, {}, {})
     for step in range(2 * every):
         plain = _step(encoder, sampler, step)
@@ -145,6 +144,17 @@ def test_of_several_steps_the_first_counts_for_the_anchors_of_all(
         _step(seen, sampler, step, seldom)
         _step(expected, sampler, step, without if step % every else OBJECTIVE)
         assert seen.texts == expected.texts
+    tripled = [
+        {name: every * weight for name, weight in one.items()} for one in (LAMBDA_X, LAMBDA_Z)
+    ]
+    runs = [
+        Run(build_encoder(kind, encoder_path), sampler, objective, schedule=(0, 40))
+        for objective in (seldom, ramen_objective(HARDEST_FOUR, *tripled), OBJECTIVE)
+    ]
+    losses = [run.train(1) for run in runs]
+    assert losses[0] == losses[1] == losses[2], "of the first step, before any update"
+    torch.testing.assert_close(runs[0].parameters, runs[1].parameters)
+    assert not torch.allclose(runs[0].parameters, runs[2].parameters)
 
 
 def _naive_terms(
@@ -337,6 +347,7 @@ def _three_steps(kind: str, encoder_path: Path, data: Prepared) -> dict[str, obj
     """Three steps of plain SGD, and an evaluation."""
     run = Run(build_encoder(kind, encoder_path), build_sampler(data, OBJECTIVE), OBJECTIVE)
     run.state.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.05)
+    run.state.schedule = build_schedule(run.state.optimizer, 0, 100)
     losses, gradients = [], []
     for terms in train_steps(run.state, run.sampler, OBJECTIVE, stop=3):
         losses.append(terms)
@@ -422,6 +433,7 @@ def test_gradients_are_clipped_to_the_norm(prepared_bag: Prepared, encoder_path:
     run = Run(build_bag(str(encoder_path)), build_sampler(prepared_bag, OBJECTIVE), OBJECTIVE)
     before = run.parameters
     run.state.optimizer = torch.optim.SGD(run.model.parameters(), lr=1.0)
+    run.state.schedule = build_schedule(run.state.optimizer, 0, 1000)
     run.train(1, max_gradient_norm=0.01)
     assert (run.parameters - before).norm().item() == pytest.approx(0.01, rel=1e-3)
 

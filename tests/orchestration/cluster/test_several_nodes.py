@@ -23,16 +23,16 @@ from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.method.retrieval.search import TopK, search
 from ramen_ray.method.retrieval.shards import embedded_shards
-from ramen_ray.orchestration import search as searching
+from ramen_ray.orchestration.cluster import resources
 from ramen_ray.orchestration.cluster.resources import ClusterError
-from ramen_ray.orchestration.deployment.predict import Answered, QueryTable, predict
-from ramen_ray.orchestration.embedding import FEW_TEXTS
-from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.orchestration.embed import FEW_TEXTS
+from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.workers import START_TIMEOUT
-from ramen_ray.orchestration.search import ShardResources, search_rows, search_shards
+from ramen_ray.orchestration.search import put_together, search_shards
+from ramen_ray.orchestration.serve.predict import Answered, QueryTable, predict
 from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.tracking.registry import Registry, uri_of
 from tune_spaces import SPACES
@@ -188,7 +188,7 @@ def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(
     queries, ads = (
         draw.standard_normal((count, 64), dtype=np.float32) for count in (60_000, 120_000)
     )
-    file, attempts = tmp_path / "embeddings.npy", tmp_path / "attempts"
+    file, attempts = tmp_path / "embeddings.npy", tmp_path / "embeddings.attempts"
     np.save(file, np.concatenate([queries, ads]))
     shards = embedded_shards(file, len(queries), gb_per_shard=ads.nbytes / 1.9e9)
     assert len(shards) == 2
@@ -205,7 +205,7 @@ def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(
         machines.add()
 
     def job() -> TopK:
-        return search_shards(shards, (file, len(queries)), 10, ShardResources(1, 1), attempts)
+        return put_together(search_shards(shards, (file, len(queries)), 10, 1), len(queries), 10)
 
     found = _disturbed(job, begins, disturb)
     assert amid, "the machine was lost too late"
@@ -217,15 +217,14 @@ def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(
 def test_a_search_asks_for_cpus_that_a_machine_has(
     machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "BYTES_HERE", 0)
-    monkeypatch.setattr(searching, "PATIENCE_S", 60)
+    monkeypatch.setattr(resources, "PATIENCE_S", 60)
     machines.become(1, 1, 1, 1)
-    assert [ShardResources.of_free(n).num_cpus for n in (1, 2, 4)] == [1, 0, 0]
     ads = np.random.default_rng(3).standard_normal((2000, 8), dtype=np.float32)
     file = tmp_path / "ads.npy"
     np.save(file, ads)
-    assert len(embedded_shards(file, 0, 1e-9)) == 2  # for each, half of the CPUs are two
-    ((_, (found, _)),) = search_rows((file, 5), file, 1, 1e-9)
+    two = embedded_shards(file, 0, 1e-9)
+    assert len(two) == 2  # for each, half of the CPUs are two, which no machine has
+    ((_, (found, _)),) = search_shards(two, (file, 5), 1)
     assert found[:, 0].tolist() == (ads[:5] @ ads.T).argmax(axis=1).tolist()
 
 

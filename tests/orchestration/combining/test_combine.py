@@ -22,8 +22,8 @@ from ramen_ray.method.metrics.evaluation import evaluate
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.novel_ads.representation import open_combined_ads
-from ramen_ray.method.retrieval.retriever import text_embedder
-from ramen_ray.orchestration.preparation.pipeline import prepare
+from ramen_ray.method.retrieval.retriever_folder import text_embedder
+from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import fit

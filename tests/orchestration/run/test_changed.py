@@ -16,9 +16,9 @@ from jobs import evaluate as evaluate_job
 from jobs import train as train_job
 from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.method.retrieval import retriever
-from ramen_ray.orchestration.evaluation import checkpoint
-from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.method.retrieval import retriever_folder as retriever
+from ramen_ray.orchestration import evaluate as checkpoint
+from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.run import fit as training
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import fit

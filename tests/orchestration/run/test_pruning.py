@@ -27,7 +27,7 @@ from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.orchestration import embedding
+from ramen_ray.orchestration import embed as embedding
 from ramen_ray.orchestration.background.pruning import GraphPruning
 from ramen_ray.orchestration.background.task import (
     BackgroundTask,
@@ -35,7 +35,7 @@ from ramen_ray.orchestration.background.task import (
     Schedule,
     read_report,
 )
-from ramen_ray.orchestration.embedding import embed_distinct
+from ramen_ray.orchestration.embed import embed_distinct
 
 SIDES = ("query", "ad")
 EPOCH = 7  # steps of an epoch of the made dataset

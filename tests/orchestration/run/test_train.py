@@ -27,7 +27,7 @@ from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
-from ramen_ray.orchestration.evaluation.checkpoint import evaluate_checkpoint
+from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.tracking.runs import Run

@@ -25,8 +25,8 @@ from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.prefetching import step_inputs
 from ramen_ray.orchestration.background.task import REPORT_FILE
-from ramen_ray.orchestration.preparation.pipeline import prepare
-from ramen_ray.orchestration.preparation.walks import walked_edges
+from ramen_ray.orchestration.prepare.pipeline import prepare
+from ramen_ray.orchestration.prepare.walks import walked_edges
 from ramen_ray.orchestration.run.build import (
     build_model,
     build_objective,

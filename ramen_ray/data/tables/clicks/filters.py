@@ -59,7 +59,7 @@ def write_filters(connection: duckdb.DuckDBPyConnection, writer: DatasetWriter) 
 
 
 _OWN_TEXT = f"""SELECT held_out.number AS query, ads.number AS ad
-    FROM (SELECT queries.number, folded FROM queries JOIN kept_queries USING (number)
+    FROM (SELECT queries.number, fold(text) AS folded FROM queries JOIN kept_queries USING (number)
           WHERE split > {TRAIN}) AS held_out
     JOIN ads ON fold(ads.text) = held_out.folded"""
 

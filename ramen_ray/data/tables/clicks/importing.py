@@ -206,7 +206,6 @@ class _Import:
             other = numbering.check_repeated_ids(self.connection, side, self.opened[side])
             counts["of them with a different text, which is not used"] = other
         _log(PLURAL[side], counts)
-        self.connection.execute(f"DROP TABLE {side}_rows")
 
     def _report_unknown(self, what: str, named: str, sides: tuple[Side, ...]) -> None:
         table = self.opened[what]

@@ -1,10 +1,11 @@
 """Number the queries and the ads of an import, in the order of their first appearance.
 
-Each side has three tables in the engine, here for queries; those of ads begin with ``ad``.
+Each side has a table and two views in the engine, here for queries; those of ads begin with ``ad``.
+A number is the place where a node first appears: numbers ascend, with gaps.
 
 ``query_rows`` (place, id, text)
     the user's rows; without a table of queries, a row for each text in the clicks.
-``queries`` (number, id, text), and of queries ``folded`` and ``family``
+``queries`` (number, id, text), and of queries ``family``
     queries that differ; those of equal text are one, ads of equal text are several. A family is
     that of all queries of one folded text, which differ in case and white space only; it is named
     by its first number.
@@ -42,43 +43,31 @@ def rows_from_clicks(connection: duckdb.DuckDBPyConnection, side: Side) -> None:
 def number_nodes(
     connection: duckdb.DuckDBPyConnection, side: Side, *, listed: bool
 ) -> dict[str, int]:
-    """Make the tables of numbered nodes and of names out of ``*_rows``; returns counts.
+    """Make the nodes and names of ``*_rows``, which they read; returns counts.
 
     Only if the nodes are ``listed`` in a user's table may ids repeat, and may queries of equal
     text, which become one.
     """
-    nodes, merge = PLURAL[side], listed and side == "query"
-    run(
-        connection,
-        f"numbering {nodes}",
-        f"""CREATE {"TABLE" if listed else "VIEW"} {side}_ids AS
-        {f"SELECT id, {_FIRST} FROM {side}_rows GROUP BY id" if listed else f"FROM {side}_rows"}""",
-    )
-    distinct = f"(SELECT text, {_FIRST_ID} FROM {side}_ids GROUP BY text)"
-    folded = ", fold(text) AS folded" if side == "query" else ""
-    run(
-        connection,
-        f"numbering {nodes}",
-        f"""CREATE TABLE {nodes} AS
-        SELECT row_number() OVER (ORDER BY place) - 1 AS number, id, text{folded}
-        FROM {distinct if merge else f"{side}_ids"}""",
-    )
+    nodes, merge, rows = PLURAL[side], listed and side == "query", f"{side}_rows"
+    ids = _first_of_each(connection, rows, "id", f"{side}_ids", is_sure=not listed)
+    firsts = _first_of_each(connection, ids, "text", f"{side}_firsts", is_sure=not merge)
+    family, members = "", ""
     if side == "query":
-        _find_families(connection)
-    names = f"{side}_ids AS ids JOIN {nodes} AS nodes ON nodes.text = ids.text"
-    run(
-        connection,
-        f"naming {nodes}",
-        f"""CREATE {"TABLE" if merge else "VIEW"} {side}_names AS
-        {
-            f"SELECT ids.id AS name, number FROM {names}"
-            if merge
-            else f"SELECT id AS name, number FROM {nodes}"
-        }""",
+        _find_families(connection, firsts)
+        family = ", coalesce(family, place) AS family"
+        members = "LEFT JOIN members ON number = place"
+    connection.execute(
+        f"""CREATE VIEW {nodes} AS
+        SELECT place AS number, id, text{family} FROM {firsts} {members}"""
+    )
+    merged = f"LEFT JOIN {firsts}_repeated AS first ON value = text" if firsts != ids else ""
+    number = "coalesce(first.place, ids.place)" if merged else "place"
+    connection.execute(
+        f"""CREATE VIEW {side}_names AS
+        SELECT id AS name, {number} AS number FROM {ids} AS ids {merged}"""
     )
     num_rows, num_ids, num_nodes = (
-        count(connection, f"SELECT count(*) FROM {table}")
-        for table in (f"{side}_rows", f"{side}_ids", nodes)
+        count(connection, f"SELECT count(*) FROM {table}") for table in (rows, ids, firsts)
     )
     return {
         "different ids": num_ids,
@@ -87,24 +76,56 @@ def number_nodes(
     }
 
 
-def _find_families(connection: duckdb.DuckDBPyConnection) -> None:
+def _first_of_each(
+    connection: duckdb.DuckDBPyConnection, rows: str, column: str, name: str, *, is_sure: bool
+) -> str:
+    """Return what has the first row of each value of a column: ``rows`` if none repeats, or a view.
+
+    The view ``name`` leaves out the others by ``*_repeated``, which has the values that repeat.
+    """
+    if is_sure:
+        return rows
+    _find_repeats(connection, rows, column, f"{name}_repeated")
+    if not count(connection, f"SELECT count(*) FROM {name}_repeated"):
+        return rows
+    connection.execute(
+        f"""CREATE VIEW {name} AS
+        SELECT rows.* FROM {rows} AS rows LEFT JOIN {name}_repeated AS first ON value = {column}
+        WHERE first.place IS NULL OR first.place = rows.place"""
+    )
+    return name
+
+
+def _find_families(connection: duckdb.DuckDBPyConnection, firsts: str) -> None:
+    """Make ``members`` (number, family) of the families of several queries."""
+    _find_repeats(connection, firsts, "fold(text)", "families")
     run(
         connection,
         "comparing queries",
-        """CREATE TABLE families AS
-        SELECT folded, min(number) AS family FROM queries GROUP BY folded HAVING count(*) > 1""",
+        f"""CREATE TABLE members AS
+        SELECT firsts.place AS number, families.place AS family
+        FROM {firsts} AS firsts JOIN families ON families.value = fold(firsts.text)""",
     )
+
+
+def _find_repeats(connection: duckdb.DuckDBPyConnection, rows: str, value: str, name: str) -> None:
+    """Make the table ``name`` (value, place) of the values that repeat, and where each begins."""
+    what = f"looking for repeats in {rows}"
+    # hashes take a fourth of the time of texts, which are then compared where hashes are equal
     run(
         connection,
-        "comparing queries",
-        """CREATE OR REPLACE TABLE queries AS
-        SELECT queries.*, coalesce(family, number) AS family
-        FROM queries LEFT JOIN families USING (folded)""",
+        what,
+        f"""CREATE OR REPLACE TEMP TABLE suspects AS
+        SELECT hash({value}) AS suspect FROM {rows} GROUP BY suspect HAVING count(*) > 1""",
     )
-
-
-_FIRST = "min(place) AS place, arg_min(text, place) AS text"
-_FIRST_ID = "min(place) AS place, arg_min(id, place) AS id"
+    source = rows if count(connection, "SELECT count(*) FROM suspects") else f"{rows} LIMIT 0"
+    run(
+        connection,
+        what,
+        f"""CREATE TABLE {name} AS SELECT value, min(place) AS place
+        FROM (SELECT {value} AS value, place FROM (FROM {source}))
+        WHERE hash(value) IN (FROM suspects) GROUP BY value HAVING count(*) > 1""",
+    )
 
 
 def check_repeated_ids(connection: duckdb.DuckDBPyConnection, side: Side, table: UserTable) -> int:

@@ -3,7 +3,7 @@
 ``periods`` (family, period)
     the first period in which any query of a family is clicked.
 ``counted`` (query, ad, weight)
-    the clicks that count: those in their query's period, on ads that are kept.
+    the sums of clicks that count: those in their query's period, on ads that are kept.
 ``kept_ads`` (number, ad_id) and ``kept_queries`` (number, split, query_id)
     what is kept. Splits are numbered as in SPLITS.
 """
@@ -61,10 +61,9 @@ def find_periods(connection: duckdb.DuckDBPyConnection) -> None:
     run(
         connection,
         "finding first clicks",
-        """CREATE TABLE periods AS
-        SELECT family, min(period) AS period
+        """CREATE TABLE periods AS SELECT coalesce(family, query) AS family, min(period) AS period
         FROM (SELECT query, min(period) AS period FROM sums GROUP BY query)
-        JOIN queries ON queries.number = query GROUP BY family""",
+        LEFT JOIN members ON number = query GROUP BY ALL""",
     )
 
 
@@ -73,15 +72,15 @@ def keep_ads(connection: duckdb.DuckDBPyConnection, fewest_queries: int) -> None
 
     Training must never see a click that is later than the first of its query's period.
     """
-    run(
-        connection,
-        "counting clicks",
-        """CREATE TABLE counted AS
-        SELECT sums.query, sums.ad, sums.weight FROM sums
-        JOIN queries ON queries.number = sums.query JOIN periods USING (family)
-        WHERE sums.period = periods.period""",
-    )
-    connection.execute("DROP TABLE sums")
+    if count(connection, "SELECT max(period) FROM sums"):
+        run(
+            connection,
+            "counting clicks",
+            """DELETE FROM sums USING periods, queries
+            WHERE queries.number = query AND queries.family = periods.family
+                AND sums.period <> periods.period""",
+        )
+    connection.execute("ALTER TABLE sums RENAME TO counted")
     run(
         connection,
         "counting clicks",
@@ -95,7 +94,7 @@ def keep_ads(connection: duckdb.DuckDBPyConnection, fewest_queries: int) -> None
 
 
 def split_by_draws(connection: duckdb.DuckDBPyConnection, splits: Splits) -> None:
-    """Make ``family_splits`` (family, split) of clicked queries: by period, the first by draws."""
+    """Make ``family_splits`` (family, split) of what is held out: by period, the first by draws."""
     _register_draws(connection, splits.seed)
     held_out = 0.0 if splits.test_from else splits.test_fraction
     validation = 0.0 if splits.validation_from else splits.validation_fraction
@@ -103,12 +102,12 @@ def split_by_draws(connection: duckdb.DuckDBPyConnection, splits: Splits) -> Non
         connection,
         "splitting queries",
         f"""CREATE TABLE family_splits AS
-        SELECT family, CASE WHEN period > {TRAIN} THEN period
-            WHEN drawn < {held_out!r} THEN {TEST}
-            WHEN drawn < {held_out + validation!r} THEN {VALIDATION}
-            ELSE {TRAIN} END AS split
-        FROM (SELECT periods.family, period, draw(folded) AS drawn
-              FROM periods JOIN queries ON queries.number = periods.family)""",
+        WITH draws AS MATERIALIZED (  -- else they are drawn anew for each use
+            SELECT number, draw(fold(text)) AS drawn FROM queries WHERE number = family)
+        SELECT family, period AS split FROM periods WHERE period > {TRAIN} UNION ALL
+        SELECT family, CASE WHEN drawn < {held_out!r} THEN {TEST} ELSE {VALIDATION} END AS split
+        FROM draws JOIN periods ON periods.family = number
+        WHERE period = {TRAIN} AND drawn < {held_out + validation!r}""",
     )
 
 
@@ -136,7 +135,7 @@ def split_as_given(connection: duckdb.DuckDBPyConnection, splits: Splits) -> dic
             LEFT JOIN family_splits USING (family)
             JOIN queries ON queries.number = periods.family
             WHERE coalesce(split, {TRAIN}) = {TRAIN}
-                AND draw(folded) < {splits.validation_fraction!r}"""
+                AND draw(fold(text)) < {splits.validation_fraction!r}"""
         )
         connection.execute(
             """CREATE OR REPLACE TABLE family_splits AS

@@ -85,7 +85,7 @@ def drop_own_pairs(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
     """Leave out the pairs of a query and an ad of its own text."""
     own = """SELECT DISTINCT sums.query, sums.ad FROM sums
         JOIN queries ON queries.number = sums.query JOIN ads ON ads.number = sums.ad
-        WHERE queries.folded = fold(ads.text)"""
+        WHERE fold(queries.text) = fold(ads.text)"""
     what = "pairs left out as an ad of the query's own text"
     return {what: _drop(connection, "query, ad", own)}
 

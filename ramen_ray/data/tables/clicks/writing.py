@@ -4,12 +4,13 @@ All rows are written in the order of their ids, so that the same tables give the
 machine.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import duckdb
+import numpy as np
+import pyarrow as pa
 
-from ramen_ray.data.engine import count, run, stream
+from ramen_ray.data.engine import ROWS_PER_BATCH, count, run, stream
 from ramen_ray.data.store.dataset import DatasetWriter
 from ramen_ray.data.store.schemas import PLURAL, SPLITS, Side
 
@@ -42,52 +43,50 @@ def write_queries(
         JOIN kept_queries ON kept_queries.number = query JOIN kept_ads ON kept_ads.number = ad
         ORDER BY split, query_id, ad_id""",
     )
-    source_id = ", id AS source_id" if with_ids else ""
-    weights = ", coalesce(weights, []) AS weights" if with_weights else ""
+    columns = ["query_id", "text", "ad_ids"]
+    columns += ["source_id"] * with_ids + ["weights"] * with_weights
     for number, split in enumerate(SPLITS):
-        batches = (
-            batch
-            for some in _blocks(connection, number)
-            for batch in stream(
-                connection,
-                f"""SELECT query_id, text, coalesce(ad_ids, []) AS ad_ids{source_id}{weights}
-                FROM kept_queries JOIN (FROM queries WHERE {some.numbers}) USING (number)
-                LEFT JOIN (
-                    SELECT query_id, list(ad_id ORDER BY ad_id) AS ad_ids,
-                        list(weight ORDER BY ad_id) AS weights
-                    FROM written WHERE {some.ids} GROUP BY query_id) AS lists USING (query_id)
-                WHERE {some.ids} ORDER BY query_id""",
-            )
-        )
-        writer.write(f"queries/{split}", batches)
+        writer.write(f"queries/{split}", _with_ads(connection, number, columns))
 
 
-class _Block(NamedTuple):
-    """Conditions for some queries of a split: by their ids, and by their numbers, which ascend."""
-
-    ids: str
-    numbers: str
-
-
-def _blocks(connection: duckdb.DuckDBPyConnection, split: int) -> Iterator[_Block]:
+def _with_ads(
+    connection: duckdb.DuckDBPyConnection, split: int, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of a split's queries, in the order of their ids."""
     for first in range(0, _num_queries(connection, split), QUERIES_AT_ONCE):
-        last = first + QUERIES_AT_ONCE - 1
-        ids = f"split = {split} AND query_id BETWEEN {first} AND {last}"
-        bounds = connection.sql(f"SELECT min(number), max(number) FROM kept_queries WHERE {ids}")
-        low, high = bounds.fetchall()[0]
-        # so that the engine skips all other texts, which it would read again for each block
-        yield _Block(ids, f"number BETWEEN {low} AND {high}")
+        some = f"split = {split} AND query_id BETWEEN {first} AND {first + QUERIES_AT_ONCE - 1}"
+        low, high = connection.sql(
+            f"SELECT min(number), max(number) FROM kept_queries WHERE {some}"
+        ).fetchall()[0]
+        # by their numbers, the engine skips all other texts, which it would read for each block
+        rows = connection.sql(
+            f"""SELECT query_id, text, id AS source_id FROM kept_queries
+            JOIN (FROM queries WHERE number BETWEEN {low} AND {high}) USING (number)
+            WHERE {some} ORDER BY query_id"""
+        ).to_arrow_table()
+        pairs = connection.sql(
+            f"SELECT query_id, ad_id, weight FROM written WHERE {some} ORDER BY query_id, ad_id"
+        ).fetchnumpy()
+        ends = np.bincount(pairs["query_id"] - first, minlength=len(rows)).cumsum()
+        offsets = pa.array(np.append(0, ends), pa.int32())
+        rows = rows.append_column("ad_ids", pa.ListArray.from_arrays(offsets, pairs["ad_id"]))
+        rows = rows.append_column("weights", pa.ListArray.from_arrays(offsets, pairs["weight"]))
+        yield from rows.select(columns).to_batches(ROWS_PER_BATCH)
 
 
 def write_aliases(connection: duckdb.DuckDBPyConnection, side: Side, writer: DatasetWriter) -> None:
     """Write the names that have no row: with the id that was kept, if they were merged."""
     nodes = PLURAL[side]
-    rows = f"""SELECT name, CASE WHEN kept_{nodes}.number IS NOT NULL THEN id END AS of
-        FROM {side}_names JOIN {nodes} ON {nodes}.number = {side}_names.number
-        LEFT JOIN kept_{nodes} ON kept_{nodes}.number = {nodes}.number
-        WHERE kept_{nodes}.number IS NULL OR name <> id ORDER BY name"""
+    rows = f"""SELECT id AS name, NULL::VARCHAR AS of
+        FROM {nodes} ANTI JOIN kept_{nodes} USING (number)"""
+    merged = f"SELECT (SELECT count(*) FROM {side}_names) - (SELECT count(*) FROM {nodes})"
+    if count(connection, merged):
+        rows = f"""SELECT name, CASE WHEN kept.number IS NOT NULL THEN id END AS of
+            FROM {side}_names AS names JOIN {nodes} AS nodes USING (number)
+            LEFT JOIN kept_{nodes} AS kept USING (number)
+            WHERE kept.number IS NULL OR name <> id"""
     if count(connection, f"SELECT count(*) FROM ({rows})"):
-        writer.write(f"aliases/{side}", stream(connection, rows))
+        writer.write(f"aliases/{side}", stream(connection, f"{rows} ORDER BY name"))
 
 
 def _num_queries(connection: duckdb.DuckDBPyConnection, split: int) -> int:

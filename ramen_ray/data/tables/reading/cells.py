@@ -18,6 +18,7 @@ SCIENTIFIC = r"^\s*[+-]?\d([.,]\d*)?[eE]\+?\d+\s*$"
 ISO_DAY = r"^\d{4}-\d\d-\d\d$"
 ISO_TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?$"
 ISO_ZONE = r":\S*(Z|[+-]\d\d(:?\d\d)?)$"
+LONGEST = max(map(len, NULL_WORDS))
 UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 TimeUnit = Literal["s", "ms", "us", "ns", "yyyymmdd"]
 EARLIEST, LATEST = 631_152_000, 4_102_444_800
@@ -31,7 +32,7 @@ def as_strings(column: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:
         ValueError: the cells are lists, are not UTF-8, or are floats that lost digits of an id.
     """
     strings = _text(_plain(column))
-    empty = pc.fill_null(pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(strings)), 0), True)
+    empty = pc.fill_null(pc.equal(pc.binary_length(pc.utf8_trim_whitespace(strings)), 0), True)
     return pc.fill_null(strings, ""), empty.to_numpy(zero_copy_only=False)
 
 
@@ -101,7 +102,12 @@ def is_scientific(cells: pa.Array) -> Booleans:
 
 def is_null_word(cells: pa.Array) -> Booleans:
     """Flag the strings (n,) that programs write for nothing, such as NULL or N/A."""
-    return np.asarray(pc.is_in(pc.utf8_trim_whitespace(cells), pa.array(NULL_WORDS)))
+    trimmed = pc.utf8_trim_whitespace(cells)
+    flags = np.asarray(pc.fill_null(pc.less_equal(pc.binary_length(trimmed), LONGEST), False))
+    if flags.any():  # of few cells: to look up all takes longer than to read them
+        flags = flags.copy()
+        flags[flags] = np.asarray(pc.is_in(trimmed.filter(pa.array(flags)), pa.array(NULL_WORDS)))
+    return flags
 
 
 def cell_bytes(column: pa.ChunkedArray) -> NDArray[np.int64]:

@@ -1,0 +1,200 @@
+"""A retriever: a model, an index of the ads, and the settings to answer queries with them.
+
+It is a folder with
+
+    encoder/          the sentence-transformers folder of a checkpoint; onnx/ in it if compiled
+    classifier_head/  turns queries into vectors to compare with classifiers, if there are any
+    index.faiss       one vector per ad
+    ads.parquet       ad_id (the user's) and text, in the order of the index
+    retriever.json    how texts become vectors
+
+`ramen_ray/tracking/retriever_model.py` serves it.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.predictions import users_ids
+from ramen_ray.method.model.compilation import write_onnx
+from ramen_ray.method.model.dual_encoder import (
+    ENCODER_FOLDER,
+    DualEncoder,
+    Embeddings,
+    load_model,
+    tokenize_texts,
+)
+from ramen_ray.method.model.encoder import TransformerEncoder
+from ramen_ray.method.model.pretrained import EncoderError, text_tokenizer
+from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
+from ramen_ray.method.retrieval.index_file import extended_index_file, index_file
+from ramen_ray.method.retrieval.search import (
+    TopK,
+    merge_topk,
+    search,
+    search_index,
+    share_found,
+)
+
+INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
+ADS_SCHEMA = pa.schema([("ad_id", pa.string()), ("text", pa.string())])
+ADS_PER_BLOCK = 65_536
+MOST_QUERIES = 1000
+RECALL_AT = 100
+
+Represent = Callable[[int, Embeddings], Embeddings]
+"""Maps the number of a block's first ad, and the embeddings (n, D) of the block's texts, to the
+vectors (n, D) that are indexed."""
+
+
+@dataclass(frozen=True)
+class RetrieverSettings:
+    """How a retriever is made."""
+
+    kind: IndexKind
+    max_length: int  # tokens of a text
+    gb_of_index: float  # of one in cells that memory holds; a larger one goes through files
+
+
+def write_retriever(
+    folder: Path, model: DualEncoder, dataset: Dataset, data: Prepared, settings: RetrieverSettings
+) -> dict[str, float]:
+    """Write a retriever of all ads into ``folder``; memory holds its index and a batch of ads.
+
+    Args:
+        folder: made if it is missing.
+        model: on the device to run it on.
+        dataset: has the ads' texts and the users' ids.
+        data: the same dataset, prepared.
+        settings: how it is made.
+
+    Returns:
+        ``recall@100``, the share of the 100 best ads by exact search that the index finds, over
+        at most a thousand test queries, and the index's size in ``megabytes``.
+    """
+    model.save(folder, settings.max_length)
+    _write_ads(folder / ADS, dataset.in_order("ads"))
+    _write_settings(folder, _settings(model, settings.max_length))
+    return {
+        f"recall@{RECALL_AT}": _write_index(folder / INDEX, model, data, settings),
+        "megabytes": (folder / INDEX).stat().st_size / 1e6,
+    }
+
+
+def known_ids(folder: Path) -> pa.Array:
+    """Return the ids (ads,) of a retriever's ads, in the order of its index."""
+    return pq.read_table(folder / ADS, columns=["ad_id"])["ad_id"].combine_chunks()
+
+
+def add_ads(
+    folder: Path, ads: pa.Table, gb_of_index: float, represent: Represent | None = None
+) -> int:
+    """Add ads (``ad_id`` and ``text``, strings) to a retriever; returns how many it has now.
+
+    Its encoder and its index's cells do not change. ``represent`` makes the vectors that are
+    indexed; without it, these are the texts' embeddings.
+    """
+    embed = text_embedder(folder)
+    with extended_index_file(folder / INDEX, gb_of_index) as add:
+        for start in range(0, len(ads), ADS_PER_BLOCK):
+            vectors = embed(ads["text"][start : start + ADS_PER_BLOCK].to_pylist())
+            add(vectors if represent is None else represent(start, vectors))
+    all_ads = pa.concat_tables([pq.read_table(folder / ADS), ads.cast(ADS_SCHEMA)])
+    pq.write_table(all_ads, folder / ADS, compression="zstd")
+    return len(all_ads)
+
+
+def text_embedder(
+    folder: Path, view: Literal["queries", "ads"] = "ads"
+) -> Callable[[list[str]], Embeddings]:
+    """Load a retriever's model; returns a function that embeds queries or new ads (texts, D)."""
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    model = load_model(folder, part=settings.get("part"))
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    encoder = model.encoder
+    tokenize = text_tokenizer(encoder.tokenizer, settings["max_length"], encoder.add_special_tokens)
+    embed_table = model.embed_new_ads if view == "ads" else model.embed_queries
+
+    def embed(texts: list[str]) -> Embeddings:
+        return embed_table(tokenize_texts(tokenize, texts), np.arange(len(texts)))
+
+    return embed
+
+
+def compile_retriever(folder: Path, int8: bool) -> None:
+    """Compile a retriever's encoder for queries; ads are still added with the original.
+
+    See :func:`ramen_ray.method.model.compilation.write_onnx`.
+
+    Raises:
+        EncoderError: its encoder is a bag, or the packages for this are not installed.
+    """
+    encoder = load_model(folder).encoder
+    if not isinstance(encoder, TransformerEncoder):
+        raise EncoderError("a bag of embeddings has nothing to compile: it looks up and adds")
+    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    settings["onnx"] = write_onnx(encoder, folder / ENCODER_FOLDER, int8)
+    _write_settings(folder, settings)
+
+
+def _write_ads(file: Path, ads: Iterable[pa.RecordBatch]) -> None:
+    with pq.ParquetWriter(file, ADS_SCHEMA, compression="zstd") as out:
+        for some in ads:
+            columns = [column.cast(pa.string()) for column in (users_ids(some), some["text"])]
+            out.write_batch(pa.record_batch(columns, ADS_SCHEMA))
+
+
+def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
+    (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _settings(model: DualEncoder, max_length: int) -> dict[str, Any]:
+    """Return how texts become tokens, and tokens a vector for search."""
+    encoder = model.encoder
+    is_transformer = isinstance(encoder, TransformerEncoder)
+    tokenizer = text_tokenizer(encoder.tokenizer, max_length, encoder.add_special_tokens)
+    return {
+        "pooling": encoder.pooling if is_transformer else "bag",
+        "max_length": tokenizer.max_length,
+        "add_special_tokens": tokenizer.add_special_tokens,
+        "placeholder": tokenizer.placeholder,
+        "part": model.part,
+        "classifier_weight": model.scoring.weight,
+    }
+
+
+def _trained_index(kind: IndexKind, model: DualEncoder, data: Prepared) -> Any:
+    num_ads = len(data.ads)
+    index = new_index(kind, model.dim, num_ads)
+    if not index.is_trained:
+        sample = np.random.default_rng(0).permutation(num_ads)[: sample_size(num_ads)]
+        index.train(model.embed_ads(data.ads, sample))
+    return index
+
+
+def _write_index(
+    file: Path, model: DualEncoder, data: Prepared, settings: RetrieverSettings
+) -> float:
+    """Write the index of all ads and return its recall; each ad is encoded once."""
+    rows = np.arange(min(len(data.queries["test"]), MOST_QUERIES))
+    queries = model.embed_queries(data.queries["test"], rows)
+    index = _trained_index(settings.kind, model, data)
+    exact: list[TopK] = []
+    with index_file(file, index, settings.gb_of_index) as add:
+        for start in range(0, len(data.ads), ADS_PER_BLOCK):
+            ads = np.arange(start, min(start + ADS_PER_BLOCK, len(data.ads)))
+            block = model.embed_ads(data.ads, ads)
+            add(block)
+            exact = [merge_topk([*exact, search(queries, block, RECALL_AT, ids=ads)], RECALL_AT)]
+    written = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
+    return share_found(search_index(written, queries, RECALL_AT)[0], exact[0][0])

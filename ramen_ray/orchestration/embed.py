@@ -1,0 +1,209 @@
+"""Embeddings of the texts of tables, written into one file by tasks, or by actors on GPUs."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import ray
+import ray.data
+import torch
+from numpy.typing import NDArray
+
+from ramen_ray.bases import Part
+from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.store.mapped_files import map_new_array
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
+from ramen_ray.orchestration.cluster.resources import free_share, quiet_ray_data, user_errors
+from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
+
+TEXTS_PER_BATCH = 65_536
+FEW_TEXTS = 500  # embedding them on a CPU takes less time than starting a task's process
+
+View = Literal["queries", "ads"]
+"""Which method of the model embeds a text: ``embed_queries`` or ``embed_ads``."""
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows (n,) of a folder of texts' tokens, and how they are embedded."""
+
+    table: Path
+    rows: NDArray[np.int64] | range
+    view: View
+
+
+@dataclass(frozen=True)
+class EmbeddingResources:
+    """Resources of a process that embeds texts.
+
+    Without CPUs and GPUs from Ray, tasks run one at a time. bfloat16 is used only on GPUs.
+    """
+
+    num_threads: int
+    num_cpus: float = 0
+    num_gpus: float = 0
+    use_bf16: bool = False
+
+
+def embed_tables(
+    model: Path,
+    tables: Sequence[TableRows],
+    file: Path,
+    resources: EmbeddingResources,
+    dtype: type[np.floating[Any]] = np.float32,
+    part: Part | None = None,
+) -> NDArray[Any]:
+    """Embed texts into ``file``, one table after another; each task writes what it has embedded.
+
+    Few texts are embedded in this process, unless tasks would have a GPU. In place of tasks on a
+    GPU, each of which would start a process, there are actors.
+
+    Args:
+        model: folder of the model; all machines can reach it, and the folders of tables and file.
+        tables: the texts.
+        file: an ``.npy`` file to write.
+        resources: resources of each task.
+        dtype: type of the embeddings.
+        part: which of the model's vectors they get; None for all that it has.
+
+    Returns:
+        (texts of all tables, D), mapped from ``file``.
+
+    Raises:
+        ClusterError: processes have died.
+    """
+    shape = (sum(len(one.rows) for one in tables), load_model(model, part=part).dim)
+    map_new_array(file, dtype, shape)
+    work, batches = _Work(model, file, resources, part), _batches(tables)
+    if shape[0] <= FEW_TEXTS and not resources.num_gpus:
+        here = work.load()
+        for batch in batches:
+            work.embed(batch, here)
+    else:
+        shutil.rmtree(work.attempts, ignore_errors=True)  # left by a killed call
+        try:
+            if resources.num_gpus:
+                with user_errors():
+                    _in_actors(batches, work)
+            else:
+                tasks = [partial(work.in_task, batch) for batch in batches]
+                in_tasks(tasks, cpus_per_task=resources.num_cpus)
+        finally:
+            shutil.rmtree(work.attempts, ignore_errors=True)
+    embeddings: NDArray[Any] = np.load(file, mmap_mode="r")
+    return embeddings
+
+
+def embed_distinct(
+    model: Path,
+    tables: list[Path],
+    file: Path,
+    use_bf16: bool,
+    num_threads: int,
+    part: Part = "encoder",
+) -> list[TextEmbeddings]:
+    """Embed the distinct texts of all ``tables`` as queries, with the cluster's free resources.
+
+    They are stored in half precision: the error of a cosine is below 0.001. Arguments are those of
+    :func:`embed_tables`.
+
+    Returns:
+        One per table, all sharing one (U, D) float16 array, which is mapped from ``file``.
+    """
+    rows, positions = number_distinct([TokenTable.open(table) for table in tables])
+    parts = [TableRows(table, some, "queries") for table, some in zip(tables, rows, strict=True)]
+    resources = EmbeddingResources(num_threads, **free_share(num_threads), use_bf16=use_bf16)
+    embeddings = embed_tables(model, parts, file, resources, np.float16, part)
+    return [TextEmbeddings(embeddings, places) for places in positions]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Rows ``start`` to ``stop`` of a table; ``first`` is where their embeddings begin."""
+
+    table: TableRows
+    start: int
+    stop: int
+    first: int
+
+    def __str__(self) -> str:
+        return f"embedding of {self.table.table}, texts from {self.start}"
+
+
+def _batches(tables: Sequence[TableRows]) -> list[_Batch]:
+    batches, first = [], 0
+    for table in tables:
+        for start in range(0, len(table.rows), TEXTS_PER_BATCH):
+            stop = min(start + TEXTS_PER_BATCH, len(table.rows))
+            batches.append(_Batch(table, start, stop, first))
+            first += stop - start
+    return batches
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What all batches have in common; plain values."""
+
+    model: Path
+    file: Path
+    resources: EmbeddingResources
+    part: Part | None
+
+    @property
+    def attempts(self) -> Path:
+        """A folder for marks of attempts, until all is embedded."""
+        return self.file.with_suffix(".attempts")
+
+    def load(self) -> DualEncoder:
+        """Load the model, in the process that embeds."""
+        torch.set_num_threads(self.resources.num_threads)
+        device = "cuda" if ray.get_gpu_ids() else "cpu"
+        return load_model(self.model, part=self.part).to(device)
+
+    def embed(self, batch: _Batch, model: DualEncoder) -> None:
+        """Embed a batch and write it to its place."""
+        chosen = np.asarray(batch.table.rows[batch.start : batch.stop])
+        use_bf16 = self.resources.use_bf16 and bool(ray.get_gpu_ids())
+        view = {"queries": model.embed_queries, "ads": model.embed_ads}[batch.table.view]
+        embeddings = view(TokenTable.open(batch.table.table), chosen, use_bf16)
+        rows = np.load(self.file, mmap_mode="r")
+        with self.file.open("r+b") as opened:  # closing it shows other machines what was written
+            opened.seek(rows.offset + batch.first * rows.strides[0])
+            opened.write(np.ascontiguousarray(embeddings, rows.dtype).data)
+
+    def in_task(self, batch: _Batch) -> None:
+        """Load the model and embed one batch, in a task."""
+        with limited_attempts(self.attempts, str(batch)):
+            self.embed(batch, self.load())
+
+
+class _Embedder:
+    """An actor that loads the model once and embeds one batch after another."""
+
+    def __init__(self, work: _Work, batches: list[_Batch]) -> None:
+        self.work, self.batches = work, batches
+        with limited_attempts(work.attempts, f"loading of {work.model}"):
+            self.model = work.load()
+
+    def __call__(self, row: dict[str, int]) -> dict[str, int]:
+        batch = self.batches[row["id"]]
+        with limited_attempts(self.work.attempts, str(batch)):
+            self.work.embed(batch, self.model)
+        return row
+
+
+def _in_actors(batches: list[_Batch], work: _Work) -> None:
+    """Embed batches in actors of Ray Data, as many as there is room for."""
+    quiet_ray_data()
+    ray.data.range(len(batches), override_num_blocks=len(batches)).map(
+        _Embedder,
+        fn_constructor_args=(work, batches),
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=len(batches)),
+        num_cpus=work.resources.num_cpus,
+        num_gpus=work.resources.num_gpus,
+    ).materialize()

@@ -1,0 +1,193 @@
+"""Evaluate a checkpoint: tasks embed queries and ads into a file, shards of which are searched."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from ramen_ray.bases import Part
+from ramen_ray.config import ConfigError, RunConfig, WorkersConfig
+from ramen_ray.data.names.matching import NameList
+from ramen_ray.data.names.tables import read_names
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import check_intact, checksum_files
+from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError
+from ramen_ray.data.store.predictions import shown_ads, write_predictions
+from ramen_ray.method.metrics import bad_matches
+from ramen_ray.method.metrics.judgement import Judgement
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
+from ramen_ray.method.retrieval.search import TopK
+from ramen_ray.method.retrieval.shards import embedded_shards
+from ramen_ray.method.training.checkpoints import CheckpointError
+from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
+from ramen_ray.orchestration.prepare.pipeline import prepare
+from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
+from ramen_ray.orchestration.run.directory import (
+    CONFIG_FILE,
+    IDENTITY_FILE,
+    RUN_FILE,
+    RunDirectory,
+    read_run_config,
+)
+from ramen_ray.orchestration.search import put_together, search_shards
+
+
+def evaluate_checkpoint(
+    checkpoint: Path,
+    split: str,
+    dataset: str | None = None,
+    predictions: Path | None = None,
+    names: str | None = None,
+    part: Part | None = None,
+) -> dict[str, float]:
+    """Return the metrics of a checkpoint's model on a split.
+
+    Args:
+        checkpoint: a folder that training wrote, with ``encoder`` and ``config.json``; or the
+            folder of a finished run, to use its best checkpoint.
+        split: ``validation``, ``test`` or ``zero_shot``.
+        dataset: a dataset directory other than the one trained on.
+        predictions: a parquet file to write the predictions to, with the users' ids.
+        names: a list of names, to measure how often predictions have other names than the query.
+        part: which of its vectors a model with classifiers answers by; None for what validation
+            chose for the run, or both if that is not known.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint, or lacks classifiers that its configuration
+            has, or what ``part`` asks for.
+        DamagedError: a file of it has changed since it was written.
+        ConfigError: the predictions cannot be written there.
+        DatasetError: the dataset directory or the list of names is not usable, or another one than
+            trained on, or there is no such split.
+    """
+    checkpoint, chosen = _best_checkpoint(checkpoint)
+    config = _read_checkpoint_config(checkpoint)
+    part = part or chosen
+    _check_classifiers(checkpoint, config, part)
+    opened = _open_dataset(checkpoint, config, dataset, part)
+    if not opened.has(f"queries/{split}"):
+        raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
+    if predictions is not None and (predictions.is_dir() or not predictions.parent.is_dir()):
+        raise ConfigError(f"predictions {predictions} must be a file in a folder that exists")
+    name_list = None if names is None else read_names(names)
+    start_ray()
+    check_resources(config.workers)
+    cache = Path(config.output) / "prepared"
+    data = prepare(opened, cache, trained_tokenizer(checkpoint, config.encoder))
+    judgement = Judgement.from_prepared(data, split, build_propensity(config))
+    shown = _retrieve((checkpoint, part), data, split, judgement, config.workers)
+    metrics = judgement.metrics(shown[0])
+    if predictions is not None:
+        write_predictions(predictions, opened, split, shown)
+    if name_list is not None:
+        with opened.unchanged(WHILE_READ):
+            metrics |= _measure_bad_matches(name_list, opened, split, shown)
+    return metrics
+
+
+def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
+    """Return the best checkpoint of a run's folder and what it finds ads by.
+
+    Any other folder is returned as it is.
+    """
+    if not (folder / RUN_FILE).is_file():
+        return folder, None
+    notes = RunDirectory(folder).notes
+    if "best_checkpoint" not in notes:
+        raise CheckpointError(f"the run {folder} is not finished; give one of its checkpoints")
+    return folder / notes["best_checkpoint"], notes.get("part")
+
+
+def _open_dataset(
+    checkpoint: Path, config: RunConfig, given: str | None, part: Part | None
+) -> Dataset:
+    """Open the dataset to evaluate on.
+
+    Raises:
+        DatasetError: it is not what the checkpoint was trained on, and was not asked for, or the
+            checkpoint has vectors of the ads.
+    """
+    file = checkpoint / IDENTITY_FILE
+    made_from = dict(json.loads(file.read_text())) if file.is_file() else {}
+    opened = Dataset(given or config.dataset)
+    if opened.fingerprint == made_from.get("dataset"):
+        return opened
+    if given is None:
+        raise DatasetError(
+            f"{opened.path} is not what {checkpoint} was trained on, or has changed since; give "
+            f"--dataset {opened.path} to evaluate on it as it is now"
+        )
+    if config.base.parts.heads == "classifier" and part != "encoder":
+        raise DatasetError(
+            f"{opened.path} is not what {checkpoint} was trained on, whose ads have vectors of "
+            f"their own there; only the encoder can answer here (--part encoder)"
+        )
+    return opened
+
+
+def _check_classifiers(checkpoint: Path, config: RunConfig, part: Part | None) -> None:
+    has_classifiers = (checkpoint / CLASSIFIER_FOLDER).is_dir()
+    if config.base.parts.heads == "classifier" and not has_classifiers:
+        raise CheckpointError(
+            f"{checkpoint} has no {CLASSIFIER_FOLDER} folder, but its {CONFIG_FILE} has base.heads "
+            f"classifier; it is not whole"
+        )
+    if part in {"classifier", "both"} and not has_classifiers:
+        raise CheckpointError(
+            f"{checkpoint} has no classifiers, so part {part!r} cannot answer; the base unidec, or "
+            f"base.heads classifier, trains them"
+        )
+
+
+def _read_checkpoint_config(checkpoint: Path) -> RunConfig:
+    if not (checkpoint / ENCODER_FOLDER / "modules.json").is_file():
+        raise CheckpointError(
+            f"{checkpoint} is not a checkpoint: it has no {ENCODER_FOLDER} folder"
+        )
+    if checksum_files(checkpoint):
+        check_intact(checkpoint)
+    try:
+        return read_run_config(checkpoint / CONFIG_FILE)
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint} is not a checkpoint: {error}") from error
+
+
+def _retrieve(
+    model: tuple[Path, Part | None],
+    data: Prepared,
+    split: str,
+    judgement: Judgement,
+    workers: WorkersConfig,
+) -> TopK:
+    """Return the best ads of each query of a split, by id; embeddings go through a file.
+
+    Args:
+        model: folder of the model, and the part of its vectors that answers.
+        data: the dataset.
+        split: the queries.
+        judgement: says how many ads of each query are needed.
+        workers: what they may use.
+    """
+    tokens, num_queries = data.path / "tokens", len(data.queries[split])
+    queries = TableRows(tokens / "queries" / split, range(num_queries), "queries")
+    ads = TableRows(tokens / "ads", data.candidates(split), "ads")
+    cpus = workers.cpus_per_worker
+    resources = EmbeddingResources(cpus, cpus, int(workers.use_gpu))
+    with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=data.path.parent) as folder:
+        file, ids = Path(folder) / "embeddings.npy", Path(folder) / "ids.npy"
+        np.save(ids, ads.rows)
+        embed_tables(model[0], [queries, ads], file, resources, part=model[1])
+        shards = embedded_shards(file, num_queries, workers.gb_per_shard, ids=ids)
+        found = search_shards(shards, (file, num_queries), judgement.depth, cpus)
+        return judgement.shown(put_together(found, num_queries, judgement.depth))
+
+
+def _measure_bad_matches(
+    names: NameList, dataset: Dataset, split: str, topk: TopK
+) -> dict[str, float]:
+    ads = topk[0][:, : max(bad_matches.KS)]
+    query_names = names.find_in_table(dataset, f"queries/{split}")
+    ad_names = names.find_in_table(dataset, "ads", shown_ads(ads))
+    return bad_matches.bad_match_metrics(ads, query_names, ad_names, names.kind_of, names.kinds)

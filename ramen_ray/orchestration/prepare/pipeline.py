@@ -1,0 +1,173 @@
+"""The data pipeline: with Ray Data, turn a dataset directory into memory-mapped arrays, once.
+
+The dataset directory is checked first. Two streaming executions (texts, edges) then read the
+parquet files, tokenise their rows, sort them by table and key, and write parts, which a task joins.
+The sort also shuffles the train queries globally, with their clicks and edges.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import ray.data
+from filelock import FileLock
+
+from ramen_ray.data.checks import validate
+from ramen_ray.data.checks.structure import Structure, inspect_structure, read_tables
+from ramen_ray.data.checks.vocabulary import text_findings
+from ramen_ray.data.describe.counts import dataset_statistics
+from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.stages import (
+    ID_TABLES,
+    PART_SCHEMA,
+    edge_rows,
+    join_parts,
+    text_rows,
+    write_ids,
+    write_parts,
+)
+from ramen_ray.data.prepared.text_figures import measure_texts
+from ramen_ray.data.store.checksums import is_intact, write_checksums
+from ramen_ray.data.store.dataset import WHILE_READ, Dataset, new_folder
+from ramen_ray.data.store.parquet_files import open_parquet, read_footer
+from ramen_ray.method.model.texts import TextTokenizer
+from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
+from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
+
+logger = logging.getLogger(__name__)
+
+PREPARED_VERSION = 9
+GROUPS_PER_TASK = 4
+ROWS_PER_BATCH = 131_072  # so that a word is tokenised once for many texts
+MAX_WARNINGS_SHOWN = 10
+PARTS, ATTEMPTS = "parts", "attempts"
+
+
+def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
+    """Return ``dataset`` prepared with ``tokenizer``, from ``cache`` if it is there and intact.
+
+    The cache is keyed by the content of the tables, the tokenizer and its settings. If two
+    processes need the same data at the same time, the second waits for the first. Warnings about
+    the dataset are logged each time.
+
+    Raises:
+        DatasetError: a table is missing or a row is wrong, or the tables have changed since their
+            fingerprint was taken; nothing is left in the cache.
+    """
+    target = prepared_folder(dataset, cache, tokenizer)  # takes the fingerprint before all reading
+    structure = inspect_structure(dataset)
+    raise_errors(dataset, structure.findings)
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / f".{target.name}.lock"):
+        if not is_intact(target, "the dataset is prepared again"):
+            with new_folder(target) as aside, dataset.unchanged(WHILE_READ), user_errors():
+                _prepare_into(aside, dataset, tokenizer, structure)
+    prepared = Prepared(target)
+    of_content = [Finding(**finding) for finding in prepared.metadata["findings"]]
+    _log_warnings(dataset, structure.findings + of_content)
+    return prepared
+
+
+def prepared_folder(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Path:
+    """Return where :func:`prepare` puts the dataset; it is not there before."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(f"{PREPARED_VERSION}{dataset.fingerprint}{tokenizer}".encode())
+    return cache / f"{dataset.name}-{digest.hexdigest()}"
+
+
+def _prepare_into(
+    folder: Path, dataset: Dataset, tokenizer: TextTokenizer, structure: Structure
+) -> None:
+    findings = [found for found in validate(dataset) if found not in structure.findings]
+    raise_errors(dataset, findings)
+    tables = [table for table in read_tables(dataset) if table not in ID_TABLES]
+    edges = [table for table in tables if table.startswith("edges/")]
+    texts = [table for table in tables if table not in edges]
+    to_text_rows = partial(text_rows, tokenize=tokenizer)
+    parts = [_run(dataset, texts, to_text_rows, ["table", "key"], folder)]
+    if edges:
+        keys = ["table", "key", "anchor_id"]
+        parts.append(_run(dataset, edges, edge_rows, keys, folder))
+    rows = structure.num_rows, tokenizer.vocab_size
+    in_tasks([partial(join_parts, pa.concat_tables(parts), folder, *rows)])
+    for aside in (PARTS, ATTEMPTS):
+        shutil.rmtree(folder / aside)
+    measure = partial(measure_texts, folder, texts, tokenizer.unknown, tokenizer.num_special)
+    statistics, figures = in_tasks([partial(dataset_statistics, dataset), measure])
+    for table in ID_TABLES:
+        write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
+    description = {
+        "name": dataset.name,
+        "anchor_sets": dataset.anchor_sets,
+        "statistics": statistics,
+        "texts": {table: asdict(of_table) for table, of_table in figures.items()},
+        "findings": [asdict(finding) for finding in findings + text_findings(figures)],
+    }
+    (folder / "prepared.json").write_text(json.dumps(description, indent=2) + "\n")
+    write_checksums(folder)
+
+
+def _run(
+    dataset: Dataset,
+    tables: list[str],
+    to_rows: Callable[[str, pa.Table], pa.Table],
+    sort_keys: list[str],
+    folder: Path,
+) -> pa.Table:
+    """Stream ``tables`` through read, ``to_rows``, sort and write; returns a list of parts.
+
+    The unit of reading is a parquet row group of any table. So one execution serves all tables,
+    which matters because starting one takes seconds.
+    """
+    groups = [
+        {"table": table, "file": str(file), "row_group": row_group}
+        for table in tables
+        for file in dataset.files(table)
+        for row_group in range(read_footer(file).num_row_groups)
+    ]
+    num_blocks = min(len(groups), max(len(groups) // GROUPS_PER_TASK, num_cpus()))
+    ray.data.DataContext.get_current().default_hash_shuffle_parallelism = num_blocks
+    rows = ray.data.from_items(groups, override_num_blocks=num_blocks).map_batches(
+        _read,
+        fn_args=(str(dataset.path), to_rows, folder / ATTEMPTS),
+        batch_format="pyarrow",
+        batch_size=1,
+    )
+    parts = rows.sort(sort_keys).map_batches(
+        write_parts,
+        fn_args=(folder / PARTS,),
+        batch_format="pyarrow",
+        batch_size=None,
+        zero_copy_batch=True,
+    )
+    return pa.Table.from_pylist(parts.take_all(), schema=PART_SCHEMA)
+
+
+def _read(
+    group: pa.Table, dataset: str, to_rows: Callable[[str, pa.Table], pa.Table], attempts: Path
+) -> Iterator[pa.Table]:
+    (item,) = group.to_pylist()
+    table, file, row_group = item["table"], item["file"], item["row_group"]
+    columns = Dataset(dataset).schema(table).names
+    with (
+        limited_attempts(attempts, f"{file}, row group {row_group}"),
+        open_parquet(file) as parquet,
+    ):
+        for rows in parquet.iter_batches(ROWS_PER_BATCH, row_groups=[row_group], columns=columns):
+            yield to_rows(table, pa.Table.from_batches([rows.select(columns)]))
+
+
+def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
+    warnings = [finding for finding in findings if finding.severity == "warning"]
+    for warning in warnings[:MAX_WARNINGS_SHOWN]:
+        logger.warning("warning: %s/%s", dataset.path, warning)
+    rest = len(warnings) - MAX_WARNINGS_SHOWN
+    if rest > 0:
+        logger.warning("and %d more; validate %s to see all", rest, dataset.path)

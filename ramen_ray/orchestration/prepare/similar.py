@@ -1,0 +1,237 @@
+"""An anchor set of similar texts: each train query and ad is linked to its nearest texts.
+
+The anchors are the texts of the train queries and ads themselves ("similar queries/ads" of the
+RAMEN paper). Embeddings and edges go through files, so with an encoder memory holds a few batches,
+a shard of embeddings, and a few numbers a text; n-grams of all texts are in memory.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from ramen_ray.config import GB_PER_SHARD
+from ramen_ray.data.arrays import Int64s, UInt64s
+from ramen_ray.data.checks import check
+from ramen_ray.data.engine import engine
+from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
+from ramen_ray.data.store.mapped_files import map_array, map_new_array
+from ramen_ray.data.tables.graphs.anchor_sets import (
+    check_name,
+    folder_beside,
+    nodes_without_edges,
+    put_in_place,
+)
+from ramen_ray.data.tables.graphs.text_edges import BatchTexts, Neighbours, write_text_edges
+from ramen_ray.method.graph.ngrams import ngram_vectors, similar_by_ngrams
+from ramen_ray.method.graph.similar import (
+    FOUND,
+    SAMPLED_TEXTS,
+    Similar,
+    SimilarSettings,
+    check_similarity_encoder,
+    load_similarity_encoder,
+    plain_hashes,
+    similar_by_embeddings,
+)
+from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
+from ramen_ray.method.model.pretrained import text_tokenizer
+from ramen_ray.method.model.texts import TextTokenizer
+from ramen_ray.method.retrieval.search import TopK, search, share_found
+from ramen_ray.method.retrieval.shards import embedded_shards
+from ramen_ray.method.retrieval.shortlists import sampled_queries
+from ramen_ray.orchestration.cluster.resources import free_share, start_ray
+from ramen_ray.orchestration.cluster.tasks import RunTasks, runner_for
+from ramen_ray.orchestration.embed import (
+    FEW_TEXTS,
+    EmbeddingResources,
+    TableRows,
+    embed_tables,
+)
+from ramen_ray.orchestration.search import keep_sample, search_shards
+
+ROWS_COPIED_AT_ONCE = 4096
+MOST_EXACT_PRODUCTS = 3 * 10**12  # of numbers; a minute of two cores
+EFFORT = 2
+FIRST_LINE_S, BETWEEN_LINES_S = 5.0, 20.0
+
+Block = TypeVar("Block")
+logger = logging.getLogger(__name__)
+
+
+def add_similar(
+    dataset_path: Path,
+    name: str,
+    settings: SimilarSettings,
+    replace: bool = False,
+    gb_per_shard: float = GB_PER_SHARD,
+) -> dict[str, int]:
+    """Add an anchor set of similar texts to a dataset directory; similarities are edge weights.
+
+    Args:
+        dataset_path: the dataset directory.
+        name: what to call the set.
+        settings: which texts are similar.
+        replace: replace a set of that name.
+        gb_per_shard: GB of embeddings that one process searches.
+
+    Returns:
+        Counts of the rows written, of the nodes without edges, and of edges left out; by an
+        encoder, also of texts that duplicates have left with fewer anchors, and if the search was
+        approximate, its recall in per cent.
+
+    Raises:
+        DatasetError: the dataset is not usable, the name is taken, or there would be no edges.
+        EncoderError: the encoder cannot be loaded.
+    """
+    dataset = Dataset(dataset_path)
+    check_name(dataset, name, replace)
+    check(dataset)
+    if settings.encoder is not None:
+        check_similarity_encoder(settings.encoder, settings.max_length)
+    run = runner_for(dataset.total_rows)
+    with (
+        folder_beside(dataset, name) as folder,
+        TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
+    ):
+        with engine(folder) as connection:
+            texts = BatchTexts.of_nodes(connection, dataset, Path(staging))
+        neighbours = Neighbours.none_yet(len(texts), settings.top_k, texts.folder)
+        counts = Counter[str]()
+        neighbours.put_all(_similar(texts, settings, gb_per_shard, run, counts))
+        with engine(folder) as connection:
+            writer = DatasetWriter(folder)
+            found = write_text_edges(connection, dataset, texts, settings.protocol, name, writer)
+        if not found.num_rows:
+            raise DatasetError(f"no texts are similar enough; {dataset.path} is unchanged")
+        made = {"made_by": "similar", "settings": asdict(settings)}
+        put_in_place(folder, dataset, name, made, found.num_rows, replace)
+    return found.num_rows | nodes_without_edges(dataset, found.linked) | found.counts | counts
+
+
+def _similar(
+    texts: BatchTexts,
+    settings: SimilarSettings,
+    gb_per_shard: float,
+    run: RunTasks,
+    counts: Counter[str],
+) -> Iterator[Similar]:
+    """Yield what is similar to some texts at a time; ``counts`` gets a search's shortcomings."""
+    (plain,) = run([partial(_plain_hashes, texts)])
+    if settings.encoder is None:
+        vectors = ngram_vectors(pa.concat_arrays(texts.batches()))
+        blocks = similar_by_ngrams(vectors, plain, settings, counts)
+        done = with_time_left(blocks, lambda block: block[0], len(texts))
+        yield from (found for _, found in done)
+        return
+    find = _Search(_embed(texts, settings.encoder, settings.max_length, run), gb_per_shard)
+    yield from similar_by_embeddings(find, plain, settings, counts)
+    if not find.is_exact:
+        counts[FOUND] = round(100 * find.recall(settings.top_k))
+
+
+def _plain_hashes(texts: BatchTexts) -> UInt64s:
+    """Hash all texts, in their order, into a file, which it maps."""
+    file = texts.folder / "plain.npy"
+    np.save(file, np.concatenate([plain_hashes(batch) for batch in texts.batches()]))
+    return map_array(file)
+
+
+def _embed(texts: BatchTexts, encoder: str, max_length: int, run: RunTasks) -> Path:
+    """Write the embeddings of all texts into a file, in their order; ``run`` runs tasks."""
+    model = DualEncoder(load_similarity_encoder(encoder))
+    model.save(texts.folder / "model", max_length)
+    tokenize = text_tokenizer(model.encoder.tokenizer, max_length, model.encoder.add_special_tokens)
+    batches = range(texts.num_batches)
+    tables = run([partial(_tokenize, texts, number, tokenize) for number in batches])
+    resources = EmbeddingResources(1)
+    if len(texts) > FEW_TEXTS:
+        start_ray()
+        resources = EmbeddingResources(1, **free_share(), use_bf16=False)
+    embed_tables(texts.folder / "model", tables, texts.folder / "embeddings.npy", resources)
+    return texts.folder / "embeddings.npy"
+
+
+def _tokenize(texts: BatchTexts, number: int, tokenize: TextTokenizer) -> TableRows:
+    """Write the tokens of a batch of the texts."""
+    batch = texts.batch(number)
+    folder = texts.folder / f"tokens-{number}"
+    tokenize_texts(tokenize, batch.to_pylist()).save(folder)
+    return TableRows(folder, range(len(batch)), "queries")
+
+
+class _Search:
+    """Searches the embeddings of all texts; see :data:`SearchTexts`.
+
+    It is approximate where an exact one takes more than a minute. It keeps what a search for all
+    texts finds for a sample of them.
+    """
+
+    def __init__(self, file: Path, gb_per_shard: float) -> None:
+        self.file, self.gb_per_shard = file, gb_per_shard
+        self.num_texts, self.dim = np.load(file, mmap_mode="r").shape
+        self.is_exact = self.num_texts**2 * self.dim <= MOST_EXACT_PRODUCTS
+        self.sample = sampled_queries(self.num_texts, SAMPLED_TEXTS)
+
+    def __call__(self, texts: Int64s | range, k: int) -> Iterator[tuple[Int64s, TopK]]:
+        is_all = isinstance(texts, range)
+        queries = self.file if is_all else self._copy_rows(np.asarray(texts))
+        shards = embedded_shards(self.file, 0, self.gb_per_shard, self.is_exact, EFFORT)
+        blocks = search_shards(shards, (queries, len(texts)), k)
+        if is_all:
+            self.found = np.full((len(self.sample), k), -1)
+            blocks = keep_sample(blocks, self.sample, self.found)
+        done = with_time_left(blocks, lambda block: len(block[1][0]), len(texts))
+        for start, best in done:
+            yield np.asarray(texts[start : start + len(best[0])]), best
+
+    def recall(self, k: int) -> float:
+        """Return the share of the k nearest others of the sample that are among the k found."""
+        embeddings = np.load(self.file, mmap_mode="r")
+        nearest, _ = search(embeddings[self.sample], embeddings, k + 1)
+        others = np.where(nearest == self.sample[:, None], -1, nearest)
+        return share_found(self.found[:, : k + 1], others)
+
+    def _copy_rows(self, texts: Int64s) -> Path:
+        """Write the embeddings of some texts into a file of their own, some at a time."""
+        file = self.file.with_name("again.npy")
+        copied = map_new_array(file, np.float32, (len(texts), self.dim))
+        for start in range(0, len(texts), ROWS_COPIED_AT_ONCE):
+            some = slice(start, start + ROWS_COPIED_AT_ONCE)
+            # a new map each time: the system maps 64 KB around each row
+            copied[some] = np.load(self.file, mmap_mode="r")[texts[some]]
+        copied.flush()
+        return file
+
+
+def with_time_left(
+    blocks: Iterable[Block], size_of: Callable[[Block], int], total: int
+) -> Iterator[Block]:
+    """Pass on blocks as they are done; log what is left after five seconds, and now and again.
+
+    The first block does not count for the time left, as processes start before it.
+
+    Args:
+        blocks: what is done.
+        size_of: how many texts a block has.
+        total: the texts of all blocks.
+    """
+    line_at, done = time.monotonic() + FIRST_LINE_S, 0
+    before, since = 0, None
+    for block in blocks:
+        yield block
+        done, now = done + size_of(block), time.monotonic()
+        if since is None:
+            before, since = done, now
+        elif now >= line_at and done < total:
+            left = (total - done) * (now - since) / (done - before)
+            logger.info("searched %d of %d texts, about %.0f s left", done, total, left)
+            line_at = now + BETWEEN_LINES_S

@@ -1,0 +1,252 @@
+"""Answer a table of queries of any size with a retriever, partition by partition.
+
+If one process can hold the index, actors do all steps of a partition (:mod:`.steps`). Else these
+are steps of a Ray Data plan: actors encode, one for each shard of the index searches, one writes.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import ray
+import ray.data
+from pyarrow.fs import FileSystem
+from ray.data import ActorPoolStrategy
+
+from ramen_ray.config import GB_PER_SHARD, ConfigError
+from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.tables.reading.files import find_files
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
+from ramen_ray.method.retrieval.retriever_folder import ADS, INDEX
+from ramen_ray.method.retrieval.shards import index_shards
+from ramen_ray.orchestration.cluster.resources import (
+    ClusterError,
+    Needs,
+    find_room,
+    in_words,
+    most_cpus,
+    num_cpus,
+    start_ray,
+    user_errors,
+)
+from ramen_ray.orchestration.search import Shard, needs_of, through_shards
+from ramen_ray.orchestration.serve.answers import ANSWERS, claim, locked
+from ramen_ray.orchestration.serve.queries import partitions
+from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, content_of, own_folder
+
+CPUS_PER_ACTOR = 2
+BYTES_PER_PROCESS = 1 << 30
+"""Memory of a process that encodes or writes, besides the files that it reads."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QueryTable:
+    """A table of queries.
+
+    Attributes:
+        queries: Parquet: a file, a folder or a glob.
+        column: The column with the queries' texts.
+    """
+
+    queries: str
+    column: str = "text"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The result of a call: all rows, rows without an answer, partitions done by earlier calls."""
+
+    rows: int
+    errors: int
+    partitions: int
+    done_before: int
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that answer.
+
+    Attributes:
+        use_gpu: Wait for a machine with GPUs; else GPUs are used only if the cluster has some now.
+        gb_per_shard: GB of a retriever that one process holds; a larger one is cut into shards.
+    """
+
+    use_gpu: bool = False
+    gb_per_shard: float = GB_PER_SHARD
+
+
+def predict(
+    registry: Registry,
+    model_uri: str,
+    table: QueryTable,
+    output: Path,
+    top_k: int,
+    processes: Processes = Processes(),
+) -> Answered:
+    """Write each query's best ads beside it, in ``output``, which all machines can reach.
+
+    A partition's file has the source's columns and those of ANSWERS, and only appears when it is
+    whole, so the same call resumes an interrupted one. ``error`` says why a row has no answer.
+
+    Args:
+        registry: the registry of the retriever's store.
+        model_uri: the retriever, such as ``models:/NAME@champion``.
+        table: the queries, on any file system that pyarrow knows.
+        output: made if it is missing.
+        top_k: ads per query.
+        processes: what may answer.
+
+    Raises:
+        DatasetError: the source cannot be read.
+        ConfigError: ``top_k`` is more than there are ads, the retriever cannot use a GPU, another
+            call writes ``output``, or it is from a different call or from queries that have changed
+            since.
+        RegistryError, TrackingError: there is no such retriever.
+        ClusterError: the cluster has no room for it.
+    """
+    retriever = registry.look_up(model_uri)
+    _check_fit(retriever, top_k, processes.use_gpu)
+    files = _parquet_files(table)
+    with locked(output) as aside:
+        copied = registry.copy(retriever.uri, aside / "retriever")
+        pieces = partitions(files)
+        plan = {
+            "model": retriever.uri,
+            "model_content": content_of(copied),
+            "top_k": top_k,
+            "column": table.column,
+            "queries": [
+                [one.group.path, one.group.number, one.start, one.group.content] for one in pieces
+            ],
+        }
+        work = Work(pieces, table.column, top_k, claim(output, plan), own_folder(copied))
+        counts = work.answers.counts(range(len(pieces)))
+        missing = [number for number, found in counts.items() if found is None]
+        logger.info(
+            "%d of %d partitions to answer with %s", len(missing), len(pieces), retriever.uri
+        )
+        if missing:
+            start_ray()
+            with user_errors():
+                _answer(work, missing, processes.gb_per_shard, _num_gpus(retriever, processes))
+            counts |= work.answers.counts(missing)
+    whole = [found for found in counts.values() if found is not None]
+    if len(whole) < len(pieces):
+        raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
+    rows, errors = (sum(column) for column in zip(*whole, strict=True)) if whole else (0, 0)
+    return Answered(rows, errors, len(pieces), len(pieces) - len(missing))
+
+
+def _check_fit(retriever: LoggedRetriever, top_k: int, use_gpu: bool) -> None:
+    num_ads = retriever.metadata["num_ads"]
+    if not 1 <= top_k <= num_ads:
+        raise ConfigError(f"top_k {top_k}: the retriever has {num_ads} ads to choose from")
+    if use_gpu and not retriever.uses_gpu:
+        raise ConfigError(
+            f"use_gpu: {retriever.uri} answers on CPUs only, as all bags and compiled encoders do"
+        )
+
+
+def _parquet_files(table: QueryTable) -> dict[str, FileSystem]:
+    files = find_files(table.queries, [table.column])
+    for file in files:
+        if file.format != "parquet":
+            raise DatasetError(f"{file.path}: queries can be read from parquet only")
+        if table.column in file.partitions:
+            raise DatasetError(f"{file.path} has no column {table.column!r} in itself")
+        if taken := sorted(set(ANSWERS.names) & set(file.header)):
+            raise DatasetError(
+                f"{file.path} has a column {', '.join(map(repr, taken))}, as the answers do"
+                f"; rename it"
+            )
+    return {file.path: file.filesystem for file in files}
+
+
+def _num_gpus(retriever: LoggedRetriever, processes: Processes) -> int:
+    has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
+    return int(processes.use_gpu or (retriever.uses_gpu and has_gpus))
+
+
+def _answer(work: Work, missing: list[int], gb_per_shard: float, num_gpus: int) -> None:
+    """Answer the partitions ``missing``, by number, with ``num_gpus`` GPUs for each encoder."""
+    shards = index_shards(work.retriever / INDEX, gb_per_shard)
+    items = [{"partition": number} for number in missing]
+    rows = ray.data.from_items(items, override_num_blocks=len(items))
+    encoder = _needs_to_encode(work, num_gpus)
+    if len(shards) == 1:
+        _answer_in_each(rows, work, shards[0], encoder)
+    else:
+        _answer_with_shards(rows, work, shards, encoder)
+
+
+def _answer_in_each(rows: ray.data.Dataset, work: Work, shard: Shard, encoder: Needs) -> None:
+    """Let as many processes as there is room for do all steps of a partition."""
+    cpus = min(CPUS_PER_ACTOR, most_cpus())
+    memory = encoder["memory"] + shard.num_bytes + _bytes_of_ads(work.retriever)
+    needs: Needs = {**encoder, "memory": memory, "CPU": cpus}
+    find_room(lambda _: [needs], [cpus], "a process that holds the retriever")
+    offered = ray.cluster_resources()
+    fit = max(min(int(offered.get(name, 0) // count) for name, count in needs.items()), 1)
+    size = min(fit, rows.count())
+    logger.info("answering in %d processes, each with %s", size, in_words([needs]))
+    compute = ActorPoolStrategy(size=size)
+    rows.map(
+        AllSteps, fn_constructor_args=(work, shard, cpus), compute=compute, **_options(needs)
+    ).materialize()
+
+
+def _answer_with_shards(
+    rows: ray.data.Dataset, work: Work, shards: Sequence[Shard], encoder: Needs
+) -> None:
+    """Let a process hold each shard; all run at once.
+
+    Others may hold CPUs, and those of one machine may not divide by a share: if a share is not free
+    now, a half or a quarter of it does.
+    """
+    share = min(CPUS_PER_ACTOR, num_cpus() / (len(shards) + 1))
+    writer = {"memory": float(BYTES_PER_PROCESS + _bytes_of_ads(work.retriever))}
+
+    def all_needs(cpus: float) -> list[Needs]:
+        return [{**encoder, "CPU": cpus}, writer, *(needs_of(shard, cpus) for shard in shards)]
+
+    what = f"{len(shards)} shards of the retriever at once"
+    cpus = find_room(all_needs, [_whole(share / part) for part in (1, 2, 4)], what)
+    logger.info("answering with %d shards, in a process each", len(shards))
+    encoded = rows.map(
+        Encode,
+        fn_constructor_args=(work,),
+        compute=ActorPoolStrategy(min_size=1, max_size=rows.count()),
+        **_options({**encoder, "CPU": cpus}),
+    )
+    each = max(int(cpus), 1), cpus
+    found = through_shards(encoded, shards, work.top_k, each, work.answers.aside)
+    one = ActorPoolStrategy(size=1)
+    found.map(Write, fn_constructor_args=(work,), compute=one, **_options(writer)).materialize()
+
+
+def _whole(share: float) -> float:
+    """Return whole CPUs, a thread for each, or a part of one in hundredths."""
+    return math.floor(share) if share >= 1 else math.floor(100 * share) / 100
+
+
+def _needs_to_encode(work: Work, num_gpus: int) -> Needs:
+    files = (file for file in (work.retriever / ENCODER_FOLDER).rglob("*") if file.is_file())
+    memory = BYTES_PER_PROCESS + sum(file.stat().st_size for file in files)
+    return {"memory": float(memory)} | ({"GPU": num_gpus} if num_gpus else {})
+
+
+def _bytes_of_ads(retriever: Path) -> int:
+    """Return the memory of the ads' ids and texts."""
+    footer = pq.read_metadata(retriever / ADS)
+    return sum(footer.row_group(n).total_byte_size for n in range(footer.num_row_groups))
+
+
+def _options(needs: Needs) -> dict[str, float]:
+    names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    return {option: needs.get(name, 0) for name, option in names.items()}

@@ -1,0 +1,83 @@
+"""Prepared data are made once, again if a file is damaged, and never of two versions."""
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
+from ramen_ray.orchestration.prepare import pipeline
+from ramen_ray.orchestration.prepare.pipeline import prepare
+
+
+def _contents(prepared: Prepared) -> dict[str, bytes]:
+    files = [file for file in prepared.path.rglob("*") if file.is_file()]
+    return {str(file.relative_to(prepared.path)): file.read_bytes() for file in files}
+
+
+def test_prepared_data_are_made_once_and_again_if_damaged(
+    cluster: None,
+    dataset_path: Path,
+    encoder_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made: list[Path] = []
+
+    def counted(make: Callable[..., None]) -> Callable[..., None]:
+        return lambda folder, *rest: (made.append(folder), make(folder, *rest))[1]
+
+    monkeypatch.setattr(pipeline, "_prepare_into", counted(pipeline._prepare_into))
+    tokenizer = text_tokenizer(load_tokenizer(str(encoder_path)), 16, True)
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(prepare, Dataset(dataset_path), tmp_path, tokenizer) for _ in "ab"]
+    first, second = (future.result() for future in futures)
+    assert first == second
+    assert len(made) == 1
+    content = _contents(first)
+    (first.path / "tokens" / "ads" / "offsets.npy").write_bytes(b"")
+    caplog.clear()
+    again = prepare(Dataset(dataset_path), tmp_path, tokenizer)
+    assert "offsets.npy has 0 bytes instead of" in caplog.text
+    assert "the dataset is prepared again" in caplog.text
+    assert _contents(again) == content
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("change", ["other rows", "a table is gone"])
+def test_a_dataset_that_changes_while_it_is_prepared_leaves_nothing(
+    change: str,
+    cluster: None,
+    dataset_path: Path,
+    encoder_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(shutil.copytree(dataset_path, tmp_path / "handmade"))
+    cache, ads = tmp_path / "cache", folder / "ads.parquet"
+    before, inspect = ads.read_bytes(), pipeline.inspect_structure
+
+    def change_after(dataset: Dataset) -> Any:
+        found = inspect(dataset)
+        ads.unlink()
+        if change == "other rows":
+            write_dataset(tmp_path / "other", {"ads": dataset_rows[::-1]}, name="other")
+            shutil.copy(tmp_path / "other" / "ads.parquet", ads)
+        return found
+
+    dataset_rows = Dataset(folder).read("ads")
+    tokenizer = text_tokenizer(load_tokenizer(str(encoder_path)), 16, True)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "inspect_structure", change_after)
+        with pytest.raises(DatasetError, match="has changed while it was read; run the same comm"):
+            prepare(Dataset(folder), cache, tokenizer)
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+    ads.write_bytes(before)
+    again = prepare(Dataset(folder), cache, tokenizer)
+    assert len(again.ads) == len(dataset_rows)

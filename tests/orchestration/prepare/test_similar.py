@@ -1,0 +1,298 @@
+"""Similar texts against brute force, by n-grams and by an encoder."""
+
+import logging
+import shutil
+import unicodedata
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from support import errors_in, query_table, text_table
+
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.tables.graphs import text_edges
+from ramen_ray.method.graph import ngrams, similar
+from ramen_ray.method.graph.similar import SimilarSettings
+from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.model.pretrained import text_tokenizer
+from ramen_ray.method.model.texts import TokenBatch
+from ramen_ray.orchestration.prepare import similar as preparation
+from ramen_ray.orchestration.prepare.similar import add_similar
+
+WORDS = ["robin", "heron", "sloop", "maple", "flint", "tango", "old", "new", "Small", "rare"]
+TWINS = ["heron sloop", "Heron, sloop!", "heron  sloop", "heron sloop heron sloop"]
+
+
+def _texts(count: int) -> list[str]:
+    draw = np.random.default_rng(2)
+    made = [" ".join(draw.choice(WORDS, draw.integers(1, 4))) for _ in range(count)]
+    return list(dict.fromkeys(made + TWINS))
+
+
+def _ngram_similarities(texts: list[str]) -> np.ndarray:
+    """TF-IDF of character n-grams within words, written out (sublinear, smoothed, unit norm)."""
+    grams = []
+    for text in texts:
+        padded = [f" {word} " for word in text.lower().split()]
+        grams.append(
+            Counter(
+                word[start : start + n]
+                for word in padded
+                for n in (2, 3, 4)
+                for start in range(max(len(word) - n + 1, 1))
+            )
+        )
+    seen_in = Counter(gram for counts in grams for gram in counts)
+    rows = [
+        {
+            gram: (1 + np.log(n)) * (np.log((1 + len(texts)) / (1 + seen_in[gram])) + 1)
+            for gram, n in counts.items()
+        }
+        for counts in grams
+    ]
+    norms = [np.sqrt(sum(value**2 for value in row.values())) for row in rows]
+    return np.array(
+        [
+            [
+                sum(a[gram] * b.get(gram, 0) for gram in a) / norm_a / norm_b
+                for b, norm_b in zip(rows, norms, strict=True)
+            ]
+            for a, norm_a in zip(rows, norms, strict=True)
+        ]
+    )
+
+
+def _embedding_similarities(texts: list[str], folder: Path, max_length: int) -> np.ndarray:
+    encoder = build_transformer(str(folder))
+    tokenize = text_tokenizer(encoder.tokenizer, max_length, True)
+    with torch.inference_mode():
+        rows = [encoder(TokenBatch(*map(np.int64, tokenize([text])))) for text in texts]
+    embeddings = torch.cat(rows).numpy()
+    return embeddings @ embeddings.T
+
+
+def _brute_force(
+    texts: list[str], similarities: np.ndarray, limits: SimilarSettings
+) -> list[list[float]]:
+    """The similarities of each text's anchors, best first."""
+    plain = [
+        "".join(c for c in text.lower() if unicodedata.category(c)[0] in "LMNS") for text in texts
+    ]
+    found = []
+    for row, text in zip(similarities, plain, strict=True):
+        near = [
+            float(value)
+            for value, other in zip(row, plain, strict=True)
+            if other != text and limits.min_similarity <= value <= limits.max_similarity
+        ]
+        found.append(sorted(near, reverse=True)[: limits.top_k])
+    return found
+
+
+def _shop(texts: list[str], folder: Path) -> Path:
+    """A dataset directory whose ads are ``texts``, as are its queries."""
+    tables = {"ads": text_table("ad_id", texts)}
+    for split in ("train", "validation", "test"):
+        tables[f"queries/{split}"] = query_table(texts[:1], [[1]])
+    return write_dataset(folder / "shop", tables, name="shop").path
+
+
+def _linked(texts: list[str], limits: SimilarSettings, folder: Path) -> list[dict[str, float]]:
+    """The similar texts of each of ``texts``, which are the ads of a dataset directory."""
+    path = _shop(texts, folder)
+    add_similar(path, "near", replace(limits, protocol="as-published"))
+    anchors = Dataset(path).read("anchors/near")["text"].to_pylist()
+    linked: list[dict[str, float]] = [{} for _ in texts]
+    for edge in Dataset(path).read("edges/near/ad").to_pylist():
+        linked[edge["ad_id"]][anchors[edge["anchor_id"]]] = edge["weight"]
+    return linked
+
+
+def _check(
+    texts: list[str], similarities: np.ndarray, limits: SimilarSettings, folder: Path
+) -> None:
+    found = _linked(texts, limits, folder)
+    expected = _brute_force(texts, similarities, limits)
+    assert sum(map(len, expected)) > 100
+    for row, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert sorted(one.values(), reverse=True) == pytest.approx(other, abs=1e-5)
+        for text, weight in one.items():
+            assert weight == pytest.approx(similarities[row, texts.index(text)], abs=1e-5)
+
+
+@pytest.mark.parametrize("products_at_once", [1, 1000, 1 << 24])
+def test_ngrams_find_what_brute_force_finds(
+    products_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ngrams, "PRODUCTS_AT_ONCE", products_at_once)
+    texts = _texts(80)
+    limits = SimilarSettings(top_k=3, min_similarity=0.31234, max_similarity=0.9)
+    _check(texts, _ngram_similarities(texts), limits, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "is_duplicate"),
+    [
+        ("पानी का गिलास", "पीना का गिलास", False),  # water, to drink; vowels are marks
+        ("ดีมาก", "ดึมาก", False),
+        ("learn C quickly", "learn C++ quickly", False),
+        ("learn C quickly", "Learn C: quickly!", True),
+        ("learn C quickly", "learn C# quickly", True),
+    ],
+)
+def test_texts_of_other_words_are_no_duplicates(
+    text: str, other: str, is_duplicate: bool, tmp_path: Path
+) -> None:
+    others = ["learn quickly", "quickly learn"]
+    limits = SimilarSettings(min_similarity=0.1, max_similarity=1.0)
+    one, two, *_ = _linked([text, other, *others], limits, tmp_path)
+    assert (other not in one, text not in two) == (is_duplicate, is_duplicate)
+
+
+@pytest.mark.parametrize(("spare", "texts_per_batch"), [(1, 65_536), (16, 7)])
+def test_an_encoder_finds_what_brute_force_finds(
+    encoder_path: Path,
+    spare: int,
+    texts_per_batch: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(similar, "SPARE_NEIGHBOURS", spare)
+    monkeypatch.setattr(text_edges, "TEXTS_PER_BATCH", texts_per_batch)
+    texts = _texts(80)
+    limits = SimilarSettings(
+        str(encoder_path), top_k=3, min_similarity=0.71234, max_similarity=0.91234, max_length=12
+    )
+    _check(texts, _embedding_similarities(texts, encoder_path, 12), limits, tmp_path)
+
+
+@pytest.mark.parametrize("most", [20, 40, 1024])
+def test_texts_that_duplicates_leave_with_fewer_anchors_are_counted(
+    most: int, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(similar, "SPARE_NEIGHBOURS", 1)
+    monkeypatch.setattr(similar, "MAX_NEIGHBOURS", most)
+    texts = [*_texts(60), *("heron " + " " * n + "sloop" for n in range(2, 20))]
+    limits = SimilarSettings(str(encoder_path), 3, 0.2, 0.9, protocol="as-published")
+    near = _embedding_similarities(texts, encoder_path, 32)
+    nearest = -np.sort(-near, axis=1)[:, :most]
+    plain = np.array(["".join(filter(str.isalpha, text.lower())) for text in texts])
+    usable = (near >= 0.2) & (near <= 0.9) & (plain != plain[:, None])
+    usable &= near >= nearest[:, -1:]
+    given_up = int(((usable.sum(axis=1) < 3) & (nearest[:, -1] >= 0.2)).sum())
+    counts = add_similar(_shop(texts, tmp_path), "near", limits)
+    if most > len(texts):
+        given_up = 0
+    else:
+        assert 0 < given_up < len(texts)
+    assert counts.get(similar.GIVEN_UP, 0) == given_up
+
+
+def test_a_trained_encoder_can_measure(encoder_path: Path, tmp_path: Path) -> None:
+    build_transformer(str(encoder_path)).save(tmp_path / "encoder", 12)
+    linked = []
+    for number, encoder in enumerate((tmp_path / "encoder", encoder_path)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        linked.append(_linked(_texts(30), SimilarSettings(str(encoder), max_length=12), folder))
+    assert linked[0] == linked[1] != [{}] * len(linked[0])
+
+
+@pytest.mark.parametrize("by_encoder", [False, True])
+def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(
+    by_encoder: bool, dataset_path: Path, encoder_path: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+    limits = SimilarSettings(str(encoder_path) if by_encoder else None, top_k=4)
+    counts = add_similar(path, "near", limits)
+    dataset = Dataset(path)
+    assert errors_in(dataset) == []
+    queries, ads, anchors = (
+        dataset.read(table)["text"].to_pylist()
+        for table in ("queries/train", "ads", "anchors/near")
+    )
+    assert counts["anchors/near"] == len(anchors) == len(set(anchors))
+    assert set(anchors) <= {*queries, *ads}
+    edges = dataset.read("edges/near/ad").to_pylist()
+    linked = {
+        node: [(e["anchor_id"], e["weight"]) for e in edges if e["ad_id"] == node]
+        for node in range(40)
+    }
+    assert linked[33] == linked[38] == linked[39] != []
+    for side, texts in (("query", queries), ("ad", ads)):
+        for edge in dataset.read(f"edges/near/{side}").to_pylist():
+            assert texts[edge[f"{side}_id"]] != anchors[edge["anchor_id"]]
+    assert dataset.metadata["anchor_sets"]["near"]["settings"]["top_k"] == 4
+
+
+def test_a_repeated_call_makes_the_same_tables(dataset_path: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+    add_similar(path, "near", SimilarSettings())
+    ads = Dataset(path).read("ads").sort_by([("ad_id", "descending")])
+    pq.write_table(ads, path / "ads.parquet")  # the order of rows is free
+    add_similar(path, "near2", SimilarSettings())
+    for table in ("anchors/{}", "edges/{}/query", "edges/{}/ad"):
+        one, other = (Dataset(path).read(table.format(name)) for name in ("near", "near2"))
+        assert one.equals(other)
+
+
+def test_texts_without_similar_ones_change_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="no texts are similar enough"):
+        _linked(["robin", "sloop", "tango"], SimilarSettings(), tmp_path)
+    assert Dataset(tmp_path / "shop").anchor_sets == []
+    assert not list((tmp_path / "shop").glob(".*"))
+
+
+@pytest.mark.parametrize("by_encoder", [True, False])
+def test_an_approximate_search_tells_its_recall(
+    by_encoder: bool,
+    dataset_path: Path,
+    encoder_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+    limits = SimilarSettings(str(encoder_path) if by_encoder else None, top_k=4)
+    assert not [what for what in add_similar(path, "exact", limits) if "%" in what]
+    monkeypatch.setattr(preparation, "MOST_EXACT_PRODUCTS", 1)
+    monkeypatch.setattr(ngrams, "MOST_PRODUCTS", 1)
+    monkeypatch.setattr(ngrams, "PRODUCTS_PER_TEXT", 120)
+    monkeypatch.setattr("ramen_ray.method.retrieval.index.MOST_FLAT_ADS", 1)
+    counts = add_similar(path, "near", limits)
+    exact, near = (set(_pairs(Dataset(path), name)) for name in ("exact", "near"))
+    assert len(near & exact) > 0.9 * len(exact) > 100
+    share = 100 * len(near & exact) / len(exact)
+    # of all texts, not only ads, and by an encoder before duplicates are left out
+    assert counts["% of nearest texts found"] == pytest.approx(share, abs=8)
+
+
+def _pairs(dataset: Dataset, name: str) -> list[tuple[int, str]]:
+    anchors = dataset.read(f"anchors/{name}")["text"].to_pylist()
+    edges = dataset.read(f"edges/{name}/ad").to_pylist()
+    return [(edge["ad_id"], anchors[edge["anchor_id"]]) for edge in edges]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"top_k": 0}, {"top_k": 1024}, {"min_similarity": 0.97}, {"max_similarity": 1.1}]
+)
+def test_settings_that_leave_nothing_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(DatasetError, match=next(iter(wrong))):
+        SimilarSettings(**wrong)
+
+
+def test_lines_begin_after_five_seconds_and_tell_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = iter([0, 3, 4, 6, 7, 27])  # the start, and the end of each block
+    monkeypatch.setattr(preparation.time, "monotonic", lambda: next(clock))
+    with caplog.at_level(logging.INFO):
+        blocks = preparation.with_time_left([10] * 5, lambda size: size, 100)
+        assert [*blocks] == [10] * 5
+    assert caplog.messages == [
+        "searched 30 of 100 texts, about 10 s left",
+        "searched 50 of 100 texts, about 30 s left",
+    ]

@@ -1,0 +1,290 @@
+"""The walk against a dense matrix and a plain walk; its cache."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import NUM_CPUS, ROOT, csr_of, rows_of, wait_until
+
+from ramen_ray.data.prepared.csr import Csr, write_csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.hashing import keyed_hash
+from ramen_ray.data.store.checksums import DamagedError
+from ramen_ray.method.graph.walk import (
+    WalkGraph,
+    WalkSettings,
+    most_visited,
+    visited_edges,
+)
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.orchestration.prepare import walks
+from ramen_ray.orchestration.prepare.walks import walked_edges
+
+Rows = list[list[int]]
+SHORT = WalkSettings(num_hops=50, restart_probability=0.5, max_anchor_degree=20, top_k=3)
+EVERYTHING = WalkSettings(num_hops=200_000, restart_probability=0.8, max_anchor_degree=99, top_k=99)
+REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
+
+
+def _rows(num_rows: int, num_columns: int) -> st.SearchStrategy[Rows]:
+    row = st.sets(st.integers(0, num_columns - 1)).map(sorted)
+    return st.lists(row, min_size=num_rows, max_size=num_rows)
+
+
+def _graph(rows: Rows, max_anchor_degree: int = 99) -> WalkGraph:
+    return WalkGraph.of(csr_of(rows), max_anchor_degree)
+
+
+@given(_rows(6, 5), st.integers(0, 6), st.booleans())
+def test_a_graph_has_the_edges_of_all_but_head_anchors_in_both_directions(
+    tmp_path_factory: pytest.TempPathFactory, rows: Rows, most: int, in_files: bool
+) -> None:
+    degrees = Counter(anchor for row in rows for anchor in row)
+    kept = [[anchor for anchor in row if degrees[anchor] <= most] for row in rows]
+    reverse = [
+        [n for n, row in enumerate(kept) if a in row] for a in range(1 + max(degrees, default=-1))
+    ]
+    folder = tmp_path_factory.mktemp("graph") if in_files else None
+    graph = WalkGraph.of(csr_of(rows), most, folder)
+    if folder is not None:
+        graph = WalkGraph.open(folder)
+    assert rows_of(graph.forward) == kept
+    assert rows_of(graph.backward) == reverse
+
+
+def _walked(graph: WalkGraph, how: WalkSettings, seed: int = 0) -> list[dict[int, int]]:
+    """Return each node's anchors with their counts."""
+    visits = most_visited(graph, 0, graph.forward.num_rows, how, seed)
+    edges = visited_edges(visits)
+    counts = iter(np.diff(edges.cumulative_weights).tolist())
+    return [{anchor: next(counts) for anchor in row} for row in rows_of(edges)]
+
+
+def _plain(
+    forward: Rows, backward: Rows, node: int, how: WalkSettings, seed: int
+) -> dict[int, int]:
+    """Walk hop by hop with Python's integers."""
+
+    def neighbour(rows: Rows, row: int, number: int) -> int | None:
+        return rows[row][number * len(rows[row]) >> 32] if rows[row] else None
+
+    numbers = keyed_hash((seed, node), np.arange(2 * how.num_hops)).tolist()
+    visits: Counter[int] = Counter()
+    here = node
+    for first, second in zip(numbers[::2], numbers[1::2], strict=True):
+        if (first >> 32) / 2**32 < how.restart_probability:
+            here = node
+        visited = None
+        if (anchor := neighbour(forward, here, first % 2**32)) is not None:
+            there = neighbour(backward, anchor, second >> 32)
+            if there is not None:
+                visited = neighbour(forward, there, second % 2**32)
+        if visited is None:
+            here = node
+        else:
+            here = there
+            visits[visited] += 1
+    ranks = keyed_hash((seed, node), np.arange(len(backward))).tolist()
+    most = sorted(visits.items(), key=lambda item: (-item[1], ranks[item[0]]))[: how.top_k]
+    return dict(sorted(most))
+
+
+def _transition(rows: Rows, num_columns: int) -> np.ndarray:
+    dense = np.zeros((len(rows), num_columns))
+    for row, columns in enumerate(rows):
+        dense[row, columns] = 1
+    return dense / dense.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("restart", [0.8, 0.3])
+def test_visits_follow_the_stationary_distribution(restart: float) -> None:
+    draw = np.random.default_rng(0)
+    rows = [sorted(draw.choice(8, size=draw.integers(1, 5), replace=False)) for _ in range(12)]
+    columns = [[n for n, row in enumerate(rows) if a in row] for a in range(8)]
+    to_anchors, to_nodes = _transition(rows, 8), _transition(columns, 12)
+    hop = to_anchors @ to_nodes
+    leaves = restart * np.linalg.inv(np.eye(12) - (1 - restart) * hop)
+    expected = leaves @ hop @ to_anchors
+    how = WalkSettings(EVERYTHING.num_hops, restart, 99, 99)
+    # hops k apart are correlated by at most (1 - restart)^k
+    effective_hops = how.num_hops / (1 + 2 * (1 - restart) / restart)
+    error = np.sqrt(expected * (1 - expected) / effective_hops)
+    for node, counts in enumerate(_walked(_graph(rows), how)):
+        assert sum(counts.values()) == how.num_hops
+        found = np.array([counts.get(anchor, 0) for anchor in range(8)]) / how.num_hops
+        assert (np.abs(found - expected[node]) <= 5 * error[node] + 1e-9).all()
+
+
+@given(
+    *(_rows(7, 5), _rows(5, 7)),
+    *(st.integers(1, 60), st.floats(0.01, 0.99), st.integers(1, 6), st.integers(0, 2**63 - 1)),
+)
+def test_it_walks_as_a_plain_loop_does_dead_ends_and_ties_included(
+    forward: Rows, backward: Rows, num_hops: int, restart: float, top_k: int, seed: int
+) -> None:
+    """The two directions are drawn apart here, so that anchors and nodes can be dead ends."""
+    how = WalkSettings(num_hops, restart, 99, top_k)
+    found = _walked(WalkGraph(csr_of(forward), csr_of(backward)), how, seed)
+    assert found == [_plain(forward, backward, node, how, seed) for node in range(7)]
+
+
+@given(_rows(9, 6), st.integers(1, 9))
+def test_head_anchors_are_dropped_and_the_other_edges_reversed(rows: Rows, most: int) -> None:
+    degrees = Counter(anchor for row in rows for anchor in row)
+    kept = [[anchor for anchor in row if degrees[anchor] <= most] for row in rows]
+    graph = _graph(rows, most)
+    assert rows_of(graph.forward) == kept
+    turned = rows_of(graph.backward)
+    assert turned == [[n for n, row in enumerate(kept) if a in row] for a in range(len(turned))]
+    for node, counts in enumerate(_walked(graph, SHORT)):
+        assert all(degrees[anchor] <= most for anchor in counts)
+        assert bool(counts) == bool(kept[node])  # nodes without edges stay without
+
+
+@given(_rows(9, 6), st.lists(st.integers(0, 9), max_size=4))
+def test_the_split_into_ranges_changes_nothing(rows: Rows, cuts: list[int]) -> None:
+    graph, bounds = _graph(rows), sorted({0, *cuts, 9})
+    parts = [most_visited(graph, a, b, SHORT, 5) for a, b in pairwise(bounds)]
+    whole = visited_edges(most_visited(graph, 0, 9, SHORT, 5))
+    with tempfile.TemporaryDirectory() as folder:
+        write_csr(Path(folder), map(visited_edges, parts))
+        joined = Csr.open(Path(folder))
+    for name in ("indptr", "indices", "cumulative_weights"):
+        assert np.array_equal(getattr(joined, name), getattr(whole, name))
+
+
+def test_another_seed_walks_elsewhere_and_edge_weights_do_not_matter() -> None:
+    pairs = np.array([(node, anchor) for node in range(6) for anchor in range(6)]).T
+    weighted = Csr.from_pairs(*pairs, 6, np.random.default_rng(0).random(36))
+    graph = WalkGraph.of(weighted, 99)
+    assert _walked(graph, SHORT) == _walked(_graph([list(range(6))] * 6), SHORT)
+    assert _walked(graph, SHORT) != _walked(graph, SHORT, seed=1)
+
+
+def test_a_side_without_edges_stays_without(tmp_path: Path) -> None:
+    _graph([[]] * 5).forward.save(tmp_path / "forward")
+    _graph([[]] * 5).backward.save(tmp_path / "backward")
+    graph = WalkGraph(Csr.open(tmp_path / "forward"), Csr.open(tmp_path / "backward"))
+    visited_edges(most_visited(graph, 0, 5, SHORT, 0)).save(tmp_path / "walked")
+    walked = Csr.open(tmp_path / "walked")
+    assert rows_of(walked) == [[]] * 5
+    assert walked.draw(np.arange(5), np.full(5, 0.5)).tolist() == [-1] * 5
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 4000))
+def test_long_walks_over_many_anchors_lose_no_visit(num_hops: int) -> None:
+    how = WalkSettings(num_hops, 0.8, 99, num_hops)
+    (counts,) = _walked(_graph([list(range(3000))]), how)
+    assert sum(counts.values()) == num_hops
+
+
+def test_each_walk_is_made_once(
+    cluster: None,
+    prepared: Prepared,
+    prepared_bag: Prepared,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made: list[list[str]] = []
+    walk = walks._walk
+    monkeypatch.setattr(walks, "_walk", lambda *a: (made.append(a[1]), walk(*a)))
+    monkeypatch.setattr(walks, "NODES_PER_TASK", 7)
+    with ThreadPoolExecutor(2) as pool:
+        one = prepared, REGULARIZERS[:1], SHORT, 3, tmp_path
+        futures = [pool.submit(walked_edges, *one) for _ in range(2)]
+    (folder,) = {future.result() for future in futures}
+    assert made == [["links/query"]]
+    (folder / ".aside" / "links").mkdir(parents=True)  # left by a run that was killed
+    assert walked_edges(prepared, REGULARIZERS, SHORT, 3, tmp_path) == folder
+    assert walked_edges(prepared, REGULARIZERS[::-1], SHORT, 3, tmp_path) == folder
+    assert made[1:] == [["links/ad", "topics/query", "topics/ad"]]
+    assert walked_edges(prepared_bag, REGULARIZERS, SHORT, 3, tmp_path) == folder
+    assert len(made) == 2
+    assert {path.name for path in folder.iterdir()} == {".lock", "links", "topics"}
+    changed = Prepared(shutil.copytree(prepared.path, tmp_path / "changed"))
+    changed.edges("links", "ad").save(changed.path / "edges" / "topics" / "ad")
+    assert walked_edges(changed, [], SHORT, 3, tmp_path) != folder
+    other = WalkSettings(50, 0.6, 20, 3)
+    folders = [
+        walked_edges(prepared, [], *settings, tmp_path) for settings in ((SHORT, 4), (other, 3))
+    ]
+    assert len({folder, *folders}) == 3
+    (folder / "topics" / "ad" / "indices.npy").write_bytes(b"")
+    assert walked_edges(prepared, REGULARIZERS, SHORT, 3, tmp_path) == folder
+    assert made[-1] == ["topics/ad"]
+    assert "indices.npy has 0 bytes instead of" in caplog.text
+    for one in REGULARIZERS:
+        graph = WalkGraph.of(prepared.edges(*one), 20)
+        visits = most_visited(graph, 0, graph.forward.num_rows, SHORT, 3)
+        found, expected = Csr.open(folder / one.path), visited_edges(visits)
+        assert rows_of(found) == rows_of(expected)
+        assert np.array_equal(found.cumulative_weights, expected.cumulative_weights)
+
+
+def test_a_failed_walk_leaves_no_files_and_no_tasks(
+    cluster: None, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_at_first(graph: Path, nodes: tuple[int, int], *_: object) -> None:
+        if nodes[0] == 0:
+            raise MemoryError
+        time.sleep(0.2)
+
+    monkeypatch.setattr(walks, "_walk_range", fail_at_first)
+    monkeypatch.setattr(walks, "NODES_PER_TASK", 7)
+    with pytest.raises(MemoryError):
+        walked_edges(prepared, REGULARIZERS, SHORT, 3, tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+    wait_until(
+        lambda: ray.available_resources().get("CPU") == NUM_CPUS, "tasks are still under way"
+    )
+
+
+def test_a_graph_that_changes_while_it_is_walked_leaves_nothing(
+    cluster: None, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Prepared(shutil.copytree(prepared.path, tmp_path / "copied"))
+    run, topics = walks.in_tasks, copied.path / "edges" / "topics" / "ad"
+
+    def change_after(*arguments: Any) -> list[Any]:
+        done = run(*arguments)
+        copied.edges("links", "ad").save(topics)
+        return done
+
+    monkeypatch.setattr(walks, "in_tasks", change_after)
+    with pytest.raises(DamagedError, match="edges has changed while it was walked"):
+        walked_edges(copied, REGULARIZERS, SHORT, 3, tmp_path / "cache")
+    (folder,) = (tmp_path / "cache").iterdir()
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_a_walk_needs_no_folder_that_it_can_write(tmp_path: Path) -> None:
+    package = shutil.copytree(
+        ROOT / "ramen_ray", tmp_path / "ramen_ray", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    blocked = package / "method" / "graph" / "__pycache__"
+    blocked.touch()  # a file where compiled code would go, also for the user's cache
+    environment = os.environ | dict.fromkeys(("HOME", "XDG_CACHE_HOME"), str(blocked))
+    code = "from ramen_ray.method.graph import walk; print(walk.__file__)"
+    where = subprocess.check_output(
+        [sys.executable, "-c", code],
+        env=environment | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        text=True,
+    )
+    assert Path(where.strip()) == package / "method" / "graph" / "walk.py"

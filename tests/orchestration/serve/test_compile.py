@@ -1,0 +1,174 @@
+"""Compiled retrievers: they answer as the original does, faster, and without torch.
+
+The tests' encoder is too small for one way to be reliably faster than the other, so most tests set
+the measured times themselves.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from conftest import RunHere
+from stores import Store
+
+from jobs import compile as compile_job
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.orchestration.serve import compilation
+from ramen_ray.orchestration.serve.compilation import time_alone
+from ramen_ray.tracking.registry import Registry
+
+Compile = Callable[..., tuple[int, str]]
+WITHOUT_TORCH = """
+import json, sys
+sys.modules["torch"] = sys.modules["transformers"] = None
+import mlflow
+model = mlflow.pyfunc.load_model(sys.argv[1])
+print(json.dumps(model.predict(json.loads(sys.argv[2]))["scores"].tolist()))
+"""
+
+
+@pytest.fixture(scope="module")
+def store(prepared: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
+    uri = f"sqlite:///{output}/mlflow.db"
+    yield Store(uri, output, prepared, encoder_path, build_transformer)
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture(scope="module")
+def registry(store: Store, dataset_path: Path) -> Registry:
+    """With one retriever, the champion under two names."""
+    registry = Registry(store.uri)
+    run_id, model_id = registry.find_logged(store.run(0.0, dataset_path), None)
+    for name in ("eager", "rounded", "slow"):
+        registry.choose(registry.register(name, run_id, model_id), "champion")
+    return registry
+
+
+@pytest.fixture
+def milliseconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The logged milliseconds per query, compiled and original."""
+    figures = [1.0, 2.0]
+    monkeypatch.setattr(compilation, "time_alone", lambda models, texts: figures)
+    return figures
+
+
+@pytest.fixture
+def job(store: Store, registry: Registry, milliseconds: list[float], run_here: RunHere) -> Compile:
+    return lambda *words: run_here(compile_job, *words, "--output", store.output)
+
+
+@pytest.fixture(scope="module")
+def queries(dataset_path: Path) -> list[str]:
+    return Dataset(dataset_path).read("queries/test")["text"].to_pylist()
+
+
+def test_a_compiled_retriever_replaces_the_original_and_answers_alike_without_torch(
+    registry: Registry,
+    job: Compile,
+    queries: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, printed = job("--model", "models:/eager@champion")
+    assert code == 0, printed
+    assert printed.splitlines()[-1] == "retriever: models:/eager/2"
+    assert registry.chosen("eager", "champion").version == 2
+    uses_gpu = [registry.look_up(f"models:/eager/{version}").uses_gpu for version in (1, 2)]
+    assert uses_gpu == [True, False]
+    original = registry.load("models:/eager/1").predict(queries)
+    script = [sys.executable, "-c", WITHOUT_TORCH, "models:/eager@champion", json.dumps(queries)]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": registry.uri}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(json.loads(done.stdout), original["scores"].tolist(), atol=1e-5)
+    folder = registry.download("models:/eager/2", tmp_path).parent.parent
+    needed = (folder / "requirements.txt").read_text()
+    assert "onnxruntime==" in needed
+    assert "torch" not in needed
+    num_threads: list[int] = []
+    monkeypatch.setattr(
+        onnxruntime,
+        "InferenceSession",
+        lambda file, options, **_: num_threads.append(options.intra_op_num_threads),
+    )
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    registry.load("models:/eager/2")
+    assert num_threads == [3]
+    assert registry.restore("eager", "champion") == ("2", "1")
+
+
+def test_a_retriever_answers_on_the_cpu_on_request_if_there_is_a_gpu(
+    registry: Registry, queries: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert not registry.load("models:/eager/1", "cpu").predict(queries)["error"].any()
+
+
+def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(
+    registry: Registry, job: Compile, queries: list[str]
+) -> None:
+    code, printed = job("--model", "models:/rounded@champion", "--int8")
+    assert code == 0, printed
+    assert printed.splitlines()[-1] == "retriever: models:/rounded/2"
+    shown = re.search(r"│ P@1 +│ ([\d.]+) +│ ([\d.]+) +│ ([-+][\d.]+) +│", printed)
+    assert shown is not None, printed
+    compiled, original, difference = map(float, shown.groups())
+    assert compiled - original == pytest.approx(difference, abs=0.011)
+    scores = [
+        np.array(registry.load(f"models:/rounded/{version}").predict(queries)["scores"].tolist())
+        for version in (1, 2)
+    ]
+    assert 0 < np.abs(scores[0] - scores[1]).max() < 0.05
+
+
+def test_what_is_not_faster_replaces_nothing(
+    registry: Registry, job: Compile, milliseconds: list[float]
+) -> None:
+    milliseconds.reverse()
+    code, printed = job("--model", "models:/slow@champion")
+    assert code == 2
+    assert printed.splitlines()[-1].endswith(
+        "does not replace models:/slow@champion: it is not faster"
+    )
+    assert registry.chosen("slow", "champion").version == 1
+
+
+def test_models_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, turns = [0.0], []
+
+    class Takes:
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        def predict(self, texts: list[str]) -> None:
+            turns.append(self.seconds)
+            now[0] += 30.0 if texts == ["stalls"] else self.seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    milliseconds = time_alone([Takes(0.2), Takes(0.1)], ["robin", "stalls", "finch"])
+    assert milliseconds == pytest.approx([200.0, 100.0])
+    assert turns == [0.2, 0.1] * 6
+
+
+def test_a_bag_has_nothing_to_compile(
+    job: Compile, store: Store, prepared_bag: Prepared, dataset_path: Path
+) -> None:
+    bags = Store(store.uri, store.output, prepared_bag, store.encoder_path)
+    _, model_id = Registry(store.uri).find_logged(bags.run(0.0, dataset_path), None)
+    code, printed = job("--model", f"models:/{model_id}")
+    assert (code, printed) == (
+        2,
+        "error: a bag of embeddings has nothing to compile: it looks up and adds\n",
+    )

@@ -1,0 +1,448 @@
+"""Tables of queries answered, and ads added after training."""
+
+import os
+import pickle
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlflow
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+from conftest import RunHere
+from filelock import FileLock
+from mlflow.exceptions import MlflowException
+from pyarrow.fs import LocalFileSystem
+from ray.util.placement_group import placement_group
+from stores import Store
+from support import NUM_CPUS, table_with_code
+
+from jobs import index, predict
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.method.retrieval import shards
+from ramen_ray.orchestration.cluster import resources
+from ramen_ray.orchestration.cluster.resources import no_placement_group_left
+from ramen_ray.orchestration.serve import predict as answering
+from ramen_ray.orchestration.serve import queries as serve_queries
+from ramen_ray.orchestration.serve.queries import Partition, row_groups
+from ramen_ray.orchestration.serve.versions import log_copy, take_place
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
+
+Run = Callable[..., tuple[int, str]]
+OWN_FILES = {"_predictions.json", ".lock", ".notes"}
+NEW_ADS = "ad_id,text\nnew-1,robin tango\nnew-2,northern flint\n"
+
+
+@pytest.fixture(scope="module")
+def store(
+    prepared_bag: Prepared,
+    encoder_path: Path,
+    dataset_path: Path,
+    output: Path,
+) -> Iterator[Store]:
+    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    registry = Registry(store.uri)
+    run_id, model_id = registry.find_logged(store.run(0.0, dataset_path), None)
+    registry.choose(registry.register("answering", run_id, model_id), "champion")
+    yield store
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture
+def run(store: Store, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> Run:
+    # one process: each takes seconds to start
+    monkeypatch.setattr(answering, "CPUS_PER_ACTOR", NUM_CPUS)
+
+    def call(job: ModuleType, **flags: object) -> tuple[int, str]:
+        words = [word for name, value in flags.items() for word in (f"--{name}", value) if word]
+        return run_here(job, *words, "--output", store.output)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def queries(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Path:
+    """Two files with five row groups; three of the rows are not queries."""
+    folder = tmp_path_factory.mktemp("queries")
+    texts: list[Any] = Dataset(dataset_path).read("queries/train")["text"].to_pylist()[:42]
+    texts[3], texts[17], texts[30] = "", None, "x" * 10_001
+    table = pa.table({"day": range(42), "text": texts})
+    pq.write_table(table.slice(0, 20), folder / "a.parquet", row_group_size=8)
+    pq.write_table(table.slice(20), folder / "b.parquet", row_group_size=11)
+    return folder
+
+
+def test_a_table_is_answered_and_an_interrupted_call_resumes(
+    cluster: None,
+    store: Store,
+    run: Run,
+    queries: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(serve_queries, "QUERIES_PER_PARTITION", 8)
+    answers, table = tmp_path / "answers", Path(shutil.copytree(queries, tmp_path / "queries"))
+    flags: dict[str, Any] = {
+        "model": "models:/answering@champion",
+        "queries": table,
+        "top-k": 3,
+    }
+    code, printed = run(predict, answers=answers, **flags)
+    assert code == 0, printed
+    assert printed.endswith(f"answers: {answers} (42 queries, 3 of them with an error)\n")
+    parts = sorted(answers.glob("*.parquet"))
+    assert [pq.read_metadata(part).num_rows for part in parts] == [8, 8, 4, 8, 3, 8, 3]
+    found = pq.read_table(parts)
+    assert found.column_names == ["day", "text", "ad_ids", "ads", "scores", "error"]
+    assert found["day"].to_pylist() == list(range(42))
+    expected: Any = (
+        Registry(store.uri)
+        .load("models:/answering@champion")
+        .predict(found["text"].to_pandas().astype(object), params={"top_k": 3})
+    )
+    for name in ("ad_ids", "ads"):
+        assert found[name].to_pylist() == expected[name].tolist()
+    for scores, wanted in zip(found["scores"].to_pylist(), expected["scores"], strict=True):
+        np.testing.assert_allclose(scores, wanted, atol=1e-6)
+    errors = found["error"].to_pylist()
+    assert [row for row, error in enumerate(errors) if error] == [3, 17, 30]
+
+    before = {part.name: part.read_bytes() for part in parts}
+    stamps = {part.name: part.stat().st_mtime_ns for part in parts}
+    parts[2].unlink()
+    code, printed = run(predict, answers=answers, **flags)
+    assert code == 0, printed
+    again = sorted(answers.glob("*.parquet"))
+    assert {part.name: part.read_bytes() for part in again} == before
+    rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
+    assert rewritten == [parts[2].name]
+
+    shutil.copy(parts[0], parts[1])  # whole, but of other queries
+    parts[3].write_bytes(bytes(len(before[parts[3].name])))
+    os.truncate(parts[4], len(before[parts[4].name]) // 2)
+    (answers / ".notes" / f"{parts[5].name}.json").write_text("{}")
+    (answers / ".attempts").mkdir()
+    (answers / ".attempts" / f".{parts[0].name}-1").write_bytes(b"half of it")  # a killed call's
+    os.utime(table / "a.parquet")  # another time, the same queries
+    code, printed = run(predict, answers=answers, **flags)
+    assert code == 0, printed
+    assert f"warning: {parts[1]} and 3 more parts: damaged, and made again" in caplog.text
+    again = sorted(answers.glob("*.parquet"))
+    assert {part.name: part.read_bytes() for part in again} == before
+
+    def assert_refused(differs: str, **changed: object) -> None:
+        code, printed = run(predict, answers=answers, **(flags | changed))
+        other = f"{answers} has predictions of a different call ({differs} differ)"
+        assert (code, other in printed) == (2, True), printed
+
+    assert_refused("top_k", **{"top-k": 4})
+    retriever = Registry(store.uri).look_up("models:/answering@champion")
+    location = store.client.get_logged_model(retriever.model_id).artifact_location
+    weights = next(Path(location.removeprefix("file://")).rglob("*.safetensors"))
+    with _changed(weights, -1):
+        assert_refused("model_content")
+    page = pq.read_metadata(table / "b.parquet").row_group(0).column(1).data_page_offset
+    with _changed(table / "b.parquet", page + 20):
+        assert_refused("queries")
+    assert {file.name: file.read_bytes() for file in answers.glob("*.parquet")} == before
+    assert {file.name for file in answers.iterdir()} == {*OWN_FILES, *before}
+
+
+@contextmanager
+def _changed(file: Path, place: int) -> Iterator[None]:
+    """Change a byte of a file, but neither its size nor its time."""
+    before, stamp = file.read_bytes(), file.stat()
+    changed = bytearray(before)
+    changed[place] ^= 1
+    file.write_bytes(changed)
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    try:
+        yield
+    finally:
+        file.write_bytes(before)
+
+
+@pytest.mark.slow
+def test_a_retriever_in_shards_answers_as_a_whole_one_with_the_cpus_that_are_free(
+    cluster: None,
+    store: Store,
+    run: Run,
+    queries: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve_queries, "QUERIES_PER_PARTITION", 8)
+    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)  # three shards
+    monkeypatch.setattr(resources, "PATIENCE_S", 1)
+    table, answers = tmp_path / "queries", tmp_path / "answers"
+    shutil.copytree(queries, table)
+    pq.write_table(pa.table({"day": [42, 43], "text": ["", None]}), table / "c.parquet")
+    flags: dict[str, Any] = {
+        "model": "models:/answering@champion",
+        "queries": table,
+        "answers": answers,
+        "top-k": 5,
+        "gb-per-shard": 1e-9,
+    }
+    with no_placement_group_left():  # others hold CPUs
+        ray.get(placement_group([{"CPU": NUM_CPUS - 1}]).ready())
+        code, printed = run(predict, **flags)
+    assert code == 0, printed
+    assert printed.endswith(f"answers: {answers} (44 queries, 5 of them with an error)\n")
+    parts = sorted(answers.glob("*.parquet"))
+    assert [pq.read_metadata(part).num_rows for part in parts] == [8, 8, 4, 8, 3, 8, 3, 2]
+    found = pq.read_table(parts)
+    assert found.column_names == ["day", "text", "ad_ids", "ads", "scores", "error"]
+    whole: Any = Registry(store.uri).load("models:/answering@champion")
+    texts = found["text"].to_pandas().astype(object)
+    expected = whole.predict(texts, params={"top_k": 5})
+    assert found["error"].to_pylist() == expected["error"].tolist()
+    for name in ("ad_ids", "ads"):
+        assert found[name].to_pylist() == expected[name].tolist()
+    for scores, wanted in zip(found["scores"].to_pylist(), expected["scores"], strict=True):
+        np.testing.assert_allclose(scores, wanted, atol=1e-6)
+
+    before = {part.name: part.read_bytes() for part in parts}
+    stamps = {part.name: part.stat().st_mtime_ns for part in parts}
+    parts[2].unlink()
+    code, printed = run(predict, **flags)
+    assert code == 0, printed
+    again = sorted(answers.glob("*.parquet"))
+    assert {part.name: part.read_bytes() for part in again} == before
+    rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
+    assert rewritten == [parts[2].name]
+    assert {file.name for file in answers.iterdir()} == {*OWN_FILES, *before}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_queries_that_change_while_they_are_answered_are_refused(
+    in_place: bool, tmp_path: Path
+) -> None:
+    queries, other = tmp_path / "queries.parquet", tmp_path / "other.parquet"
+    pq.write_table(pa.table({"text": ["robin", "heron", "finch"]}), queries, row_group_size=2)
+    pq.write_table(pa.table({"text": ["tango", "waltz", "polka"]}), other, row_group_size=2)
+    first, last = row_groups(LocalFileSystem(), str(queries))
+    last = pickle.loads(pickle.dumps(last))
+    assert last.open().read_row_group(1)["text"].to_pylist() == ["finch"]
+    if in_place:
+        shutil.copy(other, queries)
+    else:
+        other.rename(queries)
+    for group in (first, last):
+        with pytest.raises(DatasetError, match=r"queries\.parquet has changed since"):
+            group.open()
+
+
+def test_all_types_are_read_from_the_bytes_that_were_compared(tmp_path: Path) -> None:
+    file, draw = tmp_path / "queries.parquet", np.random.default_rng(3)
+    texts = [None if n % 7 == 0 else f"query {n % 50}" for n in range(5000)]
+    table = pa.table(
+        {
+            "id": pa.array([draw.bytes(16) for _ in texts], pa.uuid()),
+            "text": pa.array(texts).dictionary_encode(),
+            "nested": [[{"at": n, "of": [str(n)] * (n % 3)}] for n in range(5000)],
+            "weight": draw.random(5000),
+        }
+    )
+    pq.write_table(table, file, row_group_size=1700, data_page_size=512, data_page_version="2.0")
+    groups = row_groups(LocalFileSystem(), str(file))
+    read = [group.open().read_row_group(group.number) for group in groups]
+    assert pa.concat_tables(read).equals(table.cast(read[0].schema))
+
+
+def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "queries.parquet"
+    pq.write_table(pa.table({"text": ["robin"] * 9}), file, compression="zstd", row_group_size=5)
+    at = pq.read_metadata(file).row_group(1).column(0).data_page_offset
+    content = bytearray(file.read_bytes())
+    content[at : at + 30] = bytes(30)
+    file.write_bytes(content)
+    _, group = row_groups(LocalFileSystem(), str(file))
+    with pytest.raises(
+        DatasetError, match=r"queries\.parquet, row group 1, rows from 0: cannot be"
+    ):
+        list(Partition(group, 0, 4).batches()[1])
+
+
+def test_no_code_in_a_table_of_queries_is_run(run: Run, tmp_path: Path) -> None:
+    queries = tmp_path / "queries.parquet"
+    pq.write_table(table_with_code(tmp_path / "was_run", "struct"), queries)
+    flags = {"model": "models:/answering/1", "queries": queries, "answers": tmp_path / "answers"}
+    code, printed = run(predict, **flags)
+    assert (code, "'code.inner' (ray.data.arrow_pickled_object)" in printed) == (2, True), printed
+    code, printed = run(predict, **flags, column="code")
+    assert code == 2
+    code, printed = run(index, model="models:/answering/1", ads=queries)
+    assert (code, "'code.inner' (ray.data.arrow_pickled_object)" in printed) == (2, True), printed
+    assert not (tmp_path / "was_run").exists()
+
+
+def test_a_folder_that_another_call_writes_is_left_alone(
+    run: Run, queries: Path, tmp_path: Path
+) -> None:
+    (tmp_path / ".attempts").mkdir()
+    flags = {"model": "models:/answering/1", "queries": queries, "answers": tmp_path}
+    with FileLock(tmp_path / ".lock"):
+        code, printed = run(predict, **flags)
+    assert code == 2
+    assert f"another call is writing to {tmp_path}; wait until it has ended" in printed
+    assert {file.name for file in tmp_path.iterdir()} == {".attempts", ".lock"}
+
+
+def test_parts_of_another_table_are_not_taken_for_answers(
+    run: Run, queries: Path, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "part-000000.parquet"
+    pq.write_table(pa.table({"error": ["none of ours"]}), theirs)
+    before = theirs.read_bytes()
+    code, printed = run(predict, model="models:/answering/1", queries=queries, answers=tmp_path)
+    assert (code, "has parts of another table; choose another folder" in printed) == (2, True)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [before]
+
+
+def test_a_cluster_without_room_is_reported(
+    cluster: None, run: Run, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "MOMENT_S", 0.1)
+    monkeypatch.setattr(resources, "PATIENCE_S", 0.1)
+    busy = ray.remote(num_cpus=1)(Counter).remote()
+    ray.get(busy.total.remote())
+    flags = {
+        "model": "models:/answering@champion",
+        "queries": queries,
+        "answers": tmp_path / "answers",
+    }
+    code, printed = run(predict, **flags)
+    ray.kill(busy)
+    assert code == 2
+    room = "the machines have not had {} of memory free in 0.1 s, for {}; add machines, or run this"
+    one = "a process that holds the retriever"
+    assert room.format(f"{NUM_CPUS} CPUs and 1.1 GB", one) in printed
+    monkeypatch.setattr(answering, "BYTES_PER_PROCESS", 10**14)  # more would overflow in Ray
+    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)
+    code, printed = run(predict, **flags, **{"gb-per-shard": 1e-9})
+    assert code == 2
+    for_shards = room.format("0.48 CPUs and 200001.6 GB", "3 shards of the retriever at once")
+    assert for_shards in printed
+    monkeypatch.setattr(LoggedRetriever, "uses_gpu", True)
+    code, printed = run(predict, **flags, **{"use-gpu": ""})
+    assert code == 2
+    assert room.format(f"{NUM_CPUS} CPUs and 1 GPUs and 100000.0 GB", one) in printed
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"top-k": 41}, "top_k 41: the retriever has 40 ads to choose from"),
+        ({"use-gpu": ""}, "answers on CPUs only, as all bags and compiled encoders do"),
+        ({"columns.query-text": "query"}, "has no column 'query'; it has day, text"),
+        ({"queries": "no/such/folder"}, "there is no file or folder no/such/folder"),
+        ({"queries": "{csv}"}, "queries can be read from parquet only"),
+        ({"queries": "{taken}"}, "has a column 'error', as the answers do; rename it"),
+        ({"model": "models:/answering@nobody"}, "Registered model alias nobody not found"),
+        ({"model": "models:/nonesuch/1"}, "nonesuch"),
+        ({"answers": "{csv}"}, "{csv}: File exists"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    changes: dict[str, str], message: str, run: Run, queries: Path, tmp_path: Path
+) -> None:
+    csv, taken = tmp_path / "queries.csv", tmp_path / "taken.parquet"
+    csv.write_text("text\nrobin\n")
+    pq.write_table(pa.table({"text": ["robin"], "error": [1]}), taken)
+    named = {"csv": csv, "taken": taken}
+    flags: dict[str, object] = {"model": "models:/answering@champion", "queries": queries}
+    flags |= {"answers": tmp_path / "answers"}
+    flags |= {name: str(value).format(**named) for name, value in changes.items()}
+    code, printed = run(predict, **flags)
+    assert code == 2
+    assert printed.startswith("error: ")
+    assert message.format(**named) in printed
+    assert not list(tmp_path.glob("answers/*.parquet"))
+
+
+def test_new_ads_are_found_by_their_text_and_the_alias_follows(
+    store: Store, run: Run, tmp_path: Path
+) -> None:
+    ads = tmp_path / "ads.csv"
+    ads.write_text(NEW_ADS)
+    registry = Registry(store.uri)
+    before: Any = registry.load("models:/answering@champion")
+    code, printed = run(index, model="models:/answering@champion", ads=ads)
+    assert (code, printed) == (0, "models:/answering/2 has 42 ads, 2 of them new\n")
+    after: Any = registry.load("models:/answering@champion")
+    (ids,) = after.predict(["robin tango"], params={"top_k": 1})["ad_ids"]
+    assert ids == ["new-1"]
+    texts = ["flint basalt", "waltz"]
+    old = before.predict(texts, params={"top_k": 40})
+    new = after.predict(texts, params={"top_k": 42})
+    for row in range(2):
+        scores = dict(zip(new["ad_ids"][row], new["scores"][row], strict=True))
+        assert scores.keys() - set(old["ad_ids"][row]) == {"new-1", "new-2"}
+        kept = [scores[ad] for ad in old["ad_ids"][row]]
+        np.testing.assert_allclose(kept, old["scores"][row], atol=1e-6)
+    retriever = registry.look_up("models:/answering@champion")
+    assert retriever.metadata["num_ads"] == 42
+    assert registry.parameters(retriever.run_id)["new_ads"] == str(ads)
+    code, printed = run(index, model="models:/answering@champion", ads=ads)
+    assert code == 2
+    assert "ads.csv, row 2, column 'ad_id': 2 ids are in use: 'new-1', 'new-2'" in printed
+    assert registry.restore("answering", "champion") == ("2", "1")
+
+
+def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_experiment(
+    store: Store, tmp_path: Path
+) -> None:
+    registry = Registry(store.uri)
+    original = registry.look_up("models:/answering/1")
+    with pytest.raises(MlflowException, match="absent"):
+        log_copy(registry, original, tmp_path / "absent", ["robin"], {}, store.output)
+    experiment = store.client.get_experiment_by_name("tests")
+    newest = store.client.search_runs([experiment.experiment_id], max_results=1)[0]
+    assert (newest.info.run_name, newest.info.status) == ("copy", "FAILED")
+
+
+def test_an_alias_that_was_moved_meanwhile_is_left_alone(store: Store, dataset_path: Path) -> None:
+    registry = Registry(store.uri)
+    made = [
+        registry.look_up(f"models:/{registry.find_logged(store.run(noise, dataset_path), None)[1]}")
+        for noise in (0.1, 0.2, 0.3)
+    ]
+    original, chosen, derived = made
+    for one in (original, chosen):
+        version = registry.register("moving", one.run_id, one.model_id)
+        registry.choose(version, "champion")
+    with pytest.raises(RegistryError, match="moving@champion was moved meanwhile, and models:/"):
+        take_place(registry, derived, original, "models:/moving@champion")
+    assert registry.look_up("models:/moving@champion") == chosen
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("ad_id,text\n", "holds no ads"),
+        ("ad_id\n7\n", "has no column 'text'; it has ad_id"),
+        ("ad_id,text\na,robin\na,heron\n", "row 3, column 'ad_id': 1 ids are in use: 'a'"),
+        ("ad_id,text\na,robin\nb,  \n", "row 3, column 'text': 1 cells are empty"),
+        ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': 1 ids are in use: '5'"),
+    ],
+)
+def test_bad_ads_are_named(
+    content: str, message: str, store: Store, run: Run, tmp_path: Path
+) -> None:
+    ads = tmp_path / "ads.csv"
+    ads.write_text(content)
+    versions = len(store.client.search_model_versions("name = 'shop'"))
+    code, printed = run(index, model="models:/answering/1", ads=ads)
+    assert code == 2
+    assert message in printed
+    assert len(store.client.search_model_versions("name = 'shop'")) == versions

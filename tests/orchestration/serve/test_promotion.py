@@ -1,0 +1,317 @@
+"""Which retrievers become the champion, which do not, and how to undo it."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import RunHere
+from stores import BLIND, Store
+
+from jobs import promote
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.tables.new_ads import NewAds
+from ramen_ray.method.metrics import judgement
+from ramen_ray.method.metrics.evaluation import Propensity, evaluate
+from ramen_ray.method.metrics.judgement import read_test_queries
+from ramen_ray.method.metrics.ranking import ratio
+from ramen_ray.orchestration.serve.new_ads import extend_retriever
+from ramen_ray.orchestration.serve.promotion import open_test_queries
+from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
+from ramen_ray.tracking.runs import open_run
+
+Promote = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
+    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture(scope="module")
+def good(store: Store, dataset_path: Path) -> str:
+    return store.run(0.0, dataset_path)
+
+
+@pytest.fixture(scope="module")
+def bad(store: Store, dataset_path: Path) -> str:
+    return store.run(BLIND, dataset_path)
+
+
+@pytest.fixture
+def job(store: Store, run_here: RunHere) -> Promote:
+    return lambda *words: run_here(promote, *words, "--output", store.output)
+
+
+def _champion(store: Store, name: str) -> str:
+    return store.client.get_model_version_by_alias(name, "champion").run_id
+
+
+def test_only_a_better_retriever_replaces_the_champion_and_it_can_be_restored(
+    store: Store, job: Promote, good: str, bad: str
+) -> None:
+    code, printed = job(bad, "--name", "shop")
+    assert (code, printed) == (0, "shop@champion is version 1: the first of its name\n")
+    code, printed = job(good, "--name", "shop")
+    assert code == 0, printed
+    assert "against version 1 on the test split" in printed.splitlines()[-1]
+    assert "R@100" in printed
+    assert _champion(store, "shop") == good
+    for metric in ("P@1", "tail/R@10"):
+        code, printed = job(bad, "--name", "shop", "--metric", metric)
+        assert code == 3, "no error, and not promoted"
+        assert printed.splitlines()[-1].startswith(f"version 1 is not promoted: {metric} -")
+    assert _champion(store, "shop") == good
+    code, printed = job(good, "--name", "shop")
+    assert (code, printed) == (2, "error: this retriever is the champion already: version 2\n")
+    code, printed = job(bad, "--name", "shop", "--force")
+    assert code == 0, printed
+    assert _champion(store, "shop") == bad
+    code, printed = job("--restore", "--name", "shop")
+    assert (code, printed) == (0, "shop@champion is version 2 again, no longer version 1\n")
+    assert _champion(store, "shop") == good
+    described = store.client.get_model_version("shop", "2").description
+    assert described.startswith("R@10 +")
+
+
+def test_what_is_compared_is_what_evaluation_measures(
+    store: Store, job: Promote, good: str, dataset_path: Path
+) -> None:
+    job(store.run(4.0, dataset_path), "--name", "measured")
+    _, printed = job(good, "--name", "measured")
+    rows = {
+        line.split("│")[1].strip(): line.split("│")[2:-1] for line in printed.splitlines()[3:11]
+    }
+    for column, noise in ((0, 0.0), (1, 4.0)):
+        measured, _ = evaluate(store.model(noise), store.data, "test", Propensity())
+        for name, cells in rows.items():
+            expected = pytest.approx(100 * measured[name], abs=0.006)
+            assert float(cells[column]) == expected, name
+
+
+def test_answers_are_measured_as_evaluation_does(store: Store, dataset_path: Path) -> None:
+    _, judged = read_test_queries(Dataset(dataset_path), Propensity())
+    for noise in (0.0, 4.0):
+        expected, topk = evaluate(store.model(noise), store.data, "test", Propensity())
+        measured = {name: ratio(values) for name, values in judged.measure(topk).items()}
+        assert measured == pytest.approx(expected)
+
+
+def test_a_choice_by_hand_is_the_champion_to_beat(
+    store: Store, job: Promote, good: str, bad: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"mlflow_run_id": good}))
+    job(bad, "--name", "by-hand")
+    job(str(tmp_path), "--name", "by-hand@challenger")
+    job(good, "--name", "by-hand@challenger")
+    assert _champion(store, "by-hand") == bad
+    challenger = store.client.get_model_version_by_alias("by-hand", "challenger")
+    assert challenger.run_id == good
+    store.client.set_registered_model_alias("by-hand", "champion", challenger.version)
+    code, printed = job(bad, "--name", "by-hand")
+    assert code == 3
+    assert "is not promoted" in printed
+    code, printed = job("--restore", "--name", "by-hand")
+    assert (code, printed) == (0, "by-hand@champion is version 1 again, no longer version 2\n")
+    code, printed = job("--restore", "--name", "by-hand")
+    assert code == 2
+    assert "'champion' before version 1" in printed
+
+
+@pytest.mark.parametrize(
+    ("chosen", "by_hand", "restored"),
+    [
+        ([1, 2, 3], None, [2, 1]),
+        ([1, 2, 3], 2, [3, 2, 1]),
+        ([1, 2], 1, [2, 1]),
+        ([1, 2, 1], None, [2, 1]),
+        ([], 2, []),
+    ],
+)
+def test_restoring_gives_back_the_version_before_whoever_chose_it(
+    chosen: list[int], by_hand: int | None, restored: list[int], store: Store, good: str
+) -> None:
+    registry, client = Registry(store.uri), store.client
+    _, model_id = registry.find_logged(good, None)
+    name = f"chosen-{chosen}-{by_hand}".replace(", ", "-")
+    client.create_registered_model(name)
+    versions = [client.create_model_version(name, f"models:/{model_id}") for _ in range(3)]
+    for number in chosen:
+        registry.choose(versions[number - 1], "champion")
+    if by_hand:
+        client.set_registered_model_alias(name, "champion", str(by_hand))
+    for number in restored:
+        assert registry.restore(name, "champion")[1] == str(number)
+    with pytest.raises(RegistryError, match="is known to have had"):
+        registry.restore(name, "champion")
+
+
+def test_of_a_sweep_the_best_child_is_promoted(
+    store: Store, job: Promote, dataset_path: Path
+) -> None:
+    parent = open_run(store.uri, "tests", "sweep", store.output)
+    store.run(3.0, dataset_path, parent)
+    best = store.run(0.5, dataset_path, parent)
+    store.run(2.0, dataset_path, parent)
+    code, printed = job(parent.id, "--name", "swept")
+    assert code == 0, printed
+    assert printed.startswith("best finished run: noise-0.5, validation R@10 66.67\n")
+    assert _champion(store, "swept") == best
+    parent.log_metrics({"best/validation/R@10": 0.7})  # of a trial that failed
+    _, printed = job(parent.id, "--name", "swept-again")
+    assert printed.startswith(
+        "best finished run: noise-0.5, validation R@10 66.67; the sweep's best, 70.00, ended "
+        "without a retriever\n"
+    )
+
+
+def test_new_ads_of_the_champion_are_ignored_and_counted(
+    store: Store, job: Promote, good: str, dataset_path: Path, tmp_path: Path
+) -> None:
+    texts = Dataset(dataset_path).read("queries/test")["text"].to_pylist()
+    ads = tmp_path / "ads.csv"
+    ads.write_text("ad_id,text\n" + "".join(f"new-{n},{text}\n" for n, text in enumerate(texts)))
+    job(good, "--name", "extended")
+    extend_retriever(
+        Registry(store.uri), "models:/extended@champion", NewAds(str(ads)), store.output
+    )
+    code, printed = job(good, "--name", "extended")
+    assert code == 2
+    assert "R@10 +0.00 [+0.00, +0.00] against version 2 on the test split" in printed
+    assert printed.endswith("; version 2 has 12 more ads, added since\n")
+
+
+def test_another_version_of_the_dataset_is_refused(
+    store: Store, job: Promote, good: str, dataset_path: Path, tmp_path: Path
+) -> None:
+    changed = Path(shutil.copytree(dataset_path, tmp_path / "changed"))
+    rows = Dataset(changed).read("queries/test")
+    pq.write_table(rows.slice(1), changed / "queries" / "test.parquet")
+    newer = store.run(0.25, changed)
+    job(good, "--name", "dated")
+    code, printed = job(newer, "--name", "dated")
+    assert code == 2
+    assert "was made from another version of the dataset than this retriever" in printed
+    assert len(store.client.search_model_versions("name = 'dated'")) == 1
+    pq.write_table(rows.slice(2), changed / "queries" / "test.parquet")
+    job(newer, "--name", "dated-too")
+    code, printed = job(store.run(0.75, changed), "--name", "dated-too")
+    assert code == 2
+    assert "was made from another version of the dataset" in printed
+    code, printed = job(newer, "--name", "dated", "--force")
+    assert code == 0, printed
+    assert "is version 2: not compared with version 1: models:/dated/1 was made from" in printed
+
+
+@pytest.mark.parametrize("broken", ["files", "index", "kind", "dataset"])
+def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
+    broken: str, store: Store, job: Promote, dataset_path: Path, tmp_path: Path
+) -> None:
+    dataset = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+    better, name = store.run(0.0, dataset), f"broken-{broken}"
+    registry = Registry(store.uri)
+    run_id, model_id = registry.find_logged(store.run(1.0, dataset), None)
+    version = registry.register(name, run_id, model_id)
+    if broken == "kind":
+        version = store.client.create_model_version(name, f"runs:/{run_id}/other")
+    registry.choose(version, "champion")
+    files = Path(store.client.get_logged_model(model_id).artifact_location.removeprefix("file://"))
+    if broken == "files":
+        shutil.rmtree(files)
+    elif broken == "index":
+        next(files.rglob("index.faiss")).unlink()
+    elif broken == "dataset":
+        dataset.rename(tmp_path / "moved")
+    code, printed = job(better, "--name", name)
+    assert code == 2
+    message = f"error: cannot compare with the champion, version {version.version}: "
+    assert printed.startswith(message)
+    assert printed.endswith("; --force promotes it anyway\n")
+    assert printed.count("\n") == 1
+    code, printed = job(better, "--name", name, "--force")
+    assert code == 0, printed
+    assert f"not compared with version {version.version}: " in printed
+    assert _champion(store, name) == better
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--name", "shop"], "give the run to promote, or --restore"),
+        (["no/such/run", "--name", "shop"], "the folder no/such/run does not exist; give one such"),
+        (["/tmp", "--name", "shop"], "the folder /tmp is not that of a run; give one such as"),
+        (["0" * 32, "--name", "shop"], "Run with id=00000000000000000000000000000000 not found"),
+        (["{good}", "--name", "shop", "--metric", "P@2"], "the metric 'P@2' is not one of P@1"),
+        (["{empty}", "--name", "shop"], "has no retriever, nor has a finished run below it"),
+        (["--restore", "--name", "nonesuch"], "no version of 'nonesuch' has the alias 'champion'"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str], message: str, store: Store, job: Promote, good: str
+) -> None:
+    empty = open_run(store.uri, "tests", "empty", store.output)
+    code, printed = job(*(word.format(good=good, empty=empty.id) for word in arguments))
+    assert code == 2
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert message in printed
+
+
+def test_what_an_index_does_not_find_counts_as_wrong(dataset_path: Path) -> None:
+    dataset = Dataset(dataset_path)
+    _, judged = read_test_queries(dataset, Propensity())
+    clicks = [row["ad_ids"] for row in dataset.read("queries/test").sort_by("query_id").to_pylist()]
+    first = np.array([ads[0] if row % 2 else -1 for row, ads in enumerate(clicks)])
+    found = np.pad(first[:, None], ((0, 0), (0, 9)), constant_values=-1)
+    measured = judged.measure((found, np.zeros(found.shape, dtype=np.float32)))
+    assert ratio(measured["P@1"]) == 0.5
+    expected = np.mean([1 / len(ads) if row % 2 else 0 for row, ads in enumerate(clicks)])
+    assert ratio(measured["R@10"]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "it's", "x y", "shop@", "shop@v/1"])
+def test_a_new_model_or_alias_needs_a_name(
+    name: str, store: Store, job: Promote, good: str
+) -> None:
+    before = store.client.search_registered_models()
+    code, printed = job(good, "--name", name)
+    assert code == 2
+    assert re.fullmatch(
+        r"error: the (alias|name of the model): .* is not a valid name: .*\n", printed
+    )
+    assert store.client.search_registered_models() == before
+    assert job("--restore", "--name", name)[0] == 2
+
+
+def test_a_model_keeps_the_name_that_it_has(store: Store, job: Promote, good: str) -> None:
+    store.client.create_registered_model("our shop")
+    code, printed = job(good, "--name", "our shop")
+    assert (code, printed) == (0, "our shop@champion is version 1: the first of its name\n")
+    assert Registry(store.uri).look_up("models:/our shop@champion").run_id == good
+
+
+def test_queries_that_change_while_they_are_read_are_refused(
+    store: Store, dataset_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Path(shutil.copytree(dataset_path, tmp_path / "copied"))
+    registry = Registry(store.uri)
+    _, model_id = registry.find_logged(store.run(0.25, copied), None)
+    logged = registry.look_up(uri_of(model_id))
+    assert len(open_test_queries(registry, logged).texts) == 12
+    count = judgement.count_clicks
+
+    def change_first(dataset: Dataset, split: str) -> Any:
+        pq.write_table(dataset.read("queries/train").slice(1), copied / "queries/train.parquet")
+        return count(dataset, split)
+
+    monkeypatch.setattr(judgement, "count_clicks", change_first)
+    with pytest.raises(DatasetError, match=f"copied has changed since {logged.uri} was trained on"):
+        open_test_queries(registry, logged)

@@ -1,0 +1,374 @@
+"""The logged model against exact search with the encoder that it was made from."""
+
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import faiss
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import free_port
+from mlflow.exceptions import MlflowException
+from support import MAX_LENGTH, PATIENCE_S, answers, running, wait_until
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.classifiers import Classifiers
+from ramen_ray.method.model.dual_encoder import (
+    CLASSIFIER_FOLDER,
+    DualEncoder,
+    Scoring,
+    load_model,
+)
+from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
+from ramen_ray.method.model.heads import Head
+from ramen_ray.method.retrieval.index import (
+    FEWEST_IVF_PQ_ADS,
+    MOST_FLAT_ADS,
+    MOST_HNSW_ADS,
+    choose_kind,
+    new_index,
+    sample_size,
+)
+from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
+from ramen_ray.method.retrieval.search import search_index
+from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.runs import Run, open_run
+
+KINDS = ["transformer", "bag"]
+NOT_TEXTS = ["an object", "a list"]
+WRONG = ["empty", "missing", "int, not a text"]
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A retriever in a store, and the model and data it was made from."""
+
+    folder: Path
+    run: Run
+    model_id: str
+    trained: Path
+    data: Prepared
+    measured: dict[str, float]
+
+    @property
+    def model(self) -> mlflow.pyfunc.PyFuncModel:
+        """The model, as MLflow loads it."""
+        mlflow.set_tracking_uri(self.run.uri)
+        return mlflow.pyfunc.load_model(f"models:/{self.model_id}")
+
+    def similarity(self, split: str = "test") -> np.ndarray:
+        """Cosines (queries, ads) of the model that was trained."""
+        model = load_model(self.trained)
+        queries = self.data.queries[split]
+        embedded = model.embed_queries(queries, np.arange(len(queries)))
+        return embedded @ model.embed_ads(self.data.ads, np.arange(len(self.data.ads))).T
+
+
+def _log(
+    kind: str, data: Prepared, dataset_path: Path, encoder_path: Path, folder: Path, uri: str
+) -> Logged:
+    trained = folder / "trained"
+    if kind == "bag":
+        DualEncoder(build_bag(str(encoder_path))).save(trained, MAX_LENGTH)
+    else:
+        _save_with_classifiers(build_transformer(str(encoder_path)), data, trained)
+    dataset = Dataset(dataset_path)
+    retriever = folder / "retriever"
+    measured = write_retriever(
+        retriever, load_model(trained), dataset, data, RetrieverSettings("flat", MAX_LENGTH, 1.0)
+    )
+    run = open_run(uri, "tests", kind, folder.parent)
+    texts = dataset.read("queries/test")["text"].to_pylist()[:2]
+    model_id = log_retriever(run, retriever, texts, {"dataset": dataset.name})
+    location = run.client.get_logged_model(model_id).artifact_location
+    kept = Path(location.removeprefix("file://"))
+    return Logged(kept, run, model_id, trained, data, measured)
+
+
+def _save_with_classifiers(encoder: Encoder, data: Prepared, folder: Path) -> None:
+    """Save a model with a projection, and random classifiers for three quarters of the ads."""
+    draw = torch.Generator().manual_seed(2)
+    encoder.projection = Head.orthogonal(encoder.width, 7, has_tanh=True, seed=3)
+    vectors = torch.randn(len(data.ads), 5, generator=draw)
+    classifiers = Classifiers(vectors, 0, np.arange(len(data.ads)) % 4 > 0)
+    head = Head.orthogonal(encoder.width, 5, has_tanh=False, seed=4)
+    model = DualEncoder(encoder, head, classifiers)
+    model.scoring = Scoring(weight=0.7, text_scale=0.6)
+    model.save(folder, MAX_LENGTH)
+    classifiers.save(folder / CLASSIFIER_FOLDER)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def logged(
+    request: pytest.FixtureRequest,
+    prepared: Prepared,
+    prepared_bag: Prepared,
+    dataset_path: Path,
+    encoder_path: Path,
+    output: Path,
+) -> Iterator[Logged]:
+    data = prepared_bag if request.param == "bag" else prepared
+    folder = output / request.param
+    uri = f"sqlite:///{output}/mlflow.db"
+    yield _log(request.param, data, dataset_path, encoder_path, folder, uri)
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.fixture(scope="module")
+def queries(dataset_path: Path) -> list[str]:
+    return Dataset(dataset_path).read("queries/test")["text"].to_pylist()
+
+
+@pytest.fixture(scope="module")
+def ads(dataset_path: Path) -> list[str]:
+    return Dataset(dataset_path).read("ads").sort_by("ad_id")["text"].to_pylist()
+
+
+def test_answers_are_exact_searches_with_the_trained_encoder(
+    logged: Logged, queries: list[str], ads: list[str]
+) -> None:
+    answers = logged.model.predict(queries, params={"top_k": 7})
+    similarity = logged.similarity()
+    assert list(answers.columns) == ["ad_ids", "ads", "scores", "error"]
+    assert answers["error"].isna().all()
+    for row, answer in answers.iterrows():
+        shown = [int(ad) for ad in answer["ad_ids"]]
+        expected = np.sort(similarity[row])[::-1][:7]
+        np.testing.assert_allclose(answer["scores"], expected, atol=1e-5)
+        np.testing.assert_allclose(similarity[row, shown], expected, atol=1e-5)
+        assert answer["ads"] == [ads[ad] for ad in shown]
+    assert logged.measured["recall@100"] == 1.0
+
+
+def test_a_query_is_answered_the_same_alone_and_among_others(
+    logged: Logged, queries: list[str]
+) -> None:
+    model = logged.model
+    together = model.predict(pd.DataFrame({"query": queries}))
+    assert {len(ids) for ids in together["ad_ids"]} == {10}
+    for row, query in enumerate(queries[:4]):
+        (alone,) = model.predict([query])["scores"]
+        np.testing.assert_allclose(alone, together["scores"][row], atol=1e-6)
+
+
+def test_a_bad_row_is_reported_and_the_others_are_answered(
+    logged: Logged, queries: list[str]
+) -> None:
+    model = logged.model
+    sent: list[Any] = [queries[0], "", None, 7, "  ", "x" * 10_001, "!", queries[1]]
+    answers = model.predict(pd.Series(sent, dtype=object))
+    errors = answers["error"].tolist()
+    assert [error is None for error in errors] == [True, *[False] * 5, True, True]
+    assert errors[1] == errors[4] == "the query is empty"
+    assert errors[2] == "the query is missing"
+    assert errors[3] == "the query is int, not a text"
+    assert errors[5] == "the query has 10001 characters; at most 10000 are allowed"
+    assert [len(ids) for ids in answers["ad_ids"]] == [10, 0, 0, 0, 0, 0, 10, 10]
+    expected = model.predict([queries[1]])["ad_ids"][0]
+    assert answers["ad_ids"][7] == expected
+    assert model.predict(["robin", None])["error"].tolist() == [None, "the query is missing"]
+    assert model.predict(pd.Series(["", None], dtype=object))["ads"].tolist() == [[], []]
+    odd = model.predict(pd.Series([{"a": 1}, ["robin"], "\ud800 robin", queries[1]], dtype=object))
+    assert odd["error"].tolist()[:2] == [f"the query is {one}, not a text" for one in NOT_TEXTS]
+    assert odd["error"][2] == "the query has half of a surrogate pair, which is no character"
+    assert odd["ad_ids"][3] == expected
+    nothing = model.predict(pd.DataFrame({"query": []}))
+    assert (len(nothing), list(nothing.columns)) == (0, list(answers.columns))
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 41])
+def test_top_k_beyond_the_index_is_refused(logged: Logged, top_k: int) -> None:
+    with pytest.raises(MlflowException, match=f"top_k is {top_k}; this retriever has 40 ads"):
+        logged.model.predict(["robin"], params={"top_k": top_k})
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "query", "top_k", "message"),
+    [
+        (10_001, "robin", 1, "has 10001 queries; send at most 10000"),
+        (1_000_000, "robin", 9, "has 1000000 queries"),
+        (10_000, "robin", 21, "asks for 10000 times 21 ads; send at most 9523 queries at once"),
+        (201, "x" * 10_000, 1, "the queries have 2010000 characters; send at most 2000000"),
+    ],
+)
+def test_a_request_for_too_much_is_refused(
+    num_queries: int, query: str, top_k: int, message: str, logged: Logged
+) -> None:
+    request = pd.DataFrame({"query": [query] * num_queries})
+    with pytest.raises(MlflowException, match=message) as refused:
+        logged.model.predict(request, params={"top_k": top_k})
+    assert refused.value.get_http_status_code() == 400
+
+
+def test_an_answer_may_be_neither_too_large_nor_too_late(
+    logged: Logged, queries: list[str]
+) -> None:
+    model = logged.model
+    retriever = model.unwrap_python_model()
+    asked = [queries[0]] * 300
+    whole = len(json.dumps(model.predict(asked).to_dict("records")))
+    limits = retriever.encode.__globals__  # of the file that MLflow keeps
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(limits, "MAX_ANSWER_BYTES", whole)
+        assert len(model.predict(asked)) == 300
+        patched.setitem(limits, "MAX_ANSWER_BYTES", whole // 2)
+        with pytest.raises(MlflowException, match="the answers have more than 0 MB; send fewer"):
+            model.predict(asked)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(limits, "MAX_SECONDS", -1)
+        with pytest.raises(MlflowException, match="takes more than -1 s; send fewer") as refused:
+            model.predict(asked)
+    assert refused.value.get_http_status_code() == 400
+
+
+def test_of_a_table_only_a_column_of_queries_is_answered(
+    logged: Logged, queries: list[str]
+) -> None:
+    model, ids = logged.model, [f"id-{row}" for row in range(2)]
+    expected = model.predict(queries[:2])["ad_ids"].tolist()
+    for name in ("query", "text"):
+        table = pd.DataFrame({name: queries[:2], "id": ids})
+        assert model.predict(table)["ad_ids"].tolist() == expected
+    for table in (pd.DataFrame({"id": ids, "query": queries[:2]}), pd.DataFrame({"id": ids})):
+        with pytest.raises(MlflowException, match="the first column is 'id'; put the") as refused:
+            model.predict(table)
+        assert refused.value.get_http_status_code() == 400
+
+
+def test_the_model_is_described_and_holds_no_pickle(logged: Logged, queries: list[str]) -> None:
+    model = logged.model
+    assert [param.name for param in model.metadata.signature.params] == ["top_k"]
+    assert model.metadata.metadata["dataset"] == "handmade"
+    example, params = model.input_example, {"top_k": 1}
+    assert example == queries[:2]
+    assert len(model.predict(example, params)) == 2
+    files = [file for file in logged.folder.rglob("*") if file.is_file()]
+    assert not [file for file in files if file.suffix in {".pkl", ".pickle", ".bin"}]
+    run = logged.run.client.get_run(logged.run.id)
+    assert [output.model_id for output in run.outputs.model_outputs] == [logged.model_id]
+
+
+def test_the_environment_is_pinned_and_minimal(logged: Logged) -> None:
+    (file,) = logged.folder.glob("requirements.txt")
+    pins = dict(line.split("==") for line in file.read_text().split())
+    needed = {"faiss-cpu", "mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers"}
+    if logged.trained.joinpath("encoder/config.json").exists():
+        needed |= {"torch", "transformers"}
+    assert pins.keys() == needed
+    for name in needed - {"faiss-cpu"}:
+        assert version(name).partition("+")[0] == pins[name]
+
+
+def test_serving_answers_over_http_without_ray_and_the_library(
+    logged: Logged, queries: list[str], tmp_path: Path
+) -> None:
+    if not logged.trained.joinpath("encoder/config.json").exists():
+        pytest.skip("one server is enough")
+    for name in ("ray", "ramen_ray"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('not served here')")
+    port = free_port()
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local"]
+    command += ["--model-uri", f"models:/{logged.model_id}", "--port", str(port)]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": logged.run.uri, "PYTHONPATH": str(tmp_path)}
+    log = tmp_path / "server.log"
+    with running([*command, "--host", "127.0.0.1"], log, env=environment, cwd=tmp_path) as server:
+        ping = f"http://127.0.0.1:{port}/ping"
+        wait_until(lambda: answers(ping) or server.poll() is not None, log.read_text)
+        assert server.poll() is None, log.read_text()
+        request = {"inputs": queries[:3], "params": {"top_k": 3}}
+        answered = _post(port, request)["predictions"]
+        expected = logged.model.predict(queries[:3], params={"top_k": 3})
+        assert [row["ad_ids"] for row in answered] == expected["ad_ids"].tolist()
+        assert [row["ads"] for row in answered] == expected["ads"].tolist()
+        np.testing.assert_allclose([row["scores"] for row in answered], expected["scores"].tolist())
+        mixed = [queries[0], "", None, 7]
+        split = {"columns": ["query"], "data": [[query] for query in mixed]}
+        for body in ({"inputs": mixed}, {"instances": mixed}, {"dataframe_split": split}):
+            rows = _post(port, {**body, "params": {"top_k": None}})["predictions"]
+            errors = [None, *(f"the query is {what}" for what in WRONG)]
+            assert [row["error"] for row in rows] == errors, body
+            assert [len(row["ad_ids"]) for row in rows] == [10, 0, 0, 0]
+            assert rows[0]["ad_ids"][:3] == answered[0]["ad_ids"]
+        assert _post(port, {"dataframe_split": {**split, "data": []}})["predictions"] == []
+        broken, whole = _post(port, {"inputs": ["\ud800", queries[0]]})["predictions"]
+        assert broken["error"] == "the query has half of a surrogate pair, which is no character"
+        assert whole["ad_ids"] == rows[0]["ad_ids"]
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            _post(port, {**request, "params": {"top_k": 1000}})
+        assert refused.value.code == 400
+        assert "top_k is 1000; this retriever has 40 ads" in refused.value.read().decode()
+
+
+def _post(port: int, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/invocations",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        return dict(json.loads(answer.read()))
+
+
+@pytest.mark.parametrize(
+    ("num_ads", "kind"),
+    [
+        (1, "flat"),
+        (MOST_FLAT_ADS, "flat"),
+        (MOST_FLAT_ADS + 1, "hnsw"),
+        (MOST_HNSW_ADS, "hnsw"),
+        (MOST_HNSW_ADS + 1, "ivf_pq"),
+    ],
+)
+def test_the_kind_of_index_goes_by_size(num_ads: int, kind: str) -> None:
+    assert choose_kind(num_ads) == kind
+
+
+@pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.95), ("ivf_pq", 0.8)])
+def test_an_index_finds_most_of_what_exact_search_finds(
+    kind: Any, least: float, tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(4)
+    centres = draw.normal(size=(300, 32))
+    points = centres[draw.integers(300, size=24_100)] + 0.7 * draw.normal(size=(24_100, 32))
+    points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
+    ads, queries, added = points[:12_000], points[12_000:12_100], points[12_100:]
+    index = new_index(kind, 32, len(ads))
+    if not index.is_trained:
+        index.train(ads[: sample_size(len(ads))])
+    index.add(ads)
+    faiss.write_index(index, str(tmp_path / "index"))
+    index = faiss.read_index(str(tmp_path / "index"))
+    _, found = index.search(queries, 100)
+    exact = np.argsort(-(queries @ ads.T), axis=1)[:, :100]
+    assert _share(found, exact) >= least
+    index.add(added)
+    among_first, scores = search_index(index, queries, 100, num_ads=len(ads))
+    assert among_first.max() < len(ads)
+    assert _share(among_first, exact) >= _share(found, exact) - 0.002
+    if kind != "ivf_pq":
+        np.testing.assert_allclose(scores[0], (queries @ ads.T)[0, among_first[0]], atol=1e-5)
+
+
+def _share(found: np.ndarray, exact: np.ndarray) -> float:
+    """Share of ``exact`` (queries, k) that the index finds."""
+    pairs = zip(found.tolist(), exact.tolist(), strict=True)
+    return float(np.mean([len(set(a) & set(b)) for a, b in pairs])) / exact.shape[1]
+
+
+@pytest.mark.parametrize("dim", [1, 3, 32, 384, 768, 50])
+def test_a_compressed_index_fits_any_width(dim: int) -> None:
+    codes = new_index("ivf_pq", dim, FEWEST_IVF_PQ_ADS).pq.M
+    assert dim % codes == 0
+    assert codes <= max(dim / 2, 1)

@@ -1,0 +1,86 @@
+"""Equally near ads come in one shuffle in evaluation, in served answers, and in predictions."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from pyarrow.fs import LocalFileSystem
+from support import MAX_LENGTH, splitmix64
+
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import Propensity, read_test_queries
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.encoder import build_bag
+from ramen_ray.method.retrieval.retriever_folder import INDEX, RetrieverSettings, write_retriever
+from ramen_ray.method.retrieval.shards import index_shards
+from ramen_ray.orchestration.serve.answers import FILE, Answers
+from ramen_ray.orchestration.serve.promotion import retrieve
+from ramen_ray.orchestration.serve.queries import partitions
+from ramen_ray.orchestration.serve.steps import AllSteps, Work
+from ramen_ray.tracking.retriever_model import Retriever
+
+NUM_ADS = 40
+
+
+@pytest.mark.parametrize("kinds_of_tokens", [1, 2], ids=["all equal", "many twins"])
+def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
+    kinds_of_tokens: int,
+    prepared_bag: Prepared,
+    dataset_path: Path,
+    encoder_path: Path,
+    tmp_path: Path,
+) -> None:
+    encoder = build_bag(str(encoder_path))
+    weights = encoder.token_embeddings.data
+    weights[:] = torch.eye(weights.shape[1])[torch.arange(len(weights)) % kinds_of_tokens]
+    model, dataset = DualEncoder(encoder), Dataset(dataset_path)
+    folder = tmp_path / "retriever"
+    write_retriever(
+        folder, model, dataset, prepared_bag, RetrieverSettings("flat", MAX_LENGTH, 1.0)
+    )
+    served: Any = Retriever()
+    served.load_context(SimpleNamespace(artifacts={"retriever": str(folder)}, model_config={}))
+    texts, judgement = read_test_queries(dataset, Propensity())
+
+    answers = served.predict(None, pd.DataFrame({"query": texts}), {"top_k": NUM_ADS})
+    expected, num_ties = [], 0
+    for ids, scores in zip(answers["ad_ids"], answers["scores"], strict=True):
+        near = dict(zip(map(int, ids), scores, strict=True))
+        num_ties += NUM_ADS - len(set(scores))
+        expected.append(sorted(range(NUM_ADS), key=lambda ad: (-near[ad], splitmix64(ad))))
+        assert [int(ad) for ad in ids] == expected[-1]
+    assert num_ties == len(texts) * (NUM_ADS - 1) if kinds_of_tokens == 1 else num_ties > 9
+    for top_k in (1, 7):
+        some = served.predict(None, pd.DataFrame({"query": texts}), {"top_k": top_k})["ad_ids"]
+        assert [[int(ad) for ad in row] for row in some] == [row[:top_k] for row in expected]
+
+    loaded = SimpleNamespace(unwrap_python_model=lambda: served)
+    found = retrieve(loaded, read_test_queries(dataset, Propensity()))
+    assert found[0].tolist() == expected
+    metrics, shown = evaluate(model, prepared_bag, "test", Propensity())
+    assert shown[0][:, :NUM_ADS].tolist() == judgement.shown(found)[0].tolist()
+    assert metrics["R@10"] == pytest.approx(
+        np.mean([np.isin(clicked, row[:10]).mean() for clicked, row in _wanted(dataset, shown)])
+    )
+
+    pq.write_table(pa.table({"text": texts}), tmp_path / "queries.parquet")
+    pieces = partitions({str(tmp_path / "queries.parquet"): LocalFileSystem()})
+    made = Answers(tmp_path, "this call")
+    made.aside.mkdir()
+    (whole,) = index_shards(folder / INDEX, 1.0)
+    AllSteps(Work(pieces, "text", 7, made, folder), whole, 1)({"partition": 0})
+    predicted = pq.read_table(tmp_path / FILE.format(0))["ad_ids"].to_pylist()
+    assert [[int(ad) for ad in row] for row in predicted] == [row[:7] for row in expected]
+
+
+def _wanted(dataset: Dataset, shown: Any) -> Any:
+    rows = dataset.read("queries/test").sort_by("query_id")["ad_ids"].to_pylist()
+    return zip(rows, shown[0], strict=True)
