@@ -43,6 +43,7 @@ JSON_NAMES = {"dict": "an object", "list": "a list"}
 SURROGATE = re.compile("[\ud800-\udfff]")
 TEXTS_PER_PASS = 64
 SPARE, DEEPER, MOST_SEARCHED = 8, 16, 100_000
+EQUAL = np.float32(1e-6)  # as in evaluation: scores of one text differ by rounding
 """Ads searched besides top_k; how many times more, while others may be as near; the most."""
 FEW_QUERIES = 8  # for so few one thread is fastest: several would wait for each other
 
@@ -165,8 +166,10 @@ class Retriever(PythonModel):
         while not has_graph and depth < most and _may_go_on(scores, rows, top_k):
             depth *= DEEPER
             scores, rows = self.index.search(embeddings, depth)
-        order = np.lexsort((_tie_keys(rows), -scores), axis=1)[:, :top_k]
-        return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+        falls = scores[:, :-1] - scores[:, 1:] >= EQUAL
+        rank = np.pad(np.cumsum(falls, axis=1), [(0, 0), (1, 0)])
+        order = np.lexsort((_tie_keys(rows), rank), axis=1)[:, :top_k]
+        return scores[:, :top_k], np.take_along_axis(rows, order, 1)
 
     def _spell_out(self, scores: Embeddings, rows: Rows) -> list[Answer]:
         found = rows >= 0  # an approximate index may find fewer
@@ -183,7 +186,7 @@ class Retriever(PythonModel):
 
 def _may_go_on(scores: Embeddings, rows: Rows, top_k: int) -> bool:
     """Say whether more ads than were found may be as near to a query as the last it gets."""
-    return bool(((scores[:, top_k - 1] == scores[:, -1]) & (rows[:, -1] >= 0)).any())
+    return bool(((scores[:, top_k - 1] - scores[:, -1] < EQUAL) & (rows[:, -1] >= 0)).any())
 
 
 def _tie_keys(rows: Rows) -> NDArray[np.uint64]:

@@ -32,6 +32,8 @@ ADS_PER_PART = 262_144
 ADS_PER_PRODUCT = 1024  # that faiss multiplies at once: parts of multiples give the same bits
 SPARE, MOST_EQUAL = 8, 1024
 """Ads searched besides k, and besides k after all if some beyond the k-th are equal to it."""
+EQUAL = np.float32(1e-6)
+"""Scores that differ by less count as equal: rounding makes those of one text differ."""
 SCORES_AT_ONCE = 1 << 24
 MOST_EXACT_PRODUCTS = 10**14
 """Multiplications of an exact search by CPUs; an hour or so of two cores."""
@@ -148,7 +150,7 @@ def _search_pass(find: Find, queries: NDArray[np.float32], k: int, depths: list[
 
     def found(rows: Any, depth: int) -> tuple[TopK, NDArray[np.int64]]:
         ads, scores = find(queries[rows], depth)
-        is_tied = (scores[:, k - 1] == scores[:, -1]) & np.isfinite(scores[:, -1])
+        is_tied = (scores[:, k - 1] - scores[:, -1] < EQUAL) & np.isfinite(scores[:, -1])
         return best_first(ads, scores, k), np.flatnonzero(is_tied & (depth < depths[-1]))
 
     (ads, scores), tied = found(slice(None), depths[0])
@@ -171,13 +173,21 @@ def best_first(ads: NDArray[np.int64], scores: NDArray[np.float32], k: int) -> T
     if (scores[:, 1:] > scores[:, :-1]).any():
         order = np.argsort(-scores, axis=1, kind="stable")
         ads, scores = np.take_along_axis(ads, order, 1), np.take_along_axis(scores, order, 1)
-    near, best = scores[:, : k + 1], (ads[:, :k].copy(), scores[:, :k].copy())
-    is_tied = (near[:, 1:] == near[:, :-1]) & np.isfinite(near[:, 1:])
-    tied = np.flatnonzero(is_tied.any(axis=1))
+    best = ads[:, :k].copy(), scores[:, :k].copy()
+    tied = np.flatnonzero(_are_equal(scores[:, : k + 1]).any(axis=1))
     if len(tied):  # few of the queries, as a rule
-        order = np.lexsort((tie_keys(ads[tied]), -scores[tied]), axis=1)[:, :k]
+        rank = np.cumsum(~_are_equal(scores[tied]), axis=1)
+        rank = np.pad(rank, [(0, 0), (1, 0)])
+        order = np.lexsort((tie_keys(ads[tied]), rank), axis=1)[:, :k]
         best[0][tied] = np.take_along_axis(ads[tied], order, 1)
     return best
+
+
+def _are_equal(scores: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Flag the scores (queries, n - 1), best first, that equal the one before."""
+    before, after = scores[:, :-1], scores[:, 1:]
+    with np.errstate(invalid="ignore"):  # of two that are infinite
+        return (before - after < EQUAL) & np.isfinite(after)
 
 
 def merge_topk(parts: list[TopK], k: int) -> TopK:
