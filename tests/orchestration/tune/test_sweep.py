@@ -82,7 +82,8 @@ def test_a_space_has_the_sides_in_use_and_the_first_trial_all_its_values_or_none
 
 def test_spaces_that_do_not_fit_are_refused(stand_in: Path) -> None:
     def check(space: dict[str, Any]) -> None:
-        check_space(overlay(tiny(), {"encoder.kind": "transformer"}), space, Dataset(stand_in))
+        config = overlay(tiny(str(stand_in)), {"encoder.kind": "transformer"})
+        check_space(config, space, Dataset(stand_in))
 
     with pytest.raises(ConfigError, match="empty"):
         check({})
