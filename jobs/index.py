@@ -1,9 +1,12 @@
-"""Add new ads to a retriever by their texts, without training.
+"""Add, replace and remove ads of a retriever by their texts, without training.
 
 Examples:
     python jobs/index.py --model models:/NAME@champion --ads new_ads.csv
     python jobs/index.py --model models:/NAME/3 --ads new_ads.parquet --columns.ad-text title
     python jobs/index.py --model models:/NAME@champion --ads new_ads.csv --clicks first_clicks.csv
+
+    python jobs/index.py --model models:/NAME@champion --remove ended.csv
+    python jobs/index.py --model models:/NAME@champion --sync catalogue.csv    exactly these ads
 
 If the retriever has a combiner (jobs/combine.py), it makes the ads' vectors.
 The result is a new version, which takes over the alias if one was given; jobs/promote.py --restore
@@ -23,17 +26,21 @@ from ramen_ray.tracking.runs import tracking_uri
 
 
 class IndexSettings(RetrieverSettings):
-    """Add new ads to a retriever."""
+    """Add, replace and remove ads of a retriever."""
 
     given: Annotated[NewAds, tyro.conf.arg(name="")]
 
 
 def main() -> None:
-    """Add the ads and print the new retriever's URI."""
+    """Change the ads and print the new retriever's URI."""
     settings = parse_settings(IndexSettings, __doc__)
     registry = Registry(tracking_uri(settings.output))
     made = extend_retriever(registry, settings.model, settings.given, settings.output)
-    print(f"{made.model_uri} has {made.num_ads} ads, {made.num_new} of them new")
+    changes = {"new": made.num_new, "with another text": made.num_changed}
+    said = [f"{number:,} of them {what}" for what, number in changes.items() if number]
+    said += [f"{made.num_removed:,} removed"] * bool(made.num_removed)
+    said += [f"{made.num_unknown:,} to be removed were not there"] * bool(made.num_unknown)
+    print(f"{made.model_uri} has {made.num_ads:,} ads: {', '.join(said) or 'nothing to change'}")
 
 
 if __name__ == "__main__":

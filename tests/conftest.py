@@ -58,7 +58,7 @@ from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.presets import tiny
 
 # Repeatable, and nothing is left outside of tmp_path.
-hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=30)
 hypothesis.settings.load_profile("repeatable")
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -1,4 +1,4 @@
-"""Read a table of ads to add after training, and one of first clicks on them."""
+"""Read which ads come and go after training, and first clicks on those that come."""
 
 from dataclasses import dataclass, field
 
@@ -18,14 +18,85 @@ ADVICE = "correct these rows"
 
 @dataclass(frozen=True)
 class NewAds:
-    """New ads: CSV, TSV, JSON lines or parquet; files, folders or globs."""
+    """Ads that come and go: CSV, TSV, JSON lines or parquet; files, folders or globs."""
 
-    ads: str
-    """Table of the new ads: id and text."""
+    ads: str | None = None
+    """Table of new ads: id and text."""
+    remove: str | None = None
+    """Table of the ids of ads that have ended."""
+    sync: str | None = None
+    """Table of all ads, id and text: ads that it lacks are removed, those with another text
+    embedded anew, and those that are new added."""
     clicks: str | None = None
     """Table of first clicks on some of the ads. Only a retriever with a combiner can use them."""
     columns: NewAdColumns = field(default_factory=NewAdColumns)
     """Names of the columns in the tables."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What becomes of a retriever's ads.
+
+    Attributes:
+        kept: (n,) rows of the ads that stay, ascending.
+        added: ``ad_id`` and ``text`` of those that are embedded.
+        num_changed: how many of them replace an ad of the same id.
+        num_unknown: how many ids are to be removed that no ad has.
+    """
+
+    kept: Int64s
+    added: pa.Table
+    num_changed: int = 0
+    num_unknown: int = 0
+
+
+def read_changes(given: NewAds, known: pa.Table) -> Changes:
+    """Read which ads come and go.
+
+    Args:
+        given: the tables.
+        known: ``ad_id`` and ``text`` of the ads that there are.
+
+    Raises:
+        DatasetError: no table is given, or one beside ``sync``; a table cannot be read, or an id is
+            in use; or no ad would be left.
+    """
+    ids = known["ad_id"].cast(pa.string()).combine_chunks()
+    if given.sync is not None:
+        if given.ads or given.remove:
+            raise DatasetError("--sync lists all ads; leave out --ads and --remove")
+        return _all_ads(given, known, ids)
+    if not (given.ads or given.remove):
+        raise DatasetError("give --ads, --remove or --sync")
+    ended = pa.array([], pa.string())
+    if given.remove:
+        ended = _read_ids(given.remove, given.columns)
+    stays = ~_among(ids, ended)
+    kept, added = np.flatnonzero(stays), known.slice(0, 0)
+    if given.ads:
+        added = read_new_ads(given.ads, ids.filter(pa.array(stays)), given.columns)
+    if not len(kept) + len(added):
+        raise DatasetError(f"{given.remove} names all ads; a retriever needs one")
+    return Changes(kept, added, 0, len(ended) - int((~stays).sum()))
+
+
+def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array) -> Changes:
+    listed = read_new_ads(str(given.sync), pa.array([], pa.string()), given.columns)
+    places = pc.index_in(ids, listed["ad_id"].combine_chunks())
+    texts = listed["text"].combine_chunks().take(places)
+    before = normalized(known["text"].cast(pa.string()).combine_chunks())
+    is_same = np.asarray(pc.fill_null(pc.equal(texts, before), False))
+    added = listed.filter(pa.array(~_among(listed["ad_id"], ids.filter(pa.array(is_same)))))
+    num_changed = int((np.asarray(pc.is_valid(places)) & ~is_same).sum())
+    return Changes(np.flatnonzero(is_same), added, num_changed)
+
+
+def _read_ids(source: str, named: NewAdColumns) -> pa.Array:
+    """Read the distinct ids of a table."""
+    table = UserTable(source, {"ad_id": id_column(named.ad_id)}, skip_bad_rows=False, advice=ADVICE)
+    ids = table.read()["ad_id"]
+    table.check()
+    return pc.unique(ids)
 
 
 def read_new_ads(source: str, known: pa.Array, named: NewAdColumns) -> pa.Table:
@@ -95,4 +166,4 @@ def _repeats(cells: pa.ChunkedArray) -> Booleans:
 
 
 def _among(cells: pa.ChunkedArray, known: pa.Array) -> Booleans:
-    return pc.is_in(cells, known).to_numpy()
+    return np.asarray(pc.is_in(cells, known))

@@ -45,6 +45,22 @@ def choose_kind(num_ads: int) -> IndexKind:
     return "hnsw" if num_ads <= MOST_HNSW_ADS else "ivf_pq"
 
 
+def with_rows_only(index: Any, rows: NDArray[np.int64]) -> Any:
+    """Return an index of these rows, ascending, which get the numbers 0, 1, ...; may reuse it."""
+    if isinstance(index, faiss.IndexHNSW):  # its links lead through all rows, so none can go
+        fewer = new_index("hnsw", index.d, len(rows))
+        for start in range(0, len(rows), ADS_PER_BLOCK):
+            fewer.add(index.reconstruct_batch(rows[start : start + ADS_PER_BLOCK]))
+        return fewer
+    index.remove_ids(faiss.IDSelectorBatch(np.setdiff1d(np.arange(index.ntotal), rows)))
+    if isinstance(index, faiss.IndexIVF):  # it keeps the numbers that rows had
+        for cell in range(index.nlist):
+            size = index.invlists.list_size(cell)
+            numbers = faiss.rev_swig_ptr(index.invlists.get_ids(cell), size)
+            numbers[:] = np.searchsorted(rows, numbers)
+    return index
+
+
 def choose_bulk_kind(num_ads: int) -> BulkKind:
     """Choose by size for a search of millions of queries."""
     return "flat" if num_ads <= MOST_FLAT_ADS else "short_codes"

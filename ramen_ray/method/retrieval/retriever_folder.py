@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -36,7 +37,7 @@ from ramen_ray.method.model.dual_encoder import (
 )
 from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.pretrained import EncoderError, text_tokenizer
-from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
+from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size, with_rows_only
 from ramen_ray.method.retrieval.index_file import extended_index_file, index_file
 from ramen_ray.method.retrieval.search import (
     TopK,
@@ -91,9 +92,16 @@ def write_retriever(
     }
 
 
-def known_ids(folder: Path) -> pa.Array:
-    """Return the ids (ads,) of a retriever's ads, in the order of its index."""
-    return pq.read_table(folder / ADS, columns=["ad_id"])["ad_id"].combine_chunks()
+def known_ads(folder: Path) -> pa.Table:
+    """Return a retriever's ads, ``ad_id`` and ``text``, in the order of its index."""
+    return pq.read_table(folder / ADS).combine_chunks()
+
+
+def keep_ads(folder: Path, rows: NDArray[np.int64]) -> None:
+    """Take all ads out of a retriever but those in these rows of its index, which ascend."""
+    index = with_rows_only(faiss.read_index(str(folder / INDEX)), rows)
+    faiss.write_index(index, str(folder / INDEX))
+    pq.write_table(known_ads(folder).take(pa.array(rows)), folder / ADS, compression="zstd")
 
 
 def add_ads(

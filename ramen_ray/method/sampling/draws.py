@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.prepared.csr import Csr, ragged_positions
 from ramen_ray.data.prepared.hashing import keyed_hash, uniforms
+from ramen_ray.method.best import best_of_each
 
 
 class Stream(IntEnum):
@@ -55,10 +56,9 @@ def draw_several(
     log_chances = np.log1p(-chances)
     if edges.cumulative_weights is not None:
         log_chances /= edges.weights(ragged_positions(starts, degrees))
-    order = np.lexsort((-log_chances, rows))
-    is_drawn = places < count
     drawn = np.full((len(query_rows), count), -1, dtype=np.int64)
-    drawn[rows[is_drawn], places[is_drawn]] = columns[order][is_drawn]
+    kept, ranks = best_of_each(rows, count, -log_chances)
+    drawn[rows[kept], ranks] = columns[kept]
     return drawn
 
 

@@ -56,7 +56,7 @@ class Checkpoints:
         """
         self._run, self._device = run, device
         self._token = str(from_first_worker(secrets.randbits(62), device))
-        self._aside = run / ASIDE.format(self._token)
+        self._asides = [run / ASIDE.format(f"{self._token}-{rank}") for rank in range(world()[1])]
         if world()[0] == 0:
             with whole_file(run / WRITER_FILE) as file:
                 file.write_text(self._token)
@@ -73,7 +73,7 @@ class Checkpoints:
 
     @contextmanager
     def written(self, report: Mapping[str, Any], is_shared: bool) -> Iterator[Path]:
-        """Yield a folder to write into; at the end it is the checkpoint of ``report["step"]``.
+        """Yield a folder of this worker's own; the checkpoint of ``report["step"]`` has all files.
 
         Args:
             report: plain values, ``step`` and SCORE among them.
@@ -83,39 +83,48 @@ class Checkpoints:
             RunError: another process has taken over the run.
         """
         rank, num_workers = world()
+        aside, writes = self._asides[rank], rank == 0 or is_shared
+        if writes:
+            aside.mkdir()
         if rank == 0:
-            for left in self._run.glob(ASIDE.format("*")):  # by a process that was killed
-                shutil.rmtree(left, ignore_errors=True)
-            self._aside.mkdir()
-            (self._aside / REPORT_FILE).write_text(json.dumps(report) + "\n")
+            for left in set(self._run.glob(ASIDE.format("*"))) - {*self._asides}:
+                shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
+            (aside / REPORT_FILE).write_text(json.dumps(report) + "\n")
+        yield aside
+        if writes:
+            write_checksums(aside, rank, num_workers if is_shared else 1)
         if is_shared:
-            self._wait_for_all()
-        yield self._aside
-        if rank == 0 or is_shared:
-            write_checksums(self._aside, rank, num_workers if is_shared else 1)
-        if is_shared:
-            self._wait_for_all()
+            sum_over_workers(torch.zeros(1, device=self._device)).item()  # until all have written
         if rank == 0:
+            for share in self._asides[1:] if is_shared else []:
+                _move_into(aside, share)
             self._publish(CHECKPOINT_FOLDER.format(report["step"]))
 
     def _publish(self, name: str) -> None:
         if (self._run / WRITER_FILE).read_text() != self._token:
             raise RunError(f"another process trains {self._run} now, so this one ends")
-        self._aside.rename(self._run / name)
+        aside = self._asides[0]
+        aside.rename(self._run / name)
         *earlier, last = sorted(kept_in(self._run), key=_step)
         best = max([*earlier, last], key=_rank)
         for one in earlier:
             if one != best:
-                one.folder.rename(self._aside)  # so that a kill leaves no half of it
-                shutil.rmtree(self._aside)
+                one.folder.rename(aside)  # so that a kill leaves no half of it
+                shutil.rmtree(aside)
 
     def _known_to_the_first(self, found: Checkpoint | None) -> Checkpoint | None:
         """Return what the first worker has found, as others may see a shared folder late."""
         step = from_first_worker(-1 if found is None else found.step, self._device)
         return None if step < 0 else _open(self._run / CHECKPOINT_FOLDER.format(step))
 
-    def _wait_for_all(self) -> None:
-        sum_over_workers(torch.zeros(1, device=self._device)).item()
+
+def _move_into(folder: Path, share: Path) -> None:
+    """Move the files of another worker's share of a checkpoint into ``folder``."""
+    for file in [one for one in share.rglob("*") if one.is_file()]:
+        place = folder / file.relative_to(share)
+        place.parent.mkdir(exist_ok=True)
+        file.rename(place)
+    shutil.rmtree(share)
 
 
 def kept_in(run: Path) -> list[Checkpoint]:

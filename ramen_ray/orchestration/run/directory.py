@@ -11,8 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from ramen_ray.config import (
     RunConfig,
     flatten,
@@ -20,6 +18,7 @@ from ramen_ray.config import (
     write_config,
 )
 from ramen_ray.data.store.checksums import parse_checked, with_checksum
+from ramen_ray.data.store.locks import held
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name
@@ -113,11 +112,9 @@ class RunDirectory:
             RunError: another process has the lock, or the folder cannot be written.
         """
         self.create()
-        try:
-            lock = FileLock(self.path / ".lock").acquire(blocking=False)
-        except Timeout:
-            raise RunError(f"{self.path} is in use by another process") from None
-        with lock:
+        with held(self.path) as is_ours:
+            if not is_ours:
+                raise RunError(f"{self.path} is in use by another process")
             yield
 
     def refuse_changed(self, made_from: Identity, allow_changed: bool) -> None:
@@ -192,18 +189,13 @@ def open_run_directory(
     for name in names:
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
-        try:
-            held = FileLock(directory.path / ".lock").acquire(blocking=False)
-        except Timeout:
-            reason = "is in use by another process"
-        else:
-            with held:
-                if not directory.notes.get("finished"):
-                    with _undone_on_early_failure(directory.path, is_made_here):
-                        _claim(directory, config, identity, made_from)
-                        yield directory
-                    return
-            reason = "is finished"
+        with held(directory.path) as is_ours:
+            if is_ours and not directory.notes.get("finished"):
+                with _undone_on_early_failure(directory.path, is_made_here):
+                    _claim(directory, config, identity, made_from)
+                    yield directory
+                return
+        reason = "is finished" if is_ours else "is in use by another process"
         if config.name is not None:
             runs = directory.path.parent
             raise RunError(f"the run {name!r} in {runs} {reason}; choose another name")

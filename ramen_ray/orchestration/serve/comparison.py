@@ -62,16 +62,36 @@ class Answering:
         Ads of another dataset are found by the user's ids, or by texts if it has none.
         """
         own = self.model.unwrap_python_model()
-        numbers = np.full(own.index.ntotal, -1)
-        if self.is_made_from(dataset):
-            num_ads = dataset.num_rows("ads")
-            numbers[:num_ads] = np.arange(num_ads)
-            return numbers
         ads = dataset.read("ads").sort_by("ad_id").combine_chunks()
-        known = users_ids(ads) if "source_id" in ads.column_names else ads["text"]
-        names = own.ad_ids if "source_id" in ads.column_names else own.ad_texts
+        if "source_id" in ads.column_names or self.is_made_from(dataset):
+            names, known = own.ad_ids, users_ids(ads)
+        else:
+            names, known = own.ad_texts, ads["text"]
         found = pc.index_in(names, known.cast(names.type).combine_chunks())
         return np.asarray(pc.fill_null(found, -1), dtype=np.int64)
+
+    def retrieve(
+        self, texts: list[str], depth: int, ads: Int64s, among: Booleans | None = None
+    ) -> TopK:
+        """Return the best ads (queries, k) of a dataset for each query.
+
+        Args:
+            texts: the queries.
+            depth: k, if so many ads are searched.
+            ads: what :meth:`ads_of_rows` returns.
+            among: which rows (rows,) of the index to search; None for those of the dataset's ads.
+        """
+        own, rows = (
+            self.model.unwrap_python_model(),
+            np.flatnonzero(ads >= 0 if among is None else among),
+        )
+        embedded = [
+            own.encode(texts[start : start + QUERIES_PER_PASS])
+            for start in range(0, len(texts), QUERIES_PER_PASS)
+        ]
+        k = min(depth, len(rows))
+        found, scores = search_index(own.index, np.concatenate(embedded), k, rows=rows)
+        return np.append(ads, -1)[found], scores
 
 
 def compare(
@@ -92,14 +112,12 @@ def compare(
     Raises:
         DatasetError: the dataset is missing, or has changed since the candidate was trained on it.
     """
-    dataset, propensity = _test_dataset(registry, candidate.logged, test)
-    with dataset.unchanged("while retrievers were compared on it"):
-        texts, judgement = read_test_queries(dataset, propensity)
-        both = [(one, one.ads_of_rows(dataset)) for one in (candidate, champion)]
-        if all(one.is_made_from(dataset) for one, _ in both):
-            measured = [_measure(one, texts, judgement, ads, ads >= 0) for one, ads in both]
-            return [_compared("the test split", *measured)]
-        seen = _seen(registry, champion.logged, texts)
+    dataset, (texts, judgement) = open_test_queries(registry, candidate.logged, test)
+    both = [(one, one.ads_of_rows(dataset)) for one in (candidate, champion)]
+    if all(one.is_made_from(dataset) for one, _ in both):
+        measured = [_measure(one, texts, judgement, ads) for one, ads in both]
+        return [_compared("the test split", *measured)]
+    seen = _seen(registry, champion.logged, texts)
     return _apart(texts, judgement, both, seen, dataset.name)
 
 
@@ -129,10 +147,13 @@ def _apart(
 
 
 def _measure(
-    one: Answering, texts: list[str], judgement: Judgement, ads: Int64s, is_searched: Booleans
+    one: Answering,
+    texts: list[str],
+    judgement: Judgement,
+    ads: Int64s,
+    among: Booleans | None = None,
 ) -> dict[str, PerQuery]:
-    rows, scores = _search(one.model, texts, judgement.depth, np.flatnonzero(is_searched))
-    return judgement.measure((np.append(ads, -1)[rows], scores))
+    return judgement.measure(one.retrieve(texts, judgement.depth, ads, among))
 
 
 def _some(measured: dict[str, PerQuery], flags: Booleans) -> dict[str, PerQuery]:
@@ -143,16 +164,24 @@ def _compared(of: str, candidate: dict[str, PerQuery], champion: dict[str, PerQu
     return Compared(of, ratios(candidate), paired_differences(candidate, champion))
 
 
-def _test_dataset(
-    registry: Registry, candidate: LoggedRetriever, test: str | None
-) -> tuple[Dataset, Propensity]:
-    parameters = registry.parameters(candidate.run_id)
-    propensity = Propensity(*(float(parameters[f"evaluation.propensity_{name}"]) for name in "ab"))
-    if test is not None:
-        return Dataset(test), propensity
-    since = f"since {candidate.uri} was trained on it; train again"
-    fingerprint = candidate.metadata["dataset_fingerprint"]
-    return open_unchanged(parameters["dataset"], fingerprint, since), propensity
+def open_test_queries(
+    registry: Registry, retriever: LoggedRetriever, test: str | None = None
+) -> tuple[Dataset, JudgedQueries]:
+    """Read the test split of a retriever's dataset, or of the dataset directory ``test``.
+
+    Raises:
+        DatasetError: the dataset is missing, or has changed since.
+    """
+    parameters = registry.parameters(retriever.run_id)
+    since = f"since {retriever.uri} was trained on it; train again"
+    fingerprint = retriever.metadata["dataset_fingerprint"]
+    if test is None:
+        dataset = open_unchanged(parameters["dataset"], fingerprint, since)
+    else:
+        dataset = Dataset(test)
+    constants = (float(parameters[f"evaluation.propensity_{name}"]) for name in "ab")
+    with dataset.unchanged(since):
+        return dataset, read_test_queries(dataset, Propensity(*constants))
 
 
 def _seen(registry: Registry, champion: LoggedRetriever, texts: list[str]) -> Booleans | None:
@@ -164,41 +193,3 @@ def _seen(registry: Registry, champion: LoggedRetriever, texts: list[str]) -> Bo
         return None
     trained = fold(dataset.read("queries/train")["text"].combine_chunks())
     return np.asarray(pc.is_in(fold(pa.array(texts)), trained))
-
-
-def open_test_queries(registry: Registry, retriever: LoggedRetriever) -> JudgedQueries:
-    """Open the test split of a retriever's dataset.
-
-    Raises:
-        DatasetError: the dataset is missing, or has changed since.
-    """
-    parameters = registry.parameters(retriever.run_id)
-    since = f"since {retriever.uri} was trained on it; train again"
-    fingerprint = retriever.metadata["dataset_fingerprint"]
-    dataset = open_unchanged(parameters["dataset"], fingerprint, since)
-    constants = (float(parameters[f"evaluation.propensity_{name}"]) for name in "ab")
-    with dataset.unchanged(since):
-        return read_test_queries(dataset, Propensity(*constants))
-
-
-def retrieve(model: Any, queries: JudgedQueries) -> TopK:
-    """Return each query's best ads of the dataset (queries, k), as many as the metrics need.
-
-    The model's own encoder and index are used; ads that were added later are ignored.
-
-    Args:
-        model: the retriever, as MLflow loads it.
-        queries: the test queries.
-    """
-    texts, judgement = queries
-    return _search(model, texts, judgement.depth, range(len(judgement.inverse)))
-
-
-def _search(model: Any, texts: list[str], depth: int, rows: range | Int64s) -> TopK:
-    """Return the best of ``rows``, which ascend, of a retriever's index for each query."""
-    own = model.unwrap_python_model()
-    embedded = [
-        own.encode(texts[start : start + QUERIES_PER_PASS])
-        for start in range(0, len(texts), QUERIES_PER_PASS)
-    ]
-    return search_index(own.index, np.concatenate(embedded), min(depth, len(rows)), rows=rows)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.retriever_folder import compile_retriever
-from ramen_ray.orchestration.serve.comparison import open_test_queries, retrieve
+from ramen_ray.orchestration.serve.comparison import Answering, open_test_queries
 from ramen_ray.orchestration.serve.versions import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
@@ -55,17 +55,20 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
         DatasetError: the dataset that it was trained on is missing, or has changed since.
     """
     original = registry.look_up(model_uri)
-    queries = open_test_queries(registry, original)
+    dataset, (texts, judgement) = open_test_queries(registry, original)
     with tempfile.TemporaryDirectory() as aside:
         folder = registry.download(original.uri, Path(aside))
         compile_retriever(folder, int8)
-        example = queries.texts[:EXAMPLE_QUERIES]
+        example = texts[:EXAMPLE_QUERIES]
         changes = {"compiled": "int8" if int8 else "float32"}
         copy = log_copy(registry, original, folder, example, changes, output)
     after, before = (registry.load(one.uri, "cpu") for one in (copy, original))
-    answers, answers_before = (retrieve(model, queries) for model in (after, before))
-    ours, base = (queries.judgement.measure(topk) for topk in (answers, answers_before))
-    timed = queries.texts[:TIMED_QUERIES]
+    both = [Answering(copy, after), Answering(original, before)]
+    answers, answers_before = (
+        one.retrieve(texts, judgement.depth, one.ads_of_rows(dataset)) for one in both
+    )
+    ours, base = (judgement.measure(topk) for topk in (answers, answers_before))
+    timed = texts[:TIMED_QUERIES]
     milliseconds, milliseconds_before = time_alone((after, before), timed)
     compiled = Compiled(
         copy.uri,

@@ -1,4 +1,4 @@
-"""Add ads to a retriever's index without training; the new version has the same encoder.
+"""Add, replace and remove ads of a retriever without training; its encoder stays the same.
 
 If the retriever has a combiner, it makes the new ads' vectors.
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from ramen_ray.config import GB_PER_SHARD
-from ramen_ray.data.tables.new_ads import NewAds, read_first_clicks, read_new_ads
+from ramen_ray.data.tables.new_ads import NewAds, read_changes, read_first_clicks
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import Embeddings
 from ramen_ray.method.novel_ads.retriever import combiner_of
-from ramen_ray.method.retrieval.retriever_folder import add_ads, known_ids, text_embedder
+from ramen_ray.method.retrieval.retriever_folder import add_ads, keep_ads, known_ads, text_embedder
 from ramen_ray.orchestration.serve.versions import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 
@@ -28,18 +28,22 @@ class NewAdsError(UserError):
 
 @dataclass(frozen=True)
 class Extended:
-    """A retriever with more ads: how many it has now, and the new ones among them."""
+    """A retriever with other ads: how many it has now, and how many came, changed and went."""
 
     model_uri: str  # models:/NAME/VERSION if the original was given by a name
     num_ads: int
     num_new: int
+    num_changed: int
+    num_removed: int
+    num_unknown: int = 0
 
 
 def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: Path) -> Extended:
-    """Log a copy of a retriever that also has new ads, and put it in the original's place.
+    """Log a copy of a retriever with other ads, and put it in the original's place.
 
-    See :func:`~ramen_ray.orchestration.serve.versions.take_place`; artifacts go into ``output`` if
-    no server keeps them.
+    If nothing would change, there is no copy. See
+    :func:`~ramen_ray.orchestration.serve.versions.take_place`; artifacts go into ``output`` if no
+    server keeps them.
 
     Raises:
         DatasetError: a table cannot be read, an id is in use, or a click is not on a new ad.
@@ -49,13 +53,26 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
     original = registry.look_up(model_uri)
     with tempfile.TemporaryDirectory() as aside:
         folder = registry.download(original.uri, Path(aside))
-        new = read_new_ads(given.ads, known_ids(folder), given.columns)
+        known = known_ads(folder)
+        changes = read_changes(given, known)
+        new, num_gone = changes.added, len(known) - len(changes.kept)
+        counts = (
+            len(new) - changes.num_changed,
+            changes.num_changed,
+            num_gone - changes.num_changed,
+            changes.num_unknown,
+        )
+        if not len(new) and not num_gone:
+            return Extended(model_uri, len(known), *counts)
         represent = _represent(folder, new, given, original.uri)
-        num_ads = add_ads(folder, new, GB_PER_SHARD, represent)
-        texts = new["text"][:EXAMPLE_ADS].to_pylist()
-        changes = {"num_ads": num_ads, "new_ads": given.ads}
-        copy = log_copy(registry, original, folder, texts, changes, output)
-    return Extended(take_place(registry, copy, original, model_uri), num_ads, len(new))
+        if num_gone:
+            keep_ads(folder, changes.kept)
+        num_ads = add_ads(folder, new, GB_PER_SHARD, represent) if len(new) else len(changes.kept)
+        texts = known_ads(folder)["text"][-EXAMPLE_ADS:].to_pylist()
+        sources = {"new_ads": given.ads, "removed_ads": given.remove, "all_ads": given.sync}
+        made = {"num_ads": num_ads} | {key: one for key, one in sources.items() if one is not None}
+        copy = log_copy(registry, original, folder, texts, made, output)
+    return Extended(take_place(registry, copy, original, model_uri), num_ads, *counts)
 
 
 def _represent(

@@ -75,7 +75,7 @@ def _tables(draw: st.DrawFn) -> dict[str, pa.Table]:
     }
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(tables=_tables(), at_once=st.integers(1, 9))
 def test_signals_are_those_of_plain_loops(tables: dict[str, pa.Table], at_once: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

@@ -108,7 +108,7 @@ EDGE_ROWS = st.lists(
 )
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=7, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=EDGE_ROWS, rows_per_batch=st.integers(1, 40), listed=st.booleans())
 def test_edges_in_batches_are_those_of_a_plain_loop(
     rows: list[tuple[str, str, int]],

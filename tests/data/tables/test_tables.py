@@ -96,7 +96,7 @@ def _by_loops(events: list[tuple[int, int, int, int]], validation: int, test: in
     return {split: {q: dict(ads) for q, ads in rows.items()} for split, rows in found.items()}
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=EVENTS)
 def test_a_split_by_time_is_that_of_plain_loops(events, tmp_path_factory) -> None:
     folder = tmp_path_factory.mktemp("shop")

@@ -43,8 +43,9 @@ from ramen_ray.method.model.pretrained import (
     text_tokenizer,
 )
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
+from ramen_ray.orchestration.background.shortlists import embedding_dim
 from ramen_ray.orchestration.prepare.similar import add_similar
-from ramen_ray.orchestration.run.build import build_model, embedding_dim
+from ramen_ray.orchestration.run.build import build_model
 from ramen_ray.orchestration.run.checks import check_config
 
 WORDS = ["robin", "heron", "sloop", "ketch", "tango", "waltz", "maple", "alder"]

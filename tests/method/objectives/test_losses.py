@@ -56,7 +56,7 @@ def _mask(known: list[set[int]], pool: int) -> Tensor:
     return torch.tensor([[j in row for j in range(pool)] for row in known])
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(cases)
 def test_values_and_gradients_equal_a_double_loop(case):
     num_rows, pool, num_negatives, soft, seed = case
@@ -120,7 +120,7 @@ def _naive_softmax(logits: Tensor, known: list[set[int]], is_decoupled: bool) ->
     return torch.stack(rows)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(softmax_cases)
 def test_the_softmax_losses_equal_double_loops(case):
     num_rows, pool, is_decoupled, seed, temperature = case

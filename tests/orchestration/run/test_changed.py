@@ -127,7 +127,7 @@ def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(
     when: str, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = Path(config.encoder.pretrained) / "model.safetensors"
-    before, kept = file.read_bytes(), training.check_clicks
+    before, kept = file.read_bytes(), training.check_prepared
 
     def replace() -> None:
         _retrain_encoder(config.encoder.pretrained)
@@ -138,7 +138,7 @@ def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(
         directory.note(finished=False)  # what is left is the evaluation
         config = overlay(config, {"name": directory.name})
     with monkeypatch.context() as patch:
-        patch.setattr(training, "check_clicks", _then(kept, replace))
+        patch.setattr(training, "check_prepared", _then(kept, replace))
         with pytest.raises(RunError, match=f"changed meanwhile: encoder .*; {PUT_BACK}"):
             fit(config)
     file.write_bytes(before)
@@ -164,4 +164,5 @@ def test_a_base_of_another_encoder_is_not_compared_unless_it_is_allowed(config: 
     with pytest.raises(RunError, match=r"is made from has changed: encoder .*--allow-changed"):
         fit_beside_base(config)
     again = fit_beside_base(overlay(config, {"allow_changed": True}))
-    assert again.base.run == first.base.run
+    (base, *_), (base_again, *_) = first.values(), again.values()
+    assert base_again.result.run == base.result.run

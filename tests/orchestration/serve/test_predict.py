@@ -378,7 +378,7 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
     registry = Registry(store.uri)
     before: Any = registry.load("models:/answering@champion")
     code, printed = run(index, model="models:/answering@champion", ads=ads)
-    assert (code, printed) == (0, "models:/answering/2 has 42 ads, 2 of them new\n")
+    assert (code, printed) == (0, "models:/answering/2 has 42 ads: 2 of them new\n")
     after: Any = registry.load("models:/answering@champion")
     (ids,) = after.predict(["robin tango"], params={"top_k": 1})["ad_ids"]
     assert ids == ["new-1"]

@@ -22,7 +22,7 @@ from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval.retriever_folder import INDEX, RetrieverSettings, write_retriever
 from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.orchestration.serve.answers import FILE, Answers
-from ramen_ray.orchestration.serve.comparison import retrieve
+from ramen_ray.orchestration.serve.comparison import Answering
 from ramen_ray.orchestration.serve.queries import partitions
 from ramen_ray.orchestration.serve.steps import AllSteps, Work
 from ramen_ray.tracking.retriever_model import Retriever
@@ -63,7 +63,9 @@ def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
         assert [[int(ad) for ad in row] for row in some] == [row[:top_k] for row in expected]
 
     loaded = SimpleNamespace(unwrap_python_model=lambda: served)
-    found = retrieve(loaded, read_test_queries(dataset, Propensity()))
+    logged: Any = SimpleNamespace(metadata={"dataset_fingerprint": dataset.fingerprint})
+    answering = Answering(logged, loaded)
+    found = answering.retrieve(texts, judgement.depth, answering.ads_of_rows(dataset))
     assert found[0].tolist() == expected
     metrics, shown = evaluate(model, prepared_bag, "test", Propensity())
     assert shown[0][:, :NUM_ADS].tolist() == judgement.shown(found)[0].tolist()

@@ -1,0 +1,47 @@
+"""Indexes that lose rows: what is left is found as before, under numbers without gaps."""
+
+import faiss
+import numpy as np
+import pytest
+
+from ramen_ray.method.retrieval.index import (
+    FEWEST_IVF_PQ_ADS,
+    IndexKind,
+    new_index,
+    sample_size,
+    with_rows_only,
+)
+from ramen_ray.method.retrieval.search import search_index
+
+DIM, NUM_QUERIES, K = 16, 50, 10
+
+
+def _vectors(count: int, seed: int) -> np.ndarray:
+    vectors = np.random.default_rng(seed).standard_normal((count, DIM)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.98), ("ivf_pq", 1.0)])
+def test_rows_that_stay_are_found_as_before(kind: IndexKind, least: float) -> None:
+    ads, queries = _vectors(FEWEST_IVF_PQ_ADS + 500, 0), _vectors(NUM_QUERIES, 1)
+    index = new_index(kind, DIM, len(ads))
+    if not index.is_trained:
+        index.train(ads[: sample_size(len(ads))])
+    index.add(ads)
+    rows = np.flatnonzero(np.random.default_rng(2).random(len(ads)) < 0.7)
+    expected, expected_scores = search_index(index, queries, K, rows=rows)
+    fewer = with_rows_only(index, rows)
+    assert fewer.ntotal == len(rows)
+    found, scores = search_index(fewer, queries, K)
+    assert found.max() < len(rows)
+    same = np.mean(
+        [np.isin(rows[one], other).mean() for one, other in zip(found, expected, strict=True)]
+    )
+    assert same >= least
+    if least == 1.0:
+        np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
+
+    more = _vectors(3, 3)
+    fewer.add(more)
+    again, _ = search_index(faiss.deserialize_index(faiss.serialize_index(fewer)), more, 1)
+    assert again[:, 0].tolist() == [len(rows), len(rows) + 1, len(rows) + 2], "numbers go on"

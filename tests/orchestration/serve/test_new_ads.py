@@ -1,0 +1,112 @@
+"""A retriever's ads as a catalogue has them: some come, some change their text, some go."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from conftest import RunHere
+from stores import Store
+
+from jobs import index, promote
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.tracking.registry import Registry
+
+QUERIES = ["robin nest", "oak", "ship", "saw"]
+
+
+@pytest.fixture(scope="module")
+def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
+    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    mlflow.set_tracking_uri(None)
+
+
+def _ads(store: Store, uri: str) -> dict[str, str]:
+    own = Registry(store.uri).load(uri).unwrap_python_model()
+    return dict(zip(own.ad_ids.to_pylist(), own.ad_texts.to_pylist(), strict=True))
+
+
+def _answers(store: Store, uri: str, top_k: int) -> list[dict[str, Any]]:
+    answered = Registry(store.uri).load(uri).predict(QUERIES, params={"top_k": top_k})
+    records: list[dict[str, Any]] = answered.to_dict("records")
+    return records
+
+
+def _write(file: Path, ads: dict[str, str]) -> Path:
+    file.write_text("ad_id,text\n" + "".join(f"{ad},{text}\n" for ad, text in ads.items()))
+    return file
+
+
+def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
+    store: Store, dataset_path: Path, run_here: RunHere, tmp_path: Path
+) -> None:
+    to = ("--output", store.output)
+    champion, first = "models:/catalogue@champion", "models:/catalogue/1"
+    run_here(promote, store.run(0.0, dataset_path), "--name", "catalogue", *to)
+    before = _ads(store, champion)
+    ids = list(before)
+    wanted = {ad: before[ad] for ad in ids[5:]} | {ids[7]: "a robin of glass", "N1": "new oak ship"}
+    file = _write(tmp_path / "catalogue.csv", wanted)
+    code, printed = run_here(index, "--model", champion, "--sync", file, *to)
+    said = f"models:/catalogue/2 has {len(wanted)} ads: 1 of them new, 1 of them with another text"
+    assert (code, printed) == (0, f"{said}, 5 removed\n")
+    assert _ads(store, champion) == wanted
+
+    # what has stayed is found in the same order, with the same scores, as if nothing had gone
+    unchanged = {ad for ad, text in wanted.items() if before.get(ad) == text}
+    for old, new in zip(
+        _answers(store, first, len(before)), _answers(store, champion, len(wanted)), strict=True
+    ):
+        of_old, of_new = (
+            {
+                ad: score
+                for ad, score in zip(one["ad_ids"], one["scores"], strict=True)
+                if ad in unchanged
+            }
+            for one in (old, new)
+        )
+        assert of_new == pytest.approx(of_old, abs=1e-6)
+        assert list(new["scores"]) == sorted(new["scores"], reverse=True)
+
+    code, printed = run_here(index, "--model", champion, "--sync", file, *to)
+    assert (code, printed) == (0, f"{champion} has {len(wanted)} ads: nothing to change\n")
+
+    ended = tmp_path / "ended.csv"
+    ended.write_text(f"ad_id\nN1\n{ids[0]}\n{ids[9]}\n")
+    added = _write(tmp_path / "added.csv", {"N1": "another oak", "N2": "a new saw"})
+    words = ("--remove", ended, "--ads", added)
+    code, printed = run_here(index, "--model", champion, *words, *to)
+    said = f"models:/catalogue/3 has {len(wanted)} ads: 2 of them new, 2 removed"
+    assert (code, printed) == (0, f"{said}, 1 to be removed were not there\n")
+    last = {ad: text for ad, text in wanted.items() if ad not in ("N1", ids[9])}
+    assert _ads(store, champion) == last | {"N1": "another oak", "N2": "a new saw"}
+    code, printed = run_here(promote, store.run(0.0, dataset_path), "--name", "catalogue", *to)
+    assert code == 3 or code == 0, printed
+    assert "on the test split" in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "give --ads, --remove or --sync"),
+        (["--sync", "{file}", "--remove", "{file}"], "leave out --ads and --remove"),
+        (["--remove", "{file}"], "names all ads; a retriever needs one"),
+        (["--ads", "{file}"], "40 ids are in use: "),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_line(
+    flags: list[str],
+    message: str,
+    store: Store,
+    dataset_path: Path,
+    run_here: RunHere,
+    tmp_path: Path,
+) -> None:
+    uri = f"models:/{Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1]}"
+    file = _write(tmp_path / "all.csv", _ads(store, uri))
+    words = [word.format(file=file) for word in flags]
+    code, printed = run_here(index, "--model", uri, *words, "--output", store.output)
+    assert code == 2
+    assert message in printed
+    assert "Traceback" not in printed
