@@ -137,7 +137,7 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         with run.closing():
             search = _Search(settings, directory, run, made_from)
             search.train(search.bases(), FIRST_STAGE)
-            search.train(search.near(), 1.0)
+            search.train(search.near() or search.bases(), 1.0)
             if not search.outcomes:
                 raise RunError(
                     f"{settings.minutes:g} minutes are too few: no candidate was validated"

@@ -91,7 +91,7 @@ def test_the_best_epoch_and_the_end_of_a_candidate_outlive_the_process(tmp_path:
 def test_a_search_ends_in_time_with_a_command_and_goes_on_where_it_stopped(
     cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = RecommendConfig(dataset="foldoc", minutes=0.7, output=str(tmp_path))
+    settings = RecommendConfig(dataset="foldoc", minutes=2, output=str(tmp_path))
     with caplog.at_level(logging.INFO):
         found = recommend(settings)
     assert "test" not in " ".join([found.table, *found.sentences, *caplog.messages])
