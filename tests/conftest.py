@@ -6,6 +6,7 @@ tests to others reads this file too, and would take ten seconds to import what i
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -128,6 +129,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return ranks.get(item.path.stem, len(ranks)), item.path not in with_ray
 
     items.sort(key=rank)
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give Ctrl-C back to Python after each test; a handler of Ray Train would swallow it."""
+    yield
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        warnings.warn(f"{request.node.nodeid} leaves a handler of SIGINT", stacklevel=1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -150,7 +150,7 @@ def _search_pass(find: Find, queries: NDArray[np.float32], k: int, depths: list[
 
     def found(rows: Any, depth: int) -> tuple[TopK, NDArray[np.int64]]:
         ads, scores = find(queries[rows], depth)
-        is_tied = (scores[:, k - 1] - scores[:, -1] < EQUAL) & np.isfinite(scores[:, -1])
+        is_tied = _are_equal(scores[:, [k - 1, -1]])[:, 0]
         return best_first(ads, scores, k), np.flatnonzero(is_tied & (depth < depths[-1]))
 
     (ads, scores), tied = found(slice(None), depths[0])
