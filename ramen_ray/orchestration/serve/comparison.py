@@ -142,6 +142,8 @@ def _apart(
         new, known = ([_some(one, flags) for one in measured] for flags in (~seen, seen))
         found = [_compared(f"{int((~seen).sum()):,} {among}, that are new to the champion", *new)]
         found += [_compared(f"{int(seen.sum()):,} that the champion was trained on", *known)]
+    if all(np.append(shared, False)[ads].all() for _, ads in both):
+        return found  # neither has any other ad
     whole = [_measure(one, texts, judgement, ads, np.full(len(ads), True)) for one, ads in both]
     return [*found, _compared("all of these queries, with all ads that each has", *whole)]
 
