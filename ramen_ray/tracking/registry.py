@@ -26,6 +26,8 @@ from ramen_ray.tracking.runs import TrackingError, cannot_use, metric_name
 ARTIFACTS = "artifacts"  # key of a model's artifacts in its pyfunc flavor
 ALIAS_HISTORY = "{}_history"
 """Tag of a registered model: the versions that have had an alias, the latest last."""
+COPY_OF = "copy_of"
+"""Tag of a run that logged a changed copy of a retriever: the original's URI."""
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for a model that does not exist, and for a name that no model can have."""
 
@@ -231,6 +233,15 @@ class Registry:
         if "dataset_fingerprint" not in metadata:
             raise RegistryError(f"{model_uri} is not a retriever of this project")
         return LoggedRetriever(str(model.model_id), model.run_id, metadata, model.model_size_bytes)
+
+    def trained_by(self, retriever: LoggedRetriever) -> tuple[str, str]:
+        """Return (id, name) of the run that trained a retriever, or what it was copied from."""
+        with _registry_errors(self.uri):
+            run = self._client.get_run(retriever.run_id)
+            original = run.data.tags.get(COPY_OF)
+        if original is None:
+            return retriever.run_id, run.info.run_name
+        return self.trained_by(self.look_up(original))
 
     def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
         """Load a retriever; a transformer onto ``device``, by default a GPU if there is one.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
+MODELS = "models:/"
+"""How the URI of a model begins."""
 PARENT_TAG = "mlflow.parentRunId"
 SIGNS_OF_NO_STORE = ("API request to", "OperationalError")
 """Found in MLflow's messages about a server that is gone or a database that cannot be used."""

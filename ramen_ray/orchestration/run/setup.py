@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import ray.train
 import ray.train.torch
@@ -38,6 +39,7 @@ from ramen_ray.orchestration.run.build import (
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.identity import check_meanwhile
 from ramen_ray.orchestration.run.progress import RunLog
+from ramen_ray.orchestration.run.start import CARRIED_FILE
 from ramen_ray.orchestration.run.task import OnReport, WorkerTask
 from ramen_ray.tracking.step_logger import StepLogger
 
@@ -217,7 +219,9 @@ def untrained_model(setup: Setup) -> DualEncoder:
     model = build_model(setup.config).to(setup.device)
     expected = {"encoder": setup.made_from["encoder"]}
     check_meanwhile(expected, {"encoder": content_of(setup.config.encoder.pretrained)})
-    return add_free_vectors(setup.config, model, setup.data)
+    file = setup.folder / CARRIED_FILE
+    carried = np.load(file) if file.is_file() else None
+    return add_free_vectors(setup.config, model, setup.data, carried)
 
 
 def _to_train(model: DualEncoder, device: torch.device) -> DualEncoder:

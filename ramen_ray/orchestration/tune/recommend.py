@@ -30,7 +30,6 @@ from ramen_ray.config import (
     WorkersConfig,
     flatten,
     overlay,
-    with_absolute_paths,
 )
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -46,6 +45,7 @@ from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, experiment_hash
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.start import resolved
 from ramen_ray.orchestration.run.task import VALIDATION
 from ramen_ray.orchestration.tune.ends import EPOCH, SUMMARY, name_of
 from ramen_ray.orchestration.tune.trials import Budget, run_trials
@@ -118,7 +118,7 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         RunError: no candidate was validated within the time, another process is searching, or the
             dataset has changed meanwhile.
     """
-    first = with_absolute_paths(_start(settings, settings.encoders[0]))
+    first = resolved(_start(settings, settings.encoders[0]))
     dataset, output = Dataset(first.dataset), Path(first.output)
     made_from = identity_of(first, dataset)
     tokenizer = check_config(first, dataset)
@@ -183,7 +183,7 @@ class _Search:
         """Return every base of every encoder, with the graph and without."""
         found = {}
         for encoder in self.settings.encoders:
-            start = with_absolute_paths(_start(self.settings, encoder))
+            start = resolved(_start(self.settings, encoder))
             for base in BASES:
                 own = with_base(start, {"base.kind": base})
                 if used_sets(start):
