@@ -1,6 +1,6 @@
 """What is read of a user's column: how cells are converted, and which are wrong or unwanted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.findings import FEW, Kind
+from ramen_ray.data.store.errors import DatasetError
+from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.tables.reading.cells import (
     TimeUnit,
     as_numbers,
@@ -116,6 +118,18 @@ def id_column(name: str, null_words: NullWords = "keep") -> Column:
     """Read a column of ids, none of them empty or rounded."""
     rounded = Doubt(is_scientific, lambda _: ROUNDED)
     return Column(name, doubts=(rounded, *_null_words(null_words)))
+
+
+def filter_columns(names: Collection[str]) -> dict[str, Column]:
+    """Read columns to filter ads by, under the names of the dataset directory; cells may be empty.
+
+    Raises:
+        DatasetError: a name is given twice.
+    """
+    columns = {FILTER + name: Column(name, optional=True) for name in names}
+    if len({name.casefold() for name in names}) < len(names):  # the engine ignores case
+        raise DatasetError("--columns.ad-filters names a column twice")
+    return columns
 
 
 def weight_column(name: str, low: float, high: float, zeros: str = "") -> Column:
