@@ -19,8 +19,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.metrics import judgement
-from ramen_ray.method.metrics.evaluation import Propensity, evaluate
-from ramen_ray.method.metrics.judgement import read_test_queries
+from ramen_ray.method.metrics.judgement import Propensity, evaluate, read_test_queries
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.orchestration.serve.comparison import open_test_queries
 from ramen_ray.orchestration.serve.new_ads import extend_retriever
