@@ -24,8 +24,8 @@ from ramen_ray.config import (
     ConfigError,
     RunConfig,
     Section,
-    describe,
     flatten,
+    message_of,
     overlay,
     shown_dataset,
 )
@@ -66,7 +66,7 @@ class StoreSettings(Section):
     """Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set."""
 
 
-class RetrieverSettings(StoreSettings):
+class ModelSettings(StoreSettings):
     """Settings of a job that works on one retriever."""
 
     model: str
@@ -333,7 +333,7 @@ def _errors_in_one_line() -> Iterator[None]:
         with redirect_stderr(shown):
             yield
     except ValidationError as error:
-        raise ConfigError(describe(error)) from None
+        raise ConfigError(message_of(error)) from None
     except SystemExit as stop:
         if not stop.code:
             raise

@@ -63,7 +63,7 @@ MOST_EXACT_PRODUCTS = 3 * 10**12  # of numbers; a minute of two cores
 EFFORT = 2
 FIRST_LINE_S, BETWEEN_LINES_S = 5.0, 20.0
 
-Block = TypeVar("Block")
+Found = TypeVar("Found")
 logger = logging.getLogger(__name__)
 
 
@@ -211,8 +211,8 @@ class _Search:
 
 
 def with_time_left(
-    blocks: Iterable[Block], size_of: Callable[[Block], int], total: int
-) -> Iterator[Block]:
+    blocks: Iterable[Found], size_of: Callable[[Found], int], total: int
+) -> Iterator[Found]:
     """Pass on blocks as they are done; log what is left of the ``total`` texts now and again."""
     line_at, done = time.monotonic() + FIRST_LINE_S, 0
     before, since = 0, None

@@ -96,14 +96,6 @@ def test_what_is_compared_is_what_evaluation_measures(
             assert float(cells[column]) == expected, name
 
 
-def test_answers_are_measured_as_evaluation_does(store: Store, dataset_path: Path) -> None:
-    _, judged = read_test_queries(Dataset(dataset_path), Propensity())
-    for noise in (0.0, 4.0):
-        expected, topk = evaluate(store.model(noise), store.data, "test", Propensity())
-        measured = {name: ratio(values) for name, values in judged.measure(topk).items()}
-        assert measured == pytest.approx(expected)
-
-
 def test_a_choice_by_hand_is_the_champion_to_beat(
     store: Store, job: Promote, good: str, bad: str, tmp_path: Path
 ) -> None:
