@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Int64s, list_entries
 from ramen_ray.data.checks.reading import RowBatch, positions
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Severity, Tallies
-from ramen_ray.data.store.lists import list_entries
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, MAY_BE_NULL
 
 Hits = tuple[Int64s, pa.Array]

@@ -7,9 +7,15 @@ import pyarrow.parquet as pq
 
 from ramen_ray.data.checks.reading import unreadable
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.store.dataset import Dataset, optional_tables, required_tables
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.parquet_files import refused_columns
-from ramen_ray.data.store.schemas import ZERO_SHOT, optional_fields, schema_of
+from ramen_ray.data.store.schemas import (
+    ZERO_SHOT,
+    optional_fields,
+    optional_tables,
+    required_tables,
+    schema_of,
+)
 from ramen_ray.naming import naming_fault
 
 _NEEDED_BY = {

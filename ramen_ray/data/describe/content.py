@@ -8,27 +8,21 @@ import numpy as np
 
 from ramen_ray.data.arrays import Float64s, Int64s
 from ramen_ray.data.describe.graph_signal import GraphSignal
-from ramen_ray.data.describe.samples import SampleQuery
-from ramen_ray.data.prepared.text_figures import TextFigures
+from ramen_ray.data.prepared.tokens import TextFigures
 
 PER_CENT = {"median": 50, "p90": 90, "p99": 99, "max": 100}
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """How often each value occurs, among at least one.
-
-    Attributes:
-        values: (values,) int64, ascending.
-        counts: (values,) int64, how often each occurs.
-    """
+    """How often (values,) each of some ascending ``values`` (values,) occurs, all int64."""
 
     values: Int64s
     counts: Int64s
 
     @classmethod
     def of(cls, values: Int64s) -> "Distribution":
-        """Count ``values`` (n,), in any order."""
+        """Count ``values`` (n,), at least one, in any order."""
         return cls(*np.unique(values, return_counts=True))
 
     @property
@@ -43,10 +37,7 @@ class Distribution:
 
     @property
     def quantiles(self) -> dict[str, float]:
-        """Median, p90, p99 and max.
-
-        A quantile q is the smallest value that is at least as large as a fraction q of the values.
-        """
+        """Median, p90, p99 and max: the smallest value that such a share does not exceed."""
         up_to = 100 * np.cumsum(self.counts)
         wanted = np.array([*PER_CENT.values()]) * self.size
         found = self.values[np.searchsorted(up_to, wanted)]
@@ -64,14 +55,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Hub:
-    """An anchor with many edges.
-
-    Attributes:
-        text: the anchor's text.
-        num_queries: number of train queries linked to it.
-        num_ads: number of ads linked to it.
-        share: its share of the anchor set's edges.
-    """
+    """An anchor with many edges, and its ``share`` of its set's edges."""
 
     text: str
     num_queries: int
@@ -104,13 +88,7 @@ class SplitSize:
 
 @dataclass(frozen=True)
 class Degrees:
-    """How many clicks or edges nodes have.
-
-    Attributes:
-        of: what is counted: clicks, or the name of an anchor set for its edges.
-        per: the kind of node: query, ad or anchor.
-        distribution: over all nodes of the kind.
-    """
+    """How many clicks, or edges of an anchor set ``of``, there are per query, ad or anchor."""
 
     of: str
     per: str
@@ -147,6 +125,15 @@ class TokenLengths:
     def share_above(self, limit: int) -> Share:
         """Return the share of the counted texts that have more tokens."""
         return Share(f"over {limit}", self.lengths.count_above(limit), self.lengths.size)
+
+
+@dataclass(frozen=True)
+class SampleQuery:
+    """The text of a train query, those of its ads, and by anchor set those of its anchors."""
+
+    text: str
+    ads: list[str]
+    anchors: dict[str, list[str]]
 
 
 @dataclass(frozen=True)
@@ -192,11 +179,12 @@ class Description:
             shares = {f"share_{of}": share.value for of, share in group.shares.items()}
             metrics |= _named(name, shares)
         for table, tokens in self.tokens.items():
-            metrics |= _named(f"tokens/{table}", tokens.lengths.quantiles)
-            too_long = tokens.share_above(self.max_length)
-            metrics[f"tokens/{table}/share_too_long"] = too_long.value
-            metrics[f"tokens/{table}/share_unknown"] = tokens.figures.share_unknown
-            metrics[f"tokens/{table}/share_repeated"] = tokens.figures.share_repeated
+            shares = {
+                "share_too_long": tokens.share_above(self.max_length).value,
+                "share_unknown": tokens.figures.share_unknown,
+                "share_repeated": tokens.figures.share_repeated,
+            }
+            metrics |= _named(f"tokens/{table}", tokens.lengths.quantiles | shares)
         for name, signal in self.signals.items():
             metrics |= _named(f"signal/{name}", signal.metrics)
         return metrics

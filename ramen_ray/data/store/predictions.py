@@ -26,15 +26,12 @@ Predictions = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 def write_predictions(file: Path, dataset: Dataset, split: str, topk: Predictions) -> None:
-    """Write a split's predictions as a parquet table, whole or not at all.
+    """Write a split's predictions as a parquet ``file``, whole or not at all; it is replaced.
 
-    Nothing is written if the dataset has changed since its fingerprint was taken.
+    ``topk`` are, by query id, the ads' ids (queries, k), best first and padded with -1, and scores.
 
-    Args:
-        file: replaced if it exists; its folder must exist.
-        dataset: has the queries and ads.
-        split: the split of the queries.
-        topk: ad ids (queries, k), best first and padded with -1, and their scores, by query id.
+    Raises:
+        DatasetError: the dataset has changed since its fingerprint was taken.
     """
     ad_ids, scores = topk
     with (
@@ -51,7 +48,7 @@ def write_predictions(file: Path, dataset: Dataset, split: str, topk: Prediction
 def spell_out(queries: pa.Table | pa.RecordBatch, ads: pa.Table, topk: Predictions) -> pa.Table:
     """Return one row per prediction, best first, with texts and the user's own ids.
 
-    ``ads`` has the rows of :func:`shown_ads`, in the order of their ids; ``topk`` is as in
+    ``ads`` are those of :func:`shown_ads`, in the order of their ids; ``topk`` is as in
     :func:`write_predictions`, a row for each of ``queries``.
     """
     ad_ids, scores = topk
