@@ -47,21 +47,19 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
     """
     limit = memory or f"{int(SHARE_OF_MEMORY * psutil.virtual_memory().total)}B"
     with TemporaryDirectory(prefix=".engine-", dir=folder) as aside:
-        connection = duckdb.connect(
-            config={
-                "temp_directory": aside,
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-                "allow_community_extensions": False,
-            }
-        )
+        config = {
+            "memory_limit": limit,
+            "threads": len(os.sched_getaffinity(0)),
+            "temp_directory": aside,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "allow_community_extensions": False,
+        }
         try:
-            try:
-                connection.execute(f"SET memory_limit = {text_literal(limit)}")
-            except duckdb.Error as error:
-                message = f"memory {limit!r} is not a size; write it as 4GB or 500MB"
-                raise UserError(message) from error
-            connection.execute(f"SET threads = {len(os.sched_getaffinity(0))}")
+            connection = duckdb.connect(config=config)
+        except duckdb.Error as error:
+            raise UserError(f"memory {limit!r} is not a size; write it as 4GB or 500MB") from error
+        try:
             connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
             for name, function in (("fold", fold), ("trimmed", pc.utf8_trim_whitespace)):
                 on_batches = _on_batches(function)

@@ -31,20 +31,13 @@ class NameList:
     A text names an entity if it contains the words of one of its names in sequence. Words are runs
     of letters and digits, with trailing ``+`` or ``#`` (``c++``), in any case and Unicode form. A
     name inside a longer name of any kind does not count: "new york times" does not name "york".
-
-    Attributes:
-        kinds: the kinds of entities.
-        kind_of: (entities,) int64, the index of each entity's kind in ``kinds``.
-        entity_of: (names,) int64, the entity of each name.
-        whole: the names by the hash of their words.
-        prefixes: (prefixes,) uint64, ascending, hashes of the first one, two, ... words of names.
     """
 
     kinds: list[str]
-    kind_of: Int64s
-    entity_of: Int64s
-    whole: HashIndex
-    prefixes: UInt64s
+    kind_of: Int64s  # (entities,) index of each entity's kind in ``kinds``
+    entity_of: Int64s  # (names,) the entity of each name
+    whole: HashIndex  # the names by the hash of their words
+    prefixes: UInt64s  # ascending hashes of the first one, two, ... words of names
 
     @classmethod
     def from_names(

@@ -97,11 +97,9 @@ class Degrees:
 
 @dataclass(frozen=True)
 class PopularityGroup:
-    """Ads with many or with few train clicks.
+    """Ads with many or with few train clicks: the least and the most of one, None without ads.
 
-    Attributes:
-        clicks: the lowest and the highest number of train clicks of an ad; None without ads.
-        shares: the group's share of the ads, the train clicks and the test clicks.
+    ``shares`` are the group's of the ads, the train clicks and the test clicks.
     """
 
     clicks: tuple[int, int] | None
@@ -110,17 +108,11 @@ class PopularityGroup:
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """Token counts of a table's texts, or of a sample of them.
-
-    Attributes:
-        num_texts: rows of the table.
-        lengths: before truncation, with special tokens.
-        figures: unknown tokens before truncation, and different texts after it.
-    """
+    """Token counts of a table's texts, or of a sample of them; the table has ``num_texts``."""
 
     num_texts: int
-    lengths: Distribution
-    figures: TextFigures
+    lengths: Distribution  # before truncation, with special tokens
+    figures: TextFigures  # unknown tokens before truncation, and different texts after it
 
     def share_above(self, limit: int) -> Share:
         """Return the share of the counted texts that have more tokens."""
@@ -138,35 +130,20 @@ class SampleQuery:
 
 @dataclass(frozen=True)
 class Description:
-    """The figures and samples that describe a dataset; small, however large the dataset is.
+    """The figures and samples that describe a dataset; small, however large the dataset is."""
 
-    Attributes:
-        metadata: the content of ``dataset.json``.
-        statistics: see :func:`ramen_ray.data.describe.counts.dataset_statistics`.
-        splits: their sizes.
-        degrees: of nodes, by metric name; clicks are those of the train split.
-        shares: of nodes without clicks or edges, of test clicks on rare ads, by metric name.
-        groups: head, torso and tail.
-        hubs: the anchors with most edges by anchor set, most first.
-        tokens: token counts by table.
-        max_length: texts with more tokens are truncated in training.
-        tokenizer: the encoder whose tokenizer counted the tokens.
-        samples: a few train queries.
-        signals: what each anchor set could bring.
-    """
-
-    metadata: Mapping[str, Any]
-    statistics: Mapping[str, float]
+    metadata: Mapping[str, Any]  # the content of dataset.json
+    statistics: Mapping[str, float]  # see describe.counts.dataset_statistics
     splits: Mapping[str, SplitSize]
-    degrees: Mapping[str, Degrees]
-    shares: Mapping[str, Share]
-    groups: Mapping[str, PopularityGroup]
-    hubs: Mapping[str, list[Hub]]
-    tokens: Mapping[str, TokenLengths]
-    max_length: int
-    tokenizer: str
+    degrees: Mapping[str, Degrees]  # by metric name; clicks are those of the train split
+    shares: Mapping[str, Share]  # by metric name; see describe.figures.node_shares
+    groups: Mapping[str, PopularityGroup]  # head, torso and tail
+    hubs: Mapping[str, list[Hub]]  # by anchor set, most edges first
+    tokens: Mapping[str, TokenLengths]  # by table
+    max_length: int  # texts with more tokens are truncated in training
+    tokenizer: str  # the encoder whose tokenizer counted the tokens
     samples: list[SampleQuery]
-    signals: Mapping[str, GraphSignal]
+    signals: Mapping[str, GraphSignal]  # by anchor set
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -16,12 +16,9 @@ from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS
 
 @dataclass(frozen=True)
 class ClickCounts:
-    """The clicks of a split.
+    """The clicks per query (queries,), in row order, and per ad (ads,), of a split.
 
-    Attributes:
-        per_query: (queries of the split,) int64, in row order.
-        per_ad: (ads,) int64.
-        weight: sum of the clicks' weights; None if the split has no weights.
+    ``weight`` is the sum of the clicks' weights; None if the split has none.
     """
 
     per_query: Int64s
@@ -31,13 +28,9 @@ class ClickCounts:
 
 @dataclass(frozen=True)
 class EdgeCounts:
-    """The edges of an anchor set, counted at both ends; all zero on a side without edges.
+    """The edges of an anchor set at both ends, (train queries,), (ads,) and twice (anchors,) int64.
 
-    Attributes:
-        per_query: (train queries,) int64.
-        per_ad: (ads,) int64.
-        queries_per_anchor: (anchors,) int64.
-        ads_per_anchor: (anchors,) int64.
+    All are zero on a side without edges.
     """
 
     per_query: Int64s
@@ -47,7 +40,7 @@ class EdgeCounts:
 
     @property
     def per_anchor(self) -> Int64s:
-        """(anchors,) int64, queries and ads together."""
+        """(anchors,) int64, of both sides together."""
         return self.queries_per_anchor + self.ads_per_anchor
 
 
@@ -91,19 +84,14 @@ def dataset_statistics(
     """Count queries, ads, clicks and edges, with the averages of RAMEN's Table 9.
 
     Follows "Dataset statistics summary" (Table 9) of the RAMEN paper, where a query is a document
-    and an ad is a label: clicks per query are over the train queries, queries per ad over all ads,
-    including those without a train click. The counts of the other splits are added, and the shares
-    of ads with no train click and with exactly one.
-
-    Args:
-        dataset: the dataset directory.
-        clicks: those of its splits, if they have been counted.
+    and an ad is a label: averages are over all train queries and all ads, with clicks or without.
+    ``clicks`` are those of the splits, if they have been counted.
 
     Returns:
-        ``num_<split>_queries`` and ``num_<split>_clicks``; ``num_ads``; ``clicks_per_query`` and
-        ``queries_per_ad`` (train); ``share_ads_without_click`` and ``share_ads_with_one_click``
-        (train); and per anchor set ``<set>_num_anchors``, ``<set>_anchors_per_query`` (train
-        queries) and ``<set>_anchors_per_ad``, zero on a side without edges.
+        ``num_<split>_queries`` and ``num_<split>_clicks``; ``num_ads``; of train clicks,
+        ``clicks_per_query``, ``queries_per_ad``, ``share_ads_without_click`` and
+        ``share_ads_with_one_click``; and per anchor set ``<set>_num_anchors``,
+        ``<set>_anchors_per_query`` (train queries) and ``<set>_anchors_per_ad``.
     """
     clicks = clicks or {split: count_clicks(dataset, split) for split in SPLITS}
     queries = {split: len(clicks[split].per_query) for split in SPLITS}

@@ -37,28 +37,17 @@ OF_CLICKS, FEWEST_LIFT = 0.995, 2.0
 
 @dataclass(frozen=True)
 class GraphSignal:
-    """What an anchor set could bring.
+    """What an anchor set could bring."""
 
-    Attributes:
-        sides: those with edges: query, ad or both.
-        edges_per_query, edges_per_ad: on average over the train queries, and over the ads.
-        test_clicks: clicks of the test split.
-        reached_clicks: those of them on ads without a train click but with edges.
-        shared: over the train clicks, or over the pairs that a set of one side joins.
-        shared_beyond_words: over those of them that have no word in common.
-        edges: edges of the set, on both sides.
-        leaking_edges: those of them that join a held-out query to its answer.
-    """
-
-    sides: tuple[str, ...]
-    edges_per_query: float
-    edges_per_ad: float
+    sides: tuple[str, ...]  # those with edges: query, ad or both
+    edges_per_query: float  # on average over the train queries
+    edges_per_ad: float  # on average over the ads
     test_clicks: int
-    reached_clicks: int
-    shared: Shared
-    shared_beyond_words: Shared
+    reached_clicks: int  # those of them on ads without a train click but with edges
+    shared: Shared  # over the train clicks, or over the pairs that a set of one side joins
+    shared_beyond_words: Shared  # over those of them that have no word in common
     edges: int
-    leaking_edges: int
+    leaking_edges: int  # those of them that join a held-out query to its answer
 
     @property
     def is_void(self) -> bool:

@@ -25,17 +25,11 @@ _SAMPLE = NUM_SHUFFLES  # a hash key that no shuffle has
 
 @dataclass(frozen=True)
 class Shared:
-    """How many of some pairs have a third thing in common, and how many by chance.
+    """How many of some pairs have a third thing in common, and how many by chance."""
 
-    Attributes:
-        pairs: clicks whose query and ad both have edges; or pairs that a set of one side joins.
-        shared: clicks whose query and ad share an anchor; or pairs that share a click.
-        by_chance: as many as ``shared`` if one end is shuffled among the pairs, on average.
-    """
-
-    pairs: int
-    shared: int
-    by_chance: float
+    pairs: int  # clicks whose query and ad both have edges; or that a set of one side joins
+    shared: int  # clicks whose query and ad share an anchor; or pairs that share a click
+    by_chance: float  # ``shared`` if one end is shuffled among the pairs, on average
 
     @property
     def share(self) -> float:

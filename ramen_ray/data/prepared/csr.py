@@ -22,17 +22,14 @@ LIGHTEST = 1e-300
 class Csr:
     """Rows of column ids, ascending and unique within a row.
 
-    Attributes:
-        indptr: (rows + 1,) int64, where each row starts in ``indices``.
-        indices: (entries,) int32 or int64 column ids.
-        cumulative_weights: (entries + 1,) float64, running sum of the entries' weights with a
-            leading zero; None if all weights are equal. They are scaled by row, as the differences
-            in a row would be lost beside another of far larger weights.
+    ``cumulative_weights`` is the running sum of the entries' weights with a leading zero, or None
+    if all are equal. They are scaled by row, as the differences in a row would be lost beside
+    another of far larger weights.
     """
 
-    indptr: NDArray[Any]
-    indices: NDArray[Any]
-    cumulative_weights: NDArray[np.float64] | None = None
+    indptr: NDArray[Any]  # (rows + 1,) int64, where each row starts in ``indices``
+    indices: NDArray[Any]  # (entries,) int32 or int64 column ids
+    cumulative_weights: NDArray[np.float64] | None = None  # (entries + 1,)
 
     @classmethod
     def from_pairs(
@@ -60,12 +57,8 @@ class Csr:
         if folder is None:
             return cls(*(np.zeros(length, id_type(limit)) for limit, length in sizes.values()))
         folder.mkdir(parents=True, exist_ok=True)
-        return cls(
-            *(
-                map_new_array(folder / f"{name}.npy", id_type(limit), (length,))
-                for name, (limit, length) in sizes.items()
-            )
-        )
+        files = ((folder / f"{name}.npy", *size) for name, size in sizes.items())
+        return cls(*(map_new_array(file, id_type(top), (length,)) for file, top, length in files))
 
     @classmethod
     def open(cls, folder: Path) -> "Csr":

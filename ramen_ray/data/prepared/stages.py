@@ -139,13 +139,8 @@ def _edge_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
 def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_size: int) -> None:
     """Join the parts of all tables into a :class:`~ramen_ray.data.prepared.folder.Prepared`.
 
-    If a lost machine has left some of it, that is written anew.
-
-    Args:
-        parts: descriptions that :func:`write_parts` returned, in any order.
-        folder: where to write.
-        num_rows: row counts of the dataset's tables.
-        vocab_size: number of token ids.
+    ``parts`` are what :func:`write_parts` returned, in any order, ``num_rows`` those of the
+    dataset's tables. What a lost machine has left of it in ``folder`` is written anew.
     """
     by_table = {
         table: parts.filter(pc.equal(parts["table"], table)).sort_by(

@@ -60,19 +60,12 @@ class TokenTable:
 
 @dataclass(frozen=True)
 class TextFigures:
-    """Counts of a table's texts and tokens.
-
-    Attributes:
-        texts: rows of the table.
-        distinct: different texts among them, as the encoder gets them: after truncation.
-        tokens: of all texts, without special ones such as [CLS].
-        unknown: tokens that stand for what the vocabulary does not have, such as [UNK].
-    """
+    """Counts of a table's texts and tokens."""
 
     texts: int
-    distinct: int
-    tokens: int
-    unknown: int
+    distinct: int  # as the encoder gets them: after truncation
+    tokens: int  # without special ones such as [CLS]
+    unknown: int  # tokens that stand for what the vocabulary does not have, such as [UNK]
 
     @property
     def share_unknown(self) -> float:
@@ -142,15 +135,13 @@ def _tell_apart(tables: list[TokenTable], share: int, num_shares: int) -> bool:
         one, other = order[some], order[some + 1]
         for pair in np.unique(np.stack([table_of[one], table_of[other]]), axis=1).T:
             chosen = (table_of[one] == pair[0]) & (table_of[other] == pair[1])
-            texts = zip(pair, (row[one[chosen]], row[other[chosen]]), strict=True)
-            if not _are_equal(*((tables[table], own) for table, own in texts)):
+            some_rows, other_rows = row[one[chosen]], row[other[chosen]]
+            if not _are_equal(tables[pair[0]], some_rows, tables[pair[1]], other_rows):
                 return False
     return True
 
 
-def _are_equal(one: tuple[TokenTable, Int64s], other: tuple[TokenTable, Int64s]) -> bool:
+def _are_equal(one: TokenTable, rows: Int64s, other: TokenTable, other_rows: Int64s) -> bool:
     """Compare some rows (n,) of a table with as many of another."""
-    (table, rows), (other_table, other_rows) = one, other
-    return np.array_equal(table.lengths(rows), other_table.lengths(other_rows)) and np.array_equal(
-        table.gather(rows), other_table.gather(other_rows)
-    )
+    same_lengths = np.array_equal(one.lengths(rows), other.lengths(other_rows))
+    return same_lengths and np.array_equal(one.gather(rows), other.gather(other_rows))

@@ -39,17 +39,12 @@ def make_link_dataset(
 
     A tenth of the linked train queries becomes the validation split. The test split are the test
     queries with their own edges; if the dataset has none, another tenth of the train queries.
-    The anchors of several sets follow each other, as in the bank of OAK. Pairs of a query with an
+    The anchors of the sets follow each other, as in the bank of OAK. Pairs of a query with an
     anchor of its own text are filtered, unless a train query has such an edge.
 
-    Args:
-        dataset: the dataset directory with the edges.
-        output: the dataset directory to write; must not exist.
-        anchor_sets: the sets whose anchors become ads.
-        seed: seeds the choice of held-out queries.
-
     Raises:
-        DatasetError: the dataset is not usable, has no such set, or too few queries with edges.
+        DatasetError: the dataset is not usable, has no such set, or too few queries with edges, or
+            ``output`` exists; nothing new is left there.
     """
     parent = Dataset(dataset)
     made = {"parent_fingerprint": parent.fingerprint, "anchor_sets": list(anchor_sets)}
@@ -88,13 +83,13 @@ def _split(parent: Dataset, anchor_sets: Sequence[str], seed: int) -> dict[str, 
     chance = keyed_hash((seed,), np.arange(edges.shape[0])) / 2.0**64
     linked = np.diff(edges.indptr) > 0
     is_validation = linked & (chance < HELD_OUT_SHARE)
-    is_test = linked & ~is_validation & (chance < 2 * HELD_OUT_SHARE)
-    test = _Split(TRAIN, edges, is_test)
     side = HELD_OUT_SIDES["test"]
-    if all(parent.has(f"edges/{name}/{side}") for name in anchor_sets):
+    has_own = all(parent.has(f"edges/{name}/{side}") for name in anchor_sets)
+    is_test = linked & ~is_validation & (chance < 2 * HELD_OUT_SHARE) & (not has_own)
+    test = _Split(TRAIN, edges, is_test)
+    if has_own:
         of_test = _edges(parent, anchor_sets, side)
         test = _Split(TEST, of_test, np.diff(of_test.indptr) > 0)
-        is_test[:] = False
     return {
         "train": _Split(TRAIN, edges, linked & ~is_validation & ~is_test),
         "validation": _Split(TRAIN, edges, is_validation),

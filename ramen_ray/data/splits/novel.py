@@ -56,22 +56,14 @@ def make_novel_split(
     """Make some ads of a dataset novel: they have no clicks in training, only in the test.
 
     Follows "Datasets creation details" of the IRENE paper. Train and validation queries keep their
-    clicks on the other, seen ads. Queries that lose all of them are left out, as in the paper, with
-    their edges and filters; a train query that had no click to lose stays.
-    The test split stays whole (the generalised setting, which searches all ads); ``zero_shot`` has
-    its clicks on novel ads (searched among the novel ads). Ads and anchors keep their ids.
-    A novel ad did not exist when the graph was made: an edge is left out if an end has its text, be
-    it the ad, a query or an anchor. Anchors without edges stay; an anchor set without edges is
-    dropped. Texts are compared as :func:`~ramen_ray.data.store.texts.fold` writes them.
-
-    Args:
-        dataset: Dataset directory to split.
-        output: Dataset directory to write; must not exist.
-        settings: Which ads become novel.
+    clicks on the other, seen ads, and are left out, with their edges and filters, if they lose all.
+    The test split stays whole; ``zero_shot`` has its clicks on novel ads. Ads and anchors keep
+    their ids. A novel ad did not exist when the graph was made: an edge is left out if an end has
+    its text, be it the ad, a query or an anchor. An anchor set without edges is dropped.
 
     Raises:
-        DatasetError: the dataset is not usable, the fraction makes no or all ads novel, or a split
-            would be empty; nothing is left at ``output``.
+        DatasetError: the dataset is not usable, the fraction makes no or all ads novel, a split
+            would be empty, or ``output`` exists; nothing new is left there.
     """
     parent = Dataset(dataset)
     metadata = _metadata(parent, settings)  # takes the fingerprint before all reading
@@ -190,11 +182,9 @@ class _Split:
     def write_queries(
         self, source: str, target: str, chosen: ChosenClicks, left_out: Booleans | None = None
     ) -> Int64s:
-        """Write the queries of split ``source`` that do not lose all clicks as split ``target``.
+        """Write the queries that do not lose all clicks, nor are ``left_out``, as ``target``.
 
-        Returns:
-            the new ids (queries of ``source``,) by old id; -1 for a query that loses all clicks or
-            is flagged in ``left_out`` (queries of ``source``,).
+        Returns the new ids (queries of ``source``,) by old id, -1 for those that are not written.
         """
         table = f"queries/{source}"
         new_ids = np.full(self.parent.num_rows(table), -1)

@@ -1,9 +1,8 @@
 """Clicks propagated over shared anchors: "AugGT" of the RAMEN paper (section 4, Table 8).
 
-The paper adds an edge between a train query and every ad that shares a neighbour (an anchor) with
-it in the metadata graph, and trains on these pairs as if they were clicks. It gives no more detail.
-Here a query gets the ads with which it shares the most anchors. Hubs, which connect everything, are
-left out, and no query gets the ad that has its own text.
+The paper trains on a train query and an ad that share an anchor as if it were a click, and gives no
+more detail. Here a query gets the ads with which it shares the most anchors. Hubs, which connect
+everything, are left out, and no query gets the ad that has its own text.
 """
 
 import logging
@@ -100,17 +99,11 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
 
 @dataclass(frozen=True)
 class _Graph:
-    """The graph from train queries to ads, over the anchors of all sets.
+    """The graph from train queries to ads, over the anchors of all sets."""
 
-    Attributes:
-        query_anchors: (train queries, anchors) float32 weights.
-        anchor_ads: (anchors, ads) float32 weights.
-        ads_by_text: the ads by the hashes of their folded texts.
-    """
-
-    query_anchors: csr_array
-    anchor_ads: csr_array
-    ads_by_text: HashIndex
+    query_anchors: csr_array  # (train queries, anchors) float32 weights
+    anchor_ads: csr_array  # (anchors, ads) float32 weights
+    ads_by_text: HashIndex  # by the hashes of their folded texts
 
     @classmethod
     def from_dataset(cls, parent: Dataset, settings: PropagationSettings) -> "_Graph":
@@ -165,13 +158,12 @@ def _with_added_ads(
         queries = rows["query_id"].to_numpy()
         clicked = np.stack(list_entries(rows["ad_ids"]))
         same_text = graph.ads_by_text.all(hash_strings(fold(rows["text"])))
-        known = np.concatenate([clicked, same_text], axis=1)
-        never = np.full(known.shape[1], -np.inf, np.float32)
+        pairs = np.concatenate([clicked, same_text], axis=1)
+        never = np.full(pairs.shape[1], -np.inf, np.float32)
+        known = csr_array((never, pairs), shape=(len(rows), num_ads))
         found = [
             _best(scores, queries[chosen], settings) + np.array([[chosen.start], [0]])
-            for chosen, scores in graph.scores(
-                queries, csr_array((never, known), shape=(len(rows), num_ads))
-            )
+            for chosen, scores in graph.scores(queries, known)
         ]
         added_rows, added_ads = np.concatenate(found, axis=1)
         yield _extended(rows, added_rows, added_ads)

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -166,12 +166,10 @@ class Dataset:
         self._check_content(expected, since)
 
     def _check_content(self, expected: str, since: str) -> None:
-        try:
-            is_same = self.content_of(self.tables) == expected
-        except (DatasetError, FileNotFoundError):
-            is_same = False
-        if not is_same:
-            raise DatasetError(f"{self.path} has changed {since}")
+        with suppress(DatasetError, FileNotFoundError):
+            if self.content_of(self.tables) == expected:
+                return
+        raise DatasetError(f"{self.path} has changed {since}")
 
 
 def open_unchanged(path: str | Path, fingerprint: str, since: str) -> Dataset:

@@ -73,20 +73,3 @@ def optional_fields(table: str) -> list[pa.Field]:
         case "ads" | "anchors":
             return [SOURCE_ID]
     return []
-
-
-def required_tables(anchor_sets: list[str]) -> list[str]:
-    """Name the tables that training needs: splits, ads and each anchor set."""
-    splits = [f"queries/{split}" for split in SPLITS]
-    return [*splits, "ads", *(f"anchors/{name}" for name in anchor_sets)]
-
-
-def optional_tables(anchor_sets: list[str]) -> list[str]:
-    """Name the tables that are read if they exist; anchor sets have edges on one side or more."""
-    sides = (*SIDES, *HELD_OUT_SIDES.values())
-    return [
-        *(f"edges/{name}/{side}" for name in anchor_sets for side in sides),
-        *(f"filters/{split}" for split in (*SPLITS[1:], ZERO_SHOT)),
-        f"queries/{ZERO_SHOT}",
-        "novel_ads",
-    ]

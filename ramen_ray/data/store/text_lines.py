@@ -82,18 +82,11 @@ def check_nesting(lines: bytes) -> None:
 
 @dataclass(frozen=True)
 class Decoded:
-    r"""Lines of text as UTF-8.
-
-    Attributes:
-        data: the lines; what was not UTF-8 is read as Windows-1252, byte by byte.
-        damaged_lines: the lines, counted from 0 by ``\n``, that were not UTF-8.
-        are_windows_1252: whether these can be Windows-1252, not GBK, Big5, Shift-JIS, EUC-KR,
-            cp1251, KOI8 ...
-    """
+    """Lines of text as UTF-8; those that were not are numbered from 0."""
 
     data: bytes
     damaged_lines: list[int]
-    are_windows_1252: bool = True
+    are_windows_1252: bool = True  # these can be so, not GBK, Big5, Shift-JIS, EUC-KR, KOI8 ...
 
 
 def decoded(content: bytes) -> Decoded:

@@ -31,20 +31,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SplitQueries:
-    """The queries of a split that are kept; a query's id is its index in the arrays.
-
-    Attributes:
-        texts: the file of their texts.
-        lines, rows: (queries,) their lines in it, and rows of the split's matrices, ascending.
-        num_rows: how many rows the matrices have.
-        clicks: (queries, ads) positive weights.
-    """
+    """The queries of a split that are kept; a query's id is its index in the arrays."""
 
     texts: Scan
-    lines: Int64s
-    rows: Int64s
-    num_rows: int
-    clicks: csr_array
+    lines: Int64s  # (queries,) of the file of their texts, ascending
+    rows: Int64s  # (queries,) of the split's matrices, ascending
+    num_rows: int  # of these matrices
+    clicks: csr_array  # (queries, ads) positive weights
 
     @property
     def have_ads(self) -> Booleans:
@@ -75,8 +68,8 @@ def import_xc(
 
     Args:
         source: folder with the data set's files.
-        output: dataset directory to write; must not exist.
-        name: name of the data set; by default that of the folder.
+        output: dataset directory to write.
+        name: of the data set; by default that of the folder.
         text: a JSON object's text; by default its title if the name of the data set contains
             "titles", else its title and content.
         validation_fraction: share of the train queries to hold out, in (0, 1).

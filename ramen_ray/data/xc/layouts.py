@@ -93,18 +93,11 @@ _KEEP_ONE = "leave the files of one of them in the folder"
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """Files of one split.
-
-    Attributes:
-        texts: the queries' texts; a zero-shot split without its own has those of the test split.
-        clicks: query × ad matrix; None if the JSON of the texts has the clicks.
-        filters: pairs to drop from predictions.
-        ads: which ads are columns of the matrix.
-    """
+    """Files of one split; a zero-shot split without its own texts has those of the test split."""
 
     texts: TextFile
-    clicks: Path | None
-    filters: Path | None
+    clicks: Path | None  # query × ad matrix; None if the JSON of the texts has the clicks
+    filters: Path | None  # pairs to drop from predictions
     ads: Columns
 
 
@@ -130,11 +123,8 @@ class XcFiles:
 def find_files(folder: Path, with_content: bool) -> XcFiles:
     """Recognise the layout by its train texts and find all of its files.
 
-    JSON files are preferred, as the raw texts of other layouts were made from them.
-
-    Args:
-        folder: a data set's folder.
-        with_content: whether the text of a JSON object is its title and content.
+    JSON is preferred, as the raw texts of other layouts were made from it; ``with_content`` makes
+    an object's text its title and content.
 
     Raises:
         DatasetError: files are missing, or two files match where one is expected.

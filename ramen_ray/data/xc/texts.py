@@ -41,15 +41,12 @@ _NULL_WORD = Kind(
 class TextFile:
     """A file of texts; a text's id is the number of its line, from 0.
 
-    Attributes:
-        path: JSON objects if the name contains ``.json``, gzipped if it ends in ``.gz``; else raw.
-        source_ids: file with the users' own ids, one per line; in JSON they are ``uid``.
-        with_content: whether the text of a JSON object is its title and content, or only its title.
+    It holds JSON objects if its name contains ``.json``, and is gzipped if that ends in ``.gz``.
     """
 
     path: Path
-    source_ids: Path | None = None
-    with_content: bool = False
+    source_ids: Path | None = None  # the users' own ids, one per line; in JSON they are ``uid``
+    with_content: bool = False  # whether an object's text is its title and content
 
     def batches(self, faults: Tallies | None = None) -> Iterator[pa.Table]:
         """Read the columns ``text`` and, if the file has ids, ``source_id``.
@@ -139,18 +136,11 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Scan:
-    """What a first pass over a text file finds.
-
-    Attributes:
-        file: the file.
-        is_empty: (lines,) bool, True where the text is empty or white space.
-        hashes: (lines,) uint64, equal for texts that are equal after
-            :func:`~ramen_ray.data.store.texts.fold`.
-    """
+    """What a first pass over a text file finds."""
 
     file: TextFile
-    is_empty: Booleans
-    hashes: UInt64s
+    is_empty: Booleans  # (lines,) whether the text is empty or white space
+    hashes: UInt64s  # (lines,) of the folded texts
 
     @property
     def num_lines(self) -> int:

@@ -441,7 +441,7 @@ def test_absent_rows_comments_and_empty_filters(
     matrix = (folder / "tst_X_Y.txt").read_text().split("\n")
     matrix[1] += " # the first"
     (folder / "tst_X_Y.txt").write_text("\n".join([*matrix[:20], ""]))
-    (folder / "filter_labels_test.txt").write_bytes(b"")
+    (folder / "filter_labels_test.txt").write_bytes(b"# none\n\n")
     (folder / "filter_labels_train.txt").unlink()
     dataset = import_xc(folder, tmp_path / "out", validation_fraction=0.3)
     shortened = world.test_clicks[:19]
