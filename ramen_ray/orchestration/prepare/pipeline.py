@@ -90,7 +90,7 @@ def _prepare_into(
     tables = [table for table in read_tables(dataset) if table not in ID_TABLES]
     edges = [table for table in tables if table.startswith("edges/")]
     texts = [table for table in tables if table not in edges]
-    to_text_rows = partial(text_rows, tokenize=tokenizer)
+    to_text_rows = partial(_text_rows, tokenizer)
     parts = [_run(dataset, texts, to_text_rows, ["table", "key"], folder)]
     if edges:
         keys = ["table", "key", "anchor_id"]
@@ -112,6 +112,10 @@ def _prepare_into(
     }
     (folder / "prepared.json").write_text(json.dumps(description, indent=2) + "\n")
     write_checksums(folder)
+
+
+def _text_rows(tokenizer: TextTokenizer, table: str, rows: pa.Table) -> pa.Table:
+    return text_rows(table, rows, partial(tokenizer, prompt=tokenizer.prompts.of(table)))
 
 
 def _run(

@@ -43,7 +43,6 @@ from ramen_ray.method.graph.similar import (
     similar_by_embeddings,
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
-from ramen_ray.method.model.pretrained import text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.search import TopK, search, share_found
 from ramen_ray.method.retrieval.shards import embedded_shards
@@ -149,7 +148,7 @@ def _embed(texts: BatchTexts, encoder: str, max_length: int, run: RunTasks) -> P
     """Write the embeddings of all texts into a file, in their order; ``run`` runs tasks."""
     model = DualEncoder(load_similarity_encoder(encoder))
     model.save(texts.folder / "model", max_length)
-    tokenize = text_tokenizer(model.encoder.tokenizer, max_length, model.encoder.add_special_tokens)
+    tokenize = model.encoder.text_tokenizer(max_length)
     batches = range(texts.num_batches)
     tables = run([partial(_tokenize, texts, number, tokenize) for number in batches])
     resources = EmbeddingResources(1)
@@ -164,7 +163,7 @@ def _tokenize(texts: BatchTexts, number: int, tokenize: TextTokenizer) -> TableR
     """Write the tokens of a batch of the texts."""
     batch = texts.batch(number)
     folder = texts.folder / f"tokens-{number}"
-    tokenize_texts(tokenize, batch.to_pylist()).save(folder)
+    tokenize_texts(tokenize, batch.to_pylist(), tokenize.prompts.ad).save(folder)
     return TableRows(folder, range(len(batch)), "queries")
 
 
