@@ -46,6 +46,7 @@ from ramen_ray.method.retrieval.search import (
     search_index,
     share_found,
 )
+from ramen_ray.told import told_of
 
 INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
 ADS_SCHEMA = pa.schema([("ad_id", pa.string()), ("text", pa.string())])
@@ -113,8 +114,9 @@ def add_ads(
     indexed; without it, these are the texts' embeddings.
     """
     embed = text_embedder(folder)
+    starts = range(0, len(ads), ADS_PER_BLOCK)
     with extended_index_file(folder / INDEX, gb_of_index) as add:
-        for start in range(0, len(ads), ADS_PER_BLOCK):
+        for start in told_of("embedding ads", starts, lambda _: ADS_PER_BLOCK, len(ads)):
             vectors = embed(ads["text"][start : start + ADS_PER_BLOCK].to_pylist())
             add(vectors if represent is None else represent(start, vectors))
     all_ads = pa.concat_tables([pq.read_table(folder / ADS), ads.cast(ADS_SCHEMA)])
@@ -200,7 +202,8 @@ def _write_index(
     index = _trained_index(settings.kind, model, data)
     exact: list[TopK] = []
     with index_file(file, index, settings.gb_of_index) as add:
-        for start in range(0, len(data.ads), ADS_PER_BLOCK):
+        starts = range(0, len(data.ads), ADS_PER_BLOCK)
+        for start in told_of("indexing ads", starts, lambda _: ADS_PER_BLOCK, len(data.ads)):
             ads = np.arange(start, min(start + ADS_PER_BLOCK, len(data.ads)))
             block = model.embed_ads(data.ads, ads)
             add(block)

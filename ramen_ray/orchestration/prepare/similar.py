@@ -5,15 +5,12 @@ RAMEN paper). Embeddings and edges go through files, so with an encoder memory h
 a shard of embeddings, and a few numbers a text; n-grams of all texts are in memory.
 """
 
-import logging
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -56,14 +53,11 @@ from ramen_ray.orchestration.embed import (
     embed_tables,
 )
 from ramen_ray.orchestration.search import keep_sample, search_shards
+from ramen_ray.told import told_of
 
 ROWS_COPIED_AT_ONCE = 4096
 MOST_EXACT_PRODUCTS = 3 * 10**12  # of numbers; a minute of two cores
 EFFORT = 2
-FIRST_LINE_S, BETWEEN_LINES_S = 5.0, 20.0
-
-Block = TypeVar("Block")
-logger = logging.getLogger(__name__)
 
 
 def add_similar(
@@ -128,7 +122,7 @@ def _similar(
     if settings.encoder is None:
         vectors = ngram_vectors(pa.concat_arrays(texts.batches()))
         blocks = similar_by_ngrams(vectors, plain, settings, counts)
-        done = with_time_left(blocks, lambda block: block[0], len(texts))
+        done = told_of("searching similar texts", blocks, lambda block: block[0], len(texts))
         yield from (found for _, found in done)
         return
     find = _Search(_embed(texts, settings.encoder, settings.max_length, run), gb_per_shard)
@@ -188,7 +182,7 @@ class _Search:
         if is_all:
             self.found = np.full((len(self.sample), k), -1)
             blocks = keep_sample(blocks, self.sample, self.found)
-        done = with_time_left(blocks, lambda block: len(block[1][0]), len(texts))
+        done = told_of("searching similar texts", blocks, lambda one: len(one[1][0]), len(texts))
         for start, best in done:
             yield np.asarray(texts[start : start + len(best[0])]), best
 
@@ -209,28 +203,3 @@ class _Search:
             copied[some] = np.load(self.file, mmap_mode="r")[texts[some]]
         copied.flush()
         return file
-
-
-def with_time_left(
-    blocks: Iterable[Block], size_of: Callable[[Block], int], total: int
-) -> Iterator[Block]:
-    """Pass on blocks as they are done; log what is left after five seconds, and now and again.
-
-    The first block does not count for the time left, as processes start before it.
-
-    Args:
-        blocks: what is done.
-        size_of: how many texts a block has.
-        total: the texts of all blocks.
-    """
-    line_at, done = time.monotonic() + FIRST_LINE_S, 0
-    before, since = 0, None
-    for block in blocks:
-        yield block
-        done, now = done + size_of(block), time.monotonic()
-        if since is None:
-            before, since = done, now
-        elif now >= line_at and done < total:
-            left = (total - done) * (now - since) / (done - before)
-            logger.info("searched %d of %d texts, about %.0f s left", done, total, left)
-            line_at = now + BETWEEN_LINES_S
