@@ -109,13 +109,6 @@ class Run:
             reason = first_line_of(error)
             raise TrackingError(f"cannot write artifacts to {where}: {reason}") from error
 
-    def log_predictions(self, columns: Mapping[str, list[object]]) -> None:
-        """Log sample predictions as a table that the MLflow UI shows."""
-        import pandas as pd
-
-        table = pd.DataFrame(columns, dtype=object)  # MLflow fails on pandas' own strings
-        self.client.log_table(self.id, table, "sample_predictions.json")
-
     def read_history(self, metric: str) -> tuple[list[int], list[float]]:
         """Return a metric's steps and values in step order."""
         history = self.client.get_metric_history(self.id, metric_name(metric))
