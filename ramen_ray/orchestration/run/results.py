@@ -1,4 +1,4 @@
-"""Log what a finished run leaves in MLflow: retriever, figures, predictions, plots."""
+"""Log what a finished run leaves in MLflow: retriever, figures, table, predictions, plots."""
 
 import tempfile
 from pathlib import Path
@@ -21,8 +21,9 @@ from ramen_ray.orchestration.cluster.resources import worker_task
 from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
 from ramen_ray.orchestration.run.task import WorkerResult, WorkerTask
+from ramen_ray.reports.page import as_markdown
 from ramen_ray.reports.predictions import AT, write_predictions_page
-from ramen_ray.reports.run import write_plots
+from ramen_ray.reports.run import metrics_table, write_plots
 from ramen_ray.tracking.retriever import NAME as RETRIEVER
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.step_logger import StepLogger
@@ -31,6 +32,8 @@ SINCE_IT_BEGAN = "since the run began; put it back, and run the same command aga
 EXAMPLE_QUERIES = 2
 MOST_QUERIES = 10_000
 PAGE = "predictions.html"
+IN_VIEW = ("P@1", "R@10")
+"""Metrics whose names have no prefix, so that the UI shows them first."""
 
 
 def log_results(
@@ -91,6 +94,8 @@ def log_results(
     for part in set(metrics) - {"untrained", "trained"}:
         for split, values in metrics[part].items():
             named |= _prefixed(f"{part}/{split}/", values)
+    for split in ("validation", "test"):
+        named |= {f"{split}_{name}": metrics["trained"][split][name] for name in IN_VIEW}
     run.log_metrics(named, model_id=model_id)
     with tempfile.TemporaryDirectory() as temporary:
         artifacts = Path(temporary)
@@ -98,6 +103,7 @@ def log_results(
         run.log_artifacts(artifacts, "plots")
         write_predictions_page(artifacts / PAGE, f"{folder.name}: test queries", predictions)
         run.log_artifacts(artifacts / PAGE)
+    run.describe(f"{as_markdown(metrics_table(metrics))}\n\n{run.link_to(PAGE)}\n")
 
 
 def _predictions(task: WorkerTask, dataset: Dataset, data: Prepared) -> pd.DataFrame:

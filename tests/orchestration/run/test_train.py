@@ -123,6 +123,26 @@ def test_a_run_without_classifiers_cannot_answer_by_them(
         evaluate_checkpoint(copied, "test")
 
 
+def test_the_first_screen_shows_data_source_table_and_a_few_metrics(
+    unharmed: TrainResult, config: RunConfig
+) -> None:
+    client = MlflowClient(tracking_uri=unharmed.run.uri)
+    run = client.get_run(unharmed.run.id)
+    experiment = client.get_experiment(run.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    (dataset,) = [found.dataset for found in run.inputs.dataset_inputs]
+    assert (dataset.name, json.loads(dataset.source)["uri"]) == (
+        "handmade",
+        Path(config.dataset).as_uri(),
+    )
+    assert run.data.tags["mlflow.source.name"]
+    assert run.data.metrics["test_R_at_10"] == run.data.metrics["test/R_at_10"]
+    assert run.data.metrics["validation_P_at_1"] == run.data.metrics["best/validation/P_at_1"]
+    shown = run.data.tags["mlflow.note.content"]
+    assert f"| {100 * unharmed.metrics['trained']['test']['P@1']:.2f} " in shown
+    assert f"/runs/{unharmed.run.id}/artifacts/predictions.html)" in shown
+
+
 def test_the_page_of_predictions_marks_true_clicks(
     unharmed: TrainResult, dataset_path: Path
 ) -> None:
