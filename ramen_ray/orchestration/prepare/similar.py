@@ -77,9 +77,8 @@ def add_similar(
         gb_per_shard: GB of embeddings that one process searches.
 
     Returns:
-        Counts of the rows written, of the nodes without edges, and of edges left out; by an
-        encoder, also of texts that duplicates have left with fewer anchors, and if the search was
-        approximate, its recall in per cent.
+        Counts for people: rows written, nodes without edges, what was left out, and the recall in
+        per cent of an approximate search.
 
     Raises:
         DatasetError: the dataset is not usable, the name is taken, or there would be no edges.
@@ -117,7 +116,7 @@ def _similar(
     run: RunTasks,
     counts: Counter[str],
 ) -> Iterator[Similar]:
-    """Yield what is similar to some texts at a time; ``counts`` gets a search's shortcomings."""
+    """Yield what is similar to some texts at a time; ``counts`` gets what the search missed."""
     (plain,) = run([partial(_plain_hashes, texts)])
     if settings.encoder is None:
         vectors = ngram_vectors(pa.concat_arrays(texts.batches()))
@@ -162,10 +161,9 @@ def _tokenize(texts: BatchTexts, number: int, tokenize: TextTokenizer) -> TableR
 
 
 class _Search:
-    """Searches the embeddings of all texts; see :data:`SearchTexts`.
+    """Searches the embeddings of all texts (:data:`SearchTexts`), approximately if it takes long.
 
-    It is approximate where an exact one takes more than a minute. It keeps what a search for all
-    texts finds for a sample of them.
+    It keeps what a search for all texts finds for a sample of them.
     """
 
     def __init__(self, file: Path, gb_per_shard: float) -> None:

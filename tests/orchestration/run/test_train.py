@@ -160,18 +160,6 @@ def test_the_page_of_predictions_marks_true_clicks(
         assert shown == [ads[ad] for ad in best]
 
 
-def test_only_the_best_and_the_last_checkpoint_are_kept(unharmed: TrainResult) -> None:
-    kept = sorted(folder.name for folder in unharmed.run_directory.glob("checkpoint_0*"))
-    assert f"checkpoint_{NUM_STEPS:09d}" in kept
-    assert unharmed.encoder.parent.name in kept
-    assert len(kept) <= 2
-
-
-def test_evaluate_gives_what_training_measured(unharmed: TrainResult) -> None:
-    metrics = evaluate_checkpoint(unharmed.run_directory, "test")
-    assert metrics == pytest.approx(unharmed.metrics["trained"]["test"], abs=1e-12)
-
-
 def test_shortlists_are_renewed_at_epochs(unharmed: TrainResult) -> None:
     made = {path.name for path in (unharmed.run_directory / "shortlists").iterdir()}
     assert made == {f"step_{4 * EPOCH:09d}"}, "only those in use are left"
