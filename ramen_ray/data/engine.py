@@ -4,15 +4,12 @@ It never fetches or loads an extension, so it reads nothing but this machine's f
 """
 
 import glob
-import logging
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
 
 import duckdb
 import psutil
@@ -23,15 +20,13 @@ from duckdb.func import ARROW
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.texts import fold
 from ramen_ray.errors import UserError
+from ramen_ray.told import told
 
 SHARE_OF_MEMORY = 0.6
-SECONDS_OF_SILENCE = 5.0
 ROWS_PER_BATCH = 65_536
 
 _INTERRUPTED = re.compile(r"^Query interrupted$|(^|: )KeyboardInterrupt(: )?$", re.MULTILINE)
 """What DuckDB makes of a signal's KeyboardInterrupt: in itself, and in a stream that it reads."""
-
-logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -47,7 +42,7 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
     """
     limit = memory or f"{int(SHARE_OF_MEMORY * psutil.virtual_memory().total)}B"
     with TemporaryDirectory(prefix=".engine-", dir=folder) as aside:
-        config = {
+        config: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": limit,
             "threads": len(os.sched_getaffinity(0)),
             "temp_directory": aside,
@@ -79,7 +74,7 @@ def run(connection: duckdb.DuckDBPyConnection, what: str, sql: str) -> None:
     Raises:
         UserError: it needs more memory or disk than it may have.
     """
-    with _watched(connection, what):
+    with told(what, lambda: max(connection.query_progress(), 0.0) / 100):
         try:
             connection.execute(sql)
         except duckdb.OutOfMemoryException as error:
@@ -121,24 +116,3 @@ def name_literal(name: str) -> str:
 
 def _on_batches(function: Callable[[pa.Array], pa.Array]) -> Callable[[pa.ChunkedArray], pa.Array]:
     return lambda texts: function(texts.combine_chunks())
-
-
-@contextmanager
-def _watched(connection: duckdb.DuckDBPyConnection, what: str) -> Iterator[None]:
-    """Log the progress of the connection's query while the block runs."""
-    done, start = Event(), time.monotonic()
-
-    def watch() -> None:
-        while not done.wait(SECONDS_OF_SILENCE):
-            seconds = time.monotonic() - start
-            share = max(connection.query_progress(), 0.0) / 100
-            left = f", about {seconds / share - seconds:.0f} s left" if share > 0.05 else ""
-            logger.info("%s: %.0f s%s", what, seconds, left)
-
-    watcher = Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()

@@ -76,7 +76,7 @@ def evaluate_checkpoint(
     shown = _retrieve((checkpoint, part), data, split, judgement, config.workers)
     metrics = judgement.metrics(shown[0])
     if predictions is not None:
-        write_predictions(predictions, opened, split, shown)
+        write_predictions(predictions, opened, split, shown, judgement.known(data, split))
     if name_list is not None:
         with opened.unchanged(WHILE_READ):
             metrics |= _measure_bad_matches(name_list, opened, split, shown)
