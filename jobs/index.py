@@ -20,14 +20,14 @@ from typing import Annotated
 
 import tyro
 
-from ramen_ray.command_line import RetrieverSettings, parse_settings, run_job
+from ramen_ray.command_line import ModelSettings, parse_settings, run_job
 from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.orchestration.serve.new_ads import extend_retriever
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 
 
-class IndexSettings(RetrieverSettings):
+class IndexSettings(ModelSettings):
     """Add, replace and remove ads of a retriever."""
 
     given: Annotated[NewAds, tyro.conf.arg(name="")]
@@ -46,7 +46,9 @@ def main() -> None:
     said = [f"{number:,} of them {what}" for what, number in changes.items() if number]
     said += [f"{made.num_removed:,} removed"] * bool(made.num_removed)
     said += [f"{made.num_unknown:,} to be removed were not there"] * bool(made.num_unknown)
+    model = settings.model if "@" in settings.model else made.model_uri
     print(f"{made.model_uri} has {made.num_ads:,} ads: {', '.join(said) or 'nothing to change'}")
+    print(f'next: python jobs/ask.py "a query" --model {model}')
 
 
 if __name__ == "__main__":

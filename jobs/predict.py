@@ -9,11 +9,10 @@ Run the same command again to resume an interrupted one. The answers are parquet
 the queries, with ad_ids, ads, scores and error.
 """
 
-import logging
 import sys
 from pathlib import Path
 
-from ramen_ray.command_line import FilterSettings, RetrieverSettings, parse_settings, run_job
+from ramen_ray.command_line import FilterSettings, ModelSettings, parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
 from ramen_ray.orchestration.serve.predict import Processes, QueryTable, Wanted, predict
 from ramen_ray.tracking.registry import Registry
@@ -27,7 +26,7 @@ class QueryColumns(Section):
     """Text of a query."""
 
 
-class PredictSettings(FilterSettings, RetrieverSettings):
+class PredictSettings(FilterSettings, ModelSettings):
     """Write each query's best ads."""
 
     queries: str
@@ -46,7 +45,6 @@ class PredictSettings(FilterSettings, RetrieverSettings):
 
 def main() -> None:
     """Answer the queries and count them."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = parse_settings(PredictSettings, __doc__)
     done = predict(
         Registry(tracking_uri(settings.output)),

@@ -35,7 +35,7 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
-from ramen_ray.data.prepared.text_figures import measure_texts
+from ramen_ray.data.prepared.tokens import measure_texts
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
@@ -87,7 +87,7 @@ def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> Non
     """Run ``worker(rank, *arguments)`` in two processes, forked from one that has loaded torch."""
     from torch.multiprocessing import start_processes
 
-    method = ("metrics.evaluation", "training.checkpoints", "training.step")
+    method = ("metrics.judgement", "training.checkpoints", "training.step")
     loaded = [f"ramen_ray.method.{name}" for name in method]
     multiprocessing.set_forkserver_preload(["pytest", "support", *loaded])
     start_processes(worker, arguments, nprocs=2, start_method="forkserver")

@@ -13,8 +13,7 @@ from ray.train import ControllerError, UserCallback
 
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig
-from ramen_ray.errors import UserError
-from ramen_ray.full_disk import is_disk_full
+from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.tracking.runs import Run
 
 VALIDATION = "validation/"
@@ -51,14 +50,12 @@ class FinalEvaluation:
     Attributes:
         metrics: by row (``untrained``, ``trained``), then split, then metric name. With
             classifiers there are also ``encoder``, ``classifier`` and ``both``.
-        sample: test ``queries`` (n,), and their best ``ads`` and ``scores`` (n, k), as lists.
         best_checkpoint: the best model's folder.
         best_step: the step after which it was written.
         part: which part of its vectors answers best on the validation split.
     """
 
     metrics: dict[str, dict[str, dict[str, float]]]
-    sample: dict[str, Any]
     best_checkpoint: str
     best_step: int
     part: Part

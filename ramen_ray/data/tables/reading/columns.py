@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.findings import FEW, Kind
-from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.tables.reading.cells import (
     TimeUnit,
@@ -22,6 +21,7 @@ from ramen_ray.data.tables.reading.cells import (
     is_null_word,
     is_scientific,
 )
+from ramen_ray.errors import DatasetError
 
 ADVICE = "correct them, or leave these rows out with --skip-bad-rows"
 NULL_ADVICE = (
