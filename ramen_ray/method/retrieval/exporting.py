@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ramen_ray.data.store.dataset import new_folder
 from ramen_ray.data.store.mapped_files import map_new_array
+from ramen_ray.data.store.whole_files import new_folder
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.retrieval.index import ADS_PER_BLOCK
 from ramen_ray.method.retrieval.retriever_folder import ADS, INDEX, SETTINGS, known_ads

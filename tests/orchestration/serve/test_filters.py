@@ -197,7 +197,8 @@ def test_columns_follow_a_catalogue(
     today["A2"] |= {"title": "a new oak", "state": "old"}
     code, printed = run_here(index, *to, "--sync", _write(tmp_path / "1.csv", today), *text)
     said = "1 of them with another text, 2 of them filtered by other values, 1 removed"
-    assert (code, printed) == (0, f"models:/following/2 has 89 ads: {said}\n")
+    assert code == 0
+    assert printed.startswith(f"models:/following/2 has 89 ads: {said}\n")
     _check(registry.load(champion), today, market="US")
     _check(registry.load(champion), today, state="old")
 
