@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from duckdb.func import ARROW
 
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.texts import fold
+from ramen_ray.data.store.texts import fold, nearly
 from ramen_ray.errors import UserError
 
 SHARE_OF_MEMORY = 0.6
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a connection whose tables are gone when the block ends.
 
-    SQL has ``fold``, which is :func:`~ramen_ray.data.store.texts.fold`, and ``trimmed``, which
+    SQL has ``fold`` and ``nearly`` of :mod:`~ramen_ray.data.store.texts`, and ``trimmed``, which
     takes the white space of Unicode off both ends. What is beyond ``memory``, such as ``4GB``, goes
     into a subfolder of ``folder``; default 60 % of the machine's.
 
@@ -58,7 +58,11 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
             _limit_memory(connection, limit)
             connection.execute(f"SET threads = {len(os.sched_getaffinity(0))}")
             connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
-            for name, function in (("fold", fold), ("trimmed", pc.utf8_trim_whitespace)):
+            for name, function in (
+                ("fold", fold),
+                ("nearly", nearly),
+                ("trimmed", pc.utf8_trim_whitespace),
+            ):
                 connection.create_function(
                     name, _of_batches(function), ["VARCHAR"], "VARCHAR", type=ARROW
                 )

@@ -33,6 +33,15 @@ def fold(texts: pa.Array) -> pa.Array:
     return pc.utf8_lower(_single_spaced(pc.utf8_normalize(texts, "NFKD")))
 
 
+def nearly(names: pa.Array) -> pa.Array:
+    """Map names (n,) that programs and people confuse to one string.
+
+    They differ as in :func:`fold`, or in leading zeros, or in a final ``.0``.
+    """
+    whole = pc.replace_substring_regex(fold(names), r"\.0+$", "")
+    return pc.replace_substring_regex(whole, "^0+", "")
+
+
 def _single_spaced(texts: pa.Array) -> pa.Array:
     odd = pc.match_substring_regex(texts, _ODD_SPACE)
     words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts.filter(odd)))

@@ -89,7 +89,7 @@ def _represent(
         return None
     if given.clicks is None:
         return lambda _, vectors: combined.represent(vectors)
-    rows, texts = read_first_clicks(given.clicks, new, given.columns)
+    rows, texts = read_first_clicks(given, new)
     queries = text_embedder(folder, "queries")(texts)
 
     def represent(first: int, vectors: Embeddings) -> Embeddings:

@@ -17,7 +17,7 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.schemas import PLURAL, SIDES, SPLITS, Side
 from ramen_ray.data.store.texts import normalized
-from ramen_ray.data.tables.clicks import filters, numbering, splits, summing, writing
+from ramen_ray.data.tables.clicks import numbering, splits, summing, writing
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
 from ramen_ray.data.tables.graphs.anchor_sets import made_by
@@ -117,7 +117,7 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
     return {
         what: UserTable(source, of, tables.skip_bad_rows)
         for what, (source, of) in sources.items()
-        if source
+        if source is not None
     }
 
 
@@ -256,13 +256,13 @@ class _Import:
     def _write_filters(self, writer: DatasetWriter) -> None:
         has_pairs = "filters" in self.opened
         if has_pairs:
-            filters.load_filters(self.connection, self.opened["filters"])
+            writing.load_filters(self.connection, self.opened["filters"])
             self._report_unknown("filters", "given_filters", SIDES)
-        counts = filters.find_filters(
+        counts = writing.find_filters(
             self.connection, given=has_pairs, own_text=self.tables.drop_own_text
         )
         _log("filters", counts)
-        filters.write_filters(self.connection, writer)
+        writing.write_filters(self.connection, writer)
 
 
 _SHOWN = {"query": "queries", "ad": "ads"}

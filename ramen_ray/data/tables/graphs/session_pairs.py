@@ -4,10 +4,14 @@ All orders end in an item, whose number is the order of its text, or in a node, 
 broken in one way with any number of threads.
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.engine import run
-from ramen_ray.data.tables.graphs.session_settings import SessionSettings
+from ramen_ray.data.leaks import Protocol
+from ramen_ray.data.store.dataset import DatasetError
 
 STRENGTHS = {
     "cosine": "sessions / sqrt(node_sessions::DOUBLE * anchor_sessions)",
@@ -16,10 +20,50 @@ STRENGTHS = {
 """What ranks the anchors of a node; PMI is the logarithm of its strength."""
 
 
+@dataclass(frozen=True)
+class SessionSettings:
+    """Which pairs become edges, and their weights.
+
+    Attributes:
+        min_support: Smallest number of sessions in which a pair must occur.
+        max_session_length: Largest number of events of a session; later ones are dropped.
+        window_s: Largest number of seconds between the two events of a pair.
+        top_k: Largest number of anchors of a node; the heaviest edges are kept.
+        max_anchor_degree: Largest number of edges of an anchor; the heaviest are kept.
+        weight: With c sessions that have both, n and m that have the one and the other, and N in
+            all: cosine is c / sqrt(n m); pmi is log(c N / (n m)), and only edges above 0 are kept.
+        query_set: Name of the anchor set of queries that share sessions.
+        ad_set: Name of the anchor set of ads that are clicked in the same sessions.
+        protocol: strict leaves out edges that join a held-out query to its answer; as-published
+            keeps them.
+    """
+
+    min_support: int = 2
+    max_session_length: int = 100
+    window_s: float = 1800.0
+    top_k: int = 10
+    max_anchor_degree: int = 500
+    weight: Literal["cosine", "pmi"] = "cosine"
+    query_set: str = "co_session"
+    ad_set: str = "co_click"
+    protocol: Protocol = "strict"
+
+    def __post_init__(self) -> None:
+        """Refuse settings that would leave no edges."""
+        lowest = {"min_support": 1, "max_session_length": 2, "top_k": 1, "max_anchor_degree": 1}
+        for name, least in lowest.items():
+            if getattr(self, name) < least:
+                raise DatasetError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if not self.window_s >= 0:
+            raise DatasetError(f"window_s is {self.window_s}; it must be at least 0")
+        if self.query_set == self.ad_set:
+            raise DatasetError(f"query_set and ad_set are both {self.ad_set!r}; they must differ")
+
+
 def create_edges(
     connection: DuckDBPyConnection, side: str, settings: SessionSettings, num_sessions: int
 ) -> None:
-    """Create ``{side}_edges``, as in :mod:`~ramen_ray.data.tables.graphs.edge_tables`.
+    """Create ``{side}_edges``, as in :mod:`~ramen_ray.data.tables.graphs.anchor_sets`.
 
     Nodes are the train queries or the ads; nodes of equal text have equal edges. Anchors are items.
     """

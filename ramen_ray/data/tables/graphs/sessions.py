@@ -1,10 +1,8 @@
 """Co-session anchor sets: queries searched, and ads clicked, in the same sessions of a log."""
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace as with_changes
 from pathlib import Path
-from typing import Any
 
 from duckdb import DuckDBPyConnection
 
@@ -12,20 +10,18 @@ from ramen_ray.data.checks import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.tables.graphs.anchor_sets import (
+    WrittenEdges,
     check_name,
+    drop_leaks,
     folder_beside,
     made_by,
     nodes_without_edges,
     put_in_place,
     remove_anchor_set,
+    write_edges,
 )
-from ramen_ray.data.tables.graphs.edge_tables import WrittenEdges, drop_leaks, write_edges
-from ramen_ray.data.tables.graphs.nodes import node_names
-from ramen_ray.data.tables.graphs.session_events import create_events
-from ramen_ray.data.tables.graphs.session_pairs import create_edges
-from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
-from ramen_ray.data.tables.reading.columns import Column, id_column, time_column
-from ramen_ray.data.tables.reading.loading import UserTable
+from ramen_ray.data.tables.graphs.session_events import SessionLog, create_events, open_log
+from ramen_ray.data.tables.graphs.session_pairs import SessionSettings, create_edges
 
 
 def add_co_session(
@@ -77,21 +73,6 @@ def add_co_session(
         for side in sets.keys() - written:
             remove_anchor_set(dataset.path, sets[side])
     return summary
-
-
-def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
-    """Find the log's files; ``metadata`` is the content of the dataset's ``dataset.json``."""
-    columns, null_words = log.columns, log.null_words
-    unit, flag = columns.sessions_time_unit, "--columns.sessions-time-unit"
-    of_log: dict[str, Column] = {
-        "session": id_column(columns.sessions_session, null_words),
-        "time": time_column(columns.sessions_time, unit, flag),
-        "query": node_names(metadata, "query", columns.sessions_query, null_words),
-    }
-    if columns.sessions_ad is not None:
-        of_log["ad"] = node_names(metadata, "ad", columns.sessions_ad, null_words)
-    optional = {role: with_changes(column, optional=True) for role, column in of_log.items()}
-    return UserTable(log.sessions, optional, skip_bad_rows=True)
 
 
 def _write_set(

@@ -18,7 +18,7 @@ from ramen_ray.data.engine import run, stream
 from ramen_ray.data.leaks import NODE_TABLES, Protocol, texts_of
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
 from ramen_ray.data.store.mapped_files import map_array, map_new_array
-from ramen_ray.data.tables.graphs.edge_tables import WrittenEdges, drop_leaks, write_edges
+from ramen_ray.data.tables.graphs.anchor_sets import WrittenEdges, drop_leaks, write_edges
 
 TEXTS_PER_BATCH = 65_536
 TEXTS = pa.schema([("text", pa.string())])

@@ -26,6 +26,9 @@ OTHER_FORMATS = {
     b"\x28\xb5\x2f\xfd": "is compressed by zstd; add .zst to its name",
     b"PK\x03\x04": "is a zip archive or an Excel workbook; save the table as CSV",
     b"PAR1": "is parquet; name it .parquet",
+    b"version https://git-lfs": "only points to a file that Git LFS keeps; run git lfs pull",
+    b"<!": "is a web page or XML; save the table itself",
+    b"<html": "is a web page; save the table itself",
 }
 
 Found = tuple[Kind, Int64s, list[str]]
