@@ -2,8 +2,12 @@
 
 import unicodedata
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from ramen_ray.data.arrays import Booleans
+from ramen_ray.data.store.utf8 import is_utf8
 
 NULL_WORDS = (
     *("NULL", "Null", "null", "(null)", "#NULL!", "None", "NONE", "none", r"\N"),
@@ -40,6 +44,16 @@ def nearly(names: pa.Array) -> pa.Array:
     """
     whole = pc.replace_substring_regex(fold(names), r"\.0+$", "")
     return pc.replace_substring_regex(whole, "^0+", "")
+
+
+def not_utf8(texts: pa.Array) -> Booleans:
+    """Flag the texts (n,) whose bytes are not UTF-8, as parquet may have."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        contents = texts.cast(pa.large_binary()).to_pylist()
+        return np.array([not is_utf8(content or b"") for content in contents])
+    return np.zeros(len(texts), dtype=bool)
 
 
 def _single_spaced(texts: pa.Array) -> pa.Array:

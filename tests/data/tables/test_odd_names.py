@@ -17,8 +17,7 @@ from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.column_names import Columns
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_events import SessionLog
-from ramen_ray.data.tables.graphs.session_pairs import SessionSettings
-from ramen_ray.data.tables.graphs.sessions import add_co_session
+from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
 from ramen_ray.data.tables.new_ads import NewAds, read_changes
 
 NUMBERS = range(60)

@@ -17,8 +17,7 @@ from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.tables.graphs.session_events import SessionLog, create_events
-from ramen_ray.data.tables.graphs.session_pairs import SessionSettings, create_edges
-from ramen_ray.data.tables.graphs.sessions import open_log
+from ramen_ray.data.tables.graphs.sessions import SessionSettings, create_edges, open_log
 
 TRAIN = ["red shoes", "blue hat", "green coat", "blue hat", "Wool Socks", "grey scarf"]
 ADS = ["shoe shop", "hat shop", "coat shop", "shoe shop"]

@@ -18,10 +18,8 @@ from ramen_ray.data.tables.column_names import EdgeColumns
 from ramen_ray.data.tables.graphs.anchor_sets import (
     WrittenEdges,
     check_name,
-    drop_leaks,
     folder_beside,
     made_by,
-    nodes_without_edges,
     put_in_place,
     write_edges,
 )
@@ -98,7 +96,7 @@ def add_edge_list(
     with folder_beside(dataset, name) as aside, engine(aside, memory) as connection:
         found = write_edge_list(connection, dataset, edge_list, name, DatasetWriter(aside))
         put_in_place(aside, dataset, name, made_by("edges", edge_list), found.num_rows, replace)
-    return found.num_rows | nodes_without_edges(dataset, found.linked) | found.counts
+    return found.num_rows | found.counts
 
 
 def write_edge_list(
@@ -133,13 +131,13 @@ def write_edge_list(
     _check(tables, edge_list, name)
     for table in tables.values():
         left_out += table.left_out
-    left_out.update(drop_leaks(connection, dataset, sides, edge_list.protocol))
-    written = write_edges(connection, name, sides, writer)
+    written = write_edges(connection, dataset, name, sides, edge_list.protocol, writer)
     _drop_tables(connection)
+    counts = dict(left_out) | written.counts
     if not written.num_rows:
-        found = ", ".join(f"{number} {what}" for what, number in left_out.items() if number)
+        found = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
         raise DatasetError(f"the edge list of anchor set {name!r} leaves no edges: {found}")
-    return WrittenEdges(written.num_rows, written.linked, dict(left_out) | written.counts)
+    return WrittenEdges(written.num_rows, counts)
 
 
 def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, UserTable]:

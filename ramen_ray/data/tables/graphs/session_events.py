@@ -74,7 +74,8 @@ def create_events(
     for side in SIDES:
         create_names(connection, dataset, side)
         _name_cells(connection, dataset, side)
-        _number_items(connection, side)
+        items = f"SELECT DISTINCT item, text FROM {side}_cells WHERE item IS NOT NULL"
+        connection.execute(f"CREATE TABLE {side}_items AS {items}")
     left_out = {
         "unreadable lines": log.left_out["unreadable lines"],
         **_count_left_out(connection, dataset),
@@ -84,11 +85,11 @@ def create_events(
 
 
 def _name_cells(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
-    """Create ``{side}_cells``: ``cell``, ``text``, ``node`` and ``unknown``, the cell if it is so.
+    """Create ``{side}_cells``: ``cell``, ``text``, ``item``, ``node``, ``unknown`` (cell or null).
 
-    The text is null for what is left out. A query's cell that is no id is a text, whether or not a
-    query has it. ``node`` is HELD_OUT_NODE or LEFT_OUT_NODE for such queries, by their id or by the
-    text that it stands for.
+    Text and item are null for what is left out. A query's cell that is no id is a text, whether or
+    not a query has it. ``node`` is HELD_OUT_NODE or LEFT_OUT_NODE for such queries, by their id or
+    by the text that it stands for.
     """
     cells = f"(SELECT DISTINCT {side} AS name FROM log WHERE {WHOLE} AND {side} IS NOT NULL)"
     found = f"CREATE OR REPLACE TABLE found AS {named(side, 'name AS cell', cells)}"
@@ -105,26 +106,20 @@ def _name_cells(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> 
         f"naming the log's {side} cells",
         f"""
         CREATE TABLE {side}_cells AS
-        SELECT DISTINCT cell, CASE WHEN is_out THEN NULL ELSE text END AS text,
-            CASE WHEN is_out THEN {HELD_OUT_NODE} WHEN node < 0 THEN node END AS node, unknown
-        FROM (
-            SELECT named.*, node = {HELD_OUT_NODE} OR held_out.folded IS NOT NULL AS is_out
-            FROM (
+        WITH
+            with_texts AS (
                 SELECT found.*, CASE WHEN {is_text} THEN cell ELSE texts.text END AS text
-                FROM found LEFT JOIN {side}_texts AS texts USING (node)) AS named
-            LEFT JOIN {side}_held_out AS held_out ON held_out.folded = fold(named.text))
-        """,
-    )
-
-
-def _number_items(connection: DuckDBPyConnection, side: str) -> None:
-    run(
-        connection,
-        f"numbering the texts of the log's {side} cells",
-        f"""
-        CREATE TABLE {side}_items AS
-        SELECT row_number() OVER (ORDER BY text) AS item, text
-        FROM (SELECT DISTINCT text FROM {side}_cells WHERE text IS NOT NULL)
+                FROM found LEFT JOIN {side}_texts AS texts USING (node)),
+            looked_up AS (
+                SELECT *, node IS NOT DISTINCT FROM {HELD_OUT_NODE} OR folded IS NOT NULL AS is_out
+                FROM with_texts LEFT JOIN {side}_held_out ON folded = fold(text)),
+            kept AS (
+                SELECT DISTINCT cell, unknown, CASE WHEN NOT is_out THEN text END AS text,
+                    CASE WHEN is_out THEN {HELD_OUT_NODE} WHEN node < 0 THEN node END AS node
+                FROM looked_up)
+        SELECT *, CASE WHEN text IS NOT NULL
+            THEN dense_rank() OVER (ORDER BY text NULLS LAST) END AS item
+        FROM kept
         """,
     )
 
@@ -172,27 +167,18 @@ def _count_nearly_known(connection: DuckDBPyConnection, dataset: Dataset) -> dic
 
 def _create_named_events(connection: DuckDBPyConnection) -> None:
     """Create ``named_events`` from the log's whole rows, which are dropped."""
-    for side in SIDES:
-        run(
-            connection,
-            f"indexing the log's {side} cells",
-            f"""
-            CREATE TABLE {side}_codes AS
-            SELECT cell, item FROM {side}_cells JOIN {side}_items USING (text)
-            """,
-        )
     run(
         connection,
         "numbering the log's events",
         f"""
         CREATE TABLE named_events AS
         SELECT session, time, queries.item AS query, ads.item AS ad
-        FROM log JOIN query_codes AS queries ON queries.cell = log.query
-        LEFT JOIN ad_codes AS ads ON ads.cell = log.ad
-        WHERE {WHOLE}
+        FROM log JOIN query_cells AS queries ON queries.cell = log.query
+        LEFT JOIN ad_cells AS ads ON ads.cell = log.ad
+        WHERE {WHOLE} AND queries.item IS NOT NULL
         """,
     )
-    for table in ("log", "found", "query_cells", "ad_cells", "query_codes", "ad_codes"):
+    for table in ("log", "found", "query_cells", "ad_cells"):
         connection.execute(f"DROP TABLE {table}")
 
 

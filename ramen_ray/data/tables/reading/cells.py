@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.store.texts import NULL_WORDS
-from ramen_ray.data.store.utf8 import is_utf8
 
 LARGEST_WHOLE = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
 """Up to here a float of the type has all the digits of a whole number."""
+BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
 NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*$"
 SCIENTIFIC = r"^\s*[+-]?\d([.,]\d*)?[eE]\+?\d+\s*$"
 ISO_DAY = r"^\d{4}-\d\d-\d\d$"
@@ -119,33 +119,16 @@ def is_null_word(cells: pa.Array) -> Booleans:
 
 def cell_bytes(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return how many bytes the cells of a column of texts have (rows,); of other columns 0."""
-    lengths = [np.zeros(0, dtype=np.int64), *map(_lengths, column.chunks)]
-    return np.concatenate(lengths)
+    return np.concatenate([np.zeros(0, dtype=np.int64), *map(_lengths, column.chunks)])
 
 
 def _lengths(values: pa.Array) -> NDArray[np.int64]:
     if pa.types.is_dictionary(values.type):
         of_entries = pa.array(_lengths(values.dictionary))
         return np.asarray(pc.fill_null(of_entries.take(values.indices), 0))
-    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
-        values = values.cast(pa.large_binary())
-    if (
-        pa.types.is_string(values.type)
-        or pa.types.is_large_string(values.type)
-        or (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type))
-    ):
-        return np.asarray(pc.fill_null(pc.binary_length(values), 0), dtype=np.int64)
+    if is_text(values.type) or values.type in BYTES:
+        return np.asarray(pc.fill_null(pc.binary_length(values.cast(pa.large_binary())), 0))
     return np.zeros(len(values), dtype=np.int64)
-
-
-def not_utf8(column: pa.ChunkedArray) -> Booleans:
-    """Flag the texts (rows,) whose bytes are not UTF-8, as parquet may have."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        contents = plain_values(column).cast(pa.large_binary()).to_pylist()
-        return np.array([not is_utf8(content or b"") for content in contents])
-    return np.zeros(len(column), dtype=bool)
 
 
 def is_text(kind: pa.DataType) -> bool:

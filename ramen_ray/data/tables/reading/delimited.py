@@ -52,12 +52,8 @@ KEPT_QUOTES = Kind(
     "leave the quotes out if they are not part of the texts",
     severity="warning",
 )
-ALL_QUOTED = Kind(
-    "lines have cells in quotes, as nearly all of this column: TSV has no quoting",
-    "write the cells as they are, or the table as CSV",
-)
-CSV_IN_TSV = Kind(
-    "lines have cells in quotes with doubled quotes, as in CSV: TSV has no quoting",
+QUOTED_CELLS = Kind(
+    "lines have cells in quotes as CSV has them: TSV has no quoting",
     "write the cells as they are, or the table as CSV",
 )
 
@@ -177,19 +173,19 @@ def _other_cells(lines: Int64s, skipped: list[pa.csv.InvalidRow], advice: str) -
 
 
 def _quotes_in_tsv(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
-    """Find lines whose cells are in quotes, each line once."""
+    """Find lines whose cells are in quotes, each line once.
+
+    They are as in CSV if quotes within are doubled, or if nearly all cells of a column are so.
+    """
     seen = np.zeros(len(rows), dtype=bool)
     for column in rows.columns:
         quoted = pc.match_substring_regex(column, QUOTED).to_numpy()
-        as_csv = pc.match_substring_regex(column, QUOTED_AS_CSV).to_numpy() & ~seen
-        many = quoted.sum() > max(FEW, MANY_QUOTED * len(rows))
-        for kind, chosen in (
-            (CSV_IN_TSV, as_csv),
-            (ALL_QUOTED if many else KEPT_QUOTES, quoted & ~as_csv & ~seen),
-        ):
-            if chosen.any():
-                cells = column.filter(pa.array(chosen))[:MAX_EXAMPLES].to_pylist()
-                yield kind, numbers[chosen], cells
+        as_csv = pc.match_substring_regex(column, QUOTED_AS_CSV).to_numpy()
+        if quoted.sum() > max(FEW, MANY_QUOTED * len(rows)):
+            as_csv = quoted
+        for kind, flags in ((QUOTED_CELLS, as_csv), (KEPT_QUOTES, quoted & ~as_csv)):
+            cells = column.filter(pa.array(flags & ~seen))[:MAX_EXAMPLES].to_pylist()
+            yield kind, numbers[flags & ~seen], cells
         seen |= quoted
 
 

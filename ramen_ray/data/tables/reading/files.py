@@ -96,7 +96,7 @@ def _copies(filesystem: FileSystem, listed: Sequence[FileInfo]) -> Iterator[Find
     for info in listed:
         path, is_local = info.path, isinstance(filesystem, LocalFileSystem)
         place = os.path.realpath(path) if is_local else path
-        name = path.lower().removesuffix("".join(suffixes(path)))
+        name = path[: len(path) - len("".join(suffixes(path)))]
         if (first := places.setdefault(place, path)) != path:
             yield Finding("error", path, f"is a link to {first}; take it away, or give a glob")
         elif (first := names.setdefault(name, path)) != path:

@@ -15,7 +15,8 @@ from ramen_ray.data.findings import Kind
 from ramen_ray.data.store.dataset import WHILE_READ, DatasetError
 from ramen_ray.data.store.limits import MAX_CELL_BYTES
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.data.tables.reading.cells import cell_bytes, is_text, not_utf8
+from ramen_ray.data.store.texts import not_utf8
+from ramen_ray.data.tables.reading.cells import cell_bytes, is_text, plain_values
 from ramen_ray.data.tables.reading.delimited import header_of, parse_records, split_records
 from ramen_ray.data.tables.reading.json_lines import fields_of, parse_objects
 from ramen_ray.data.tables.reading.lines import Rows, lines_as_records, read_blocks, read_start
@@ -205,12 +206,14 @@ def _without_odd_cells(rows: Rows) -> Rows:
     out = np.zeros(len(rows.numbers), dtype=bool)
     faults = list(rows.faults)
     for name, column in zip(rows.cells.column_names, rows.cells.columns, strict=True):
-        huge = (cell_bytes(column) > MAX_CELL_BYTES) & ~out
-        broken = not_utf8(column) & ~out & ~huge if is_text(column.type) else np.zeros_like(out)
-        for kind, flags in ((HUGE, huge), (NOT_UTF8, broken)):
-            if flags.any():
-                faults.append((replace(kind, column=name), rows.numbers[flags], []))
-        out |= huge | broken
+        odd = {HUGE: cell_bytes(column) > MAX_CELL_BYTES}
+        if is_text(column.type):
+            odd[NOT_UTF8] = not_utf8(plain_values(column))
+        for kind, flags in odd.items():
+            new = flags & ~out
+            if new.any():
+                faults.append((replace(kind, column=name), rows.numbers[new], []))
+            out |= flags
     if not out.any():
         return rows
     return Rows(rows.cells.filter(pa.array(~out)), rows.numbers[~out], faults)
