@@ -345,7 +345,7 @@ def test_case_variants_given_two_splits_are_kept_in_the_held_out_one(tmp_path: P
     splits = "".join(f"query {n},{SPLITS[n % 3]}\nQuery {n},train\n" for n in range(200))
     (tmp_path / "splits.csv").write_text("query,split\n" + splits)
     given = {"query_splits": str(tmp_path / "splits.csv")}
-    with pytest.raises(DatasetError, match="266 queries are given two splits"):
+    with pytest.raises(DatasetError, match="row 5, column 'query': 133 rows give a query another"):
         _import(tmp_path, "a.csv", "query,ad\n" + rows, **given)
     dataset, _ = _import(tmp_path, "a.csv", "query,ad\n" + rows, **given, skip_bad_rows=True)
     for number, split in enumerate(SPLITS):
@@ -419,6 +419,16 @@ def test_marks_and_headers_in_other_forms_are_found(tmp_path: Path) -> None:
     for skip in (False, True):
         with pytest.raises(DatasetError, match="row 302: 1 rows name the columns in another order"):
             _import(tmp_path / "2", "a.csv", start + "ad,query\nad 1,query 9\n", skip_bad_rows=skip)
+
+
+def test_headers_are_found_beside_columns_of_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "t" / "day=2026-04-01"
+    folder.mkdir(parents=True)
+    (folder / "a.csv").write_text(f"query,ad\n{LINES}query,ad\n")
+    tables = UserTables(str(tmp_path / "t"), columns=Columns(clicks_time="day"))
+    dataset, (finding,) = import_in_process(tables, tmp_path / "out")
+    assert _clicks(dataset) == set(CLICKS)
+    assert "row 302: 1 rows repeat the header" in str(finding)
 
 
 def test_other_ways_to_lose_digits_of_ids(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
 from ramen_ray.errors import redacted, without_passwords
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # so that their sums fit in float32
-MAX_SHOWN = 3
 
 logger = logging.getLogger(__name__)
 
@@ -233,25 +232,13 @@ class _Import:
         tables, connection = self.tables, self.connection
         splits.find_periods(connection)
         splits.keep_ads(connection, tables.min_queries_per_ad)
-        counts: dict[str, int] = {}
         if tables.given_splits:
             splits.load_splits(connection, self.opened["splits"])
             self._report_unknown("splits", "given", ("query",))
-            counts = splits.split_as_given(connection, tables.splits)
-            if any(counts.values()) and not tables.skip_bad_rows:
-                raise DatasetError(self._in_two_splits(sum(counts.values())))
+            splits.split_as_given(connection, self.opened["splits"], tables.splits)
         else:
             splits.split_by_draws(connection, tables.splits)
-        _log("splits", counts | splits.keep_queries(connection, tables.fewest_ads))
-
-    def _in_two_splits(self, number: int) -> str:
-        texts = splits.queries_in_two_splits(self.connection, MAX_SHOWN)
-        more = f" and {number - len(texts)} more" if number > len(texts) else ""
-        return (
-            f"{number} queries are given two splits, up to case and white space:"
-            f" {', '.join(map(repr, texts))}{more}; give each one, or let the held-out one count"
-            " with --skip-bad-rows"
-        )
+        _log("splits", splits.keep_queries(connection, tables.fewest_ads))
 
     def _write_filters(self, writer: DatasetWriter) -> None:
         has_pairs = "filters" in self.opened

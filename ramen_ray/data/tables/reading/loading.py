@@ -19,7 +19,7 @@ from ramen_ray.data.tables.reading.cells import is_text, plain_values
 from ramen_ray.data.tables.reading.columns import ADVICE, NULL_PARTS, Column
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.lines import Rows
-from ramen_ray.data.tables.reading.table_file import read_file
+from ramen_ray.data.tables.reading.table_file import TableFile, read_file
 from ramen_ray.errors import first_line_of, redacted
 
 ROWS_PER_FILE = 1 << 40
@@ -180,9 +180,10 @@ class UserTable:
 
     def _good_rows(self, rows: Rows, number: int) -> pa.Table:
         """Convert a batch of the file ``number``, and leave bad rows out."""
-        path = self._files[number].path
+        file = self._files[number]
+        path = file.path
         self.rows_read += len(rows.numbers)
-        good = self._readable(rows, path)
+        good = self._readable(rows, file)
         values: dict[str, Any] = {"place": number * ROWS_PER_FILE + rows.numbers}
         for role, column in self.columns.items():
             cells = column.cells(rows.cells)
@@ -202,14 +203,14 @@ class UserTable:
                 good = fine
         return pa.table(values).filter(pa.array(good))
 
-    def _readable(self, rows: Rows, path: str) -> Booleans:
+    def _readable(self, rows: Rows, file: TableFile) -> Booleans:
         """Note lines that could not be read, and headers; returns which rows (n,) are neither.
 
         A line that was read in spite of its fault counts as read, unless bad rows are skipped.
         """
         wrong = [np.zeros(0, dtype=np.int64)]
         for kind, lines, cells in rows.faults:
-            self._faults.add(kind, path, lines, cells)
+            self._faults.add(kind, file.path, lines, cells)
             if kind.severity == "error":
                 wrong.append(lines)
         lines = np.unique(np.concatenate(wrong))
@@ -217,9 +218,9 @@ class UserTable:
         self.rows_read += len(lost)
         out = lines if self.skip_bad_rows else lost
         self.left_out["unreadable lines"] += len(out)
-        is_header, is_other_header = _are_headers(rows.cells)
-        self._faults.add(HEADER_AGAIN, path, rows.numbers[is_header])
-        self._faults.add(OTHER_HEADER, path, rows.numbers[is_other_header])
+        is_header, is_other_header = _are_headers(rows.cells.select(file.own_columns))
+        self._faults.add(HEADER_AGAIN, file.path, rows.numbers[is_header])
+        self._faults.add(OTHER_HEADER, file.path, rows.numbers[is_other_header])
         readable = ~np.isin(rows.numbers, out)
         self.left_out["headers"] += int((is_header & readable).sum())
         return readable & ~is_header
@@ -265,12 +266,16 @@ def nearly_known(
 
     ``unknown`` and ``known`` are SQL that selects ``name``; unknown ones may repeat, and all count.
     """
+    counted = f"SELECT name, count(*) AS number FROM ({unknown}) GROUP BY name"
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE unknown_names AS {counted}")
+    if not count(connection, "SELECT count(*) FROM unknown_names"):
+        known = f"{known} LIMIT 0"  # to change the names takes time
     run(
         connection,
         "comparing unknown names",
         f"""
         SELECT sum(number), min(one.name), arg_min(other.name, one.name)
-        FROM (SELECT name, count(*) AS number FROM ({unknown}) GROUP BY name) AS one
+        FROM unknown_names AS one
         JOIN (SELECT nearly(name) AS near, min(name) AS name FROM ({known}) GROUP BY near) AS other
             ON nearly(one.name) = other.near
         """,
@@ -282,20 +287,20 @@ def nearly_known(
 
 def _are_headers(cells: pa.Table) -> tuple[Booleans, Booleans]:
     """Flag the rows whose cells are the names of their columns, and those in another order."""
-    same, any_order = np.ones((2, len(cells)), dtype=bool)
-    if not all(is_text(column.type) for column in cells.columns):
-        return ~same, ~same
-    plain = [plain_values(column).cast(pa.string()) for column in cells.columns]
-    texts = [pc.utf8_lower(pc.utf8_trim_whitespace(column)) for column in plain]
-    for own, name in zip(texts, cells.column_names, strict=True):
-        word = name.strip().lower()
-        same &= _equal(own, word)
-        any_order &= np.any([_equal(text, word) for text in texts], axis=0)
-    return same, any_order & ~same
+    same, other = np.zeros((2, len(cells)), dtype=bool)
+    names = [name.strip().lower() for name in cells.column_names]
+    if names and all(is_text(column.type) for column in cells.columns):
+        maybe = np.asarray(pc.is_in(_lower(cells.columns[0]), pa.array(names)))
+        rows = cells.filter(pa.array(maybe))
+        words = zip(*(_lower(column).to_pylist() for column in rows.columns), strict=True)
+        for place, row in zip(np.flatnonzero(maybe), words, strict=True):
+            same[place] = list(row) == names
+            other[place] = not same[place] and set(row) >= set(names)
+    return same, other
 
 
-def _equal(texts: pa.Array, word: str) -> Booleans:
-    return np.asarray(pc.fill_null(pc.equal(texts, word), False))
+def _lower(texts: pa.ChunkedArray) -> pa.Array:
+    return pc.utf8_lower(pc.utf8_trim_whitespace(plain_values(texts).cast(pa.string())))
 
 
 def _converted(path: str, column: Column, cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
