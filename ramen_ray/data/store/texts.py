@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.store.utf8 import is_utf8
+from ramen_ray.data.store.text_lines import is_utf8
 
 NULL_WORDS = (
     *("NULL", "Null", "null", "(null)", "#NULL!", "None", "NONE", "none", r"\N"),
@@ -30,10 +30,7 @@ def normalized(texts: pa.Array) -> pa.Array:
 
 
 def fold(texts: pa.Array) -> pa.Array:
-    """Map texts (n,) that differ only in case, white space or Unicode form to one string.
-
-    Otherwise two spellings of a query could end up in two splits, or a held-out one in a graph.
-    """
+    """Map texts (n,) that differ only in case, white space or Unicode form to one string."""
     return pc.utf8_lower(_single_spaced(pc.utf8_normalize(texts, "NFKD")))
 
 

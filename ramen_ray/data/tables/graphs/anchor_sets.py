@@ -24,7 +24,6 @@ from filelock import FileLock
 from ramen_ray.data.engine import count, run, stream
 from ramen_ray.data.leaks import (
     LEAKING_EDGES,
-    NODE_TABLES,
     Protocol,
     find_answers,
     find_leaks,
@@ -38,6 +37,7 @@ from ramen_ray.data.store.dataset import (
     DatasetWriter,
     write_metadata,
 )
+from ramen_ray.data.store.schemas import NODE_TABLES
 from ramen_ray.errors import without_passwords
 from ramen_ray.naming import naming_fault
 

@@ -21,7 +21,6 @@ from pyarrow.fs import (
 )
 
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.tables.reading.table_file import (
     FORMATS,
     PARTITION,
@@ -29,7 +28,7 @@ from ramen_ray.data.tables.reading.table_file import (
     open_file,
     suffixes,
 )
-from ramen_ray.errors import first_line_of, printable, redacted
+from ramen_ray.errors import DatasetError, first_line_of, printable, redacted
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,12 @@ import pyarrow.compute as pc
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, error_at, raise_errors
-from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.tables.reading.cells import is_text, plain_values
 from ramen_ray.data.tables.reading.columns import ADVICE, NULL_PARTS, Column
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.lines import Rows
 from ramen_ray.data.tables.reading.table_file import TableFile, read_file
-from ramen_ray.errors import first_line_of, redacted
+from ramen_ray.errors import DatasetError, first_line_of, redacted
 
 ROWS_PER_FILE = 1 << 40
 HEADER_AGAIN = Kind(

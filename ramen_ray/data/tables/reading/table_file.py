@@ -13,8 +13,8 @@ from pyarrow.fs import FileInfo, FileSystem
 
 from ramen_ray.data.findings import Kind
 from ramen_ray.data.store.dataset import WHILE_READ, DatasetError
-from ramen_ray.data.store.limits import MAX_CELL_BYTES
 from ramen_ray.data.store.parquet_files import open_parquet
+from ramen_ray.data.store.text_lines import MAX_CELL_BYTES
 from ramen_ray.data.store.texts import not_utf8
 from ramen_ray.data.tables.reading.cells import cell_bytes, is_text, plain_values
 from ramen_ray.data.tables.reading.delimited import header_of, parse_records, split_records
