@@ -189,7 +189,7 @@ BAD_ROWS: dict[str, tuple[str, str, list[str]]] = {
     "two splits": (
         "splits.csv",
         "q3,test\nq4,train\n",
-        ["column 'query_id': 2 rows give a query another split"],
+        ["column 'query_id': 1 rows give a query another split"],
     ),
     "filter of an unknown query": (
         "filters.csv",

@@ -540,6 +540,11 @@ def test_headers_are_found_in_texts_of_any_type(kind: pa.DataType, tmp_path: Pat
     dataset, (finding,) = import_in_process(tables, tmp_path / "out")
     assert _clicks(dataset) == set(CLICKS)
     assert "1 rows repeat the header" in str(finding)
+    query, ad = (*query[:-1], " "), (*ad[:-1], None)
+    columns = [pa.array(cells).cast(kind) for cells in (query, ad)]
+    pq.write_table(pa.table(columns, names=["query", "ad"]), tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match="row 300, column 'query': 1 cells are empty"):
+        import_in_process(tables, tmp_path / "empty")
 
 
 def test_columns_whose_names_begin_alike_are_told_apart(tmp_path: Path) -> None:

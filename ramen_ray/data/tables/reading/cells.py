@@ -13,7 +13,7 @@ from ramen_ray.data.store.texts import NULL_WORDS
 
 LARGEST_WHOLE = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
 """Up to here a float of the type has all the digits of a whole number."""
-BYTES = (pa.binary(), pa.large_binary(), pa.binary_view())
+BYTES = (pa.binary(), pa.large_binary())
 NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*$"
 SCIENTIFIC = r"^\s*[+-]?\d([.,]\d*)?[eE]\+?\d+\s*$"
 ISO_DAY = r"^\d{4}-\d\d-\d\d$"
@@ -134,9 +134,7 @@ def _lengths(values: pa.Array) -> NDArray[np.int64]:
 def is_text(kind: pa.DataType) -> bool:
     """Return whether a column of this type has texts."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def is_number(kind: pa.DataType) -> bool:

@@ -290,9 +290,9 @@ def _are_headers(cells: pa.Table) -> tuple[Booleans, Booleans]:
     names = [name.strip().lower() for name in cells.column_names]
     if names and all(is_text(column.type) for column in cells.columns):
         maybe = np.asarray(pc.is_in(_lower(cells.columns[0]), pa.array(names)))
-        rows = cells.filter(pa.array(maybe))
-        words = zip(*(_lower(column).to_pylist() for column in rows.columns), strict=True)
-        for place, row in zip(np.flatnonzero(maybe), words, strict=True):
+        columns = cells.columns if maybe.any() else []
+        words = (_lower(column).filter(pa.array(maybe)).to_pylist() for column in columns)
+        for place, row in zip(np.flatnonzero(maybe), zip(*words, strict=True), strict=True):
             same[place] = list(row) == names
             other[place] = not same[place] and set(row) >= set(names)
     return same, other

@@ -36,6 +36,8 @@ HUGE = Kind(
     f"cells have more than {MAX_CELL_BYTES >> 20} MiB", "shorten them, or leave the rows out"
 )
 NOT_UTF8 = Kind("cells are not UTF-8", "write the column again, as UTF-8")
+_ARRAYS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+"""What is read in place of types that Arrow cannot filter."""
 PARTITION = re.compile(r"^([^=/]+)=(.*)$")
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -176,7 +178,9 @@ def _read_parquet(file: TableFile) -> Iterator[Rows]:
         for batch in parquet.iter_batches(ROWS_PER_BATCH, columns=wanted):
             # Arrow also reads "query.text" where "query" is asked for
             rows = pa.Table.from_batches([batch.select(wanted)]).rename_columns(file.own_columns)
-            yield Rows(rows, first + np.arange(len(batch)))
+            types = [_ARRAYS.get(one.type, one.type) for one in rows.schema]
+            plain = rows.cast(pa.schema(list(zip(file.own_columns, types, strict=True))))
+            yield Rows(plain, first + np.arange(len(batch)))
             first += len(batch)
 
 
