@@ -221,10 +221,12 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
     counts = np.zeros(num_rows["ads"], dtype=np.int64)
     is_weighted = table == SHUFFLED  # only train clicks are drawn by weight
     weights = _new_weights(target, parts, num_clicks) if is_weighted else None
+    traffic: list[NDArray[np.float64]] = []
     row = entry = 0
     for part in _open(parts):
         ends = entry + np.cumsum(part["degrees"], dtype=np.int64)
         ads = part["ad_ids"]
+        traffic.append(_traffic(part))
         indptr[row + 1 : row + 1 + len(ends)] = ends
         indices[entry : entry + len(ads)] = ads
         counts += np.bincount(ads, minlength=len(counts))
@@ -235,6 +237,17 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, 
         accumulate(weights, indptr)
     if table == SHUFFLED:
         np.save(folder / "train_click_counts.npy", counts)
+    else:
+        np.save(target / "traffic.npy", np.concatenate(traffic))
+
+
+def _traffic(part: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
+    """Return the sum of the weights of each query's clicks, or their number if none has one."""
+    degrees, weights = part["degrees"], part["weight"]
+    if not len(weights):
+        return degrees.astype(np.float64)
+    rows = np.repeat(np.arange(len(degrees)), degrees)
+    return np.bincount(rows, weights, minlength=len(degrees))
 
 
 def _join_edges(

@@ -26,10 +26,11 @@ from ramen_ray.method.retrieval.search import TopK, drop_filtered, most_filters
 
 KS = (1, 3, 5, 10, 100)
 GROUP_KS = (1, 5, 10)
+OF_GROUPS = [f"{name}@{k}" for k in GROUP_KS for name in "PR"]
 METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] + [
-    f"{group}/{name}@{k}" for group in ("head", "torso", "tail") for k in GROUP_KS for name in "PR"
+    f"{group}/{name}" for group in ("head", "torso", "tail", "traffic") for name in OF_GROUPS
 ]
-"""The names of the metrics that :meth:`Judgement.metrics` returns."""
+"""The names of the metrics that :meth:`Judgement.metrics` always returns."""
 NO_FILTERS = np.empty((0, 2), dtype=np.int64)
 
 
@@ -49,12 +50,16 @@ class Judgement:
         truth: queries x ads, the clicks to be found.
         inverse: (ads,) inverse propensities.
         groups: the ads by popularity: head, torso and tail.
+        traffic: (queries,) the clicks that each query had, by weight.
+        trained: (queries,) bool, whether it is a train query too; None if that is not known.
         filters: (pairs, 2) of (query row, ad id), which are dropped from predictions.
     """
 
     truth: Csr
     inverse: Float64s
     groups: Mapping[str, Booleans]
+    traffic: Float64s
+    trained: Booleans | None = None
     filters: NDArray[np.int64] = field(default_factory=lambda: NO_FILTERS)
 
     @classmethod
@@ -68,18 +73,21 @@ class Judgement:
     ) -> "Judgement":
         """Compute popularity and propensity from the number of train clicks (ads,) of each ad.
 
-        Propensity counts only the train queries that have clicks.
+        Propensity counts only the train queries that have clicks. All clicks weigh the same.
         """
         a, b = propensity.a, propensity.b
         inverse = inverse_propensities(train_click_counts, num_train_queries, a, b)
-        return cls(truth, inverse, popularity_groups(train_click_counts), filters)
+        traffic = np.diff(truth.indptr).astype(np.float64)
+        groups = popularity_groups(train_click_counts)
+        return cls(truth, inverse, groups, traffic, filters=filters)
 
     @classmethod
     def from_prepared(cls, data: Prepared, split: str, propensity: Propensity) -> "Judgement":
         """Return the judgement of predictions for the queries of a split."""
         counts = data.train_click_counts
         num_queries, filters = len(data.clicked_queries), data.filters(split)
-        return cls.from_clicks(data.clicks[split], counts, num_queries, propensity, filters)
+        judged = cls.from_clicks(data.clicks[split], counts, num_queries, propensity, filters)
+        return replace(judged, traffic=data.traffic(split), trained=data.trained_queries(split))
 
     @property
     def depth(self) -> int:
@@ -97,10 +105,20 @@ class Judgement:
     def by_query(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, PerQuery]:
         """Return ``METRICS`` of predictions (queries, k) by query, overall and by ads' popularity.
 
-        Predictions are ad ids, best first, -1 after the last.
+        If some queries were trained on and others not, also those of either, ``seen/`` and
+        ``new/``. Predictions are ad ids, best first, -1 after the last.
         """
         overall = query_metrics(topk_ad_ids, self.truth, self.inverse, KS)
-        return overall | group_metrics(topk_ad_ids, self.truth, self.groups, GROUP_KS)
+        weights = {"traffic": self.traffic}
+        if self.trained is not None and 0 < self.trained.sum() < len(self.trained):
+            weights |= {"seen": self.trained, "new": ~self.trained}
+        weighted = {
+            f"{group}/{name}": (overall[name][0] * weight, overall[name][1] * weight)
+            for group, weight in weights.items()
+            for name in OF_GROUPS
+        }
+        by_ads = group_metrics(topk_ad_ids, self.truth, self.groups, GROUP_KS)
+        return overall | by_ads | weighted
 
     def metrics(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, float]:
         """Return the metrics of :meth:`by_query` over all queries."""
@@ -131,4 +149,8 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> JudgedQueries
         filters = np.stack([pairs[name].to_numpy() for name in ("query_id", "ad_id")], axis=1)
     num_queries = int((train.per_query > 0).sum())
     judgement = Judgement.from_clicks(truth, train.per_ad, num_queries, propensity, filters)
+    if "weights" in queries.column_names:
+        weights = queries["weights"].combine_chunks().flatten().to_numpy()
+        traffic = np.bincount(rows, weights, minlength=len(clicked))
+        judgement = replace(judgement, traffic=traffic)
     return JudgedQueries(queries["text"].to_pylist(), judgement)
