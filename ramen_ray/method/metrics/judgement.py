@@ -1,4 +1,4 @@
-"""Measure predictions against the clicks of a split and the popularity of its ads."""
+"""Evaluate a model: measure its predictions against the clicks of a split, by ads' popularity."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +13,7 @@ from ramen_ray.data.describe.counts import count_clicks
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.distributed import gather_arrays, own_range
 from ramen_ray.method.metrics.ranking import (
     PerQuery,
     clicks_on,
@@ -22,7 +23,14 @@ from ramen_ray.method.metrics.ranking import (
     query_metrics,
     ratios,
 )
-from ramen_ray.method.retrieval.search import TopK, drop_filtered, most_filters
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.retrieval.search import (
+    TopK,
+    drop_filtered,
+    merge_topk,
+    most_filters,
+    search,
+)
 
 KS = (1, 3, 5, 10, 100)
 GROUP_KS = (1, 5, 10)
@@ -66,10 +74,7 @@ class Judgement:
         propensity: Propensity,
         filters: NDArray[np.int64] = NO_FILTERS,
     ) -> "Judgement":
-        """Compute popularity and propensity from the number of train clicks (ads,) of each ad.
-
-        Propensity counts only the train queries that have clicks.
-        """
+        """Compute popularity and propensity from the train clicks (ads,) and clicked queries."""
         a, b = propensity.a, propensity.b
         inverse = inverse_propensities(train_click_counts, num_train_queries, a, b)
         return cls(truth, inverse, popularity_groups(train_click_counts), filters)
@@ -95,10 +100,7 @@ class Judgement:
         return self.by_query(self.shown(found)[0])
 
     def by_query(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, PerQuery]:
-        """Return ``METRICS`` of predictions (queries, k) by query, overall and by ads' popularity.
-
-        Predictions are ad ids, best first, -1 after the last.
-        """
+        """Return ``METRICS`` by query of ad ids (queries, k), best first, -1 after the last."""
         overall = query_metrics(topk_ad_ids, self.truth, self.inverse, KS)
         return overall | group_metrics(topk_ad_ids, self.truth, self.groups, GROUP_KS)
 
@@ -132,3 +134,27 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> JudgedQueries
     num_queries = int((train.per_query > 0).sum())
     judgement = Judgement.from_clicks(truth, train.per_ad, num_queries, propensity, filters)
     return JudgedQueries(queries["text"].to_pylist(), judgement)
+
+
+def evaluate(
+    model: DualEncoder,
+    data: Prepared,
+    split: str,
+    propensity: Propensity,
+    use_bf16: bool = False,
+) -> tuple[dict[str, float], TopK]:
+    """Embed, search and measure one split, divided among the workers.
+
+    Each worker embeds its share of the candidates (:meth:`Prepared.candidates`) and queries and
+    searches its own ads for all queries; every worker returns the same metrics and the same best
+    ads of each query.
+    """
+    judgement, device = Judgement.from_prepared(data, split, propensity), model.device
+    queries, own_ads = data.queries[split], model.own_share(data.candidates(split))
+    ad_embeddings = model.embed_ads(data.ads, own_ads, use_bf16)
+    embedded = model.embed_queries(queries, own_range(len(queries)), use_bf16)
+    query_embeddings = np.concatenate(gather_arrays(embedded, device))
+    found = search(query_embeddings, ad_embeddings, judgement.depth, device.index, own_ads)
+    parts = list(zip(*(gather_arrays(array, device) for array in found), strict=True))
+    shown = judgement.shown(merge_topk(parts, judgement.depth))
+    return judgement.metrics(shown[0]), shown

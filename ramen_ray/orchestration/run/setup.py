@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ramen_ray.config import RunConfig, write_config
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.pretrained import content_of

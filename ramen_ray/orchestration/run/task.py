@@ -13,7 +13,7 @@ from ray.train import ControllerError, UserCallback
 
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig
-from ramen_ray.full_disk import is_disk_full
+from ramen_ray.errors import is_disk_full
 from ramen_ray.tracking.runs import Run
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from support import wait_until
 
 from ramen_ray.config import WorkersConfig, overlay
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.full_disk import is_disk_full
+from ramen_ray.errors import is_disk_full
 from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.run import workers
 from ramen_ray.orchestration.run.task import EndOnFullDisk, WorkerTask
