@@ -147,7 +147,7 @@ def measured(name: str, seed: int, encoder: str, epochs: int) -> Iterator[tuple[
 def settings_of(variant: VariantName, epochs: int) -> CombineSettings:
     """Return a variant's settings, as jobs/combine.py has them."""
     combiner = CombinerConfig(epochs=epochs)
-    return CombineSettings(run="", variant=variant, combiner=combiner).settled()
+    return CombineSettings(run="", variant=variant, combiner=combiner)
 
 
 @cache
@@ -187,7 +187,7 @@ def embedded_by(
 
 
 def rows_of(
-    embedded: Embedded, revealed: RevealedClicks, variants: Mapping[str, CombineSettings]
+    embedded: Embedded, revealed: RevealedClicks, variants: Mapping[VariantName, CombineSettings]
 ) -> Iterator[tuple[str, Vectors]]:
     """Yield the vectors of all ads by row."""
     text = embedded.all_ads()

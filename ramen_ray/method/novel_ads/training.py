@@ -4,8 +4,8 @@ In the first steps the classifiers of the seen ads can be trained alone (NGAME's
 comes the combiner. IRENE's released code leaves the classifiers as they are then; its draft trains
 them too.
 
-Shapes: N texts, U distinct texts, L ads of a step's pool, K neighbours, D width of a vector, S seen
-ads, by whose rows ads are numbered.
+Shapes: N texts, U distinct texts, b queries of this worker, L ads of a step's pool, K neighbours,
+D width of a vector, S seen ads, by whose rows ads are numbered.
 """
 
 from collections.abc import Callable
@@ -31,11 +31,9 @@ from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER
 from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.novel_ads.combiner import Combiner
-from ramen_ray.method.novel_ads.neighbours import SeenAds
-from ramen_ray.method.novel_ads.representation import WEIGHTS, CombinedAds, Lookup
+from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds
+from ramen_ray.method.novel_ads.representation import WEIGHTS, CombinedAds
 from ramen_ray.method.objectives.classifier_terms import CLASSIFIERS
-from ramen_ray.method.objectives.losses import Loss
-from ramen_ray.method.objectives.terms import Term
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
@@ -204,55 +202,29 @@ class CombinerPart(ClassifierPart):
         return self.advance(content["next_step"], draws)
 
 
-def classifiers_term(loss: Loss, dropout: float, steps: range) -> Term:
-    """Build the term that ranks the classifiers of a query's ads above all others of the pool.
+def compared_with(added: str, dropout: float = 0.0) -> Callable[[EncodedBatch], Tensor]:
+    """Return the function of the inner products (b, L) of queries and what is added to a batch.
 
     ``dropout`` is the share of a query's dimensions that are dropped.
     """
 
-    def share(encoded: EncodedBatch) -> Tensor:
-        queries_bD = functional.dropout(_queries(encoded), dropout)
-        return _losses(loss, queries_bD, encoded, CLASSIFIERS).sum() / len(encoded.batch.queries)
+    def similarity(encoded: EncodedBatch) -> Tensor:
+        queries_bD = encoded.vectors(QUERIES, encoded.local.queries)
+        return functional.dropout(queries_bD, dropout) @ encoded.added[added].T
 
-    return Term("classifiers", 1.0, share, steps=steps)
-
-
-def combiner_term(loss: Loss, classifier_loss: Loss | None, steps: range) -> Term:
-    """Build the term that ranks the combined vectors of a query's ads above all others of the pool.
-
-    ``classifier_loss`` does so with their classifiers, and is added; None leaves these out.
-    """
-
-    def share(encoded: EncodedBatch) -> Tensor:
-        queries_bD = _queries(encoded)
-        losses_b = _losses(loss, queries_bD, encoded, COMBINED)
-        if classifier_loss is not None:
-            losses_b = losses_b + _losses(classifier_loss, queries_bD, encoded, CLASSIFIERS)
-        return losses_b.sum() / len(encoded.batch.queries)
-
-    return Term("combiner", 1.0, share, steps=steps)
+    return similarity
 
 
-def bce(similarity_BL: Tensor, positives_BP: Tensor, is_positive_BL: Tensor) -> Tensor:
-    """Return the mean cross-entropy (B,) of each ad's score against whether it was clicked.
+def bce(similarity_bL: Tensor, positives_bP: Tensor, is_positive_bL: Tensor) -> Tensor:
+    """Return the mean cross-entropy (b,) of each ad's score against whether it was clicked.
 
     A loss as in :mod:`~ramen_ray.method.objectives.losses`. It has no bias: the scores of ads that
     were not clicked must reach about -log L.
     """
-    targets_BL = is_positive_BL.to(similarity_BL.dtype)
+    targets_bL = is_positive_bL.to(similarity_bL.dtype)
     return functional.binary_cross_entropy_with_logits(
-        similarity_BL, targets_BL, reduction="none"
+        similarity_bL, targets_bL, reduction="none"
     ).mean(dim=1)
-
-
-def _queries(encoded: EncodedBatch) -> Tensor:
-    return encoded.vectors(QUERIES, encoded.local.queries)
-
-
-def _losses(loss: Loss, queries_bD: Tensor, encoded: EncodedBatch, vectors: str) -> Tensor:
-    positives_b1 = encoded.places(encoded.ad_pool, encoded.local.ads)
-    similarity_bL = queries_bD @ encoded.added[vectors].T
-    return loss(similarity_bL, positives_b1, encoded.own_clicked_in_pool)
 
 
 def nearest_unclicked(

@@ -92,6 +92,7 @@ def task_term(
     weight: float = 1.0,
     name: str = TASK,
     similarity_of: Callable[[EncodedBatch], Tensor] = attrgetter("own_similarity"),
+    steps: range | None = None,
 ) -> Term:
     """Build the term that ranks the ads clicked for a query above all others of the batch.
 
@@ -106,7 +107,7 @@ def task_term(
         losses_b = loss(similarity_of(encoded), positives_bP, encoded.own_clicked_in_pool)
         return losses_b.sum() / len(encoded.batch.queries)
 
-    return Term(name, weight, share)
+    return Term(name, weight, share, steps=steps)
 
 
 def regularizer_term(

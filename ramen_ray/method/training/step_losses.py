@@ -71,10 +71,13 @@ class StepLosses:
 
     @property
     def means(self) -> dict[str, float]:
-        """The terms' means by name, over the steps where they were due; 0 if there is none."""
-        sums = self.values.sum(axis=0, where=self.known, dtype=np.float64)
-        means = sums / np.maximum(self.known.sum(axis=0), 1)
-        return dict(zip(self.objective.names, means.tolist(), strict=True))
+        """The means by name of the terms that were due, over the steps where they were."""
+        columns = zip(self.objective.names, self.values.T, self.known.T, strict=True)
+        return {
+            name: float(values[due].mean(dtype=np.float64))
+            for name, values, due in columns
+            if due.any()
+        }
 
     def figures(
         self, moved: Floats | None, queries_per_s: float

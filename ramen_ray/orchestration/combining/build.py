@@ -15,22 +15,23 @@ from ramen_ray.method.novel_ads.evaluation import Embedded
 from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds, clicked_together
 from ramen_ray.method.novel_ads.representation import CombinedAds
 from ramen_ray.method.novel_ads.training import (
+    COMBINED,
     CombinerModel,
     CombinerPart,
     bce,
-    classifiers_term,
     clicks_on,
-    combiner_term,
+    compared_with,
     nearest_unclicked,
     training_data,
 )
+from ramen_ray.method.objectives.classifier_terms import CLASSIFIERS
 from ramen_ray.method.objectives.losses import TripletLoss
-from ramen_ray.method.objectives.terms import Objective
+from ramen_ray.method.objectives.terms import Objective, task_term
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.optimization import build_schedule, head_groups
 from ramen_ray.method.training.step import TrainState
-from ramen_ray.orchestration.combining.settings import CombineSettings
+from ramen_ray.orchestration.combining.settings import CombineSettings, Variant
 
 NUM_NEGATIVES = 10
 WEIGHT_DECAY = 0.01
@@ -41,7 +42,8 @@ class Combining:
     """What a combiner is trained with; it stays the same during training.
 
     Attributes:
-        settings: with nothing left to the variant.
+        settings: of the training.
+        variant: the one of the settings, with what they set instead.
         queries: embeddings of the train queries.
         ads: embeddings of the seen ads, in rows of the same array.
         seen: the seen ads, with the classifiers that training starts from.
@@ -49,6 +51,7 @@ class Combining:
     """
 
     settings: CombineSettings
+    variant: Variant
     queries: TextEmbeddings
     ads: TextEmbeddings
     seen: SeenAds
@@ -71,12 +74,14 @@ class Combining:
         drawn = training_data(data.query_ids, clicks_on(data, ids), queries, ads)
         size, num_negatives = settings.combiner.batch_size, settings.classifiers.hard_negatives
         sampler = Sampler(drawn, size, settings.seed, num_hard_negatives=num_negatives)
-        return cls(settings, queries, ads, seen, sampler)
+        has_classifiers = model is not None and model.part != "encoder"
+        variant = settings.chosen_variant(has_classifiers)
+        return cls(settings, variant, queries, ads, seen, sampler)
 
     @property
     def first_steps(self) -> int:
         """Number of steps that train classifiers only; the combiner's come after."""
-        return self.settings.classifiers.epochs * self.sampler.steps_per_epoch
+        return self.variant.classifier_epochs * self.sampler.steps_per_epoch
 
     @property
     def total_steps(self) -> int:
@@ -84,33 +89,36 @@ class Combining:
         return self.first_steps + self.settings.combiner.epochs * self.sampler.steps_per_epoch
 
     def objective(self) -> Objective:
-        """Build the terms: that of the first steps, and that of the others."""
-        own, first = self.settings.combiner, self.settings.classifiers
-        hinge = TripletLoss(first.margin, NUM_NEGATIVES)
-        loss, beside = bce, None
-        if own.loss == "triplet":
-            loss = TripletLoss(own.margin, NUM_NEGATIVES)
-            beside = TripletLoss(own.classifier_margin, NUM_NEGATIVES)
-        combiner = combiner_term(loss, beside, range(self.first_steps, self.total_steps))
-        if not self.first_steps:
-            return Objective((combiner,))
-        classifiers = classifiers_term(hinge, first.dropout, range(self.first_steps))
-        return Objective((classifiers, combiner))
+        """Build the terms: that of the first steps, and those of the others."""
+        own, first, start = self.settings.combiner, self.settings.classifiers, self.first_steps
+        first_steps, others = range(start), range(start, self.total_steps)
+        terms = []
+        if start:
+            similarity = compared_with(CLASSIFIERS, first.dropout)
+            hinge = TripletLoss(first.margin, NUM_NEGATIVES)
+            terms.append(task_term(hinge, 1.0, "classifiers", similarity, first_steps))
+        loss = bce if self.variant.loss == "bce" else TripletLoss(own.margin, NUM_NEGATIVES)
+        terms.append(task_term(loss, 1.0, "combiner", compared_with(COMBINED), others))
+        if self.variant.loss == "triplet":
+            hinge = TripletLoss(own.classifier_margin, NUM_NEGATIVES)
+            similarity = compared_with(CLASSIFIERS)
+            terms.append(task_term(hinge, 1.0, "combiner_classifiers", similarity, others))
+        return Objective(tuple(terms))
 
     def new_model(self, device: torch.device) -> CombinerModel:
         """Build the model that training starts from."""
-        own = self.settings.combiner
         vectors = torch.from_numpy(self.seen.classifiers.copy()).to(device)
         classifiers = Classifiers(vectors, 0, np.ones(len(vectors), dtype=bool))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.seed)
-            combiner = Combiner(own.kind, vectors.shape[1], own.heads).to(device)
+            kind, heads = self.variant.kind, self.settings.combiner.heads
+            combiner = Combiner(kind, vectors.shape[1], heads).to(device)
         return CombinerModel(combiner, classifiers, self.ads)
 
     def new_state(self, model: CombinerModel) -> TrainState:
         """Build what changes besides the model, as it is before the first step."""
         own, first, start = self.settings.combiner, self.settings.classifiers, self.first_steps
-        is_frozen = own.loss == "bce"
+        is_frozen = self.variant.loss == "bce"
         num_moved = start if is_frozen else self.total_steps
         training = ClassifierTraining(
             model.classifiers,
@@ -135,7 +143,7 @@ class Combining:
     def _neighbours(self) -> Int64s:
         """Return the neighbours (S, K) of the seen ads in training."""
         seen, own = self.seen, self.settings.combiner
-        if own.neighbours_by == "clicks":
+        if self.variant.neighbours_by == "clicks":
             clicks = self.sampler.data.clicks
             return clicked_together(clicks, seen.embeddings, own.neighbours)
         return seen.nearest(seen.embeddings, own.neighbours, np.arange(len(seen.ids))).rows
@@ -143,4 +151,6 @@ class Combining:
     def combined_ads(self, model: CombinerModel) -> CombinedAds:
         """Return the representation of ads by what has been trained."""
         own = self.settings.combiner
-        return model.combined_ads(self.seen, Lookup(own.neighbours, own.shortlist, own.threshold))
+        return model.combined_ads(
+            self.seen, Lookup(own.neighbours, own.shortlist, self.variant.threshold)
+        )

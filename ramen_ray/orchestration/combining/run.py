@@ -93,7 +93,7 @@ def combine(settings: CombineSettings) -> CombineResult:
                 finished.model, finished.part, data, sibling, embeddings, workers.cpus_per_worker
             )
             task = CombineTask(
-                settings.settled(has_classifiers=finished.part != "encoder"),
+                settings,
                 str(finished.model),
                 finished.part,
                 str(data.path),

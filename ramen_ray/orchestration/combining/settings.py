@@ -13,7 +13,6 @@ from ramen_ray.config import (
     PositiveFloat,
     Section,
     WorkersConfig,
-    overlay,
 )
 from ramen_ray.method.novel_ads.combiner import Kind
 
@@ -111,19 +110,18 @@ class CombineSettings(Section):
     allow_changed: bool = False
     """Go on with what another version of ramen_ray or its libraries has begun."""
 
-    def settled(self, has_classifiers: bool = False) -> "CombineSettings":
-        """Return the same with the variant's settings where none are given.
+    def chosen_variant(self, has_classifiers: bool = False) -> Variant:
+        """Return the variant, with what is set instead.
 
         Args:
             has_classifiers: the run has classifiers already, so none are trained before.
         """
         variant, own, first = VARIANTS[self.variant], self.combiner, self.classifiers
         epochs = 0 if has_classifiers else variant.classifier_epochs
-        chosen = {
-            "combiner.kind": own.kind or variant.kind,
-            "combiner.loss": own.loss or variant.loss,
-            "combiner.neighbours_by": own.neighbours_by or variant.neighbours_by,
-            "combiner.threshold": variant.threshold if own.threshold is None else own.threshold,
-            "classifiers.epochs": epochs if first.epochs is None else first.epochs,
-        }
-        return overlay(self, chosen)
+        return Variant(
+            own.kind or variant.kind,
+            own.loss or variant.loss,
+            own.neighbours_by or variant.neighbours_by,
+            variant.threshold if own.threshold is None else own.threshold,
+            epochs if first.epochs is None else first.epochs,
+        )

@@ -48,9 +48,10 @@ class Planted:
         queries = TextEmbeddings(rows, np.arange(count))
         ads = TextEmbeddings(rows, count + ids)
         seen = SeenAds(ids, self.seen.copy(), self.seen.copy())
+        variant = settings.chosen_variant()
         drawn = training_data(np.arange(count), self.clicks, queries, ads)
         sampler = Sampler(drawn, settings.combiner.batch_size, settings.seed, num_hard_negatives=4)
-        return Training(Combining(settings.settled(), queries, ads, seen, sampler))
+        return Training(Combining(settings, variant, queries, ads, seen, sampler))
 
     def recall(self, vectors: np.ndarray) -> float:
         """R@k of the novel ads' ``vectors``, for as many k as a group has."""

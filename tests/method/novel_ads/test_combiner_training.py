@@ -95,7 +95,7 @@ def test_what_is_frozen_does_not_change(data: Planted, settings: CombineSettings
     np.testing.assert_array_equal(training.combining.seen.embeddings, before[0])
     np.testing.assert_array_equal(training.model.embeddings[: len(before[1])], before[1])
     is_same = np.array_equal(training.combined_ads().seen.classifiers, classifiers)
-    assert is_same == (training.combining.settings.combiner.loss == "bce")
+    assert is_same == (training.combining.variant.loss == "bce")
 
 
 @VARIANTS
@@ -103,7 +103,7 @@ def test_what_is_frozen_does_not_change(data: Planted, settings: CombineSettings
 def test_a_resumed_training_equals_an_uninterrupted_one(
     data: Planted, settings: CombineSettings, break_at: int, tmp_path: Path
 ) -> None:
-    short = _short(settings, 3, min(settings.settled().classifiers.epochs, 2))
+    short = _short(settings, 3, min(settings.chosen_variant().classifier_epochs, 2))
     whole, begun, resumed = (data.training(short) for _ in range(3))
     losses = whole.run()
     assert len(losses) > break_at

@@ -22,6 +22,7 @@ def test_regularisers_are_logged_of_steps_with_anchors_only():
     losses = StepLosses.from_terms(OBJECTIVE, 1, terms)
     expected = {"task": 11 / 4, "R_x/links": (3 + 1) / 2, "R_z/links": (2 + 4) / 2}
     assert losses.means == pytest.approx(expected)
+    assert StepLosses.from_terms(OBJECTIVE, 1, terms[:1]).means == {"task": 1.0}
     names, values, known = losses.figures(None, 80.0)
     logged = [
         {name: value for name, value, is_known in zip(names, *row, strict=True) if is_known}
