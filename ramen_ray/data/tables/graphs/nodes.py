@@ -44,7 +44,8 @@ def node_names(
 def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
     """Create ``{side}_names``: ``name`` and ``node``, all nodes that a name stands for.
 
-    A node is a train query's or an ad's number, HELD_OUT_NODE, or LEFT_OUT_NODE. Also created are
+    A node is a train query's or an ad's number, HELD_OUT_NODE, or LEFT_OUT_NODE; a query that is
+    also held out is a train query. Also created are
     ``{side}_texts`` (``node``, ``text``) of the train queries or ads, without the white space
     around their texts, and ``{side}_held_out`` (``folded``), the different folded texts of
     validation and test queries, none of ads. Tables that exist are kept, so that several tables of
@@ -71,7 +72,7 @@ def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) ->
         """,
         "ids": f"""
             WITH own AS ({" UNION ALL ".join([no_names, *ids])})
-            SELECT name, min(node) AS node FROM (FROM own {_with_aliases(dataset, side)})
+            SELECT name, max(node) AS node FROM (FROM own {_with_aliases(dataset, side)})
             WHERE name IS NOT NULL GROUP BY name
         """,
         "names": f"""
