@@ -28,12 +28,7 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.run.progress import shown_progress
 from ramen_ray.orchestration.run.ready import edges_to_train
-from ramen_ray.orchestration.run.task import (
-    OnReport,
-    WorkerResult,
-    WorkerTask,
-    train_loop_per_worker,
-)
+from ramen_ray.orchestration.run.task import OnReport, WorkerResult, WorkerTask
 from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
@@ -129,7 +124,7 @@ def fit(
             check_prepared(config, data)
             with _timed(seconds, "walk"):
                 edges = str(edges_to_train(config, data))
-            _log_inputs(run, config, data, made_from)
+            _log_inputs(run, config, dataset, data, made_from)
             task = WorkerTask(config, str(data.path), edges, str(directory.path), run, made_from)
             called = time.time()
             with nullcontext() if is_nested else shown_progress(directory.path):
@@ -162,16 +157,13 @@ def _train(
     on_report: OnReport | None,
 ) -> WorkerResult:
     if on_report is not None:
-        from ramen_ray.orchestration.run.loop import run_worker
-        from ramen_ray.orchestration.run.setup import only_worker
+        from ramen_ray.orchestration.run.training import only_worker
 
-        return run_worker(task, only_worker(on_report))
-    if task.config.workers.num_workers == 1 and parent is None:
-        return train_in_one_worker(task)
-    trained: WorkerResult = train_in_workers(
-        train_loop_per_worker, task, task.config.workers, Path(task.run_directory), callbacks
-    )
-    return trained
+        return task.train(only_worker(on_report))
+    workers = task.config.workers
+    if workers.num_workers == 1 and parent is None:
+        return train_in_one_worker(task, workers)
+    return train_in_workers(task, workers, Path(task.run_directory), callbacks)
 
 
 @contextmanager
@@ -181,8 +173,11 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = time.monotonic() - started
 
 
-def _log_inputs(run: Run, config: RunConfig, data: Prepared, made_from: Identity) -> None:
+def _log_inputs(
+    run: Run, config: RunConfig, dataset: Dataset, data: Prepared, made_from: Identity
+) -> None:
     statistics = data.metadata["statistics"]
+    run.log_dataset(dataset.name, made_from["dataset"], dataset.path, statistics)
     parameters = {**flatten(config), **{f"dataset.{k}": v for k, v in statistics.items()}}
     tags = {f"made_from.{name}": value for name, value in made_from.items()}
     run.log_parameters(parameters, {"dataset": data.metadata["name"], **tags})

@@ -19,15 +19,17 @@ from rich.table import Column
 from torch import Tensor
 
 from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.training.step_losses import StepLosses
+from ramen_ray.tracking.runs import Run
 from ramen_ray.tracking.step_logger import StepLogger
 
 PROGRESS_FILE = "progress.json"
 SHOWN_METRICS = ("P@1", "R@10")
 SECONDS_BETWEEN_WRITES = 1
 SECONDS_BETWEEN_LOOKS = 0.5
-SECONDS_BETWEEN_LINES = 30
+SECONDS_BEFORE_LINES, SECONDS_BETWEEN_LINES = 5, 20
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,15 @@ class RunLog:
         self._folder = folder
         self._message = ""
         self._next_write_at = 0.0
+
+    @classmethod
+    def of_first_worker(
+        cls, run: Run, folder: Path, objective: Objective, total_steps: int
+    ) -> "RunLog | None":
+        """Log to ``run``, if this is the first worker."""
+        if world()[0] != 0:
+            return None
+        return cls(StepLogger(run, folder), objective, total_steps, folder)
 
     def log_steps(
         self,
@@ -140,8 +151,8 @@ class RunLog:
 def shown_progress(folder: Path) -> Iterator[None]:
     """Show the progress of the run in ``folder`` until the ``with`` block ends.
 
-    A terminal shows one line that changes. Elsewhere a line is logged for each new message, and
-    every half minute. The time left includes validations and checkpoints.
+    A terminal shows one line that changes. Elsewhere a line is logged now and again, and at the
+    end. The time left includes validations and checkpoints.
     """
     (folder / PROGRESS_FILE).unlink(missing_ok=True)  # of an earlier attempt
     ended = Event()
@@ -170,11 +181,11 @@ def _show_bar(folder: Path, ended: Event) -> None:
 
 
 def _log_lines(folder: Path, ended: Event) -> None:
-    message, next_line_at = "", time.monotonic() + SECONDS_BETWEEN_LINES
+    next_line_at = time.monotonic() + SECONDS_BEFORE_LINES
     for now, left in _updates(folder, ended):
-        if now.message != message or time.monotonic() > next_line_at:
+        if ended.is_set() or time.monotonic() > next_line_at:
             logger.info(_line(now, left))
-            message, next_line_at = now.message, time.monotonic() + SECONDS_BETWEEN_LINES
+            next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
 
 
 def _updates(folder: Path, ended: Event) -> Iterator[tuple[LiveProgress, str]]:
