@@ -3,6 +3,7 @@
 It never fetches or loads an extension, so it reads nothing but this machine's files.
 """
 
+import glob
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -33,30 +34,31 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
     """Open a connection whose tables are gone when the block ends.
 
     SQL has ``fold``, which is :func:`~ramen_ray.data.store.texts.fold`, and ``trimmed``, which
-    takes the white space of Unicode off both ends. What is beyond ``memory``, such as ``4GB``, goes
-    into a subfolder of ``folder``; default 60 % of the machine's.
+    takes the white space of Unicode off both ends. What is beyond ``memory``, such as ``4GB`` or by
+    default 60 % of the machine's, goes into a subfolder of ``folder``.
 
     Raises:
         UserError: ``memory`` is not a size.
     """
     limit = memory or f"{int(SHARE_OF_MEMORY * psutil.virtual_memory().total)}B"
     with TemporaryDirectory(prefix=".engine-", dir=folder) as aside:
-        connection = duckdb.connect(
-            config={
-                "temp_directory": aside,
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-                "allow_community_extensions": False,
-            }
-        )
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "memory_limit": limit,
+            "threads": len(os.sched_getaffinity(0)),
+            "temp_directory": aside,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "allow_community_extensions": False,
+        }
         try:
-            _limit_memory(connection, limit)
-            connection.execute(f"SET threads = {len(os.sched_getaffinity(0))}")
+            connection = duckdb.connect(config=config)
+        except duckdb.Error as error:
+            raise UserError(f"memory {limit!r} is not a size; write it as 4GB or 500MB") from error
+        try:
             connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
             for name, function in (("fold", fold), ("trimmed", pc.utf8_trim_whitespace)):
-                connection.create_function(
-                    name, _of_batches(function), ["VARCHAR"], "VARCHAR", type=ARROW
-                )
+                on_batches = _on_batches(function)
+                connection.create_function(name, on_batches, ["VARCHAR"], "VARCHAR", type=ARROW)
             yield connection
         except (RuntimeError, duckdb.Error) as error:
             if _INTERRUPTED.search(str(error)):
@@ -83,7 +85,7 @@ def run(connection: duckdb.DuckDBPyConnection, what: str, sql: str) -> None:
 
 
 def count(connection: duckdb.DuckDBPyConnection, sql: str) -> int:
-    """Return the number that a query gives."""
+    """Return the number that a query gives; 0 for null."""
     (number,) = connection.sql(sql).fetchall()[0]
     return int(number or 0)
 
@@ -97,19 +99,13 @@ def stream(
 
 def files_of(dataset: Dataset, table: str) -> str:
     """Return the SQL that reads a table of a dataset directory."""
-    return f"read_parquet([{', '.join(map(_quoted, dataset.files(table)))}])"
-
-
-def _quoted(path: Path) -> str:
-    """Write a path as a literal, with the marks of globs as themselves."""
-    escaped = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path))
-    return text_literal(escaped)
+    files = (text_literal(glob.escape(str(file))) for file in dataset.files(table))
+    return f"read_parquet([{', '.join(files)}])"
 
 
 def text_literal(text: str) -> str:
     """Write a text as a literal of SQL."""
-    doubled = text.replace("'", "''")
-    return f"'{doubled}'"
+    return "'" + text.replace("'", "''") + "'"
 
 
 def name_literal(name: str) -> str:
@@ -118,12 +114,5 @@ def name_literal(name: str) -> str:
     return f'"{marked}"'
 
 
-def _limit_memory(connection: duckdb.DuckDBPyConnection, limit: str) -> None:
-    try:
-        connection.execute(f"SET memory_limit = {text_literal(limit)}")
-    except duckdb.Error as error:
-        raise UserError(f"memory {limit!r} is not a size; write it as 4GB or 500MB") from error
-
-
-def _of_batches(function: Callable[[pa.Array], pa.Array]) -> Callable[[pa.ChunkedArray], pa.Array]:
+def _on_batches(function: Callable[[pa.Array], pa.Array]) -> Callable[[pa.ChunkedArray], pa.Array]:
     return lambda texts: function(texts.combine_chunks())

@@ -8,8 +8,7 @@ import numpy as np
 
 from ramen_ray.bases import Part
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig
-from ramen_ray.data.names.matching import NameList
-from ramen_ray.data.names.tables import read_names
+from ramen_ray.data.names import NameList, read_names
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact, checksum_files
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError

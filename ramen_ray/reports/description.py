@@ -10,10 +10,11 @@ from ramen_ray.data.describe.figures import (
     node_degrees,
     node_shares,
     popularity_group,
+    sample_queries,
+    sample_texts,
     split_size,
 )
 from ramen_ray.data.describe.graph_signal import graph_signals
-from ramen_ray.data.describe.samples import sample_queries, sample_texts
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer

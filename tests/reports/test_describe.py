@@ -24,7 +24,7 @@ from jobs import validate as validating
 from ramen_ray.command_line import run_job
 from ramen_ray.data.describe.content import Description
 from ramen_ray.data.describe.counts import dataset_statistics
-from ramen_ray.data.describe.samples import sample_rows
+from ramen_ray.data.describe.figures import sample_ids
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.reports import description as describing
 from ramen_ray.reports.dataset import dataset_note, dataset_tables, dataset_words
@@ -276,11 +276,11 @@ def test_a_larger_table_is_sampled_and_the_page_says_so(
 
 @given(st.integers(0, 200), st.integers(1, 50), st.integers(0, 3))
 def test_sampled_rows_are_distinct_and_ascending(num_rows: int, size: int, seed: int) -> None:
-    rows = sample_rows(num_rows, size, seed)
+    rows = sample_ids(num_rows, size, seed)
     assert rows == sorted(set(rows))
     assert len(rows) == min(num_rows, size)
     assert all(0 <= row < num_rows for row in rows)
-    assert rows == sample_rows(num_rows, size, seed)
+    assert rows == sample_ids(num_rows, size, seed)
 
 
 def test_the_page_holds_all_rows_and_refers_to_nothing_outside(

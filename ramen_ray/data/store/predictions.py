@@ -52,16 +52,12 @@ class Known:
 def write_predictions(
     file: Path, dataset: Dataset, split: str, topk: Predictions, known: Known
 ) -> None:
-    """Write a split's predictions as a parquet table, whole or not at all.
+    """Write a split's predictions as a parquet ``file``, whole or not at all; it is replaced.
 
-    Nothing is written if the dataset has changed since its fingerprint was taken.
+    ``topk`` are, by query id, the ads' ids (queries, k), best first and padded with -1, and scores.
 
-    Args:
-        file: replaced if it exists; its folder must exist.
-        dataset: has the queries and ads.
-        split: the split of the queries.
-        topk: ad ids (queries, k), best first and padded with -1, and their scores, by query id.
-        known: of the queries of the split, and the ads.
+    Raises:
+        DatasetError: the dataset has changed since its fingerprint was taken.
     """
     with (
         whole_file(file) as aside,

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from ramen_ray.data.prepared.csr import ragged_positions
 from ramen_ray.data.prepared.hashing import hash_texts
-from ramen_ray.data.prepared.text_figures import TextFigures
+from ramen_ray.data.prepared.tokens import TextFigures
 
 TEXTS_PER_COUNT = 1024
 BERTS = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}

@@ -32,10 +32,11 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
-from ramen_ray.data.prepared.text_figures import measure_texts
+from ramen_ray.data.prepared.tokens import measure_texts
 from ramen_ray.data.store.checksums import is_intact, write_checksums
-from ramen_ray.data.store.dataset import WHILE_READ, Dataset, new_folder
+from ramen_ray.data.store.dataset import WHILE_READ, Dataset
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
+from ramen_ray.data.store.whole_files import new_folder
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
 from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
@@ -43,7 +44,7 @@ from ramen_ray.told import told
 
 logger = logging.getLogger(__name__)
 
-PREPARED_VERSION = 9
+PREPARED_VERSION = 10
 GROUPS_PER_TASK = 4
 ROWS_PER_BATCH = 131_072  # so that a word is tokenised once for many texts
 MAX_WARNINGS_SHOWN = 3

@@ -18,8 +18,7 @@ from ramen_ray.config import (
     write_config,
 )
 from ramen_ray.data.store.checksums import parse_checked, with_checksum
-from ramen_ray.data.store.locks import held
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.whole_files import folder_lock, whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name
 
@@ -35,7 +34,7 @@ WHERE_IT_RUNS = {
 RUNS = "runs"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
-TEST_ADS_FILE = "test_ads.npy"
+TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
 IDENTITY_FILE = "made_from.json"
 """In a checkpoint: what its run is made from."""
 
@@ -112,7 +111,7 @@ class RunDirectory:
             RunError: another process has the lock, or the folder cannot be written.
         """
         self.create()
-        with held(self.path) as is_ours:
+        with folder_lock(self.path) as is_ours:
             if not is_ours:
                 raise RunError(f"{self.path} is in use by another process")
             yield
@@ -189,7 +188,7 @@ def open_run_directory(
     for name in names:
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
-        with held(directory.path) as is_ours:
+        with folder_lock(directory.path) as is_ours:
             if is_ours and not directory.notes.get("finished"):
                 with _undone_on_early_failure(directory.path, is_made_here):
                     _claim(directory, config, identity, made_from)

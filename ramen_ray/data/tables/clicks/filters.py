@@ -64,7 +64,8 @@ _OWN_TEXT = f"""SELECT held_out.number AS query, ads.number AS ad
     JOIN ads ON fold(ads.text) = held_out.folded"""
 
 _UNUSED = f"""SELECT count(*) FROM given_filters
-    LEFT JOIN kept_queries ON kept_queries.number = query
+    LEFT JOIN (SELECT number, max(split) AS split FROM kept_queries GROUP BY number) AS kept
+        ON kept.number = query
     LEFT JOIN kept_ads ON kept_ads.number = ad
     WHERE query IS NOT NULL AND ad IS NOT NULL
         AND (kept_ads.number IS NULL OR coalesce(split, {TRAIN}) = {TRAIN})"""

@@ -131,6 +131,7 @@ class _Import:
         connection: duckdb.DuckDBPyConnection,
     ) -> None:
         self.tables = tables
+        self.all_periods = tables.splits.held_out == "later-clicks"
         self.opened = opened
         self.connection = connection
 
@@ -143,7 +144,11 @@ class _Import:
         weighted = self.tables.columns.clicks_weight is not None
         writing.write_ads(self.connection, writer, with_ids=listed["ad"])
         writing.write_queries(
-            self.connection, writer, with_ids=listed["query"], with_weights=weighted
+            self.connection,
+            writer,
+            with_ids=listed["query"],
+            with_weights=weighted,
+            all_periods=self.all_periods,
         )
         for side in SIDES:
             writing.write_aliases(self.connection, side, writer)
@@ -232,7 +237,7 @@ class _Import:
         """Decide what is kept, and in which split."""
         tables, connection = self.tables, self.connection
         splits.find_periods(connection)
-        splits.keep_ads(connection, tables.min_queries_per_ad)
+        splits.keep_ads(connection, tables.min_queries_per_ad, all_periods=self.all_periods)
         counts: dict[str, int] = {}
         if tables.given_splits:
             splits.load_splits(connection, self.opened["splits"])
@@ -242,7 +247,13 @@ class _Import:
                 raise DatasetError(self._in_two_splits(sum(counts.values())))
         else:
             splits.split_by_draws(connection, tables.splits)
-        _log("splits", counts | splits.keep_queries(connection, tables.fewest_ads))
+        periods = {"all_periods": self.all_periods}
+        left_out = splits.keep_queries(connection, tables.fewest_ads, **periods)
+        if tables.drop_reversed_clicks:
+            reversed_clicks = splits.drop_reversed(connection, **periods)
+            counts["train clicks left out as held-out ones reversed"] = reversed_clicks
+            left_out = splits.keep_queries(connection, tables.fewest_ads, **periods)
+        _log("splits", counts | left_out)
 
     def _in_two_splits(self, number: int) -> str:
         texts = splits.queries_in_two_splits(self.connection, MAX_SHOWN)

@@ -33,14 +33,19 @@ def write_queries(
     *,
     with_ids: bool,
     with_weights: bool,
+    all_periods: bool,
 ) -> None:
-    """Write the queries of each split with their ads; with the user's ids and clicks' weights."""
+    """Write the queries of each split with their ads; with the user's ids and clicks' weights.
+
+    With ``all_periods``, each has those of its split's period.
+    """
+    own = "kept_queries.number = query" + (" AND split = period" if all_periods else "")
     run(
         connection,
         "sorting clicks",
-        """CREATE TABLE written AS
+        f"""CREATE TABLE written AS
         SELECT split, query_id, ad_id, weight FROM counted
-        JOIN kept_queries ON kept_queries.number = query JOIN kept_ads ON kept_ads.number = ad
+        JOIN kept_queries ON {own} JOIN kept_ads ON kept_ads.number = ad
         ORDER BY split, query_id, ad_id""",
     )
     columns = ["query_id", "text", "ad_ids"]
@@ -81,7 +86,7 @@ def write_aliases(connection: duckdb.DuckDBPyConnection, side: Side, writer: Dat
         FROM {nodes} ANTI JOIN kept_{nodes} USING (number)"""
     merged = f"SELECT (SELECT count(*) FROM {side}_names) - (SELECT count(*) FROM {nodes})"
     if count(connection, merged):
-        rows = f"""SELECT name, CASE WHEN kept.number IS NOT NULL THEN id END AS of
+        rows = f"""SELECT DISTINCT name, CASE WHEN kept.number IS NOT NULL THEN id END AS of
             FROM {side}_names AS names JOIN {nodes} AS nodes USING (number)
             LEFT JOIN kept_{nodes} AS kept USING (number)
             WHERE kept.number IS NULL OR name <> id"""

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.engine import files_of, run, text_literal
-from ramen_ray.data.leaks import HELD_OUT, NODE_TABLES
+from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.schemas import schema_of
+from ramen_ray.data.store.schemas import NODE_TABLES, schema_of
 from ramen_ray.data.store.texts import normalized
 from ramen_ray.data.tables.reading.columns import Column, NullWords, text_column
 
@@ -38,7 +38,8 @@ def node_names(
 def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
     """Create ``{side}_names``: ``name`` and ``node``, all nodes that a name stands for.
 
-    A node is a train query's or an ad's number, HELD_OUT_NODE, or LEFT_OUT_NODE. Also created are
+    A node is a train query's or an ad's number, HELD_OUT_NODE, or LEFT_OUT_NODE; a query that is
+    also held out is a train query. Also created are
     ``{side}_texts`` (``node``, ``text``) of the train queries or ads, without the white space
     around their texts, and ``{side}_held_out`` (``folded``), the different folded texts of
     validation and test queries, none of ads. Tables that exist are kept, so that several tables of
@@ -65,7 +66,7 @@ def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) ->
         """,
         "ids": f"""
             WITH own AS ({" UNION ALL ".join([no_names, *ids])})
-            SELECT name, min(node) AS node FROM (FROM own {_with_aliases(dataset, side)})
+            SELECT name, max(node) AS node FROM (FROM own {_with_aliases(dataset, side)})
             WHERE name IS NOT NULL GROUP BY name
         """,
         "names": f"""
