@@ -34,7 +34,7 @@ WHERE_IT_RUNS = {
 RUNS = "runs"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
-TEST_ADS_FILE = "test_ads.npy"
+TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
 IDENTITY_FILE = "made_from.json"
 """In a checkpoint: what its run is made from."""
 
