@@ -247,7 +247,7 @@ def _traffic(part: dict[str, NDArray[Any]]) -> NDArray[np.float64]:
     if not len(weights):
         return degrees.astype(np.float64)
     rows = np.repeat(np.arange(len(degrees)), degrees)
-    return np.bincount(rows, weights, minlength=len(degrees))
+    return np.bincount(rows, weights, minlength=len(degrees)).astype(np.float64)
 
 
 def _join_edges(

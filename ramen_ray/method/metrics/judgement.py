@@ -116,7 +116,7 @@ class Judgement:
         If some queries were trained on and others not, also of either: ``seen/``, ``new/``.
         """
         overall = query_metrics(topk_ad_ids, self.truth, self.inverse, KS)
-        weights = {"traffic": self.traffic}
+        weights: dict[str, Float64s | Booleans] = {"traffic": self.traffic}
         if self.trained is not None and 0 < self.trained.sum() < len(self.trained):
             weights |= {"seen": self.trained, "new": ~self.trained}
         weighted = {
@@ -159,7 +159,7 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> JudgedQueries
     if "weights" in queries.column_names:
         weights = queries["weights"].combine_chunks().flatten().to_numpy()
         traffic = np.bincount(rows, weights, minlength=len(clicked))
-        judgement = replace(judgement, traffic=traffic)
+        judgement = replace(judgement, traffic=traffic.astype(np.float64))
     return JudgedQueries(queries["text"].to_pylist(), judgement)
 
 

@@ -15,13 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.engine import count, run, stream
+from ramen_ray.data.engine import count, files_of, run, stream
 from ramen_ray.data.leaks import (
     LEAKING_EDGES,
     NODE_TABLES,
+    OTHER_END,
+    REPEATING_EDGES,
     Protocol,
     find_answers,
     find_leaks,
+    find_repeats,
     texts_of,
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
@@ -48,25 +51,36 @@ class WrittenEdges:
 def drop_leaks(
     connection: DuckDBPyConnection, dataset: Dataset, sides: Sequence[str], protocol: Protocol
 ) -> dict[str, int]:
-    """Drop edges that join a held-out query to its answer, if ``protocol`` is strict.
-
-    Returns:
-        how many there were of each side; nothing if they are kept.
-    """
+    """Drop the edges that ``protocol`` leaves out; returns how many of each side and kind."""
     if protocol == "as-published":
         return {}
     dropped = {}
     find_answers(connection, dataset)
     for side in sides:
         nodes = texts_of(dataset, NODE_TABLES[side])
-        find_leaks(connection, f"{side}_leaks", nodes, "SELECT id, text FROM anchors")
-        ((dropped[f"{side} {LEAKING_EDGES}"],),) = connection.execute(
-            f"""
-            DELETE FROM {side}_edges AS edges USING {side}_leaks AS leaks
-            WHERE edges.node = leaks.node AND edges.anchor = leaks.anchor
-            """
-        ).fetchall()
+        find_leaks(connection, "leaks", nodes, "SELECT id, text FROM anchors")
+        dropped[f"{side} {LEAKING_EDGES}"] = _drop_found(connection, side, "leaks")
+        if protocol == "unclicked":
+            clicks = f"SELECT query_id, ad_ids FROM {files_of(dataset, NODE_TABLES['query'])}"
+            others, anchors = (
+                f"SELECT id, fold(text) AS folded FROM ({texts})"
+                for texts in (texts_of(dataset, NODE_TABLES[OTHER_END[side]]), "FROM anchors")
+            )
+            find_repeats(connection, "repeats", side, clicks, others, anchors)
+            dropped[f"{side} {REPEATING_EDGES}"] = _drop_found(connection, side, "repeats")
     return dropped
+
+
+def _drop_found(connection: DuckDBPyConnection, side: str, found: str) -> int:
+    """Drop the edges that are in the table ``found``, and then the table; returns how many."""
+    ((number,),) = connection.execute(
+        f"""
+        DELETE FROM {side}_edges AS edges USING {found} AS found
+        WHERE edges.node = found.node AND edges.anchor = found.anchor
+        """
+    ).fetchall()
+    connection.execute(f"DROP TABLE {found}")
+    return int(number)
 
 
 def write_edges(
