@@ -6,17 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans, Float64s, Int64s
-from ramen_ray.data.leaks import NODE_TABLES
+from ramen_ray.data.arrays import Booleans, Float64s, Int64s, click_pairs, to_lists
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetWriter, new_dataset
-from ramen_ray.data.store.lists import click_pairs, list_entries
-from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
 from ramen_ray.naming import joined_name
 
 SHARE_OF_SEEDS, GROWTH = 1 / 64, 4
-TRAIN = NODE_TABLES["query"]
 _SEEDS, _NEIGHBOURS, _ADS, _HELD_OUT = range(4)
 
 FAR = 1e-9
@@ -161,7 +159,4 @@ def _mapped(ids: pa.Array, new_ids: Int64s) -> pa.Array:
     """Replace ids, or lists of ids, all of them kept."""
     if not pa.types.is_list(ids.type):
         return pa.array(new_ids[ids.to_numpy()])
-    rows, entries = list_entries(ids)
-    offsets = np.searchsorted(rows, np.arange(len(ids) + 1))
-    values = pa.array(new_ids[entries.to_numpy()])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
+    return to_lists(new_ids[ids.flatten().to_numpy()], pc.list_value_length(ids).to_numpy())

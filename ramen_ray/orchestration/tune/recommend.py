@@ -28,8 +28,9 @@ from ramen_ray.config import (
     with_absolute_paths,
 )
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.splits.sample import TRAIN, sample_dataset
+from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery

@@ -18,7 +18,6 @@ from duckdb import DuckDBPyConnection
 from ramen_ray.data.engine import count, files_of, run, stream
 from ramen_ray.data.leaks import (
     LEAKING_EDGES,
-    NODE_TABLES,
     OTHER_END,
     REPEATING_EDGES,
     Protocol,
@@ -28,6 +27,7 @@ from ramen_ray.data.leaks import (
     texts_of,
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
+from ramen_ray.data.store.schemas import NODE_TABLES
 
 TEXTS_PER_BATCH = 2048
 """An Arrow array of texts cannot have more than 2 GiB."""
