@@ -1,4 +1,4 @@
-"""Edges and clicks that give the answers of held-out queries away, found by the texts they join.
+"""Edges and clicks that give held-out answers away, or repeat train clicks, found by their texts.
 
 Texts count as equal if :func:`~ramen_ray.data.store.texts.fold` makes them so, and are compared as
 themselves. The search starts from the few answers. Tables may have wrong ids, which join nothing.
@@ -13,10 +13,13 @@ from ramen_ray.data.engine import files_of, run
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT, schema_of
 
-Protocol = Literal["strict", "as-published"]
-"""Whether edges that join a held-out query to its answer are left out of a graph, or kept."""
+Protocol = Literal["strict", "unclicked", "as-published"]
+"""Which edges a graph leaves out: those that join a held-out query to its answer; also those that
+repeat a train click; or none."""
 
 LEAKING_EDGES = "edges that join a held-out query to its answer"
+REPEATING_EDGES = "edges that repeat a train click"
+OTHER_END = {"query": "ad", "ad": "query"}
 HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
 
@@ -88,6 +91,37 @@ def find_leaks(
         FROM answered
         JOIN folded_nodes AS one ON one.folded = answered.node
         JOIN folded_anchors AS other ON other.folded = answered.anchor
+        """,
+    )
+
+
+def find_repeats(
+    connection: DuckDBPyConnection, table: str, side: str, clicks: str, others: str, anchors: str
+) -> None:
+    """Create ``table``: all pairs ``node`` and ``anchor`` whose anchor is the click's other end.
+
+    That is, of a node that is an ad, the text of a train query that led to it, and the reverse.
+
+    Args:
+        connection: the engine.
+        table: the name.
+        side: of the nodes, query or ad.
+        clicks: SQL that selects ``query_id`` and ``ad_ids`` of train queries.
+        others: SQL that selects ``id`` and ``folded`` of the other side's nodes.
+        anchors: SQL that selects ``id`` and ``folded``.
+    """
+    run(
+        connection,
+        "looking for train clicks among edges",
+        f"""
+        CREATE TABLE {table} AS
+        WITH
+            clicks AS (SELECT query_id, unnest(ad_ids) AS ad_id FROM ({clicks})),
+            named AS (
+                SELECT anchors.id AS anchor, others.id AS other
+                FROM ({anchors}) AS anchors JOIN ({others}) AS others USING (folded))
+        SELECT DISTINCT {side}_id AS node, anchor
+        FROM clicks JOIN named ON {OTHER_END[side]}_id = other
         """,
     )
 

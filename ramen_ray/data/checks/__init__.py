@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from tempfile import gettempdir
 
-from ramen_ray.data.checks.leaks import click_leaks, edge_leaks, find_answers
+from ramen_ray.data.checks.leaks import click_leaks, edge_leaks, edge_repeats, find_answers
 from ramen_ray.data.checks.loading import Tables
 from ramen_ray.data.checks.rows import Severities
 from ramen_ray.data.checks.structure import inspect_structure
@@ -105,6 +105,6 @@ def _edge_findings(tables: Tables, table: str, strict: Collection[str]) -> list[
         tables.connection.execute(f"DELETE FROM unlinked WHERE query_id IN ({linked})")
     has_anchors = f"anchors/{anchor_set}" in tables.columns
     if anchor_set in strict and has_anchors and side in NODE_TABLES:
-        found += edge_leaks(tables, table)
+        found += edge_leaks(tables, table) + edge_repeats(tables, table)
     tables.drop(table)
     return found

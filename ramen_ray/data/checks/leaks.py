@@ -1,4 +1,4 @@
-"""Edges and clicks that give held-out answers away, among the tables in the engine."""
+"""Edges and clicks that give answers away, or repeat clicks, among the tables in the engine."""
 
 from dataclasses import replace
 
@@ -6,8 +6,18 @@ from ramen_ray.data.checks.loading import Tables
 from ramen_ray.data.checks.tables import TableRule, warning
 from ramen_ray.data.engine import count, name_literal
 from ramen_ray.data.findings import Finding
-from ramen_ray.data.leaks import BOTH_WAYS, REVERSED, create_answers, find_leaks
+from ramen_ray.data.leaks import (
+    BOTH_WAYS,
+    OTHER_END,
+    REVERSED,
+    create_answers,
+    find_leaks,
+    find_repeats,
+)
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, schema_of
+
+MANY_REPEATS = 0.1
+"""Share of a table's edges that repeat train clicks, from which on it is worth a warning."""
 
 
 def find_answers(tables: Tables) -> None:
@@ -24,23 +34,54 @@ def edge_leaks(tables: Tables, table: str) -> list[Finding]:
         table: the edges, at train queries or ads.
     """
     _, anchor_set, side = table.split("/")
-    nodes, anchors = NODE_TABLES[side], f"anchors/{anchor_set}"
-    find_leaks(tables.connection, "leaks", _candidates(nodes), _candidates(anchors), BOTH_WAYS)
+    nodes, anchors = _candidates(NODE_TABLES[side]), _candidates(f"anchors/{anchor_set}")
+    find_leaks(tables.connection, "leaks", nodes, anchors, BOTH_WAYS)
     rule = warning(
         table,
         "anchor_id",
         "edge that joins a held-out query to its answer",
         "training sees the answer in the graph; leave these edges out (jobs/graph.py edges does),"
         " or call the figures as published",
-        f"""
+        _found_edges(table),
+    )
+    return _broken(tables, rule)
+
+
+def edge_repeats(tables: Tables, table: str) -> list[Finding]:
+    """Warn about edges of ``edges/<set>/<side>`` that repeat train clicks, if they are many."""
+    _, anchor_set, side = table.split("/")
+    others, anchors = (
+        f"SELECT {schema_of(name).names[0]} AS id, folded FROM {name_literal(name)}"
+        for name in (NODE_TABLES[OTHER_END[side]], f"anchors/{anchor_set}")
+    )
+    clicks = f"SELECT query_id, ad_ids FROM {name_literal(TRAIN)}"
+    find_repeats(tables.connection, "leaks", side, clicks, others, anchors)
+    rule = warning(
+        table,
+        "anchor_id",
+        "edge that repeats a train click",
+        "the graph says again what training sees, and may get a weight for that alone; compare it"
+        " with a graph without these edges (jobs/graph.py edges --protocol unclicked)",
+        _found_edges(table),
+    )
+    repeats = count(tables.connection, f"SELECT count(*) FROM ({rule.sql})")
+    edges = count(tables.connection, f"SELECT count(*) FROM {name_literal(table)}")
+    if repeats < MANY_REPEATS * edges:
+        tables.drop("leaks")
+        return []
+    return _broken(tables, rule)
+
+
+def _found_edges(table: str) -> str:
+    """Select ``row`` and ``value`` of the edges of ``edges/<set>/<side>`` that are in ``leaks``."""
+    _, anchor_set, side = table.split("/")
+    return f"""
         SELECT row, {{'{side}': one.text, 'anchor': other.text}} AS value
         FROM (SELECT rowid AS row, * FROM {name_literal(table)}) AS edge
         JOIN leaks ON node = edge.{side}_id AND anchor = edge.anchor_id
-        JOIN {name_literal(nodes)} AS one ON one.{side}_id = node
-        JOIN {name_literal(anchors)} AS other ON other.anchor_id = anchor
-        """,
-    )
-    return _broken(tables, rule)
+        JOIN {name_literal(NODE_TABLES[side])} AS one ON one.{side}_id = node
+        JOIN {name_literal(f"anchors/{anchor_set}")} AS other ON other.anchor_id = anchor
+        """
 
 
 def click_leaks(tables: Tables) -> list[Finding]:

@@ -50,8 +50,8 @@ class SimilarSettings:
             texts that differ only in case, white space or punctuation. Symbols such as + are no
             punctuation, but # is: C++ is not C, and C# is.
         max_length: Tokens of a text that an encoder reads.
-        protocol: strict leaves out edges that join a held-out query to its answer; as-published
-            keeps them.
+        protocol: strict leaves out edges that join a held-out query to its answer, unclicked also
+            those that repeat a train click; as-published keeps all.
     """
 
     encoder: str | None = None

@@ -1,4 +1,4 @@
-"""Edges that join a held-out query to its answer are left out of graphs or kept, as loops find."""
+"""Edges that join a query to its answer are left out of graphs or kept, as loops find."""
 
 import shutil
 from collections.abc import Collection
@@ -65,11 +65,25 @@ def _leaking(
     return {edge for edge in edges if (_plain(edge[1]), _plain(edge[2])) in pairs}
 
 
-def _warnings(dataset: Dataset, name: str) -> list[str]:
+def _repeating(
+    edges: Collection[tuple[str, str, str]], dataset: Dataset
+) -> set[tuple[str, str, str]]:
+    ads = dataset.read("ads")["text"].to_pylist()
+    clicks = [
+        (row["text"], ads[ad])
+        for row in dataset.read("queries/train").to_pylist()
+        for ad in row["ad_ids"]
+    ]
+    repeats = {("query", query, _plain(ad)) for query, ad in clicks}
+    repeats |= {("ad", ad, _plain(query)) for query, ad in clicks}
+    return {edge for edge in edges if (*edge[:2], _plain(edge[2])) in repeats}
+
+
+def _warnings(dataset: Dataset, name: str, of: str = "held-out query") -> list[str]:
     return [
         finding.file
         for finding in validate(dataset)
-        if finding.file.startswith(f"edges/{name}/") and "held-out query" in finding.message
+        if finding.file.startswith(f"edges/{name}/") and of in finding.message
     ]
 
 
@@ -108,15 +122,31 @@ def test_a_users_edges_are_strict_by_default(
         frame = pd.DataFrame({"anchor_id": range(len(ANCHORS)), "text": ANCHORS})
         frame.to_csv(tmp_path / "anchors.csv", index=False)
         tables["anchors"] = str(tmp_path / "anchors.csv")
-    for protocol, expected in (("strict", edges - leaking), ("as-published", edges)):
+    repeating = _repeating(edges, Dataset(shop))
+    for protocol, expected in (
+        ("unclicked", edges - leaking - repeating),
+        ("strict", edges - leaking),
+        ("as-published", edges),
+    ):
         counts = add_edge_list(shop, "mine", EdgeList(**tables, protocol=protocol), replace=True)
         assert _edges(Dataset(shop), "mine") == expected
-        left_out = sum(count for what, count in counts.items() if "held-out query" in what)
+        left_out = sum(
+            count
+            for what, count in counts.items()
+            if "held-out query" in what or "repeat a train click" in what
+        )
         assert left_out == len(edges) - len(expected)
         sides = sorted({side for side, _, _ in _leaking(expected, pairs)})
         assert sorted(_warnings(Dataset(shop), "mine")) == [
             f"edges/mine/{side}.parquet" for side in sides
         ]
+        many = {
+            f"edges/mine/{side}.parquet"
+            for side in NODES
+            if (kept := {edge for edge in expected if edge[0] == side})
+            and len(kept & repeating) >= 0.1 * len(kept)
+        }
+        assert set(_warnings(Dataset(shop), "mine", "repeats a train click")) == many
     made = Dataset(shop).metadata["anchor_sets"]["mine"]
     assert made["settings"]["protocol"] == "as-published"
 

@@ -90,8 +90,8 @@ class UserTables:
     """What to do with rows whose text or id is a word for nothing, such as NULL or N/A, if there
     are more than a few."""
     protocol: Protocol = "strict"
-    """strict leaves out edges that join a held-out query to its answer; as-published keeps
-    them."""
+    """strict leaves out edges that join a held-out query to its answer, unclicked also those that
+    repeat a train click; as-published keeps all."""
     skip_bad_rows: bool = False
     """Leave out rows with empty cells, bad numbers or unknown ids, instead of refusing them. Of a
     query that is given two splits, the held-out one counts."""

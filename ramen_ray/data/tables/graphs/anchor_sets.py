@@ -21,12 +21,15 @@ import pyarrow.parquet as pq
 from duckdb import DuckDBPyConnection
 from filelock import FileLock
 
-from ramen_ray.data.engine import count, run, stream
+from ramen_ray.data.engine import count, files_of, run, stream
 from ramen_ray.data.leaks import (
     LEAKING_EDGES,
+    OTHER_END,
+    REPEATING_EDGES,
     Protocol,
     find_answers,
     find_leaks,
+    find_repeats,
     texts_of,
 )
 from ramen_ray.data.store.dataset import (
@@ -37,7 +40,7 @@ from ramen_ray.data.store.dataset import (
     DatasetWriter,
     write_metadata,
 )
-from ramen_ray.data.store.schemas import NODE_TABLES
+from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 from ramen_ray.errors import without_passwords
 from ramen_ray.naming import naming_fault
 
@@ -71,11 +74,11 @@ def write_edges(
 ) -> WrittenEdges:
     """Write the anchor set ``name``; a side without edges gets no table, nor does an empty set.
 
-    If ``protocol`` is strict, edges that join a held-out query to its answer are dropped.
+    Edges that ``protocol`` leaves out are dropped.
     """
     num_rows, counts = dict[str, int](), dict[str, int]()
-    if protocol == "strict":
-        counts = _drop_leaks(connection, dataset, sides)
+    if protocol != "as-published":
+        counts = _drop_leaks(connection, dataset, sides, protocol)
     staged = {side: count(connection, f"SELECT count(*) FROM {side}_edges") for side in sides}
     if any(staged.values()):
         _number_anchors(connection, sides)
@@ -94,21 +97,36 @@ def write_edges(
 
 
 def _drop_leaks(
-    connection: DuckDBPyConnection, dataset: Dataset, sides: Sequence[str]
+    connection: DuckDBPyConnection, dataset: Dataset, sides: Sequence[str], protocol: Protocol
 ) -> dict[str, int]:
-    """Drop edges that join a held-out query to its answer; returns how many each side had."""
+    """Drop the edges that ``protocol`` leaves out; returns how many of each side and kind."""
     dropped = {}
     find_answers(connection, dataset)
     for side in sides:
         nodes = texts_of(dataset, NODE_TABLES[side])
-        find_leaks(connection, f"{side}_leaks", nodes, "SELECT id, text FROM anchors")
-        ((dropped[f"{side} {LEAKING_EDGES}"],),) = connection.execute(
-            f"""
-            DELETE FROM {side}_edges AS edges USING {side}_leaks AS leaks
-            WHERE edges.node = leaks.node AND edges.anchor = leaks.anchor
-            """
-        ).fetchall()
+        find_leaks(connection, "leaks", nodes, "SELECT id, text FROM anchors")
+        dropped[f"{side} {LEAKING_EDGES}"] = _drop_found(connection, side, "leaks")
+        if protocol == "unclicked":
+            clicks = f"SELECT query_id, ad_ids FROM {files_of(dataset, TRAIN)}"
+            others, anchors = (
+                f"SELECT id, fold(text) AS folded FROM ({texts})"
+                for texts in (texts_of(dataset, NODE_TABLES[OTHER_END[side]]), "FROM anchors")
+            )
+            find_repeats(connection, "repeats", side, clicks, others, anchors)
+            dropped[f"{side} {REPEATING_EDGES}"] = _drop_found(connection, side, "repeats")
     return dropped
+
+
+def _drop_found(connection: DuckDBPyConnection, side: str, found: str) -> int:
+    """Drop the edges that are in the table ``found``, and then the table; returns how many."""
+    ((number,),) = connection.execute(
+        f"""
+        DELETE FROM {side}_edges AS edges USING {found} AS found
+        WHERE edges.node = found.node AND edges.anchor = found.anchor
+        """
+    ).fetchall()
+    connection.execute(f"DROP TABLE {found}")
+    return int(number)
 
 
 def _number_anchors(connection: DuckDBPyConnection, sides: Sequence[str]) -> None:

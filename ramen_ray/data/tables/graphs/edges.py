@@ -65,7 +65,8 @@ class EdgeList:
     """Leave out and count rows with empty cells, bad weights, or unknown queries, ads and anchors,
     instead of refusing them."""
     protocol: Protocol = "strict"
-    """strict leaves out edges that join a held-out query to its answer; as-published keeps them."""
+    """strict leaves out edges that join a held-out query to its answer, unclicked also those that
+    repeat a train click; as-published keeps all."""
 
     @property
     def of_sides(self) -> dict[Side, str]:
@@ -261,6 +262,6 @@ def _check(tables: Mapping[str, UserTable], edge_list: EdgeList, name: str) -> N
 
 def _drop_tables(connection: DuckDBPyConnection) -> None:
     """Drop all tables of one anchor set."""
-    of_sides = [f"{side}_{what}" for side in SIDES for what in ("edges", "leaks")]
+    of_sides = [f"{side}_edges" for side in SIDES]
     for table in ("listed", "anchors", "numbered", *of_sides):
         connection.execute(f"DROP TABLE IF EXISTS {table}")

@@ -46,8 +46,8 @@ class SessionSettings:
             all: cosine is c / sqrt(n m); pmi is log(c N / (n m)), and only edges above 0 are kept.
         query_set: Name of the anchor set of queries that share sessions.
         ad_set: Name of the anchor set of ads that are clicked in the same sessions.
-        protocol: strict leaves out edges that join a held-out query to its answer; as-published
-            keeps them.
+        protocol: strict leaves out edges that join a held-out query to its answer, unclicked also
+            those that repeat a train click; as-published keeps all.
     """
 
     min_support: int = 2
