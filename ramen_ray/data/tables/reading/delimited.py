@@ -184,8 +184,10 @@ def _quotes_in_tsv(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
         if quoted.sum() > max(FEW, MANY_QUOTED * len(rows)):
             as_csv = quoted
         for kind, flags in ((QUOTED_CELLS, as_csv), (KEPT_QUOTES, quoted & ~as_csv)):
-            cells = column.filter(pa.array(flags & ~seen))[:MAX_EXAMPLES].to_pylist()
-            yield kind, numbers[flags & ~seen], cells
+            new = flags & ~seen
+            if new.any():
+                cells = column.filter(pa.array(new))[:MAX_EXAMPLES].to_pylist()
+                yield kind, numbers[new], cells
         seen |= quoted
 
 
