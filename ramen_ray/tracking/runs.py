@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
+MODELS = "models:/"
+"""How the URI of a model begins."""
 PARENT_TAG = "mlflow.parentRunId"
 ORIGIN_TAGS = ("mlflow.source.", "mlflow.user")
 DESCRIPTION_TAG = "mlflow.note.content"

@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from ramen_ray.config import RunConfig, write_config
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.judgement import evaluate
@@ -31,6 +33,7 @@ from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.directory import CONFIG_FILE, IDENTITY_FILE
 from ramen_ray.orchestration.run.identity import check_meanwhile
 from ramen_ray.orchestration.run.progress import RunLog
+from ramen_ray.orchestration.run.start import CARRIED_FILE
 from ramen_ray.orchestration.run.task import WorkerTask
 from ramen_ray.orchestration.run.training import Plan, Process, Setup
 
@@ -62,7 +65,9 @@ class RunSetup(Setup[DualEncoder]):
         model = build_model(self.config).to(self.process.device)
         expected = {"encoder": self.made_from["encoder"]}
         check_meanwhile(expected, {"encoder": content_of(self.config.encoder.pretrained)})
-        return add_free_vectors(self.config, model, self.data)
+        file = self.folder / CARRIED_FILE
+        carried = np.load(file) if file.is_file() else None
+        return add_free_vectors(self.config, model, self.data, carried)
 
     def open_model(self, checkpoint: Path) -> DualEncoder:
         """Open a checkpoint's model; its classifiers, otherwise mapped, go to the device too."""

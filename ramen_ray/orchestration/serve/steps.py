@@ -29,6 +29,7 @@ class Work:
         top_k: ads per query.
         answers: where the answers are written.
         retriever: folder of the retriever, which all machines can reach.
+        min_score: lowest score of an ad.
     """
 
     partitions: list[Partition]
@@ -36,6 +37,7 @@ class Work:
     top_k: int
     answers: Answers
     retriever: Path
+    min_score: float | None = None
 
 
 class Encode:
@@ -104,7 +106,9 @@ class Write:
         self, errors: list[str | None], ads: Int64s, scores: NDArray[np.float32]
     ) -> list[pa.Array]:
         """Return the columns of ANSWERS, from the ads (n, k) of the n queries without an error."""
-        is_found = ads >= 0  # an approximate index may find fewer
+        is_found = ads >= 0  # there may be fewer, and an approximate index may find fewer
+        if self.work.min_score is not None:
+            is_found &= scores >= self.work.min_score
         lengths = np.zeros(len(errors), dtype=np.int32)
         lengths[[error is None for error in errors]] = is_found.sum(axis=1)
         ends, rows = pa.array(np.append(0, lengths.cumsum()), pa.int32()), pa.array(ads[is_found])

@@ -15,7 +15,7 @@ from ramen_ray.data.store.dataset import (
     dataset_name,
     new_dataset,
 )
-from ramen_ray.data.store.schemas import PLURAL, SIDES, SPLITS, Side
+from ramen_ray.data.store.schemas import FILTER, PLURAL, SIDES, SPLITS, Side
 from ramen_ray.data.store.texts import normalized
 from ramen_ray.data.tables.clicks import numbering, splits, summing, writing
 from ramen_ray.data.tables.clicks.settings import UserTables
@@ -24,6 +24,7 @@ from ramen_ray.data.tables.graphs.anchor_sets import made_by
 from ramen_ray.data.tables.graphs.edges import write_edge_list
 from ramen_ray.data.tables.reading.columns import (
     Column,
+    filter_columns,
     id_column,
     text_column,
     time_column,
@@ -99,7 +100,13 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
     columns = tables.columns
     sources: dict[str, tuple[str | None, dict[str, Column]]] = {
         "query": (tables.queries, _node_columns(tables, columns.query_id, columns.query_text)),
-        "ad": (tables.ads, _node_columns(tables, columns.ad_id, columns.ad_text)),
+        "ad": (
+            tables.ads,
+            {
+                **_node_columns(tables, columns.ad_id, columns.ad_text),
+                **filter_columns(columns.ad_filters),
+            },
+        ),
         "clicks": (tables.clicks, _click_columns(tables)),
         "filters": (
             tables.filters,
@@ -141,7 +148,8 @@ class _Import:
         self._split()
         listed = {side: side in self.opened for side in SIDES}
         weighted = self.tables.columns.clicks_weight is not None
-        writing.write_ads(self.connection, writer, with_ids=listed["ad"])
+        filters = [FILTER + name for name in self.tables.columns.ad_filters]
+        writing.write_ads(self.connection, writer, ["source_id"] * listed["ad"] + filters)
         writing.write_queries(
             self.connection,
             writer,

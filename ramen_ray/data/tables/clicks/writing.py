@@ -11,7 +11,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from ramen_ray.data.engine import ROWS_PER_BATCH, count, run, stream
+from ramen_ray.data.engine import ROWS_PER_BATCH, count, name_literal, run, stream
 from ramen_ray.data.store.dataset import DatasetWriter
 from ramen_ray.data.store.schemas import PLURAL, SIDES, SPLITS, Side
 from ramen_ray.data.tables.clicks.numbering import numbered
@@ -23,11 +23,12 @@ QUERIES_AT_ONCE = 1 << 20
 
 
 def write_ads(
-    connection: duckdb.DuckDBPyConnection, writer: DatasetWriter, *, with_ids: bool
+    connection: duckdb.DuckDBPyConnection, writer: DatasetWriter, optional: Sequence[str]
 ) -> None:
-    """Write the ads; with the user's ids if ``with_ids``."""
-    source_id = ", id AS source_id" if with_ids else ""
-    rows = f"""SELECT ad_id, text{source_id} FROM kept_ads JOIN ads USING (number) ORDER BY ad_id"""
+    """Write the ads, with these ``optional`` columns."""
+    columns = "".join(f", {name_literal(name)}" for name in optional)
+    rows = f"""SELECT ad_id, text{columns} FROM kept_ads
+        JOIN (SELECT *, id AS source_id FROM ads) USING (number) ORDER BY ad_id"""
     writer.write("ads", stream(connection, rows))
 
 

@@ -1,6 +1,6 @@
 """What is read of a user's column: how cells are converted, and which are wrong or unwanted."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.findings import FEW, Kind
+from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.tables.reading.cells import (
     TimeUnit,
     as_numbers,
@@ -20,6 +21,7 @@ from ramen_ray.data.tables.reading.cells import (
     is_null_word,
     is_scientific,
 )
+from ramen_ray.errors import DatasetError
 
 ADVICE = "correct them, or leave these rows out with --skip-bad-rows"
 NULL_ADVICE = (
@@ -129,6 +131,18 @@ def without_rounded(column: Column) -> Column:
     """Doubt what has lost digits in a column of ids."""
     rounded = Doubt(is_scientific, lambda _: ROUNDED)
     return replace(column, doubts=(rounded, *column.doubts))
+
+
+def filter_columns(names: Collection[str]) -> dict[str, Column]:
+    """Read columns to filter ads by, under the names of the dataset directory; cells may be empty.
+
+    Raises:
+        DatasetError: a name is given twice.
+    """
+    columns = {FILTER + name: Column(name, optional=True) for name in names}
+    if len({name.casefold() for name in names}) < len(names):  # the engine ignores case
+        raise DatasetError("--columns.ad-filters names a column twice")
+    return columns
 
 
 def weight_column(name: str, low: float, high: float, zeros: str = "") -> Column:
