@@ -82,9 +82,11 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     mlflow_server: str,
     dataset_path: Path,
     encoder_path: Path,
+    prepared_by_runs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (tmp_path / "prepared").symlink_to(prepared_by_runs)
     monkeypatch.delenv("RAY_ADDRESS")  # it would take precedence over the client's address
     flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
     command = f"{sys.executable} jobs/train.py tiny --with-base --name submitted {flags}"
@@ -100,10 +102,10 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     assert not (tmp_path / "mlflow.db").exists()
     assert not [name for name in run.data.metrics if name.startswith("graph/")]
     assert not (tmp_path / "runs" / "submitted" / "graphs").exists()
-    assert re.search(r"^step 28/28  .*epoch 4/4: task ", logs, re.MULTILINE), logs
+    assert re.search(r"^step 14/28  .*epoch 2/4: task ", logs, re.MULTILINE), logs
     ours = [line for line in logs.splitlines() if "(PlacementGroupCleaner" not in line]
     assert "pid=" not in "".join(ours), logs  # Ray's cleaner reports other clusters on the machine
-    assert len(ours) < 45, logs
+    assert len(ours) < 60, logs  # a busy machine adds a line for every twenty seconds
     written = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert not [file for file in written if b"s3cret" in file.read_bytes()]
     assert "s3cret" not in logs
