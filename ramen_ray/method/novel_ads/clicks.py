@@ -23,7 +23,6 @@ from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.sampling.draws import draw_ads
 from ramen_ray.method.sampling.orders import num_steps, random_order
 from ramen_ray.method.sampling.step_inputs import Pool
-from ramen_ray.method.sampling.training_data import ADS
 
 DROPOUT_KEY = 1
 
@@ -111,8 +110,8 @@ class StepSampler:
         ads = drawn = draw_ads(self.data.clicks, queries, ids, (self.seed, epoch))
         if shortlists is not None:
             drawn = np.concatenate([drawn, shortlists[queries]], axis=1)
-        ids_of_pool = np.unique(gather_rows(drawn, self.device))
-        pool = Pool(ADS, ids_of_pool[ids_of_pool >= 0])
+        ids_of_pool = np.unique(gather_rows(drawn))
+        pool = Pool(ids_of_pool[ids_of_pool >= 0])
         mask = pool.is_positive([self.data.clicks], queries)
         return Step(
             queries,

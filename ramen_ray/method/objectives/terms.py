@@ -10,10 +10,9 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from ramen_ray.method.objectives.losses import Loss
+from ramen_ray.method.objectives.losses import LEFT_OUT, Loss
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.training_data import node_table
 from ramen_ray.method.similarity import similarities
 
 TASK = "task"
@@ -85,11 +84,14 @@ class Objective:
         )
 
 
+own_similarity: Callable[[EncodedBatch], Tensor] = attrgetter("own_similarity")
+
+
 def task_term(
     loss: Loss,
     weight: float = 1.0,
     name: str = TASK,
-    similarity_of: Callable[[EncodedBatch], Tensor] = attrgetter("own_similarity"),
+    similarity_of: Callable[[EncodedBatch], Tensor] = own_similarity,
 ) -> Term:
     """Build the term that ranks the ads clicked for a query above all others of the batch.
 
@@ -97,14 +99,20 @@ def task_term(
     """
 
     def share(encoded: EncodedBatch) -> Tensor:
-        pool = encoded.ad_pool
-        if not len(pool.ids):
+        if not len(encoded.ad_pool.ids):
             return encoded.embeddings_UD.new_zeros(())
-        positives_bP = encoded.places(pool, encoded.local.ads)
-        losses_b = loss(similarity_of(encoded), positives_bP, encoded.own_clicked_in_pool)
+        similarity_bL, clicked_bL = similarity_of(encoded), encoded.own_clicked_in_pool
+        losses_b = loss(similarity_bL, encoded.own_places, clicked_bL)
         return losses_b.sum() / len(encoded.batch.queries)
 
     return Term(name, weight, share)
+
+
+def similarity_to_other_texts(encoded: EncodedBatch) -> Tensor:
+    """Return ``own_similarity`` (b, L) with ads of a query's own text, unless clicked, left out."""
+    at, clicked_bL = encoded.inputs.at, encoded.own_clicked_in_pool
+    has_own_text_bL = encoded.copied(at.queries)[:, None] == encoded.copied(at.ad_pool)
+    return encoded.own_similarity.masked_fill(has_own_text_bL & ~clicked_bL, LEFT_OUT)
 
 
 def regularizer_term(
@@ -113,13 +121,12 @@ def regularizer_term(
     """Build the term that ranks a node's own anchors above all others of the batch."""
 
     def share(encoded: EncodedBatch) -> Tensor:
-        nodes, anchors = encoded.local.anchors[regularizer]
-        pool = encoded.anchor_pool(regularizer.anchor_set)
-        if not len(pool.ids):
+        inputs = encoded.inputs
+        if not len(encoded.anchor_pool(regularizer.anchor_set).ids):
             return encoded.embeddings_UD.new_zeros(())
-        nodes_nD = encoded.vectors(node_table(regularizer), nodes)
-        similarity_nL = similarities(nodes_nD, encoded.vectors(pool.table, pool.ids))
-        positives_n1 = encoded.places(pool, anchors[:, None])
+        nodes_nD = encoded.vectors(inputs.at.nodes[regularizer])
+        similarity_nL = similarities(nodes_nD, encoded.anchors_LD(regularizer.anchor_set))
+        positives_n1 = encoded.copied(inputs.anchors[regularizer])[:, None]
         known_nL = encoded.own_linked_in_pool(regularizer)
         losses_n = loss(similarity_nL, positives_n1, known_nL)
         return losses_n.sum() / len(encoded.batch.anchors[regularizer].nodes)

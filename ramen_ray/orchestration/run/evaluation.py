@@ -28,7 +28,7 @@ PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
 
 
 def measure(setup: Setup, model: DualEncoder, split: str) -> tuple[dict[str, float], TopK]:
-    """Evaluate a model on a split; returns the metrics and the best ads of each query."""
+    """Evaluate a model on a split as :func:`evaluate` does, with the run's settings."""
     return evaluate(model, setup.data, split, build_propensity(setup.config), setup.use_bf16)
 
 

@@ -91,7 +91,7 @@ def pool_of_last_batch(run: Training, stop: int) -> dict[str, float]:
     setup = run.setup
     if setup.config.base.parts.loss == "triplet":
         return {}
-    batch = setup.sampler.draw(stop - 1, run.state.draws, []).gathered(setup.device)
+    batch = setup.sampler.draw(stop - 1, run.state.draws, []).gathered()
     return pool_figures(batch, setup.sampler.data.clicks)
 
 

@@ -1,5 +1,6 @@
 """What a worker trains with: its process and data, and the model and state that it begins from."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +42,8 @@ from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.orchestration.run.task import OnReport, WorkerTask
 from ramen_ray.tracking.step_logger import StepLogger
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables for torch's allocator of GPU memory; the second is its earlier name."""
 NOT_VALIDATED = -1.0
 """The score of a model that was not validated: below all others."""
 
@@ -127,6 +130,8 @@ def set_up(task: WorkerTask, process: Process) -> Setup:
     torch.manual_seed(config.seed)  # as this process may have trained another run before
     torch.set_num_threads(config.workers.cpus_per_worker)
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+    if not os.environ.keys() & set(ALLOCATOR):  # read when a GPU's memory is first asked for
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"  # as no two steps have one size
     objective = build_objective(config)
     regularizers = objective.regularizers
     on_disk = None if config.local_folder is None else Path(config.local_folder)
