@@ -95,19 +95,16 @@ def build_step(run: Run, step: int) -> Step:
     drawn = run.sampler.draw(step, run.state.draws, run.objective.regularizers)
     inputs = StepInputs.from_local(data, drawn, CPU)
     encoded = EncodedBatch(inputs, torch.empty(0))
-    batch, comparisons = inputs.batch, []
+    comparisons = []
     for term in run.objective.terms:
-        if term.regularizer is None:
-            rows, candidates, positives = inputs.at.queries, inputs.at.ad_pool, inputs.ads
-            is_positive, count = encoded.own_clicked_in_pool, len(batch.queries)
-        else:
-            rows = inputs.at.nodes[term.regularizer]
-            candidates = inputs.at.anchor_pools[term.regularizer.anchor_set]
-            positives = inputs.anchors[term.regularizer][:, None]
-            is_positive = encoded.own_linked_in_pool(term.regularizer)
-            count = len(batch.anchors[term.regularizer].nodes)
-        share = term.weight / count
-        comparisons.append(Comparison(rows, candidates, positives, is_positive, share))
+        compared, count = inputs.task, len(inputs.batch.queries)
+        if term.regularizer is not None:
+            compared = inputs.regularizers[term.regularizer]
+            count = len(inputs.batch.anchors[term.regularizer].nodes)
+        is_positive, share = encoded.is_positive(compared), term.weight / count
+        comparisons.append(
+            Comparison(compared.rows, compared.candidates, compared.drawn, is_positive, share)
+        )
     return Step(inputs.tokens, len(inputs.texts.rows), comparisons)
 
 

@@ -28,8 +28,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
-from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.metrics.judgement import Judgement, Propensity
+from ramen_ray.method.metrics.judgement import Judgement, Propensity, evaluate
 from ramen_ray.method.metrics.ranking import (
     PerQuery,
     clicks_on,

@@ -88,20 +88,20 @@ def _measured(sampler: Sampler, draws: DrawState, num_workers: int) -> dict[str,
     """Return ms a step of one worker of ``num_workers``, whose others' draws are made before."""
     adaptive = AdaptiveWeights(OBJECTIVE, 0.3, 0.02, CPU)
     whole = [sampler.draw(step, draws, OBJECTIVE.regularizers) for step in range(STEPS)]
-    profile, prepared, packing, own = cProfile.Profile(), 0.0, 0.0, replace(sampler)
+    profile, prepared, packing, own = cProfile.Profile(time.thread_time), 0.0, 0.0, replace(sampler)
     for step in range(STEPS):
         with _as_one_of(num_workers, whole[step]):
             if step == 0:
                 own.draw(step, draws, OBJECTIVE.regularizers)  # what is kept for an epoch
-            started = time.perf_counter()
+            started = time.thread_time()
             profile.enable()
             local = own.draw(step, draws, OBJECTIVE.regularizers)
             inputs = adaptive.prepare(StepInputs.from_local(sampler.data, local, CPU))
             profile.disable()
-            prepared += time.perf_counter() - started
-        started = time.perf_counter()
+            prepared += time.thread_time() - started
+        started = time.thread_time()
         list(packed(inputs.tokens))
-        packing += time.perf_counter() - started
+        packing += time.thread_time() - started
     found = dict.fromkeys(PARTS.values(), 0.0)
     for (_, _, name), (*_, spent, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
         if name in PARTS:

@@ -39,8 +39,7 @@ from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.orchestration.tune.variants import used_sets

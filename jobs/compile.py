@@ -13,14 +13,14 @@ import sys
 
 from rich.console import Console
 
-from ramen_ray.command_line import RetrieverSettings, parse_settings, run_job
+from ramen_ray.command_line import ModelSettings, parse_settings, run_job
 from ramen_ray.orchestration.serve.compilation import compile_for_cpus
 from ramen_ray.reports.run import difference_table
 from ramen_ray.tracking.registry import Registry, RegistryError
 from ramen_ray.tracking.runs import tracking_uri
 
 
-class CompileSettings(RetrieverSettings):
+class CompileSettings(ModelSettings):
     """Compile a retriever's encoder."""
 
     int8: bool = False

@@ -18,14 +18,14 @@ from typing import Annotated
 
 import tyro
 
-from ramen_ray.command_line import RetrieverSettings, parse_settings, run_job
+from ramen_ray.command_line import ModelSettings, parse_settings, run_job
 from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.orchestration.serve.new_ads import extend_retriever
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 
 
-class IndexSettings(RetrieverSettings):
+class IndexSettings(ModelSettings):
     """Add, replace and remove ads of a retriever."""
 
     given: Annotated[NewAds, tyro.conf.arg(name="")]

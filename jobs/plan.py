@@ -24,8 +24,8 @@ from ramen_ray.planning import (
     EncoderName,
     Machine,
     PlanError,
-    Run,
-    Side,
+    PlannedRun,
+    SideSize,
     Sizes,
     durations,
     held_by_stage,
@@ -89,7 +89,7 @@ def main() -> None:
         print(f"\nNo hours are known: no benchmark was run on {name} (docs/planning.md).")
 
 
-def _run(request: PlanRequest) -> Run:
+def _run(request: PlanRequest) -> PlannedRun:
     changes = {
         "training.epochs": request.epochs,
         "training.global_batch_size": request.batch_size,
@@ -97,7 +97,7 @@ def _run(request: PlanRequest) -> Run:
     given = {key: value for key, value in changes.items() if value is not None}
     config = overlay(PRESETS[request.preset](), given)
     encoder, machines = ENCODERS[request.encoder], parse_machines(request.machine)
-    return Run(_sizes(request), encoder, config, *machines)
+    return PlannedRun(_sizes(request), encoder, config, *machines)
 
 
 def _sizes(request: PlanRequest) -> Sizes:
@@ -111,7 +111,7 @@ def _sizes(request: PlanRequest) -> Sizes:
             f"{len(per_ad)} of an ad; give one of each for every set"
         )
     sides = tuple(
-        Side(nodes, nodes * edges, count)
+        SideSize(nodes, nodes * edges, count)
         for count, *of_nodes in zip(anchors, per_query, per_ad, strict=True)
         for nodes, edges in zip((queries, ads), of_nodes, strict=True)
     )
@@ -127,7 +127,7 @@ def _count(text: str) -> int:
     return count
 
 
-def _who_keeps(run: Run, stage: str, machines: list[Machine]) -> str:
+def _who_keeps(run: PlannedRun, stage: str, machines: list[Machine]) -> str:
     held, machine = held_by_stage(run)[stage], run.machine
     on_gpu = f" and {_gb(held.gpu)} on each GPU" if held.gpu else ""
     keeps = "keeps" if held.fits(machine) else "does not keep"
@@ -143,7 +143,7 @@ def _who_keeps(run: Run, stage: str, machines: list[Machine]) -> str:
     )
 
 
-def _needs_table(run: Run) -> ReportTable:
+def _needs_table(run: PlannedRun) -> ReportTable:
     rows = [
         [need.what, need.accuracy, *(_number(size / GB) for size in need[2:])]
         for need in needs(run)
@@ -162,7 +162,7 @@ def _needs_table(run: Run) -> ReportTable:
     )
 
 
-def _hours_table(run: Run, hours: list[Duration]) -> ReportTable:
+def _hours_table(run: PlannedRun, hours: list[Duration]) -> ReportTable:
     return ReportTable(
         f"Hours on one {run.machine.name}; of training by one thread or, as gpu_step, by one GPU",
         ("stage", "measured by", "hours", "queries over those measured"),

@@ -13,7 +13,7 @@ import logging
 import sys
 from pathlib import Path
 
-from ramen_ray.command_line import RetrieverSettings, parse_settings, run_job
+from ramen_ray.command_line import ModelSettings, parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
 from ramen_ray.orchestration.serve.predict import Processes, QueryTable, predict
 from ramen_ray.tracking.registry import Registry
@@ -27,7 +27,7 @@ class QueryColumns(Section):
     """Text of a query."""
 
 
-class PredictSettings(RetrieverSettings):
+class PredictSettings(ModelSettings):
     """Write each query's best ads."""
 
     queries: str

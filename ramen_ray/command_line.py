@@ -20,22 +20,21 @@ import tyro
 from pydantic import ValidationError
 
 from ramen_ray.config import (
+    BUILT_IN,
     ConfigError,
     RunConfig,
     Section,
-    describe,
     flatten,
+    message_of,
     overlay,
     shown_dataset,
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.errors import LOST, UserError, printable, redacted
-from ramen_ray.full_disk import is_disk_full, no_room_message
+from ramen_ray.errors import LOST, UserError, is_disk_full, no_room_message, printable, redacted
 from ramen_ray.orchestration.run.directory import read_run_config
 from ramen_ray.presets import (
     DEFAULT_PRESET,
     PRESETS,
-    RENAMED,
     lambdas,
     linked_sets,
     on_dataset,
@@ -43,15 +42,13 @@ from ramen_ray.presets import (
 )
 
 UNADVISED_LAMBDA = 0.3
-BASE_PARTS = ("base.kind", "base.loss")
-"""Settings that bring constants of others with them."""
+BASE_PARTS = ("base.kind", "base.loss")  # they bring constants of other settings with them
 Settings = TypeVar("Settings", bound=Section)
 
 USER_ERROR_CODE = 2
 RAY_IS_LOST = "Ray's control process (gcs_server) has died; run the same command again to go on"
 SECONDS_TO_END = 20.0
-RAYS_COPIES = "working_dir_files"
-"""Folder of the copies that Ray makes of the files of submitted jobs, which run there."""
+RAYS_COPIES = "working_dir_files"  # a folder with Ray's copies of the files of submitted jobs
 
 _OF_PYDANTIC = re.compile(
     r"Error parsing (?:[A-Z]\w+|(?:\d+\.)?([\w.]+)): \d+ validation errors? for \w+ "
@@ -69,7 +66,7 @@ class StoreSettings(Section):
     """Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set."""
 
 
-class RetrieverSettings(StoreSettings):
+class ModelSettings(StoreSettings):
     """Settings of a job that works on one retriever."""
 
     model: str
@@ -79,8 +76,8 @@ class RetrieverSettings(StoreSettings):
 def run_job(job: Callable[[], int | None]) -> int:
     """Run ``job``, which may return an exit code; a user's error becomes one message and code 2.
 
-    So is a full disk, or a file that the system refuses, such as one with an endless name. SIGINT
-    ends the job with code 130, SIGTERM with 143; both unwind, so that runs and folders are closed.
+    So does a full disk, or a file that the system refuses. SIGINT ends the job with code 130,
+    SIGTERM with 143; both unwind, so that runs and folders are closed.
     """
     ended_by = [signal.SIGINT]
 
@@ -111,13 +108,9 @@ def _ended_by(number: signal.Signals) -> int:
     """Say what has ended the job, and return its exit code."""
     is_lost = number == LOST
     print(f"error: {RAY_IS_LOST}" if is_lost else "interrupted", file=sys.stderr)  # noqa: T201
-    return _ending_soon(USER_ERROR_CODE if is_lost else 128 + number)
-
-
-def _ending_soon(code: int) -> int:
-    """Return ``code``, with which the process ends even if its threads, or Ray, do not end."""
     sys.stdout.flush()
-    last = threading.Timer(SECONDS_TO_END, os._exit, [code])
+    code = USER_ERROR_CODE if is_lost else 128 + number
+    last = threading.Timer(SECONDS_TO_END, os._exit, [code])  # if threads, or Ray, do not end
     last.daemon = True
     last.start()
     return code
@@ -149,11 +142,7 @@ def _refuse_odd_characters(words: Sequence[str]) -> None:
 
 
 def write_json(json_file: Path, content: Any) -> None:
-    """Write ``content`` to the file that ``--json-file`` names.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Write ``content`` to the file of ``--json-file``; a ConfigError if that is not possible."""
     try:
         json_file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
@@ -163,7 +152,7 @@ def write_json(json_file: Path, content: Any) -> None:
 def parse_settings(
     kind: type[Settings] | Mapping[str, type[Settings]], description: str
 ) -> Settings:
-    """Parse the command line into the settings of a job, or of the job named by its first word.
+    """Parse the command line into the settings of a job.
 
     Args:
         kind: the section whose fields become flags, or several sections by the first word.
@@ -199,16 +188,7 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
 def parse_with_run_config(
     own: Settings, description: str, argv: Sequence[str] | None = None
 ) -> tuple[Settings, RunConfig]:
-    """Parse like :func:`parse_run_config`, with the flags of a job's own section added.
-
-    Args:
-        own: the section's defaults.
-        description: the beginning of the ``--help`` text.
-        argv: arguments; by default those of the process.
-
-    Raises:
-        ConfigError, DatasetError, SystemExit: as :func:`parse_run_config`.
-    """
+    """Parse like :func:`parse_run_config`, with the flags of a job's own section added."""
     default, rest = _starting_config(argv)
     unprefixed = tyro.conf.arg(name="")
     kind: Any = tuple[Annotated[type(own), unprefixed], Annotated[RunConfig, unprefixed]]  # type: ignore[misc]
@@ -248,13 +228,9 @@ def _named_preset(words: list[str]) -> tuple[str, list[str]]:
     if not words or words[0].startswith("-"):
         return DEFAULT_PRESET, words
     name, *rest = words
-    if name in RENAMED:
-        preset, *flags = RENAMED[name]
-        data = flags[-2:] if _deciding(rest).dataset is None else []
-        command = shlex.join(["python", sys.argv[0], preset, *flags[:-2], *data, *rest])
-        raise ConfigError(f"presets are no longer called after data; for {name}, run: {command}")
     if name not in PRESETS:
-        raise ConfigError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}")
+        data = f"; for the dataset, say --dataset {name}" if name in BUILT_IN else ""
+        raise ConfigError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}{data}")
     return name, rest
 
 
@@ -318,12 +294,7 @@ def training_command(config: RunConfig) -> str:
 
 
 def training_on(dataset: Path, added: Iterable[str]) -> str:
-    """Return the command that trains on a dataset directory, with its new edges as advised.
-
-    Args:
-        dataset: the dataset directory.
-        added: names of its new tables.
-    """
+    """Return the command that trains on a dataset directory, with its ``added`` tables."""
     used = lambdas(PRESETS[DEFAULT_PRESET](str(dataset)))["lambda_z"]
     command = shlex.join(["python", "jobs/train.py", "--dataset", str(dataset)])
     flags = {"query": "lambda-x", "ad": "lambda-z"}
@@ -362,7 +333,7 @@ def _errors_in_one_line() -> Iterator[None]:
         with redirect_stderr(shown):
             yield
     except ValidationError as error:
-        raise ConfigError(describe(error)) from None
+        raise ConfigError(message_of(error)) from None
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -370,8 +341,8 @@ def _errors_in_one_line() -> Iterator[None]:
 
 
 def _in_one_line(box: str) -> str:
-    """Return what tyro says in its box, without title and help; some terminals get ASCII."""
-    lines = [line.strip("│|+╭╮╰╯ ") for line in box.splitlines()[1:]]
+    """Return what tyro says in its box, without title and help."""
+    lines = [line.strip("│|+╭╮╰╯ ") for line in box.splitlines()[1:]]  # some terminals get ASCII
     said = takewhile(_is_text, dropwhile(lambda line: not _is_text(line), lines))
     words = " ".join(said).partition(" [type=")[0].replace("Value error, ", "")
     return _OF_PYDANTIC.sub(_key, words)

@@ -470,7 +470,7 @@ def read_config(file: Path) -> RunConfig:
         raise ConfigError(f"{file}: {error}") from error
 
 
-def describe(error: ValidationError) -> str:
+def message_of(error: ValidationError) -> str:
     """Describe in one line which keys are wrong, and how."""
     said = [
         (".".join(map(str, finding["loc"])) or "config", finding["msg"])
@@ -483,7 +483,7 @@ def _validate(kind: type[ConfigType], tree: Any) -> ConfigType:
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(describe(error)) from error
+        raise ConfigError(message_of(error)) from error
 
 
 def _leaves(prefix: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

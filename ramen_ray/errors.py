@@ -1,7 +1,11 @@
-"""Errors that a user can correct, shown as one message without a traceback, and what is shown."""
+"""Errors that a user can correct, a full disk among them, and how they are shown."""
 
 import re
+import shutil
 import signal
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 _PASSWORD = re.compile(r"(\w+://[^\s:/?#@]*):\S*@")  # to the last @, as a password may contain one
@@ -10,6 +14,13 @@ _ACTS_ON_TERMINALS = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 """Control characters, line separators, marks that turn the direction of text, half characters."""
+# what Python and the libraries that write files say
+_DISK_IS_FULL = re.compile(
+    r"No space left on device|Disk quota exceeded"
+    r"|disk is full"  # sqlite
+    r"|\d+ requested and \d+ written"  # numpy
+    r"|PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+"  # torch
+)
 
 LOST = signal.SIGUSR1
 """Sent by a job to itself when what it cannot do without has died; it ends as if interrupted."""
@@ -39,3 +50,32 @@ def without_passwords(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_passwords(one) for key, one in value.items()}
     return redacted(value) if isinstance(value, str) else value
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Say whether ``error`` or one of its causes says that a disk has no room left."""
+    return any(_DISK_IS_FULL.search(f"{one}") for one in _with_causes(error))
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def no_room_message(words: Iterable[str]) -> str:
+    """Say which disk has no room left, and what to do; some ``words`` of the command name it."""
+    named = [Path(word.partition("=")[2] or word) for word in words]
+    folders = [Path.cwd(), Path(tempfile.gettempdir()), *filter(_is_there, named)]
+    free, folder = min((shutil.disk_usage(folder).free, str(folder)) for folder in folders)
+    return (
+        f"no room is left on a disk (that of {folder} has {free / 1e6:.1f} MB); make room, and run "
+        f"the same command again"
+    )
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # no name of a file
+        return False

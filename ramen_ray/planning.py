@@ -55,7 +55,7 @@ class Machine:
     costs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-class Encoder(NamedTuple):
+class EncoderSize(NamedTuple):
     """An encoder: ``matrices`` and ``embeddings`` count weights; a bag has no layers."""
 
     layers: int
@@ -73,14 +73,14 @@ class Encoder(NamedTuple):
         return 3 * texts * tokens * (2 * self.matrices + 4 * self.layers * self.dim * tokens)
 
 
-ENCODERS: dict[EncoderName, Encoder] = {
-    "bag": Encoder(0, 384, 0, 11_720_448),  # of MiniLM's token embeddings
-    "minilm": Encoder(6, 384, 10_646_784, 11_918_592),
-    "distilbert": Encoder(6, 768, 42_527_232, 23_835_648),
+ENCODERS: dict[EncoderName, EncoderSize] = {
+    "bag": EncoderSize(0, 384, 0, 11_720_448),  # of MiniLM's token embeddings
+    "minilm": EncoderSize(6, 384, 10_646_784, 11_918_592),
+    "distilbert": EncoderSize(6, 768, 42_527_232, 23_835_648),
 }
 
 
-class Side(NamedTuple):
+class SideSize(NamedTuple):
     """One side of an anchor set: queries or ads, their edges, and the set's anchors."""
 
     nodes: int
@@ -96,7 +96,7 @@ class Sizes:
     ads: int
     clicks: float
     tokens: float
-    sides: tuple[Side, ...] = ()
+    sides: tuple[SideSize, ...] = ()
 
     @property
     def anchors(self) -> list[int]:
@@ -163,7 +163,7 @@ def graph_bytes(sizes: Sizes, walked_to: int | None = None) -> float:
     return sum(csr_bytes(side.nodes, count, side.anchors, True) for side, count in sides)
 
 
-def walk_graph_bytes(side: Side) -> float:
+def walk_graph_bytes(side: SideSize) -> float:
     """The graph that a walk hops through: edges from nodes, and from anchors."""
     ends = _id_bytes(side.anchors) + _id_bytes(side.nodes)
     return (side.nodes + side.anchors) * _id_bytes(side.edges) + side.edges * ends
@@ -177,14 +177,14 @@ def index_bytes(ads: int, dim: int, kind: IndexKind) -> float:
     return ads * (FLOAT * dim + (2 * 4 * HNSW_LINKS + 16) * (kind == "hnsw"))
 
 
-class Batch(NamedTuple):
+class StepSize(NamedTuple):
     """A step: texts that are encoded, and pairs compared; means, if anchors are not in all."""
 
     distinct: float
     pairs: float
 
 
-def batch_of(config: RunConfig, sizes: Sizes) -> Batch:
+def batch_of(config: RunConfig, sizes: Sizes) -> StepSize:
     """Count what a step of the global batch does, if ads and anchors are drawn equally often."""
     parts, regularization = config.base.parts, config.regularization
     queries = config.training.global_batch_size
@@ -194,7 +194,7 @@ def batch_of(config: RunConfig, sizes: Sizes) -> Batch:
     own_ads = share * queries * len(sizes.anchors) * (regularization.nodes != "clicked")
     nodes = 2 * queries  # of a set, of both sides: each has an anchor
     anchors = share * sum(_distinct(nodes, count) for count in sizes.anchors)
-    return Batch(
+    return StepSize(
         distinct=queries + _distinct(ads + own_ads, sizes.ads) + anchors,
         pairs=queries * _distinct(ads, sizes.ads) + nodes * anchors,
     )
@@ -205,11 +205,11 @@ def _distinct(draws: float, rows: int) -> float:
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """A run to plan: with a worker for each GPU or, without GPUs, for each machine."""
 
     sizes: Sizes
-    encoder: Encoder
+    encoder: EncoderSize
     config: RunConfig
     machine: Machine
     count: int = 1
@@ -235,14 +235,14 @@ class Run:
         return self.config.walk.enabled and bool(self.sizes.sides)
 
 
-def _prunings(run: Run) -> int:
+def _prunings(run: PlannedRun) -> int:
     settings, epochs = run.config.pruning, run.config.training.epochs
     if settings.mode == "never" or epochs <= settings.warmup_epochs or not run.sizes.sides:
         return 0
     return 1 + (epochs - 1 - settings.warmup_epochs) // settings.every_epochs
 
 
-def _minings(run: Run) -> int:
+def _minings(run: PlannedRun) -> int:
     base, epochs = run.config.base, run.config.training.epochs
     return 0 if base.parts.hard_negatives == "none" else (epochs - 1) // base.refresh_every
 
@@ -259,7 +259,7 @@ class Need(NamedTuple):
     network: float = 0
 
 
-def needs(run: Run) -> Iterator[Need]:
+def needs(run: PlannedRun) -> Iterator[Need]:
     """Yield what a run keeps, and what its workers need."""
     sizes, parts, dim = run.sizes, run.config.base.parts, run.encoder.dim
     stored = STORED_TOKEN * sizes.tokens * sizes.texts + STORED_CLICK * sizes.clicks
@@ -283,7 +283,7 @@ def needs(run: Run) -> Iterator[Need]:
         yield Need("gradients and embeddings", "10 %", network=_exchanged(run))
 
 
-def _workers(run: Run, classifiers: float) -> Need:
+def _workers(run: PlannedRun, classifiers: float) -> Need:
     """Weights, moments, activations and classifiers of a machine's workers, and rows of nodes."""
     sizes, encoder = run.sizes, run.encoder
     workers = run.count * run.workers_per_machine
@@ -304,7 +304,7 @@ def row_bytes(sizes: Sizes, workers: int) -> float:
     return POINTER * (linked + sizes.queries + 3 * sizes.queries / workers)
 
 
-def _exchanged(run: Run) -> float:
+def _exchanged(run: PlannedRun) -> float:
     """Between machines: embeddings to all others; gradients of these, and of weights, summed."""
     embeddings = batch_of(run.config, run.sizes).distinct * run.encoder.dim
     numbers = embeddings + 2 * (embeddings + run.encoder.weights)
@@ -324,7 +324,7 @@ class Held(NamedTuple):
         return in_memory and self.gpu <= machine.gpu_memory
 
 
-def held_by_stage(run: Run) -> dict[str, Held]:
+def held_by_stage(run: PlannedRun) -> dict[str, Held]:
     """Return what training, walks and prunings hold on a machine."""
     total = [sum(column) for column in zip(*(need[2:] for need in needs(run)), strict=True)]
     stages = {"training": Held(*total[1:4])}
@@ -336,7 +336,7 @@ def held_by_stage(run: Run) -> dict[str, Held]:
     return stages
 
 
-def machines_by_stage(run: Run) -> dict[str, list[Machine]]:
+def machines_by_stage(run: PlannedRun) -> dict[str, list[Machine]]:
     """Return, for each stage, the known machines that keep what it reads, least memory first.
 
     One without GPUs is not named for the training of a transformer, unless it was asked for.
@@ -359,7 +359,7 @@ class Duration(NamedTuple):
     source: str
 
 
-def durations(run: Run, session_events: int = 0) -> Iterator[Duration]:
+def durations(run: PlannedRun, session_events: int = 0) -> Iterator[Duration]:
     """Yield the hours of those stages that benchmarks were run for on such a machine.
 
     They are for one machine, ``gpu_step`` for one GPU, and of ``train`` for one thread.
@@ -373,7 +373,7 @@ def durations(run: Run, session_events: int = 0) -> Iterator[Duration]:
             yield Duration(stage, seconds / 3600, beyond, cost["source"])
 
 
-def _counts(run: Run, events: int) -> dict[str, dict[str, float]]:
+def _counts(run: PlannedRun, events: int) -> dict[str, dict[str, float]]:
     """Count, by stage of ``benchmarks.scale``, what costs time in it."""
     sizes, encoder, batch = run.sizes, run.encoder, batch_of(run.config, run.sizes)
     steps = run.steps_per_epoch * run.config.training.epochs

@@ -36,13 +36,11 @@ SOFTMAX_RATE, SOFTMAX_WEIGHT = 0.5, 10
 def with_recipe(config: RunConfig) -> RunConfig:
     """Pull ads to the anchors of each graph that has edges of them, with adaptive λ.
 
-    Sets as published stay out if there is a strict one. So do queries, on which a graph gains
-    little: what a query is linked to is mostly not an answer to it.
-
     Raises:
         DatasetError: there is no such dataset directory.
     """
     dataset, highest = Dataset(config.dataset), config.regularization.adaptive_max
+    # Queries stay out: what a query is linked to is mostly not an answer to it.
     sets = [one for one in linked_sets(dataset)["lambda_z"] if one in dataset.strict_anchor_sets]
     changes = {
         "regularization.lambda_x": {},
@@ -84,13 +82,9 @@ def with_base(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 
 def base_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes to another base, with the constants that its loss needs.
+    """Return ``changes`` of ``base.kind`` or ``base.loss``, with the constants that the loss needs.
 
     A softmax has half the learning rates of the triplet loss, and ten times its λ.
-
-    Args:
-        config: the configuration to be changed.
-        changes: ``base.kind``, ``base.loss`` or both.
     """
     is_softmax = overlay(config, changes).base.parts.loss != "triplet"
     if is_softmax == (config.base.parts.loss != "triplet"):
@@ -132,11 +126,7 @@ def linked_sets(dataset: Dataset) -> dict[str, list[str]]:
 
 
 def check_sets(config: RunConfig, dataset: Dataset) -> None:
-    """Check that the anchor sets with a weight exist, with edges on that side.
-
-    Raises:
-        ConfigError: one does not.
-    """
+    """Check that the anchor sets with a weight exist, with edges on that side; else ConfigError."""
     linked = linked_sets(dataset)
     for side, weights in lambdas(config).items():
         for name in weights:
@@ -338,17 +328,3 @@ PRESETS: dict[str, Callable[..., RunConfig]] = {
     "ramen-ngame": ramen_ngame,
     "unidec-320k": unidec_320k,
 }
-
-RENAMED: Mapping[str, tuple[str, ...]] = {
-    "rdocs": ("bag", "--dataset", "rdocs"),
-    "foldoc": ("minilm", "--dataset", "foldoc"),
-    "debian": ("bag", "--dataset", "debian"),
-    "rdocs-ramen": ("bag-ramen", "--dataset", "rdocs"),
-    "foldoc-ramen": ("bag-ramen", "--dataset", "foldoc"),
-    "debian-ramen": ("bag-ramen", "--dataset", "debian"),
-    "foldoc-depsl": ("bag", "--base.kind", "depsl", "--dataset", "foldoc"),
-    "debian-depsl": ("bag", "--base.kind", "depsl", "--dataset", "debian"),
-    "foldoc-unidec": ("bag-unidec", "--dataset", "foldoc"),
-    "debian-unidec": ("bag-unidec", "--dataset", "debian"),
-}
-"""What to write for the presets of earlier versions, whose names were those of data."""

@@ -85,7 +85,7 @@ def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> Non
     """Run ``worker(rank, *arguments)`` in two processes, forked from one that has loaded torch."""
     from torch.multiprocessing import start_processes
 
-    method = ("metrics.evaluation", "training.checkpoints", "training.step")
+    method = ("metrics.judgement", "training.checkpoints", "training.step")
     loaded = [f"ramen_ray.method.{name}" for name in method]
     multiprocessing.set_forkserver_preload(["pytest", "support", *loaded])
     start_processes(worker, arguments, nprocs=2, start_method="forkserver")

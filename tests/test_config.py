@@ -37,10 +37,10 @@ from ramen_ray.config import (
     with_absolute_paths,
     write_config,
 )
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.directory import experiment_hash
 from ramen_ray.orchestration.tune.variants import variants_of
-from ramen_ray.presets import PRESETS, RENAMED, check_sets, on_dataset, with_base
+from ramen_ray.presets import PRESETS, check_sets, on_dataset, with_base
 
 positive = st.integers(1, 1000)
 floats = st.floats(1e-6, 10)
@@ -362,30 +362,10 @@ def test_sets_as_published_are_off_unless_named():
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("rdocs --seed 3", "bag --dataset rdocs --seed 3"),
-        ("debian-unidec --dataset ../mine", "bag-unidec --dataset ../mine"),
-        ("foldoc-depsl", "bag --base.kind depsl --dataset foldoc"),
-    ],
-)
-def test_an_old_name_is_answered_with_the_new_command(
-    old: str, new: str, capsys: pytest.CaptureFixture[str]
-):
-    assert run_job(lambda: _parse(*old.split())) == 2
-    assert capsys.readouterr().err.endswith(f" {new}\n")
-    assert set(RENAMED) == {old for old in RENAMED if RENAMED[old][0] in PRESETS}
-
-
-def test_a_dataset_that_is_not_there_is_refused(tmp_path: Path):
-    with pytest.raises(DatasetError, match="no dataset directory"):
-        _parse("tiny", "--dataset", str(tmp_path / "nothing"))
-
-
-@pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
         (["nonesuch"], "error: unknown preset 'nonesuch'; presets are bag, "),
+        (["debian", "--seed", "3"], "unidec-320k; for the dataset, say --dataset debian\n"),
         (["-seed", "1"], "error: Unrecognized options: -seed, 1\n"),
         (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
         (["tiny", "--regularization.lambda-x.nonesuch", "1"], "nonesuch"),
@@ -395,6 +375,7 @@ def test_a_dataset_that_is_not_there_is_refused(tmp_path: Path):
         (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
         (["tiny", "--training.epochs"], "--training.epochs"),
         (["tiny", "--dataset"], "--dataset"),
+        (["tiny", "--dataset", "no/such/folder"], "no dataset directory at no/such/folder"),
         (["--config"], "--config"),
         (["--seed", "1", "tiny"], "tiny"),
     ],

@@ -41,18 +41,17 @@ def test_joined_names_are_names_and_stay_different(parts: list[str]) -> None:
     assert joined == "-".join(parts) or joined != joined_name(*parts, "2")
 
 
-@pytest.mark.parametrize("name", [name for name in BAD if name[:1] != "-" and "\0" not in name])
-@pytest.mark.parametrize("job", [train, tune, ablate])
-@pytest.mark.parametrize("flag", ["name", "experiment"])
-def test_a_job_refuses_it_before_it_begins(
-    job: object, flag: str, name: str, run_here: RunHere, tmp_path: Path
-) -> None:
-    output = tmp_path / "outputs" / "deep"
-    code, printed = run_here(job, "tiny", f"--{flag}", name, "--output", output)
-    assert code == 2
-    refused = rf"{flag}: .* is not a valid name|is not UTF-8|--{flag} .* has the control character"
-    assert re.search(refused, printed)
-    assert printed.count("\n") == 1
+def test_jobs_refuse_it_before_they_begin(run_here: RunHere, tmp_path: Path) -> None:
+    given = [name for name in BAD if name[:1] != "-" and "\0" not in name]
+    cases = [(train, "name", name) for name in given]
+    cases += [(job, "experiment", "../x") for job in (train, tune, ablate)]
+    for job, flag, name in cases:
+        output = tmp_path / "outputs" / "deep"
+        code, said = run_here(job, "tiny", f"--{flag}", name, "--output", output)
+        assert code == 2, said
+        refused = rf"{flag}: .* is not a valid name|is not UTF-8|--{flag} .* has the control"
+        assert re.search(refused, said), said
+        assert said.count("\n") == 1, said
     assert not list(tmp_path.iterdir())
 
 

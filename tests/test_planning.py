@@ -51,11 +51,11 @@ from ramen_ray.orchestration.run.build import (
 from ramen_ray.planning import (
     ENCODERS,
     GIB,
-    Encoder,
+    EncoderSize,
     Machine,
     Need,
-    Run,
-    Side,
+    PlannedRun,
+    SideSize,
     Sizes,
     batch_of,
     held_by_stage,
@@ -105,7 +105,7 @@ def _made(folder: Path, encoder: Path, num_queries: int) -> tuple[Prepared, Size
             linked = lists(count, num_anchors, most)
             weights = [draw.random(len(row)) + 0.5 for row in linked]
             tables[f"edges/{name}/{side}"] = node_edges(f"{side}_id", linked, weights)
-            sides.append(Side(count, sum(map(len, linked)), num_anchors))
+            sides.append(SideSize(count, sum(map(len, linked)), num_anchors))
     dataset = write_dataset(folder / "made", tables, name="made")
     data = prepare_in_process(dataset, folder / "prepared", str(encoder), 16, False)
     num_clicks = sum(map(len, clicks))
@@ -252,12 +252,12 @@ def test_activations_are_those_that_torch_saves(use_bf16: bool) -> None:
     assert found == pytest.approx(planned, rel=0.12)
 
 
-def _need(run: Run, what: str) -> Need:
+def _need(run: PlannedRun, what: str) -> Need:
     return next(need for need in needs(run) if need.what == what)
 
 
-def _planned(sizes: Sizes, **changes: object) -> Run:
-    return Run(sizes, ENCODERS["bag"], overlay(tiny(), changes), SMALL)
+def _planned(sizes: Sizes, **changes: object) -> PlannedRun:
+    return PlannedRun(sizes, ENCODERS["bag"], overlay(tiny(), changes), SMALL)
 
 
 def test_a_dataset_directory_has_about_the_planned_bytes() -> None:
@@ -274,7 +274,7 @@ def test_a_dataset_directory_has_about_the_planned_bytes() -> None:
     )
     anchors = sum(count for table, count in rows.items() if table.startswith("anchors/"))
     edges = sum(count for table, count in rows.items() if table.startswith("edges/"))
-    sizes = Sizes(queries, rows["ads"], clicks, tokens, (Side(queries, edges, anchors),))
+    sizes = Sizes(queries, rows["ads"], clicks, tokens, (SideSize(queries, edges, anchors),))
     on_disk = sum(file.stat().st_size for file in dataset.path.rglob("*.parquet"))
     assert 0.5 < _need(_planned(sizes), "dataset directory").disk / on_disk < 2
 
@@ -284,7 +284,7 @@ def test_walks_read_and_leave_as_much_as_planned() -> None:
     pairs = np.unique(draw.integers(0, 3_000, (20_000, 2)), axis=0)
     edges = Csr.from_pairs(pairs[:, 0], pairs[:, 1], 3_000)
     graph = WalkGraph.of(edges, max_anchor_degree=500)
-    sizes = Sizes(3_000, 1, 0, 8, (Side(3_000, len(pairs), 3_000),))
+    sizes = Sizes(3_000, 1, 0, 8, (SideSize(3_000, len(pairs), 3_000),))
     run = _planned(sizes, **{"walk.enabled": True})
     arrays = [
         array for csr in (graph.forward, graph.backward) for array in (csr.indptr, csr.indices)
@@ -373,18 +373,18 @@ def test_two_workers_exchange_as_much_as_planned(
     run_in_two_processes(_exchanging, tmp_path, data.path, encoder_path, config)
     counted = torch.load(tmp_path / "0.pt")
     model = build_bag(str(encoder_path))
-    weights_of = Encoder(0, model.dim, 0, sum(one.numel() for one in model.parameters()))
-    run = Run(sizes, weights_of, config, SMALL, count=2)
+    weights_of = EncoderSize(0, model.dim, 0, sum(one.numel() for one in model.parameters()))
+    run = PlannedRun(sizes, weights_of, config, SMALL, count=2)
     planned = _need(run, "gradients and embeddings").network / run.steps_per_epoch
     passed = (counted["gathered"] + 2 * counted["summed"]) / STEPS
     assert planned == pytest.approx(passed, rel=0.1)
 
 
-def _run(queries: int, machine: Machine, count: int = 1, **changes: object) -> Run:
-    sides = (Side(queries, 5 * queries, queries),) * 2
+def _run(queries: int, machine: Machine, count: int = 1, **changes: object) -> PlannedRun:
+    sides = (SideSize(queries, 5 * queries, queries),) * 2
     sizes = Sizes(queries, queries, 2 * queries, 8, sides)
     config = overlay(PRESETS["ramen-ance"](), {"training.epochs": 12, **changes})
-    return Run(sizes, ENCODERS["distilbert"], config, machine, count)
+    return PlannedRun(sizes, ENCODERS["distilbert"], config, machine, count)
 
 
 def test_training_maps_what_its_schedule_makes() -> None:
@@ -436,10 +436,10 @@ MEASURED_S = {
 
 def test_hours_are_those_that_were_measured() -> None:
     for place, count in enumerate((10**6, 10**7)):
-        sizes = Sizes(count, count, 2 * count, 7.5, (Side(count, 4.55 * count, count),) * 2)
+        sizes = Sizes(count, count, 2 * count, 7.5, (SideSize(count, 4.55 * count, count),) * 2)
         changes = {"training.epochs": 8, "pruning.warmup_epochs": 6}
         config = overlay(PRESETS["ramen-ance"](), changes)
-        run = Run(sizes, ENCODERS["bag"], config, known_machines()["epyc"])
+        run = PlannedRun(sizes, ENCODERS["bag"], config, known_machines()["epyc"])
         hours = {one.stage: one.hours for one in planning.durations(run, 5 * count)}
         assert set(hours) == {*MEASURED_S, "train"}
         for stage, measured in MEASURED_S.items():

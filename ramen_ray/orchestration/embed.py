@@ -39,10 +39,7 @@ class TableRows:
 
 @dataclass(frozen=True)
 class EmbeddingResources:
-    """Resources of a process that embeds texts.
-
-    Without CPUs and GPUs from Ray, tasks run one at a time. bfloat16 is used only on GPUs.
-    """
+    """Resources of a process that embeds texts; without CPUs and GPUs, one task runs at a time."""
 
     num_threads: int
     num_cpus: float = 0
@@ -58,16 +55,13 @@ def embed_tables(
     dtype: type[np.floating[Any]] = np.float32,
     part: Part | None = None,
 ) -> NDArray[Any]:
-    """Embed texts into ``file``, one table after another; each task writes what it has embedded.
-
-    Few texts are embedded in this process, unless tasks would have a GPU. In place of tasks on a
-    GPU, each of which would start a process, there are actors.
+    """Embed texts into ``file``, one table after another: here if they are few, else in tasks.
 
     Args:
         model: folder of the model; all machines can reach it, and the folders of tables and file.
         tables: the texts.
         file: an ``.npy`` file to write.
-        resources: resources of each task.
+        resources: resources of each task; with a GPU, of each actor.
         dtype: type of the embeddings.
         part: which of the model's vectors they get; None for all that it has.
 
@@ -87,7 +81,7 @@ def embed_tables(
     else:
         shutil.rmtree(work.attempts, ignore_errors=True)  # left by a killed call
         try:
-            if resources.num_gpus:
+            if resources.num_gpus:  # each task on a GPU would start a process
                 with user_errors():
                     _in_actors(batches, work)
             else:
@@ -109,11 +103,9 @@ def embed_distinct(
 ) -> list[TextEmbeddings]:
     """Embed the distinct texts of all ``tables`` as queries, with the cluster's free resources.
 
-    They are stored in half precision: the error of a cosine is below 0.001. Arguments are those of
-    :func:`embed_tables`.
-
     Returns:
-        One per table, all sharing one (U, D) float16 array, which is mapped from ``file``.
+        One per table, all sharing one (U, D) float16 array, mapped from ``file``: in half precision
+        the error of a cosine is below 0.001.
     """
     rows, positions = number_distinct([TokenTable.open(table) for table in tables])
     parts = [TableRows(table, some, "queries") for table, some in zip(tables, rows, strict=True)]
@@ -147,7 +139,7 @@ def _batches(tables: Sequence[TableRows]) -> list[_Batch]:
 
 @dataclass(frozen=True)
 class _Work:
-    """What all batches have in common; plain values."""
+    """What all batches have in common."""
 
     model: Path
     file: Path
@@ -160,7 +152,7 @@ class _Work:
         return self.file.with_suffix(".attempts")
 
     def load(self) -> DualEncoder:
-        """Load the model, in the process that embeds."""
+        """Load the model in the process that embeds."""
         torch.set_num_threads(self.resources.num_threads)
         device = "cuda" if ray.get_gpu_ids() else "cpu"
         return load_model(self.model, part=self.part).to(device)

@@ -45,8 +45,7 @@ def evaluate_checkpoint(
     """Return the metrics of a checkpoint's model on a split.
 
     Args:
-        checkpoint: a folder that training wrote, with ``encoder`` and ``config.json``; or the
-            folder of a finished run, to use its best checkpoint.
+        checkpoint: folder of a checkpoint, or of a finished run, to use its best one.
         split: ``validation``, ``test`` or ``zero_shot``.
         dataset: a dataset directory other than the one trained on.
         predictions: a parquet file to write the predictions to, with the users' ids.
@@ -55,12 +54,10 @@ def evaluate_checkpoint(
             chose for the run, or both if that is not known.
 
     Raises:
-        CheckpointError: the folder is not a checkpoint, or lacks classifiers that its configuration
-            has, or what ``part`` asks for.
+        CheckpointError: it is not a checkpoint, or has no classifiers where it should.
         DamagedError: a file of it has changed since it was written.
         ConfigError: the predictions cannot be written there.
-        DatasetError: the dataset directory or the list of names is not usable, or another one than
-            trained on, or there is no such split.
+        DatasetError: the dataset or the list of names is not usable, or not what was trained on.
     """
     checkpoint, chosen = _best_checkpoint(checkpoint)
     config = _read_checkpoint_config(checkpoint)
@@ -88,10 +85,7 @@ def evaluate_checkpoint(
 
 
 def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
-    """Return the best checkpoint of a run's folder and what it finds ads by.
-
-    Any other folder is returned as it is.
-    """
+    """Return a run's best checkpoint and the part that answers; other folders as they are."""
     if not (folder / RUN_FILE).is_file():
         return folder, None
     notes = RunDirectory(folder).notes
@@ -103,12 +97,7 @@ def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
 def _open_dataset(
     checkpoint: Path, config: RunConfig, given: str | None, part: Part | None
 ) -> Dataset:
-    """Open the dataset to evaluate on.
-
-    Raises:
-        DatasetError: it is not what the checkpoint was trained on, and was not asked for, or the
-            checkpoint has vectors of the ads.
-    """
+    """Open the dataset to evaluate on: what was trained on, or what was asked for."""
     file = checkpoint / IDENTITY_FILE
     made_from = dict(json.loads(file.read_text())) if file.is_file() else {}
     opened = Dataset(given or config.dataset)
@@ -161,15 +150,7 @@ def _retrieve(
     judgement: Judgement,
     workers: WorkersConfig,
 ) -> TopK:
-    """Return the best ads of each query of a split, by id; embeddings go through a file.
-
-    Args:
-        model: folder of the model, and the part of its vectors that answers.
-        data: the dataset.
-        split: the queries.
-        judgement: says how many ads of each query are needed.
-        workers: what they may use.
-    """
+    """Return the best ads of each query of a split, by id; embeddings go through a file."""
     tokens, num_queries = data.path / "tokens", len(data.queries[split])
     queries = TableRows(tokens / "queries" / split, range(num_queries), "queries")
     ads = TableRows(tokens / "ads", data.candidates(split), "ads")

@@ -35,13 +35,9 @@ from ramen_ray.orchestration.cluster.resources import (
 )
 from ramen_ray.orchestration.cluster.tasks import limited_attempts
 
-BYTES_BESIDES = 1 << 29
-"""Memory of an actor besides its ads: Python, Ray, and blocks of queries."""
-BYTES_HERE = 1 << 28
-"""Ads that the caller's own process searches."""
-ANSWERS_AT_ONCE = 5_000_000
-"""Ads found, of all queries together, that a process works on; a retriever refuses more than twice
-as many."""
+BYTES_BESIDES = 1 << 29  # of an actor, besides its ads: Python, Ray, and blocks of queries
+BYTES_HERE = 1 << 28  # of ads that the caller's own process searches
+ANSWERS_AT_ONCE = 5_000_000  # ads found for queries; a retriever refuses more than twice as many
 MOST_BLOCKS, MOST_QUERIES_PER_BLOCK = 1000, 65_536
 
 Block = dict[str, Any]
@@ -65,9 +61,6 @@ def search_shards(
     shards: Sequence[Shard], queries: tuple[Path, int], k: int, num_threads: int | None = None
 ) -> Iterator[tuple[int, TopK]]:
     """Find the k most similar of all shards' ads for queries whose embeddings are in a file.
-
-    An actor gets a CPU for each thread if they are free, else none. If the cluster has no room for
-    all actors at once, the queries stream through some shards, then through the next.
 
     Args:
         shards: the ads, in order.
@@ -121,11 +114,7 @@ def keep_sample(
 
 
 def query_blocks(file: Path, num_queries: int) -> list[Block]:
-    """Cut the first rows of an ``.npy`` file into blocks.
-
-    One is a pass of a search, unless that makes very many; a block of the most queries and its best
-    ads take a few hundred megabytes.
-    """
+    """Cut the first rows of an ``.npy`` file into blocks: passes of a search, unless very many."""
     passes = -(-num_queries // QUERIES_PER_PASS)
     size = min(QUERIES_PER_PASS * max(-(-passes // MOST_BLOCKS), 1), MOST_QUERIES_PER_BLOCK)
     starts = range(0, num_queries, size)
@@ -141,8 +130,8 @@ def _stream(
     largest, counts = max(shards, key=lambda shard: shard.num_bytes), [len(shards)]
     while counts[-1] > 1:
         counts.append((counts[-1] + 1) // 2)
-    # Free CPUs may be spread over several machines. Without any, as others are at work, actors work
-    # one after the other.
+    # If there is no room for all actors, queries stream through some shards, then through the next.
+    # Free CPUs may be spread over several machines. Without any, actors work one after the other.
     options = [*((count, num_threads) for count in counts), (1, 0)]
     together, cpus = find_room(
         lambda option: [needs_of(largest, option[1])] * option[0],
@@ -164,8 +153,7 @@ def through_shards(
     """Plan the search of ``shards`` for ``blocks``, a dataset with a Block in each row.
 
     All actors run at once, ``each`` with so many threads, and CPUs that Ray reserves for it. Other
-    columns of the dataset pass through. Marks of ``attempts`` need a folder that all machines can
-    reach.
+    columns of the dataset pass through. All machines can reach the folder ``attempts``.
     """
     num_threads, cpus = each
     for shard in shards:
@@ -205,11 +193,9 @@ class SearchShard:
 
 
 def queries_at_once(k: int) -> int:
-    """Return how many queries a process finds or spells out k ads for at once.
-
-    Passes of a search are left whole, so that it finds the same to the bit.
-    """
+    """Return how many queries a process finds or spells out k ads for at once."""
     count = max(ANSWERS_AT_ONCE // k, 1)
+    # whole passes of a search, so that it finds the same to the bit
     return count // QUERIES_PER_PASS * QUERIES_PER_PASS or count
 
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen_ray.errors import UserError, first_line_of, redacted
-from ramen_ray.full_disk import is_disk_full
+from ramen_ray.errors import UserError, first_line_of, is_disk_full, redacted
 from ramen_ray.tracking.moved_store import ARTIFACTS, SQLITE, find_artifacts_beside
 
 if TYPE_CHECKING:

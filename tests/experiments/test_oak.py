@@ -33,8 +33,7 @@ from experiments.oak.settings import OakSettings
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import write_dataset
-from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.training_data import TrainingData

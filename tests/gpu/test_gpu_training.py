@@ -15,8 +15,7 @@ from torch import distributed, nn
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
@@ -194,13 +193,12 @@ def test_a_thread_makes_the_same_inputs_in_page_locked_memory(
 
 def _tensors(inputs: StepInputs) -> list[torch.Tensor]:
     """Return all that is copied to the GPU besides tokens."""
-    linked = inputs.added.get(LINKED, {}).values()
-    of_regularizers = [inputs.anchors, inputs.linked, inputs.at.nodes, inputs.at.anchor_pools]
-    return [
-        *(inputs.ads, inputs.clicked, inputs.at.queries, inputs.at.ads, inputs.at.ad_pool),
-        *(tensor for some in of_regularizers for tensor in some.values()),
-        *(tensor for some in linked for tensor in some),
-    ]
+    tensors = [inputs.queries]
+    for one in (inputs.task, *inputs.regularizers.values()):
+        tensors += [one.rows, one.candidates, one.drawn, one.known]
+    for linked in inputs.added.get(LINKED, {}).values():
+        tensors += linked
+    return tensors
 
 
 @pytest.mark.parametrize("has_all", [False, True])
@@ -232,10 +230,9 @@ def test_memory_of_a_step_is_that_of_weights_moments_and_states(
             (
                 sum(pack.token_ids.size for pack in packed(one.tokens)),
                 len(one.texts.rows),
-                len(one.local.queries) * len(one.ad_pool.ids)
-                + sum(
-                    len(drawn.nodes) * len(one.anchor_pools[regularizer.anchor_set].ids)
-                    for regularizer, drawn in one.local.anchors.items()
+                sum(
+                    len(compared.rows) * len(compared.candidates)
+                    for compared in (one.task, *one.regularizers.values())
                 ),
             )
             for one in inputs

@@ -165,17 +165,11 @@ def test_the_upload_is_the_project_without_a_users_data(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nonesuch"], "nonesuch"),
-        (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
-        (["tiny", "--optimizer.lr", "-1"], "Input should be greater than 0"),
-        (["tiny", "--dataset", "no/such/folder"], "no dataset directory at"),
-        (["--config", "no/such/file.json"], "cannot read the config file no/such/file.json"),
         (["tiny", "--encoder.pretrained", "./no/encoder"], "no encoder folder at ./no/encoder"),
         (
             ["tiny", "--training.global-batch-size", "100000"],
             "fewer than training.global_batch_size 100000",
         ),
-        (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
         (["tiny", "--training.selection-metric", "P@2"], "training.selection_metric 'P@2'"),
         (["tiny", "--pruning.mode", "asynchronous"], "training.epochs 2 is too few: the graph"),
         (["tiny", "--index.kind", "ivf_pq"], "index.kind ivf_pq learns its cells from at least"),
@@ -240,13 +234,3 @@ def test_print_config_shows_every_setting_and_trains_nothing(
     config = overlay(tiny(), {"seed": 7, "output": str(output)})
     assert json.loads(capsys.readouterr().out) == config.model_dump(mode="json")
     assert not output.exists()
-
-
-def test_help_shows_examples_and_flags(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
-    with pytest.raises(SystemExit) as end:
-        train.main()
-    assert not end.value.code
-    assert "ray job submit --working-dir . -- python jobs/train.py" in capsys.readouterr().out

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss

@@ -1,9 +1,7 @@
-"""Embedding by tasks and by actors: where processes die, and how often the model is loaded."""
+"""Embedding by tasks and by actors, and how often the model is loaded."""
 
 import os
-import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +12,6 @@ from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.orchestration import embed
-from ramen_ray.orchestration.cluster.resources import ClusterError
-from ramen_ray.orchestration.cluster.tasks import MAX_ATTEMPTS
 from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
 
 
@@ -25,28 +21,6 @@ def model(encoder_path: Path, tmp_path: Path) -> DualEncoder:
     model = DualEncoder(build_bag(str(encoder_path)))
     model.save(tmp_path / "model", 16)
     return model
-
-
-def test_embedding_that_ends_its_process_is_given_up(
-    cluster: None, prepared_bag: Prepared, model: DualEncoder, tmp_path: Path
-) -> None:
-    class Deadly:
-        def __len__(self) -> int:
-            return embed.FEW_TEXTS + 1
-
-        def __getitem__(self, some: slice) -> Any:
-            with (tmp_path / "begun").open("a") as file:
-                file.write("x")
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    ads: Any = TableRows(prepared_bag.path / "tokens" / "ads", Deadly(), "queries")
-    folder = tmp_path / "made"
-    folder.mkdir()
-    message = rf"embedding of {ads.table}, texts from 0: {MAX_ATTEMPTS} processes have died"
-    with pytest.raises(ClusterError, match=message):
-        embed_tables(tmp_path / "model", [ads], folder / "made.npy", EmbeddingResources(1, 1))
-    assert (tmp_path / "begun").read_text() == "x" * MAX_ATTEMPTS
-    assert [file.name for file in folder.iterdir()] == ["made.npy"]
 
 
 def test_actors_embed_as_tasks_do_and_load_the_model_once_each(

@@ -418,75 +418,19 @@ def test_without_mlflow_only_the_page_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["mine.html"]
 
 
-def _broken(folder: Path, table: str, rows: pa.Table) -> str:
-    """Write a dataset in which one table is replaced by ``rows``."""
-    queries = query_table(["robin"], [[0]])
-    tables = {
-        **{f"queries/{split}": queries for split in SPLITS},
-        "ads": text_table("ad_id", ["x"]),
-        "anchors/links": text_table("anchor_id", ["y"]),
-        "edges/links/ad": node_edges("ad_id", [[0]]),
-    }
-    return str(write_dataset(folder / "broken", {**tables, table: rows}, name="broken").path)
-
-
-@pytest.mark.parametrize(
-    ("table", "rows", "message"),
-    [
-        ("queries/train", query_table(["q"], [[3]]), "column 'ad_ids': id outside 0..0: 3"),
-        ("queries/test", query_table(["q"], [[-1]]), "column 'ad_ids': id outside 0..0: -1"),
-        ("edges/links/ad", node_edges("ad_id", [[4]]), "column 'anchor_id': id outside 0..0: 4"),
-        ("edges/links/ad", node_edges("ad_id", [[], [0]]), "column 'ad_id': id outside 0..0: 1"),
-        (
-            "ads",
-            pa.table({"ad_id": [7], "text": ["x"]}),
-            "ads.parquet, row 0, column 'ad_id': id outside 0..0: 7",
-        ),
-        (
-            "ads",
-            pa.table({"ad_id": [0], "text": pa.array([None], pa.string())}),
-            "ads.parquet, row 0, column 'text': no value",
-        ),
-        (
-            "queries/train",
-            query_table(["q"], [[0]]).set_column(
-                2, "ad_ids", [pa.array([None], pa.list_(pa.int64()))]
-            ),
-            "column 'ad_ids': no value",
-        ),
-        (
-            "ads",
-            pa.table({"ad_id": [0], "text": pa.array([b"\xff"]).view(pa.string())}),
-            "ads.parquet, row 0, column 'text': bytes that are not UTF-8",
-        ),
-        ("ads", text_table("ad_id", []), "table 'ads' is empty"),
-    ],
-)
-def test_broken_tables_are_named(
-    table: str,
-    rows: pa.Table,
-    message: str,
-    encoder_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    dataset = _broken(tmp_path, table, rows)
-    page = tmp_path / "page.html"
-    flags = ["--page", str(page), "--encoder", str(encoder_path), "--output", str(tmp_path / "o")]
-    assert _run_job(monkeypatch, dataset, *flags) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("error: ")
-    assert message in printed
-    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
-
-
-def test_all_errors_are_in_one_message(
+def test_all_errors_are_in_one_message_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dataset = _broken(tmp_path, "queries/train", query_table(["", "q"], [[0], [4]]))
-    (tmp_path / "broken" / "anchors" / "links.parquet").unlink()
+    queries = query_table(["robin"], [[0]])
+    tables = {
+        **{f"queries/{split}": queries for split in SPLITS[1:]},
+        "queries/train": query_table(["", "q"], [[0], [4]]),
+        "ads": text_table("ad_id", ["x"]),
+        "edges/links/ad": node_edges("ad_id", [[0]]),
+    }
+    dataset = str(write_dataset(tmp_path / "broken", tables, name="broken").path)
     assert _run_job(monkeypatch, dataset, "--output", str(tmp_path / "o")) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
     first, *errors = capsys.readouterr().err.splitlines()
     assert first == f"error: the dataset directory {dataset} is not usable:"
     assert [error.split(":")[0] for error in errors] == [

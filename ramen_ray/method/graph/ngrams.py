@@ -39,7 +39,7 @@ def ngram_vectors(texts: pa.StringArray) -> csr_matrix:
 def similar_by_ngrams(
     vectors: csr_matrix, plain: UInt64s, settings: SimilarSettings, counts: Counter[str]
 ) -> Iterator[tuple[int, Similar]]:
-    """Yield some texts' number, and what is similar to them; all products if that takes a minute.
+    """Yield some texts' number, and what is similar to them; by all products if few.
 
     Args:
         vectors: (n, n-grams), as of :func:`ngram_vectors`.

@@ -33,10 +33,7 @@ def prune(
     prune_threshold: float,
     folder: Path,
 ) -> Pruned:
-    """Write into ``folder`` the edges (nodes x anchors) whose texts' cosine is above a threshold.
-
-    The paper's threshold is 0.
-    """
+    """Write into ``folder`` the edges (nodes x anchors) whose cosine is above the threshold."""
     num_edges, batches = len(edges.indices), row_batches(edges.indptr, EDGES_PER_BATCH)
     pruned = (_prune_rows(edges, rows, nodes, anchors, prune_threshold) for rows in batches)
     write_csr(folder, pruned)

@@ -25,9 +25,7 @@ from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.method.retrieval.search import TopK
 
 SPARE_NEIGHBOURS = 16
-MAX_NEIGHBOURS = 1024
-"""Texts, itself among them, that are searched for a text by embeddings, however many of them are
-duplicates."""
+MAX_NEIGHBOURS = 1024  # of a text, itself among them, however many are duplicates
 GIVEN_UP = f"texts with fewer anchors, as most of their {MAX_NEIGHBOURS:,} nearest are duplicates"
 FOUND = "% of nearest texts found"
 SAMPLED_TEXTS = 400  # whose nearest texts are searched exactly too, to measure what is found
@@ -77,11 +75,8 @@ class SimilarSettings:
 
 
 def plain_hashes(texts: pa.StringArray) -> UInt64s:
-    """Hash texts (n,) so that those that differ only in case, punctuation and space are equal.
-
-    Left are what Unicode calls letters, numbers, symbols (such as + and $), and marks, among them
-    the vowels of Hindi and Thai.
-    """
+    """Hash texts (n,) so that those that differ only in case, punctuation and space are equal."""
+    # Marks (M) are, among others, the vowels of Hindi and Thai; + and $ are symbols (S).
     plain = pc.replace_substring_regex(pc.utf8_lower(texts), r"[^\p{L}\p{M}\p{N}\p{S}]+", "")
     return hash_strings(plain)
 
@@ -91,13 +86,11 @@ def similar_by_embeddings(
 ) -> Iterator[Similar]:
     """Yield what is similar to some texts at a time; searches deeper if duplicates fill the top.
 
-    A text gets what is among its MAX_NEIGHBOURS nearest.
-
     Args:
         find: searches the embeddings of all texts.
         plain: (n,) of :func:`plain_hashes`.
         settings: which texts are similar.
-        counts: gets, as GIVEN_UP, how many texts might have more anchors beyond these.
+        counts: gets, as GIVEN_UP, how many texts might have more beyond their MAX_NEIGHBOURS.
     """
     texts: Int64s | range = range(len(plain))
     k = settings.top_k + SPARE_NEIGHBOURS

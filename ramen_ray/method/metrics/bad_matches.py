@@ -26,11 +26,10 @@ def bad_match_metrics(
     kind_of: NDArray[np.int64],
     kinds: Sequence[str],
 ) -> dict[str, float]:
-    """Return bad match rates (fractions), such as ``brand/BMR@1``, and ``BMR@1`` for all kinds.
+    """Return bad match rates (fractions), such as ``brand/BMR@1``, and ``BMR@1`` for any kind.
 
     A kind's rate is the share of bad matches among the first k predictions for the queries that
-    have a name of this kind; ``brand/named_queries`` is the share of such queries. For all kinds
-    together, a prediction is bad if it is bad for one of them.
+    have a name of this kind; ``brand/named_queries`` is the share of such queries.
 
     Args:
         topk_ad_ids: (queries, at least 5), best first, -1 after the last.

@@ -37,8 +37,7 @@ def paired_differences(
 ) -> dict[str, Difference]:
     """Return how much the metrics of ``ours`` exceed those of ``base`` on the same queries.
 
-    The intervals come from a bootstrap over the queries (percentiles of 2,000 samples): all metrics
-    of both models are computed again on each sample of queries.
+    Intervals are percentiles of a paired bootstrap of 2,000 samples of the queries.
     """
     return paired_differences_over_seeds([ours], [base], seed)
 
@@ -48,11 +47,10 @@ def paired_differences_over_seeds(
 ) -> dict[str, Difference]:
     """Return how much the metrics of ``ours`` exceed those of ``base``, as means over their runs.
 
-    Runs of the two sides are paired, such as those of the same training seed, or of the same split
-    of the data. All runs have the same queries, in the same order; what a run does not ask a query
-    about is a possible gain of zero. A bootstrap sample draws pairs of runs and, independently,
-    queries. So the intervals include the variance between runs, though they underestimate it if
-    there are few.
+    Runs of the two sides are paired, such as those of the same seed, and have the same queries in
+    the same order; what a run does not ask a query about is a possible gain of zero. A bootstrap
+    sample draws pairs of runs and, independently, queries: intervals include the variance between
+    runs, though they underestimate it if there are few.
     """
     sides = mean_over_seeds(ours), mean_over_seeds(base)
     names = list(sides[0])
@@ -67,11 +65,8 @@ def paired_differences_over_seeds(
 def _sampled_ratios(
     runs: Sequence[Mapping[str, PerQuery]], names: Sequence[str], seed: int
 ) -> Float64s:
-    """Return metrics (samples, metrics) over samples of queries and runs.
-
-    The same ``seed`` draws the same queries and runs.
-    """
-    draw = np.random.default_rng(seed)
+    """Return metrics (samples, metrics) over samples of queries and runs."""
+    draw = np.random.default_rng(seed)  # the same queries and runs for both sides
     values = np.stack([part for run in runs for name in names for part in run[name]], 1)
     num_queries, num_runs = len(values), len(runs)
     at_once = max(DRAWS_AT_ONCE // num_queries, 1)

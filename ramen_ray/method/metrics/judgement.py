@@ -1,4 +1,4 @@
-"""Measure predictions against the clicks of a split and the popularity of its ads."""
+"""Evaluate a model: measure its predictions against the clicks of a split, by ads' popularity."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +13,13 @@ from ramen_ray.data.describe.counts import count_clicks
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.distributed import (
+    from_first_worker,
+    gather_arrays,
+    gather_at_first,
+    own_range,
+    world,
+)
 from ramen_ray.method.metrics.ranking import (
     PerQuery,
     clicks_on,
@@ -22,7 +29,14 @@ from ramen_ray.method.metrics.ranking import (
     query_metrics,
     ratios,
 )
-from ramen_ray.method.retrieval.search import TopK, drop_filtered, most_filters
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.retrieval.search import (
+    TopK,
+    drop_filtered,
+    merge_topk,
+    most_filters,
+    search,
+)
 
 KS = (1, 3, 5, 10, 100)
 GROUP_KS = (1, 5, 10)
@@ -31,6 +45,7 @@ METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] 
 ]
 """The names of the metrics that :meth:`Judgement.metrics` returns."""
 NO_FILTERS = np.empty((0, 2), dtype=np.int64)
+QUERIES_PER_BLOCK = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -66,10 +81,7 @@ class Judgement:
         propensity: Propensity,
         filters: NDArray[np.int64] = NO_FILTERS,
     ) -> "Judgement":
-        """Compute popularity and propensity from the number of train clicks (ads,) of each ad.
-
-        Propensity counts only the train queries that have clicks.
-        """
+        """Compute popularity and propensity from the train clicks (ads,) and clicked queries."""
         a, b = propensity.a, propensity.b
         inverse = inverse_propensities(train_click_counts, num_train_queries, a, b)
         return cls(truth, inverse, popularity_groups(train_click_counts), filters)
@@ -95,10 +107,7 @@ class Judgement:
         return self.by_query(self.shown(found)[0])
 
     def by_query(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, PerQuery]:
-        """Return ``METRICS`` of predictions (queries, k) by query, overall and by ads' popularity.
-
-        Predictions are ad ids, best first, -1 after the last.
-        """
+        """Return ``METRICS`` by query of ad ids (queries, k), best first, -1 after the last."""
         overall = query_metrics(topk_ad_ids, self.truth, self.inverse, KS)
         return overall | group_metrics(topk_ad_ids, self.truth, self.groups, GROUP_KS)
 
@@ -132,3 +141,40 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> JudgedQueries
     num_queries = int((train.per_query > 0).sum())
     judgement = Judgement.from_clicks(truth, train.per_ad, num_queries, propensity, filters)
     return JudgedQueries(queries["text"].to_pylist(), judgement)
+
+
+def evaluate(
+    model: DualEncoder,
+    data: Prepared,
+    split: str,
+    propensity: Propensity,
+    use_bf16: bool = False,
+) -> tuple[dict[str, float], TopK]:
+    """Embed, search and measure one split, divided among the workers.
+
+    Each worker embeds its share of the candidates (:meth:`Prepared.candidates`) and queries and
+    searches its own ads for all queries. Every worker returns the same metrics; the first also
+    returns the best ads of each query, the others those of none.
+    """
+    judgement = Judgement.from_prepared(data, split, propensity)
+    queries, own_ads = data.queries[split], model.own_share(data.candidates(split))
+    ad_embeddings = model.embed_ads(data.ads, own_ads, use_bf16)
+    embedded = model.embed_queries(queries, own_range(len(queries)), use_bf16)
+    query_embeddings = np.concatenate(gather_arrays(embedded))
+    depth = judgement.depth
+    found = search(query_embeddings, ad_embeddings, depth, model.device.index, own_ads)
+    shown = judgement.shown(_merged(found, depth))
+    metrics = judgement.metrics(shown[0]) if world()[0] == 0 else {}
+    return from_first_worker(metrics), shown
+
+
+def _merged(found: TopK, depth: int) -> TopK:
+    """Return the best of all workers' ads on the first worker, which gathers them by blocks."""
+    merged = [(found[0][:0], found[1][:0])]
+    for start in range(0, len(found[0]), QUERIES_PER_BLOCK):
+        block = slice(start, start + QUERIES_PER_BLOCK)
+        parts = list(zip(*(gather_at_first(array[block]) for array in found), strict=True))
+        if parts:
+            merged.append(merge_topk(parts, depth))
+    ads, scores = zip(*merged, strict=True)
+    return np.concatenate(ads), np.concatenate(scores)

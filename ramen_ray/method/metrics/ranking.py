@@ -132,7 +132,7 @@ def clicks_on(truth: Csr, member: Booleans) -> Csr:
 def popularity_groups(click_counts: NDArray[np.int64]) -> dict[str, Booleans]:
     """Split ads into head, torso and tail by train clicks, each with about a third of the clicks.
 
-    Ads with the same number of clicks are in the same group; ads without train clicks are tail.
+    Ads with as many clicks are in the same group; those without are tail.
     """
     order = np.argsort(-click_counts, kind="stable")
     share = np.cumsum(click_counts[order]) / max(int(click_counts.sum()), 1)
@@ -151,8 +151,7 @@ def group_metrics(
 ) -> dict[str, PerQuery]:
     """Return each group's part of P@k and its own R@k, such as ``tail/P@1``, by query.
 
-    A group's P@k counts only hits on its ads, so the groups' values add up to P@k. Its R@k is
-    over the queries with clicks in the group.
+    The groups' P@k add up to P@k. R@k is over the queries with clicks in the group.
     """
     hits = find_hits(topk_ad_ids, truth)
     rows, ads = truth.gather(np.arange(truth.num_rows))

@@ -75,7 +75,7 @@ class AdaptiveWeights(StepPart):
     def prepare(self, inputs: StepInputs) -> StepInputs:
         """Return a step's inputs with the anchors that its queries and ads are linked to."""
         device = self.weights.device
-        found = {one: linked_anchors(inputs, one, device) for one in inputs.local.anchors}
+        found = {one: linked_anchors(inputs, one, device) for one in inputs.regularizers}
         return replace(inputs, added={**inputs.added, LINKED: found})
 
     def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
@@ -144,16 +144,15 @@ def linked_anchors(
     inputs: StepInputs, regularizer: Regularizer, device: torch.device
 ) -> LinkedAnchors:
     """Find the anchors of this worker's queries, or of the first ad of each, for ``device``."""
-    drawn, pool = inputs.local.anchors[regularizer], inputs.anchor_pools[regularizer.anchor_set]
+    nodes, drawn = inputs.regularizers[regularizer], inputs.local.anchors[regularizer].nodes
     rows = inputs.local.queries if regularizer.side == "query" else inputs.local.ads[:, 0]
-    if np.array_equal(rows, drawn.nodes):
-        links = inputs.linked[regularizer].numpy()
-    else:
-        links = pool.links(inputs.data.known_edges[regularizer], rows)
-    starts = np.searchsorted(links, np.arange(len(rows) + 1) * len(pool.ids))
-    of_pool = inputs.at.anchor_pools[regularizer.anchor_set].numpy()
-    places = links % max(len(pool.ids), 1)
-    arrays = of_pool[places], starts[:-1], np.diff(starts)[:, None] > 0
+    links = nodes.known.numpy()
+    if not np.array_equal(rows, drawn):
+        links = nodes.pool.links(inputs.data.known_edges[regularizer], rows)
+    num_anchors = len(nodes.pool.ids)
+    starts = np.searchsorted(links, np.arange(len(rows) + 1) * num_anchors)
+    positions = nodes.candidates.numpy()[links % max(num_anchors, 1)]
+    arrays = positions, starts[:-1], np.diff(starts)[:, None] > 0
     return LinkedAnchors(*(staged(array, device) for array in arrays))
 
 
@@ -164,18 +163,18 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer | None, Tensor]
     # is pulled to the mean of those of its anchors that the batch has.
     sides = {regularizer.side for regularizer in encoded.batch.anchors}
     leads_of = {"query": _query_leads, "ad": _ad_leads}
-    rows_of = {"query": encoded.inputs.at.queries, "ad": encoded.inputs.at.ads}
+    rows_of = {"query": encoded.queries_bD, "ad": _own_ads(encoded)}
     ahead = {side: leads_of[side](encoded) for side in sides}
     gains: dict[Regularizer | None, Tensor] = {}
     for regularizer in encoded.batch.anchors:
-        rows_bD = encoded.vectors(rows_of[regularizer.side])
-        gains[regularizer] = gain(ahead[regularizer.side], rows_bD, _pulls(encoded, regularizer))
+        side = regularizer.side
+        gains[regularizer] = gain(ahead[side], rows_of[side], _pulls(encoded, regularizer))
     return gains
 
 
 def _pulls(encoded: EncodedBatch, regularizer: Regularizer) -> Tensor:
     """Return the pulls (b, D) on rows (b,): the mean of a row's anchors minus the mean anchor."""
-    if not len(encoded.anchor_pool(regularizer.anchor_set).ids):
+    if not len(encoded.inputs.regularizers[regularizer].pool.ids):
         return torch.zeros_like(encoded.queries_bD)
     positions, starts, is_linked_b1 = map(encoded.copied, encoded.inputs.added[LINKED][regularizer])
     means_bD = functional.embedding_bag(positions, encoded.embeddings_UD, starts, mode="mean")
@@ -184,10 +183,16 @@ def _pulls(encoded: EncodedBatch, regularizer: Regularizer) -> Tensor:
     return means_bD - is_linked_b1 * (total_D1[:-1] / total_D1[-1].clamp(min=1))
 
 
+def _own_ads(encoded: EncodedBatch) -> Tensor:
+    """Return the vectors (b, D) of the first ad of each of this worker's queries."""
+    candidates = encoded.copied(encoded.inputs.task.candidates)
+    return encoded.vectors(candidates[encoded.own_places[:, 0]])
+
+
 def _query_leads(encoded: EncodedBatch) -> Tensor:
     """Return the leads (b, D) of this worker's queries from their rivals to their own ads."""
     rivals_b = rivals(encoded.own_similarity, encoded.own_clicked_in_pool)
-    return leads(encoded.vectors(encoded.inputs.at.ads), encoded.ads_LD, rivals_b)
+    return leads(_own_ads(encoded), encoded.ads_LD, rivals_b)
 
 
 def _ad_leads(encoded: EncodedBatch) -> Tensor:
@@ -196,6 +201,6 @@ def _ad_leads(encoded: EncodedBatch) -> Tensor:
     if len(encoded.local.queries) == len(others_BD):
         similarity_Bb = encoded.own_similarity[:, places_b]
     else:
-        similarity_Bb = others_BD @ encoded.vectors(encoded.inputs.at.ads).T
+        similarity_Bb = others_BD @ _own_ads(encoded).T
     rivals_b = rivals(similarity_Bb.T, encoded.clicked_in_pool[:, places_b].T)
     return leads(encoded.queries_bD, others_BD, rivals_b)

@@ -52,7 +52,7 @@ def classifier_reverse_term(loss: Loss, weight: float) -> Term:
     """Build :func:`reverse_term` for classifiers: queries are ranked for each of them."""
 
     def share(encoded: EncodedBatch) -> Tensor:
-        queries_Bd = _queries(encoded, encoded.inputs.at.all_queries)
+        queries_Bd = _queries(encoded, encoded.inputs.queries)
         return _reverse_share(loss, encoded, queries_Bd, encoded.added[CLASSIFIERS])
 
     return Term(CLASSIFIER_REVERSE, weight, share)
@@ -80,7 +80,7 @@ def _reverse_share(loss: Loss, encoded: EncodedBatch, queries_BD: Tensor, ads_LD
 
 
 def _own_queries(encoded: EncodedBatch) -> Tensor:
-    return _queries(encoded, encoded.inputs.at.queries)
+    return _queries(encoded, encoded.inputs.task.rows)
 
 
 def _queries(encoded: EncodedBatch, positions: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from torch import Tensor
 from ramen_ray.method.objectives.losses import LEFT_OUT, Loss
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.similarity import similarities
 
 TASK = "task"
 
@@ -99,8 +98,6 @@ def task_term(
     """
 
     def share(encoded: EncodedBatch) -> Tensor:
-        if not len(encoded.ad_pool.ids):
-            return encoded.embeddings_UD.new_zeros(())
         similarity_bL, clicked_bL = similarity_of(encoded), encoded.own_clicked_in_pool
         losses_b = loss(similarity_bL, encoded.own_places, clicked_bL)
         return losses_b.sum() / len(encoded.batch.queries)
@@ -110,8 +107,8 @@ def task_term(
 
 def similarity_to_other_texts(encoded: EncodedBatch) -> Tensor:
     """Return ``own_similarity`` (b, L) with ads of a query's own text, unless clicked, left out."""
-    at, clicked_bL = encoded.inputs.at, encoded.own_clicked_in_pool
-    has_own_text_bL = encoded.copied(at.queries)[:, None] == encoded.copied(at.ad_pool)
+    task, clicked_bL = encoded.inputs.task, encoded.own_clicked_in_pool
+    has_own_text_bL = encoded.copied(task.rows)[:, None] == encoded.copied(task.candidates)
     return encoded.own_similarity.masked_fill(has_own_text_bL & ~clicked_bL, LEFT_OUT)
 
 
@@ -121,14 +118,11 @@ def regularizer_term(
     """Build the term that ranks a node's own anchors above all others of the batch."""
 
     def share(encoded: EncodedBatch) -> Tensor:
-        inputs = encoded.inputs
-        if not len(encoded.anchor_pool(regularizer.anchor_set).ids):
+        nodes = encoded.inputs.regularizers[regularizer]
+        if not len(nodes.pool.ids):
             return encoded.embeddings_UD.new_zeros(())
-        nodes_nD = encoded.vectors(inputs.at.nodes[regularizer])
-        similarity_nL = similarities(nodes_nD, encoded.anchors_LD(regularizer.anchor_set))
-        positives_n1 = encoded.copied(inputs.anchors[regularizer])[:, None]
-        known_nL = encoded.own_linked_in_pool(regularizer)
-        losses_n = loss(similarity_nL, positives_n1, known_nL)
+        drawn_n1, linked_nL = encoded.copied(nodes.drawn), encoded.is_positive(nodes)
+        losses_n = loss(encoded.similarities(nodes), drawn_n1, linked_nL)
         return losses_n.sum() / len(encoded.batch.anchors[regularizer].nodes)
 
     return Term(regularizer.name, weight, share, regularizer, every_steps)

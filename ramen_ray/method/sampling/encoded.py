@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from ramen_ray.method.distributed import gather_dealt, gather_tensors, world
 from ramen_ray.method.sampling.batches import Batch
-from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.step_inputs import Pool, StepInputs
+from ramen_ray.method.sampling.step_inputs import Comparison, Pool, StepInputs
 from ramen_ray.method.similarity import similarities
 
 
@@ -44,51 +43,55 @@ class EncodedBatch:
 
     @property
     def ad_pool(self) -> Pool:
-        """The candidates of all queries of the batch."""
-        return self.inputs.ad_pool
-
-    def anchor_pool(self, anchor_set: str) -> Pool:
-        """Return the anchors of a set that nodes of either side drew."""
-        return self.inputs.anchor_pools[anchor_set]
-
-    def vectors(self, positions: Tensor) -> Tensor:
-        """Return the embeddings (n, D) of the texts at some of the inputs' ``positions`` (n,)."""
-        # The gradients of indexing take several times as long.
-        return functional.embedding(self.copied(positions), self.embeddings_UD)
+        """All ads that the queries of the global batch drew."""
+        return self.inputs.task.pool
 
     def copied(self, tensor: Tensor) -> Tensor:
         """Return one of the inputs' tensors on the device."""
         return tensor.to(self.embeddings_UD.device, non_blocking=True)
 
+    def vectors(self, positions: Tensor) -> Tensor:
+        """Return the embeddings (n, D) of the texts at some of the inputs' positions (n,)."""
+        # The gradients of indexing take several times as long.
+        return functional.embedding(self.copied(positions), self.embeddings_UD)
+
     @property
     def queries_bD(self) -> Tensor:
         """(b, D) embeddings of this worker's queries."""
-        return self.vectors(self.inputs.at.queries)
+        return self.vectors(self.inputs.task.rows)
 
     @property
     def all_queries_BD(self) -> Tensor:
         """(B, D) embeddings of the batch's queries."""
-        return self.vectors(self.inputs.at.all_queries)
+        return self.vectors(self.inputs.queries)
 
     @property
     def ads_LD(self) -> Tensor:
         """(L, D) embeddings of the ``ad_pool``."""
-        return self.vectors(self.inputs.at.ad_pool)
-
-    def anchors_LD(self, anchor_set: str) -> Tensor:
-        """Return the embeddings (L, D) of the anchors of a set's pool."""
-        return self.vectors(self.inputs.at.anchor_pools[anchor_set])
+        return self.vectors(self.inputs.task.candidates)
 
     @property
     def own_places(self) -> Tensor:
         """(b, P) places in the ``ad_pool`` of the ads drawn for this worker's queries, or -1."""
-        return self.copied(self.inputs.ads)
+        return self.copied(self.inputs.task.drawn)
+
+    def similarities(self, comparison: Comparison) -> Tensor:
+        """Return the similarities (n, L) of a comparison's rows to its candidates."""
+        return similarities(self.vectors(comparison.rows), self.vectors(comparison.candidates))
+
+    def is_positive(self, comparison: Comparison) -> Tensor:
+        """Return (n, L) bool, which candidates are known positives of which rows."""
+        # Made here, as few places of a mask are set, and all of it would have to be copied.
+        shape = len(comparison.rows), len(comparison.candidates)
+        device = self.embeddings_UD.device
+        mask = torch.zeros(shape[0] * shape[1], dtype=torch.bool, device=device)
+        return mask.index_fill_(0, self.copied(comparison.known), True).view(shape)
 
     @cached_property
     @torch.enable_grad()  # whoever asks first, adaptive λ among them
     def own_similarity(self) -> Tensor:
         """(b, L) similarities of this worker's queries to the ads of the ``ad_pool``."""
-        return similarities(self.queries_bD, self.ads_LD)
+        return self.similarities(self.inputs.task)
 
     @cached_property
     def clicked_in_pool(self) -> Tensor:
@@ -98,19 +101,7 @@ class EncodedBatch:
     @cached_property
     def own_clicked_in_pool(self) -> Tensor:
         """The rows of :attr:`clicked_in_pool` of this worker's queries, (b, L) bool."""
-        return self._mask(self.inputs.clicked, len(self.local.queries), self.ad_pool)
-
-    def own_linked_in_pool(self, regularizer: Regularizer) -> Tensor:
-        """Return (n, L) bool, which anchors of the pool this worker's nodes are linked to."""
-        num_nodes = len(self.local.anchors[regularizer].nodes)
-        pool = self.anchor_pool(regularizer.anchor_set)
-        return self._mask(self.inputs.linked[regularizer], num_nodes, pool)
-
-    def _mask(self, links: Tensor, num_rows: int, pool: Pool) -> Tensor:
-        # Made here, as few places of a mask are set, and all of it would have to be copied.
-        size = num_rows * len(pool.ids)
-        mask = torch.zeros(size, dtype=torch.bool, device=self.embeddings_UD.device)
-        return mask.index_fill_(0, self.copied(links), True).view(num_rows, len(pool.ids))
+        return self.is_positive(self.inputs.task)
 
 
 def encode(model: nn.Module, inputs: StepInputs, use_bf16: bool = False) -> EncodedBatch:

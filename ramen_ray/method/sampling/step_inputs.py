@@ -4,7 +4,7 @@ None of it needs the model, so a thread can make it while a GPU computes the ste
 rows of this worker and B of the global batch, U distinct texts, L candidates of a pool, n nodes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,12 +92,13 @@ class Pool:
         return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
     def _links(self, edges: Csr, rows: Int64s) -> Int64s:
-        row, candidate = edges.gather(rows)
+        degrees = edges.degrees(rows)
+        candidates = edges.indices[ragged_positions(edges.indptr[rows], degrees)]
         # Most are not in the pool, which a few bits of their ids tell sooner than a search does.
         marks = np.zeros(NUM_MARKS, dtype=bool)
         marks[self.ids & (NUM_MARKS - 1)] = True
-        likely = np.flatnonzero(marks[candidate & (NUM_MARKS - 1)])
-        row, candidate = row[likely], candidate[likely]
+        likely = np.flatnonzero(marks[candidates & (NUM_MARKS - 1)])
+        candidate, row = candidates[likely], np.searchsorted(degrees.cumsum(), likely, "right")
         place = np.searchsorted(self.ids, candidate)
         is_candidate = np.append(self.ids, -1)[place] == candidate
         return (row * len(self.ids) + place)[is_candidate]
@@ -109,39 +110,13 @@ class Pool:
         return mask
 
 
-@dataclass(frozen=True)
-class Found:
-    """The distinct ids of what was drawn, and where they are.
-
-    Attributes:
-        pool: the ids.
-        positions: (L,) of their texts among the U.
-        places: in the pool, of each array that was drawn, in its shape; -1 for -1.
-    """
-
-    pool: Pool
-    positions: Int64s
-    places: list[Int64s]
-
-    @classmethod
-    def among(cls, drawn: list[Int64s], positions: list[Int64s]) -> "Found":
-        """Find the distinct ids of ``drawn`` arrays, whose texts are at ``positions``."""
-        flat = np.concatenate([ids.reshape(-1) for ids in drawn])
-        ids, first, inverse = np.unique(flat, return_index=True, return_inverse=True)
-        skipped = int(len(ids) > 0 and ids[0] < 0)
-        parts = np.split(inverse - skipped, np.cumsum([one.size for one in drawn])[:-1])
-        of_texts = np.concatenate([one.reshape(-1) for one in positions])[first[skipped:]]
-        places = [part.reshape(one.shape) for part, one in zip(parts, drawn, strict=True)]
-        return cls(Pool(ids[skipped:]), of_texts, places)
-
-
 def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
     """Return what a softmax loss sees of the pool of a global batch.
 
     The last is the share of its ads that were clicked for none of the batch.
     """
-    ids = np.unique(np.concatenate([batch.ads.reshape(-1), batch.hard_negatives.reshape(-1)]))
-    pool = Pool(ids[ids >= 0])
+    drawn = [batch.ads, batch.hard_negatives]
+    pool, _ = _pool(drawn, drawn)
     clicked_BL = pool.is_positive([clicks], batch.queries)
     return {
         "ads": float(len(pool.ids)),
@@ -151,45 +126,37 @@ def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Positions:
-    """Where among the U texts those are that the losses compare; int64, copied without waiting.
+class Comparison:
+    """This worker's rows, and the candidates of the global batch that they are compared with.
+
+    int64 tensors on the CPU, copies of which to the step's device need no waiting.
 
     Attributes:
-        queries: (b,) this worker's.
-        all_queries: (B,).
-        ads: (b,) the first ad of each of this worker's queries.
-        ad_pool: (L,).
-        nodes: per drawn regulariser (n,), this worker's.
-        anchor_pools: by set, (L,).
+        pool: the candidates.
+        rows: (n,) positions of the rows' texts among the U.
+        candidates: (L,) positions of the candidates' texts.
+        drawn: (n, P) places in the pool of what each row drew; -1 for none.
+        known: (links,) all known positives, as row * L + place, ascending.
     """
 
-    queries: Tensor
-    all_queries: Tensor
-    ads: Tensor
-    ad_pool: Tensor
-    nodes: Mapping[Regularizer, Tensor]
-    anchor_pools: Mapping[str, Tensor]
+    pool: Pool
+    rows: Tensor
+    candidates: Tensor
+    drawn: Tensor
+    known: Tensor
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """A batch, its texts, the pools of candidates, and which candidates are known positives.
-
-    Tensors are on the CPU, and copies of them to the step's device need no waiting.
+    """A batch, its texts, and what is compared with what.
 
     Attributes:
         batch: the global batch.
         local: this worker's share of it.
         tokens: this worker's share of the texts.
-        anchor_pools: by set.
-        at: positions of texts.
-        ads: (b, P) int64, places in the pool of the ads that were drawn for this worker's queries;
-            -1 for none.
-        clicked: (clicks,) int64, as row * L + place, which ads of the pool were clicked for which
-            of this worker's queries.
-        anchors: per drawn regulariser (n,) int64, places in the pool of the anchors that this
-            worker's nodes drew.
-        linked: per drawn regulariser, likewise which anchors of the pool its nodes have.
+        queries: (B,) int64, positions of the batch's queries among the U, as in a comparison.
+        task: this worker's queries, and the ads that the batch drew.
+        regularizers: those that drew, with this worker's nodes and the anchors of their set.
         added: what the parts of the step have added, by name.
     """
 
@@ -198,13 +165,9 @@ class StepInputs:
     local: Batch
     texts: BatchTexts
     tokens: TokenBatch
-    ad_pool: Pool
-    anchor_pools: Mapping[str, Pool]
-    at: Positions
-    ads: Tensor
-    clicked: Tensor
-    anchors: Mapping[Regularizer, Tensor]
-    linked: Mapping[Regularizer, Tensor]
+    queries: Tensor
+    task: Comparison
+    regularizers: Mapping[Regularizer, Comparison]
     added: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -217,29 +180,25 @@ class StepInputs:
         texts = BatchTexts.from_batch(batch, data.tables)
         queries, ads, hard_negatives, *rest = texts.positions
         nodes = dict(zip(batch.anchors, rest[::2], strict=True))
-        of_anchors = dict(zip(batch.anchors, rest[1::2], strict=True))
-        of_ads = Found.among([batch.ads, batch.hard_negatives], [ads, hard_negatives])
-        of_sets: dict[str, Found] = {}
-        anchors: dict[Regularizer, Tensor] = {}
-        for name in dict.fromkeys(one.anchor_set for one in batch.anchors):
+        anchors = dict(zip(batch.anchors, rest[1::2], strict=True))
+
+        def compared(
+            positions: Int64s,
+            rows: Int64s,
+            drawn: Int64s,
+            known: Iterable[Csr],
+            pool: Pool,
+            candidates: Int64s,
+        ) -> Comparison:
+            found = _own(positions), candidates, pool.find(drawn), pool.links(known, rows)
+            return Comparison(pool, *(staged(array, device) for array in found))
+
+        of_ads = _pool([batch.ads, batch.hard_negatives], [ads, hard_negatives])
+        of_sets = {}
+        for name in {one.anchor_set for one in batch.anchors}:
             own = [one for one in batch.anchors if one.anchor_set == name]
             drawn = [batch.anchors[one].anchors for one in own]
-            of_sets[name] = Found.among(drawn, [of_anchors[one] for one in own])
-            for one, places in zip(own, of_sets[name].places, strict=True):
-                anchors[one] = staged(_own(places), device)
-        pools = {name: found.pool for name, found in of_sets.items()}
-        at = Positions(
-            staged(_own(queries), device),
-            staged(queries, device),
-            staged(_own(ads)[:, 0], device),
-            staged(of_ads.positions, device),
-            {one: staged(_own(positions), device) for one, positions in nodes.items()},
-            {name: staged(found.positions, device) for name, found in of_sets.items()},
-        )
-        linked = {
-            one: pools[one.anchor_set].links(data.known_edges[one], drawn.nodes)
-            for one, drawn in local.anchors.items()
-        }
+            of_sets[name] = _pool(drawn, [anchors[one] for one in own])
         mine = dealt_rows()
         return cls(
             data,
@@ -247,14 +206,29 @@ class StepInputs:
             local,
             texts,
             gather_tokens(texts.tables[mine], texts.rows[mine], list(data.tables.values())),
-            of_ads.pool,
-            pools,
-            at,
-            staged(_own(of_ads.places[0]), device),
-            staged(of_ads.pool.links([data.clicks], local.queries), device),
-            anchors,
-            {one: staged(links, device) for one, links in linked.items()},
+            staged(queries, device),
+            compared(queries, local.queries, local.ads, [data.clicks], *of_ads),
+            {
+                one: compared(
+                    nodes[one],
+                    drawn.nodes,
+                    drawn.anchors[:, None],
+                    data.known_edges[one],
+                    *of_sets[one.anchor_set],
+                )
+                for one, drawn in local.anchors.items()
+            },
         )
+
+
+def _pool(drawn: Sequence[Int64s], positions: Sequence[Int64s]) -> tuple[Pool, Int64s]:
+    """Return the distinct ids of ``drawn`` arrays, and the position (L,) of each."""
+    flat, of_flat = (
+        np.concatenate([one.reshape(-1) for one in some]) for some in (drawn, positions)
+    )
+    ids, first = np.unique(flat, return_index=True)
+    is_id = ids >= 0
+    return Pool(ids[is_id]), of_flat[first[is_id]]
 
 
 def _own(rows: Int64s) -> Int64s:

@@ -25,8 +25,7 @@ import torch
 from ray.exceptions import RayError
 
 from ramen_ray.data.store.checksums import is_intact, write_checksums
-from ramen_ray.errors import UserError
-from ramen_ray.full_disk import is_disk_full
+from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.distributed import from_first_worker, world
 from ramen_ray.method.model.dual_encoder import copy_model
 from ramen_ray.method.sampling.batches import DrawState

@@ -1,4 +1,4 @@
-"""Join a cluster that answers, or say soon that none does; start and watch one's own."""
+"""What Ray does not do when it joins or starts a cluster: say soon what is wrong, and try again."""
 
 import logging
 import os
@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,11 +35,10 @@ class NoClusterError(UserError):
 def check_that_it_answers() -> None:
     """Check that the cluster that this process is to join, if there is one, answers.
 
-    Ray itself would wait seven minutes for it, deaf to signals.
-
     Raises:
         NoClusterError: RAY_ADDRESS is no address of a cluster, or nothing answers there.
     """
+    # Ray itself would wait seven minutes for it, deaf to signals.
     address, named_by = _address()
     if address is None:
         return
@@ -61,7 +61,7 @@ def check_that_it_answers() -> None:
 
 
 def _address() -> tuple[str | None, str]:
-    """Return the address of the cluster that Ray would join, and what names it."""
+    """Return the address that Ray would join, and what names it; None to start a cluster."""
     address = os.environ.get("RAY_ADDRESS", "")
     if address == "local":
         return None, ""
@@ -89,38 +89,27 @@ def in_a_few_tries(start: Callable[[], Joined]) -> Joined:
 
 def _end(processes: set[psutil.Process]) -> None:
     for process in processes:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
     psutil.wait_procs(list(processes), timeout=ANSWERS_WITHIN_S)
 
 
 def is_lost() -> bool:
-    """Return whether the control process has died; calls of Ray would not return."""
+    """Return whether Ray's control process has died, so that calls of Ray would not return."""
     return _is_lost.is_set()
 
 
 def watch_own_ray() -> None:
-    """Send LOST to this process, if it handles it, when the control process of its Ray dies.
-
-    Ray itself would wait without it, and then exit.
-    """
+    """Send LOST to this process, if it handles it, when the control process of its Ray dies."""
     started = [child for child in psutil.Process().children(recursive=True) if child.name() == GCS]
     if started and callable(signal.getsignal(LOST)):
         threading.Thread(target=_watch, args=[started[-1]], daemon=True).start()
 
 
 def _watch(gcs: psutil.Process) -> None:
-    while _lives(gcs):
-        time.sleep(LOOKS_EVERY_S)
+    with suppress(psutil.NoSuchProcess):
+        while gcs.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(LOOKS_EVERY_S)
     if ray.is_initialized():  # else it has been shut down
         _is_lost.set()
         signal.pthread_kill(threading.main_thread().ident or 0, LOST)
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

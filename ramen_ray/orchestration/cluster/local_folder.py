@@ -15,8 +15,7 @@ from ramen_ray.errors import first_line_of
 from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.sampling.regularizers import Regularizer
 
-SECONDS_BETWEEN_SIGNS = 10  # to waiting workers, whose collectives would time out
-
+SECONDS_BETWEEN_SIGNS = 10
 CPU = torch.device("cpu")
 
 logger = logging.getLogger(__name__)
@@ -24,13 +23,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A folder on this machine's own disk that mirrors shared folders.
+    """A folder on this machine's own disk that mirrors shared folders, which are copied whole.
 
-    Whole folders are copied, as no part of them belongs to one worker: each epoch deals the queries
-    out anew, each step the texts, and all look up the clicks and edges of the whole batch.
+    No part of them belongs to one worker: all read the clicks and edges of each batch.
 
     Attributes:
-        path: where the copies are, each at the path of the shared folder; None to copy nothing.
+        path: the shared folders' copies are here, at the same paths; None to copy nothing.
         is_first: whether this worker is the one of its machine that copies.
         device: this worker's.
     """
@@ -40,11 +38,9 @@ class LocalFolder:
     device: torch.device = CPU
 
     def copy_of(self, folder: Path) -> Path:
-        """Return this machine's copy of ``folder``, an absolute path; made unless it is there.
+        """Return this machine's copy of ``folder``, an absolute path, or ``folder`` without one.
 
-        Every worker calls this; it returns when all machines are done. If a machine cannot have a
-        copy, for want of room for example, its workers are told to read ``folder`` itself: that is
-        slower, but gives the same numbers.
+        Every worker calls this; it returns when all machines have made their copies.
         """
         if self.path is None:
             return folder
@@ -70,7 +66,7 @@ class LocalFolder:
         with ThreadPoolExecutor(1) as pool:
             begun = [pool.submit(work)] if self.is_first else []
             is_busy = True
-            while is_busy:
+            while is_busy:  # a collective would time out before a large folder is copied
                 unfinished = len(wait(begun, SECONDS_BETWEEN_SIGNS).not_done)
                 is_busy = bool(sum_over_workers(torch.tensor(unfinished, device=self.device)))
         for one in begun:

@@ -1,4 +1,4 @@
-"""Join or start Ray, and check that the workers of a run can start."""
+"""Join or start Ray, and find room on it for processes."""
 
 import logging
 import math
@@ -50,16 +50,24 @@ DASHBOARD_ADDRESS = "RAY_API_SERVER_ADDRESS"
 MOMENT_S = 2  # enough for Ray to answer if there is room
 PATIENCE_S = 600  # for others to give back what they hold, or for machines that start
 DECIDES_WITHIN_S = 30  # on a busy machine, whether there is room for a placement group
+RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries; added to all errors
 
-NO_METRICS = {
+RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Train learns of a checkpoint soon after it is written.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    # Keep idle processes: loading their libraries again takes longer than most of our tasks.
+    "RAY_idle_worker_killing_time_threshold_ms": "60000",
+    # Ray would let every other process of the machine go before its workers.
+    "RAY_worker_niceness": "0",
+    # Ray would start a task for ever that needs more memory than there is; these take a minute.
+    "RAY_task_oom_retries": "6",
+    # A cluster that a job starts would offer its figures to all, on ports without a token.
     "RAY_enable_metrics_collection": "0",
     "DASHBOARD_METRIC_PORT": "-1",
     "AUTOSCALER_METRIC_PORT": "-1",
 }
-"""Keeps a cluster that a job starts from offering its figures to all, on ports without a token."""
-
-RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries; added to all errors
-
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +92,6 @@ def died_too_often(max_failures: int, failure: Exception) -> ClusterError:
 def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
     """Join the running cluster (RAY_ADDRESS, or one on this machine), or start one.
 
-    Ray's usage reporting is off. Train's controller polls its workers twice a second, so that it
-    knows of a checkpoint soon after it is written.
-
     Args:
         show_workers: show the output of tasks and workers.
         for_ray_train: start a dashboard, too, which Ray Train's actors ask about each other. It is
@@ -96,19 +101,10 @@ def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
         NoClusterError: RAY_ADDRESS names a cluster that does not answer.
         ClusterError: the cluster wants a token; or Ray does not start.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Keep idle processes: loading their libraries again takes longer than most of our tasks.
-    os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", "60000")
-    # Ray would let every other process of the machine go before its workers.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    # Ray would start a task for ever that needs more memory than there is; these take a minute.
-    os.environ.setdefault("RAY_task_oom_retries", "6")
+    for name, value in RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
     if "RAY_ADDRESS" not in os.environ:  # one machine, which cannot be preempted
         os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-    for switch, off in NO_METRICS.items():
-        os.environ.setdefault(switch, off)
     if not ray.is_initialized():
         check_that_it_answers()
         keep_token_private()
@@ -147,11 +143,8 @@ def kept_handler(number: signal.Signals) -> Iterator[None]:
 
 @contextmanager
 def _known_dashboard() -> Iterator[int]:
-    """Choose the dashboard's port, and tell the processes of a cluster that starts in the block.
-
-    If Ray Train's actors have to look for it, they fail on a machine on which other jobs have
-    started a Ray of their own.
-    """
+    """Choose the dashboard's port, and tell the processes of a cluster that starts in the block."""
+    # Ray Train's actors, which would look for it, may find that of another job's Ray.
     before = os.environ.get(DASHBOARD_ADDRESS)
     with socket.socket() as held:
         try:
@@ -171,7 +164,7 @@ def _known_dashboard() -> Iterator[int]:
 
 
 def keep_token_private() -> None:
-    """Keep others on this machine from reading the token, with which they could run code as us."""
+    """Keep others on this machine from reading the token; with it they could run code as us."""
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
     if file.is_file() and file.stat().st_uid == os.geteuid():
         file.chmod(0o600)
@@ -187,12 +180,12 @@ def _keep_private(session: Path) -> None:
 
 
 def _advice(error: Exception) -> str:
-    """Say why a cluster was not joined; it does not say that it wants a token."""
+    """Say why a cluster was not joined."""
     said = first_line_of(error).rstrip(".")
     if TOO_SLOW in said:
         return "Ray has not started in time; is the machine too busy? Run the same command again"
     if isinstance(error, AuthenticationError) or os.environ.get("RAY_AUTH_MODE") != "token":
-        said += (
+        said += (  # which the cluster does not say
             "; if it wants a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
             "RAY_AUTH_TOKEN_PATH to that of the cluster"
         )
@@ -200,10 +193,7 @@ def _advice(error: Exception) -> str:
 
 
 def quiet_ray_data() -> None:
-    """Let Ray Data, in this process, show progress on a terminal only, and only raise errors.
-
-    An error of our own code comes out as it was raised.
-    """
+    """Let Ray Data show progress on a terminal only, and raise our errors as they were raised."""
     context = DataContext.get_current()
     context.raise_original_map_exception = True
     context.enable_progress_bars = sys.stderr.isatty()
@@ -214,8 +204,7 @@ def quiet_ray_data() -> None:
 def free_share(num_cpus: int = 1) -> dict[str, float]:
     """Return the free resources that a background task takes: a quarter of a GPU, CPUs, or none.
 
-    It takes none if the workers hold everything, as they may be waiting for it. Free resources may
-    also be spread over several machines and GPUs, so that no task can have them: Ray is asked then.
+    It takes none if the workers hold everything, as they may be waiting for it.
     """
     free = ray.available_resources()
     for name, amount in (("GPU", GPU_SHARE), ("CPU", float(num_cpus))):
@@ -291,15 +280,10 @@ def in_words(needs: list[Needs]) -> str:
 
 
 def has_room(bundles: list[Needs], seconds: float) -> bool:
-    """Wait until the cluster has all ``bundles`` free at once, each on one machine and GPU.
-
-    If they are not free now in one place, it requests a placement group, so that an autoscaler adds
-    missing machines. If the actor that asks is killed while the group is made, Ray 2.60 loses what
-    it has reserved (see _give_back).
-    """
+    """Wait until the cluster has all ``bundles`` free at once, each on one machine and GPU."""
     if _are_free_in_one_place(bundles):
         return True
-    group = placement_group(bundles)
+    group = placement_group(bundles)  # for which an autoscaler adds missing machines
     try:
         return group.wait(math.ceil(seconds))  # Ray drops the fraction
     finally:
@@ -325,12 +309,10 @@ def worker_share(workers: WorkersConfig) -> dict[str, float]:
 def worker_task(
     function: Callable[..., Any], workers: WorkersConfig, max_retries: int = NUM_RETRIES
 ) -> Any:
-    """Return ``function`` as a Ray task with what a worker holds, also for use in a Tune trial.
-
-    If it holds a GPU, its process ends with it (which Ray ensures only where the GPU is named in
-    ``ray.remote``): an idle one would keep memory of the GPU, and might be given another one later.
-    """
+    """Return ``function`` as a Ray task with what a worker holds, also for use in a Tune trial."""
     share = worker_share(workers)
+    # With num_gpus in ray.remote, not in options, its process ends with the task: an idle one would
+    # keep memory of the GPU, and might be given another one later.
     return ray.remote(num_cpus=share["CPU"], num_gpus=share.get("GPU", 0), max_retries=max_retries)(
         function
     ).options(scheduling_strategy="DEFAULT")
@@ -362,8 +344,7 @@ def check_resources(workers: WorkersConfig) -> None:
 def no_placement_group_left() -> Iterator[None]:
     """At the end, remove the placement groups that this job still has.
 
-    If Tune ends a trial, the placement group that Ray Train made for it stays, and would keep its
-    CPUs and GPUs.
+    Ray Train leaves one of each trial that Tune ends, which would keep its CPUs and GPUs.
     """
     try:
         yield
@@ -377,10 +358,8 @@ def no_placement_group_left() -> Iterator[None]:
 
 
 def _give_back(group: PlacementGroup) -> None:
-    """Remove a placement group, but not while it is made: Ray 2.60 would lose what it has reserved.
-
-    See https://github.com/ray-project/ray/issues/64693.
-    """
+    """Remove a placement group, but not while it is made."""
+    # Ray 2.60 would lose what it has reserved: https://github.com/ray-project/ray/issues/64693
     deadline = time.monotonic() + DECIDES_WITHIN_S
     while _is_undecided(group) and time.monotonic() < deadline:
         time.sleep(0.01)

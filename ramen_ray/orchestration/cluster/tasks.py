@@ -22,31 +22,29 @@ logger = logging.getLogger(__name__)
 
 Task = Callable[[], Any]
 RunTasks = Callable[[Sequence[Task]], list[Any]]
-"""Runs tasks in any order (they share only files); returns the results in the given order."""
+"""Runs tasks in any order; returns the results in the given order."""
 
-ROWS_HERE = 2_000_000
-"""Rows that one process works on in about the time that a cluster takes to start."""
+ROWS_HERE = 2_000_000  # about those that one process works on while a cluster starts
 TASKS_PER_CPU = 2  # so that none waits for this process
 SECONDS_BETWEEN_LINES = 30
 MAX_ATTEMPTS = 4
 
 
 def runner_for(num_rows: int) -> RunTasks:
-    """Return what runs tasks that work on so many rows: the cluster or, for few, this process."""
+    """Return what runs tasks on so many rows: the cluster or, for few, this process."""
     return in_tasks if num_rows > ROWS_HERE else lambda tasks: [task() for task in tasks]
 
 
 def in_tasks(tasks: Sequence[Task], name: str | None = None, cpus_per_task: float = 1) -> list[Any]:
     """Run functions on the cluster, which is started if need be; returns results in their order.
 
-    A function whose process dies is run again, up to ``MAX_ATTEMPTS`` times. With ``cpus_per_task``
-    0 they run one after the other. With a ``name``, how many are done is logged now and again.
+    A function whose process dies is run again. With ``cpus_per_task`` 0 they run one after the
+    other. With a ``name``, how many are done is logged now and again.
 
     Raises:
-        DatasetError: a function raised it; those that were sent to the cluster before, at most
-            ``TASKS_PER_CPU`` for each CPU, are waited for.
-        ClusterError: the process of a function died.
-        KeyboardInterrupt: Ctrl-C; this process has left the cluster, so what it sent there ends.
+        Exception: a function raised it; none runs any more.
+        ClusterError: the process of a function died more than ``MAX_ATTEMPTS`` times.
+        KeyboardInterrupt: Ctrl-C; this process has left the cluster.
     """
     start_ray()
     shared = ray.put(list(tasks))  # sent once for all tasks
@@ -77,8 +75,8 @@ def in_tasks(tasks: Sequence[Task], name: str | None = None, cpus_per_task: floa
         if not _is_task():  # else it is cancelled, with what it has sent
             ray.shutdown()
         raise
-    finally:  # else some write while the caller cleans up; to cancel them can end this process
-        if running:
+    finally:
+        if running:  # else they write while the caller cleans up; ray.cancel can end this process
             ray.wait([*running], num_returns=len(running))
     return results
 
@@ -97,17 +95,14 @@ def _is_task() -> bool:
 
 @contextmanager
 def limited_attempts(folder: Path, work: str) -> Iterator[None]:
-    """Do ``work`` in the block, unless too many processes have died at it.
+    """Do ``work``, which the error names, in the block, unless ``MAX_ATTEMPTS`` processes died.
 
-    Ray Data starts its tasks and actors again for ever.
-
-    Args:
-        folder: a folder that all machines can reach; an attempt leaves a mark there until it ends.
-        work: what is done, such as the file that is read; it names the work in the error.
+    An attempt leaves a mark in ``folder``, which all machines can reach, until it ends.
 
     Raises:
-        ClusterError: ``MAX_ATTEMPTS`` processes have died.
+        ClusterError: they have died.
     """
+    # Ray Data itself starts its tasks and actors again for ever.
     folder.mkdir(parents=True, exist_ok=True)
     marks = folder / hashlib.blake2b(work.encode(), digest_size=8).hexdigest()
     if marks.exists() and marks.stat().st_size >= MAX_ATTEMPTS:

@@ -1,8 +1,7 @@
 """The data pipeline: with Ray Data, turn a dataset directory into memory-mapped arrays, once.
 
-The dataset directory is checked first. Two streaming executions (texts, edges) then read the
-parquet files, tokenise their rows, sort them by table and key, and write parts, which a task joins.
-The sort also shuffles the train queries globally, with their clicks and edges.
+Two streaming executions (texts, edges) read the parquet files, tokenise their rows, sort them by
+table and key, and write parts, which a task joins. Keys of train queries are a global shuffle.
 """
 
 import hashlib
@@ -53,13 +52,11 @@ PARTS, ATTEMPTS = "parts", "attempts"
 def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
     """Return ``dataset`` prepared with ``tokenizer``, from ``cache`` if it is there and intact.
 
-    The cache is keyed by the content of the tables, the tokenizer and its settings. If two
-    processes need the same data at the same time, the second waits for the first. Warnings about
-    the dataset are logged each time.
+    The cache is keyed by the content of the tables, the tokenizer and its settings; a process waits
+    for another that makes the same. Warnings about the dataset are logged each time.
 
     Raises:
-        DatasetError: a table is missing or a row is wrong, or the tables have changed since their
-            fingerprint was taken; nothing is left in the cache.
+        DatasetError: a table is missing, a row is wrong, or the tables have changed meanwhile.
     """
     target = prepared_folder(dataset, cache, tokenizer)  # takes the fingerprint before all reading
     structure = inspect_structure(dataset)
@@ -121,11 +118,8 @@ def _run(
     sort_keys: list[str],
     folder: Path,
 ) -> pa.Table:
-    """Stream ``tables`` through read, ``to_rows``, sort and write; returns a list of parts.
-
-    The unit of reading is a parquet row group of any table. So one execution serves all tables,
-    which matters because starting one takes seconds.
-    """
+    """Stream ``tables`` through read, ``to_rows``, sort and write; returns a list of parts."""
+    # One execution serves row groups of all tables, as starting one takes seconds.
     groups = [
         {"table": table, "file": str(file), "row_group": row_group}
         for table in tables

@@ -63,7 +63,7 @@ MOST_EXACT_PRODUCTS = 3 * 10**12  # of numbers; a minute of two cores
 EFFORT = 2
 FIRST_LINE_S, BETWEEN_LINES_S = 5.0, 20.0
 
-Block = TypeVar("Block")
+Found = TypeVar("Found")
 logger = logging.getLogger(__name__)
 
 
@@ -84,9 +84,8 @@ def add_similar(
         gb_per_shard: GB of embeddings that one process searches.
 
     Returns:
-        Counts of the rows written, of the nodes without edges, and of edges left out; by an
-        encoder, also of texts that duplicates have left with fewer anchors, and if the search was
-        approximate, its recall in per cent.
+        Counts for people: rows written, nodes without edges, what was left out, and the recall in
+        per cent of an approximate search.
 
     Raises:
         DatasetError: the dataset is not usable, the name is taken, or there would be no edges.
@@ -124,7 +123,7 @@ def _similar(
     run: RunTasks,
     counts: Counter[str],
 ) -> Iterator[Similar]:
-    """Yield what is similar to some texts at a time; ``counts`` gets a search's shortcomings."""
+    """Yield what is similar to some texts at a time; ``counts`` gets what the search missed."""
     (plain,) = run([partial(_plain_hashes, texts)])
     if settings.encoder is None:
         vectors = ngram_vectors(pa.concat_arrays(texts.batches()))
@@ -169,10 +168,9 @@ def _tokenize(texts: BatchTexts, number: int, tokenize: TextTokenizer) -> TableR
 
 
 class _Search:
-    """Searches the embeddings of all texts; see :data:`SearchTexts`.
+    """Searches the embeddings of all texts (:data:`SearchTexts`), approximately if it takes long.
 
-    It is approximate where an exact one takes more than a minute. It keeps what a search for all
-    texts finds for a sample of them.
+    It keeps what a search for all texts finds for a sample of them.
     """
 
     def __init__(self, file: Path, gb_per_shard: float) -> None:
@@ -213,23 +211,15 @@ class _Search:
 
 
 def with_time_left(
-    blocks: Iterable[Block], size_of: Callable[[Block], int], total: int
-) -> Iterator[Block]:
-    """Pass on blocks as they are done; log what is left after five seconds, and now and again.
-
-    The first block does not count for the time left, as processes start before it.
-
-    Args:
-        blocks: what is done.
-        size_of: how many texts a block has.
-        total: the texts of all blocks.
-    """
+    blocks: Iterable[Found], size_of: Callable[[Found], int], total: int
+) -> Iterator[Found]:
+    """Pass on blocks as they are done; log what is left of the ``total`` texts now and again."""
     line_at, done = time.monotonic() + FIRST_LINE_S, 0
     before, since = 0, None
     for block in blocks:
         yield block
         done, now = done + size_of(block), time.monotonic()
-        if since is None:
+        if since is None:  # processes start before the first block
             before, since = done, now
         elif now >= line_at and done < total:
             left = (total - done) * (now - since) / (done - before)

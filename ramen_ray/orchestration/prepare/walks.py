@@ -1,7 +1,7 @@
 """Walked graphs: Ray tasks walk ranges of nodes, once for each graph, settings and seed.
 
-The folder of a walked graph has the form of ``edges`` in the prepared arrays, SET/{query,ad}. Each
-side of a set is walked separately, so runs with different sets share what they have in common.
+Each side of a set, SET/{query,ad}, is walked separately, so that runs share what they have in
+common.
 """
 
 import hashlib
@@ -43,12 +43,11 @@ def walked_edges(
 ) -> Path:
     """Return the folder of the walked graphs of ``regularizers``, from ``cache`` if they are there.
 
-    The cache is keyed by the content of the dataset's graphs, the settings and the seed; how texts
-    are tokenised does not matter. If two processes need the same graph at the same time, the second
-    waits for the first.
+    The cache is keyed by the content of the dataset's graphs, the settings and the seed; a process
+    waits for another that makes the same.
 
     Raises:
-        DamagedError: the graphs have changed meanwhile; nothing is left in the cache.
+        DamagedError: the graphs have changed meanwhile.
     """
     folder = cache / _cache_key(data.path / "edges", settings, seed)
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from ramen_ray.bases import Part
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
-from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.orchestration.run.build import build_propensity, held_classifiers

@@ -14,8 +14,7 @@ from ray.train import ControllerError, UserCallback
 
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig
-from ramen_ray.errors import UserError
-from ramen_ray.full_disk import is_disk_full
+from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.tracking.runs import Run
 
 VALIDATION = "validation/"

@@ -33,8 +33,7 @@ from ray.train import RunConfig as RayRunConfig
 from ray.train.torch import TorchTrainer
 
 from ramen_ray.config import WorkersConfig
-from ramen_ray.errors import UserError, first_line_of
-from ramen_ray.full_disk import is_disk_full
+from ramen_ray.errors import UserError, first_line_of, is_disk_full
 from ramen_ray.orchestration.cluster.resources import (
     MOMENT_S,
     ClusterError,

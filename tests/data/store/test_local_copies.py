@@ -11,7 +11,7 @@ import pytest
 from ramen_ray.data.store import local_copies
 from ramen_ray.data.store.checksums import DamagedError, write_checksums
 from ramen_ray.data.store.local_copies import copy_folder
-from ramen_ray.full_disk import is_disk_full
+from ramen_ray.errors import is_disk_full
 
 
 @pytest.fixture

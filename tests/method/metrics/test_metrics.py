@@ -118,25 +118,6 @@ def test_propensity_scores_equal_a_loop(case, counts):
         assert found[f"PSP@{k}"] <= 1 + 1e-12
 
 
-@given(predictions_and_clicks())
-def test_equal_propensities_turn_psn_into_n(case):
-    topk, truth = case
-    found = _over_all(topk, csr_of(truth), np.full(NUM_ADS, 3.0), KS)
-    for k in KS:
-        assert found[f"PSN@{k}"] == pytest.approx(found[f"N@{k}"])
-
-
-@given(predictions_and_clicks(), counts_strategy)
-def test_a_ranking_by_propensity_of_all_clicks_scores_one(case, counts):
-    _, truth = case
-    inverse = inverse_propensities(counts, 100, 0.55, 1.5)
-    ranked = [sorted(ads, key=lambda ad: -inverse[ad]) for ads in truth]
-    perfect = np.array([[*ads, *[-1] * NUM_ADS][:DEPTH] for ads in ranked])
-    found = _over_all(perfect, csr_of(truth), inverse, KS)
-    for k in KS:
-        assert [found[f"{name}@{k}"] for name in ("N", "PSP", "PSN")] == pytest.approx([1, 1, 1])
-
-
 def test_cut_offs_beyond_the_predictions_count_as_misses():
     found = _over_all(np.array([[0, 1]]), csr_of([[0, 2]]), np.ones(3), [5])
     assert found["P@5"] == pytest.approx(1 / 5)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from support import splitmix64
 
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.metrics.ranking import (
     group_metrics,
     inverse_propensities,

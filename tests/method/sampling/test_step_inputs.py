@@ -1,16 +1,14 @@
 """Pools of candidates, and what is known of them, against plain loops."""
 
-from collections.abc import Sequence
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import csr_of
 
 from ramen_ray.method.sampling import step_inputs
-from ramen_ray.method.sampling.step_inputs import Found, Pool
+from ramen_ray.method.sampling.step_inputs import Pool
 
 ROWS = st.lists(st.sets(st.integers(0, 40)).map(sorted), min_size=1, max_size=8)
 
@@ -32,20 +30,3 @@ def test_links_are_all_pairs_of_rows_and_candidates_that_some_graph_has(
     assert links.tolist() == np.flatnonzero(np.array(expected)).tolist()
     found = [[candidate in rows[row] for candidate in sorted(pool)] for row in asked]
     assert mask.tolist() == (found if pool else [[]] * len(rows))
-
-
-@pytest.mark.parametrize(
-    "drawn", [[[3, -1, 7], [[7, 2]]], [[-1, -1], []], [[5], [5, 5, 5]]], ids=str
-)
-def test_what_was_drawn_is_found_among_the_distinct_ids(drawn: list[Sequence[int]]) -> None:
-    arrays = [np.array(ids, dtype=np.int64) for ids in drawn]
-    texts = [ids * 10 for ids in arrays]
-    found = Found.among(arrays, texts)
-    flat = [one for ids in arrays for one in ids.reshape(-1).tolist()]
-    assert found.pool.ids.tolist() == sorted(set(flat) - {-1})
-    assert found.positions.tolist() == [10 * one for one in found.pool.ids.tolist()]
-    for ids, places in zip(arrays, found.places, strict=True):
-        assert places.shape == ids.shape
-        assert places.tolist() == found.pool.find(ids).tolist()
-        again = np.append(found.pool.ids, -1)[places]
-        assert again.tolist() == ids.tolist()

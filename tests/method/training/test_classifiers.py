@@ -14,8 +14,7 @@ from torch.nn import functional
 from ramen_ray.bases import Part
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, Scoring, load_model
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.sampling.batches import DrawState

@@ -52,15 +52,14 @@ def _made(sampler: Sampler, draws: DrawState, steps: range) -> Iterator[StepInpu
 
 def _arrays(inputs: StepInputs) -> list[Any]:
     """Return all that differs from step to step."""
-    at, added = inputs.at, inputs.added.get(LINKED, {})
-    masks = [inputs.ads, inputs.clicked, *inputs.anchors.values(), *inputs.linked.values()]
-    masks += [at.queries, at.all_queries, at.ads, at.ad_pool]
-    masks += [*at.nodes.values(), *at.anchor_pools.values()]
-    masks += [array for linked in added.values() for array in linked]
+    arrays: list[Any] = [inputs.queries]
+    for one in (inputs.task, *inputs.regularizers.values()):
+        arrays += [one.pool.ids, one.rows, one.candidates, one.drawn, one.known]
+    for linked in inputs.added[LINKED].values():
+        arrays += linked
     texts = [inputs.texts.rows, inputs.texts.tables, inputs.tokens.token_ids]
-    pools = [inputs.ad_pool.ids, *(pool.ids for pool in inputs.anchor_pools.values())]
     drawn = [ids for _, ids in (*inputs.batch.drawn(), *inputs.local.drawn())]
-    return [array.tolist() for array in (*masks, *texts, *pools, *drawn)]
+    return [array.tolist() for array in (*arrays, *texts, *drawn)]
 
 
 @pytest.mark.parametrize("how_many", [0, 1, 7])

@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.metrics.judgement import Judgement, Propensity
+from ramen_ray.method.metrics.judgement import Judgement, Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.model.texts import TokenBatch

@@ -20,13 +20,15 @@ NUM_CPUS = 2
 LISTENING = "0A"
 LOOPBACK = ("127.", "::1")
 START = """
-import json, time, ray
+import json, os, ray
 from ramen_ray.orchestration.cluster.resources import start_ray
 start_ray()
-time.sleep(8)
-print(json.dumps(ray._private.worker._global_node.address_info["session_dir"]), flush=True)
+session = ray._private.worker._global_node.address_info["session_dir"]
+niceness = ray.get(ray.remote(lambda: os.nice(0)).remote())
+print(json.dumps([session, niceness]), flush=True)
 input()
 """
+AGENTS_PORT = "the port of Ray's agent, which would offer metrics"
 
 
 def _as_jobs_start_it(folder: Path, **settings: str) -> dict[str, str]:

@@ -18,8 +18,7 @@ from jobs import index as index_job
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.novel_ads.representation import open_combined_ads
 from ramen_ray.method.retrieval.retriever_folder import text_embedder

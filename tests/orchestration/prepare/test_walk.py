@@ -141,19 +141,6 @@ def test_it_walks_as_a_plain_loop_does_dead_ends_and_ties_included(
     assert found == [_plain(forward, backward, node, how, seed) for node in range(7)]
 
 
-@given(_rows(9, 6), st.integers(1, 9))
-def test_head_anchors_are_dropped_and_the_other_edges_reversed(rows: Rows, most: int) -> None:
-    degrees = Counter(anchor for row in rows for anchor in row)
-    kept = [[anchor for anchor in row if degrees[anchor] <= most] for row in rows]
-    graph = _graph(rows, most)
-    assert rows_of(graph.forward) == kept
-    turned = rows_of(graph.backward)
-    assert turned == [[n for n, row in enumerate(kept) if a in row] for a in range(len(turned))]
-    for node, counts in enumerate(_walked(graph, SHORT)):
-        assert all(degrees[anchor] <= most for anchor in counts)
-        assert bool(counts) == bool(kept[node])  # nodes without edges stay without
-
-
 @given(_rows(9, 6), st.lists(st.integers(0, 9), max_size=4))
 def test_the_split_into_ranges_changes_nothing(rows: Rows, cuts: list[int]) -> None:
     graph, bounds = _graph(rows), sorted({0, *cuts, 9})

@@ -14,7 +14,7 @@ from support import kill_train_worker, wait_until
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WalkConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.evaluation import evaluate
+from ramen_ray.method.metrics.judgement import evaluate
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import StepLosses, global_losses

@@ -22,7 +22,6 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.checksums import checksum_files, with_checksum
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.training.checkpoints import CheckpointError
@@ -120,36 +119,6 @@ def test_a_run_without_classifiers_cannot_answer_by_them(
         file.unlink()
     with pytest.raises(CheckpointError, match=r"no classifiers folder, but its config\.json"):
         evaluate_checkpoint(copied, "test")
-
-
-def test_the_sample_marks_true_clicks(unharmed: TrainResult, dataset_path: Path) -> None:
-    client = MlflowClient(tracking_uri=unharmed.run.uri)
-    file = client.download_artifacts(unharmed.run.id, "sample_predictions.json")
-    table = json.loads(Path(file).read_text())
-    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    dataset = Dataset(dataset_path)
-    ads = dataset.read("ads")["text"].to_pylist()
-    rows = [row for row in rows if ads.count(row["ad"]) == 1]
-    clicked = {
-        (row["text"], ads[ad])
-        for row in dataset.read("queries/test").to_pylist()
-        for ad in row["ad_ids"]
-    }
-    assert rows
-    for row in rows:
-        assert (row["hit"] == "hit") == ((row["query"], row["ad"]) in clicked)
-
-
-def test_only_the_best_and_the_last_checkpoint_are_kept(unharmed: TrainResult) -> None:
-    kept = sorted(folder.name for folder in unharmed.run_directory.glob("checkpoint_0*"))
-    assert f"checkpoint_{NUM_STEPS:09d}" in kept
-    assert unharmed.encoder.parent.name in kept
-    assert len(kept) <= 2
-
-
-def test_evaluate_gives_what_training_measured(unharmed: TrainResult) -> None:
-    metrics = evaluate_checkpoint(unharmed.run_directory, "test")
-    assert metrics == pytest.approx(unharmed.metrics["trained"]["test"], abs=1e-12)
 
 
 def test_shortlists_are_renewed_at_epochs(unharmed: TrainResult) -> None:

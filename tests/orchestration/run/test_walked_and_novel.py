@@ -35,7 +35,7 @@ from ramen_ray.orchestration.run.build import (
 )
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 
-NUM_EPOCHS = 12
+NUM_EPOCHS = 6
 ALIKE = 0.9999  # drops all edges but those between equal texts
 REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
 NAMES = {

@@ -17,8 +17,7 @@ from support import wait_until
 
 from ramen_ray.config import WorkersConfig, overlay
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.errors import UserError
-from ramen_ray.full_disk import is_disk_full
+from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.run import workers

@@ -19,8 +19,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.metrics import judgement
-from ramen_ray.method.metrics.evaluation import Propensity, evaluate
-from ramen_ray.method.metrics.judgement import read_test_queries
+from ramen_ray.method.metrics.judgement import Propensity, evaluate, read_test_queries
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.orchestration.serve.comparison import open_test_queries
 from ramen_ray.orchestration.serve.new_ads import extend_retriever
@@ -95,14 +94,6 @@ def test_what_is_compared_is_what_evaluation_measures(
         for name, cells in rows.items():
             expected = pytest.approx(100 * measured[name], abs=0.006)
             assert float(cells[column]) == expected, name
-
-
-def test_answers_are_measured_as_evaluation_does(store: Store, dataset_path: Path) -> None:
-    _, judged = read_test_queries(Dataset(dataset_path), Propensity())
-    for noise in (0.0, 4.0):
-        expected, topk = evaluate(store.model(noise), store.data, "test", Propensity())
-        measured = {name: ratio(values) for name, values in judged.measure(topk).items()}
-        assert measured == pytest.approx(expected)
 
 
 def test_a_choice_by_hand_is_the_champion_to_beat(

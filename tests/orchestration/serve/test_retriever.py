@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class Logged:
     data: Prepared
     measured: dict[str, float]
 
-    @property
+    @cached_property
     def model(self) -> mlflow.pyfunc.PyFuncModel:
         """The model, as MLflow loads it."""
         mlflow.set_tracking_uri(self.run.uri)

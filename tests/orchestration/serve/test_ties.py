@@ -15,8 +15,7 @@ from support import MAX_LENGTH, splitmix64
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.evaluation import evaluate
-from ramen_ray.method.metrics.judgement import Propensity, read_test_queries
+from ramen_ray.method.metrics.judgement import Propensity, evaluate, read_test_queries
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval.retriever_folder import INDEX, RetrieverSettings, write_retriever

@@ -176,7 +176,6 @@ def test_progress_is_told_while_trials_run(
             ["tiny", "--space", "all"],
             "--space all: there are only regularization, optimizer, mining",
         ),
-        (["tinny"], "unknown preset 'tinny'; presets are bag, bag-unidec"),
         (["tiny", "--num-samples", "0"], "num_samples: Input should be greater than 0"),
         (["tiny", "--training.selection-metric", "Q@1"], "'Q@1' is not one of P@1"),
         (

@@ -61,17 +61,6 @@ def _named(config: RunConfig, name: str, max_failures: int = 3) -> RunConfig:
     return overlay(config, {"name": name, "workers.max_failures": max_failures})
 
 
-def _in_two_workers(config: RunConfig) -> RunConfig:
-    """Return the configuration of the same run with two workers, which are Ray Train's."""
-    return overlay(config, {"workers.num_workers": 2, "workers.cpus_per_worker": 1})
-
-
-def _assert_alike(metrics: dict[str, Any], unharmed: TrainResult) -> None:
-    """Compare metrics up to the rounding of sums over two workers."""
-    for split, expected in unharmed.metrics["trained"].items():
-        assert metrics["trained"][split] == pytest.approx(expected, abs=0.02), split
-
-
 def _metrics(config: RunConfig) -> dict[str, Any]:
     metrics: dict[str, Any] = _directory(config).notes["metrics"]
     return metrics
@@ -85,9 +74,9 @@ def _expected(config: RunConfig) -> dict[str, Identity]:
     return {config.dataset: identity_of(config, Dataset(config.dataset))}
 
 
-def _in_trial(config: RunConfig, parent: Run) -> dict[str, str]:
-    configs = {str(config.name): config}
-    return run_trials(configs, parent, Path(config.output), _expected(config))
+def _in_trials(configs: list[RunConfig], parent: Run) -> dict[str, str]:
+    named = {str(config.name): config for config in configs}
+    return run_trials(named, parent, Path(configs[0].output), _expected(configs[0]))
 
 
 def _kill_trial() -> bool:
@@ -100,13 +89,16 @@ def _kill_trial() -> bool:
     return False
 
 
-def _disturbed(config: RunConfig, kill: Callable[[], bool], job: Callable[[], Ended]) -> Ended:
-    """Do a job, of which a process is killed as soon as the run has a checkpoint."""
+def _disturbed(
+    configs: list[RunConfig], kill: Callable[[], bool], job: Callable[[], Ended]
+) -> Ended:
+    """Do a job, of which a process is killed as soon as each run, in turn, has a checkpoint."""
 
     def disturb() -> None:
-        folder = _directory(config).path
-        wait_until(lambda: any(folder.glob("checkpoint_0*")), "no checkpoint")
-        wait_until(kill, "no process to kill")
+        for config in configs:
+            folder = _directory(config).path
+            wait_until(lambda at=folder: any(at.glob("checkpoint_0*")), "no checkpoint")
+            wait_until(kill, "no process to kill")
 
     with ThreadPoolExecutor(1) as pool:
         disturbed = pool.submit(disturb)
@@ -118,11 +110,10 @@ def _disturbed(config: RunConfig, kill: Callable[[], bool], job: Callable[[], En
 def test_trials_in_one_process_have_the_numbers_of_a_run_by_itself(
     config: RunConfig, unharmed: TrainResult, parent: Run
 ) -> None:
-    names = ["first", "second"]
-    configs = {name: _named(config, name) for name in names}
-    assert run_trials(configs, parent, Path(config.output), _expected(config)) == {}
+    configs = [_named(config, name) for name in ("first", "second")]
+    assert _in_trials(configs, parent) == {}
     kept = {path.name for path in unharmed.run_directory.glob("checkpoint_0*")}
-    for one in configs.values():
+    for one in configs:
         assert _metrics(one) == unharmed.metrics
         assert {path.name for path in _directory(one).path.glob("checkpoint_0*")} == kept
     client = MlflowClient(parent.uri)
@@ -130,38 +121,35 @@ def test_trials_in_one_process_have_the_numbers_of_a_run_by_itself(
         first, second, theirs = (
             [(point.step, point.value) for point in client.get_metric_history(run, metric)]
             for run in [
-                *(_directory(one).notes["mlflow_run_id"] for one in configs.values()),
+                *(_directory(one).notes["mlflow_run_id"] for one in configs),
                 unharmed.run.id,
             ]
         )
         assert first == second == theirs
 
 
-def test_a_killed_trial_goes_on_to_the_same_numbers(
+def test_a_killed_trial_goes_on_and_one_that_dies_too_often_says_so(
     config: RunConfig, unharmed: TrainResult, parent: Run
 ) -> None:
-    killed = _named(config, "killed")
-    assert _disturbed(killed, _kill_trial, lambda: _in_trial(killed, parent)) == {}
-    assert _metrics(killed) == unharmed.metrics
-
-
-def test_a_trial_that_dies_too_often_says_so_and_goes_on_in_ray_train(
-    config: RunConfig, unharmed: TrainResult, parent: Run
-) -> None:
-    dying = _named(config, "dying", max_failures=0)
-    errors = _disturbed(dying, _kill_trial, lambda: _in_trial(dying, parent))
+    both = [_named(config, "killed"), _named(config, "dying", max_failures=0)]
+    errors = _disturbed(both, _kill_trial, lambda: _in_trials(both, parent))
+    assert errors.keys() == {"dying"}
     assert errors["dying"].startswith("its process has died 1 times, once more than")
-    _assert_alike(fit(_in_two_workers(dying)).metrics, unharmed)
+    assert _in_trials(both[1:], parent) == {}
+    for one in both:
+        assert _metrics(one) == unharmed.metrics
 
 
 def test_a_run_of_ray_train_goes_on_in_a_trial(
     config: RunConfig, unharmed: TrainResult, parent: Run
 ) -> None:
     begun = _named(config, "begun", max_failures=0)
+    workers = {"workers.num_workers": 2, "workers.cpus_per_worker": 1}  # which are Ray Train's
     with pytest.raises(ClusterError, match="workers have died 1 times"):
-        _disturbed(begun, kill_train_worker, lambda: fit(_in_two_workers(begun)))
-    assert _in_trial(begun, parent) == {}
-    _assert_alike(_metrics(begun), unharmed)
+        _disturbed([begun], kill_train_worker, lambda: fit(overlay(begun, workers)))
+    assert _in_trials([begun], parent) == {}
+    for split, expected in unharmed.metrics["trained"].items():  # but for the rounding of sums
+        assert _metrics(begun)["trained"][split] == pytest.approx(expected, abs=0.02), split
 
 
 def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(
