@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 PARTS = {
     "draw": "draw",
     "from_batch": "texts",
-    "among": "pools",
+    "_pool": "pools",
     "links": "links",
     "gather_tokens": "tokens",
     "prepare": "adaptive",

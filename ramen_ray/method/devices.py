@@ -1,6 +1,5 @@
 """Copies of arrays on a device."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,19 +18,3 @@ def staged(array: NDArray[Any], device: torch.device) -> Tensor:
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Copy ``array`` to ``device`` without waiting for the copy to finish."""
     return staged(array, device).to(device, non_blocking=True)
-
-
-def begin_copy(tensor: Tensor) -> Callable[[], Tensor]:
-    """Begin to copy a tensor to the CPU; what is returned waits for that, and returns the copy."""
-    if tensor.device.type == "cpu":
-        return lambda: tensor
-    copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
-    copy.copy_(tensor, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-
-    def wait() -> Tensor:
-        copied.synchronize()
-        return copy
-
-    return wait

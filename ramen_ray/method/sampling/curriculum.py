@@ -5,8 +5,7 @@ steps compute anyway: (train queries, D) float16 in memory, not on a GPU. It sen
 the others.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ramen_ray.data.prepared.hashing import keyed_hash
-from ramen_ray.method.devices import begin_copy
 from ramen_ray.method.distributed import array_from_first_worker, world
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.clustering import Clusters, balanced_clusters, count_clusters
@@ -25,8 +23,8 @@ from ramen_ray.method.sampling.step_part import StepPart
 
 MOST_BYTES_ON_DEVICE = 8 << 30
 """Of embeddings that are clustered at once; more are sent there in parts, again for each level."""
-MOST_COPIES = 4
-"""Steps whose embeddings may be on their way from a GPU, so that no step waits for its own."""
+STEPS_AT_ONCE = 32
+"""Steps whose embeddings go into memory together, as a copy from a GPU has to wait for it."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,8 @@ class Curriculum(StepPart):
     Attributes:
         clusters: the current ones; None while the order is random.
         seen: (train queries with clicks, D) float16, the embeddings that this epoch has seen so
-            far, zeros for others; None on other workers, and if no clusters are due next. In
-            memory; those of the last steps may not be there yet.
+            far, less those of the last steps; zeros for others; None on other workers, and if no
+            clusters are due next.
     """
 
     name = "curriculum"
@@ -79,7 +77,7 @@ class Curriculum(StepPart):
         self._sampler = sampler
         self._rows = sampler.data.clicked_rows
         self._dim, self._device = dim, device
-        self._coming: deque[tuple[Tensor, Callable[[], Tensor]]] = deque()
+        self._coming: list[tuple[Tensor, Tensor]] = []
 
     def after(self, encoded: EncodedBatch) -> None:
         """Keep the embeddings of a batch's queries if clusters will be made from them."""
@@ -87,15 +85,16 @@ class Curriculum(StepPart):
             return
         rows = torch.from_numpy(np.searchsorted(self._rows, encoded.batch.queries))
         vectors_BD = encoded.all_queries_BD.detach().to(self.seen.dtype)
-        self._coming.append((rows, begin_copy(vectors_BD)))
-        self._keep(MOST_COPIES if vectors_BD.is_cuda else 0)
+        self._coming.append((rows, vectors_BD))
+        if len(self._coming) == STEPS_AT_ONCE:
+            self._keep()
 
-    def _keep(self, most_coming: int = 0) -> None:
-        """Put embeddings where they belong until at most so many copies are on their way."""
-        while len(self._coming) > most_coming:
-            rows, copied = self._coming.popleft()
-            assert self.seen is not None, "copies are of embeddings that are collected"
-            self.seen[rows] = copied()
+    def _keep(self) -> None:
+        """Put the embeddings of the last steps into memory."""
+        for rows, vectors_BD in self._coming:
+            assert self.seen is not None, "only collected ones are coming"
+            self.seen[rows] = vectors_BD.cpu()
+        self._coming.clear()
 
     def advance(self, step: int, draws: DrawState) -> DrawState:
         """Make new clusters if they are due at ``step``, and start collecting embeddings."""

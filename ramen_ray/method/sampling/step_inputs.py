@@ -47,7 +47,7 @@ class BatchTexts:
         """Find the distinct texts of all that was drawn from ``tables``."""
         drawn, numbers = batch.drawn(), {name: number for number, name in enumerate(tables)}
         sizes = [ids.size for _, ids in drawn]
-        rows = np.concatenate([ids.reshape(-1) for _, ids in drawn])
+        rows = _flat([ids for _, ids in drawn])
         of_tables = np.repeat([numbers[name] for name, _ in drawn], sizes)
         hashes = np.concatenate([tables[name].hashes[ids.reshape(-1)] for name, ids in drawn])
         order = np.argsort(hashes)
@@ -92,13 +92,12 @@ class Pool:
         return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
     def _links(self, edges: Csr, rows: Int64s) -> Int64s:
-        degrees = edges.degrees(rows)
-        candidates = edges.indices[ragged_positions(edges.indptr[rows], degrees)]
+        row, candidate = edges.gather(rows)
         # Most are not in the pool, which a few bits of their ids tell sooner than a search does.
         marks = np.zeros(NUM_MARKS, dtype=bool)
         marks[self.ids & (NUM_MARKS - 1)] = True
-        likely = np.flatnonzero(marks[candidates & (NUM_MARKS - 1)])
-        candidate, row = candidates[likely], np.searchsorted(degrees.cumsum(), likely, "right")
+        likely = np.flatnonzero(marks[candidate & (NUM_MARKS - 1)])
+        row, candidate = row[likely], candidate[likely]
         place = np.searchsorted(self.ids, candidate)
         is_candidate = np.append(self.ids, -1)[place] == candidate
         return (row * len(self.ids) + place)[is_candidate]
@@ -223,12 +222,13 @@ class StepInputs:
 
 def _pool(drawn: Sequence[Int64s], positions: Sequence[Int64s]) -> tuple[Pool, Int64s]:
     """Return the distinct ids of ``drawn`` arrays, and the position (L,) of each."""
-    flat, of_flat = (
-        np.concatenate([one.reshape(-1) for one in some]) for some in (drawn, positions)
-    )
-    ids, first = np.unique(flat, return_index=True)
+    ids, first = np.unique(_flat(drawn), return_index=True)
     is_id = ids >= 0
-    return Pool(ids[is_id]), of_flat[first[is_id]]
+    return Pool(ids[is_id]), _flat(positions)[first[is_id]]
+
+
+def _flat(arrays: Sequence[Int64s]) -> Int64s:
+    return np.concatenate([array.reshape(-1) for array in arrays])
 
 
 def _own(rows: Int64s) -> Int64s:
