@@ -14,7 +14,6 @@ Examples:
 Run the same command again to resume an interrupted comparison.
 """
 
-import logging
 import sys
 
 from ramen_ray.command_line import parse_with_run_config, run_job
@@ -26,7 +25,6 @@ from ramen_ray.tracking.runs import ui_command
 
 def main() -> None:
     """Parse, train all variants, and print how they compare."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     ablation, config = parse_with_run_config(AblationConfig(), __doc__ or "")
     result = ablate(config, ablation)
     for title, table in ablation_tables(result.variants).items():

@@ -16,7 +16,6 @@ Run the same command again to resume an interrupted one. The method is covered b
 authors (docs/new_ads.md); find out whether you may use it before you do.
 """
 
-import logging
 import sys
 
 from rich.console import Console
@@ -24,13 +23,12 @@ from rich.console import Console
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.orchestration.combining.run import combine
 from ramen_ray.orchestration.combining.settings import CombineSettings
-from ramen_ray.reports.combiner import combiner_table
+from ramen_ray.reports.run import combiner_table
 from ramen_ray.tracking.runs import ui_command
 
 
 def main() -> None:
     """Train, evaluate, and print how the combiner compares with texts alone."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     result = combine(parse_settings(CombineSettings, __doc__))
     evaluation = result.evaluation
     Console(width=110).print(combiner_table(evaluation.metrics, evaluation.differences))

@@ -39,6 +39,7 @@ def main() -> None:
     if made.refusal:
         raise RegistryError(f"{made.model_uri} does not replace {settings.model}: {made.refusal}")
     print(f"retriever: {made.model_uri}")
+    print(f'next: python jobs/ask.py "a query" --model {made.model_uri}')
 
 
 if __name__ == "__main__":

@@ -11,19 +11,24 @@ from pathlib import Path
 
 import tyro
 from rich.console import Console
+from rich.text import Text
 
-from ramen_ray.command_line import parse_settings, run_job
+from ramen_ray.command_line import parse_settings, run_job, training_on
 from ramen_ray.config import DEFAULT_EXPERIMENT, Section
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.errors import printable
 from ramen_ray.presets import MINILM
-from ramen_ray.reports.dataset import dataset_note, dataset_tables
+from ramen_ray.reports.dataset import dataset_note, dataset_tables, dataset_words
 from ramen_ray.reports.description import describe, log_description
 from ramen_ray.reports.page import terminal_table, write_page
 from ramen_ray.tracking.runs import ui_command
 
+SHOWN = ("Without clicks, without edges", "Some train queries")
+"""Tables that a terminal shows; the page has all of them."""
+
 
 class DescribeSettings(Section):
-    """Print a description of a dataset and write it as one HTML page with plots."""
+    """Say what is in a dataset, and write its figures as one HTML page with plots."""
 
     dataset: tyro.conf.Positional[Path]
     """The dataset directory."""
@@ -40,18 +45,22 @@ class DescribeSettings(Section):
 
 
 def main() -> None:
-    """Print the tables, write the page and print where it is."""
+    """Print what matters, write the page and print where it is."""
     settings = parse_settings(DescribeSettings, __doc__)
     dataset = Dataset(settings.dataset)
     description = describe(dataset, settings.encoder, settings.max_length)
-    tables = dataset_tables(description)
-    console = Console(width=140)
+    words, tables = dataset_words(description), dataset_tables(description)
+    console = Console(width=110)
+    for sentence in words:
+        console.print(Text(printable(f"- {sentence}")))
     for table in tables:
-        console.print(terminal_table(table), "")
+        if table.title in SHOWN:
+            console.print(terminal_table(table))
     name = f"{dataset.path.resolve().name}.html"
     page = settings.page or settings.output / "descriptions" / name
-    write_page(page, dataset.name, dataset_note(description), tables)
-    print(f"page:    {page}")
+    write_page(page, dataset.name, dataset_note(description), words, tables)
+    print(f"page:    {page} has all tables, and plots")
+    print(f"next:    {training_on(settings.dataset, [])}")
     if settings.mlflow:
         run = log_description(description, page, DEFAULT_EXPERIMENT, settings.output)
         print(f"run:     {run.id}")

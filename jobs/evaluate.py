@@ -1,10 +1,12 @@
-"""Evaluate a checkpoint on a split.
+r"""Evaluate a checkpoint on a split.
 
 Examples:
     python jobs/evaluate.py --checkpoint outputs/runs/NAME
     python jobs/evaluate.py --checkpoint outputs/runs/NAME --split zero_shot
     python jobs/evaluate.py --checkpoint outputs/runs/NAME/checkpoint_000000420 --split validation
     python jobs/evaluate.py --checkpoint outputs/runs/NAME --predictions predictions.parquet
+    python jobs/evaluate.py --checkpoint outputs/runs/NAME --predictions new.parquet \
+        --against predictions.parquet
     python jobs/evaluate.py --checkpoint outputs/runs/debian --names datasets/debian/names.csv
 """
 
@@ -16,8 +18,9 @@ from rich.console import Console
 
 from ramen_ray.bases import Part
 from ramen_ray.command_line import parse_settings, run_job, write_json
-from ramen_ray.config import Section
+from ramen_ray.config import ConfigError, Section
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
+from ramen_ray.reports.predictions import read_predictions, write_predictions_page
 from ramen_ray.reports.run import bad_match_table, metrics_table
 
 
@@ -36,7 +39,10 @@ class EvaluateSettings(Section):
     json_file: Path | None = None
     """Also write all metrics to this file, as JSON."""
     predictions: Path | None = None
-    """Also write each query's best ads to this file, as parquet, with the dataset's own ids."""
+    """Also write each query's best ads to this file, as parquet, with the dataset's own ids; and
+    beside it, as NAME.html, a page of the worst queries and the most harmful ads."""
+    against: Path | None = None
+    """Such a file of another run; the page then shows which queries are won and lost."""
     names: str | None = None
     """Also estimate how often predictions name a different brand, place, ... than the query.
     A CSV of kind and name, such as brand,sony; optionally same_as: place,nyc,new york."""
@@ -46,6 +52,9 @@ def main() -> None:
     """Evaluate, print the tables and the files written."""
     settings = parse_settings(EvaluateSettings, __doc__)
     checkpoint, predictions = settings.checkpoint, settings.predictions
+    if settings.against is not None and predictions is None:
+        raise ConfigError("--against compares --predictions; give a file for both")
+    other = None if settings.against is None else read_predictions(settings.against)
     metrics = evaluate_checkpoint(
         checkpoint.absolute(),
         settings.split,
@@ -62,7 +71,10 @@ def main() -> None:
         write_json(settings.json_file, metrics)
         print(f"all metrics: {settings.json_file}")
     if predictions is not None:
-        print(f"predictions: {predictions}")
+        page = predictions.with_suffix(".html")
+        found = read_predictions(predictions)
+        write_predictions_page(page, f"{checkpoint.name}: {settings.split} queries", found, other)
+        print(f"predictions: {predictions}; to look at: {page}")
 
 
 if __name__ == "__main__":

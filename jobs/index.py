@@ -40,7 +40,9 @@ def main() -> None:
     said = [f"{number:,} of them {what}" for what, number in changes.items() if number]
     said += [f"{made.num_removed:,} removed"] * bool(made.num_removed)
     said += [f"{made.num_unknown:,} to be removed were not there"] * bool(made.num_unknown)
+    model = settings.model if "@" in settings.model else made.model_uri
     print(f"{made.model_uri} has {made.num_ads:,} ads: {', '.join(said) or 'nothing to change'}")
+    print(f'next: python jobs/ask.py "a query" --model {model}')
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ Examples:
         --via clicks --anchor-sets links --top-k 3
 """
 
-import logging
+import shlex
 import sys
 from abc import abstractmethod
 from pathlib import Path
@@ -136,9 +136,9 @@ IMPORTS: dict[str, type[Import]] = {
 
 def main() -> None:
     """Run the importer that the command line names."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     dataset = parse_settings(IMPORTS, __doc__).run()
     print(f"wrote {dataset.name} to {dataset.path}")
+    print(f"next: {shlex.join(['python', 'jobs/describe.py', str(dataset.path)])}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Run the same command again to resume an interrupted one. The answers are parquet
 the queries, with ad_ids, ads, scores and error.
 """
 
-import logging
 import sys
 from pathlib import Path
 
@@ -46,7 +45,6 @@ class PredictSettings(ModelSettings):
 
 def main() -> None:
     """Answer the queries and count them."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = parse_settings(PredictSettings, __doc__)
     done = predict(
         Registry(tracking_uri(settings.output)),

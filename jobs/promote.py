@@ -72,6 +72,7 @@ def main() -> int | None:
         print(f"version {found.version} is not promoted: {found.verdict}")
         return NOT_PROMOTED
     print(f"{name}@{alias} is version {found.version}: {found.verdict}")
+    print(f'next: python jobs/ask.py "a query" --model models:/{name}@{alias}')
     return None
 
 

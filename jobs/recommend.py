@@ -11,7 +11,6 @@ Examples:
 Run the same command again to resume an interrupted search.
 """
 
-import logging
 import sys
 from typing import Annotated
 
@@ -32,14 +31,13 @@ class JobSettings(RecommendConfig):
 
 def main() -> None:
     """Parse, search, and print what was found and how to train with it."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     result = recommend(parse_settings(JobSettings, __doc__ or ""))
     print(f"\n{result.table}\n")
     for sentence in result.sentences:
         print(sentence)
-    print(f"train:   {training_command(result.config)}")
     print(f"report:  {result.report} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
+    print(f"next:    {training_command(result.config)}")
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ Built-in datasets are rdocs, foldoc and debian. --base.kind brings that base's o
 Run the same command again to resume an interrupted run.
 """
 
-import logging
+import shlex
 import sys
 from importlib import import_module
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -47,8 +48,6 @@ class JobSettings(Section):
 
 def main() -> None:
     """Parse, train, and print the results and where to find them."""
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("ramen_ray").setLevel(logging.INFO)
     job, config = parse_with_run_config(JobSettings(), __doc__ or "")
     if job.print_config:
         print(config.model_dump_json(indent=2))
@@ -64,6 +63,9 @@ def main() -> None:
     print(f"encoder: {result.encoder}")
     print(f"run:     {result.run_directory} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
+    run = shlex.quote(str(Path(config.output, "runs", result.run_directory.name)))
+    print(f'next:    python jobs/ask.py "a query" --model {run}')
+    print(f"         python jobs/promote.py {run} --name NAME")
 
 
 def _train(config: RunConfig) -> "TrainResult":
@@ -80,14 +82,16 @@ def _train_beside_base(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 
     rungs = fit_beside_base(config)
-    from ramen_ray.reports.run import difference_table, metrics_table
+    from ramen_ray.reports.run import gains_table, metrics_table
 
     last = list(rungs.values())[-1].result
-    trained = {name: rung.result.metrics["trained"] for name, rung in rungs.items()}
+    rows = {"untrained": last.metrics["untrained"]}
+    rows |= {name: rung.result.metrics["trained"] for name, rung in rungs.items()}
     console = Console(width=110)
-    console.print(metrics_table({"untrained": last.metrics["untrained"], **trained}))
-    for before, (name, rung) in zip(rungs, list(rungs.items())[1:], strict=False):
-        console.print(difference_table(trained[name]["test"], rung.gains, (name, before)))
+    console.print(metrics_table({row: {"test": by["test"]} for row, by in rows.items()}))
+    steps = zip(rungs, list(rungs.items())[1:], strict=False)
+    gains = {f"{name} over {before}": rung.gains for before, (name, rung) in steps}
+    console.print(gains_table(gains))
     return last
 
 

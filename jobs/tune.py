@@ -10,7 +10,7 @@ Examples:
 Run the same command again to resume an interrupted sweep. Spaces are functions in tune_spaces/.
 """
 
-import logging
+import shlex
 import sys
 
 from ramen_ray.command_line import parse_with_run_config, run_job, training_command
@@ -23,7 +23,6 @@ from tune_spaces import SPACES
 
 def main() -> None:
     """Parse, sweep, and print the results and where to find them."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings, config = parse_with_run_config(SweepConfig(), __doc__ or "")
     if settings.space not in SPACES:
         raise ConfigError(f"--space {settings.space}: there are only {', '.join(SPACES)}")
@@ -36,6 +35,7 @@ def main() -> None:
     print(f"best:    {result.command}")
     print(f"report:  {result.report} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
+    print(f"next:    python jobs/promote.py {shlex.quote(str(result.report.parent))} --name NAME")
 
 
 def trial_line(trial: SweepTrial, metric: str) -> str:

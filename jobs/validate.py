@@ -8,6 +8,7 @@ Training refuses errors, but not warnings. The exit code is 0 without errors, 1 
 if there is no dataset directory.
 """
 
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -50,6 +51,8 @@ def main() -> int:
     print(f"errors: {errors}, warnings: {len(findings) - errors}")
     if settings.json_file is not None:
         write_json(settings.json_file, [asdict(finding) for finding in findings])
+    if not errors:
+        print(f"next: {shlex.join(['python', 'jobs/describe.py', str(settings.dataset)])}")
     return 1 if errors else 0
 
 

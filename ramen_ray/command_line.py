@@ -78,7 +78,10 @@ def run_job(job: Callable[[], int | None]) -> int:
 
     So does a full disk, or a file that the system refuses. SIGINT ends the job with code 130,
     SIGTERM with 143; both unwind, so that runs and folders are closed.
+    What the library logs is shown; of others', warnings.
     """
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("ramen_ray").setLevel(logging.INFO)
     ended_by = [signal.SIGINT]
 
     def interrupt(number: int, _: object) -> None:

@@ -83,7 +83,15 @@ class EncoderConfig(Section):
     num_layers: Positive | None = None
     """Keep only a transformer's first layers; None keeps all."""
     max_length: Annotated[int, Field(ge=4)] = 32
-    """Longer texts are cut to this many tokens, special tokens included."""
+    """Longer texts are cut to this many tokens, special tokens and prompts included."""
+    query_prompt: str | None = None
+    """What is put before each query, such as "query: "; None takes what a sentence-transformers
+    folder says, and nothing for others."""
+    ad_prompt: str | None = None
+    """What is put before each ad and anchor, such as "passage: "; None as for queries."""
+    dim: Positive | None = None
+    """Keep the first dimensions only, as encoders trained with Matryoshka allow; they are trained
+    further as a linear projection."""
     projection_dim: Positive | None = None
     """Width of a learned projection of the pooled state, with tanh, before it is normalised; None
     for none but that of a sentence-transformers folder, which is trained further. It is also the

@@ -30,6 +30,10 @@ class UserError(ValueError):
     """Input cannot be used; the message says what is wrong, where, and what to do."""
 
 
+class DatasetError(UserError):
+    """A dataset or a table is missing, incomplete or inconsistent; the message says where."""
+
+
 def first_line_of(error: Exception) -> str:
     """Return an error's message in one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

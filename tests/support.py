@@ -33,7 +33,7 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
-from ramen_ray.data.prepared.text_figures import measure_texts
+from ramen_ray.data.prepared.tokens import measure_texts
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables

@@ -3,15 +3,13 @@
 It never fetches or loads an extension, so it reads nothing but this machine's files.
 """
 
-import logging
+import glob
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
 
 import duckdb
 import psutil
@@ -22,15 +20,13 @@ from duckdb.func import ARROW
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.texts import fold
 from ramen_ray.errors import UserError
+from ramen_ray.told import told
 
 SHARE_OF_MEMORY = 0.6
-SECONDS_OF_SILENCE = 5.0
 ROWS_PER_BATCH = 65_536
 
 _INTERRUPTED = re.compile(r"^Query interrupted$|(^|: )KeyboardInterrupt(: )?$", re.MULTILINE)
 """What DuckDB makes of a signal's KeyboardInterrupt: in itself, and in a stream that it reads."""
-
-logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -38,30 +34,31 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
     """Open a connection whose tables are gone when the block ends.
 
     SQL has ``fold``, which is :func:`~ramen_ray.data.store.texts.fold`, and ``trimmed``, which
-    takes the white space of Unicode off both ends. What is beyond ``memory``, such as ``4GB``, goes
-    into a subfolder of ``folder``; default 60 % of the machine's.
+    takes the white space of Unicode off both ends. What is beyond ``memory``, such as ``4GB`` or by
+    default 60 % of the machine's, goes into a subfolder of ``folder``.
 
     Raises:
         UserError: ``memory`` is not a size.
     """
     limit = memory or f"{int(SHARE_OF_MEMORY * psutil.virtual_memory().total)}B"
     with TemporaryDirectory(prefix=".engine-", dir=folder) as aside:
-        connection = duckdb.connect(
-            config={
-                "temp_directory": aside,
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-                "allow_community_extensions": False,
-            }
-        )
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "memory_limit": limit,
+            "threads": len(os.sched_getaffinity(0)),
+            "temp_directory": aside,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "allow_community_extensions": False,
+        }
         try:
-            _limit_memory(connection, limit)
-            connection.execute(f"SET threads = {len(os.sched_getaffinity(0))}")
+            connection = duckdb.connect(config=config)
+        except duckdb.Error as error:
+            raise UserError(f"memory {limit!r} is not a size; write it as 4GB or 500MB") from error
+        try:
             connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
             for name, function in (("fold", fold), ("trimmed", pc.utf8_trim_whitespace)):
-                connection.create_function(
-                    name, _of_batches(function), ["VARCHAR"], "VARCHAR", type=ARROW
-                )
+                on_batches = _on_batches(function)
+                connection.create_function(name, on_batches, ["VARCHAR"], "VARCHAR", type=ARROW)
             yield connection
         except (RuntimeError, duckdb.Error) as error:
             if _INTERRUPTED.search(str(error)):
@@ -77,7 +74,7 @@ def run(connection: duckdb.DuckDBPyConnection, what: str, sql: str) -> None:
     Raises:
         UserError: it needs more memory or disk than it may have.
     """
-    with _watched(connection, what):
+    with told(what, lambda: max(connection.query_progress(), 0.0) / 100):
         try:
             connection.execute(sql)
         except duckdb.OutOfMemoryException as error:
@@ -88,7 +85,7 @@ def run(connection: duckdb.DuckDBPyConnection, what: str, sql: str) -> None:
 
 
 def count(connection: duckdb.DuckDBPyConnection, sql: str) -> int:
-    """Return the number that a query gives."""
+    """Return the number that a query gives; 0 for null."""
     (number,) = connection.sql(sql).fetchall()[0]
     return int(number or 0)
 
@@ -102,19 +99,13 @@ def stream(
 
 def files_of(dataset: Dataset, table: str) -> str:
     """Return the SQL that reads a table of a dataset directory."""
-    return f"read_parquet([{', '.join(map(_quoted, dataset.files(table)))}])"
-
-
-def _quoted(path: Path) -> str:
-    """Write a path as a literal, with the marks of globs as themselves."""
-    escaped = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path))
-    return text_literal(escaped)
+    files = (text_literal(glob.escape(str(file))) for file in dataset.files(table))
+    return f"read_parquet([{', '.join(files)}])"
 
 
 def text_literal(text: str) -> str:
     """Write a text as a literal of SQL."""
-    doubled = text.replace("'", "''")
-    return f"'{doubled}'"
+    return "'" + text.replace("'", "''") + "'"
 
 
 def name_literal(name: str) -> str:
@@ -123,33 +114,5 @@ def name_literal(name: str) -> str:
     return f'"{marked}"'
 
 
-def _limit_memory(connection: duckdb.DuckDBPyConnection, limit: str) -> None:
-    try:
-        connection.execute(f"SET memory_limit = {text_literal(limit)}")
-    except duckdb.Error as error:
-        raise UserError(f"memory {limit!r} is not a size; write it as 4GB or 500MB") from error
-
-
-def _of_batches(function: Callable[[pa.Array], pa.Array]) -> Callable[[pa.ChunkedArray], pa.Array]:
+def _on_batches(function: Callable[[pa.Array], pa.Array]) -> Callable[[pa.ChunkedArray], pa.Array]:
     return lambda texts: function(texts.combine_chunks())
-
-
-@contextmanager
-def _watched(connection: duckdb.DuckDBPyConnection, what: str) -> Iterator[None]:
-    """Log the progress of the connection's query while the block runs."""
-    done, start = Event(), time.monotonic()
-
-    def watch() -> None:
-        while not done.wait(SECONDS_OF_SILENCE):
-            seconds = time.monotonic() - start
-            share = max(connection.query_progress(), 0.0) / 100
-            left = f", about {seconds / share - seconds:.0f} s left" if share > 0.05 else ""
-            logger.info("%s: %.0f s%s", what, seconds, left)
-
-    watcher = Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()

@@ -17,15 +17,11 @@ Protocol = Literal["strict", "as-published"]
 """Whether edges that join a held-out query to its answer are left out of a graph, or kept."""
 
 LEAKING_EDGES = "edges that join a held-out query to its answer"
-NODE_TABLES = {"query": "queries/train", "ad": "ads"}
 HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
 
 def find_answers(connection: DuckDBPyConnection, dataset: Dataset) -> None:
-    """Create the table ``answers``: ``query`` and ``ad``, the folded texts of held-out clicks.
-
-    One that exists is kept, as a connection serves one dataset.
-    """
+    """Create the table ``answers``: ``query`` and ``ad``, the folded texts of held-out clicks."""
     relations = {table: files_of(dataset, table) for table in dataset.tables}
     create_answers(connection, relations, "fold(text)")
 
@@ -44,7 +40,7 @@ def create_answers(
         connection,
         "reading the held-out clicks",
         f"""
-        CREATE TABLE IF NOT EXISTS answers AS
+        CREATE TABLE IF NOT EXISTS answers AS -- a connection serves one dataset
         WITH
             clicks AS (
                 SELECT query, unnest(ad_ids) AS ad_id

@@ -86,7 +86,7 @@ def embed_tables(
                     _in_actors(batches, work)
             else:
                 tasks = [partial(work.in_task, batch) for batch in batches]
-                in_tasks(tasks, cpus_per_task=resources.num_cpus)
+                in_tasks(tasks, "embedding", resources.num_cpus)
         finally:
             shutil.rmtree(work.attempts, ignore_errors=True)
     embeddings: NDArray[Any] = np.load(file, mmap_mode="r")

@@ -8,8 +8,7 @@ import numpy as np
 
 from ramen_ray.bases import Part
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig
-from ramen_ray.data.names.matching import NameList
-from ramen_ray.data.names.tables import read_names
+from ramen_ray.data.names import NameList, read_names
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact, checksum_files
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError
@@ -77,7 +76,7 @@ def evaluate_checkpoint(
     shown = _retrieve((checkpoint, part), data, split, judgement, config.workers)
     metrics = judgement.metrics(shown[0])
     if predictions is not None:
-        write_predictions(predictions, opened, split, shown)
+        write_predictions(predictions, opened, split, shown, judgement.known(data, split))
     if name_list is not None:
         with opened.unchanged(WHILE_READ):
             metrics |= _measure_bad_matches(name_list, opened, split, shown)

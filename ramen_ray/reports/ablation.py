@@ -9,11 +9,10 @@ import matplotlib
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
-from rich.box import MARKDOWN
-from rich.console import Console
 from rich.table import Table
 
-TABLE_WIDTH = 1000
+from ramen_ray.reports.page import as_markdown
+
 TAIL = "tail/"
 DECIDING = ("P@1", "R@10")
 PLOTTED = ("P@1", "R@10", "tail/P@1", "tail/R@10")
@@ -114,7 +113,7 @@ def _values(variants: Mapping[str, VariantFigures], names: list[str]) -> str:
         ]
         seconds = f"{figures.seconds_ratio:.2f}", f"{100 * figures.share_waited:.1f} %"
         table.add_row(variant, *cells, *seconds)
-    return _markdown(table)
+    return as_markdown(table)
 
 
 def _differences(variants: Mapping[str, VariantFigures], names: list[str]) -> str:
@@ -123,7 +122,7 @@ def _differences(variants: Mapping[str, VariantFigures], names: list[str]) -> st
         if figures.gains:
             differences = (_difference(*figures.gains[name]) for name in names)
             table.add_row(f"{variant} over {figures.base}", *differences)
-    return _markdown(table)
+    return as_markdown(table)
 
 
 def _difference(value: float, low: float, high: float) -> str:
@@ -133,17 +132,10 @@ def _difference(value: float, low: float, high: float) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=MARKDOWN)
+    table = Table()
     for column in columns:
         table.add_column(column, no_wrap=True)
     return table
-
-
-def _markdown(table: Table) -> str:
-    console = Console(width=TABLE_WIDTH)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())
 
 
 def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ramen_ray.data.arrays import Float64s, Int64s
 from ramen_ray.data.describe.content import Description, Distribution, Share
-from ramen_ray.reports.graph_signal import signal_tables
+from ramen_ray.reports.graph_signal import reading, signal_table
 from ramen_ray.reports.page import Plot, ReportTable
 
 SHOWN_CHARACTERS = 120
@@ -23,11 +23,26 @@ def dataset_tables(description: Description) -> list[ReportTable]:
         _popularity(description),
         _distributions(description),
         _hubs(description),
-        *signal_tables(description.signals),
+        signal_table(description.signals),
         _tokens(description),
         _samples(description),
     ]
     return [table for table in tables if table.rows]
+
+
+def dataset_words(description: Description) -> list[str]:
+    """Say in a few sentences how large a dataset is, and what its graphs promise."""
+    numbers = description.statistics
+    sizes = [_count(numbers[f"num_{of}"]) for of in ("train_queries", "ads", "test_queries")]
+    words = [
+        "{} train queries, {} ads, {} test queries.".format(*sizes),
+        f"{_average(numbers['clicks_per_query'])} clicks per query, "
+        f"{_average(numbers['queries_per_ad'])} queries per ad.",
+    ]
+    words += [f"{name}: {reading(signal)}" for name, signal in description.signals.items()]
+    if not description.signals:
+        words.append("No graph; jobs/graph.py makes one from sessions or from texts.")
+    return words
 
 
 def dataset_note(description: Description) -> str:

@@ -1,6 +1,5 @@
 """Describe a dataset directory: compute its figures, and log them with their page in MLflow."""
 
-import logging
 from pathlib import Path
 
 from ramen_ray.data.checks import check
@@ -11,14 +10,16 @@ from ramen_ray.data.describe.figures import (
     node_degrees,
     node_shares,
     popularity_group,
+    sample_queries,
+    sample_texts,
     split_size,
 )
 from ramen_ray.data.describe.graph_signal import graph_signals
-from ramen_ray.data.describe.samples import sample_queries, sample_texts
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer, measure_tokens
+from ramen_ray.told import told
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 SEED = 0
@@ -26,8 +27,6 @@ NUM_HUBS = 5
 NUM_SAMPLES = 3
 TEXTS_PER_TABLE = 100_000
 UNCUT = 2**31
-
-logger = logging.getLogger(__name__)
 
 
 def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
@@ -42,10 +41,16 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         DatasetError: the dataset directory has errors; lists all of them.
         EncoderError: there is no such encoder.
     """
-    logger.info("checking %s", dataset.path)
-    check(dataset)
+    with told(f"checking {dataset.path}"):
+        check(dataset)
     tokenizer = text_tokenizer(load_tokenizer(encoder), UNCUT, add_special_tokens=True)
-    logger.info("counting clicks, edges and tokens of %s", dataset.path)
+    with told(f"counting clicks, edges and tokens of {dataset.path}"):
+        return _counted(dataset, tokenizer, encoder, max_length)
+
+
+def _counted(
+    dataset: Dataset, tokenizer: TextTokenizer, encoder: str, max_length: int
+) -> Description:
     clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
     edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
     groups = popularity_groups(clicks["train"].per_ad)

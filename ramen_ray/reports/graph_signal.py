@@ -1,4 +1,4 @@
-"""Will the graph help? What its figures say before training, as a table and in plain words."""
+"""Will the graph help? What its figures say before training, as a table and in words."""
 
 from collections.abc import Mapping
 
@@ -19,9 +19,9 @@ FEW_SHARED = 0.05
 MANY_LEAKS = 0.005
 
 
-def signal_tables(signals: Mapping[str, GraphSignal]) -> list[ReportTable]:
-    """Lay out what each anchor set could bring; nothing without anchor sets."""
-    figures = ReportTable(
+def signal_table(signals: Mapping[str, GraphSignal]) -> ReportTable:
+    """Lay out what each anchor set could bring."""
+    return ReportTable(
         "Will the graph help?",
         (
             "anchor set",
@@ -42,14 +42,6 @@ def signal_tables(signals: Mapping[str, GraphSignal]) -> list[ReportTable]:
         "have no word in common. Leaking edges join a held-out query to its answer. void: the set "
         "was made from the clicks.",
     )
-    readings = ReportTable(
-        "What the graph promises",
-        ("anchor set", "reading"),
-        [[name, reading(signal)] for name, signal in signals.items()],
-        text_columns=2,
-        note="A judgement before training; jobs/ablate.py measures what the graph brings.",
-    )
-    return [figures, readings]
 
 
 def _cells(signal: GraphSignal) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tables with plots, shown in a terminal or as one self-contained HTML page."""
+"""Tables with plots, in a terminal or as a page: one HTML file."""
 
 import io
 from base64 import b64encode
@@ -15,6 +15,8 @@ from jinja2 import Environment
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
+from rich.box import MARKDOWN
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +24,7 @@ from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import printable
 from ramen_ray.tracking.runs import TrackingError
 
+WIDEST = 1000
 TEMPLATE = """\
 <!doctype html>
 <html lang="en">
@@ -32,7 +35,7 @@ TEMPLATE = """\
 <style>
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem;
        color: #222; background: #fff }
-h1 { font-size: 1.6rem } h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem }
+h1 { font-size: 1.6rem }
 p { margin: .4rem 0; color: #555 }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums }
@@ -41,13 +44,25 @@ th { border-bottom: 2px solid #888 } td { border-bottom: 1px solid #ddd }
 .text { text-align: left; overflow-wrap: anywhere }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem }
 img { width: 32rem; max-width: 100% }
+summary { font-weight: 600; margin: 1rem 0 .2rem; cursor: pointer }
 </style>
 </head>
 <body>
 <h1>{{ title }}</h1>
 <p>{{ note }}</p>
+<ul>
+{% for sentence in words %}
+<li>{{ sentence }}</li>
+{% endfor %}
+</ul>
+<div class="plots">
+{% for plot in plots %}
+<img alt="{{ plot.y_label }}: {{ plot.x_label }}" src="data:image/svg+xml;base64,{{ draw(plot) }}">
+{% endfor %}
+</div>
 {% for table in tables %}
-<h2>{{ table.title }}</h2>
+<details{% if table.is_open %} open{% endif %}>
+<summary>{{ table.title }}</summary>
 {% if table.note %}<p>{{ table.note }}</p>{% endif %}
 <div class="wide"><table>
 <tr>
@@ -63,13 +78,7 @@ img { width: 32rem; max-width: 100% }
 </tr>
 {% endfor %}
 </table></div>
-{% if table.plots %}
-<div class="plots">
-{% for plot in table.plots %}
-<img alt="{{ plot.y_label }}: {{ plot.x_label }}" src="data:image/svg+xml;base64,{{ draw(plot) }}">
-{% endfor %}
-</div>
-{% endif %}
+</details>
 {% endfor %}
 </body>
 </html>
@@ -105,7 +114,8 @@ class ReportTable:
         rows: cells as they are shown.
         text_columns: number of first columns with words; the others have numbers.
         note: how to read the table.
-        plots: shown below the table.
+        plots: shown before all tables of a page.
+        is_open: whether a page shows it before it is clicked on.
     """
 
     title: str
@@ -114,6 +124,7 @@ class ReportTable:
     text_columns: int = 1
     note: str = ""
     plots: Sequence[Plot] = ()
+    is_open: bool = False
 
 
 def terminal_table(report: ReportTable) -> Table:
@@ -128,8 +139,19 @@ def terminal_table(report: ReportTable) -> Table:
     return table
 
 
-def write_page(file: Path, title: str, note: str, tables: Sequence[ReportTable]) -> None:
-    """Write one HTML page of tables and plots that loads nothing from elsewhere.
+def as_markdown(table: Table) -> str:
+    """Return a table as Markdown."""
+    table.box = MARKDOWN
+    console = Console(width=WIDEST)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip())
+
+
+def write_page(
+    file: Path, title: str, note: str, words: Sequence[str], tables: Sequence[ReportTable]
+) -> None:
+    """Write one HTML page that loads nothing from elsewhere: words, then plots, then tables.
 
     The file is never half-written.
 
@@ -137,7 +159,10 @@ def write_page(file: Path, title: str, note: str, tables: Sequence[ReportTable])
         TrackingError: ``file`` cannot be written.
     """
     template = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE)
-    html = template.render(title=title, note=note, tables=tables, draw=_draw_svg)
+    plots = [plot for table in tables for plot in table.plots]
+    html = template.render(
+        title=title, note=note, words=words, plots=plots, tables=tables, draw=_draw_svg
+    )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as aside:

@@ -16,9 +16,15 @@ from ramen_ray.errors import printable
 from ramen_ray.tracking.runs import Run
 
 Metrics = Mapping[str, float]
+BySplit = Mapping[str, Mapping[str, Metrics]]
+"""By row, split and metric."""
+Difference = tuple[float, float, float]
+Differences = Mapping[str, Mapping[str, Mapping[str, Difference]]]
 
 GROUPS = ("head", "torso", "tail")
 GROUP_METRIC = "R@10"
+COMBINER_METRICS = ("P@1", "P@5", "N@5", "R@10", "R@100")
+GAIN_METRICS = ("P@1", "N@5", "R@10")
 TABLE_METRICS = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100")
 CURVES = ("P@1", "P@3", "P@5", "R@10")
 BAD_MATCHES = ("named_queries", "BMR@1", "BMR@3", "BMR@5")
@@ -46,7 +52,7 @@ def write_plots(folder: Path, run: Run, untrained: Metrics, trained: Metrics) ->
     _plot_groups(folder / "head_torso_tail.png", untrained, trained)
 
 
-def metrics_table(metrics: Mapping[str, Mapping[str, Metrics]]) -> Table:
+def metrics_table(metrics: BySplit) -> Table:
     """Return a table in per cent of metrics, given by row and split."""
     table = Table("split", "encoder", *TABLE_METRICS)
     splits = list(dict.fromkeys(split for by_split in metrics.values() for split in by_split))
@@ -59,7 +65,7 @@ def metrics_table(metrics: Mapping[str, Mapping[str, Metrics]]) -> Table:
 
 def difference_table(
     metrics: Metrics,
-    differences: Mapping[str, tuple[float, float, float]],
+    differences: Mapping[str, Difference],
     names: tuple[str, str] = ("candidate", "champion"),
 ) -> Table:
     """Return a table in per cent of a retriever's metrics beside another's.
@@ -74,6 +80,35 @@ def difference_table(
         ours, (by, low, high) = metrics[name], differences[name]
         shown = f"{100 * ours:.2f}", f"{100 * (ours - by):.2f}", f"{100 * by:+.2f}"
         table.add_row(name, *shown, f"{100 * low:+.2f} to {100 * high:+.2f}")
+    return table
+
+
+def gains_table(gains: Mapping[str, Mapping[str, Difference]]) -> Table:
+    """Return a table of what runs gain over others, in points with 95 % intervals, by row."""
+    table = Table("test, points", *GAIN_METRICS)
+    for row, by in gains.items():
+        shown = ([f"{100 * bound:+.2f}" for bound in by[name]] for name in GAIN_METRICS)
+        table.add_row(row, *(f"{value} [{low}, {high}]" for value, low, high in shown))
+    return table
+
+
+def combiner_table(metrics: BySplit, differences: Differences) -> Table:
+    """Return a table in per cent.
+
+    Args:
+        metrics: by row, split and name.
+        differences: by how much a row exceeds texts alone, with the bounds of an interval.
+    """
+    table = Table("split", "ads by", *COMBINER_METRICS, "R@10 minus text alone")
+    splits = list(dict.fromkeys(split for by_split in metrics.values() for split in by_split))
+    for split in splits:
+        for row, by_split in metrics.items():
+            values = [f"{100 * by_split[split][name]:.2f}" for name in COMBINER_METRICS]
+            less_text = ""
+            if row in differences:
+                by, low, high = differences[row][split]["R@10"]
+                less_text = f"{100 * by:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+            table.add_row(split, row, *values, less_text)
     return table
 
 

@@ -143,8 +143,10 @@ class Retriever(PythonModel):
 
     def encode(self, texts: Sequence[str]) -> Embeddings:
         """Return unit-norm vectors for search (texts, D)."""
+        prompt = self.settings.get("query_prompt", "")
         encodings = self.tokenizer.encode_batch_fast(
-            list(texts), add_special_tokens=self.settings["add_special_tokens"]
+            [prompt + text for text in texts],
+            add_special_tokens=self.settings["add_special_tokens"],
         )
         token_ids = [encoding.ids or [self.settings["placeholder"]] for encoding in encodings]
         by_length = sorted(range(len(texts)), key=lambda row: len(token_ids[row]))

@@ -4,6 +4,7 @@ MLflow takes seconds to import, so it is imported only where a store is used, an
 that only pass a run on, such as Ray Train's controller.
 """
 
+import json
 import logging
 import os
 import re
@@ -24,12 +25,17 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 PARENT_TAG = "mlflow.parentRunId"
+ORIGIN_TAGS = ("mlflow.source.", "mlflow.user")
+DESCRIPTION_TAG = "mlflow.note.content"
+MODEL_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
+"""Opens the view of trained models; without it, the UI guesses."""
 SIGNS_OF_NO_STORE = ("API request to", "OperationalError")
 """Found in MLflow's messages about a server that is gone or a database that cannot be used."""
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 """How the URI of a store begins that is used without a server."""
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's 7 it is four
 NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # MLflow prints them with the password
+LONGEST_DIGEST = 36  # of a dataset
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 Point = tuple[str, float, int]
@@ -79,6 +85,21 @@ class Run:
         for key, value in tags.items():
             client.set_tag(self.id, key, value)
 
+    def log_dataset(
+        self, name: str, fingerprint: str, path: Path, figures: Mapping[str, float]
+    ) -> None:
+        """Log the dataset directory that the run was made from, unless the run has it."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        source, profile = json.dumps({"uri": path.as_uri()}), json.dumps(dict(figures))
+        dataset = Dataset(name, fingerprint[:LONGEST_DIGEST], "local", source, profile=profile)
+        training = InputTag("mlflow.data.context", "training")
+        self.client.log_inputs(self.id, [DatasetInput(dataset, [training])])
+
+    def describe(self, text: str) -> None:
+        """Set the run's description, Markdown, which the UI shows first."""
+        self.client.set_tag(self.id, DESCRIPTION_TAG, text)
+
     def log_metrics(
         self, metrics: Mapping[str, float], step: int = 0, model_id: str | None = None
     ) -> None:
@@ -108,12 +129,10 @@ class Run:
             reason = first_line_of(error)
             raise TrackingError(f"cannot write artifacts to {where}: {reason}") from error
 
-    def log_predictions(self, columns: Mapping[str, list[object]]) -> None:
-        """Log sample predictions as a table that the MLflow UI shows."""
-        import pandas as pd
-
-        table = pd.DataFrame(columns, dtype=object)  # MLflow fails on pandas' own strings
-        self.client.log_table(self.id, table, "sample_predictions.json")
+    def link_to(self, artifact: str) -> str:
+        """Return a link, in Markdown, by which the UI opens one of the run's artifacts."""
+        experiment = self.client.get_run(self.id).info.experiment_id
+        return f"[{artifact}](#/experiments/{experiment}/runs/{self.id}/artifacts/{artifact})"
 
     def read_history(self, metric: str) -> tuple[list[int], list[float]]:
         """Return a metric's steps and values in step order."""
@@ -212,18 +231,32 @@ def open_run(
             if known is not None
             else _new_experiment(client, experiment, artifacts)
         )
-        tags = {} if parent is None else {PARENT_TAG: parent.id}
+        tags = _origin() if parent is None else _origin_of(parent)
         created = client.create_run(experiment_id, run_name=name, tags=tags)
         return Run(uri, str(created.info.run_id))
     except (MlflowException, OSError, ImportError, sqlite3.Error) as error:
         raise TrackingError(cannot_use(uri, error)) from None  # the cause may contain a password
 
 
+def _origin() -> dict[str, str]:
+    """Return the tags by which the UI shows user, source and git commit."""
+    from mlflow.tracking.context.registry import resolve_tags
+
+    return dict(resolve_tags())
+
+
+def _origin_of(parent: Run) -> dict[str, str]:
+    """Return those of a run's child, whose process was started by Ray."""
+    known = parent.client.get_run(parent.id).data.tags
+    names = [name for name in known if name.startswith(ORIGIN_TAGS)]
+    return {PARENT_TAG: parent.id, **{name: known[name] for name in names}}
+
+
 def _new_experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
     from mlflow.exceptions import MlflowException
 
     try:
-        return str(client.create_experiment(name, artifact_location=artifacts))
+        return str(client.create_experiment(name, artifacts, MODEL_TRAINING))
     except MlflowException:
         made_meanwhile = client.get_experiment_by_name(name)
         if made_meanwhile is None:
@@ -238,7 +271,8 @@ def _client(uri: str) -> "MlflowClient":
     os.environ[NO_ADDRESSES] = "true"
     for name in ("mlflow", "alembic"):  # after the import, which sets mlflow's level
         logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # raises what it logs
+    for name in ("mlflow.store.db.utils", "mlflow.utils.git_utils"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # raises what it logs; there is no git
     return MlflowClient(tracking_uri=uri)
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 
 from ramen_ray.data.engine import engine
-from ramen_ray.data.leaks import NODE_TABLES, REVERSED, find_answers, find_leaks, texts_of
+from ramen_ray.data.leaks import REVERSED, find_answers, find_leaks, texts_of
 from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.schemas import NODE_TABLES
 
 SPELLINGS = ["silk tie", "Silk  Tie", "SILK", "silk", "Ärmel", "ärmel", "hat", " Hat", "gloves"]
 TEXTS = st.lists(st.sampled_from(SPELLINGS), min_size=1, max_size=6)

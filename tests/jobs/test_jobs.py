@@ -100,10 +100,10 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     assert not (tmp_path / "mlflow.db").exists()
     assert not [name for name in run.data.metrics if name.startswith("graph/")]
     assert not (tmp_path / "runs" / "submitted" / "graphs").exists()
-    assert re.search(r"^step 14/28  .*epoch 2/4: task ", logs, re.MULTILINE), logs
+    assert re.search(r"^step 28/28  .*epoch 4/4: task ", logs, re.MULTILINE), logs
     ours = [line for line in logs.splitlines() if "(PlacementGroupCleaner" not in line]
     assert "pid=" not in "".join(ours), logs  # Ray's cleaner reports other clusters on the machine
-    assert len(ours) < 90, logs
+    assert len(ours) < 45, logs
     written = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert not [file for file in written if b"s3cret" in file.read_bytes()]
     assert "s3cret" not in logs
@@ -112,7 +112,7 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     assert float(shown.group(1)) == pytest.approx(100 * run.data.metrics["test/P_at_1"], abs=0.005)
     base = re.search(r"test\s+│ in_batch\s+│ ([\d.]+)", logs)
     assert base is not None and base.group(1) == shown.group(1), "at that rate nothing is learnt"
-    assert re.search(r"P@1\s+│ [\d.]+\s+│ [\d.]+\s+│ \+0\.00\s+│ \+0\.00 to \+0\.00", logs), logs
+    assert re.search(r"over in_batch\s+│ \+0\.00 \[\+0\.00, \+0\.00\]", logs), logs
     (beside,) = (tmp_path / "runs").glob("*base*")
     settings = json.loads((beside / "config.json").read_text())["regularization"]
     assert settings["lambda_x"] == settings["lambda_z"] == {}
@@ -153,7 +153,7 @@ def test_the_upload_is_the_project_without_a_users_data(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS")
     shutil.copy(ROOT / ".rayignore", tmp_path)
-    sent = {"jobs/train.py", "ramen_ray/data/store/lists.py", "datasets/foldoc/ads/a.parquet"}
+    sent = {"jobs/train.py", "ramen_ray/data/store/texts.py", "datasets/foldoc/ads/a.parquet"}
     left = {"mine/ads.parquet", "clicks.csv", "outputs/jobs/a", "jobs/__pycache__/a.pyc", ".git/a"}
     for name in sent | left:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -24,10 +24,10 @@ from jobs import validate as validating
 from ramen_ray.command_line import run_job
 from ramen_ray.data.describe.content import Description
 from ramen_ray.data.describe.counts import dataset_statistics
-from ramen_ray.data.describe.samples import sample_rows
+from ramen_ray.data.describe.figures import sample_ids
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.reports import description as describing
-from ramen_ray.reports.dataset import dataset_note, dataset_tables
+from ramen_ray.reports.dataset import dataset_note, dataset_tables, dataset_words
 from ramen_ray.reports.description import describe
 from ramen_ray.reports.page import write_page
 from ramen_ray.tracking.runs import TrackingError
@@ -223,7 +223,9 @@ def test_numbers_of_any_tiny_dataset_equal_loops(
     described = describe(dataset, str(encoder_path), MAX_LENGTH)
     expected = _metrics_by_loops(dataset, encoder_path, MAX_LENGTH)
     assert _counted(described) == pytest.approx(expected)
-    write_page(folder / "page.html", "tiny", "", dataset_tables(described))
+    write_page(
+        folder / "page.html", "tiny", "", dataset_words(described), dataset_tables(described)
+    )
 
 
 def test_hubs_are_the_anchors_with_most_edges(description: Description, dataset_path: Path) -> None:
@@ -274,11 +276,11 @@ def test_a_larger_table_is_sampled_and_the_page_says_so(
 
 @given(st.integers(0, 200), st.integers(1, 50), st.integers(0, 3))
 def test_sampled_rows_are_distinct_and_ascending(num_rows: int, size: int, seed: int) -> None:
-    rows = sample_rows(num_rows, size, seed)
+    rows = sample_ids(num_rows, size, seed)
     assert rows == sorted(set(rows))
     assert len(rows) == min(num_rows, size)
     assert all(0 <= row < num_rows for row in rows)
-    assert rows == sample_rows(num_rows, size, seed)
+    assert rows == sample_ids(num_rows, size, seed)
 
 
 def test_the_page_holds_all_rows_and_refers_to_nothing_outside(
@@ -286,7 +288,8 @@ def test_the_page_holds_all_rows_and_refers_to_nothing_outside(
 ) -> None:
     sections = dataset_tables(description)
     for name in ("one.html", "two.html"):
-        write_page(tmp_path / "pages" / name, "handmade", dataset_note(description), sections)
+        words, note = dataset_words(description), dataset_note(description)
+        write_page(tmp_path / "pages" / name, "handmade", note, words, sections)
     one, two = (tmp_path / "pages" / name for name in ("one.html", "two.html"))
     assert one.read_bytes() == two.read_bytes()
     assert sorted(one.parent.iterdir()) == [one, two]
@@ -322,7 +325,7 @@ def test_texts_are_shown_as_they_are(encoder_path: Path, tmp_path: Path) -> None
     dataset = write_dataset(tmp_path / "hostile", tables, name="hostile")
     described = describe(dataset, str(encoder_path), MAX_LENGTH)
     file = tmp_path / "page.html"
-    write_page(file, "<b>hostile</b>", "", dataset_tables(described))
+    write_page(file, "<b>hostile</b>", "", dataset_words(described), dataset_tables(described))
     page = PageReader(file.read_text(encoding="utf-8"))
     assert page.rows[-1] == [text, "x"]
     assert page.tags["script"] == page.tags["b"] == 0
@@ -477,5 +480,5 @@ def test_a_page_that_cannot_be_put_in_place_leaves_nothing(
     occupied = tmp_path / "page.html"
     occupied.mkdir()
     with pytest.raises(TrackingError, match="cannot write the page"):
-        write_page(occupied, "handmade", "", dataset_tables(description))
+        write_page(occupied, "handmade", "", [], dataset_tables(description))
     assert list(tmp_path.iterdir()) == [occupied]

@@ -10,13 +10,13 @@ from tempfile import gettempdir
 
 from ramen_ray.data.checks.leaks import click_leaks, edge_leaks, find_answers
 from ramen_ray.data.checks.loading import Tables
-from ramen_ray.data.checks.rows import TRAIN, Severities
+from ramen_ray.data.checks.rows import Severities
 from ramen_ray.data.checks.structure import inspect_structure
 from ramen_ray.data.checks.tables import UNLINKED, cross_rules, repeat_rules
 from ramen_ray.data.engine import count, engine, name_literal
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.leaks import NODE_TABLES
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 
 
 def check(dataset: Dataset) -> None:

@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 from ramen_ray.data.checks.loading import Tables
-from ramen_ray.data.checks.rows import TRAIN
 from ramen_ray.data.checks.tables import TableRule, warning
 from ramen_ray.data.engine import count, name_literal
 from ramen_ray.data.findings import Finding
-from ramen_ray.data.leaks import BOTH_WAYS, NODE_TABLES, REVERSED, create_answers, find_leaks
-from ramen_ray.data.store.schemas import schema_of
+from ramen_ray.data.leaks import BOTH_WAYS, REVERSED, create_answers, find_leaks
+from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, schema_of
 
 
 def find_answers(tables: Tables) -> None:

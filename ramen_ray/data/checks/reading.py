@@ -14,7 +14,7 @@ from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.data.store.utf8 import is_utf8
+from ramen_ray.data.store.text_lines import is_utf8
 
 ROWS_PER_BATCH = 65_536
 READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)

@@ -9,18 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Int64s, list_entries
 from ramen_ray.data.checks.reading import RowBatch, positions
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Severity, Tallies
-from ramen_ray.data.store.lists import list_entries
-from ramen_ray.data.store.schemas import HELD_OUT_SIDES, MAY_BE_NULL
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, MAY_BE_NULL, TRAIN
 
 Hits = tuple[Int64s, pa.Array]
 """Row numbers within the batch (n,), and the bad values (n,) of these rows."""
 Find = Callable[[RowBatch], Hits]
 Severities = tuple[Severity, ...]
 
-TRAIN = "queries/train"
 TEXTS = ("text", "source_id", "name", "of")
 _INVISIBLE = r"^[\s\pZ\p{Cf}]*\p{Cf}[\s\pZ\p{Cf}]*$"  # zero-width and other formatting characters
 _DAMAGE = (

@@ -7,9 +7,16 @@ import pyarrow.parquet as pq
 
 from ramen_ray.data.checks.reading import unreadable
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.store.dataset import Dataset, optional_tables, required_tables
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.parquet_files import refused_columns
-from ramen_ray.data.store.schemas import ZERO_SHOT, optional_fields, schema_of
+from ramen_ray.data.store.schemas import (
+    HELD_OUT_SIDES,
+    SIDES,
+    SPLITS,
+    ZERO_SHOT,
+    optional_fields,
+    schema_of,
+)
 from ramen_ray.naming import naming_fault
 
 _NEEDED_BY = {
@@ -37,9 +44,17 @@ class Structure:
 
 
 def read_tables(dataset: Dataset) -> list[str]:
-    """Return the names of the dataset's tables that training and evaluation read."""
-    optional = [name for name in optional_tables(dataset.anchor_sets) if dataset.has(name)]
-    return required_tables(dataset.anchor_sets) + optional
+    """Name the tables that training and evaluation read: those needed, and others that exist."""
+    sets, sides = dataset.anchor_sets, (*SIDES, *HELD_OUT_SIDES.values())
+    splits = [f"queries/{split}" for split in SPLITS]
+    optional = [
+        *(f"edges/{name}/{side}" for name in sets for side in sides),
+        *(f"filters/{split}" for split in (*SPLITS[1:], ZERO_SHOT)),
+        f"queries/{ZERO_SHOT}",
+        "novel_ads",
+    ]
+    needed = [*splits, "ads", *(f"anchors/{name}" for name in sets)]
+    return needed + [table for table in optional if dataset.has(table)]
 
 
 def check_structure(dataset: Dataset) -> dict[str, int]:

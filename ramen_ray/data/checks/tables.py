@@ -7,11 +7,10 @@ there also as ``folded``. Wrong ids join nothing.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ramen_ray.data.checks.rows import TRAIN
 from ramen_ray.data.engine import name_literal
 from ramen_ray.data.findings import Kind, Severity
 from ramen_ray.data.leaks import HELD_OUT
-from ramen_ray.data.store.schemas import ZERO_SHOT, schema_of
+from ramen_ray.data.store.schemas import TRAIN, ZERO_SHOT, schema_of
 
 
 @dataclass(frozen=True)

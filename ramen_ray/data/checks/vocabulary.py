@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ramen_ray.data.findings import Finding
-from ramen_ray.data.prepared.text_figures import TextFigures
+from ramen_ray.data.prepared.tokens import TextFigures
 
 WORTH_A_WARNING = 0.01
 

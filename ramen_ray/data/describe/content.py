@@ -8,27 +8,21 @@ import numpy as np
 
 from ramen_ray.data.arrays import Float64s, Int64s
 from ramen_ray.data.describe.graph_signal import GraphSignal
-from ramen_ray.data.describe.samples import SampleQuery
-from ramen_ray.data.prepared.text_figures import TextFigures
+from ramen_ray.data.prepared.tokens import TextFigures
 
 PER_CENT = {"median": 50, "p90": 90, "p99": 99, "max": 100}
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """How often each value occurs, among at least one.
-
-    Attributes:
-        values: (values,) int64, ascending.
-        counts: (values,) int64, how often each occurs.
-    """
+    """How often (values,) each of some ascending ``values`` (values,) occurs, all int64."""
 
     values: Int64s
     counts: Int64s
 
     @classmethod
     def of(cls, values: Int64s) -> "Distribution":
-        """Count ``values`` (n,), in any order."""
+        """Count ``values`` (n,), at least one, in any order."""
         return cls(*np.unique(values, return_counts=True))
 
     @property
@@ -43,10 +37,7 @@ class Distribution:
 
     @property
     def quantiles(self) -> dict[str, float]:
-        """Median, p90, p99 and max.
-
-        A quantile q is the smallest value that is at least as large as a fraction q of the values.
-        """
+        """Median, p90, p99 and max: the smallest value that such a share does not exceed."""
         up_to = 100 * np.cumsum(self.counts)
         wanted = np.array([*PER_CENT.values()]) * self.size
         found = self.values[np.searchsorted(up_to, wanted)]
@@ -64,14 +55,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Hub:
-    """An anchor with many edges.
-
-    Attributes:
-        text: the anchor's text.
-        num_queries: number of train queries linked to it.
-        num_ads: number of ads linked to it.
-        share: its share of the anchor set's edges.
-    """
+    """An anchor with many edges, and its ``share`` of its set's edges."""
 
     text: str
     num_queries: int
@@ -104,13 +88,7 @@ class SplitSize:
 
 @dataclass(frozen=True)
 class Degrees:
-    """How many clicks or edges nodes have.
-
-    Attributes:
-        of: what is counted: clicks, or the name of an anchor set for its edges.
-        per: the kind of node: query, ad or anchor.
-        distribution: over all nodes of the kind.
-    """
+    """How many clicks, or edges of an anchor set ``of``, there are per query, ad or anchor."""
 
     of: str
     per: str
@@ -119,11 +97,9 @@ class Degrees:
 
 @dataclass(frozen=True)
 class PopularityGroup:
-    """Ads with many or with few train clicks.
+    """Ads with many or with few train clicks: the least and the most of one, None without ads.
 
-    Attributes:
-        clicks: the lowest and the highest number of train clicks of an ad; None without ads.
-        shares: the group's share of the ads, the train clicks and the test clicks.
+    ``shares`` are the group's of the ads, the train clicks and the test clicks.
     """
 
     clicks: tuple[int, int] | None
@@ -132,17 +108,11 @@ class PopularityGroup:
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """Token counts of a table's texts, or of a sample of them.
-
-    Attributes:
-        num_texts: rows of the table.
-        lengths: before truncation, with special tokens.
-        figures: unknown tokens before truncation, and different texts after it.
-    """
+    """Token counts of a table's texts, or of a sample of them; the table has ``num_texts``."""
 
     num_texts: int
-    lengths: Distribution
-    figures: TextFigures
+    lengths: Distribution  # before truncation, with special tokens
+    figures: TextFigures  # unknown tokens before truncation, and different texts after it
 
     def share_above(self, limit: int) -> Share:
         """Return the share of the counted texts that have more tokens."""
@@ -150,36 +120,30 @@ class TokenLengths:
 
 
 @dataclass(frozen=True)
+class SampleQuery:
+    """The text of a train query, those of its ads, and by anchor set those of its anchors."""
+
+    text: str
+    ads: list[str]
+    anchors: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
 class Description:
-    """The figures and samples that describe a dataset; small, however large the dataset is.
+    """The figures and samples that describe a dataset; small, however large the dataset is."""
 
-    Attributes:
-        metadata: the content of ``dataset.json``.
-        statistics: see :func:`ramen_ray.data.describe.counts.dataset_statistics`.
-        splits: their sizes.
-        degrees: of nodes, by metric name; clicks are those of the train split.
-        shares: of nodes without clicks or edges, of test clicks on rare ads, by metric name.
-        groups: head, torso and tail.
-        hubs: the anchors with most edges by anchor set, most first.
-        tokens: token counts by table.
-        max_length: texts with more tokens are truncated in training.
-        tokenizer: the encoder whose tokenizer counted the tokens.
-        samples: a few train queries.
-        signals: what each anchor set could bring.
-    """
-
-    metadata: Mapping[str, Any]
-    statistics: Mapping[str, float]
+    metadata: Mapping[str, Any]  # the content of dataset.json
+    statistics: Mapping[str, float]  # see describe.counts.dataset_statistics
     splits: Mapping[str, SplitSize]
-    degrees: Mapping[str, Degrees]
-    shares: Mapping[str, Share]
-    groups: Mapping[str, PopularityGroup]
-    hubs: Mapping[str, list[Hub]]
-    tokens: Mapping[str, TokenLengths]
-    max_length: int
-    tokenizer: str
+    degrees: Mapping[str, Degrees]  # by metric name; clicks are those of the train split
+    shares: Mapping[str, Share]  # by metric name; see describe.figures.node_shares
+    groups: Mapping[str, PopularityGroup]  # head, torso and tail
+    hubs: Mapping[str, list[Hub]]  # by anchor set, most edges first
+    tokens: Mapping[str, TokenLengths]  # by table
+    max_length: int  # texts with more tokens are truncated in training
+    tokenizer: str  # the encoder whose tokenizer counted the tokens
     samples: list[SampleQuery]
-    signals: Mapping[str, GraphSignal]
+    signals: Mapping[str, GraphSignal]  # by anchor set
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -192,11 +156,12 @@ class Description:
             shares = {f"share_{of}": share.value for of, share in group.shares.items()}
             metrics |= _named(name, shares)
         for table, tokens in self.tokens.items():
-            metrics |= _named(f"tokens/{table}", tokens.lengths.quantiles)
-            too_long = tokens.share_above(self.max_length)
-            metrics[f"tokens/{table}/share_too_long"] = too_long.value
-            metrics[f"tokens/{table}/share_unknown"] = tokens.figures.share_unknown
-            metrics[f"tokens/{table}/share_repeated"] = tokens.figures.share_repeated
+            shares = {
+                "share_too_long": tokens.share_above(self.max_length).value,
+                "share_unknown": tokens.figures.share_unknown,
+                "share_repeated": tokens.figures.share_repeated,
+            }
+            metrics |= _named(f"tokens/{table}", tokens.lengths.quantiles | shares)
         for name, signal in self.signals.items():
             metrics |= _named(f"signal/{name}", signal.metrics)
         return metrics

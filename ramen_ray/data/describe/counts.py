@@ -11,17 +11,14 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS
 
 
 @dataclass(frozen=True)
 class ClickCounts:
-    """The clicks of a split.
+    """The clicks per query (queries,), in row order, and per ad (ads,), of a split.
 
-    Attributes:
-        per_query: (queries of the split,) int64, in row order.
-        per_ad: (ads,) int64.
-        weight: sum of the clicks' weights; None if the split has no weights.
+    ``weight`` is the sum of the clicks' weights; None if the split has none.
     """
 
     per_query: Int64s
@@ -31,13 +28,9 @@ class ClickCounts:
 
 @dataclass(frozen=True)
 class EdgeCounts:
-    """The edges of an anchor set, counted at both ends; all zero on a side without edges.
+    """The edges of an anchor set at both ends, (train queries,), (ads,) and twice (anchors,) int64.
 
-    Attributes:
-        per_query: (train queries,) int64.
-        per_ad: (ads,) int64.
-        queries_per_anchor: (anchors,) int64.
-        ads_per_anchor: (anchors,) int64.
+    All are zero on a side without edges.
     """
 
     per_query: Int64s
@@ -47,7 +40,7 @@ class EdgeCounts:
 
     @property
     def per_anchor(self) -> Int64s:
-        """(anchors,) int64, queries and ads together."""
+        """(anchors,) int64, of both sides together."""
         return self.queries_per_anchor + self.ads_per_anchor
 
 
@@ -69,24 +62,17 @@ def count_clicks(dataset: Dataset, split: str) -> ClickCounts:
 
 def count_edges(dataset: Dataset, anchor_set: str) -> EdgeCounts:
     """Count the edges of an anchor set at both ends."""
-    num_anchors = dataset.num_rows(f"anchors/{anchor_set}")
-    per_query, queries_per_anchor = _count_side(
-        dataset, f"edges/{anchor_set}/query", dataset.num_rows("queries/train"), num_anchors
-    )
-    per_ad, ads_per_anchor = _count_side(
-        dataset, f"edges/{anchor_set}/ad", dataset.num_rows("ads"), num_anchors
+    (per_query, queries_per_anchor), (per_ad, ads_per_anchor) = (
+        _count_side(dataset, anchor_set, side) for side in NODE_TABLES
     )
     return EdgeCounts(per_query, per_ad, queries_per_anchor, ads_per_anchor)
 
 
-def _count_side(
-    dataset: Dataset, table: str, num_nodes: int, num_anchors: int
-) -> tuple[Int64s, Int64s]:
-    per_node = np.zeros(num_nodes, dtype=np.int64)
-    per_anchor = np.zeros(num_anchors, dtype=np.int64)
+def _count_side(dataset: Dataset, anchor_set: str, side: str) -> tuple[Int64s, Int64s]:
+    table, ends = f"edges/{anchor_set}/{side}", (NODE_TABLES[side], f"anchors/{anchor_set}")
+    per_node, per_anchor = (np.zeros(dataset.num_rows(end), dtype=np.int64) for end in ends)
     if dataset.has(table):
-        columns = dataset.schema(table).names[:2]
-        for batch in dataset.batches(table, columns):
+        for batch in dataset.batches(table, [f"{side}_id", "anchor_id"]):
             for ids, counts in zip(batch.columns, (per_node, per_anchor), strict=True):
                 np.add.at(counts, ids.to_numpy(), 1)
     return per_node, per_anchor
@@ -98,46 +84,36 @@ def dataset_statistics(
     """Count queries, ads, clicks and edges, with the averages of RAMEN's Table 9.
 
     Follows "Dataset statistics summary" (Table 9) of the RAMEN paper, where a query is a document
-    and an ad is a label: clicks per query are over the train queries, queries per ad over all ads,
-    including those without a train click. The counts of the other splits are added, and the shares
-    of ads with no train click and with exactly one.
-
-    Args:
-        dataset: the dataset directory.
-        clicks: those of its splits, if they have been counted.
+    and an ad is a label: averages are over all train queries and all ads, with clicks or without.
+    ``clicks`` are those of the splits, if they have been counted.
 
     Returns:
-        ``num_<split>_queries`` and ``num_<split>_clicks``; ``num_ads``; ``clicks_per_query`` and
-        ``queries_per_ad`` (train); ``share_ads_without_click`` and ``share_ads_with_one_click``
-        (train); and per anchor set ``<set>_num_anchors``, ``<set>_anchors_per_query`` (train
-        queries) and ``<set>_anchors_per_ad``, zero on a side without edges.
+        ``num_<split>_queries`` and ``num_<split>_clicks``; ``num_ads``; of train clicks,
+        ``clicks_per_query``, ``queries_per_ad``, ``share_ads_without_click`` and
+        ``share_ads_with_one_click``; and per anchor set ``<set>_num_anchors``,
+        ``<set>_anchors_per_query`` (train queries) and ``<set>_anchors_per_ad``.
     """
-    num_ads = dataset.num_rows("ads")
-    statistics = {f"num_{split}_queries": dataset.num_rows(f"queries/{split}") for split in SPLITS}
-    if clicks is None:
-        clicks = {split: count_clicks(dataset, split) for split in SPLITS}
-    clicks_per_ad = {split: clicks[split].per_ad for split in SPLITS}
-    statistics |= {f"num_{split}_clicks": int(clicks_per_ad[split].sum()) for split in SPLITS}
-    num_queries = statistics["num_train_queries"]
-    averages = {
-        "clicks_per_query": _ratio(statistics["num_train_clicks"], num_queries),
-        "queries_per_ad": _ratio(statistics["num_train_clicks"], num_ads),
-        "share_ads_without_click": _ratio(int((clicks_per_ad["train"] == 0).sum()), num_ads),
-        "share_ads_with_one_click": _ratio(int((clicks_per_ad["train"] == 1).sum()), num_ads),
+    clicks = clicks or {split: count_clicks(dataset, split) for split in SPLITS}
+    queries = {split: len(clicks[split].per_query) for split in SPLITS}
+    num_clicks = {split: int(clicks[split].per_ad.sum()) for split in SPLITS}
+    num_nodes = {side: dataset.num_rows(table) for side, table in NODE_TABLES.items()}
+    per_ad = clicks["train"].per_ad
+    statistics: dict[str, float] = {
+        **{f"num_{split}_queries": count for split, count in queries.items()},
+        **{f"num_{split}_clicks": count for split, count in num_clicks.items()},
+        "num_ads": num_nodes["ad"],
+        "clicks_per_query": _ratio(num_clicks["train"], num_nodes["query"]),
+        "queries_per_ad": _ratio(num_clicks["train"], num_nodes["ad"]),
+        "share_ads_without_click": _ratio(int((per_ad == 0).sum()), num_nodes["ad"]),
+        "share_ads_with_one_click": _ratio(int((per_ad == 1).sum()), num_nodes["ad"]),
     }
     for name in dataset.anchor_sets:
-        averages |= {
-            f"{name}_num_anchors": dataset.num_rows(f"anchors/{name}"),
-            f"{name}_anchors_per_query": _ratio(_num_edges(dataset, name, "query"), num_queries),
-            f"{name}_anchors_per_ad": _ratio(_num_edges(dataset, name, "ad"), num_ads),
-        }
-    everything = {**statistics, "num_ads": num_ads, **averages}
-    return {key: float(value) for key, value in everything.items()}
-
-
-def _num_edges(dataset: Dataset, anchor_set: str, side: str) -> int:
-    table = f"edges/{anchor_set}/{side}"
-    return dataset.num_rows(table) if dataset.has(table) else 0
+        statistics[f"{name}_num_anchors"] = dataset.num_rows(f"anchors/{name}")
+        for side, count in num_nodes.items():
+            edges = f"edges/{name}/{side}"
+            num_edges = dataset.num_rows(edges) if dataset.has(edges) else 0
+            statistics[f"{name}_anchors_per_{side}"] = _ratio(num_edges, count)
+    return {key: float(value) for key, value in statistics.items()}
 
 
 def _ratio(part: int, whole: int) -> float:

@@ -1,6 +1,9 @@
-"""From the clicks and edges of every node to the few figures of a description."""
+"""From the clicks and edges of every node to the few figures and texts of a description.
 
-from collections.abc import Mapping
+The dataset must be free of errors (:func:`ramen_ray.data.checks.check`).
+"""
+
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -10,12 +13,13 @@ from ramen_ray.data.describe.content import (
     Distribution,
     Hub,
     PopularityGroup,
+    SampleQuery,
     Share,
     SplitSize,
 )
 from ramen_ray.data.describe.counts import ClickCounts, EdgeCounts
-from ramen_ray.data.describe.samples import texts_of
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import TRAIN
 
 
 def split_size(clicks: ClickCounts) -> SplitSize:
@@ -55,26 +59,18 @@ def node_shares(
         "test_clicks_on_ads_without_click": _share(f"test clicks on {zero}", train == 0, test),
         "test_clicks_on_ads_with_one_click": _share(f"test clicks on {one}", train == 1, test),
     }
-    if not edges:
-        return shares
-    linked_queries = np.any([of_set.per_query for of_set in edges.values()], axis=0)
-    linked_ads = np.any([of_set.per_ad for of_set in edges.values()], axis=0)
-    shares |= {
-        "queries_without_edge": _share("train queries without any edge", ~linked_queries),
-        "ads_without_edge": _share("ads without any edge", ~linked_ads),
-    }
+    if edges:
+        no_query = ~np.any([of_set.per_query for of_set in edges.values()], axis=0)
+        no_ad = ~np.any([of_set.per_ad for of_set in edges.values()], axis=0)
+        shares["queries_without_edge"] = _share("train queries without any edge", no_query)
+        shares["ads_without_edge"] = _share("ads without any edge", no_ad)
     for name, of_set in edges.items():
-        shares |= {
-            f"{name}_queries_without_edge": _share(
-                f"train queries without an edge to {name}", of_set.per_query == 0
-            ),
-            f"{name}_ads_without_edge": _share(
-                f"ads without an edge to {name}", of_set.per_ad == 0
-            ),
-            f"{name}_anchors_without_edge": _share(
-                f"{name} anchors without an edge", of_set.per_anchor == 0
-            ),
-        }
+        for key, what, degrees in (
+            ("queries", f"train queries without an edge to {name}", of_set.per_query),
+            ("ads", f"ads without an edge to {name}", of_set.per_ad),
+            ("anchors", f"{name} anchors without an edge", of_set.per_anchor),
+        ):
+            shares[f"{name}_{key}_without_edge"] = _share(what, degrees == 0)
     return shares
 
 
@@ -96,7 +92,7 @@ def largest_hubs(dataset: Dataset, anchor_set: str, edges: EdgeCounts, count: in
     """Return the ``count`` anchors of a set with most edges, most first."""
     degrees = edges.per_anchor
     largest = np.argsort(-degrees, kind="stable")[:count].tolist()
-    texts = texts_of(dataset, f"anchors/{anchor_set}", largest)
+    texts = _texts_by_id(dataset, f"anchors/{anchor_set}", largest)
     return [
         Hub(
             texts[anchor],
@@ -106,6 +102,55 @@ def largest_hubs(dataset: Dataset, anchor_set: str, edges: EdgeCounts, count: in
         )
         for anchor in largest
     ]
+
+
+def sample_ids(num_rows: int, size: int, seed: int) -> list[int]:
+    """Draw ``size`` of the ids of a table, or all if there are fewer; ascending."""
+    if num_rows <= size:
+        return list(range(num_rows))
+    draw = np.random.default_rng(seed)
+    return np.sort(draw.choice(num_rows, size, replace=False)).tolist()
+
+
+def sample_texts(dataset: Dataset, table: str, size: int, seed: int) -> list[str]:
+    """Read ``size`` texts of a table, drawn by ``seed``, or all if there are fewer."""
+    ids = sample_ids(dataset.num_rows(table), size, seed)
+    return dataset.rows_with_ids(table, ids)["text"].to_pylist()
+
+
+def sample_queries(dataset: Dataset, size: int, seed: int) -> list[SampleQuery]:
+    """Read ``size`` train queries, drawn by ``seed``, with their ads and anchors, as text."""
+    ids = sample_ids(dataset.num_rows(TRAIN), size, seed)
+    rows = dataset.rows_with_ids(TRAIN, ids).to_pylist()
+    ads = _texts_by_id(dataset, "ads", {ad for row in rows for ad in row["ad_ids"]})
+    anchors = {
+        name: _anchors_of(dataset, name, ids)
+        for name in dataset.anchor_sets
+        if dataset.has(f"edges/{name}/query")
+    }
+    return [
+        SampleQuery(
+            row["text"],
+            [ads[ad] for ad in row["ad_ids"]],
+            {name: of_query[row["query_id"]] for name, of_query in anchors.items()},
+        )
+        for row in rows
+    ]
+
+
+def _anchors_of(dataset: Dataset, anchor_set: str, query_ids: list[int]) -> dict[int, list[str]]:
+    edges = dataset.rows_with_ids(f"edges/{anchor_set}/query", query_ids).to_pylist()
+    ids = {edge["anchor_id"] for edge in edges}
+    texts = _texts_by_id(dataset, f"anchors/{anchor_set}", ids)
+    of_query: dict[int, list[str]] = {query: [] for query in query_ids}
+    for edge in edges:
+        of_query[edge["query_id"]].append(texts[edge["anchor_id"]])
+    return of_query
+
+
+def _texts_by_id(dataset: Dataset, table: str, ids: Iterable[int]) -> dict[int, str]:
+    rows = dataset.rows_with_ids(table, ids)
+    return dict(zip(rows[0].to_pylist(), rows["text"].to_pylist(), strict=True))
 
 
 def _share(what: str, member: Booleans, counts: Int64s | None = None) -> Share:

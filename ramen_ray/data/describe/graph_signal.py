@@ -5,8 +5,7 @@ edges, so this is measured on train clicks: how often does a query share an anch
 how often with an ad that was clicked for another query? A set with edges on one side only is
 measured by its pairs: how often do ads that it joins share a query that led to both?
 
-The dataset must be free of errors (:func:`ramen_ray.data.checks.check`). Tables are read as
-streams; memory holds a sample of the clicks, and the edges of its queries and ads.
+The dataset must be free of errors (:func:`ramen_ray.data.checks.check`).
 """
 
 from collections.abc import Mapping
@@ -29,37 +28,26 @@ from ramen_ray.data.describe.pairs import (
     words_in_common,
 )
 from ramen_ray.data.engine import count, engine, files_of, run
-from ramen_ray.data.leaks import NODE_TABLES, find_answers, find_leaks, texts_of
+from ramen_ray.data.leaks import find_answers, find_leaks, texts_of
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import NODE_TABLES
 
 OF_CLICKS, FEWEST_LIFT = 0.995, 2.0
 
 
 @dataclass(frozen=True)
 class GraphSignal:
-    """What an anchor set could bring.
+    """What an anchor set could bring."""
 
-    Attributes:
-        sides: those with edges: query, ad or both.
-        edges_per_query: on average over the train queries.
-        edges_per_ad: on average over the ads.
-        test_clicks: clicks of the test split.
-        reached_clicks: those of them on ads without a train click but with edges.
-        shared: over the train clicks, or over the pairs that a set of one side joins.
-        shared_beyond_words: over those of them that have no word in common.
-        edges: edges of the set, on both sides.
-        leaking_edges: those of them that join a held-out query to its answer.
-    """
-
-    sides: tuple[str, ...]
-    edges_per_query: float
-    edges_per_ad: float
+    sides: tuple[str, ...]  # those with edges: query, ad or both
+    edges_per_query: float  # on average over the train queries
+    edges_per_ad: float  # on average over the ads
     test_clicks: int
-    reached_clicks: int
-    shared: Shared
-    shared_beyond_words: Shared
+    reached_clicks: int  # those of them on ads without a train click but with edges
+    shared: Shared  # over the train clicks, or over the pairs that a set of one side joins
+    shared_beyond_words: Shared  # over those of them that have no word in common
     edges: int
-    leaking_edges: int
+    leaking_edges: int  # those of them that join a held-out query to its answer
 
     @property
     def is_void(self) -> bool:
@@ -88,18 +76,12 @@ class GraphSignal:
 def graph_signals(
     dataset: Dataset, clicks: Mapping[str, ClickCounts], edges: Mapping[str, EdgeCounts]
 ) -> dict[str, GraphSignal]:
-    """Measure every anchor set of a dataset.
-
-    Args:
-        dataset: the dataset directory.
-        clicks: its clicks by split, counted.
-        edges: its edges by anchor set, counted.
-    """
+    """Measure every anchor set, from the counted ``clicks`` by split and ``edges`` by set."""
     if not dataset.anchor_sets:
         return {}
-    clicked = Sampled(dataset, *sample_clicks(dataset))
+    clicked = SampledClicks(dataset, *sample_clicks(dataset))
     unclicked, test_clicks = clicks["train"].per_ad == 0, clicks["test"].per_ad
-    leaks = count_leaks(dataset)
+    leaks = _count_leaks(dataset)
     signals = {}
     for name, counts in edges.items():
         per_query, per_ad = counts.per_query, counts.per_ad
@@ -121,14 +103,8 @@ def graph_signals(
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """A sample of the train clicks, by which graphs are measured.
-
-    Attributes:
-        dataset: the dataset directory.
-        queries: (clicks,) ids.
-        ads: (clicks,) ids of those that were clicked.
-    """
+class SampledClicks:
+    """A sample of the train clicks, on which graphs are measured: ids (clicks,) of both ends."""
 
     dataset: Dataset
     queries: Int64s
@@ -137,20 +113,16 @@ class Sampled:
     @cached_property
     def wordless(self) -> Booleans:
         """Flags the clicks (clicks,) whose texts have no word in common."""
-        tables = NODE_TABLES["query"], NODE_TABLES["ad"]
-        return ~words_in_common(self.dataset, tables, (self.queries, self.ads))
+        return ~words_in_common(self.dataset, tuple(NODE_TABLES), (self.queries, self.ads))
 
     def ties(self, name: str) -> tuple[Shared, Shared]:
         """Count the clicks whose ends share an anchor, of all and of those without common words."""
-        ends = {"query": self.queries, "ad": self.ads}
-        found = [np.unique(ids, return_inverse=True) for ids in ends.values()]
-        edges = [
-            read_edges(self.dataset, name, side, ids)
-            for side, (ids, _) in zip(ends, found, strict=True)
-        ]
-        rows = [of_click for _, of_click in found]
-        linked = [np.diff(of.indptr)[row] > 0 for of, row in zip(edges, rows, strict=True)]
-        both = linked[0] & linked[1]
+        edges, rows, both = [], [], np.ones(len(self.queries), dtype=np.bool_)
+        for side, ends in (("query", self.queries), ("ad", self.ads)):
+            nodes, of_click = np.unique(ends, return_inverse=True)
+            edges.append(read_edges(self.dataset, name, side, nodes))
+            rows.append(of_click)
+            both &= np.diff(edges[-1].indptr)[of_click] > 0
         return (
             count_shared(*edges, *(row[both] for row in rows)),
             count_shared(*edges, *(row[both & self.wordless] for row in rows)),
@@ -161,18 +133,18 @@ class Sampled:
         if not sides:
             return Shared(0, 0, 0.0), Shared(0, 0, 0.0)
         (side,) = sides
-        table, nodes = NODE_TABLES[side], np.unique(self.queries if side == "query" else self.ads)
+        nodes = np.unique(self.queries if side == "query" else self.ads)
         pairs = joined_pairs(self.dataset, name, side, nodes)
         clicks = read_clicks(self.dataset, side, nodes)
         ids = nodes[pairs[0]], nodes[pairs[1]]
-        wordless = ~words_in_common(self.dataset, (table, table), ids)
+        wordless = ~words_in_common(self.dataset, (side, side), ids)
         return (
             count_shared(clicks, clicks, *pairs),
             count_shared(clicks, clicks, *(rows[wordless] for rows in pairs)),
         )
 
 
-def count_leaks(dataset: Dataset) -> dict[str, int]:
+def _count_leaks(dataset: Dataset) -> dict[str, int]:
     """Count the edges of each anchor set that join a held-out query to its answer."""
     in_answers = "SELECT query FROM answers UNION SELECT ad FROM answers"
     counts = dict.fromkeys(dataset.anchor_sets, 0)

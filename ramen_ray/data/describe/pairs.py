@@ -3,17 +3,17 @@
 Tables are read as streams; memory holds a sample of the clicks, and the edges of its nodes.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
 from scipy.sparse import csr_array
 
-from ramen_ray.data.arrays import Booleans, Int64s
-from ramen_ray.data.leaks import NODE_TABLES
-from ramen_ray.data.prepared.hashing import find, hash_strings, keyed_hash
+from ramen_ray.data.arrays import Booleans, Int64s, click_pairs, list_entries
+from ramen_ray.data.prepared.hashing import HashIndex, hash_strings, keyed_hash
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.lists import click_pairs, list_entries
+from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 from ramen_ray.data.store.texts import fold
 
 NUM_SHUFFLES = 10
@@ -25,17 +25,11 @@ _SAMPLE = NUM_SHUFFLES  # a hash key that no shuffle has
 
 @dataclass(frozen=True)
 class Shared:
-    """How many of some pairs have a third thing in common, and how many by chance.
+    """How many of some pairs have a third thing in common, and how many by chance."""
 
-    Attributes:
-        pairs: clicks whose query and ad both have edges; or pairs that a set of one side joins.
-        shared: clicks whose query and ad share an anchor; or pairs that share a click.
-        by_chance: as many as ``shared`` if one end is shuffled among the pairs, on average.
-    """
-
-    pairs: int
-    shared: int
-    by_chance: float
+    pairs: int  # clicks whose query and ad both have edges; or that a set of one side joins
+    shared: int  # clicks whose query and ad share an anchor; or pairs that share a click
+    by_chance: float  # ``shared`` if one end is shuffled among the pairs, on average
 
     @property
     def share(self) -> float:
@@ -55,10 +49,8 @@ class Shared:
 
 def sample_clicks(dataset: Dataset) -> tuple[Int64s, Int64s]:
     """Return the query and the ad of each train click (clicks,), of at most ``MAX_CLICKS``."""
-    draws = np.empty(0, dtype=np.uint64)
-    clicks = np.empty((2, 0), dtype=np.int64)
-    first = 0
-    for rows in dataset.batches(NODE_TABLES["query"], ["query_id", "ad_ids"]):
+    draws, clicks, first = np.empty(0, dtype=np.uint64), np.empty((2, 0), dtype=np.int64), 0
+    for rows in dataset.batches(TRAIN, ["query_id", "ad_ids"]):
         found = np.stack(click_pairs(rows))
         numbers = np.arange(first, first + found.shape[1])
         draws = np.concatenate([draws, keyed_hash((_SAMPLE,), numbers)])
@@ -79,13 +71,10 @@ def joined_pairs(dataset: Dataset, name: str, side: str, nodes: Int64s) -> tuple
     edges = read_edges(dataset, name, side, nodes).tocoo()
     rows, anchors = edges.row.astype(np.int64), edges.col.astype(np.int64)
     texts = dataset.rows_with_ids(NODE_TABLES[side], nodes)["text"].combine_chunks()
-    hashes = hash_strings(fold(texts))
-    order = np.argsort(hashes, kind="stable")
-    node_of = [
-        find(hash_strings(fold(batch.column("text"))), hashes[order])
-        for batch in dataset.batches(f"anchors/{name}", ["anchor_id", "text"])
-    ]
-    named = np.append(order, -1)[np.concatenate(node_of)[anchors]]
+    by_text = HashIndex.from_hashes(hash_strings(fold(texts)))
+    anchor_texts = (fold(batch["text"]) for batch in dataset.in_order(f"anchors/{name}"))
+    node_of = np.concatenate([by_text.first(hash_strings(texts)) for texts in anchor_texts])
+    named = node_of[anchors]
     is_other = (named >= 0) & (named != rows)
     direct = rows[is_other], named[is_other]
     order = np.lexsort((keyed_hash((_SAMPLE,), rows), anchors))
@@ -103,17 +92,37 @@ def joined_pairs(dataset: Dataset, name: str, side: str, nodes: Int64s) -> tuple
 
 def read_clicks(dataset: Dataset, side: str, nodes: Int64s) -> csr_array:
     """Read the train clicks of some ``nodes`` (n,), of one side, as (n, nodes of the other)."""
-    others = dataset.num_rows(NODE_TABLES["ad" if side == "query" else "query"])
+    clicks = map(click_pairs, dataset.batches(TRAIN, ["query_id", "ad_ids"]))
+    if side == "query":
+        return _rows_of(dataset, side, nodes, clicks, dataset.num_rows("ads"))
+    by_ad = ((ads, queries) for queries, ads in clicks)
+    return _rows_of(dataset, side, nodes, by_ad, dataset.num_rows(TRAIN))
+
+
+def read_edges(dataset: Dataset, anchor_set: str, side: str, nodes: Int64s) -> csr_array:
+    """Read the edges of some ``nodes`` (n,), train queries or ads, as (n, anchors), 1 each."""
+    table, columns = f"edges/{anchor_set}/{side}", [f"{side}_id", "anchor_id"]
+    batches = dataset.batches(table, columns) if dataset.has(table) else ()
+    edges = ((rows.column(0).to_numpy(), rows.column(1).to_numpy()) for rows in batches)
+    return _rows_of(dataset, side, nodes, edges, dataset.num_rows(f"anchors/{anchor_set}"))
+
+
+def _rows_of(
+    dataset: Dataset,
+    side: str,
+    nodes: Int64s,
+    pairs: Iterable[tuple[Int64s, Int64s]],
+    num_columns: int,
+) -> csr_array:
+    """Pick the pairs of (node of the side, column) whose node is among ``nodes`` (n,)."""
     row_of = np.full(dataset.num_rows(NODE_TABLES[side]), -1)
     row_of[nodes] = np.arange(len(nodes))
-    found = []
-    for batch in dataset.batches(NODE_TABLES["query"], ["query_id", "ad_ids"]):
-        queries, ads = click_pairs(batch)
-        own, other = (queries, ads) if side == "query" else (ads, queries)
+    found = [np.empty((2, 0), dtype=np.int64)]
+    for own, columns in pairs:
         rows = row_of[own]
-        found.append((rows[rows >= 0], other[rows >= 0]))
-    rows, columns = (np.concatenate(ends) for ends in zip(*found, strict=True))
-    return _ones(rows, columns, (len(nodes), others))
+        found.append(np.stack([rows, columns])[:, rows >= 0])
+    rows, columns = np.concatenate(found, axis=1)
+    return _ones(rows, columns, (len(nodes), num_columns))
 
 
 def count_shared(one: csr_array, other: csr_array, rows: Int64s, other_rows: Int64s) -> Shared:
@@ -133,13 +142,13 @@ def count_shared(one: csr_array, other: csr_array, rows: Int64s, other_rows: Int
 
 
 def words_in_common(
-    dataset: Dataset, tables: tuple[str, str], pairs: tuple[Int64s, Int64s]
+    dataset: Dataset, sides: tuple[str, ...], pairs: tuple[Int64s, Int64s]
 ) -> Booleans:
-    """Flag the pairs (n,) of ids in two tables whose texts share a word, in any case."""
+    """Flag the pairs (n,) of a node of each of two sides whose texts share a word, in any case."""
     words, rows = [], []
-    for table, nodes in zip(tables, pairs, strict=True):
+    for side, nodes in zip(sides, pairs, strict=True):
         ids, of_pair = np.unique(nodes, return_inverse=True)
-        texts = fold(dataset.rows_with_ids(table, ids)["text"].combine_chunks())
+        texts = fold(dataset.rows_with_ids(NODE_TABLES[side], ids)["text"].combine_chunks())
         row, found = list_entries(pc.split_pattern_regex(texts, r"[^\p{L}\p{N}]+"))
         is_word = np.asarray(pc.not_equal(found, ""))
         words.append((row[is_word], hash_strings(found)[is_word], len(ids)))
@@ -150,22 +159,6 @@ def words_in_common(
         for row, hashes, count in words
     ]
     return _flag_shared(*matrices, *rows)
-
-
-def read_edges(dataset: Dataset, anchor_set: str, side: str, nodes: Int64s) -> csr_array:
-    """Read the edges of some ``nodes`` (n,), train queries or ads, as (n, anchors), 1 each."""
-    table = f"edges/{anchor_set}/{side}"
-    shape = len(nodes), dataset.num_rows(f"anchors/{anchor_set}")
-    if not dataset.has(table):
-        return csr_array(shape, dtype=np.int32)
-    row_of = np.full(dataset.num_rows(NODE_TABLES[side]), -1)
-    row_of[nodes] = np.arange(len(nodes))
-    found = []
-    for batch in dataset.batches(table, [f"{side}_id", "anchor_id"]):
-        rows, anchors = row_of[batch.column(0).to_numpy()], batch.column(1).to_numpy()
-        found.append((rows[rows >= 0], anchors[rows >= 0]))
-    rows, anchors = (np.concatenate(ends) for ends in zip(*found, strict=True))
-    return _ones(rows, anchors, shape)
 
 
 def _flag_shared(one: csr_array, other: csr_array, rows: Int64s, other_rows: Int64s) -> Booleans:

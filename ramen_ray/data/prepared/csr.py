@@ -22,17 +22,14 @@ LIGHTEST = 1e-300
 class Csr:
     """Rows of column ids, ascending and unique within a row.
 
-    Attributes:
-        indptr: (rows + 1,) int64, where each row starts in ``indices``.
-        indices: (entries,) int32 or int64 column ids.
-        cumulative_weights: (entries + 1,) float64, running sum of the entries' weights with a
-            leading zero; None if all weights are equal. Weights count within their row, and are
-            of a similar size in all rows: a row would be lost beside one of far larger weights.
+    ``cumulative_weights`` is the running sum of the entries' weights with a leading zero, or None
+    if all are equal. They are scaled by row, as the differences in a row would be lost beside
+    another of far larger weights.
     """
 
-    indptr: NDArray[Any]
-    indices: NDArray[Any]
-    cumulative_weights: NDArray[np.float64] | None = None
+    indptr: NDArray[Any]  # (rows + 1,) int64, where each row starts in ``indices``
+    indices: NDArray[Any]  # (entries,) int32 or int64 column ids
+    cumulative_weights: NDArray[np.float64] | None = None  # (entries + 1,)
 
     @classmethod
     def from_pairs(
@@ -55,19 +52,13 @@ class Csr:
     def to_fill(
         cls, num_rows: int, num_columns: int, num_entries: int, folder: Path | None = None
     ) -> "Csr":
-        """Make arrays of zeros, of the smaller types that hold row starts, and ids of columns.
-
-        They are in files of ``folder``, for :meth:`open`, or else in memory.
-        """
-
-        def new(name: str, limit: int, length: int) -> NDArray[Any]:
-            if folder is None:
-                return np.zeros(length, id_type(limit))
-            folder.mkdir(parents=True, exist_ok=True)
-            return map_new_array(folder / f"{name}.npy", id_type(limit), (length,))
-
-        rows = new("indptr", num_entries + 1, num_rows + 1)
-        return cls(rows, new("indices", num_columns, num_entries))
+        """Make zeros of :func:`id_type`, in files of ``folder`` for :meth:`open`, or in memory."""
+        sizes = {"indptr": (num_entries + 1, num_rows + 1), "indices": (num_columns, num_entries)}
+        if folder is None:
+            return cls(*(np.zeros(length, id_type(limit)) for limit, length in sizes.values()))
+        folder.mkdir(parents=True, exist_ok=True)
+        files = ((folder / f"{name}.npy", *size) for name, size in sizes.items())
+        return cls(*(map_new_array(file, id_type(top), (length,)) for file, top, length in files))
 
     @classmethod
     def open(cls, folder: Path) -> "Csr":
@@ -82,10 +73,9 @@ class Csr:
     def save(self, folder: Path) -> None:
         """Write the arrays into ``folder``, for :meth:`open`."""
         folder.mkdir(parents=True, exist_ok=True)
-        np.save(folder / "indptr.npy", self.indptr)
-        np.save(folder / "indices.npy", self.indices)
-        if self.cumulative_weights is not None:
-            np.save(folder / "cumulative_weights.npy", self.cumulative_weights)
+        for name, array in vars(self).items():
+            if array is not None:
+                np.save(folder / f"{name}.npy", array)
 
     @property
     def num_rows(self) -> int:
@@ -94,7 +84,7 @@ class Csr:
 
     @property
     def filled_rows(self) -> Int64s:
-        """(filled rows,) int64, the rows that have entries, ascending."""
+        """(n,) int64, the rows that have entries, ascending."""
         return np.flatnonzero(np.diff(self.indptr))
 
     def degrees(self, rows: NDArray[Any]) -> Int64s:
@@ -116,11 +106,9 @@ class Csr:
         return np.maximum(after - before, LIGHTEST)
 
     def draw(self, rows: NDArray[Any], uniforms: NDArray[np.float64]) -> Int64s:
-        """Draw one column id of each row by weight; rows without entries give -1.
+        """Draw one column id of each of ``rows`` (n,) by weight; -1 where it has no entries.
 
-        Args:
-            rows: (n,) row numbers.
-            uniforms: (n,) numbers in [0, 1), one per row.
+        ``uniforms`` (n,) are in [0, 1).
         """
         start, stop = self.indptr[rows], self.indptr[rows + 1]
         if self.cumulative_weights is None:
@@ -142,9 +130,9 @@ def id_type(limit: int) -> type[np.generic]:
 
 
 def write_csr(folder: Path, parts: Iterable[Csr]) -> None:
-    """Write the rows of all parts, at least one, one after another, for :meth:`Csr.open`.
+    """Write the rows of parts, one after another, for :meth:`Csr.open`; holds one in memory.
 
-    All have weights or none has; one at a time is in memory.
+    There is at least one, and all have weights or none has.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rest = iter(parts)
@@ -180,8 +168,7 @@ def cumulative_sum(weights: NDArray[Any]) -> NDArray[np.float64]:
 def scaled_by_row(weights: NDArray[Any], indptr: NDArray[Any]) -> NDArray[np.float64]:
     """Scale the weights (n,) of the rows of ``indptr`` so that each row's sum is from 1/2 to 1.
 
-    A running sum then keeps all rows, however much one of them weighs. The factors are powers of
-    two, so no digit is lost.
+    The factors are powers of two, so no digit is lost.
     """
     weights, degrees = np.asarray(weights, dtype=np.float64), np.diff(indptr)
     is_filled = degrees > 0

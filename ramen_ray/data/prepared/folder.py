@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.text_figures import TextFigures
-from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, ZERO_SHOT
 
 
@@ -19,8 +18,7 @@ from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, ZERO_SHOT
 class Prepared:
     """A folder of prepared arrays; each is mapped on first use and shared by a machine's workers.
 
-    Train queries are in globally shuffled order: ``query_ids`` maps their rows to ids. The other
-    splits' queries, ads and anchors are in the order of their ids.
+    Train queries are shuffled: ``query_ids`` maps their rows to ids. All else is in order of ids.
     """
 
     path: Path
@@ -65,7 +63,7 @@ class Prepared:
 
     @cached_property
     def occurring_tokens(self) -> NDArray[np.int64]:
-        """(tokens,) int64, the tokens that any text has, of any table or split, ascending."""
+        """(tokens,) int64, the tokens that any text of any table has, ascending."""
         return np.asarray(np.load(self.path / "occurring_tokens.npy"))
 
     @cached_property
@@ -76,10 +74,7 @@ class Prepared:
 
     @cached_property
     def clicked_queries(self) -> NDArray[np.int64]:
-        """(train queries with clicks,) int64, their rows, ascending: what batches are drawn from.
-
-        The other train queries take part in the graph only.
-        """
+        """(n,) int64, the rows of train queries that have clicks: what batches are drawn from."""
         return self.clicks["train"].filled_rows
 
     @cached_property
@@ -92,15 +87,11 @@ class Prepared:
         return np.asarray(np.load(self.path / "filters" / f"{split}.npy", mmap_mode="r"))
 
     def candidates(self, split: str) -> NDArray[np.int64]:
-        """(candidates,) int64, the ads that are searched for a split's queries, ascending.
-
-        ``zero_shot`` searches only the novel ads; ``validation`` leaves them out, as they do not
-        exist yet at that time; ``test`` searches all ads.
-        """
-        novel = np.load(self.path / "novel_ads.npy")[:, 0]
+        """(candidates,) int64, the ads that are searched for a split's queries, ascending."""
+        novel, ads = np.load(self.path / "novel_ads.npy")[:, 0], np.arange(len(self.ads))
         if split == ZERO_SHOT:
             return np.sort(novel)
-        ads = np.arange(len(self.ads))
+        # at the time of the validation queries, novel ads do not exist yet
         return np.setdiff1d(ads, novel) if split == "validation" else ads
 
     def anchors(self, anchor_set: str) -> TokenTable:
@@ -112,10 +103,7 @@ class Prepared:
         return Csr.open(self.path / "edges" / anchor_set / side)
 
     def held_out_edges(self, anchor_set: str, split: str) -> Csr | None:
-        """Edges of the validation or test queries, queries x anchors; None if there are none.
-
-        What is not an oracle may judge by them, and nothing more.
-        """
+        """Edges of held-out queries, queries x anchors, for an oracle; None if there are none."""
         side = HELD_OUT_SIDES.get(split)
         folder = self.path / "edges" / anchor_set / str(side)
         return Csr.open(folder) if folder.is_dir() else None

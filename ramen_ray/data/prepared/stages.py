@@ -5,7 +5,8 @@ written as parts and joined. A train query's key is a hash of its id, so the sor
 queries globally; all other rows keep the order of their ids. The caller decides where it runs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +15,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s, to_lists
 from ramen_ray.data.prepared.csr import accumulate, id_type
 from ramen_ray.data.prepared.hashing import mix
-from ramen_ray.data.prepared.text_hashes import write_hashes
-from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.mapped_files import map_new_array, publish
-from ramen_ray.data.store.schemas import HELD_OUT_SIDES, WEIGHTS, ZERO_SHOT, schema_of
+from ramen_ray.data.prepared.tokens import write_hashes
+from ramen_ray.data.store.mapped_files import growing_array, publish
+from ramen_ray.data.store.schemas import (
+    HELD_OUT_SIDES,
+    NODE_TABLES,
+    TRAIN,
+    WEIGHTS,
+    ZERO_SHOT,
+    schema_of,
+)
 
 Tokenize = Callable[[pa.StringArray], tuple[NDArray[np.int32], NDArray[np.int64]]]
 
-SHUFFLED = "queries/train"
 ID_TABLES = ("filters/validation", "filters/test", f"filters/{ZERO_SHOT}", "novel_ads")
 """Tables without texts or edges, small enough to read whole."""
-
-_SIGN = np.uint64(1 << 63)
-
-
-def shuffle_keys(query_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Hash ids (n,) to unique int64 keys whose order is a fixed random order."""
-    return (mix(query_ids) ^ _SIGN).view(np.int64)
 
 
 def text_rows(table: str, rows: pa.Table, tokenize: Tokenize) -> pa.Table:
     """Tokenise a batch of a text table; columns table, key, id, tokens, ad_ids, weights."""
     ids = rows[0].to_numpy()
     token_ids, lengths = tokenize(rows["text"].combine_chunks())
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     lists = {
         name: rows[name] if name in rows.column_names else pa.array([[]] * len(ids), kind)
         for name, kind in (("ad_ids", pa.list_(pa.int64())), ("weights", WEIGHTS.type))
@@ -47,9 +46,9 @@ def text_rows(table: str, rows: pa.Table, tokenize: Tokenize) -> pa.Table:
     return pa.table(
         {
             "table": [table] * len(ids),
-            "key": shuffle_keys(ids) if table == SHUFFLED else ids,
+            "key": _shuffle_keys(ids) if table == TRAIN else ids,
             "id": ids,
-            "tokens": pa.ListArray.from_arrays(offsets, pa.array(token_ids)),
+            "tokens": to_lists(token_ids, lengths),
             **lists,
         }
     )
@@ -61,11 +60,27 @@ def edge_rows(table: str, rows: pa.Table) -> pa.Table:
     return pa.table(
         {
             "table": [table] * len(nodes),
-            "key": shuffle_keys(nodes) if table.endswith("/query") else nodes,
+            "key": _shuffle_keys(nodes) if table.endswith("/query") else nodes,
             "anchor_id": rows["anchor_id"],
             "weight": rows["weight"],
         }
     )
+
+
+def _shuffle_keys(query_ids: Int64s) -> Int64s:
+    """Hash ids (n,) to unique int64 keys whose order is a fixed random order."""
+    return (mix(query_ids) ^ np.uint64(1 << 63)).view(np.int64)
+
+
+PART_SCHEMA = pa.schema(
+    [
+        ("table", pa.string()),
+        ("first_key", pa.int64()),
+        ("first_anchor", pa.int64()),
+        ("weight_range", pa.list_(pa.float64())),
+        ("file", pa.string()),
+    ]
+)
 
 
 def write_parts(rows: pa.Table, folder: Path) -> pa.Table:
@@ -81,20 +96,6 @@ def write_parts(rows: pa.Table, folder: Path) -> pa.Table:
     return pa.Table.from_pylist(parts, schema=PART_SCHEMA)
 
 
-PART_SCHEMA = pa.schema(
-    [
-        ("table", pa.string()),
-        ("first_key", pa.int64()),
-        ("first_anchor", pa.int64()),
-        ("num_rows", pa.int64()),
-        ("num_tokens", pa.int64()),
-        ("num_clicks", pa.int64()),
-        ("weight_range", pa.list_(pa.float64())),
-        ("file", pa.string()),
-    ]
-)
-
-
 def _write_part(table: str, rows: pa.Table, folder: Path) -> dict[str, Any]:
     is_text = "tokens" in rows.column_names
     arrays = _text_arrays(rows) if is_text else _edge_arrays(rows)
@@ -108,9 +109,6 @@ def _write_part(table: str, rows: pa.Table, folder: Path) -> dict[str, Any]:
         "table": table,
         "first_key": first_key,
         "first_anchor": first_anchor,
-        "num_rows": len(arrays["key"]),
-        "num_tokens": len(arrays.get("tokens", ())),
-        "num_clicks": len(arrays.get("ad_ids", ())),
         "weight_range": [float(weights.min()), float(weights.max())] if len(weights) else [],
         "file": str(file),
     }
@@ -141,16 +139,8 @@ def _edge_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
 def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_size: int) -> None:
     """Join the parts of all tables into a :class:`~ramen_ray.data.prepared.folder.Prepared`.
 
-    If a lost machine has left some of it, that is written anew.
-
-    Args:
-        parts: descriptions that :func:`write_parts` returned, in any order.
-        folder: where to write.
-        num_rows: row counts of the dataset's tables.
-        vocab_size: number of token ids.
-
-    Raises:
-        DatasetError: an id or an edge occurs twice, or a split has no clicks.
+    ``parts`` are what :func:`write_parts` returned, in any order, ``num_rows`` those of the
+    dataset's tables. What a lost machine has left of it in ``folder`` is written anew.
     """
     by_table = {
         table: parts.filter(pc.equal(parts["table"], table)).sort_by(
@@ -160,124 +150,88 @@ def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_si
     }
     texts = [table for table in by_table if not table.startswith("edges/")]
     occurs = np.zeros(vocab_size, dtype=bool)
-    keys = {table: _join_texts(table, by_table[table], folder, occurs) for table in texts}
+    for table in texts:
+        _join_texts(by_table[table], folder / "tokens" / table, occurs)
+    _join(folder / "query_ids.npy", np.int64, _pieces(by_table[TRAIN], "id"))
     np.save(folder / "occurring_tokens.npy", np.flatnonzero(occurs))
     write_hashes([folder / "tokens" / table for table in texts])
     for table in texts:
         if table.startswith("queries/"):
-            _join_clicks(table, by_table[table], folder, num_rows)
+            _join_clicks(table, by_table[table], folder, num_rows["ads"])
     held_out = {side: f"queries/{split}" for split, side in HELD_OUT_SIDES.items()}
-    for anchors in (table for table in num_rows if table.startswith("anchors/")):
-        for side, node_table in {"query": SHUFFLED, "ad": "ads", **held_out}.items():
+    for side, nodes in {**NODE_TABLES, **held_out}.items():
+        keys = np.concatenate([*_pieces(by_table[nodes], "key")])
+        for anchors in (table for table in num_rows if table.startswith("anchors/")):
             table = f"edges/{anchors.removeprefix('anchors/')}/{side}"
             edges = by_table.get(table, parts.slice(0, 0))
             if len(edges) or side not in held_out:
-                _join_edges(table, edges, folder, keys[node_table], id_type(num_rows[anchors]))
+                _join_edges(folder / table, edges, keys, num_rows[anchors])
     publish(folder)
 
 
-def _join_texts(
-    table: str, parts: pa.Table, folder: Path, occurs: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """Write a text table's tokens, and mark them in ``occurs``; returns its keys (rows,) in order.
-
-    Tokens are uint16 if the vocabulary (tokens,) of ``occurs`` permits it, or else int32.
-    """
+def _join_texts(parts: pa.Table, folder: Path, occurs: NDArray[np.bool_]) -> None:
+    """Write a text table's tokens, and mark them in ``occurs`` (tokens of the vocabulary,)."""
+    folder.mkdir(parents=True, exist_ok=True)
     token_type = np.uint16 if len(occurs) <= 1 << 16 else np.int32
-    target = folder / "tokens" / table
-    target.mkdir(parents=True, exist_ok=True)
-    num_texts, num_tokens = (pc.sum(parts[name]).as_py() for name in ("num_rows", "num_tokens"))
-    token_ids = map_new_array(target / "token_ids.npy", token_type, (num_tokens,))
-    offsets = map_new_array(target / "offsets.npy", np.int64, (num_texts + 1,))
-    ids = np.empty(num_texts, dtype=np.int64)
-    keys = np.empty(num_texts, dtype=np.int64)
-    row = token = 0
-    for part in _open(parts):
-        rows = slice(row, row + len(part["key"]))
-        lengths = part["lengths"]
-        starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        token_ids[token : token + starts[-1]] = part["tokens"]
-        occurs[part["tokens"]] = True
-        offsets[row + 1 : rows.stop + 1] = token + starts[1:]
-        keys[rows] = part["key"]
-        ids[rows] = part["id"]
-        row, token = rows.stop, token + int(starts[-1])
-    repeated = ids[1:][keys[1:] == keys[:-1]]
-    if len(repeated):
-        raise DatasetError(f"{table}: id {repeated[0]} occurs more than once")
-    if table == SHUFFLED:
-        np.save(folder / "query_ids.npy", ids)
-    return keys
+    with growing_array(folder / "token_ids.npy", token_type) as append:
+        for tokens in _pieces(parts, "tokens"):
+            occurs[tokens] = True
+            append(tokens)
+    _join(folder / "offsets.npy", np.int64, _running_sum(_pieces(parts, "lengths")))
 
 
-def _join_clicks(table: str, parts: pa.Table, folder: Path, num_rows: dict[str, int]) -> None:
+def _join_clicks(table: str, parts: pa.Table, folder: Path, num_ads: int) -> None:
     target = folder / "clicks" / table.removeprefix("queries/")
     target.mkdir(parents=True, exist_ok=True)
-    num_clicks = pc.sum(parts["num_clicks"]).as_py()
-    if not num_clicks:
-        raise DatasetError(f"{table}: no query has a click")
-    indptr = map_new_array(target / "indptr.npy", np.int64, (num_rows[table] + 1,))
-    indices = map_new_array(target / "indices.npy", id_type(num_rows["ads"]), (num_clicks,))
-    counts = np.zeros(num_rows["ads"], dtype=np.int64)
-    is_weighted = table == SHUFFLED  # only train clicks are drawn by weight
-    weights = _new_weights(target, parts, num_clicks) if is_weighted else None
-    row = entry = 0
-    for part in _open(parts):
-        ends = entry + np.cumsum(part["degrees"], dtype=np.int64)
-        ads = part["ad_ids"]
-        indptr[row + 1 : row + 1 + len(ends)] = ends
-        indices[entry : entry + len(ads)] = ads
-        counts += np.bincount(ads, minlength=len(counts))
-        if weights is not None:
-            weights[entry + 1 : entry + 1 + len(ads)] = part["weight"]
-        row, entry = row + len(ends), entry + len(ads)
-    if weights is not None:
-        accumulate(weights, indptr)
-    if table == SHUFFLED:
+    _join(target / "indptr.npy", np.int64, _running_sum(_pieces(parts, "degrees")))
+    _join(target / "indices.npy", id_type(num_ads), _pieces(parts, "ad_ids"))
+    if table == TRAIN:  # only train clicks are drawn by weight
+        _join_weights(target, parts)
+        counts = sum(np.bincount(ads, minlength=num_ads) for ads in _pieces(parts, "ad_ids"))
         np.save(folder / "train_click_counts.npy", counts)
 
 
-def _join_edges(
-    table: str,
-    parts: pa.Table,
-    folder: Path,
-    node_keys: NDArray[np.int64],
-    anchor_type: type[np.generic],
-) -> None:
-    target = folder / table
+def _join_edges(target: Path, parts: pa.Table, node_keys: Int64s, num_anchors: int) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    num_edges = pc.sum(parts["num_rows"]).as_py() or 0
-    indptr = map_new_array(target / "indptr.npy", np.int64, (len(node_keys) + 1,))
-    if not num_edges:  # a side without edges; an empty file cannot be mapped
-        np.save(target / "indices.npy", np.empty(0, dtype=anchor_type))
-        return
-    indices = map_new_array(target / "indices.npy", anchor_type, (num_edges,))
-    weights = _new_weights(target, parts, num_edges)
-    entry, last = 0, (-1, -1)
-    for part in _open(parts):
-        nodes = np.searchsorted(node_keys, part["key"])
-        anchors, stop = part["anchor_id"], entry + len(nodes)
-        twice = (np.diff(nodes, prepend=last[0]) == 0) & (np.diff(anchors, prepend=last[1]) == 0)
-        if twice.any():
-            raise DatasetError(f"{table}: one node has two edges to anchor_id {anchors[twice][0]}")
-        last = int(nodes[-1]), int(anchors[-1])
-        span = slice(nodes[0] + 1, nodes[-1] + 2)
-        indptr[span] += np.bincount(nodes - nodes[0])
-        indices[entry:stop] = anchors
-        if weights is not None:
-            weights[entry + 1 : stop + 1] = part["weight"]
-        entry = stop
-    np.cumsum(indptr, out=indptr)
-    if weights is not None:
-        accumulate(weights, indptr)
+    degrees = np.zeros(len(node_keys), dtype=np.int64)
+    for keys in _pieces(parts, "key"):  # the edges of one node may be in two parts
+        nodes = np.searchsorted(node_keys, keys)
+        degrees[nodes[0] : nodes[-1] + 1] += np.bincount(nodes - nodes[0])
+    _join(target / "indptr.npy", np.int64, _running_sum([degrees]))
+    _join(target / "indices.npy", id_type(num_anchors), _pieces(parts, "anchor_id"))
+    _join_weights(target, parts)
 
 
-def _new_weights(target: Path, parts: pa.Table, num_entries: int) -> NDArray[np.float64] | None:
-    """Map a new file for :func:`accumulate`; None if there are no weights or all are equal."""
+def _join_weights(target: Path, parts: pa.Table) -> None:
+    """Write the running sum of the weights, unless there are none or all are equal."""
     range_of_all = pc.min_max(pc.list_flatten(parts["weight_range"]))
     if range_of_all["min"] == range_of_all["max"]:
-        return None
-    return map_new_array(target / "cumulative_weights.npy", np.float64, (num_entries + 1,))
+        return
+    file = target / "cumulative_weights.npy"
+    _join(file, np.float64, chain([np.zeros(1)], _pieces(parts, "weight")))
+    accumulate(np.load(file, mmap_mode="r+"), np.load(target / "indptr.npy", mmap_mode="r"))
+
+
+def _join(file: Path, dtype: type[np.generic], pieces: Iterable[NDArray[Any]]) -> None:
+    with growing_array(file, dtype) as append:
+        for piece in pieces:
+            append(piece)
+
+
+def _running_sum(lengths: Iterable[NDArray[Any]]) -> Iterator[Int64s]:
+    """Yield 0, then for each piece where its rows end."""
+    end = np.zeros(1, dtype=np.int64)
+    yield end
+    for piece in lengths:
+        ends = end[-1] + np.cumsum(piece, dtype=np.int64)
+        yield ends
+        end = ends if len(ends) else end
+
+
+def _pieces(parts: pa.Table, name: str) -> Iterator[NDArray[Any]]:
+    for file in parts["file"].to_pylist():
+        with np.load(file) as arrays:
+            yield arrays[name]
 
 
 def write_ids(folder: Path, table: str, rows: pa.Table | None) -> None:
@@ -288,9 +242,3 @@ def write_ids(folder: Path, table: str, rows: pa.Table | None) -> None:
     file = folder / f"{table}.npy"
     file.parent.mkdir(exist_ok=True)
     np.save(file, array)
-
-
-def _open(parts: pa.Table) -> Iterator[dict[str, NDArray[Any]]]:
-    for file in parts["file"].to_pylist():
-        with np.load(file) as arrays:
-            yield dict(arrays)

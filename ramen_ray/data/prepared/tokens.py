@@ -1,13 +1,22 @@
-"""Token tables: every text tokenised once, unpadded, memory-mapped."""
+"""Token tables: every text tokenised once, unpadded, memory-mapped, with a hash of its own."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.prepared.csr import ragged_positions
+from ramen_ray.data.prepared.hashing import hash_texts
+from ramen_ray.data.store.mapped_files import map_new_array
+
+TOKENS_AT_ONCE = 1 << 24
+TEXTS_AT_ONCE = 1 << 16
+TEXTS_PER_SHARE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -21,8 +30,8 @@ class TokenTable:
     """
 
     token_ids: NDArray[Any]
-    offsets: NDArray[np.int64]
-    hashes: NDArray[np.uint64]
+    offsets: Int64s
+    hashes: UInt64s
 
     @classmethod
     def open(cls, folder: Path) -> "TokenTable":
@@ -37,14 +46,102 @@ class TokenTable:
             np.save(folder / f"{name}.npy", array)
 
     def __len__(self) -> int:
-        """Return the number of texts."""
         return len(self.hashes)
 
-    def lengths(self, rows: NDArray[Any]) -> NDArray[np.int64]:
+    def lengths(self, rows: NDArray[Any]) -> Int64s:
         """Return the token counts (n,) of ``rows`` (n,)."""
         return self.offsets[rows + 1] - self.offsets[rows]
 
-    def gather(self, rows: NDArray[Any]) -> NDArray[np.int64]:
+    def gather(self, rows: NDArray[Any]) -> Int64s:
         """Return the tokens of ``rows`` (n,), one text after another, as int64."""
         positions = ragged_positions(self.offsets[rows], self.lengths(rows))
         return self.token_ids[positions].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class TextFigures:
+    """Counts of a table's texts and tokens."""
+
+    texts: int
+    distinct: int  # as the encoder gets them: after truncation
+    tokens: int  # without special ones such as [CLS]
+    unknown: int  # tokens that stand for what the vocabulary does not have, such as [UNK]
+
+    @property
+    def share_unknown(self) -> float:
+        """Share of the tokens that are unknown."""
+        return self.unknown / self.tokens if self.tokens else 0.0
+
+    @property
+    def share_repeated(self) -> float:
+        """Share of the texts that the encoder cannot tell from an earlier one."""
+        return 1 - self.distinct / self.texts if self.texts else 0.0
+
+
+def measure_texts(
+    folder: Path, tables: list[str], unknown: int | None, num_special: int
+) -> dict[str, TextFigures]:
+    """Count the texts and tokens of the prepared ``tables`` of texts in ``folder``.
+
+    ``unknown`` is the token for what the vocabulary does not have, if there is one; each text has
+    ``num_special`` special tokens.
+    """
+    figures = {}
+    for name in tables:
+        table = TokenTable.open(folder / "tokens" / name)
+        tokens, texts = table.token_ids, len(table)
+        starts = [] if unknown is None else range(0, len(tokens), TOKENS_AT_ONCE)
+        found = [np.count_nonzero(tokens[at : at + TOKENS_AT_ONCE] == unknown) for at in starts]
+        distinct, own = len(np.unique(table.hashes)), len(tokens) - num_special * texts
+        figures[name] = TextFigures(texts, distinct, own, int(sum(found)))
+    return figures
+
+
+def write_hashes(folders: Sequence[Path]) -> None:
+    """Write ``hashes.npy`` beside the tokens in each of the folders, for all tables at once.
+
+    Anybody can make a text that has the hash of another, by sums of a few million words. So texts
+    of one hash are compared, and if two differ, all texts are hashed under another key.
+    """
+    for key in count():
+        tables = [_hashed(folder, key) for folder in folders]
+        num_shares = 1 + sum(map(len, tables)) // TEXTS_PER_SHARE
+        if all(_tell_apart(tables, share, num_shares) for share in range(num_shares)):
+            return
+
+
+def _hashed(folder: Path, key: int) -> TokenTable:
+    token_ids, offsets = (
+        np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("token_ids", "offsets")
+    )
+    hashes = map_new_array(folder / "hashes.npy", np.uint64, (len(offsets) - 1,))
+    for start in range(0, len(hashes), TEXTS_AT_ONCE):
+        bounds = offsets[start : start + TEXTS_AT_ONCE + 1]
+        tokens = token_ids[bounds[0] : bounds[-1]]
+        hashes[start : start + TEXTS_AT_ONCE] = hash_texts(tokens, bounds, key)
+    hashes.flush()
+    return TokenTable(token_ids, offsets, hashes)
+
+
+def _tell_apart(tables: list[TokenTable], share: int, num_shares: int) -> bool:
+    """Say whether texts of equal hashes are equal, in one of ``num_shares`` shares of them."""
+    rows = [np.flatnonzero(table.hashes % num_shares == share) for table in tables]
+    hashes = np.concatenate([table.hashes[own] for table, own in zip(tables, rows, strict=True)])
+    table_of, row = np.repeat(np.arange(len(rows)), [*map(len, rows)]), np.concatenate(rows)
+    order = np.argsort(hashes)
+    twins = np.flatnonzero(np.diff(hashes[order]) == 0)
+    for start in range(0, len(twins), TEXTS_AT_ONCE):
+        some = twins[start : start + TEXTS_AT_ONCE]
+        one, other = order[some], order[some + 1]
+        for pair in np.unique(np.stack([table_of[one], table_of[other]]), axis=1).T:
+            chosen = (table_of[one] == pair[0]) & (table_of[other] == pair[1])
+            some_rows, other_rows = row[one[chosen]], row[other[chosen]]
+            if not _are_equal(tables[pair[0]], some_rows, tables[pair[1]], other_rows):
+                return False
+    return True
+
+
+def _are_equal(one: TokenTable, rows: Int64s, other: TokenTable, other_rows: Int64s) -> bool:
+    """Compare some rows (n,) of a table with as many of another."""
+    same_lengths = np.array_equal(one.lengths(rows), other.lengths(other_rows))
+    return same_lengths and np.array_equal(one.gather(rows), other.gather(other_rows))

@@ -6,26 +6,30 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from scipy.sparse import csr_array, hstack
 
-from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
+from ramen_ray.data.arrays import Booleans, UInt64s, to_lists
 from ramen_ray.data.checks import check
-from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import HashIndex, keyed_hash
-from ramen_ray.data.store.dataset import (
-    WHILE_READ,
-    Dataset,
-    DatasetError,
-    DatasetWriter,
-    new_dataset,
-)
-from ramen_ray.data.store.schemas import HELD_OUT_SIDES
+from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, new_dataset
+from ramen_ray.data.store.matrices import edge_matrix
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, TRAIN
 from ramen_ray.data.store.texts import fold
 from ramen_ray.naming import joined_name
 
 HELD_OUT_SHARE = 0.1
-TRAIN = "queries/train"
+TEST = "queries/test"
 LINKS_OF = "links_of"
 """Key in ``dataset.json``: which dataset's edges, and of which anchor sets."""
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The ``chosen`` queries (rows,) of a table, whose clicks are ``edges`` (rows, anchors)."""
+
+    table: str
+    edges: csr_array
+    chosen: Booleans
 
 
 def make_link_dataset(
@@ -35,17 +39,12 @@ def make_link_dataset(
 
     A tenth of the linked train queries becomes the validation split. The test split are the test
     queries with their own edges; if the dataset has none, another tenth of the train queries.
-    The anchors of several sets follow each other, as in the bank of OAK. Pairs of a query with an
+    The anchors of the sets follow each other, as in the bank of OAK. Pairs of a query with an
     anchor of its own text are filtered, unless a train query has such an edge.
 
-    Args:
-        dataset: the dataset directory with the edges.
-        output: the dataset directory to write; must not exist.
-        anchor_sets: the sets whose anchors become ads.
-        seed: seeds the choice of held-out queries.
-
     Raises:
-        DatasetError: the dataset is not usable, has no such set, or too few queries with edges.
+        DatasetError: the dataset is not usable, has no such set, or too few queries with edges, or
+            ``output`` exists; nothing new is left there.
     """
     parent = Dataset(dataset)
     made = {"parent_fingerprint": parent.fingerprint, "anchor_sets": list(anchor_sets)}
@@ -56,28 +55,51 @@ def make_link_dataset(
                 f"{parent.path} has no edges of train queries to an anchor set {name!r}; its sets "
                 f"are {', '.join(parent.anchor_sets) or 'none'}"
             )
-    edges = _edges(parent, anchor_sets, "query", TRAIN)
-    splits = _split(edges, _test_edges(parent, anchor_sets), seed)
+    splits = _split(parent, anchor_sets, seed)
     for split, part in splits.items():
         if not part.chosen.any():
             raise DatasetError(f"{parent.path} has too few queries with edges for a {split} split")
     named = {"name": joined_name(parent.name, "links"), LINKS_OF: {**made, "seed": seed}}
     kept = {key: parent.metadata[key] for key in ("source", "licence") if key in parent.metadata}
-    texts = _text_numbers(parent, [TRAIN, "queries/test", *_anchor_tables(anchor_sets)])
-    anchors = np.concatenate([texts[table] for table in _anchor_tables(anchor_sets)])
-    rows, found = edges.gather(np.arange(edges.num_rows))
-    links_own_text = bool((texts[TRAIN][rows] == anchors[found]).any())
+    of_sets = [f"anchors/{name}" for name in anchor_sets]
+    texts = _text_numbers(parent, [TRAIN, TEST, *of_sets])
+    anchors = np.concatenate([texts[table] for table in of_sets])
+    queries, linked = splits["train"].edges.nonzero()
+    links_own_text = bool((texts[TRAIN][queries] == anchors[linked]).any())
     with new_dataset(output, **named, **kept) as writer, parent.unchanged(WHILE_READ):
-        writer.write("ads", _ads(parent, anchor_sets))
+        writer.write("ads", _ads(parent, of_sets))
         for split, part in splits.items():
             writer.write(f"queries/{split}", _queries(parent, part))
             if split != "train" and not links_own_text:
-                _write_filters(writer, split, texts[part.table][part.chosen], anchors)
+                pairs = HashIndex.from_hashes(anchors).all(texts[part.table][part.chosen])
+                filters = dict(zip(("query_id", "ad_id"), pairs, strict=True))
+                writer.write(f"filters/{split}", pa.table(filters))
     return Dataset(output)
 
 
-def _anchor_tables(anchor_sets: Sequence[str]) -> list[str]:
-    return [f"anchors/{name}" for name in anchor_sets]
+def _split(parent: Dataset, anchor_sets: Sequence[str], seed: int) -> dict[str, _Split]:
+    """Divide the train queries with edges; the test split has its own queries if it has edges."""
+    edges = _edges(parent, anchor_sets, "query")
+    chance = keyed_hash((seed,), np.arange(edges.shape[0])) / 2.0**64
+    linked = np.diff(edges.indptr) > 0
+    is_validation = linked & (chance < HELD_OUT_SHARE)
+    side = HELD_OUT_SIDES["test"]
+    has_own = all(parent.has(f"edges/{name}/{side}") for name in anchor_sets)
+    is_test = linked & ~is_validation & (chance < 2 * HELD_OUT_SHARE) & (not has_own)
+    test = _Split(TRAIN, edges, is_test)
+    if has_own:
+        of_test = _edges(parent, anchor_sets, side)
+        test = _Split(TEST, of_test, np.diff(of_test.indptr) > 0)
+    return {
+        "train": _Split(TRAIN, edges, linked & ~is_validation & ~is_test),
+        "validation": _Split(TRAIN, edges, is_validation),
+        "test": test,
+    }
+
+
+def _edges(parent: Dataset, anchor_sets: Sequence[str], side: str) -> csr_array:
+    """Read the edges of all sets, (queries, anchors)."""
+    return hstack([edge_matrix(parent, name, side) for name in anchor_sets], format="csr")
 
 
 def _text_numbers(parent: Dataset, tables: Sequence[str]) -> dict[str, UInt64s]:
@@ -91,53 +113,9 @@ def _text_numbers(parent: Dataset, tables: Sequence[str]) -> dict[str, UInt64s]:
     return dict(zip(tables, np.split(numbers, ends), strict=True))
 
 
-@dataclass(frozen=True)
-class _Split:
-    """The ``chosen`` queries (rows,) of a table of queries, whose clicks are ``edges``."""
-
-    table: str
-    edges: Csr
-    chosen: Booleans
-
-
-def _split(edges: Csr, of_test: Csr | None, seed: int) -> dict[str, _Split]:
-    """Divide the train queries with edges; the test split has its own queries if it has edges."""
-    chance = keyed_hash((seed,), np.arange(edges.num_rows)) / 2.0**64
-    linked = np.diff(edges.indptr) > 0
-    is_validation = linked & (chance < HELD_OUT_SHARE)
-    is_test = linked & ~is_validation & (chance < 2 * HELD_OUT_SHARE) & (of_test is None)
-    test = _Split(TRAIN, edges, is_test)
-    if of_test is not None:
-        test = _Split("queries/test", of_test, np.diff(of_test.indptr) > 0)
-    return {
-        "train": _Split(TRAIN, edges, linked & ~is_validation & ~is_test),
-        "validation": _Split(TRAIN, edges, is_validation),
-        "test": test,
-    }
-
-
-def _edges(parent: Dataset, anchor_sets: Sequence[str], side: str, queries: str) -> Csr:
-    """Read the edges of all sets, query ids x anchors."""
-    parts, first = [np.empty((2, 0), dtype=np.int64)], 0
-    for name in anchor_sets:
-        for rows in parent.batches(f"edges/{name}/{side}"):
-            parts.append(np.stack([rows[0].to_numpy(), first + rows[1].to_numpy()]))
-        first += parent.num_rows(f"anchors/{name}")
-    query_ids, anchors = np.concatenate(parts, axis=1)
-    return Csr.from_pairs(query_ids, anchors, parent.num_rows(queries))
-
-
-def _test_edges(parent: Dataset, anchor_sets: Sequence[str]) -> Csr | None:
-    side = HELD_OUT_SIDES["test"]
-    if not all(parent.has(f"edges/{name}/{side}") for name in anchor_sets):
-        return None
-    return _edges(parent, anchor_sets, side, "queries/test")
-
-
-def _ads(parent: Dataset, anchor_sets: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _ads(parent: Dataset, anchor_tables: Sequence[str]) -> Iterator[pa.RecordBatch]:
     first = 0
-    for name in anchor_sets:
-        table = f"anchors/{name}"
+    for table in anchor_tables:
         for rows in parent.batches(table, ["anchor_id", "text"]):
             ids = pa.array(first + rows[0].to_numpy())
             yield pa.RecordBatch.from_arrays([ids, rows[1]], names=["ad_id", "text"])
@@ -149,14 +127,7 @@ def _queries(parent: Dataset, part: _Split) -> Iterator[pa.RecordBatch]:
     new_ids = np.cumsum(part.chosen) - 1
     for rows in parent.batches(part.table, ["query_id", "text"]):
         kept = rows.filter(pa.array(part.chosen[rows[0].to_numpy()]))
-        ids = kept[0].to_numpy()
-        offsets = np.append(0, part.edges.degrees(ids).cumsum())
-        anchors = part.edges.gather(ids)[1]
-        ad_ids = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(anchors))
-        columns = [pa.array(new_ids[ids]), kept[1], ad_ids]
+        anchors = part.edges[kept[0].to_numpy()]
+        ad_ids = to_lists(anchors.indices, np.diff(anchors.indptr))
+        columns = [pa.array(new_ids[kept[0].to_numpy()]), kept[1], ad_ids]
         yield pa.RecordBatch.from_arrays(columns, names=["query_id", "text", "ad_ids"])
-
-
-def _write_filters(writer: DatasetWriter, split: str, queries: UInt64s, anchors: UInt64s) -> None:
-    pairs: tuple[Int64s, Int64s] = HashIndex.from_hashes(anchors).all(queries)
-    writer.write(f"filters/{split}", pa.table(dict(zip(("query_id", "ad_id"), pairs, strict=True))))

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.arrays import Booleans, Int64s, click_pairs, list_entries, to_lists
 from ramen_ray.data.checks import check
 from ramen_ray.data.engine import engine, run, stream
-from ramen_ray.data.leaks import NODE_TABLES, texts_of
+from ramen_ray.data.leaks import texts_of
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.store.dataset import (
     WHILE_READ,
@@ -21,16 +21,13 @@ from ramen_ray.data.store.dataset import (
     DatasetWriter,
     new_dataset,
 )
-from ramen_ray.data.store.lists import click_pairs, list_entries
-from ramen_ray.data.store.schemas import ZERO_SHOT
+from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT
 from ramen_ray.naming import joined_name
 
 ChosenClicks = Callable[[Int64s, Int64s], Booleans]
 """Takes the query and the ad of each click, (clicks,) ids each; flags the clicks to keep."""
 
-TRAIN = NODE_TABLES["query"]
-
-_NOVEL, _ONE_SHOT = range(2)
+_NOVEL, _ONE_SHOT = range(2)  # keys of the two draws
 
 
 @dataclass(frozen=True)
@@ -59,22 +56,14 @@ def make_novel_split(
     """Make some ads of a dataset novel: they have no clicks in training, only in the test.
 
     Follows "Datasets creation details" of the IRENE paper. Train and validation queries keep their
-    clicks on the other, seen ads. Queries that lose all of them are left out, as in the paper, with
-    their edges and filters; a train query that had no click to lose stays.
-    The test split stays whole (the generalised setting, which searches all ads); ``zero_shot`` has
-    its clicks on novel ads (searched among the novel ads). Ads and anchors keep their ids.
-    A novel ad did not exist when the graph was made: an edge is left out if an end has its text, be
-    it the ad, a query or an anchor. Anchors without edges stay; an anchor set without edges is
-    dropped. Texts are compared as :func:`~ramen_ray.data.store.texts.fold` writes them.
-
-    Args:
-        dataset: Dataset directory to split.
-        output: Dataset directory to write; must not exist.
-        settings: Which ads become novel.
+    clicks on the other, seen ads, and are left out, with their edges and filters, if they lose all.
+    The test split stays whole; ``zero_shot`` has its clicks on novel ads. Ads and anchors keep
+    their ids. A novel ad did not exist when the graph was made: an edge is left out if an end has
+    its text, be it the ad, a query or an anchor. An anchor set without edges is dropped.
 
     Raises:
-        DatasetError: the dataset is not usable, the fraction makes no or all ads novel, or a split
-            would be empty; nothing is left at ``output``.
+        DatasetError: the dataset is not usable, the fraction makes no or all ads novel, a split
+            would be empty, or ``output`` exists; nothing new is left there.
     """
     parent = Dataset(dataset)
     metadata = _metadata(parent, settings)  # takes the fingerprint before all reading
@@ -90,7 +79,8 @@ def make_novel_split(
         if settings.one_shot:
             revealed = _draw_revealed_queries(parent, novel, left_out, settings.seed)
         split = _Split(parent, writer)
-        split.copy("ads", "queries/test", "filters/test")
+        for table in ("ads", "queries/test", "filters/test"):
+            split.write(table, split.rows(table))
         writer.write("novel_ads", pa.table({"ad_id": np.flatnonzero(novel)}))
         train = split.write_queries(
             "train",
@@ -106,6 +96,12 @@ def make_novel_split(
         for name in parent.anchor_sets:
             split.write_graph(name, train, cut)
     return Dataset(output)
+
+
+def _metadata(parent: Dataset, settings: NovelSettings) -> dict[str, Any]:
+    kind = "one-shot" if settings.one_shot else "zero-shot"
+    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
+    return {**parent.metadata, "name": joined_name(parent.name, kind), "novel_split": made}
 
 
 def _draw_novel_ads(parent: Dataset, settings: NovelSettings) -> Booleans:
@@ -163,33 +159,32 @@ def _draw_revealed_queries(
     return revealed
 
 
-def _metadata(parent: Dataset, settings: NovelSettings) -> dict[str, Any]:
-    kind = "one-shot" if settings.one_shot else "zero-shot"
-    own = {"name": joined_name(parent.name, kind)}
-    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
-    return {**parent.metadata, **own, "novel_split": made}
-
-
 @dataclass(frozen=True)
 class _Split:
-    """Writes what is kept of the parent's tables."""
+    """Writes what is kept of the parent's tables; none that would be empty."""
 
     parent: Dataset
     writer: DatasetWriter
 
-    def copy(self, *tables: str) -> None:
-        """Copy the tables, as far as the parent has them."""
-        for table in tables:
-            self._write_if_any(table, self._rows(table))
+    def rows(self, table: str) -> Iterator[pa.RecordBatch]:
+        """Read a table of the parent, if it has it."""
+        return self.parent.batches(table) if self.parent.has(table) else iter(())
+
+    def write(self, table: str, batches: Iterable[pa.RecordBatch]) -> bool:
+        """Write a table unless it would be empty; returns whether it was written."""
+        filled = (batch for batch in batches if len(batch))
+        first = next(filled, None)
+        if first is None:
+            return False
+        self.writer.write(table, chain([first], filled))
+        return True
 
     def write_queries(
         self, source: str, target: str, chosen: ChosenClicks, left_out: Booleans | None = None
     ) -> Int64s:
-        """Write the queries of split ``source`` that do not lose all clicks as split ``target``.
+        """Write the queries that do not lose all clicks, nor are ``left_out``, as ``target``.
 
-        Returns:
-            the new ids (queries of ``source``,) by old id; -1 for a query that loses all clicks or
-            is flagged in ``left_out`` (queries of ``source``,).
+        Returns the new ids (queries of ``source``,) by old id, -1 for those that are not written.
         """
         table = f"queries/{source}"
         new_ids = np.full(self.parent.num_rows(table), -1)
@@ -208,7 +203,7 @@ class _Split:
                 num_clicks += len(kept["ad_ids"].flatten())
                 yield kept.set_column(0, "query_id", pa.array(ids))
 
-        self._write_if_any(f"queries/{target}", renumbered())
+        self.write(f"queries/{target}", renumbered())
         if not num_clicks:
             which = "novel" if target == ZERO_SHOT else "seen"
             raise DatasetError(
@@ -221,49 +216,31 @@ class _Split:
         self, source: str, target: str, new_ids: Int64s, chosen_ads: Booleans
     ) -> None:
         """Write the filter pairs of the kept queries and ``chosen_ads`` (ads,)."""
-        pairs = self._of_queries(self._rows(f"filters/{source}"), new_ids)
-        self._write_if_any(f"filters/{target}", self._of_ads(pairs, chosen_ads))
+        pairs = self.rows(f"filters/{source}")
+        of_ads = (rows.filter(pa.array(chosen_ads[rows["ad_id"]])) for rows in pairs)
+        self.write(f"filters/{target}", _renumbered(of_ads, new_ids))
 
     def write_graph(self, anchor_set: str, new_ids: Int64s, cut: Mapping[str, Booleans]) -> None:
         """Write an anchor set without the edges of rows, by table, that are ``cut``."""
-        query = self._of_queries(self._edges(anchor_set, "query", cut), new_ids)
-        has_query = self._write_if_any(f"edges/{anchor_set}/query", query)
-        ad = self._edges(anchor_set, "ad", cut)
-        has_ad = self._write_if_any(f"edges/{anchor_set}/ad", ad)
-        if has_query or has_ad:
-            self.copy(f"anchors/{anchor_set}")
+        edges = {side: self._edges(anchor_set, side, cut) for side in NODE_TABLES}
+        edges["query"] = _renumbered(edges["query"], new_ids)
+        written = [self.write(f"edges/{anchor_set}/{side}", of) for side, of in edges.items()]
+        if any(written):
+            self.write(f"anchors/{anchor_set}", self.rows(f"anchors/{anchor_set}"))
 
     def _edges(
         self, anchor_set: str, side: str, cut: Mapping[str, Booleans]
     ) -> Iterator[pa.RecordBatch]:
         nodes, anchors = cut[NODE_TABLES[side]], cut[f"anchors/{anchor_set}"]
-        for rows in self._rows(f"edges/{anchor_set}/{side}"):
+        for rows in self.rows(f"edges/{anchor_set}/{side}"):
             yield rows.filter(pa.array(~(nodes[rows[0]] | anchors[rows["anchor_id"]])))
 
-    def _rows(self, table: str) -> Iterator[pa.RecordBatch]:
-        return self.parent.batches(table) if self.parent.has(table) else iter(())
 
-    @staticmethod
-    def _of_queries(batches: Iterable[pa.RecordBatch], new_ids: Int64s) -> Iterator[pa.RecordBatch]:
-        for rows in batches:
-            ids = new_ids[rows["query_id"]]
-            yield rows.set_column(0, "query_id", pa.array(ids)).filter(pa.array(ids >= 0))
-
-    @staticmethod
-    def _of_ads(
-        batches: Iterable[pa.RecordBatch], chosen_ads: Booleans
-    ) -> Iterator[pa.RecordBatch]:
-        for rows in batches:
-            yield rows.filter(pa.array(chosen_ads[rows["ad_id"]]))
-
-    def _write_if_any(self, table: str, batches: Iterable[pa.RecordBatch]) -> bool:
-        """Write a table unless it would be empty; returns whether it was written."""
-        filled = (batch for batch in batches if len(batch))
-        first = next(filled, None)
-        if first is None:
-            return False
-        self.writer.write(table, chain([first], filled))
-        return True
+def _renumbered(batches: Iterable[pa.RecordBatch], new_ids: Int64s) -> Iterator[pa.RecordBatch]:
+    """Give the rows of kept queries their new ids, and leave out the others."""
+    for rows in batches:
+        ids = new_ids[rows["query_id"]]
+        yield rows.set_column(0, "query_id", pa.array(ids)).filter(pa.array(ids >= 0))
 
 
 def _keep_clicks(rows: pa.RecordBatch, kept: Booleans) -> pa.RecordBatch:
@@ -271,9 +248,7 @@ def _keep_clicks(rows: pa.RecordBatch, kept: Booleans) -> pa.RecordBatch:
     row_of_click, _ = list_entries(rows["ad_ids"])
     left = np.bincount(row_of_click[kept], minlength=len(rows))
     had_none = np.bincount(row_of_click, minlength=len(rows)) == 0
-    offsets = pa.array(np.concatenate([[0], np.cumsum(left)]), pa.int32())
     for column in {"ad_ids", "weights"} & set(rows.column_names):
-        entries = rows[column].flatten().filter(pa.array(kept))
-        lists = pa.ListArray.from_arrays(offsets, entries)
+        lists = to_lists(rows[column].flatten().filter(pa.array(kept)), left)
         rows = rows.set_column(rows.column_names.index(column), column, lists)
     return rows.filter(pa.array((left > 0) | had_none))

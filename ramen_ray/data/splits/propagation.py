@@ -1,9 +1,8 @@
 """Clicks propagated over shared anchors: "AugGT" of the RAMEN paper (section 4, Table 8).
 
-The paper adds an edge between a train query and every ad that shares a neighbour (an anchor) with
-it in the metadata graph, and trains on these pairs as if they were clicks. It gives no more detail.
-Here a query gets the ads with which it shares the most anchors. Hubs, which connect everything, are
-left out, and no query gets the ad that has its own text.
+The paper trains on a train query and an ad that share an anchor as if it were a click, and gives no
+more detail. Here a query gets the ads with which it shares the most anchors. Hubs, which connect
+everything, are left out, and no query gets the ad that has its own text.
 """
 
 import logging
@@ -11,26 +10,23 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack, vstack
 
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Int64s, list_entries, to_lists
 from ramen_ray.data.checks import check
 from ramen_ray.data.checks.structure import read_tables
 from ramen_ray.data.prepared.hashing import HashIndex, hash_strings, keyed_hash
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, new_dataset
-from ramen_ray.data.store.lists import click_pairs, list_entries
+from ramen_ray.data.store.matrices import click_matrix, edge_matrix
+from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 from ramen_ray.data.store.texts import fold
 from ramen_ray.naming import joined_name
 
-TRAIN = "queries/train"
 PRODUCTS_AT_ONCE = 1 << 22
-INFINITY = 0x7F800000
-"""Bits of a float32; for positive numbers they sort like the numbers."""
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +69,9 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
     other tables stay as they are. If clicks have weights, an added click gets the query's lowest
     weight, or 1 for a query that had none.
 
-    Args:
-        parent: the dataset directory to start from.
-        output: the dataset directory to write; must not exist.
-        settings: which ads are added.
-
     Raises:
-        DatasetError: the dataset is not usable, or changes meanwhile; nothing is left at
-            ``output``.
+        DatasetError: the dataset is not usable, changes meanwhile, or ``output`` exists; nothing
+            new is left there.
         NothingPropagatedError: nothing would be added; nothing is left at ``output`` either.
     """
     made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
@@ -108,17 +99,11 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
 
 @dataclass(frozen=True)
 class _Graph:
-    """The graph from train queries to ads, over the anchors of all sets.
+    """The graph from train queries to ads, over the anchors of all sets."""
 
-    Attributes:
-        query_anchors: (train queries, anchors) float32 weights.
-        anchor_ads: (anchors, ads) float32 weights.
-        ads_by_text: the ads by the hashes of their folded texts.
-    """
-
-    query_anchors: csr_array
-    anchor_ads: csr_array
-    ads_by_text: HashIndex
+    query_anchors: csr_array  # (train queries, anchors) float32 weights
+    anchor_ads: csr_array  # (anchors, ads) float32 weights
+    ads_by_text: HashIndex  # by the hashes of their folded texts
 
     @classmethod
     def from_dataset(cls, parent: Dataset, settings: PropagationSettings) -> "_Graph":
@@ -131,13 +116,13 @@ class _Graph:
             )
         if not chosen:
             raise DatasetError(f"{parent.path} has no anchor sets to propagate clicks over")
-        clicks = _clicks(parent) if settings.via == "clicks" else None
+        clicks = click_matrix(parent, "train").sign() if settings.via == "clicks" else None
         queries, ads = [], []
         for name in sorted(set(chosen)):
-            sides = {side: _edges(parent, name, side) for side in ("query", "ad")}
-            degrees = sum(np.bincount(e.indices, minlength=e.shape[1]) for e in sides.values())
+            sides = [edge_matrix(parent, name, side) for side in NODE_TABLES]
+            degrees = sum(np.bincount(e.indices, minlength=e.shape[1]) for e in sides)
             kept = np.flatnonzero(degrees <= settings.max_anchor_degree)
-            of_query, of_ad = sides["query"][:, kept], sides["ad"][:, kept]
+            of_query, of_ad = (edges[:, kept] for edges in sides)
             queries.append(of_query)
             ads.append(of_ad.T if clicks is None else of_query.T @ clicks)
         texts = np.empty(parent.num_rows("ads"), dtype=np.uint64)
@@ -150,13 +135,8 @@ class _Graph:
     def scores(self, queries: Int64s, known: csr_array) -> Iterator[tuple[slice, csr_array]]:
         """Score the ads that share anchors with ``queries`` (n,), a bounded number at a time.
 
-        Args:
-            queries: ids of train queries.
-            known: (n, ads), minus infinity for pairs that must not be added.
-
-        Yields:
-            a range of the queries, and the scores (queries of the range, ads), which are minus
-            infinity for known pairs.
+        ``known`` (n, ads) is minus infinity for pairs that must not be added, and so is their
+        score. Yields a range of the queries, and the scores (queries of the range, ads).
         """
         anchors = self.query_anchors[queries]
         num_products = np.diff(self.anchor_ads.indptr)[anchors.indices]
@@ -169,23 +149,6 @@ class _Graph:
             start = chosen.stop
 
 
-def _edges(parent: Dataset, anchor_set: str, side: str) -> csr_array:
-    """Read the edges of train queries or ads as (nodes, anchors) float32 weights."""
-    table, nodes = f"edges/{anchor_set}/{side}", {"query": TRAIN, "ad": "ads"}[side]
-    shape = parent.num_rows(nodes), parent.num_rows(f"anchors/{anchor_set}")
-    if not parent.has(table):
-        return csr_array(shape, dtype=np.float32)
-    rows, anchors, weights = (column.to_numpy() for column in parent.read(table).columns)
-    return csr_array((weights, (rows, anchors)), shape=shape)
-
-
-def _clicks(parent: Dataset) -> csr_array:
-    """Read the train clicks as (queries, ads), 1 each."""
-    queries_ads = np.concatenate([click_pairs(rows) for rows in parent.batches(TRAIN)], axis=1)
-    shape = parent.num_rows(TRAIN), parent.num_rows("ads")
-    return csr_array((np.ones(queries_ads.shape[1], np.float32), queries_ads), shape=shape)
-
-
 def _with_added_ads(
     parent: Dataset, graph: _Graph, settings: PropagationSettings, counts: Counter[str]
 ) -> Iterator[pa.RecordBatch]:
@@ -195,10 +158,9 @@ def _with_added_ads(
         queries = rows["query_id"].to_numpy()
         clicked = np.stack(list_entries(rows["ad_ids"]))
         same_text = graph.ads_by_text.all(hash_strings(fold(rows["text"])))
-        known = np.concatenate([clicked, same_text], axis=1)
-        known = csr_array(
-            (np.full(known.shape[1], -np.inf, np.float32), known), shape=(len(rows), num_ads)
-        )
+        pairs = np.concatenate([clicked, same_text], axis=1)
+        never = np.full(pairs.shape[1], -np.inf, np.float32)
+        known = csr_array((never, pairs), shape=(len(rows), num_ads))
         found = [
             _best(scores, queries[chosen], settings) + np.array([[chosen.start], [0]])
             for chosen, scores in graph.scores(queries, known)
@@ -215,10 +177,7 @@ def _best(scores: csr_array, queries: Int64s, settings: PropagationSettings) -> 
     positive = shared.data > 0
     rows, ads = shared.row[positive].astype(np.int64), shared.col[positive].astype(np.int64)
     draws = keyed_hash((settings.seed,), queries[rows] * scores.shape[1] + ads)
-    # one sort key: 17 bits of the row, 31 of the score, 16 of the draw
-    falling = np.uint64(INFINITY) - shared.data[positive].view(np.uint32).astype(np.uint64)
-    keys = (rows.astype(np.uint64) << np.uint64(47)) | (falling << np.uint64(16))
-    order = np.argsort(keys | (draws >> np.uint64(48)), kind="stable")
+    order = np.lexsort((draws >> np.uint64(48), -shared.data[positive], rows))
     first = np.searchsorted(rows, np.arange(scores.shape[0]))
     best = order[np.arange(len(rows)) - first[rows] < settings.top_k]
     return np.stack([rows[best], ads[best]])
@@ -226,18 +185,17 @@ def _best(scores: csr_array, queries: Int64s, settings: PropagationSettings) -> 
 
 def _extended(rows: pa.RecordBatch, added_rows: Int64s, added_ads: Int64s) -> pa.RecordBatch:
     """Append ads (added,) to the lists of ``rows``; ``added_rows`` (added,) are ascending."""
-    row_of_click, _ = list_entries(rows["ad_ids"])
+    row_of_click, ads = list_entries(rows["ad_ids"])
     row_of_entry = np.concatenate([row_of_click, added_rows])
     order = np.argsort(row_of_entry, kind="stable")
-    lengths = np.bincount(row_of_entry, minlength=len(rows))
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-    added: dict[str, NDArray[Any]] = {"ad_ids": added_ads}
+    extended = {"ad_ids": np.concatenate([ads, added_ads])}
     if "weights" in rows.column_names:
+        weights = rows["weights"].flatten().to_numpy()
         lightest = np.full(len(rows), np.inf, dtype=np.float32)
-        np.minimum.at(lightest, row_of_click, rows["weights"].flatten().to_numpy())
-        added["weights"] = np.where(np.isinf(lightest), np.float32(1), lightest)[added_rows]
-    for column, values in added.items():
-        entries = np.concatenate([rows[column].flatten().to_numpy(), values])[order]
-        lists = pa.ListArray.from_arrays(offsets, pa.array(entries))
+        np.minimum.at(lightest, row_of_click, weights)
+        added = np.where(np.isinf(lightest), np.float32(1), lightest)[added_rows]
+        extended["weights"] = np.concatenate([weights, added])
+    for column, entries in extended.items():
+        lists = to_lists(entries[order], np.bincount(row_of_entry, minlength=len(rows)))
         rows = rows.set_column(rows.column_names.index(column), column, lists)
     return rows

@@ -1,5 +1,6 @@
-"""Sizes and checksums of a folder's files: written when it is whole, compared when it is opened."""
+"""Folders whose files have checksums: noted when they are whole, compared when opened or copied."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -8,7 +9,10 @@ import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
+
+from filelock import FileLock
 
 from ramen_ray.errors import UserError
 
@@ -87,6 +91,48 @@ def is_intact(folder: Path, otherwise: str) -> bool:
     return False
 
 
+def copy_folder(folder: Path, target: Path) -> None:
+    """Make ``target`` a copy of ``folder``, unless it is one.
+
+    A copy that is damaged, cut off, or of other content is made again. If two processes need the
+    same copy at the same time, the second waits for the first.
+
+    Raises:
+        OSError: the copy cannot be written, or the disk has no room for it.
+        DamagedError: ``folder`` is not as its checksums say. In both cases there is no ``target``.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.parent / f".{target.name}.lock"):
+        if _manifests(target) != _manifests(folder):
+            shutil.rmtree(target, ignore_errors=True)
+        elif is_intact(target, "it is copied again"):
+            return
+        aside = target.with_name(f".{target.name}-aside")
+        shutil.rmtree(aside, ignore_errors=True)  # left by a killed process
+        try:
+            _copy_files(folder, aside)
+            check_intact(aside)
+            aside.rename(target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _manifests(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in checksum_files(folder)}
+
+
+def _copy_files(folder: Path, aside: Path) -> None:
+    files: list[tuple[str, str]] = []
+    shutil.copytree(folder, aside, copy_function=lambda *pair: files.append(pair))  # makes folders
+    needed = sum(Path(source).stat().st_size for source, _ in files)
+    free = shutil.disk_usage(aside).free
+    if needed > free:
+        room = f"No space left on device: {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} free"
+        raise OSError(errno.ENOSPC, room, str(aside))
+    with ThreadPoolExecutor() as threads:  # a network folder answers many requests at once
+        list(threads.map(lambda pair: copyfile(*pair), files))
+
+
 def with_checksum(content: Mapping[str, Any]) -> str:
     """Write ``content`` as JSON with a checksum of itself, for :func:`parse_checked`."""
     return json.dumps({**content, CHECKSUM: _json_checksum(content)}, indent=2) + "\n"
@@ -125,8 +171,7 @@ def find_difference(file: Path, noted: list[int]) -> str | None:
         size = file.stat().st_size
         if size != noted[0]:
             return f"{file} has {size} bytes instead of {noted[0]}"
-        return (
-            None if size_and_checksum(file) == noted else f"{file} has changed since it was written"
-        )
+        is_same = size_and_checksum(file) == noted
     except OSError as error:
         return f"{file} cannot be read ({error.strerror})"
+    return None if is_same else f"{file} has changed since it was written"

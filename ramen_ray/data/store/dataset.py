@@ -1,11 +1,12 @@
 """The dataset directory: one on-disk form for queries, ads, anchors, edges and filters."""
 
 import json
-import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ramen_ray.data.store.checksums import content_digest
-from ramen_ray.data.store.errors import DatasetError as DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
-from ramen_ray.data.store.schemas import (
-    HELD_OUT_SIDES,
-    PUBLISHED,
-    SPLITS,
-    ZERO_SHOT,
-    optional_fields,
-    schema_of,
-)
-from ramen_ray.data.store.whole_files import unused_name, whole_file
+from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
+from ramen_ray.data.store.whole_files import new_folder, whole_file
+from ramen_ray.errors import DatasetError as DatasetError
 from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
 
 FORMAT_VERSION = 1
@@ -52,7 +46,6 @@ class Dataset:
         self.metadata = _read_metadata(self.path) if metadata is None else metadata
 
     def __str__(self) -> str:
-        """Return the dataset's name for messages."""
         return f"the dataset directory {self.path}"
 
     @property
@@ -73,9 +66,8 @@ class Dataset:
     @property
     def anchor_sets(self) -> list[str]:
         """Names of the anchor sets, sorted."""
-        return [
-            name.removeprefix("anchors/") for name in self.tables if name.startswith("anchors/")
-        ]
+        sets = (table for table in self.tables if table.startswith("anchors/"))
+        return [table.removeprefix("anchors/") for table in sets]
 
     @property
     def strict_anchor_sets(self) -> list[str]:
@@ -117,9 +109,8 @@ class Dataset:
         for file in self.files(table):
             with open_parquet(file) as parquet:
                 parts.append(parquet.read(schema.names))
-        return (
-            pa.concat_tables(parts, promote_options="permissive").select(schema.names).cast(schema)
-        )
+        rows = pa.concat_tables(parts, promote_options="permissive")
+        return rows.select(schema.names).cast(schema)
 
     def batches(
         self, table: str, columns: list[str] | None = None, batch_size: int = 65_536
@@ -140,15 +131,6 @@ class Dataset:
                 return
             first += len(batch)
         yield from self.batches(table)
-
-    def rows(self, table: str, row_numbers: list[int]) -> pa.Table:
-        """Read some rows (ascending numbers) of a table, as a stream."""
-        chosen, first, wanted = [], 0, np.asarray(row_numbers, dtype=np.int64)
-        for batch in self.batches(table):
-            inside = wanted[(wanted >= first) & (wanted < first + len(batch))]
-            chosen.append(batch.take(pa.array(inside - first)))
-            first += len(batch)
-        return pa.Table.from_batches(chosen)
 
     def rows_with_ids(self, table: str, ids: Iterable[int]) -> pa.Table:
         """Read the rows with these ids as a stream; they come in the order of their ids."""
@@ -184,18 +166,14 @@ class Dataset:
         self._check_content(expected, since)
 
     def _check_content(self, expected: str, since: str) -> None:
-        try:
-            is_same = self.content_of(self.tables) == expected
-        except (DatasetError, FileNotFoundError):
-            is_same = False
-        if not is_same:
-            raise DatasetError(f"{self.path} has changed {since}")
+        with suppress(DatasetError, FileNotFoundError):
+            if self.content_of(self.tables) == expected:
+                return
+        raise DatasetError(f"{self.path} has changed {since}")
 
 
 def open_unchanged(path: str | Path, fingerprint: str, since: str) -> Dataset:
     """Open the dataset directory that something with this fingerprint was made from.
-
-    What is then read belongs into a block of :meth:`Dataset.unchanged`.
 
     Raises:
         DatasetError: it is missing, or has another content; ``since`` ends the sentence.
@@ -208,7 +186,7 @@ def open_unchanged(path: str | Path, fingerprint: str, since: str) -> Dataset:
 
 @dataclass(frozen=True)
 class DatasetWriter:
-    """Writes the tables of a dataset directory, which is not whole yet, into ``folder``."""
+    """Writes the tables of a dataset directory that is not whole yet."""
 
     folder: Path
 
@@ -221,46 +199,20 @@ class DatasetWriter:
         batches = [rows] if isinstance(rows, pa.Table) else rows
         file = self.folder / f"{table}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
-        writer: pq.ParquetWriter | None = None
-        try:
-            for known in row_groups(conform(table, batch) for batch in batches):
-                writer = writer or pq.ParquetWriter(file, known.schema, compression="zstd")
-                writer.write_table(known)
-            if writer is None:
-                pq.write_table(schema_of(table).empty_table(), file)
-        finally:
-            if writer is not None:
-                writer.close()
+        groups = row_groups(_conform(table, batch) for batch in batches)
+        first = next(groups, None)
+        if first is None:
+            pq.write_table(schema_of(table).empty_table(), file)
+            return
+        with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+            for group in chain([first], groups):
+                writer.write_table(group)
 
     def part(self, table: str, number: int) -> Path:
         """Return the file for one part of a table; parts are read in the order of their numbers."""
         folder = self.folder / f"{table}.parquet"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"part-{number:06d}.parquet"
-
-
-@contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
-    """Build a folder beside its final place, and rename it when the block ends without an error.
-
-    Raises:
-        DatasetError: ``path`` exists already, or cannot be written.
-    """
-    path = Path(path).absolute()
-    if path.exists():
-        raise DatasetError(f"{path} exists already; move it away or choose another output")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = unused_name(path)
-        aside.mkdir()
-    except OSError as error:
-        raise DatasetError(f"cannot write to {path.parent}: {error.strerror}") from error
-    try:
-        yield aside
-        aside.rename(path)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
 
 
 def dataset_name(given: str | None, folder: Path) -> str:
@@ -277,7 +229,7 @@ def dataset_name(given: str | None, folder: Path) -> str:
 
 @contextmanager
 def new_dataset(path: str | Path, /, **metadata: Any) -> Iterator[DatasetWriter]:
-    """Build a dataset directory that is whole or absent; see :func:`new_folder`.
+    """Build a dataset directory that is whole or absent.
 
     ``metadata`` (at least ``name``) goes into ``dataset.json``, with all row counts.
 
@@ -323,8 +275,8 @@ def _of_one_chunk(rows: pa.Table) -> Iterator[pa.Table]:
         yield from _of_one_chunk(half)
 
 
-def conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-    """Return ``rows`` with the columns of ``table``, required and optional, in their types."""
+def _conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Return the columns that the format defines, in their types."""
     rows = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
     optional = [field for field in optional_fields(table) if field.name in rows.column_names]
     schema = pa.schema([*schema_of(table), *optional])
@@ -335,32 +287,12 @@ def write_metadata(
     folder: Path, metadata: Mapping[str, Any], unfinished: Mapping[str, int] | None = None
 ) -> None:
     """Write ``dataset.json`` atomically, with all row counts; ``unfinished`` of hidden tables."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for name, file in _table_files(folder):
-        counts[name] = counts.get(name, 0) + read_footer(file).num_rows
+        counts[name] += read_footer(file).num_rows
     content = {**metadata, "num_rows": dict(sorted({**counts, **(unfinished or {})}.items()))}
     with whole_file(folder / "dataset.json") as aside:
         aside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def required_tables(anchor_sets: list[str]) -> list[str]:
-    """Name the tables that training needs: splits, ads and each anchor set."""
-    return [
-        *(f"queries/{split}" for split in SPLITS),
-        "ads",
-        *(f"anchors/{name}" for name in anchor_sets),
-    ]
-
-
-def optional_tables(anchor_sets: list[str]) -> list[str]:
-    """Name the tables that are read if they exist; anchor sets have edges on one side or more."""
-    sides = ("query", "ad", *HELD_OUT_SIDES.values())
-    return [
-        *(f"edges/{name}/{side}" for name in anchor_sets for side in sides),
-        *(f"filters/{split}" for split in ("validation", "test", ZERO_SHOT)),
-        f"queries/{ZERO_SHOT}",
-        "novel_ads",
-    ]
 
 
 def _table_files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -368,17 +300,11 @@ def _table_files(folder: Path) -> Iterator[tuple[str, Path]]:
     unfinished = {file.name.removeprefix(UNFINISHED) for file in folder.glob(f"{UNFINISHED}*")}
     for file in folder.rglob("*.parquet"):
         part_of = file.parent if file.parent.suffix == ".parquet" else file
-        name = str(part_of.relative_to(folder).with_suffix(""))
-        hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if file.is_file() and not hidden and _anchor_set_of(name) not in unfinished:
-            yield name, file
-
-
-def _anchor_set_of(table: str) -> str | None:
-    match table.split("/"):
-        case ["anchors" | "edges", anchor_set, *_]:
-            return anchor_set
-    return None
+        name = part_of.relative_to(folder).with_suffix("")
+        is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        is_in_set = name.parts[0] in ("anchors", "edges")
+        if file.is_file() and not is_hidden and not (is_in_set and {*name.parts[1:2]} & unfinished):
+            yield str(name), file
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:

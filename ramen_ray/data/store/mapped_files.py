@@ -14,32 +14,22 @@ from numpy.typing import DTypeLike, NDArray
 def map_new_array(
     file: Path, dtype: DTypeLike, shape: tuple[int, ...]
 ) -> np.memmap[Any, np.dtype[Any]]:
-    """Map a new ``.npy`` file that has all its room on the disk; it holds zeros.
-
-    Raises:
-        OSError: the disk has no room. Without the check, a write would end the process by SIGBUS.
-    """
+    """Map a new ``.npy`` file of zeros; raises an OSError if the disk has no room for it."""
     array = open_memmap(file, "w+", dtype, shape)
-    with file.open("r+b") as opened:
+    with file.open("r+b") as opened:  # takes the room now: later, a write would end by SIGBUS
         os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
     return array
 
 
 def publish(folder: Path) -> None:
-    """Let other machines see what was written through maps into ``.npy`` files of a shared folder.
-
-    NFS sends a file's pages when somebody closes it who could write; who maps it closes it before.
-    """
+    """Let other machines see what was written into mapped ``.npy`` files of a shared folder."""
     for file in folder.rglob("*.npy"):
-        file.open("r+b").close()
+        file.open("r+b").close()  # NFS sends a file's pages when somebody closes it who could write
 
 
 @contextmanager
 def growing_array(file: Path, dtype: DTypeLike) -> Iterator[Callable[[NDArray[Any]], None]]:
-    """Write an array (n,) of unknown length into a ``.npy`` file; yields what appends a piece.
-
-    NumPy leaves room in the header for the length, which is written at the end.
-    """
+    """Write an array (n,) of unknown length into a ``.npy`` file; yields what appends a piece."""
     header = {"descr": dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (0,)}
     with file.open("wb") as stream:
         write_array_header_1_0(stream, header)
@@ -51,21 +41,16 @@ def growing_array(file: Path, dtype: DTypeLike) -> Iterator[Callable[[NDArray[An
             length += len(values)
 
         yield append
-        stream.seek(0)
+        stream.seek(0)  # NumPy leaves room in the header for the length
         write_array_header_1_0(stream, header | {"shape": (length,)})
 
 
 class FileArray(np.memmap[Any, np.dtype[Any]]):
-    """A mapped ``.npy`` file, pickled as its path; what is computed from it is pickled whole.
-
-    Attributes:
-        file: the file; None for a view.
-    """
+    """A mapped ``.npy`` file, pickled as its path; what is computed from it is pickled whole."""
 
     file: Path | None = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Return how to map the file again, or the values of a view."""
         if self.file is None:
             return np.array(self, subok=False).__reduce_ex__(protocol)
         return map_array, (self.file,)

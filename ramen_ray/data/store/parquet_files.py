@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
-from ramen_ray.data.store.errors import DatasetError
-from ramen_ray.errors import first_line_of
+from ramen_ray.errors import DatasetError, first_line_of
 
 NAME_KEY = b"ARROW:extension:name"
 """In a field's metadata: its extension type, if no library has registered it in this process."""

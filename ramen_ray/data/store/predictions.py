@@ -1,12 +1,16 @@
-"""Predictions as a table in the user's own ids."""
+"""Predictions as a table that people read: texts, the user's own ids, and what was clicked."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset
 from ramen_ray.data.store.whole_files import whole_file
 
@@ -18,45 +22,76 @@ PREDICTIONS = pa.schema(
         ("ad_id", pa.string()),
         ("ad", pa.string()),
         ("score", pa.float32()),
+        ("hit", pa.bool_()),
+        ("clicked_ads", pa.list_(pa.string())),
+        ("seen", pa.bool_()),
+        ("train_clicks", pa.int64()),
+        ("group", pa.string()),
     ]
 )
-QUERIES_PER_BATCH = 4096
+QUERIES_PER_BATCH = 512  # each row has the texts of all ads that were clicked
 
 Predictions = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
-def write_predictions(file: Path, dataset: Dataset, split: str, topk: Predictions) -> None:
-    """Write a split's predictions as a parquet table, whole or not at all.
+@dataclass(frozen=True)
+class Known:
+    """What training knew of queries and ads.
 
-    Nothing is written if the dataset has changed since its fingerprint was taken.
-
-    Args:
-        file: replaced if it exists; its folder must exist.
-        dataset: has the queries and ads.
-        split: the split of the queries.
-        topk: ad ids (queries, k), best first and padded with -1, and their scores, by query id.
+    Attributes:
+        seen: (queries,) bool, of a split: whether a train query with clicks has the same text.
+        train_clicks: (ads,) train clicks.
+        groups: (ads,) bool, the ads by popularity: head, torso and tail.
     """
-    ad_ids, scores = topk
+
+    seen: Booleans
+    train_clicks: Int64s
+    groups: Mapping[str, Booleans]
+
+
+def write_predictions(
+    file: Path, dataset: Dataset, split: str, topk: Predictions, known: Known
+) -> None:
+    """Write a split's predictions as a parquet ``file``, whole or not at all; it is replaced.
+
+    ``topk`` are, by query id, the ads' ids (queries, k), best first and padded with -1, and scores.
+
+    Raises:
+        DatasetError: the dataset has changed since its fingerprint was taken.
+    """
     with (
         whole_file(file) as aside,
         dataset.unchanged(WHILE_READ),
         pq.ParquetWriter(aside, PREDICTIONS, compression="zstd") as out,
     ):
-        ads = dataset.rows_with_ids("ads", shown_ads(ad_ids))
-        for queries in dataset.batches(f"queries/{split}", batch_size=QUERIES_PER_BATCH):
-            ids = queries["query_id"].to_numpy()
-            out.write_table(spell_out(queries, ads, (ad_ids[ids], scores[ids])))
+        table = f"queries/{split}"
+        clicks = [batch[0].flatten().to_numpy() for batch in dataset.batches(table, ["ad_ids"])]
+        shown = shown_ads(topk[0])
+        ads = dataset.rows_with_ids("ads", np.union1d(shown, np.concatenate(clicks)))
+        for queries in dataset.batches(table, batch_size=QUERIES_PER_BATCH):
+            out.write_table(spell_out(pa.Table.from_batches([queries]), ads, topk, known))
 
 
-def spell_out(queries: pa.Table | pa.RecordBatch, ads: pa.Table, topk: Predictions) -> pa.Table:
-    """Return one row per prediction, best first, with texts and the user's own ids.
+def spell_out(queries: pa.Table, ads: pa.Table, topk: Predictions, known: Known) -> pa.Table:
+    """Return one row per prediction for some of a split's queries, best first.
 
-    ``ads`` has the rows of :func:`shown_ads`, in the order of their ids; ``topk`` is as in
-    :func:`write_predictions`, a row for each of ``queries``.
+    ``ads`` has the rows of all ads that these queries are shown or led to, in the order of their
+    ids; ``topk`` and ``known`` are as in :func:`write_predictions`.
     """
-    ad_ids, scores = topk
+    rows, ids = queries["query_id"].to_numpy(), ads["ad_id"].to_numpy()
+    ad_ids, scores = (part[rows] for part in topk)
+    clicks = queries["ad_ids"].combine_chunks()
+    clicked, clicked_by = clicks.flatten().to_numpy(), pc.list_parent_indices(clicks).to_numpy()
     query_rows, places = np.nonzero(ad_ids >= 0)
-    ad_rows = np.searchsorted(ads["ad_id"].to_numpy(), ad_ids[query_rows, places])
+    shown = ad_ids[query_rows, places]
+    ad_rows = np.searchsorted(ids, shown)
+    ends = np.append(0, pc.list_value_length(clicks).to_numpy().cumsum())
+    texts = ads["text"].combine_chunks().take(np.searchsorted(ids, clicked))
+    clicked_ads = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), texts)
+    pair_of = len(known.train_clicks)  # queries times this plus ads are numbers of pairs
+    group = np.full(len(shown), "", dtype=object)
+    for name, has in known.groups.items():
+        group[has[shown]] = name
     return pa.table(
         {
             "query_id": users_ids(queries).take(query_rows),
@@ -65,7 +100,12 @@ def spell_out(queries: pa.Table | pa.RecordBatch, ads: pa.Table, topk: Predictio
             "ad_id": users_ids(ads).take(ad_rows),
             "ad": ads["text"].take(ad_rows),
             "score": scores[query_rows, places],
-        },
+            "hit": np.isin(query_rows * pair_of + shown, clicked_by * pair_of + clicked),
+            "clicked_ads": clicked_ads.take(query_rows),
+            "seen": known.seen[rows][query_rows],
+            "train_clicks": known.train_clicks[shown],
+            "group": group,
+        }
     ).cast(PREDICTIONS)
 
 

@@ -1,4 +1,4 @@
-"""Arrow schemas of the dataset directory's tables."""
+"""The tables of a dataset directory: their names and Arrow schemas."""
 
 from typing import Literal
 
@@ -12,6 +12,9 @@ ZERO_SHOT = "zero_shot"
 """An optional split: test queries with their novel ads only, searched among the novel ads."""
 PUBLISHED = "_published"
 """Suffix of anchor sets whose edges may join held-out queries to their answers."""
+TRAIN = "queries/train"
+NODE_TABLES = {"query": TRAIN, "ad": "ads"}
+"""By side, the table of the nodes that have edges in training."""
 HELD_OUT_SIDES = {"validation": "validation_query", "test": "test_query"}
 """By split, the name of an anchor set's edges of its queries; only oracles are given these."""
 
@@ -37,26 +40,25 @@ _SINGLE = {"ads": ADS, "novel_ads": NOVEL_ADS, "aliases/query": ALIASES, "aliase
 
 
 def schema_of(table: str) -> pa.Schema:
-    """Return the columns that a table, named as in the dataset directory, must have.
+    """Return the columns that a table, such as ``queries/train`` or ``edges/links/ad``, must have.
 
-    ``table`` is a path without suffix, such as ``queries/train`` or ``edges/links/ad``.
+    Raises:
+        KeyError: the format has no such table.
     """
     match table.split("/"):
         case ["queries", split] if split in (*SPLITS, ZERO_SHOT):
-            schema = QUERIES
+            return QUERIES
         case ["anchors", _]:
-            schema = ANCHORS
+            return ANCHORS
         case ["edges", _, side] if side == "query" or side in HELD_OUT_SIDES.values():
-            schema = QUERY_EDGES
+            return QUERY_EDGES
         case ["edges", _, "ad"]:
-            schema = AD_EDGES
-        case ["filters", split] if split in ("validation", "test", ZERO_SHOT):
-            schema = FILTERS
+            return AD_EDGES
+        case ["filters", split] if split in (*SPLITS[1:], ZERO_SHOT):
+            return FILTERS
         case _ if table in _SINGLE:
-            schema = _SINGLE[table]
-        case _:
-            raise KeyError(f"the dataset directory has no table named {table!r}")
-    return schema
+            return _SINGLE[table]
+    raise KeyError(f"the dataset directory has no table named {table!r}")
 
 
 def optional_fields(table: str) -> list[pa.Field]:

@@ -26,10 +26,7 @@ def normalized(texts: pa.Array) -> pa.Array:
 
 
 def fold(texts: pa.Array) -> pa.Array:
-    """Map texts (n,) that differ only in case, white space or Unicode form to one string.
-
-    Otherwise two spellings of a query could end up in two splits, or a held-out one in a graph.
-    """
+    """Map texts (n,) that differ only in case, white space or Unicode form to one string."""
     return pc.utf8_lower(_single_spaced(pc.utf8_normalize(texts, "NFKD")))
 
 

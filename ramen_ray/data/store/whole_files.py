@@ -1,10 +1,14 @@
-"""Files that appear whole or not at all, and folders for what is made on the way."""
+"""Files and folders that appear whole or not at all, scratch folders, and the lock of a folder."""
 
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ramen_ray.errors import DatasetError
 
 
 @contextmanager
@@ -14,13 +18,37 @@ def whole_file(path: Path, within: Path | None = None) -> Iterator[Path]:
     Its name is unique, so that two processes can write the same file at once. It is beside ``path``
     or ``within`` a folder on the same disk; a killed process leaves it there.
     """
-    aside = unused_name(path, within)
+    aside = _unused_name(path, within)
     aside.touch(exist_ok=False)
     try:
         yield aside
         aside.rename(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Build a folder beside its final place, and rename it when the block ends without an error.
+
+    Raises:
+        DatasetError: ``path`` exists already, or cannot be written.
+    """
+    path = Path(path).absolute()
+    if path.exists():
+        raise DatasetError(f"{path} exists already; move it away or choose another output")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = _unused_name(path)
+        aside.mkdir()
+    except OSError as error:
+        raise DatasetError(f"cannot write to {path.parent}: {error.strerror}") from error
+    try:
+        yield aside
+        aside.rename(path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
 
 
 @contextmanager
@@ -37,6 +65,21 @@ def scratch_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def unused_name(path: Path, within: Path | None = None) -> Path:
-    """Return a hidden name like that of ``path`` that nobody uses, beside it or ``within``."""
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a folder until the block ends; yields False if another process has it.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    try:
+        lock = FileLock(folder / ".lock").acquire(blocking=False)
+    except Timeout:
+        yield False
+        return
+    with lock:
+        yield True
+
+
+def _unused_name(path: Path, within: Path | None = None) -> Path:
     return (within or path.parent) / f".{path.name}-{secrets.token_hex(4)}"

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -12,19 +12,20 @@ from ramen_ray.data.store.schemas import ZERO_SHOT
 from ramen_ray.data.xc.texts import TextFile
 from ramen_ray.naming import naming_fault
 
-Ads = Literal["all", "seen", "novel"]
+Columns = Literal["all", "seen", "novel"]
+"""Which ads are columns of a matrix; ``seen`` ads come before ``novel`` ones."""
 
 
 class SplitNames(NamedTuple):
-    """What a layout calls a split's files, each by several names; matrices are .txt or .npz.
+    """What a layout calls the files of a split, each by several names.
 
-    JSON of the texts has the clicks too. The other fields are those of :class:`SplitFiles`.
+    Matrices are named without .txt or .npz, and are None if the JSON of the texts has the clicks.
     """
 
     texts: tuple[str, ...]
     clicks: str | None
     filters: tuple[str, ...]
-    ads: Ads = "all"
+    ads: Columns = "all"
 
 
 class Layout(NamedTuple):
@@ -43,16 +44,14 @@ EXTRA_SPLITS = {"validation": "val", ZERO_SHOT: "zero"}
 def _layout(
     train: str, test: str, ads: str, clicks: tuple[str | None, str | None] = ("trn_X_Y", "tst_X_Y")
 ) -> Layout:
-    """Describe a layout of two splits."""
     splits = {
-        "train": SplitNames(_variants(train), clicks[0], TRAIN_FILTERS),
-        "test": SplitNames(_variants(test), clicks[1], TEST_FILTERS),
+        "train": SplitNames(_packed_or_not(train), clicks[0], TRAIN_FILTERS),
+        "test": SplitNames(_packed_or_not(test), clicks[1], TEST_FILTERS),
     }
-    return Layout(_variants(ads), splits)
+    return Layout(_packed_or_not(ads), splits)
 
 
-def _variants(name: str) -> tuple[str, ...]:
-    """Name a file that may be compressed or not."""
+def _packed_or_not(name: str) -> tuple[str, ...]:
     return (name, name.removesuffix(".gz")) if name.endswith(".gz") else (name,)
 
 
@@ -67,7 +66,6 @@ for _split, _short in EXTRA_SPLITS.items():
     LAYOUTS["oak"].splits[_split] = SplitNames(
         (f"raw_data/{_split}.raw.txt",), f"{_short}_X_Y", (f"filter_labels_{_split}.txt",)
     )
-NOVEL = "dexml with novel ads"
 IRENE = Layout(
     ("raw/Y.txt", "raw/Y_full.txt"),
     {
@@ -84,29 +82,23 @@ IRENE = Layout(
 )
 """The layout ``dexml`` of data that are split into seen and novel ads."""
 
-NOVEL_ADS = "novel_labels.txt"
+NOVEL_LABELS = "novel_labels.txt"
 RESERVED = {"train", "test", "label", "trn", "tst", "lbl", *EXTRA_SPLITS}
 """Names that no anchor set can have: the layout uses these text files for queries and ads."""
 
 _GRAPH_FILE = re.compile(r"(.+)_(trn|lbl)_X_Y\.(?:txt|npz)")
 _SIDES = {"trn": "query", "lbl": "ad"}
+_KEEP_ONE = "leave the files of one of them in the folder"
 
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """Files of one split.
-
-    Attributes:
-        texts: the queries' texts; a zero-shot split without its own has those of the test split.
-        clicks: query × ad matrix; None if the JSON of the texts has the clicks.
-        filters: pairs to drop from predictions.
-        ads: which ads are columns of the matrix; ``seen`` ads come before ``novel`` ones.
-    """
+    """Files of one split; a zero-shot split without its own texts has those of the test split."""
 
     texts: TextFile
-    clicks: Path | None
-    filters: Path | None = None
-    ads: Ads = "all"
+    clicks: Path | None  # query × ad matrix; None if the JSON of the texts has the clicks
+    filters: Path | None  # pairs to drop from predictions
+    ads: Columns
 
 
 @dataclass(frozen=True)
@@ -124,18 +116,15 @@ class XcFiles:
     layout: str
     ads: TextFile
     splits: dict[str, SplitFiles]
-    novel_ads: Path | None = None
-    graphs: dict[str, GraphFiles] = field(default_factory=dict)
+    novel_ads: Path | None
+    graphs: dict[str, GraphFiles]
 
 
 def find_files(folder: Path, with_content: bool) -> XcFiles:
     """Recognise the layout by its train texts and find all of its files.
 
-    JSON files are preferred, as the raw texts of other layouts were made from them.
-
-    Args:
-        folder: a data set's folder.
-        with_content: whether the text of a JSON object is its title and content.
+    JSON is preferred, as the raw texts of other layouts were made from it; ``with_content`` makes
+    an object's text its title and content.
 
     Raises:
         DatasetError: files are missing, or two files match where one is expected.
@@ -145,7 +134,7 @@ def find_files(folder: Path, with_content: bool) -> XcFiles:
     recognised = name = _recognise(folder)
     layout = LAYOUTS[name]
     if name == "dexml" and _find(folder, _matrix("Y.tst_zero")):
-        name, layout = NOVEL, IRENE
+        name, layout = "dexml with novel ads", IRENE
     splits: dict[str, SplitFiles] = {}
     for split, names in layout.splits.items():
         has_texts = _find(folder, names.texts) is not None
@@ -158,11 +147,11 @@ def find_files(folder: Path, with_content: bool) -> XcFiles:
         clicks = None if names.clicks is None else _need(folder, name, _matrix(names.clicks))
         splits[split] = SplitFiles(texts, clicks, _find(folder, names.filters), names.ads)
     ads = _texts(_need(folder, name, layout.ads), with_content)
-    novel_ads = _find(folder, [NOVEL_ADS]) if name == "oak" else None
+    novel_ads = _find(folder, [NOVEL_LABELS]) if name == "oak" else None
     return XcFiles(recognised, ads, splits, novel_ads, _graphs(folder))
 
 
-def _texts(path: Path, with_content: bool) -> TextFile:
+def _texts(path: Path, with_content: bool = False) -> TextFile:
     if ".json" in path.suffixes:
         return TextFile(path, with_content=with_content)
     source_ids = path.with_name(path.name.replace(".raw.txt", ".source_id.txt"))
@@ -173,22 +162,19 @@ def _recognise(folder: Path) -> str:
     train_texts = {name: layout.splits["train"].texts for name, layout in LAYOUTS.items()}
     found = [name for name, texts in train_texts.items() if _find(folder, texts)]
     if not found:
-        expected = "".join(
-            f"\n  {name}: {', '.join([*(one.texts[0] for one in two), layout.ads[0]])}"
-            + (f", {two[0].clicks} and {two[1].clicks} as .txt or .npz" if two[0].clicks else "")
-            for name, layout in LAYOUTS.items()
-            if (two := [layout.splits["train"], layout.splits["test"]])
-        )
+        expected = "".join(f"\n  {name}: {_expected(layout)}" for name, layout in LAYOUTS.items())
         raise DatasetError(f"{folder} has no train texts of any known layout:{expected}")
     if len(found) > 1 and "json" not in found:
         files = " and ".join(train_texts[name][0] for name in found)
-        raise error_at(
-            folder, f"the layouts {' and '.join(found)} are mixed ({files})", advice=_KEEP_ONE
-        )
+        message = f"the layouts {' and '.join(found)} are mixed ({files})"
+        raise error_at(folder, message, advice=_KEEP_ONE)
     return found[0]
 
 
-_KEEP_ONE = "leave the files of one of them in the folder"
+def _expected(layout: Layout) -> str:
+    train, test = layout.splits["train"], layout.splits["test"]
+    texts = ", ".join([train.texts[0], test.texts[0], layout.ads[0]])
+    return texts + (f", {train.clicks} and {test.clicks} as .txt or .npz" if train.clicks else "")
 
 
 def _graphs(folder: Path) -> dict[str, GraphFiles]:
@@ -202,8 +188,9 @@ def _graphs(folder: Path) -> dict[str, GraphFiles]:
             found.setdefault(match[1], set()).add(match[2])
     graphs = {}
     for name, sides in found.items():
-        texts = _find(folder, [f"raw_data/{name}.raw.txt", f"{name}.raw.txt"])
-        if texts is None and any(name.startswith(f"{other}_renee") for other in found):
+        texts = [f"raw_data/{name}.raw.txt", f"{name}.raw.txt"]
+        is_variant = any(name.startswith(f"{other}_renee") for other in found)
+        if is_variant and _find(folder, texts) is None:
             continue
         if name in RESERVED or naming_fault(name, dots=False):
             raise error_at(
@@ -211,13 +198,12 @@ def _graphs(folder: Path) -> dict[str, GraphFiles]:
                 f"a graph cannot be named {name!r}",
                 advice="rename its files; use letters, digits, '_' and '-'",
             )
-        path = _need(folder, "graph", [f"raw_data/{name}.raw.txt", f"{name}.raw.txt"])
         edges = {
             side: _need(folder, "graph", _matrix(f"{name}_{short}_X_Y"))
             for short, side in _SIDES.items()
             if short in sides
         }
-        graphs[name] = GraphFiles(_texts(path, with_content=False), edges)
+        graphs[name] = GraphFiles(_texts(_need(folder, "graph", texts)), edges)
     return graphs
 
 
@@ -226,11 +212,9 @@ def _matrix(name: str) -> list[str]:
 
 
 def _need(folder: Path, layout: str, names: Iterable[str]) -> Path:
-    names = list(names)
     found = _find(folder, names)
     if found is None:
-        message = f"{' or '.join(names)} is missing (layout {layout})"
-        raise error_at(folder, message)
+        raise error_at(folder, f"{' or '.join(names)} is missing (layout {layout})")
     return found
 
 

@@ -13,6 +13,7 @@ from ramen_ray.data.describe.counts import count_clicks
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.predictions import Known
 from ramen_ray.method.distributed import (
     from_first_worker,
     gather_arrays,
@@ -114,6 +115,12 @@ class Judgement:
     def metrics(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, float]:
         """Return the metrics of :meth:`by_query` over all queries."""
         return ratios(self.by_query(topk_ad_ids))
+
+    def known(self, data: Prepared, split: str) -> Known:
+        """Return what training knew of the queries of a split, and of the ads."""
+        trained = data.queries["train"].hashes[data.clicked_queries]
+        seen = np.isin(data.queries[split].hashes, trained)
+        return Known(seen, np.asarray(data.train_click_counts), self.groups)
 
     def on_tail(self) -> "Judgement":
         """Return the judgement by clicks on tail ads only."""

@@ -250,8 +250,8 @@ def copy_model(folder: Path, target: Path) -> None:
             shutil.copytree(folder / name, target / name)
 
 
-def tokenize_texts(tokenize: TextTokenizer, texts: list[str]) -> TokenTable:
+def tokenize_texts(tokenize: TextTokenizer, texts: list[str], prompt: str = "") -> TokenTable:
     """Tokenise ``texts`` into a table for ``embed_*``; equal texts stay separate."""
-    token_ids, lengths = tokenize(texts)
+    token_ids, lengths = tokenize(texts, prompt)
     no_hashes = np.zeros(len(texts), dtype=np.uint64)
     return TokenTable(token_ids, np.append(0, lengths.cumsum()), no_hashes)

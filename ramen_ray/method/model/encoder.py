@@ -22,6 +22,7 @@ from ramen_ray.method.model.pretrained import (
     EncoderError,
     load_tokenizer,
     load_transformer_tokenizer,
+    text_tokenizer,
 )
 from ramen_ray.method.model.sentence_folder import (
     Pooling,
@@ -30,7 +31,7 @@ from ramen_ray.method.model.sentence_folder import (
     write_modules,
     write_transformer_settings,
 )
-from ramen_ray.method.model.texts import TokenBatch
+from ramen_ray.method.model.texts import NO_PROMPTS, TextTokenizer, TokenBatch
 from ramen_ray.method.model.weights import load_backbone, load_projection, load_table
 
 if TYPE_CHECKING:
@@ -58,12 +59,20 @@ class PooledEncoder(nn.Module):
     Attributes:
         width: width of a pooled state.
         tokenizer: makes the token ids.
+        prompts: what stands before texts.
     """
+
+    add_special_tokens: bool
 
     def __init__(self, width: int, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__()
         self.width, self.tokenizer = width, tokenizer
+        self.prompts = NO_PROMPTS
         self.projection: Head | None = None
+
+    def text_tokenizer(self, max_length: int) -> TextTokenizer:
+        """Return what makes token ids of texts, cut to ``max_length`` tokens."""
+        return text_tokenizer(self.tokenizer, max_length, self.add_special_tokens, self.prompts)
 
     @property
     def token_table(self) -> Any:
@@ -184,7 +193,7 @@ class TransformerEncoder(PooledEncoder):
         self.backbone.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         write_transformer_settings(folder, self.pooling, self.width, max_length)
-        write_modules(folder, ["Transformer", "Pooling"], self.projection)
+        write_modules(folder, ["Transformer", "Pooling"], self.projection, self.prompts)
 
 
 class BagEncoder(PooledEncoder):
@@ -228,7 +237,7 @@ class BagEncoder(PooledEncoder):
         backend.enable_truncation(max_length)
         backend.no_padding()
         backend.save(str(static / "tokenizer.json"))
-        write_modules(folder, ["StaticEmbedding"], self.projection)
+        write_modules(folder, ["StaticEmbedding"], self.projection, self.prompts)
 
 
 Encoder = TransformerEncoder | BagEncoder
@@ -258,6 +267,7 @@ def build_transformer(
     backbone = load_backbone(pretrained, num_layers)
     _check_vocabulary(pretrained, tokenizer, backbone.get_input_embeddings().num_embeddings)
     encoder = TransformerEncoder(backbone, tokenizer, pooling)
+    encoder.prompts = folder.prompts
     encoder.projection = load_projection(pretrained, folder.dense)
     return encoder
 
@@ -272,6 +282,7 @@ def build_bag(pretrained: str) -> BagEncoder:
         weights = load_table(pretrained, folder.table)
     _check_vocabulary(pretrained, tokenizer, len(weights))
     encoder = BagEncoder(weights, tokenizer)
+    encoder.prompts = folder.prompts
     encoder.projection = load_projection(pretrained, folder.dense)
     return encoder
 

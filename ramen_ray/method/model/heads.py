@@ -29,6 +29,14 @@ class Head(nn.Module):
         nn.init.zeros_(linear.bias)
         return cls(linear, has_tanh)
 
+    @classmethod
+    def cut(cls, width: int, dim: int) -> "Head":
+        """Make a head that begins as the first ``dim`` of ``width`` numbers, as Matryoshka's."""
+        linear = nn.Linear(width, dim)
+        nn.init.eye_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        return cls(linear, False)
+
     @property
     def dim(self) -> int:
         """Width of a vector."""

@@ -15,7 +15,7 @@ from transformers.utils import cached_file
 
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.errors import UserError, first_line_of
-from ramen_ray.method.model.texts import TextTokenizer
+from ramen_ray.method.model.texts import NO_PROMPTS, Prompts, TextTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ POSITIONS_AFTER_PADDING = {
     "xmod",
 }
 """Types of transformers whose first token has the position after that of padding."""
+STATIC_TOKENIZER = "0_StaticEmbedding/tokenizer.json"
+"""Where sentence-transformers saves the tokenizer of a bag."""
 SPECIAL_TOKENS = ("eos_token", "unk_token", "sep_token", "cls_token", "bos_token")
 
 
@@ -165,8 +167,13 @@ def check_length(name: str, max_length: int, flag: str) -> None:
 def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Load the fast tokenizer of ``name``."""
     source = resolve_pretrained(name)
+    static = None if file_of(name, "tokenizer.json") else file_of(name, STATIC_TOKENIZER)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = (
+            AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            if static is None
+            else PreTrainedTokenizerFast(tokenizer_file=str(static))
+        )
     except Exception as error:  # tokenizers raises plain exceptions
         raise _cannot_load("a tokenizer", name, error) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -201,7 +208,10 @@ def load_transformer_tokenizer(name: str) -> PreTrainedTokenizerFast:
 
 
 def text_tokenizer(
-    tokenizer: PreTrainedTokenizerFast, max_length: int, add_special_tokens: bool
+    tokenizer: PreTrainedTokenizerFast,
+    max_length: int,
+    add_special_tokens: bool,
+    prompts: Prompts = NO_PROMPTS,
 ) -> TextTokenizer:
     """Describe ``tokenizer`` and its settings as plain values."""
     candidates = (tokenizer.unk_token_id, tokenizer.pad_token_id, 0)
@@ -215,4 +225,5 @@ def text_tokenizer(
         placeholder=next(token for token in candidates if token is not None),
         vocab_size=len(tokenizer),
         unknown=unknown,
+        prompts=prompts,
     )

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from ramen_ray.method.model.heads import Head
 from ramen_ray.method.model.pretrained import EncoderError, file_of, json_of, load_config
+from ramen_ray.method.model.texts import NO_PROMPTS, Prompts
 
 Kind = Literal["transformer", "bag"]
 Pooling = Literal["mean", "cls"]
@@ -29,7 +30,12 @@ OLD_POOLING = {
 }
 ACTIVATIONS = ("torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity")
 OWN_FOLDERS = {"Transformer": "", "Pooling": "1_Pooling", "StaticEmbedding": "0_StaticEmbedding"}
+TABLES = ("embedding.weight", "embeddings")
+"""Names of a bag's token embeddings; the second is model2vec's."""
 SENTENCE = "sentence_embedding"
+CONFIG_FILE = "config_sentence_transformers.json"
+QUERY_PROMPTS, AD_PROMPTS = ("query",), ("document", "passage", "corpus")
+"""Names of the prompts that encode_query and encode_document of sentence-transformers take."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class SentenceFolder:
         table: file of a bag's token embeddings; None for a transformer.
         pooling: how token states become one, in the words of sentence-transformers.
         dense: folder of the projection, which is ``dense_dim`` wide; None without one.
+        prompts: what stands before texts.
         notes: what training does otherwise than its authors, for the user.
     """
 
@@ -49,6 +56,7 @@ class SentenceFolder:
     pooling: str = "mean"
     dense: Path | None = None
     dense_dim: int | None = None
+    prompts: Prompts = NO_PROMPTS
     notes: tuple[str, ...] = ()
 
 
@@ -72,12 +80,14 @@ def read_sentence_folder(name: str, kind: Kind | None = None) -> SentenceFolder:
         )
     _check_modules(name, modules)
     paths = {module.kind: module.path for module in modules}
-    found: dict[str, Any] = {"kind": first, "notes": _check_prompts(name, "Normalize" in paths)}
+    config = json_of(name, CONFIG_FILE) or {}
+    notes = _notes(name, config, "Normalize" in paths)
+    found: dict[str, Any] = {"kind": first, "prompts": _prompts(config), "notes": notes}
     if first == "bag":
         file = f"{paths['StaticEmbedding']}/model.safetensors"
         found["table"] = _required(name, file.removeprefix("/"))
     else:
-        found["pooling"] = _pooling(_required_json(name, f"{paths['Pooling']}/config.json"))
+        found["pooling"] = _pooling(name, _required_json(name, f"{paths['Pooling']}/config.json"))
     if "Dense" in paths:
         found["dense"], found["dense_dim"] = _dense(name, paths["Dense"])
     return SentenceFolder(**found)
@@ -86,7 +96,7 @@ def read_sentence_folder(name: str, kind: Kind | None = None) -> SentenceFolder:
 def pooled_width(name: str, folder: SentenceFolder) -> int:
     """Return the width of a pooled state, before any projection, without loading weights."""
     if folder.table is not None:
-        return _shape(folder.table, "embedding.weight")[1]
+        return _shape(folder.table, *TABLES)[1]
     return int(load_config(name).hidden_size)
 
 
@@ -106,7 +116,7 @@ def _modules(name: str) -> list[_Module]:
     if listed is None:
         return []
     try:
-        modules = [_Module(_kind(one["type"]), one["path"].strip("/")) for one in listed]
+        modules = [_Module(_kind(one["type"]), one["path"].strip("./")) for one in listed]
     except (AttributeError, KeyError, TypeError) as error:
         raise EncoderError(f"{name!r}: its modules.json is not a list of modules") from error
     return [module for module in modules if module.kind != "Dropout"]
@@ -129,7 +139,12 @@ def _check_modules(name: str, modules: list[_Module]) -> None:
         )
 
 
-def _pooling(config: Any) -> str:
+def _pooling(name: str, config: Any) -> str:
+    if config.get("include_prompt") is False:
+        raise EncoderError(
+            f"{name!r} leaves the tokens of prompts out of its pooling (include_prompt false), "
+            f"which is not offered: set it to true in a copy's pooling config.json"
+        )
     modes = config.get("pooling_mode")
     if modes is None:
         modes = [mode for key, mode in OLD_POOLING.items() if config.get(key)] or "mean"
@@ -156,23 +171,26 @@ def _dense(name: str, path: str) -> tuple[Path, int]:
     return weights.parent, _shape(weights, "linear.weight")[0]
 
 
-def _check_prompts(name: str, is_normalised: bool) -> tuple[str, ...]:
-    """Refuse a prompt before every text; return notes of what else is not done here."""
-    config = json_of(name, "config_sentence_transformers.json") or {}
-    prompts = {key: text for key, text in (config.get("prompts") or {}).items() if text}
-    default = config.get("default_prompt_name")
-    if default in prompts:
-        raise EncoderError(
-            f"{name!r} puts its prompt {prompts[default]!r} before every text, which is not done "
-            f"here: set default_prompt_name to null in a copy's config_sentence_transformers.json, "
-            f"and write the prompt into your texts if you want it"
-        )
+def _prompts(config: Any) -> Prompts:
+    """Return what sentence-transformers puts before queries and documents."""
+    prompts = config.get("prompts") or {}
+    default = prompts.get(config.get("default_prompt_name"), "")
+
+    def named(names: tuple[str, ...]) -> str:
+        return next((prompts[name] for name in names if name in prompts), default) or ""
+
+    return Prompts(named(QUERY_PROMPTS), named(AD_PROMPTS))
+
+
+def _notes(name: str, config: Any, is_normalised: bool) -> tuple[str, ...]:
+    """Return what is not done here that the folder asks for."""
     notes = []
-    if prompts:
+    prompts = {key: text for key, text in (config.get("prompts") or {}).items() if text}
+    if prompts and not any(_prompts(config)):
         listed = ", ".join(f"{key} {text!r}" for key, text in prompts.items())
         notes.append(
-            f"{name!r} has prompts ({listed}), which are not added here; write them into your "
-            f"texts if you want them"
+            f"{name!r} has prompts ({listed}), but does not say which is for queries: choose with "
+            f"--encoder.query-prompt and --encoder.ad-prompt"
         )
     similarity = config.get("similarity_fn_name")
     if similarity not in (None, "cosine") and not is_normalised:
@@ -192,13 +210,16 @@ def _required_json(name: str, relative: str) -> Any:
     return json_of(name, relative)
 
 
-def _shape(file: Path, weights: str) -> list[int]:
+def _shape(file: Path, *names: str) -> list[int]:
+    """Return the shape of the weights that have one of these names."""
     try:
         with safe_open(file, "numpy") as content:
+            known = set(content.keys())
+            weights = next((name for name in names if name in known), names[0])
             shape: list[int] = content.get_slice(weights).get_shape()
             return shape
     except (OSError, SafetensorError) as error:
-        raise EncoderError(f"cannot read {weights} in {file}: {error}") from error
+        raise EncoderError(f"cannot read {names[0]} in {file}: {error}") from error
 
 
 def write_transformer_settings(folder: Path, pooling: Pooling, width: int, max_length: int) -> None:
@@ -211,8 +232,13 @@ def write_transformer_settings(folder: Path, pooling: Pooling, width: int, max_l
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length})
 
 
-def write_modules(folder: Path, kinds: list[str], projection: Head | None) -> None:
-    """Write the list of a folder's modules: ``kinds``, a projection if there is one, Normalize."""
+def write_modules(
+    folder: Path, kinds: list[str], projection: Head | None, prompts: Prompts
+) -> None:
+    """Write what a folder's modules are (``kinds``, any projection, Normalize), and its prompts."""
+    if any(prompts):
+        named = {"query": prompts.query, "document": prompts.ad}
+        _write_json(folder / CONFIG_FILE, {"prompts": named, "default_prompt_name": None})
     modules = []
     for row, kind in enumerate([*kinds, *(["Dense"] if projection else []), "Normalize"]):
         path = OWN_FOLDERS.get(kind, f"{row}_{kind}")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer
 
 from ramen_ray.data.prepared.csr import ragged_positions
 from ramen_ray.data.prepared.hashing import hash_texts
-from ramen_ray.data.prepared.text_figures import TextFigures
+from ramen_ray.data.prepared.tokens import TextFigures
 
 TEXTS_PER_COUNT = 1024
 BERTS = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}
@@ -23,13 +24,27 @@ Tokens = tuple[NDArray[np.int32], NDArray[np.int64]]
 """All token ids (tokens,) in order, and token counts (texts,)."""
 
 
+class Prompts(NamedTuple):
+    """What stands before the texts of queries, and before those of ads and anchors."""
+
+    query: str = ""
+    ad: str = ""
+
+    def of(self, table: str) -> str:
+        """Return what stands before the texts of a table of a dataset."""
+        return self.query if table.startswith("queries/") else self.ad
+
+
+NO_PROMPTS = Prompts()
+
+
 @dataclass(frozen=True)
 class TextTokenizer:
     """A tokenizer and its settings as plain values, from which tasks rebuild it.
 
     Attributes:
         definition: the tokenizer as JSON of the library ``tokenizers``.
-        max_length: longer texts are cut to this many tokens, special ones included.
+        max_length: longer texts are cut to this many tokens, special ones and prompts included.
         placeholder: token id that stands for a text without tokens.
         unknown: token id for what the vocabulary does not have; None if it has everything.
     """
@@ -40,6 +55,7 @@ class TextTokenizer:
     placeholder: int
     vocab_size: int
     unknown: int | None = None
+    prompts: Prompts = NO_PROMPTS
 
     @property
     def num_special(self) -> int:
@@ -51,9 +67,11 @@ class TextTokenizer:
         """The special tokens before and after those of any text."""
         return _special_tokens(self.definition) if self.add_special_tokens else ([], [])
 
-    def __call__(self, texts: pa.StringArray | Sequence[str]) -> Tokens:
+    def __call__(self, texts: pa.StringArray | Sequence[str], prompt: str = "") -> Tokens:
         """Return all token ids (tokens,) int32 in order, and token counts (texts,) int64."""
         texts = pa.array(texts, pa.string())
+        if prompt:
+            texts = pc.binary_join_element_wise(prompt, texts, "")
         # Words repeat far more than texts: a tokenizer that goes by words sees each word once.
         if not _is_by_words(self.definition):
             backend = _build_tokenizer(self.definition, self.max_length)

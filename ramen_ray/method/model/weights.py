@@ -18,6 +18,7 @@ from ramen_ray.method.model.pretrained import (
     load_config,
     resolve_pretrained,
 )
+from ramen_ray.method.model.sentence_folder import TABLES
 
 
 def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
@@ -74,7 +75,13 @@ def load_projection(pretrained: str, dense: Path | None) -> Head | None:
 def load_table(pretrained: str, file: Path) -> Tensor:
     """Load a bag's token embeddings (vocabulary, D) float32."""
     try:
-        return load_file(file)["embedding.weight"].float()
+        content = load_file(file)
+        name = next((name for name in TABLES if name in content), TABLES[0])
+        table = content[name].float()
+        if name == TABLES[1]:  # of a token: the row that it shares with others, times its weight
+            table = table[content["mapping"].long()] if "mapping" in content else table
+            table = table * content["weights"].float()[:, None] if "weights" in content else table
+        return table
     except (OSError, LookupError, SafetensorError) as error:
         raise EncoderError(
             f"cannot load the token embeddings of {pretrained!r}: {error}"

@@ -36,7 +36,7 @@ from ramen_ray.method.model.dual_encoder import (
     tokenize_texts,
 )
 from ramen_ray.method.model.encoder import TransformerEncoder
-from ramen_ray.method.model.pretrained import EncoderError, text_tokenizer
+from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size, with_rows_only
 from ramen_ray.method.retrieval.index_file import extended_index_file, index_file
 from ramen_ray.method.retrieval.search import (
@@ -46,6 +46,7 @@ from ramen_ray.method.retrieval.search import (
     search_index,
     share_found,
 )
+from ramen_ray.told import told_of
 
 INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
 ADS_SCHEMA = pa.schema([("ad_id", pa.string()), ("text", pa.string())])
@@ -113,8 +114,9 @@ def add_ads(
     indexed; without it, these are the texts' embeddings.
     """
     embed = text_embedder(folder)
+    starts = range(0, len(ads), ADS_PER_BLOCK)
     with extended_index_file(folder / INDEX, gb_of_index) as add:
-        for start in range(0, len(ads), ADS_PER_BLOCK):
+        for start in told_of("embedding ads", starts, lambda _: ADS_PER_BLOCK, len(ads)):
             vectors = embed(ads["text"][start : start + ADS_PER_BLOCK].to_pylist())
             add(vectors if represent is None else represent(start, vectors))
     all_ads = pa.concat_tables([pq.read_table(folder / ADS), ads.cast(ADS_SCHEMA)])
@@ -129,12 +131,12 @@ def text_embedder(
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     model = load_model(folder, part=settings.get("part"))
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    encoder = model.encoder
-    tokenize = text_tokenizer(encoder.tokenizer, settings["max_length"], encoder.add_special_tokens)
+    tokenize = model.encoder.text_tokenizer(settings["max_length"])
+    prompt = tokenize.prompts.ad if view == "ads" else tokenize.prompts.query
     embed_table = model.embed_new_ads if view == "ads" else model.embed_queries
 
     def embed(texts: list[str]) -> Embeddings:
-        return embed_table(tokenize_texts(tokenize, texts), np.arange(len(texts)))
+        return embed_table(tokenize_texts(tokenize, texts, prompt), np.arange(len(texts)))
 
     return embed
 
@@ -170,12 +172,13 @@ def _settings(model: DualEncoder, max_length: int) -> dict[str, Any]:
     """Return how texts become tokens, and tokens a vector for search."""
     encoder = model.encoder
     is_transformer = isinstance(encoder, TransformerEncoder)
-    tokenizer = text_tokenizer(encoder.tokenizer, max_length, encoder.add_special_tokens)
+    tokenizer = encoder.text_tokenizer(max_length)
     return {
         "pooling": encoder.pooling if is_transformer else "bag",
         "max_length": tokenizer.max_length,
         "add_special_tokens": tokenizer.add_special_tokens,
         "placeholder": tokenizer.placeholder,
+        "query_prompt": tokenizer.prompts.query,
         "part": model.part,
         "classifier_weight": model.scoring.weight,
     }
@@ -199,7 +202,8 @@ def _write_index(
     index = _trained_index(settings.kind, model, data)
     exact: list[TopK] = []
     with index_file(file, index, settings.gb_of_index) as add:
-        for start in range(0, len(data.ads), ADS_PER_BLOCK):
+        starts = range(0, len(data.ads), ADS_PER_BLOCK)
+        for start in told_of("indexing ads", starts, lambda _: ADS_PER_BLOCK, len(data.ads)):
             ads = np.arange(start, min(start + ADS_PER_BLOCK, len(data.ads)))
             block = model.embed_ads(data.ads, ads)
             add(block)

@@ -133,5 +133,5 @@ def _needs_shards(config: RunConfig, data: Path) -> bool:
 def embedding_dim(config: EncoderConfig) -> int:
     """Return the width of an encoder's embeddings, without loading its weights."""
     folder = read_sentence_folder(config.pretrained, config.kind)
-    dim = config.projection_dim or folder.dense_dim
+    dim = config.dim or config.projection_dim or folder.dense_dim
     return dim or pooled_width(config.pretrained, folder)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ramen_ray.data.store.checksums import DamagedError
-from ramen_ray.data.store.local_copies import copy_folder
+from ramen_ray.data.store.checksums import DamagedError, copy_folder
 from ramen_ray.errors import first_line_of
 from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.sampling.regularizers import Regularizer

@@ -112,7 +112,7 @@ def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
             with kept_handler(signal.SIGTERM), _known_dashboard() as port:
                 joined = in_a_few_tries(
                     lambda: ray.init(
-                        logging_level=logging.WARNING,
+                        logging_level=logging.ERROR,
                         log_to_driver=show_workers,
                         include_dashboard=for_ray_train,
                         dashboard_port=port,

@@ -1,8 +1,6 @@
 """Run functions as tasks on the cluster, and limit how often one may end its process."""
 
 import hashlib
-import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +15,7 @@ from ramen_ray.orchestration.cluster.resources import (
     start_ray,
     user_errors,
 )
-
-logger = logging.getLogger(__name__)
+from ramen_ray.told import told
 
 Task = Callable[[], Any]
 RunTasks = Callable[[Sequence[Task]], list[Any]]
@@ -26,7 +23,6 @@ RunTasks = Callable[[Sequence[Task]], list[Any]]
 
 ROWS_HERE = 2_000_000  # about those that one process works on while a cluster starts
 TASKS_PER_CPU = 2  # so that none waits for this process
-SECONDS_BETWEEN_LINES = 30
 MAX_ATTEMPTS = 4
 
 
@@ -35,11 +31,11 @@ def runner_for(num_rows: int) -> RunTasks:
     return in_tasks if num_rows > ROWS_HERE else lambda tasks: [task() for task in tasks]
 
 
-def in_tasks(tasks: Sequence[Task], name: str | None = None, cpus_per_task: float = 1) -> list[Any]:
+def in_tasks(tasks: Sequence[Task], name: str = "working", cpus_per_task: float = 1) -> list[Any]:
     """Run functions on the cluster, which is started if need be; returns results in their order.
 
     A function whose process dies is run again. With ``cpus_per_task`` 0 they run one after the
-    other. With a ``name``, how many are done is logged now and again.
+    other. How many are done is told under ``name``.
 
     Raises:
         Exception: a function raised it; none runs any more.
@@ -55,21 +51,20 @@ def in_tasks(tasks: Sequence[Task], name: str | None = None, cpus_per_task: floa
     )
     waiting, running = deque(range(len(tasks))), dict[ray.ObjectRef, int]()
     results = [None] * len(tasks)
-    next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def share_done() -> float:
+        return 1 - (len(waiting) + len(running)) / len(tasks)
+
     try:
-        with user_errors():
+        with user_errors(), told(name, share_done):
             while waiting or running:
                 most = TASKS_PER_CPU * num_cpus() if cpus_per_task else 1
                 while waiting and len(running) < most:
                     number = waiting.popleft()
                     running[run.remote(shared, number)] = number
-                ended, _ = ray.wait([*running], timeout=SECONDS_BETWEEN_LINES)
+                ended, _ = ray.wait([*running])
                 for one in ended:
                     results[running.pop(one)] = ray.get(one)
-                if name is not None and time.monotonic() > next_line_at:
-                    left = len(waiting) + len(running)
-                    logger.info("%s: %d of %d parts", name, len(tasks) - left, len(tasks))
-                    next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
     except KeyboardInterrupt:
         running.clear()
         if not _is_task():  # else it is cancelled, with what it has sent

@@ -10,7 +10,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -32,20 +32,22 @@ from ramen_ray.data.prepared.stages import (
     write_ids,
     write_parts,
 )
-from ramen_ray.data.prepared.text_figures import measure_texts
+from ramen_ray.data.prepared.tokens import measure_texts
 from ramen_ray.data.store.checksums import is_intact, write_checksums
-from ramen_ray.data.store.dataset import WHILE_READ, Dataset, new_folder
+from ramen_ray.data.store.dataset import WHILE_READ, Dataset
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
+from ramen_ray.data.store.whole_files import new_folder
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
 from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
+from ramen_ray.told import told
 
 logger = logging.getLogger(__name__)
 
 PREPARED_VERSION = 9
 GROUPS_PER_TASK = 4
 ROWS_PER_BATCH = 131_072  # so that a word is tokenised once for many texts
-MAX_WARNINGS_SHOWN = 10
+MAX_WARNINGS_SHOWN = 3
 PARTS, ATTEMPTS = "parts", "attempts"
 
 
@@ -53,7 +55,7 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     """Return ``dataset`` prepared with ``tokenizer``, from ``cache`` if it is there and intact.
 
     The cache is keyed by the content of the tables, the tokenizer and its settings; a process waits
-    for another that makes the same. Warnings about the dataset are logged each time.
+    for another that makes the same. Warnings about the dataset are logged once by a process.
 
     Raises:
         DatasetError: a table is missing, a row is wrong, or the tables have changed meanwhile.
@@ -64,11 +66,18 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f".{target.name}.lock"):
         if not is_intact(target, "the dataset is prepared again"):
-            with new_folder(target) as aside, dataset.unchanged(WHILE_READ), user_errors():
+            with (
+                new_folder(target) as aside,
+                dataset.unchanged(WHILE_READ),
+                user_errors(),
+                told(f"preparing {dataset.path}"),
+            ):
                 _prepare_into(aside, dataset, tokenizer, structure)
     prepared = Prepared(target)
     of_content = [Finding(**finding) for finding in prepared.metadata["findings"]]
-    _log_warnings(dataset, structure.findings + of_content)
+    findings = structure.findings + of_content
+    warnings = tuple(str(finding) for finding in findings if finding.severity == "warning")
+    _warn_once(str(dataset.path), warnings)
     return prepared
 
 
@@ -87,7 +96,7 @@ def _prepare_into(
     tables = [table for table in read_tables(dataset) if table not in ID_TABLES]
     edges = [table for table in tables if table.startswith("edges/")]
     texts = [table for table in tables if table not in edges]
-    to_text_rows = partial(text_rows, tokenize=tokenizer)
+    to_text_rows = partial(_text_rows, tokenizer)
     parts = [_run(dataset, texts, to_text_rows, ["table", "key"], folder)]
     if edges:
         keys = ["table", "key", "anchor_id"]
@@ -109,6 +118,10 @@ def _prepare_into(
     }
     (folder / "prepared.json").write_text(json.dumps(description, indent=2) + "\n")
     write_checksums(folder)
+
+
+def _text_rows(tokenizer: TextTokenizer, table: str, rows: pa.Table) -> pa.Table:
+    return text_rows(table, rows, partial(tokenizer, prompt=tokenizer.prompts.of(table)))
 
 
 def _run(
@@ -158,10 +171,10 @@ def _read(
             yield to_rows(table, pa.Table.from_batches([rows.select(columns)]))
 
 
-def _log_warnings(dataset: Dataset, findings: list[Finding]) -> None:
-    warnings = [finding for finding in findings if finding.severity == "warning"]
+@cache
+def _warn_once(path: str, warnings: tuple[str, ...]) -> None:
     for warning in warnings[:MAX_WARNINGS_SHOWN]:
-        logger.warning("warning: %s/%s", dataset.path, warning)
+        logger.warning("warning: %s/%s", path, warning)
     rest = len(warnings) - MAX_WARNINGS_SHOWN
     if rest > 0:
-        logger.warning("and %d more; validate %s to see all", rest, dataset.path)
+        logger.warning("and %d more; validate %s to see all", rest, path)

@@ -5,15 +5,12 @@ RAMEN paper). Embeddings and edges go through files, so with an encoder memory h
 a shard of embeddings, and a few numbers a text; n-grams of all texts are in memory.
 """
 
-import logging
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +40,6 @@ from ramen_ray.method.graph.similar import (
     similar_by_embeddings,
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
-from ramen_ray.method.model.pretrained import text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.search import TopK, search, share_found
 from ramen_ray.method.retrieval.shards import embedded_shards
@@ -57,14 +53,11 @@ from ramen_ray.orchestration.embed import (
     embed_tables,
 )
 from ramen_ray.orchestration.search import keep_sample, search_shards
+from ramen_ray.told import told_of
 
 ROWS_COPIED_AT_ONCE = 4096
 MOST_EXACT_PRODUCTS = 3 * 10**12  # of numbers; a minute of two cores
 EFFORT = 2
-FIRST_LINE_S, BETWEEN_LINES_S = 5.0, 20.0
-
-Found = TypeVar("Found")
-logger = logging.getLogger(__name__)
 
 
 def add_similar(
@@ -128,7 +121,7 @@ def _similar(
     if settings.encoder is None:
         vectors = ngram_vectors(pa.concat_arrays(texts.batches()))
         blocks = similar_by_ngrams(vectors, plain, settings, counts)
-        done = with_time_left(blocks, lambda block: block[0], len(texts))
+        done = told_of("searching similar texts", blocks, lambda block: block[0], len(texts))
         yield from (found for _, found in done)
         return
     find = _Search(_embed(texts, settings.encoder, settings.max_length, run), gb_per_shard)
@@ -148,7 +141,7 @@ def _embed(texts: BatchTexts, encoder: str, max_length: int, run: RunTasks) -> P
     """Write the embeddings of all texts into a file, in their order; ``run`` runs tasks."""
     model = DualEncoder(load_similarity_encoder(encoder))
     model.save(texts.folder / "model", max_length)
-    tokenize = text_tokenizer(model.encoder.tokenizer, max_length, model.encoder.add_special_tokens)
+    tokenize = model.encoder.text_tokenizer(max_length)
     batches = range(texts.num_batches)
     tables = run([partial(_tokenize, texts, number, tokenize) for number in batches])
     resources = EmbeddingResources(1)
@@ -163,7 +156,7 @@ def _tokenize(texts: BatchTexts, number: int, tokenize: TextTokenizer) -> TableR
     """Write the tokens of a batch of the texts."""
     batch = texts.batch(number)
     folder = texts.folder / f"tokens-{number}"
-    tokenize_texts(tokenize, batch.to_pylist()).save(folder)
+    tokenize_texts(tokenize, batch.to_pylist(), tokenize.prompts.ad).save(folder)
     return TableRows(folder, range(len(batch)), "queries")
 
 
@@ -187,7 +180,7 @@ class _Search:
         if is_all:
             self.found = np.full((len(self.sample), k), -1)
             blocks = keep_sample(blocks, self.sample, self.found)
-        done = with_time_left(blocks, lambda block: len(block[1][0]), len(texts))
+        done = told_of("searching similar texts", blocks, lambda one: len(one[1][0]), len(texts))
         for start, best in done:
             yield np.asarray(texts[start : start + len(best[0])]), best
 
@@ -208,20 +201,3 @@ class _Search:
             copied[some] = np.load(self.file, mmap_mode="r")[texts[some]]
         copied.flush()
         return file
-
-
-def with_time_left(
-    blocks: Iterable[Found], size_of: Callable[[Found], int], total: int
-) -> Iterator[Found]:
-    """Pass on blocks as they are done; log what is left of the ``total`` texts now and again."""
-    line_at, done = time.monotonic() + FIRST_LINE_S, 0
-    before, since = 0, None
-    for block in blocks:
-        yield block
-        done, now = done + size_of(block), time.monotonic()
-        if since is None:  # processes start before the first block
-            before, since = done, now
-        elif now >= line_at and done < total:
-            left = (total - done) * (now - since) / (done - before)
-            logger.info("searched %d of %d texts, about %.0f s left", done, total, left)
-            line_at = now + BETWEEN_LINES_S

@@ -20,7 +20,8 @@ from ramen_ray.method.model.pretrained import (
     load_transformer_tokenizer,
     text_tokenizer,
 )
-from ramen_ray.method.model.texts import TextTokenizer
+from ramen_ray.method.model.sentence_folder import read_sentence_folder
+from ramen_ray.method.model.texts import Prompts, TextTokenizer
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.classifier_terms import (
     bce_term,
@@ -51,8 +52,10 @@ PROJECTION_SEED, CLASSIFIER_HEAD_SEED = 0, 1
 def build_model(config: RunConfig) -> DualEncoder:
     """Build the model that training starts from; its classifiers, if any, are built apart."""
     encoder = build_encoder(config.encoder)
-    width, dim = encoder.width, config.encoder.projection_dim
-    if dim is not None and encoder.projection is None:
+    width, cut, dim = encoder.width, config.encoder.dim, config.encoder.projection_dim
+    if encoder.projection is None and cut is not None:
+        encoder.projection = Head.cut(width, cut)
+    elif encoder.projection is None and dim is not None:
         encoder.projection = Head.orthogonal(width, dim, True, config.seed + PROJECTION_SEED)
     if config.base.parts.heads == "none":
         return DualEncoder(encoder)
@@ -65,8 +68,19 @@ def build_model(config: RunConfig) -> DualEncoder:
 def build_encoder(config: EncoderConfig) -> Encoder:
     """Build the encoder that training starts from, with no head but its own projection, if any."""
     if config.kind == "bag":
-        return build_bag(config.pretrained)
-    return build_transformer(config.pretrained, config.pooling, config.num_layers)
+        encoder: Encoder = build_bag(config.pretrained)
+    else:
+        encoder = build_transformer(config.pretrained, config.pooling, config.num_layers)
+    encoder.prompts = choose_prompts(config, encoder.prompts)
+    return encoder
+
+
+def choose_prompts(config: EncoderConfig, own: Prompts) -> Prompts:
+    """Return the prompts that are configured, or else those that the encoder has."""
+    return Prompts(
+        own.query if config.query_prompt is None else config.query_prompt,
+        own.ad if config.ad_prompt is None else config.ad_prompt,
+    )
 
 
 def add_free_vectors(config: RunConfig, model: DualEncoder, data: Prepared) -> DualEncoder:
@@ -102,7 +116,10 @@ def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
     """Load an encoder's tokenizer; a bag of tokens gets no special tokens."""
     special = encoder.kind == "transformer"
     load = load_transformer_tokenizer if special else load_tokenizer
-    return text_tokenizer(load(encoder.pretrained), encoder.max_length, special)
+    prompts = choose_prompts(
+        encoder, read_sentence_folder(encoder.pretrained, encoder.kind).prompts
+    )
+    return text_tokenizer(load(encoder.pretrained), encoder.max_length, special, prompts)
 
 
 def trained_tokenizer(checkpoint: Path, encoder: EncoderConfig) -> TextTokenizer:

@@ -116,17 +116,21 @@ def _check_encoder(encoder: EncoderConfig) -> None:
     folder = read_sentence_folder(encoder.pretrained, encoder.kind)
     for note in folder.notes:
         _warn_once(note)
-    width, dim = pooled_width(encoder.pretrained, folder), encoder.projection_dim
-    if dim is not None and folder.dense_dim not in (None, dim):
-        raise ConfigError(
-            f"encoder.projection_dim {dim}: {encoder.pretrained!r} has a projection to "
-            f"{folder.dense_dim} dimensions already, which is trained further; leave the flag out"
-        )
-    if dim is not None and folder.dense_dim is None and dim > width:
-        raise ConfigError(
-            f"encoder.projection_dim {dim} is more than the {width} dimensions of "
-            f"{encoder.pretrained!r}"
-        )
+    width = pooled_width(encoder.pretrained, folder)
+    wanted = {"encoder.dim": encoder.dim, "encoder.projection_dim": encoder.projection_dim}
+    flags = {flag: dim for flag, dim in wanted.items() if dim is not None}
+    if len(flags) > 1:
+        raise ConfigError(f"give {' or '.join(flags)}, not both: each makes a projection")
+    for flag, dim in flags.items():
+        if folder.dense_dim not in (None, dim):
+            raise ConfigError(
+                f"{flag} {dim}: {encoder.pretrained!r} has a projection to {folder.dense_dim} "
+                f"dimensions already, which is trained further; leave the flag out"
+            )
+        if folder.dense_dim is None and dim > width:
+            raise ConfigError(
+                f"{flag} {dim} is more than the {width} dimensions of {encoder.pretrained!r}"
+            )
     if encoder.kind == "transformer":
         _check_transformer(encoder, folder)
 

@@ -18,8 +18,7 @@ from ramen_ray.config import (
     write_config,
 )
 from ramen_ray.data.store.checksums import parse_checked, with_checksum
-from ramen_ray.data.store.locks import held
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.whole_files import folder_lock, whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name
 
@@ -112,7 +111,7 @@ class RunDirectory:
             RunError: another process has the lock, or the folder cannot be written.
         """
         self.create()
-        with held(self.path) as is_ours:
+        with folder_lock(self.path) as is_ours:
             if not is_ours:
                 raise RunError(f"{self.path} is in use by another process")
             yield
@@ -184,12 +183,12 @@ def open_run_directory(
             configuration, or made from something else; the message lists what differs.
     """
     identity = experiment_hash(config, made_from["dataset"])
-    default_name = joined_name(dataset_name, identity)
+    default_name = joined_name(dataset_name, summary_of(config), identity)
     names = _numbered(default_name) if config.name is None else iter([config.name])
     for name in names:
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
-        with held(directory.path) as is_ours:
+        with folder_lock(directory.path) as is_ours:
             if is_ours and not directory.notes.get("finished"):
                 with _undone_on_early_failure(directory.path, is_made_here):
                     _claim(directory, config, identity, made_from)
@@ -199,6 +198,13 @@ def open_run_directory(
         if config.name is not None:
             runs = directory.path.parent
             raise RunError(f"the run {name!r} in {runs} {reason}; choose another name")
+
+
+def summary_of(config: RunConfig) -> str:
+    """Return in a few words what is trained, such as ``bag-unidec-graph``."""
+    graph = config.regularization
+    has_graph = any(graph.lambda_x.values()) or any(graph.lambda_z.values())
+    return "-".join([config.encoder.kind, config.base.kind, *(["graph"] if has_graph else [])])
 
 
 def is_finished(config: RunConfig) -> bool:

@@ -5,7 +5,6 @@ what the run's retriever answers with.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,9 +19,6 @@ from ramen_ray.orchestration.run.build import build_propensity, held_classifiers
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
 from ramen_ray.orchestration.run.setup import Setup, untrained_model
 from ramen_ray.orchestration.run.task import FinalEvaluation
-
-SAMPLE_QUERIES = 50
-SAMPLE_ADS = 5
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
 
@@ -64,20 +60,9 @@ def evaluate_best(setup: Setup) -> FinalEvaluation:
         if len(parts) > 1:
             for part, topk in found.items():
                 _save_ads(folder / f"test_ads_{part}.npy", topk)
-    sample = _sample(found[chosen], config.seed)
-    return FinalEvaluation(metrics, sample, str(best.folder), best.step, chosen)
+    return FinalEvaluation(metrics, str(best.folder), best.step, chosen)
 
 
 def _save_ads(file: Path, topk: TopK) -> None:
     with whole_file(file) as aside, aside.open("wb") as opened:
         np.save(opened, topk[0])
-
-
-def _sample(topk: TopK, seed: int) -> dict[str, Any]:
-    ads, scores = topk
-    queries = np.sort(np.random.default_rng(seed).permutation(len(ads))[:SAMPLE_QUERIES])
-    return {
-        "queries": queries.tolist(),
-        "ads": ads[queries, :SAMPLE_ADS].tolist(),
-        "scores": scores[queries, :SAMPLE_ADS].tolist(),
-    }

@@ -129,7 +129,7 @@ def fit(
             check_prepared(config, data)
             with _timed(seconds, "walk"):
                 edges = str(edges_to_train(config, data))
-            _log_inputs(run, config, data, made_from)
+            _log_inputs(run, config, dataset, data, made_from)
             task = WorkerTask(config, str(data.path), edges, str(directory.path), run, made_from)
             called = time.time()
             with nullcontext() if is_nested else shown_progress(directory.path):
@@ -181,8 +181,11 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = time.monotonic() - started
 
 
-def _log_inputs(run: Run, config: RunConfig, data: Prepared, made_from: Identity) -> None:
+def _log_inputs(
+    run: Run, config: RunConfig, dataset: Dataset, data: Prepared, made_from: Identity
+) -> None:
     statistics = data.metadata["statistics"]
+    run.log_dataset(dataset.name, made_from["dataset"], dataset.path, statistics)
     parameters = {**flatten(config), **{f"dataset.{k}": v for k, v in statistics.items()}}
     tags = {f"made_from.{name}": value for name, value in made_from.items()}
     run.log_parameters(parameters, {"dataset": data.metadata["name"], **tags})

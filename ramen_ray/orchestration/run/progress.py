@@ -27,7 +27,7 @@ PROGRESS_FILE = "progress.json"
 SHOWN_METRICS = ("P@1", "R@10")
 SECONDS_BETWEEN_WRITES = 1
 SECONDS_BETWEEN_LOOKS = 0.5
-SECONDS_BETWEEN_LINES = 30
+SECONDS_BEFORE_LINES, SECONDS_BETWEEN_LINES = 5, 20
 
 logger = logging.getLogger(__name__)
 
@@ -140,8 +140,8 @@ class RunLog:
 def shown_progress(folder: Path) -> Iterator[None]:
     """Show the progress of the run in ``folder`` until the ``with`` block ends.
 
-    A terminal shows one line that changes. Elsewhere a line is logged for each new message, and
-    every half minute. The time left includes validations and checkpoints.
+    A terminal shows one line that changes. Elsewhere a line is logged now and again, and at the
+    end. The time left includes validations and checkpoints.
     """
     (folder / PROGRESS_FILE).unlink(missing_ok=True)  # of an earlier attempt
     ended = Event()
@@ -170,11 +170,11 @@ def _show_bar(folder: Path, ended: Event) -> None:
 
 
 def _log_lines(folder: Path, ended: Event) -> None:
-    message, next_line_at = "", time.monotonic() + SECONDS_BETWEEN_LINES
+    next_line_at = time.monotonic() + SECONDS_BEFORE_LINES
     for now, left in _updates(folder, ended):
-        if now.message != message or time.monotonic() > next_line_at:
+        if ended.is_set() or time.monotonic() > next_line_at:
             logger.info(_line(now, left))
-            message, next_line_at = now.message, time.monotonic() + SECONDS_BETWEEN_LINES
+            next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
 
 
 def _updates(folder: Path, ended: Event) -> Iterator[tuple[LiveProgress, str]]:

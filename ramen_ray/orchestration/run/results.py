@@ -1,10 +1,10 @@
-"""Log what a finished run leaves in MLflow: retriever, figures, sample predictions, plots."""
+"""Log what a finished run leaves in MLflow: retriever, figures, table, predictions, plots."""
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 import ray
 
 from ramen_ray.bases import Part
@@ -13,18 +13,27 @@ from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.whole_files import scratch_folder
+from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.orchestration.cluster.resources import worker_task
+from ramen_ray.orchestration.run.build import build_propensity
+from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
 from ramen_ray.orchestration.run.task import WorkerResult, WorkerTask
-from ramen_ray.reports.run import write_plots
+from ramen_ray.reports.page import as_markdown
+from ramen_ray.reports.predictions import AT, write_predictions_page
+from ramen_ray.reports.run import metrics_table, write_plots
 from ramen_ray.tracking.retriever import NAME as RETRIEVER
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.step_logger import StepLogger
 
 SINCE_IT_BEGAN = "since the run began; put it back, and run the same command again"
 EXAMPLE_QUERIES = 2
+MOST_QUERIES = 10_000
+PAGE = "predictions.html"
+IN_VIEW = ("P@1", "R@10")
+"""Metrics whose names have no prefix, so that the UI shows them first."""
 
 
 def log_results(
@@ -52,7 +61,7 @@ def log_results(
     kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
     with scratch_folder(folder / ".retriever") as aside:
         with dataset.unchanged(SINCE_IT_BEGAN):
-            sample = _sample_predictions(dataset, ended.sample)
+            predictions = _predictions(task, dataset, data)
             best = Path(ended.best_checkpoint), ended.part
             shard = config.workers.gb_per_shard
             settings = RetrieverSettings(kind, config.encoder.max_length, shard)
@@ -85,28 +94,28 @@ def log_results(
     for part in set(metrics) - {"untrained", "trained"}:
         for split, values in metrics[part].items():
             named |= _prefixed(f"{part}/{split}/", values)
+    for split in ("validation", "test"):
+        named |= {f"{split}_{name}": metrics["trained"][split][name] for name in IN_VIEW}
     run.log_metrics(named, model_id=model_id)
-    run.log_predictions(sample)
     with tempfile.TemporaryDirectory() as temporary:
-        plots = Path(temporary)
-        write_plots(plots, run, metrics["untrained"]["test"], metrics["trained"]["test"])
-        run.log_artifacts(plots, "plots")
+        artifacts = Path(temporary)
+        write_plots(artifacts, run, metrics["untrained"]["test"], metrics["trained"]["test"])
+        run.log_artifacts(artifacts, "plots")
+        write_predictions_page(artifacts / PAGE, f"{folder.name}: test queries", predictions)
+        run.log_artifacts(artifacts / PAGE)
+    run.describe(f"{as_markdown(metrics_table(metrics))}\n\n{run.link_to(PAGE)}\n")
 
 
-def _sample_predictions(dataset: Dataset, sample: dict[str, Any]) -> dict[str, list[Any]]:
-    """Write the sample out as texts, one row per prediction, with hits marked."""
-    queries = dataset.rows_with_ids("queries/test", sample["queries"])
-    ad_ids, scores = np.array(sample["ads"]), np.array(sample["scores"], dtype=np.float32)
-    ads = dataset.rows_with_ids("ads", shown_ads(ad_ids))
-    clicked = queries["ad_ids"].to_pylist()
-    hits = [
-        "hit" if ad in clicks else ""
-        for clicks, found in zip(clicked, sample["ads"], strict=True)
-        for ad in found
-        if ad >= 0
-    ]
-    rows = spell_out(queries, ads, (ad_ids, scores))
-    return {**rows.to_pydict(), "hit": hits}
+def _predictions(task: WorkerTask, dataset: Dataset, data: Prepared) -> pd.DataFrame:
+    """Return the best ads of test queries, or of some if there are many."""
+    ads = np.load(Path(task.run_directory) / TEST_ADS_FILE, mmap_mode="r")[:, :AT]
+    drawn = np.random.default_rng(task.config.seed).permutation(len(ads))[:MOST_QUERIES]
+    judgement = Judgement.from_prepared(data, "test", build_propensity(task.config))
+    queries = dataset.rows_with_ids("queries/test", np.sort(drawn))
+    clicked = queries["ad_ids"].combine_chunks().flatten().to_numpy()
+    shown = dataset.rows_with_ids("ads", np.union1d(shown_ads(ads[drawn]), clicked))
+    unknown = np.full(ads.shape, np.nan, dtype=np.float32)
+    return spell_out(queries, shown, (ads, unknown), judgement.known(data, "test")).to_pandas()
 
 
 def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:

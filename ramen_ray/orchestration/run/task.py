@@ -53,14 +53,12 @@ class FinalEvaluation:
     Attributes:
         metrics: by row (``untrained``, ``trained``), then split, then metric name. With
             classifiers there are also ``encoder``, ``classifier`` and ``both``.
-        sample: test ``queries`` (n,), and their best ``ads`` and ``scores`` (n, k), as lists.
         best_checkpoint: the best model's folder.
         best_step: the step after which it was written.
         part: which part of its vectors answers best on the validation split.
     """
 
     metrics: dict[str, dict[str, dict[str, float]]]
-    sample: dict[str, Any]
     best_checkpoint: str
     best_step: int
     part: Part

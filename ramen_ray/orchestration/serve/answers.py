@@ -20,8 +20,7 @@ from ramen_ray.data.store.checksums import (
     size_and_checksum,
     with_checksum,
 )
-from ramen_ray.data.store.locks import held
-from ramen_ray.data.store.whole_files import scratch_folder, whole_file
+from ramen_ray.data.store.whole_files import folder_lock, scratch_folder, whole_file
 
 PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
 FILE = "part-{:06d}.parquet"
@@ -125,7 +124,7 @@ def locked(output: Path) -> Iterator[Path]:
             output.mkdir(parents=True, exist_ok=True)
             if not (output / PLAN_FILE).exists() and any(output.glob("part-*.parquet")):
                 raise ConfigError(f"{output} has parts of another table; choose another folder")
-            is_ours = stack.enter_context(held(output))
+            is_ours = stack.enter_context(folder_lock(output))
         except OSError as error:
             raise ConfigError(f"cannot write the folder {output}: {error.strerror}") from error
         if not is_ours:

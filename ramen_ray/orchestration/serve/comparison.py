@@ -20,6 +20,7 @@ from ramen_ray.method.metrics.judgement import (
 )
 from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
 from ramen_ray.method.retrieval.search import TopK, search_index
+from ramen_ray.told import told_of
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 QUERIES_PER_PASS = 4096
@@ -85,9 +86,10 @@ class Answering:
             self.model.unwrap_python_model(),
             np.flatnonzero(ads >= 0 if among is None else among),
         )
+        starts = range(0, len(texts), QUERIES_PER_PASS)
         embedded = [
             own.encode(texts[start : start + QUERIES_PER_PASS])
-            for start in range(0, len(texts), QUERIES_PER_PASS)
+            for start in told_of("answering", starts, lambda _: QUERIES_PER_PASS, len(texts))
         ]
         k = min(depth, len(rows))
         found, scores = search_index(own.index, np.concatenate(embedded), k, rows=rows)

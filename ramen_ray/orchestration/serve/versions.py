@@ -29,7 +29,8 @@ def log_copy(
         output: where artifacts go if no server keeps them.
     """
     parameters = {**registry.parameters(original.run_id), **changes}
-    run = open_run(registry.uri, parameters["experiment"], "copy", output)
+    name = "-".join([str(original.metadata.get("dataset")), *sorted({*changes} - {"num_ads"})])
+    run = open_run(registry.uri, parameters["experiment"], name, output)
     with run.closing():
         run.log_parameters(parameters, {"copy_of": original.uri})
         metadata = {**original.metadata, **changes}

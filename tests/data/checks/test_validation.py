@@ -938,7 +938,7 @@ def test_some_rows_are_read_from_the_parts_that_hold_them(copied: Path, full_pat
         pq.write_table(rows[10 * number : 10 * number + 10], file / f"{number}.parquet")
     dataset = Dataset(copied)
     chosen = [0, 9, 10, 25, 39]
-    assert dataset.rows("ads", chosen).to_pylist() == rows.take(chosen).to_pylist()
+    assert dataset.rows_with_ids("ads", chosen).to_pylist() == rows.take(chosen).to_pylist()
     assert dataset.num_rows("ads") == 40
     assert dataset.tables == Dataset(full_path).tables
 

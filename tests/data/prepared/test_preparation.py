@@ -26,8 +26,7 @@ from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.checks.vocabulary import text_findings
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import join_parts
-from ramen_ray.data.prepared.text_figures import TextFigures
-from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import SPLITS, schema_of
 from ramen_ray.method.model.pretrained import EncoderError

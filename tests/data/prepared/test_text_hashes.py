@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from ramen_ray.data.prepared.hashing import hash_texts
-from ramen_ray.data.prepared.text_hashes import write_hashes
-from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.prepared.tokens import TokenTable, write_hashes
 
 ORIGINAL = [2100, 2200, 2300]
 FORGED = [2221, 2294, 4039, 3351, 3312, 3542, 2025, 2782]
@@ -37,8 +36,8 @@ def test_a_text_that_was_made_to_have_the_hash_of_another_gets_one_of_its_own(tm
 
 
 def test_texts_of_many_shares_are_told_apart_too(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr("ramen_ray.data.prepared.text_hashes.TEXTS_PER_SHARE", 10)
-    monkeypatch.setattr("ramen_ray.data.prepared.text_hashes.TEXTS_AT_ONCE", 7)
+    monkeypatch.setattr("ramen_ray.data.prepared.tokens.TEXTS_PER_SHARE", 10)
+    monkeypatch.setattr("ramen_ray.data.prepared.tokens.TEXTS_AT_ONCE", 7)
     others = [[number, number % 5] for number in range(100)]
     whole = _table(tmp_path / "whole", [*others, ORIGINAL, FORGED, *others])
     (hashes,) = _hashes([whole])

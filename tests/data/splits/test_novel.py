@@ -21,7 +21,7 @@ from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
-from ramen_ray.data.store.predictions import write_predictions
+from ramen_ray.data.store.predictions import Known, write_predictions
 from ramen_ray.method.metrics.judgement import KS, Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
@@ -395,7 +395,7 @@ def test_validation_leaves_novel_ads_out_and_test_does_not(
 
 
 @given(st.integers(0, 999), st.integers(1, 20))
-def test_predictions_are_written_in_the_users_ids(seed: int, k: int):
+def test_predictions_are_written_as_people_read_them(seed: int, k: int):
     draw = np.random.default_rng(seed)
     with TemporaryDirectory() as folder:
         dataset = _write_random_dataset(Path(folder) / "dataset", seed, 12)
@@ -405,9 +405,10 @@ def test_predictions_are_written_in_the_users_ids(seed: int, k: int):
         ads = np.take_along_axis(np.where(ads < 12, ads, -1), order, 1)
         file = Path(folder) / "predictions.parquet"
         file.write_text("of an earlier run")
-        write_predictions(file, dataset, "test", (ads, scores))
+        known = _known(8, 12, draw)
+        write_predictions(file, dataset, "test", (ads, scores), known)
         written = pq.read_table(file).to_pylist()
-        query_ids = dataset.read("queries/test")["query_id"].to_pylist()
+        rows = dataset.read("queries/test").to_pylist()
         assert sorted(path.name for path in Path(folder).iterdir()) == ["dataset", file.name]
     expected = [
         {
@@ -417,18 +418,33 @@ def test_predictions_are_written_in_the_users_ids(seed: int, k: int):
             "ad_id": f"user's ad {ads[query, place]}",
             "ad": f"ad {ads[query, place]}",
             "score": float(scores[query, place]),
+            "hit": ads[query, place] in clicked,
+            "clicked_ads": [f"ad {ad}" for ad in clicked],
+            "seen": bool(known.seen[query]),
+            "train_clicks": known.train_clicks[ads[query, place]],
+            "group": "head" if known.groups["head"][ads[query, place]] else "tail",
         }
-        for query in query_ids
+        for query, clicked in ((row["query_id"], row["ad_ids"]) for row in rows)
         for place in range(k)
         if ads[query, place] >= 0
     ]
     assert written == expected
 
 
+def _known(num_queries: int, num_ads: int, draw: np.random.Generator) -> Known:
+    is_head = draw.random(num_ads) < 0.5
+    return Known(
+        draw.random(num_queries) < 0.5,
+        draw.integers(0, 9, num_ads),
+        {"head": is_head, "tail": ~is_head},
+    )
+
+
 def test_without_ids_of_the_users_the_dense_ones_are_written(dataset_path: Path, tmp_path: Path):
     file = tmp_path / "predictions.parquet"
     ads, scores = np.array([[5, -1]] * 12), np.array([[0.5, -np.inf]] * 12, dtype=np.float32)
-    write_predictions(file, Dataset(dataset_path), "test", (ads, scores))
+    known = _known(12, 40, np.random.default_rng(0))
+    write_predictions(file, Dataset(dataset_path), "test", (ads, scores), known)
     rows = pq.read_table(file)
     assert rows["query_id"].to_pylist() == [str(query) for query in range(12)]
     assert rows["ad_id"].to_pylist() == ["5"] * 12
@@ -439,7 +455,9 @@ def test_predictions_that_fail_leave_the_file_as_it_was(dataset_path: Path, tmp_
     file.write_text("of an earlier run")
     too_few = np.zeros((3, 1), dtype=np.int64), np.zeros((3, 1), dtype=np.float32)
     with pytest.raises(IndexError):
-        write_predictions(file, Dataset(dataset_path), "test", too_few)
+        write_predictions(
+            file, Dataset(dataset_path), "test", too_few, _known(12, 40, np.random.default_rng(0))
+        )
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
         (file.name, "of an earlier run")
     ]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ramen_ray.data.store.dataset import new_folder
-from ramen_ray.data.store.whole_files import scratch_folder, whole_file
+from ramen_ray.data.store.whole_files import new_folder, scratch_folder, whole_file
 
 
 @pytest.fixture(params=[0o002, 0o022, 0o077])

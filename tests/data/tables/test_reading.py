@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ramen_ray.data.findings import Finding, Tallies
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.limits import MAX_CELL_BYTES, MAX_LINE_BYTES, MAX_NESTING
+from ramen_ray.data.store.text_lines import MAX_CELL_BYTES, MAX_LINE_BYTES, MAX_NESTING
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.data.tables.reading.batches import read_file
 from ramen_ray.data.tables.reading.cells import as_numbers, as_seconds, as_strings

@@ -21,7 +21,7 @@ from ramen_ray.command_line import parse_run_config, run_job
 from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
-from ramen_ray.data.xc import lines
+from ramen_ray.data.xc import matrices
 from ramen_ray.data.xc.exporting import export_xc
 from ramen_ray.data.xc.importing import import_xc
 from ramen_ray.data.xc.matrices import read_matrix, write_matrix
@@ -441,7 +441,7 @@ def test_absent_rows_comments_and_empty_filters(
     matrix = (folder / "tst_X_Y.txt").read_text().split("\n")
     matrix[1] += " # the first"
     (folder / "tst_X_Y.txt").write_text("\n".join([*matrix[:20], ""]))
-    (folder / "filter_labels_test.txt").write_bytes(b"")
+    (folder / "filter_labels_test.txt").write_bytes(b"# none\n\n")
     (folder / "filter_labels_train.txt").unlink()
     dataset = import_xc(folder, tmp_path / "out", validation_fraction=0.3)
     shortened = world.test_clicks[:19]
@@ -837,10 +837,9 @@ def test_the_size_of_blocks_does_not_matter(
     _put_graphs(tmp_path / "xc", world, ".txt")
     (tmp_path / "xc" / "raw_data" / "test.source_id.txt").write_text("7\n" * NUM_TEST)
     whole = import_xc(tmp_path / "xc", tmp_path / "whole")
-    monkeypatch.setattr(lines, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(matrices, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(matrices, "ROWS_AT_ONCE", 7)
     monkeypatch.setattr("ramen_ray.data.tables.reading.lines.BYTES_PER_BLOCK", 100)
-    monkeypatch.setattr("ramen_ray.data.xc.texts._ROWS_AT_ONCE", 7)
-    monkeypatch.setattr("ramen_ray.data.xc.matrices._ROWS_AT_ONCE", 7)
     _same(whole, import_xc(tmp_path / "xc", tmp_path / "parts"))
     export_xc(whole, tmp_path / "again")
     _same(whole, import_xc(tmp_path / "again", tmp_path / "parts again"))

@@ -40,12 +40,11 @@ from ramen_ray.method.model.pretrained import (
     load_tokenizer,
     load_transformer_tokenizer,
     most_tokens,
-    text_tokenizer,
 )
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.orchestration.background.shortlists import embedding_dim
 from ramen_ray.orchestration.prepare.similar import add_similar
-from ramen_ray.orchestration.run.build import build_model
+from ramen_ray.orchestration.run.build import build_model, encoder_tokenizer
 from ramen_ray.orchestration.run.checks import check_config
 
 WORDS = ["robin", "heron", "sloop", "ketch", "tango", "waltz", "maple", "alder"]
@@ -96,7 +95,7 @@ def _theirs(plain: Path, pooling: str, *rest: torch.nn.Module, **settings: Any) 
 
 
 def _encode(encoder: Encoder, max_length: int = MAX_LENGTH) -> np.ndarray:
-    tokenize = text_tokenizer(encoder.tokenizer, max_length, encoder.add_special_tokens)
+    tokenize = encoder.text_tokenizer(max_length)
     return DualEncoder(encoder).embed_texts(tokenize_texts(tokenize, TEXTS), np.arange(len(TEXTS)))
 
 
@@ -218,19 +217,84 @@ def test_files_that_are_damaged_or_ask_for_more_are_named(
     assert fragment in str(error.value)
 
 
-def test_a_prompt_before_every_text_is_refused_and_others_are_noted(tmp_path: Path):
-    prompts = {"query": "find: ", "document": ""}
+@pytest.mark.parametrize(
+    ("prompts", "default"),
+    [
+        ({"query": "robin: ", "document": "heron "}, None),
+        ({"query": "robin: ", "passage": "heron "}, "query"),
+        ({"query": "robin: "}, None),
+        ({"clustering": "tango "}, "clustering"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["transformer", "bag"])
+def test_prompts_are_those_of_sentence_transformers_and_are_saved(
+    kind: str, prompts: dict[str, str], default: str | None, tmp_path: Path
+):
+    length = MAX_LENGTH if kind == "transformer" else 99  # theirs do not cut for a bag
+    if kind == "bag":
+        static = StaticEmbedding(_tokenizer(**SPECIAL).backend_tokenizer, embedding_dim=6)
+        theirs = SentenceTransformer(
+            modules=[static], device="cpu", prompts=prompts, default_prompt_name=default
+        )
+    else:
+        plain = _plain(tmp_path / "plain")
+        theirs = _theirs(plain, "mean", prompts=prompts, default_prompt_name=default)
+    theirs.save(str(tmp_path / "theirs"))
+    _tokenizer(**SPECIAL).save_pretrained(tmp_path / "theirs")
+    config = EncoderConfig(pretrained=str(tmp_path / "theirs"), kind=kind, max_length=length)
+    model = build_model(RunConfig(encoder=config))
+    model.save(tmp_path / "ours", length)
+    own = config.model_copy(update={"pretrained": str(tmp_path / "ours" / "encoder")})
+    for encoder, folder in ((config, "theirs"), (own, "ours/encoder")):
+        loaded = SentenceTransformer(str(tmp_path / folder), device="cpu")
+        if kind == "transformer":
+            loaded.max_seq_length = MAX_LENGTH
+        tokenize = encoder_tokenizer(encoder)
+        for table, encode in (
+            ("queries/test", loaded.encode_query),
+            ("ads", loaded.encode_document),
+            ("anchors/links", loaded.encode_document),
+        ):
+            tokens = tokenize_texts(tokenize, TEXTS, tokenize.prompts.of(table))
+            found = model.embed_texts(tokens, np.arange(len(TEXTS)))
+            expected = encode(TEXTS, normalize_embeddings=True)
+            np.testing.assert_allclose(found, expected, atol=CLOSE)
+
+
+def test_prompts_that_are_asked_for_are_taken_instead(tmp_path: Path):
+    saved = str(tmp_path / "theirs")
+    _theirs(_plain(tmp_path / "plain"), "mean", prompts={"query": "robin: "}).save(saved)
+    asked = EncoderConfig(pretrained=saved, query_prompt="", ad_prompt="heron ")
+    assert encoder_tokenizer(asked).prompts == ("", "heron ")
+    build_model(RunConfig(encoder=asked)).save(tmp_path / "ours", MAX_LENGTH)
+    again = EncoderConfig(pretrained=str(tmp_path / "ours" / "encoder"))
+    assert encoder_tokenizer(again).prompts == ("", "heron ")
+
+
+def test_the_first_dimensions_are_those_of_sentence_transformers(tmp_path: Path):
+    plain = str(_plain(tmp_path / "plain"))
+    encoder = build_model(RunConfig(encoder=EncoderConfig(pretrained=plain, dim=5))).encoder
+    theirs = SentenceTransformer(plain, device="cpu", truncate_dim=5)
+    theirs.max_seq_length = MAX_LENGTH
+    expected = theirs.encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(_encode(encoder), expected, atol=CLOSE)
+    encoder.save(tmp_path / "ours", MAX_LENGTH)
+    np.testing.assert_allclose(_encoded(tmp_path / "ours", None), expected, atol=CLOSE)
+    assert embedding_dim(EncoderConfig(pretrained=plain, dim=5)) == 5
+
+
+def test_what_cannot_be_done_is_noted_or_refused(tmp_path: Path):
     plain = _plain(tmp_path / "plain")
-    _theirs(plain, "mean", prompts=prompts, default_prompt_name="query").save(
-        str(tmp_path / "always")
-    )
-    with pytest.raises(EncoderError, match=r"puts its prompt 'find: ' before every text"):
-        build_transformer(str(tmp_path / "always"))
-    _theirs(plain, "mean", prompts=prompts, similarity_fn_name="dot").save(str(tmp_path / "noted"))
+    odd = {"prompts": {"s2p": "find: "}, "similarity_fn_name": "dot"}
+    _theirs(plain, "mean", **odd).save(str(tmp_path / "noted"))
     notes = read_sentence_folder(str(tmp_path / "noted")).notes
     assert len(notes) == 2
-    assert "has prompts (query 'find: '), which are not added here" in notes[0]
+    assert "has prompts (s2p 'find: '), but does not say which is for queries" in notes[0]
     assert "similarity 'dot'; here it is the cosine" in notes[1]
+    pooling = tmp_path / "noted" / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps({**json.loads(pooling.read_text()), "include_prompt": False}))
+    with pytest.raises(EncoderError, match="leaves the tokens of prompts out of its pooling"):
+        build_transformer(str(tmp_path / "noted"))
     _theirs(plain, "mean", Normalize(), similarity_fn_name="dot").save(str(tmp_path / "same"))
     assert not read_sentence_folder(str(tmp_path / "same")).notes
 
@@ -253,20 +317,42 @@ def test_a_checkpoint_with_a_projection_is_trained_further(kind: str, tmp_path: 
             build_transformer(saved)
 
 
-def test_a_bag_of_sentence_transformers_needs_the_tokenizer_and_weights(tmp_path: Path):
+def _static(folder: Path, table: torch.Tensor) -> Path:
+    """Save a bag as sentence-transformers does; returns the file of its weights."""
+    backend = _tokenizer(**SPECIAL).backend_tokenizer
+    static = StaticEmbedding(backend, embedding_weights=table.numpy())
+    SentenceTransformer(modules=[static], device="cpu").save(str(folder))
+    (weights,) = folder.rglob("*.safetensors")
+    return weights
+
+
+@pytest.mark.parametrize("has_own_tokenizer", [False, True])
+def test_a_bag_of_sentence_transformers_is_encoded_as_there(
+    has_own_tokenizer: bool, tmp_path: Path
+):
     table = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
-    static = StaticEmbedding(
-        _tokenizer(**SPECIAL).backend_tokenizer, embedding_weights=table.numpy()
-    )
-    SentenceTransformer(modules=[static], device="cpu").save(str(tmp_path / "theirs"))
-    _tokenizer(**SPECIAL).save_pretrained(tmp_path / "theirs")
+    weights = _static(tmp_path / "theirs", table)
+    if has_own_tokenizer:
+        _tokenizer(**SPECIAL).save_pretrained(tmp_path / "theirs")
     expected = _encoded(tmp_path / "theirs", None)
     found = _encode(build_bag(str(tmp_path / "theirs")), 99)
     np.testing.assert_allclose(found, expected, atol=CLOSE)
-    (weights,) = (tmp_path / "theirs").rglob("*.safetensors")
     save_file({"other": table}, weights)
     with pytest.raises(EncoderError, match=r"token embeddings of .*theirs"):
         build_bag(str(tmp_path / "theirs"))
+
+
+def test_a_bag_of_model2vec_is_encoded_as_sentence_transformers_does(tmp_path: Path):
+    draw = torch.Generator().manual_seed(0)
+    table = torch.randn(12, 6, generator=draw)
+    weights = _static(tmp_path / "theirs", table)
+    mapping = torch.arange(12).flip(0) // 2
+    scales = torch.rand(12, generator=draw) + 0.5
+    save_file({"embeddings": table[:6].half(), "mapping": mapping, "weights": scales}, weights)
+    expected = _encoded(tmp_path / "theirs", None)
+    encoder = build_bag(str(tmp_path / "theirs"))
+    np.testing.assert_allclose(_encode(encoder, 99), expected, atol=CLOSE)
+    assert embedding_dim(EncoderConfig(pretrained=str(tmp_path / "theirs"), kind="bag")) == 6
 
 
 @pytest.mark.parametrize("name", ["T5", "Bart", "T5Encoder"])
@@ -359,13 +445,16 @@ def test_an_encoder_that_cannot_be_trained_as_it_is_is_refused_at_the_start(
         "prompts": ["mean"],
     }
     for name, modules in folders.items():
-        _theirs(plain["Bert"], *modules, prompts={"query": "find: "}).save(str(tmp_path / name))
+        _theirs(plain["Bert"], *modules, prompts={"s2p": "find: "}).save(str(tmp_path / name))
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (plain["Roberta"], {"max_length": 19}, "encoder.max_length 19 is more than the 18 posit"),
         (plain["Bert"], {"max_length": 21}, "encoder.max_length 21 is more than the 20 positions"),
         (tmp_path / "max", {}, "pools by max, which is not offered"),
         (tmp_path / "norm", {}, "lists Transformer, Pooling, LayerNorm"),
         (tmp_path / "dense", {"projection_dim": 5}, "has a projection to 6 dimensions already"),
+        (tmp_path / "dense", {"dim": 5}, "encoder.dim 5: "),
+        (plain["Bert"], {"dim": 17}, "encoder.dim 17 is more than the 16 dimensions of"),
+        (plain["Bert"], {"dim": 5, "projection_dim": 5}, "give encoder.dim or encoder.projection"),
         (no_padding, {}, "no special token to pad with"),
     ]
     for folder, settings, fragment in cases:
@@ -383,7 +472,7 @@ def test_an_encoder_that_cannot_be_trained_as_it_is_is_refused_at_the_start(
     ]
     for folder, settings in allowed:
         _check(dataset_path, folder, settings)
-    assert caplog.text.count(f"'{tmp_path}/prompts' has prompts (query 'find: ')") == 1
+    assert caplog.text.count(f"'{tmp_path}/prompts' has prompts (s2p 'find: ')") == 1
     with pytest.raises(EncoderError, match="max_length 19 is more than the 18 positions"):
         add_similar(dataset_path, "near", SimilarSettings(str(plain["Roberta"]), max_length=19))
 

@@ -1,6 +1,5 @@
 """Similar texts against brute force, by n-grams and by an encoder."""
 
-import logging
 import shutil
 import unicodedata
 from collections import Counter
@@ -282,17 +281,3 @@ def _pairs(dataset: Dataset, name: str) -> list[tuple[int, str]]:
 def test_settings_that_leave_nothing_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(DatasetError, match=next(iter(wrong))):
         SimilarSettings(**wrong)
-
-
-def test_lines_begin_after_five_seconds_and_tell_the_time_left(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = iter([0, 3, 4, 6, 7, 27])  # the start, and the end of each block
-    monkeypatch.setattr(preparation.time, "monotonic", lambda: next(clock))
-    with caplog.at_level(logging.INFO):
-        blocks = preparation.with_time_left([10] * 5, lambda size: size, 100)
-        assert [*blocks] == [10] * 5
-    assert caplog.messages == [
-        "searched 30 of 100 texts, about 10 s left",
-        "searched 50 of 100 texts, about 30 s left",
-    ]

@@ -1,6 +1,7 @@
 """Whole runs on a real Ray: their results, and that a killed run ends like an undisturbed one."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -22,12 +23,13 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.checksums import checksum_files, with_checksum
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.training.checkpoints import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
-from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.tracking.runs import Run
 
@@ -96,7 +98,7 @@ def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) 
     }
     assert "lambda_z/topics" not in run.data.metrics
     assert {"throughput/queries_per_s", "validation/R_at_10"} <= run.data.metrics.keys()
-    assert {"config.json", "plots", "sample_predictions.json"} <= artifacts
+    assert {"config.json", "plots", "predictions.html"} <= artifacts
     (model,) = run.outputs.model_outputs
     logged = client.get_logged_model(model.model_id)
     assert {metric.key for metric in logged.metrics} >= {"test/P_at_1", "index/recall_at_100"}
@@ -119,6 +121,43 @@ def test_a_run_without_classifiers_cannot_answer_by_them(
         file.unlink()
     with pytest.raises(CheckpointError, match=r"no classifiers folder, but its config\.json"):
         evaluate_checkpoint(copied, "test")
+
+
+def test_the_first_screen_shows_data_source_table_and_a_few_metrics(
+    unharmed: TrainResult, config: RunConfig
+) -> None:
+    client = MlflowClient(tracking_uri=unharmed.run.uri)
+    run = client.get_run(unharmed.run.id)
+    experiment = client.get_experiment(run.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    (dataset,) = [found.dataset for found in run.inputs.dataset_inputs]
+    assert (dataset.name, json.loads(dataset.source)["uri"]) == (
+        "handmade",
+        Path(config.dataset).as_uri(),
+    )
+    assert run.data.tags["mlflow.source.name"]
+    assert run.data.metrics["test_R_at_10"] == run.data.metrics["test/R_at_10"]
+    assert run.data.metrics["validation_P_at_1"] == run.data.metrics["best/validation/P_at_1"]
+    shown = run.data.tags["mlflow.note.content"]
+    assert f"| {100 * unharmed.metrics['trained']['test']['P@1']:.2f} " in shown
+    assert f"/runs/{unharmed.run.id}/artifacts/predictions.html)" in shown
+
+
+def test_the_page_of_predictions_marks_true_clicks(
+    unharmed: TrainResult, dataset_path: Path
+) -> None:
+    client = MlflowClient(tracking_uri=unharmed.run.uri)
+    page = Path(client.download_artifacts(unharmed.run.id, "predictions.html")).read_text()
+    dataset = Dataset(dataset_path)
+    ads = dataset.read("ads")["text"].to_pylist()
+    found = np.load(unharmed.run_directory / TEST_ADS_FILE)[:, :10]
+    for query in dataset.read("queries/test").to_pylist():
+        hits = set(found[query["query_id"]]) & set(query["ad_ids"])
+        (cells,) = set(re.findall(rf"<td class=\"text\">{query['text']}</td>(.*)", page))
+        assert cells.endswith(f"<td>{len(hits)} of {len(query['ad_ids'])}</td></tr>")
+        shown = re.findall("✓ ([^;<]*)", cells)
+        best = [ad for ad in found[query["query_id"]][:5] if ad in hits]
+        assert shown == [ads[ad] for ad in best]
 
 
 def test_shortlists_are_renewed_at_epochs(unharmed: TrainResult) -> None:

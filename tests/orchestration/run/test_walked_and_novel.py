@@ -142,21 +142,6 @@ def test_training_measures_zero_shot_too(trained: TrainResult):
         assert logged == trained.metrics[row]["zero_shot"]["R@10"]
 
 
-def test_sample_predictions_name_the_users_ids(trained: TrainResult, split_path: Path):
-    client = MlflowClient(tracking_uri=trained.run.uri)
-    file = client.download_artifacts(trained.run.id, "sample_predictions.json")
-    table = json.loads(Path(file).read_text())
-    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    dataset = Dataset(split_path)
-    ads = {row["source_id"]: row for row in _rows(dataset, "ads")}
-    queries = {row["source_id"]: row for row in _rows(dataset, "queries/test")}
-    assert len(rows) == 5 * len(queries)
-    for row in rows:
-        query, ad = queries[row["query_id"]], ads[row["ad_id"]]
-        assert (row["query"], row["ad"]) == (query["text"], ad["text"])
-        assert (row["hit"] == "hit") == (ad["ad_id"] in query["ad_ids"])
-
-
 def test_the_evaluation_job_does_the_same_and_writes_predictions(
     trained: TrainResult,
     split_path: Path,
@@ -172,7 +157,7 @@ def test_the_evaluation_job_does_the_same_and_writes_predictions(
     monkeypatch.setattr(sys, "argv", [*command, *written, "--names", "names.csv"])
     assert run_job(evaluate_job.main) == 0
     printed = capsys.readouterr().out
-    assert "predictions: predictions.parquet" in printed
+    assert "predictions: predictions.parquet; to look at: predictions.html" in printed
     assert all(f" {kind} " in printed for kind in ("grown", "made", "all"))
     measured = json.loads(Path("metrics.json").read_text())
     file = Path("predictions.parquet")
@@ -188,6 +173,12 @@ def test_the_evaluation_job_does_the_same_and_writes_predictions(
     assert first.keys() == queries.keys()
     hits = [ad in queries[query]["ad_ids"] for query, ad in first.items()]
     assert metrics["P@1"] == pytest.approx(np.mean(hits))
+    assert [row["hit"] for row in rows if row["rank"] == 1] == hits
+    assert {row["train_clicks"] for row in rows} == {0}
+    argv = [*command, "--predictions", "again.parquet", "--against", "predictions.parquet"]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert run_job(evaluate_job.main) == 0
+    assert f"0 less, {len(queries)} as much" in Path("again.html").read_text()
 
 
 def _assert_bad_matches(metrics: dict[str, float], rows: list[dict[str, Any]]) -> None:
@@ -211,6 +202,8 @@ def _assert_bad_matches(metrics: dict[str, float], rows: list[dict[str, Any]]) -
         (["--split", "zero_shot"], "handmade has no zero_shot split"),
         (["--predictions", "/no/such/folder/file.parquet"], "must be a file in a folder"),
         (["--predictions", "/tmp"], "must be a file in a folder"),
+        (["--against", "/tmp/none.parquet"], "--against compares --predictions"),
+        (["--predictions", "p", "--against", "/no/such"], "/no/such has no predictions of jobs"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_clear_line(

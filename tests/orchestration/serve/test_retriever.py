@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faiss
@@ -20,6 +21,7 @@ import pytest
 import torch
 from conftest import free_port
 from mlflow.exceptions import MlflowException
+from sentence_transformers import SentenceTransformer
 from support import MAX_LENGTH, PATIENCE_S, answers, running, wait_until
 
 from ramen_ray.data.prepared.folder import Prepared
@@ -27,12 +29,14 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import (
     CLASSIFIER_FOLDER,
+    ENCODER_FOLDER,
     DualEncoder,
     Scoring,
     load_model,
 )
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.heads import Head
+from ramen_ray.method.model.texts import Prompts
 from ramen_ray.method.retrieval.index import (
     FEWEST_IVF_PQ_ADS,
     MOST_FLAT_ADS,
@@ -41,9 +45,14 @@ from ramen_ray.method.retrieval.index import (
     new_index,
     sample_size,
 )
-from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
+from ramen_ray.method.retrieval.retriever_folder import (
+    RetrieverSettings,
+    text_embedder,
+    write_retriever,
+)
 from ramen_ray.method.retrieval.search import search_index
 from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.retriever_model import Retriever
 from ramen_ray.tracking.runs import Run, open_run
 
 KINDS = ["transformer", "bag"]
@@ -150,6 +159,27 @@ def test_answers_are_exact_searches_with_the_trained_encoder(
         np.testing.assert_allclose(similarity[row, shown], expected, atol=1e-5)
         assert answer["ads"] == [ads[ad] for ad in shown]
     assert logged.measured["recall@100"] == 1.0
+
+
+def test_prompts_stand_before_served_queries_and_before_ads_that_are_added(
+    prepared_bag: Prepared,
+    dataset_path: Path,
+    encoder_path: Path,
+    queries: list[str],
+    ads: list[str],
+    tmp_path: Path,
+) -> None:
+    encoder = build_bag(str(encoder_path))
+    encoder.prompts = Prompts(f"{ads[0]}: ", f"{ads[1]}: ")
+    made_from = DualEncoder(encoder), Dataset(dataset_path), prepared_bag
+    write_retriever(tmp_path, *made_from, RetrieverSettings("flat", MAX_LENGTH, 1.0))
+    served: Any = Retriever()
+    served.load_context(SimpleNamespace(artifacts={"retriever": str(tmp_path)}, model_config={}))
+    theirs = SentenceTransformer(str(tmp_path / ENCODER_FOLDER), device="cpu")
+    expected = theirs.encode_query(queries, normalize_embeddings=True)
+    np.testing.assert_allclose(served.encode(queries), expected, atol=1e-5)
+    expected = theirs.encode_document(ads, normalize_embeddings=True)
+    np.testing.assert_allclose(text_embedder(tmp_path)(ads), expected, atol=1e-5)
 
 
 def test_a_query_is_answered_the_same_alone_and_among_others(

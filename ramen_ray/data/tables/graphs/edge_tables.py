@@ -18,13 +18,13 @@ from duckdb import DuckDBPyConnection
 from ramen_ray.data.engine import count, run, stream
 from ramen_ray.data.leaks import (
     LEAKING_EDGES,
-    NODE_TABLES,
     Protocol,
     find_answers,
     find_leaks,
     texts_of,
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
+from ramen_ray.data.store.schemas import NODE_TABLES
 
 TEXTS_PER_BATCH = 2048
 """An Arrow array of texts cannot have more than 2 GiB."""

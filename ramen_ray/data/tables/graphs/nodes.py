@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.engine import files_of, run, text_literal
-from ramen_ray.data.leaks import HELD_OUT, NODE_TABLES
+from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.schemas import schema_of
+from ramen_ray.data.store.schemas import NODE_TABLES, schema_of
 from ramen_ray.data.store.texts import normalized
 from ramen_ray.data.tables.reading.columns import Column, NullWords, text_column
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.engine import run, stream
-from ramen_ray.data.leaks import NODE_TABLES, Protocol, texts_of
+from ramen_ray.data.leaks import Protocol, texts_of
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
 from ramen_ray.data.store.mapped_files import map_array, map_new_array
+from ramen_ray.data.store.schemas import NODE_TABLES
 from ramen_ray.data.tables.graphs.edge_tables import WrittenEdges, drop_leaks, write_edges
 
 TEXTS_PER_BATCH = 65_536

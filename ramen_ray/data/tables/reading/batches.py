@@ -7,15 +7,14 @@ import numpy as np
 import pyarrow as pa
 
 from ramen_ray.data.findings import Kind
-from ramen_ray.data.store.errors import DatasetError
-from ramen_ray.data.store.limits import MAX_CELL_BYTES
 from ramen_ray.data.store.parquet_files import open_parquet
+from ramen_ray.data.store.text_lines import MAX_CELL_BYTES
 from ramen_ray.data.tables.reading.cells import cell_bytes
 from ramen_ray.data.tables.reading.delimited import CHANGED, parse_records, split_records
 from ramen_ray.data.tables.reading.files import TableFile, as_asked
 from ramen_ray.data.tables.reading.json_lines import parse_objects
 from ramen_ray.data.tables.reading.lines import Rows, lines_as_records, read_blocks
-from ramen_ray.errors import first_line_of
+from ramen_ray.errors import DatasetError, first_line_of
 
 ROWS_PER_BATCH = 65_536
 

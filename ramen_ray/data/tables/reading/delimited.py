@@ -15,8 +15,7 @@ import pyarrow.csv
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.findings import FEW, MAX_EXAMPLES, Kind, error_at
-from ramen_ray.data.store.errors import DatasetError
-from ramen_ray.data.store.limits import MAX_LINE_BYTES
+from ramen_ray.data.store.text_lines import MAX_LINE_BYTES
 from ramen_ray.data.tables.reading.lines import (
     MAX_HEADER_BYTES,
     Block,
@@ -24,6 +23,7 @@ from ramen_ray.data.tables.reading.lines import (
     Records,
     Rows,
 )
+from ramen_ray.errors import DatasetError
 
 CHANGED = "{} has changed while it was read; run the same command again"
 DELIMITERS = {"csv": ",", "tsv": "\t"}

@@ -12,12 +12,11 @@ import pyarrow as pa
 from pyarrow.fs import FileSelector, FileSystem, FileType, FSSpecHandler, PyFileSystem
 
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.tables.reading.delimited import header_of
 from ramen_ray.data.tables.reading.json_lines import fields_of
 from ramen_ray.data.tables.reading.lines import read_start
-from ramen_ray.errors import first_line_of, redacted
+from ramen_ray.errors import DatasetError, first_line_of, redacted
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,9 @@ import pyarrow.json
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.findings import error_at
-from ramen_ray.data.store.errors import DatasetError
-from ramen_ray.data.store.limits import TooLargeError, check_nesting
+from ramen_ray.data.store.text_lines import TooLargeError, check_nesting
 from ramen_ray.data.tables.reading.lines import Block, Rows
-from ramen_ray.errors import first_line_of
+from ramen_ray.errors import DatasetError, first_line_of
 
 BYTES_PER_SAMPLE = 1 << 20
 Types = Mapping[str, pa.DataType | None]

@@ -9,9 +9,14 @@ import pyarrow as pa
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.findings import FEW, MAX_EXAMPLES, Kind, error_at
-from ramen_ray.data.store.errors import DatasetError
-from ramen_ray.data.store.limits import TooLargeError
-from ramen_ray.data.store.utf8 import MARK, decoded, whole_lines, without_marks
+from ramen_ray.data.store.text_lines import (
+    MARK,
+    TooLargeError,
+    decoded,
+    whole_lines,
+    without_marks,
+)
+from ramen_ray.errors import DatasetError
 
 BYTES_PER_BLOCK = 16 << 20
 MAX_HEADER_BYTES = 1 << 20

@@ -15,12 +15,11 @@ import pyarrow.compute as pc
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, error_at, raise_errors
-from ramen_ray.data.store.errors import DatasetError
 from ramen_ray.data.tables.reading.batches import read_file
 from ramen_ray.data.tables.reading.columns import ADVICE, Column
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.lines import Rows
-from ramen_ray.errors import first_line_of, redacted
+from ramen_ray.errors import DatasetError, first_line_of, redacted
 
 ROWS_PER_FILE = 1 << 40
 FLOAT = re.compile(r"^\d+\.0$")

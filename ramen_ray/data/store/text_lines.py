@@ -1,4 +1,4 @@
-"""Text files as bytes: read whole lines, and convert what is not UTF-8."""
+"""Lines of text files as bytes: read whole, within limits, and converted where not UTF-8."""
 
 import re
 from collections import Counter
@@ -6,14 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from ramen_ray.data.store.limits import MAX_LINE_BYTES, TOO_LONG, TooLargeError
+import numpy as np
 
+MAX_CELL_BYTES = 1 << 24
+MAX_LINE_BYTES = 1 << 26
+MAX_NESTING = 100
+"""Lists and objects within each other in one line of JSON; Arrow's parser recurses."""
 MIN_STRANGE_BYTES = 4
 MAX_STRANGE_SHARE = 0.3
 """In Windows-1252, letters beyond ASCII mostly stand alone, or in twos."""
 
 MARK = b"\xef\xbb\xbf"
 _MARKS_AT_START = re.compile(rb"^(?:\xef\xbb\xbf)+", re.MULTILINE)
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?')
+_DEPTH = np.zeros(256, dtype=np.int64)
+_DEPTH[list(b"[{")], _DEPTH[list(b"]}")] = 1, -1
 _RUNS = re.compile(r"[^\x00-\x7f\udc80-\udcff]*[\udc80-\udcff][^\x00-\x7f]*")
 """Bad bytes and letters around them; a few letters may be bytes of another encoding by chance."""
 _UTF8 = re.compile("[^\udc80-\udcff]")
@@ -24,6 +31,14 @@ _AS_WINDOWS_1252 = {
     0xDC00 + byte: chr(byte) if byte in _UNDEFINED else bytes([byte]).decode("cp1252")
     for byte in range(0x80, 0x100)
 }
+
+
+class TooLargeError(ValueError):
+    """A line is so large that reading it would kill the process; ``line`` counts from 0."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
 
 
 def whole_lines(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
@@ -42,34 +57,36 @@ def whole_lines(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
             unfinished = []
         unfinished.append(block[cut:])
         if sum(map(len, unfinished)) > MAX_LINE_BYTES:
-            raise TooLargeError(TOO_LONG, lines)
+            message = f"has more than {MAX_LINE_BYTES >> 20} MiB without a line break"
+            raise TooLargeError(message, lines)
     if rest := b"".join(unfinished):
         yield rest + b"\n"
 
 
-def is_utf8(content: bytes) -> bool:
-    """Return whether ``content`` is UTF-8."""
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+def check_nesting(lines: bytes) -> None:
+    """Raise a TooLargeError if a line of JSON is nested deeper than ``MAX_NESTING``."""
+    characters = np.frombuffer(lines, dtype=np.uint8)
+    opening = np.flatnonzero(_DEPTH[characters] > 0)
+    if len(opening) <= MAX_NESTING:
+        return
+    ends = np.flatnonzero(characters == ord("\n"))
+    line_of = np.searchsorted(ends, opening)
+    doubtful = line_of[MAX_NESTING:][line_of[MAX_NESTING:] == line_of[:-MAX_NESTING]]
+    for line in np.unique(doubtful).tolist():  # the brackets may be side by side, or in texts
+        first = ends[line - 1] + 1 if line else 0
+        last = ends[line] if line < len(ends) else len(lines)
+        brackets = _STRING.sub(b"", lines[first:last])
+        if _DEPTH[np.frombuffer(brackets, dtype=np.uint8)].cumsum().max(initial=0) > MAX_NESTING:
+            raise TooLargeError(f"is nested more than {MAX_NESTING} deep", line)
 
 
 @dataclass(frozen=True)
 class Decoded:
-    r"""Lines of text as UTF-8.
-
-    Attributes:
-        data: the lines; what was not UTF-8 is read as Windows-1252, byte by byte.
-        damaged_lines: the lines, counted from 0 by ``\n``, that were not UTF-8.
-        are_windows_1252: whether these can be Windows-1252, not GBK, Big5, Shift-JIS, EUC-KR,
-            cp1251, KOI8 ...
-    """
+    """Lines of text as UTF-8; those that were not are numbered from 0."""
 
     data: bytes
     damaged_lines: list[int]
-    are_windows_1252: bool = True
+    are_windows_1252: bool = True  # these can be so, not GBK, Big5, Shift-JIS, EUC-KR, KOI8 ...
 
 
 def decoded(content: bytes) -> Decoded:
@@ -87,6 +104,15 @@ def without_marks(content: bytes) -> tuple[bytes, list[int]]:
         return content, []
     marked = [row for row, line in enumerate(content.split(b"\n")) if line.startswith(MARK)]
     return _MARKS_AT_START.sub(b"", content), marked
+
+
+def is_utf8(content: bytes) -> bool:
+    """Return whether ``content`` is UTF-8."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _can_be_windows_1252(escaped: str) -> bool:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from support import ROOT, query_table, text_table
 
-from ramen_ray.data.names.matching import NameList
-from ramen_ray.data.names.tables import read_names
+from ramen_ray.data.names import NameList, read_names
 from ramen_ray.data.store.dataset import DatasetError, write_dataset
 from ramen_ray.method.metrics.bad_matches import bad_match_metrics
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ramen_ray.data.store import local_copies
-from ramen_ray.data.store.checksums import DamagedError, write_checksums
-from ramen_ray.data.store.local_copies import copy_folder
+from ramen_ray.data.store import checksums
+from ramen_ray.data.store.checksums import DamagedError, copy_folder, write_checksums
 from ramen_ray.errors import is_disk_full
 
 
@@ -84,12 +83,12 @@ def test_a_copy_that_differs_is_made_again(case: str, shared: Path, target: Path
 def test_a_killed_copy_is_made_again(
     shared: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(source: Path, copy: Path) -> None:
-        copy.write_bytes(source.read_bytes()[:5])
+    def killed(source: str, copy: str) -> None:
+        Path(copy).write_bytes(Path(source).read_bytes()[:5])
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(local_copies, "copyfile", killed)
+        patch.setattr(checksums, "copyfile", killed)
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a kill leaves no time for it
         with pytest.raises(KeyboardInterrupt):
             copy_folder(shared, target)
@@ -117,14 +116,14 @@ def test_a_disk_without_room_is_left_as_it_was(small_disk: Path, shared: Path) -
 
 
 def test_two_at_once_copy_once(shared: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copied: list[Path] = []
+    copied: list[str] = []
 
-    def slowly(source: Path, copy: Path) -> None:
+    def slowly(source: str, copy: str) -> None:
         time.sleep(0.1)
         copied.append(source)
         shutil.copyfile(source, copy)
 
-    monkeypatch.setattr(local_copies, "copyfile", slowly)
+    monkeypatch.setattr(checksums, "copyfile", slowly)
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(copy_folder, shared, target) for _ in "ab"]:
             done.result()

@@ -1,4 +1,4 @@
-"""Find the brands, places and so on that texts name, from a list of names."""
+"""Lists of names of brands, places and so on, and the texts that contain them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +10,15 @@ from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
 from ramen_ray.data.prepared.hashing import HashIndex, find, hash_strings, mix
-from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.store.texts import fold
+from ramen_ray.data.tables.reading.columns import Column
+from ramen_ray.data.tables.reading.files import find_files
+from ramen_ray.data.tables.reading.loading import UserTable
 
+SAME_AS = "same_as"
+ADVICE = "correct these rows"
 NOT_IN_A_WORD = r"[^\p{L}\p{M}\p{N}+#]+"
 SIGNS_BEFORE_A_WORD = r"(^|\s)[+#]+"
 SIGNS_BEHIND_A_WORD = r"[+#]+"
@@ -26,20 +31,13 @@ class NameList:
     A text names an entity if it contains the words of one of its names in sequence. Words are runs
     of letters and digits, with trailing ``+`` or ``#`` (``c++``), in any case and Unicode form. A
     name inside a longer name of any kind does not count: "new york times" does not name "york".
-
-    Attributes:
-        kinds: the kinds of entities.
-        kind_of: (entities,) int64, the index of each entity's kind in ``kinds``.
-        entity_of: (names,) int64, the entity of each name.
-        whole: the names by the hash of their words.
-        prefixes: (prefixes,) uint64, ascending, hashes of the first one, two, ... words of names.
     """
 
     kinds: list[str]
-    kind_of: Int64s
-    entity_of: Int64s
-    whole: HashIndex
-    prefixes: UInt64s
+    kind_of: Int64s  # (entities,) index of each entity's kind in ``kinds``
+    entity_of: Int64s  # (names,) the entity of each name
+    whole: HashIndex  # the names by the hash of their words
+    prefixes: UInt64s  # ascending hashes of the first one, two, ... words of names
 
     @classmethod
     def from_names(
@@ -48,7 +46,7 @@ class NameList:
         """Build from kinds and names (names,); ``entities`` (names,) number what they name."""
         encoded = kinds.dictionary_encode()
         _, first, entity_of = np.unique(entities, return_index=True, return_inverse=True)
-        phrases, prefixes = hash_phrases(names)
+        phrases, prefixes = _hash_phrases(names)
         return cls(
             encoded.dictionary.to_pylist(),
             encoded.indices.to_numpy()[first].astype(np.int64),
@@ -62,10 +60,7 @@ class NameList:
         return find(self.prefixes, self.whole.hashes) >= 0
 
     def find_in_table(self, dataset: Dataset, table: str, ids: Int64s | None = None) -> csr_array:
-        """Return the entities that a table's rows, or those with ``ids`` (n,), name, by id.
-
-        It is (rows, entities) bool.
-        """
+        """Return (rows, entities) bool: which a table's rows, or those with ``ids`` (n,), name."""
         id_column = schema_of(table).names[0]
         wanted = None if ids is None else pa.array(ids, pa.int64())
         rows, entities = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -102,11 +97,52 @@ class NameList:
         return np.divmod(np.unique(pairs), len(self.kind_of))
 
 
-def hash_phrases(texts: pa.StringArray) -> tuple[UInt64s, UInt64s]:
+def read_names(source: str) -> NameList:
+    """Read a list of names in CSV, TSV or parquet: ``kind``, ``name`` and optionally ``same_as``.
+
+    ``same_as`` is another name of the same entity and kind: ``place,nyc,new york``.
+
+    Raises:
+        DatasetError: the list is missing or empty, lacks a column, or has rows that are wrong.
+    """
+    first = find_files(source, ["kind", "name"])[0]
+    if first.format == "jsonl":
+        raise DatasetError(f"{source}: a list of names must be CSV, TSV or parquet")
+    columns = {"kind": Column("kind"), "name": Column("name", optional=True)}
+    if SAME_AS in first.header:
+        columns[SAME_AS] = Column(SAME_AS, optional=True)
+    table = UserTable(source, columns, skip_bad_rows=False, advice=ADVICE)
+    rows = table.read()
+    kinds, names = fold(rows["kind"].combine_chunks()), rows["name"].combine_chunks()
+    of_kind, phrases = hash_strings(kinds), _hash_phrases(names.fill_null(""))[0]
+    entities = own = mix(phrases ^ of_kind)
+    if SAME_AS in columns:
+        aliases = rows[SAME_AS].combine_chunks()
+        named = mix(_hash_phrases(aliases.fill_null(""))[0] ^ of_kind)
+        entities = np.where(aliases.is_null(), own, named)
+    is_known = np.isin(entities, own[entities == own])
+    for role, bad, message in (
+        ("name", phrases == 0, "names need a letter or a digit"),
+        (SAME_AS, ~is_known, "are not a name of the kind, or have a same_as themselves"),
+        ("name", is_known & _has_several(own, entities), "same names have another same_as"),
+    ):
+        table.report_rows(role, message, ADVICE, rows.filter(pa.array(bad)))
+    table.check()
+    if not len(rows):
+        raise DatasetError(f"{source} holds no names")
+    return NameList.from_names(kinds, names, entities)
+
+
+def _has_several(keys: UInt64s, values: UInt64s) -> Booleans:
+    """Flag the rows (n,) whose key has several values."""
+    key_of_pair = np.unique(np.stack([keys, values]), axis=1)[0]
+    return np.isin(keys, key_of_pair[1:][key_of_pair[1:] == key_of_pair[:-1]])
+
+
+def _hash_phrases(texts: pa.StringArray) -> tuple[UInt64s, UInt64s]:
     """Hash each text's words (n,), 0 if it has none, and all of its prefixes.
 
-    Prefixes are the first one, two, ... words, up to the whole text; their hashes are unique and
-    ascending.
+    Prefixes are the first one, two, ... words, up to all; their hashes are unique and ascending.
     """
     words, lengths = _words(texts)
     firsts = np.cumsum(lengths) - lengths

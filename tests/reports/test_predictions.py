@@ -1,0 +1,114 @@
+"""The page of predictions, against what is counted by hand."""
+
+import re
+from html import unescape
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ramen_ray.data.store.predictions import PREDICTIONS
+from ramen_ray.errors import UserError
+from ramen_ray.reports.predictions import read_predictions, write_predictions_page
+
+CLICKED = {"robin": ["wren", "heron"], "sloop": ["ketch"], "<b>": ["waltz"], "none": []}
+ADS = ["wren", "heron", "ketch", "waltz", "maple"]
+
+
+def _table(shown: dict[str, list[str]]) -> pa.Table:
+    rows = [
+        {
+            "query_id": f"q-{query}",
+            "query": query,
+            "rank": rank,
+            "ad_id": f"a-{ad}",
+            "ad": ad,
+            "score": 1 / rank,
+            "hit": ad in CLICKED[query],
+            "clicked_ads": CLICKED[query],
+            "seen": query == "sloop",
+            "train_clicks": ADS.index(ad),
+            "group": "tail" if ad == "wren" else "head",
+        }
+        for query, ads in shown.items()
+        for rank, ad in enumerate(ads, start=1)
+    ]
+    return pa.Table.from_pylist(rows, PREDICTIONS)
+
+
+def _found(shown: dict[str, list[str]]) -> pd.DataFrame:
+    return _table(shown).to_pandas()
+
+
+def _tables(file: Path) -> dict[str, list[list[str]]]:
+    """Return the rows of cells of each table of a page, by its title."""
+    page = file.read_text(encoding="utf-8")
+    tables = {}
+    for part in re.findall(r"<details.*?</details>", page, re.DOTALL):
+        (title,) = re.findall(r"<summary>(.*?)</summary>", part)
+        rows = re.findall(r"<tr>(.*?)</tr>", part, re.DOTALL)[1:]
+        tables[unescape(title)] = [
+            [unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in rows
+        ]
+    return tables
+
+
+def test_the_worst_queries_and_the_most_harmful_ads_are_first(tmp_path: Path) -> None:
+    shown = {
+        "robin": ["maple", "heron"],
+        "sloop": ["maple", "ketch"],
+        "<b>": ["maple", "wren"],
+        "none": ["maple", "wren"],
+    }
+    file = tmp_path / "page.html"
+    write_predictions_page(file, "mine", _found(shown))
+    page, tables = file.read_text(encoding="utf-8"), _tables(file)
+    assert tables["Worst queries"] == [
+        ["<b>", "waltz", "maple; wren", "no", "0 of 1"],
+        ["robin", "wren; heron", "maple; ✓ heron", "no", "1 of 2"],
+        ["sloop", "ketch", "maple; ✓ ketch", "yes", "1 of 1"],
+    ]
+    assert tables["Most harmful ads"][:2] == [
+        ["maple", "head", "4", "0", "4"],
+        ["wren", "tail", "2", "0", "0"],
+    ]
+    assert tables["By popularity"] == [["head", "3", "6", "33.3%"], ["tail", "1", "2", "0.0%"]]
+    assert sorted(row[0] for row in tables["Some queries"]) == ["<b>", "robin", "sloop"]
+    assert "<li>33% of 3 queries find nothing that was clicked.</li>" in page
+    assert "<li>Queries that are new: 2, R@10 25.0%.</li>" in page
+    assert "<li>Queries seen in training: 1, R@10 100.0%.</li>" in page
+
+
+def test_what_another_run_finds_is_told_as_won_and_lost(tmp_path: Path) -> None:
+    mine = _found({"robin": ["wren", "heron"], "sloop": ["maple"], "<b>": ["waltz"]})
+    other = _found({"robin": ["wren", "maple"], "sloop": ["ketch"], "<b>": ["wren", "waltz"]})
+    write_predictions_page(tmp_path / "page.html", "mine", mine, other)
+    tables = _tables(tmp_path / "page.html")
+    assert tables["Won: queries that find more"] == [
+        ["robin", "wren; heron", "✓ wren; ✓ heron", "✓ wren; maple", "2 of 2", "1"]
+    ]
+    assert tables["Lost: queries that find less"] == [
+        ["sloop", "ketch", "maple", "✓ ketch", "0 of 1", "1"]
+    ]
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Of 3 queries of both runs, 1 find more" in page
+    assert "1 less, 1 as much" in page
+
+
+def test_ranks_after_the_tenth_are_not_read(tmp_path: Path) -> None:
+    ads = [*["maple"] * 10, "ketch"]
+    pq.write_table(_table({"sloop": ads}), tmp_path / "some.parquet")
+    assert read_predictions(tmp_path / "some.parquet")["ad"].tolist() == ads[:10]
+
+
+@pytest.mark.parametrize("content", [b"no parquet", None])
+def test_other_files_are_refused(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "some.parquet"
+    if content is None:
+        pq.write_table(pa.table({"rank": [1], "ad": ["x"]}), file)
+    else:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=r"some\.parquet has no predictions of jobs/evaluate\.py"):
+        read_predictions(file)
