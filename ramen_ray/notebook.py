@@ -21,9 +21,11 @@ from ramen_ray import presets as presets
 from ramen_ray.config import overlay as overlay
 from ramen_ray.data.checks import validate as validate
 from ramen_ray.data.store.dataset import Dataset as Dataset
+from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.column_names import Columns as Columns
+from ramen_ray.errors import first_line_of
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint as evaluate
 from ramen_ray.orchestration.run.finished import retriever_uri
 from ramen_ray.orchestration.run.fit import fit as fit
@@ -80,14 +82,17 @@ def write_dataset(
             :class:`~ramen_ray.data.tables.clicks.settings.UserTables`.
 
     Raises:
-        DatasetError: a row is wrong, or the folder exists.
+        DatasetError: a frame has mixed columns, a row is wrong, or the folder exists.
     """
     with TemporaryDirectory() as name:
         folder = Path(name)
 
         def written(name: str, frame: Frame) -> str:
             file = folder / f"{name}.parquet"
-            pq.write_table(pa.table(frame), file)
+            try:
+                pq.write_table(pa.table(frame), file)
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                raise DatasetError(f"{name} is no table: {first_line_of(error)}") from error
             return str(file)
 
         def edges(side: str, given: Mapping[str, Frame] | None) -> dict[str, str]:

@@ -26,6 +26,7 @@ GROUP_METRIC = "R@10"
 COMBINER_METRICS = ("P@1", "P@5", "N@5", "R@10", "R@100")
 GAIN_METRICS = ("P@1", "N@5", "R@10")
 TABLE_METRICS = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100")
+OF_QUERIES = {"train queries": "seen", "new queries": "new", "by clicks": "traffic"}
 CURVES = ("P@1", "P@3", "P@5", "R@10")
 BAD_MATCHES = ("named_queries", "BMR@1", "BMR@3", "BMR@5")
 
@@ -53,13 +54,21 @@ def write_plots(folder: Path, run: Run, untrained: Metrics, trained: Metrics) ->
 
 
 def metrics_table(metrics: BySplit) -> Table:
-    """Return a table in per cent of metrics, given by row and split."""
+    """Return a table in per cent of metrics, given by row and split.
+
+    A split that has train queries too also gets the metrics of these, of the others, and of all by
+    their clicks.
+    """
     table = Table("split", "encoder", *TABLE_METRICS)
     splits = list(dict.fromkeys(split for by_split in metrics.values() for split in by_split))
     for split in splits:
         for row, by_split in metrics.items():
-            values = (f"{100 * by_split[split][name]:.2f}" for name in TABLE_METRICS)
-            table.add_row(split, row, *values)
+            found = by_split[split]
+            table.add_row(split, row, *(f"{100 * found[name]:.2f}" for name in TABLE_METRICS))
+            for of, group in OF_QUERIES.items() if "seen/P@1" in found else ():
+                values = (found.get(f"{group}/{name}") for name in TABLE_METRICS)
+                cells = ("–" if value is None else f"{100 * value:.2f}" for value in values)
+                table.add_row(f"{split}, {of}", row, *cells)
     return table
 
 

@@ -57,7 +57,8 @@ def click_leaks(tables: Tables) -> list[Finding]:
         TRAIN,
         "ad_ids",
         "train click that is a held-out click reversed",
-        "the answer can be learnt from it; leave these clicks out of the train split",
+        "the answer can be learnt from it; leave these clicks out of the train split"
+        " (jobs/ingest.py tables --drop-reversed-clicks does)",
         """
         SELECT row, {'query': clicks.text, 'ad': ads.text} AS value
         FROM clicks JOIN leaks ON query_id = node AND ad_id = anchor JOIN ads USING (ad_id)

@@ -119,7 +119,8 @@ def _seen_in_training(table: str) -> TableRule:
         table,
         "text",
         f"query that {TRAIN} has too, up to case and white space",
-        "metrics on it are too good; leave it out of one of the two",
+        "metrics on it are too good, unless its clicks here are later ones; leave it out of one of"
+        " the two, or read seen/ and new/ metrics apart",
         f"""
         SELECT rowid AS row, text AS value FROM {name_literal(table)}
         WHERE folded IN (SELECT folded FROM {name_literal(TRAIN)} WHERE folded IS NOT NULL)

@@ -82,6 +82,14 @@ class Prepared:
         """Train clicks, train query rows x ads, with their weights if these differ."""
         return Csr.open(self.path / "clicks" / "train")
 
+    def traffic(self, split: str) -> NDArray[np.float64]:
+        """(queries,) float64, the clicks that each query of a held-out split had, by weight."""
+        return np.asarray(np.load(self.path / "clicks" / split / "traffic.npy", mmap_mode="r"))
+
+    def trained_queries(self, split: str) -> NDArray[np.bool_]:
+        """(queries,) bool, which queries of a split have the tokens of a train query's text."""
+        return np.isin(self.queries[split].hashes, self.queries["train"].hashes)
+
     def filters(self, split: str) -> NDArray[np.int64]:
         """(pairs, 2) int64 (query row, ad) pairs to drop from a split's predictions."""
         return np.asarray(np.load(self.path / "filters" / f"{split}.npy", mmap_mode="r"))

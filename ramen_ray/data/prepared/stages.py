@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s, to_lists
+from ramen_ray.data.arrays import Float64s, Int64s, to_lists
 from ramen_ray.data.prepared.csr import accumulate, id_type
 from ramen_ray.data.prepared.hashing import mix
 from ramen_ray.data.prepared.tokens import write_hashes
@@ -189,6 +189,17 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_ads: int) -> Non
         _join_weights(target, parts)
         counts = sum(np.bincount(ads, minlength=num_ads) for ads in _pieces(parts, "ad_ids"))
         np.save(folder / "train_click_counts.npy", counts)
+    else:
+        pieces = zip(_pieces(parts, "degrees"), _pieces(parts, "weight"), strict=True)
+        _join(target / "traffic.npy", np.float64, (_traffic(*piece) for piece in pieces))
+
+
+def _traffic(degrees: Int64s, weights: Float64s) -> Float64s:
+    """Return the sum of the weights of each query's clicks, or their number if none has one."""
+    if not len(weights):
+        return degrees.astype(np.float64)
+    rows = np.repeat(np.arange(len(degrees)), degrees)
+    return np.bincount(rows, weights, minlength=len(degrees)).astype(np.float64)
 
 
 def _join_edges(target: Path, parts: pa.Table, node_keys: Int64s, num_anchors: int) -> None:

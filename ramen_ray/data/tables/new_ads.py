@@ -1,5 +1,6 @@
 """Read which ads come and go after training, and first clicks on those that come."""
 
+import logging
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,12 +9,14 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.texts import normalized
+from ramen_ray.data.store.texts import nearly, normalized
 from ramen_ray.data.tables.column_names import NewAdColumns
-from ramen_ray.data.tables.reading.columns import id_column, text_column
+from ramen_ray.data.tables.reading.columns import NullWords, id_column, text_column
 from ramen_ray.data.tables.reading.loading import UserTable
 
 ADVICE = "correct these rows"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class NewAds:
     """Table of first clicks on some of the ads. Only a retriever with a combiner can use them."""
     columns: NewAdColumns = field(default_factory=NewAdColumns)
     """Names of the columns in the tables."""
+    null_words: NullWords = "refuse"
+    """What to do with rows whose id or text is a word for nothing, such as NULL or N/A, if there
+    are more than a few."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,7 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
 
     Raises:
         DatasetError: no table is given, or one beside ``sync``; a table cannot be read, or an id is
-            in use; or no ad would be left.
+            in use; ids are spelt in another way; or no ad would be left.
     """
     ids = known["ad_id"].cast(pa.string()).combine_chunks()
     if given.sync is not None:
@@ -68,20 +74,18 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
         return _all_ads(given, known, ids)
     if not (given.ads or given.remove):
         raise DatasetError("give --ads, --remove or --sync")
-    ended = pa.array([], pa.string())
-    if given.remove:
-        ended = _read_ids(given.remove, given.columns)
+    ended = _read_ids(given, ids) if given.remove else pa.array([], pa.string())
     stays = ~_among(ids, ended)
     kept, added = np.flatnonzero(stays), known.slice(0, 0)
     if given.ads:
-        added = read_new_ads(given.ads, ids.filter(pa.array(stays)), given.columns)
+        added = _read_ads(given, given.ads, ids.filter(pa.array(stays)))
     if not len(kept) + len(added):
         raise DatasetError(f"{given.remove} names all ads; a retriever needs one")
     return Changes(kept, added, 0, len(ended) - int((~stays).sum()))
 
 
 def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array) -> Changes:
-    listed = read_new_ads(str(given.sync), pa.array([], pa.string()), given.columns)
+    listed = _read_ads(given, str(given.sync), pa.array([], pa.string()), synced=ids)
     places = pc.index_in(ids, listed["ad_id"].combine_chunks())
     texts = listed["text"].combine_chunks().take(places)
     before = normalized(known["text"].cast(pa.string()).combine_chunks())
@@ -91,54 +95,70 @@ def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array) -> Changes:
     return Changes(np.flatnonzero(is_same), added, num_changed)
 
 
-def _read_ids(source: str, named: NewAdColumns) -> pa.Array:
-    """Read the distinct ids of a table."""
-    table = UserTable(source, {"ad_id": id_column(named.ad_id)}, skip_bad_rows=False, advice=ADVICE)
-    ids = table.read()["ad_id"]
-    table.check()
-    return pc.unique(ids)
+def _read_ids(given: NewAds, known: pa.Array) -> pa.Array:
+    """Read the distinct ids of the ads that have ended."""
+    columns = {"ad_id": id_column(given.columns.ad_id, given.null_words)}
+    table = UserTable(str(given.remove), columns, skip_bad_rows=False, advice=ADVICE)
+    rows = table.read()
+    _report_other_spellings(table, rows, known)
+    _check(table)
+    return pc.unique(rows["ad_id"])
 
 
-def read_new_ads(source: str, known: pa.Array, named: NewAdColumns) -> pa.Table:
-    """Read a table of new ads, ``ad_id`` and ``text``, both as strings; ``known`` ids are in use.
+def _read_ads(given: NewAds, source: str, in_use: pa.Array, synced: pa.Array = None) -> pa.Table:
+    """Read a table of ads, ``ad_id`` and ``text``, both as strings.
 
-    Raises:
-        DatasetError: the table is missing or empty, or rows have no id, no text, or an id that is
-            in use, by an earlier row or a known ad.
+    Ids that are ``in_use`` are refused, and repeated ones; those of ``synced`` ads should go on.
     """
     columns = {
-        "ad_id": id_column(named.ad_id),
-        "text": text_column(named.ad_text, change=normalized),
+        "ad_id": id_column(given.columns.ad_id, given.null_words),
+        "text": text_column(given.columns.ad_text, given.null_words, normalized),
     }
     table = UserTable(source, columns, skip_bad_rows=False, advice=ADVICE)
     ads = table.read()
-    in_use = _repeats(ads["ad_id"]) | _among(ads["ad_id"], known.cast(pa.string()))
+    twice = _repeats(ads["ad_id"]) | _among(ads["ad_id"], in_use)
     table.report_rows(
         "ad_id",
         "ids are in use",
         "leave out ads that are indexed already",
-        ads.filter(pa.array(in_use)),
+        ads.filter(pa.array(twice)),
     )
-    table.check()
+    if synced is not None:
+        _report_other_spellings(table, ads, synced)
+    _check(table)
     if not len(ads):
         raise DatasetError(f"{source} holds no ads")
     return ads.select(["ad_id", "text"])
 
 
-def read_first_clicks(source: str, new: pa.Table, named: NewAdColumns) -> tuple[Int64s, list[str]]:
-    """Read a first click on each of some new ads.
+def _report_other_spellings(table: UserTable, rows: pa.Table, known: pa.Array) -> None:
+    """Report unknown ids that are known ones in another spelling; refuse them if most are so."""
+    unknown = rows.filter(pa.array(~_among(rows["ad_id"], known)))
+    missed = known.filter(pa.array(~_among(known, rows["ad_id"])))
+    is_near = _among(nearly(unknown["ad_id"].combine_chunks()), nearly(missed))
+    table.report_rows(
+        "ad_id",
+        "ids are those of ads but for case, spaces, leading zeros or a final .0",
+        f"write ids as the retriever has them, such as {known[0].as_py()!r}",
+        unknown.filter(pa.array(is_near)),
+        most=len(unknown) // 2,
+    )
 
-    Returns rows (clicks,) of ``new``, as :func:`read_new_ads` returns them, and the queries' texts.
+
+def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
+    """Read a first click on each of some new ads, which are those of :class:`Changes`.
+
+    Returns rows (clicks,) of ``new``, and the queries' texts.
 
     Raises:
         DatasetError: the table is missing, or rows have no query, an ad that is not new, or an ad
             of an earlier row.
     """
     columns = {
-        "ad_id": id_column(named.clicks_ad),
-        "query": text_column(named.clicks_query, change=normalized),
+        "ad_id": id_column(given.columns.clicks_ad, given.null_words),
+        "query": text_column(given.columns.clicks_query, given.null_words, normalized),
     }
-    table = UserTable(source, columns, skip_bad_rows=False, advice=ADVICE)
+    table = UserTable(str(given.clicks), columns, skip_bad_rows=False, advice=ADVICE)
     clicks = table.read()
     rows = pc.index_in(clicks["ad_id"], new["ad_id"])
     table.report_rows(
@@ -153,8 +173,15 @@ def read_first_clicks(source: str, new: pa.Table, named: NewAdColumns) -> tuple[
         "give one click of each ad",
         clicks.filter(pa.array(_repeats(clicks["ad_id"]))),
     )
-    table.check()
+    _check(table)
     return rows.to_numpy().astype(np.int64), clicks["query"].to_pylist()
+
+
+def _check(table: UserTable) -> None:
+    """Refuse bad rows; log how many are left out, and why."""
+    table.check()
+    for reason, number in (+table.left_out).items():
+        logger.warning("%s: %d rows left out: %s", table.source, number, reason)
 
 
 def _repeats(cells: pa.ChunkedArray) -> Booleans:

@@ -41,10 +41,11 @@ from ramen_ray.method.retrieval.search import (
 
 KS = (1, 3, 5, 10, 100)
 GROUP_KS = (1, 5, 10)
+OF_GROUPS = [f"{name}@{k}" for k in GROUP_KS for name in "PR"]
 METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] + [
-    f"{group}/{name}@{k}" for group in ("head", "torso", "tail") for k in GROUP_KS for name in "PR"
+    f"{group}/{name}" for group in ("head", "torso", "tail", "traffic") for name in OF_GROUPS
 ]
-"""The names of the metrics that :meth:`Judgement.metrics` returns."""
+"""The names of the metrics that :meth:`Judgement.metrics` always returns."""
 NO_FILTERS = np.empty((0, 2), dtype=np.int64)
 QUERIES_PER_BLOCK = 1 << 14
 
@@ -65,12 +66,16 @@ class Judgement:
         truth: queries x ads, the clicks to be found.
         inverse: (ads,) inverse propensities.
         groups: the ads by popularity: head, torso and tail.
+        traffic: (queries,) the clicks that each query had, by weight.
+        trained: (queries,) bool, whether it is a train query too; None if that is not known.
         filters: (pairs, 2) of (query row, ad id), which are dropped from predictions.
     """
 
     truth: Csr
     inverse: Float64s
     groups: Mapping[str, Booleans]
+    traffic: Float64s
+    trained: Booleans | None = None
     filters: NDArray[np.int64] = field(default_factory=lambda: NO_FILTERS)
 
     @classmethod
@@ -82,17 +87,23 @@ class Judgement:
         propensity: Propensity,
         filters: NDArray[np.int64] = NO_FILTERS,
     ) -> "Judgement":
-        """Compute popularity and propensity from the train clicks (ads,) and clicked queries."""
+        """Compute popularity and propensity from the train clicks (ads,) and clicked queries.
+
+        All clicks weigh the same.
+        """
         a, b = propensity.a, propensity.b
         inverse = inverse_propensities(train_click_counts, num_train_queries, a, b)
-        return cls(truth, inverse, popularity_groups(train_click_counts), filters)
+        traffic = np.diff(truth.indptr).astype(np.float64)
+        groups = popularity_groups(train_click_counts)
+        return cls(truth, inverse, groups, traffic, filters=filters)
 
     @classmethod
     def from_prepared(cls, data: Prepared, split: str, propensity: Propensity) -> "Judgement":
         """Return the judgement of predictions for the queries of a split."""
         counts = data.train_click_counts
         num_queries, filters = len(data.clicked_queries), data.filters(split)
-        return cls.from_clicks(data.clicks[split], counts, num_queries, propensity, filters)
+        judged = cls.from_clicks(data.clicks[split], counts, num_queries, propensity, filters)
+        return replace(judged, traffic=data.traffic(split), trained=data.trained_queries(split))
 
     @property
     def depth(self) -> int:
@@ -108,9 +119,21 @@ class Judgement:
         return self.by_query(self.shown(found)[0])
 
     def by_query(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, PerQuery]:
-        """Return ``METRICS`` by query of ad ids (queries, k), best first, -1 after the last."""
+        """Return ``METRICS`` by query of ad ids (queries, k), best first, -1 after the last.
+
+        If some queries were trained on and others not, also of either: ``seen/``, ``new/``.
+        """
         overall = query_metrics(topk_ad_ids, self.truth, self.inverse, KS)
-        return overall | group_metrics(topk_ad_ids, self.truth, self.groups, GROUP_KS)
+        weights: dict[str, Float64s | Booleans] = {"traffic": self.traffic}
+        if self.trained is not None and 0 < self.trained.sum() < len(self.trained):
+            weights |= {"seen": self.trained, "new": ~self.trained}
+        weighted = {
+            f"{group}/{name}": (overall[name][0] * weight, overall[name][1] * weight)
+            for group, weight in weights.items()
+            for name in OF_GROUPS
+        }
+        by_ads = group_metrics(topk_ad_ids, self.truth, self.groups, GROUP_KS)
+        return overall | by_ads | weighted
 
     def metrics(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, float]:
         """Return the metrics of :meth:`by_query` over all queries."""
@@ -118,9 +141,7 @@ class Judgement:
 
     def known(self, data: Prepared, split: str) -> Known:
         """Return what training knew of the queries of a split, and of the ads."""
-        trained = data.queries["train"].hashes[data.clicked_queries]
-        seen = np.isin(data.queries[split].hashes, trained)
-        return Known(seen, np.asarray(data.train_click_counts), self.groups)
+        return Known(data.trained_queries(split), np.asarray(data.train_click_counts), self.groups)
 
     def on_tail(self) -> "Judgement":
         """Return the judgement by clicks on tail ads only."""
@@ -147,6 +168,10 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> JudgedQueries
         filters = np.stack([pairs[name].to_numpy() for name in ("query_id", "ad_id")], axis=1)
     num_queries = int((train.per_query > 0).sum())
     judgement = Judgement.from_clicks(truth, train.per_ad, num_queries, propensity, filters)
+    if "weights" in queries.column_names:
+        weights = queries["weights"].combine_chunks().flatten().to_numpy()
+        traffic = np.bincount(rows, weights, minlength=len(clicked)).astype(np.float64)
+        judgement = replace(judgement, traffic=traffic)
     return JudgedQueries(queries["text"].to_pylist(), judgement)
 
 

@@ -61,8 +61,8 @@ class Curriculum(StepPart):
     Attributes:
         clusters: the current ones; None while the order is random.
         seen: (train queries with clicks, D) float16, the embeddings that this epoch has seen so
-            far, less those of the last steps; zeros for others; None on other workers, and if no
-            clusters are due next.
+            far (on a GPU less those of the last steps), zeros for others; None on other workers,
+            and if no clusters are due next.
     """
 
     name = "curriculum"
@@ -86,7 +86,7 @@ class Curriculum(StepPart):
         rows = torch.from_numpy(np.searchsorted(self._rows, encoded.batch.queries))
         vectors_BD = encoded.all_queries_BD.detach().to(self.seen.dtype)
         self._coming.append((rows, vectors_BD))
-        if len(self._coming) == STEPS_AT_ONCE:
+        if len(self._coming) == STEPS_AT_ONCE or not vectors_BD.is_cuda:
             self._keep()
 
     def _keep(self) -> None:

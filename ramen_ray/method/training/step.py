@@ -4,9 +4,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ramen_ray.data.prepared.hashing import keyed_hash
+from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import encode
@@ -31,6 +34,9 @@ class StepMemoryError(RuntimeError):
             f"in more workers (workers.num_workers), or leave them more of each GPU "
             f"(workers.gpus_per_worker 1)"
         )
+
+
+DROPOUT_KEY = 1
 
 
 @dataclass
@@ -84,6 +90,7 @@ def train_steps(
     with closing(ahead_for(device, made)) as batches:
         for inputs in batches:
             state.weights = weights
+            _seed_dropout(sampler.seed, state.step)
             try:
                 losses = _step(state, inputs, objective, times, use_bf16, max_gradient_norm)
             except torch.OutOfMemoryError as error:
@@ -118,3 +125,9 @@ def _step(
     for part in state.parts:
         part.after(encoded)
     return losses.detach()
+
+
+def _seed_dropout(seed: int, step: int) -> None:
+    """Make what a step drops depend on nothing else, so that a resumed run drops the same."""
+    hashed = keyed_hash((seed, step, DROPOUT_KEY), np.array([world()[0]]))
+    torch.manual_seed(int(hashed[0] >> np.uint64(1)))

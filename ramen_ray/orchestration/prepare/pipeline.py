@@ -44,7 +44,7 @@ from ramen_ray.told import told
 
 logger = logging.getLogger(__name__)
 
-PREPARED_VERSION = 9
+PREPARED_VERSION = 10
 GROUPS_PER_TASK = 4
 ROWS_PER_BATCH = 131_072  # so that a word is tokenised once for many texts
 MAX_WARNINGS_SHOWN = 3

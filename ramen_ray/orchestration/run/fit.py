@@ -28,12 +28,7 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.run.progress import shown_progress
 from ramen_ray.orchestration.run.ready import edges_to_train
-from ramen_ray.orchestration.run.task import (
-    OnReport,
-    WorkerResult,
-    WorkerTask,
-    train_loop_per_worker,
-)
+from ramen_ray.orchestration.run.task import OnReport, WorkerResult, WorkerTask
 from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
@@ -162,16 +157,13 @@ def _train(
     on_report: OnReport | None,
 ) -> WorkerResult:
     if on_report is not None:
-        from ramen_ray.orchestration.run.loop import run_worker
-        from ramen_ray.orchestration.run.setup import only_worker
+        from ramen_ray.orchestration.run.training import only_worker
 
-        return run_worker(task, only_worker(on_report))
-    if task.config.workers.num_workers == 1 and parent is None:
-        return train_in_one_worker(task)
-    trained: WorkerResult = train_in_workers(
-        train_loop_per_worker, task, task.config.workers, Path(task.run_directory), callbacks
-    )
-    return trained
+        return task.train(only_worker(on_report))
+    workers = task.config.workers
+    if workers.num_workers == 1 and parent is None:
+        return train_in_one_worker(task, workers)
+    return train_in_workers(task, workers, Path(task.run_directory), callbacks)
 
 
 @contextmanager

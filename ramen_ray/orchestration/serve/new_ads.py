@@ -14,7 +14,7 @@ from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.tables.new_ads import NewAds, read_changes, read_first_clicks
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import Embeddings
-from ramen_ray.method.novel_ads.retriever import combiner_of
+from ramen_ray.method.novel_ads.representation import combiner_of
 from ramen_ray.method.retrieval.retriever_folder import add_ads, keep_ads, known_ads, text_embedder
 from ramen_ray.orchestration.serve.versions import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
@@ -89,7 +89,7 @@ def _represent(
         return None
     if given.clicks is None:
         return lambda _, vectors: combined.represent(vectors)
-    rows, texts = read_first_clicks(given.clicks, new, given.columns)
+    rows, texts = read_first_clicks(given, new)
     queries = text_embedder(folder, "queries")(texts)
 
     def represent(first: int, vectors: Embeddings) -> Embeddings:

@@ -22,7 +22,6 @@ from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.checks import check_config
@@ -35,10 +34,10 @@ from ramen_ray.orchestration.run.directory import (
     finished_run,
 )
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.tune.trials import run_trials
+from ramen_ray.orchestration.tune.trials import parent_run, run_trials
 from ramen_ray.orchestration.tune.variants import AblationConfig, Variant, used_sets, variants_of
 from ramen_ray.reports.ablation import VariantFigures, write_ablation_report
-from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 
@@ -83,16 +82,13 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     key = experiment_hash(config, dataset.fingerprint)
     name = config.name or joined_name(dataset.name, "ablation", key)
     directory = RunDirectory(output / "ablations" / name)
-    with directory.held():
-        directory.refuse_changed(made_from, config.allow_changed)
-        start_ray(show_workers=False, for_ray_train=True)
-        check_resources(config.workers)
+    with parent_run(directory, config, made_from) as run:
+        settings = {name: str(value) for name, value in ablation.model_dump().items()}
+        run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
         data = prepare(dataset, output / "prepared", tokenizer)
         propagated = propagated_dataset(config, dataset)
         if propagated is None:
-            variants = {
-                name: variant for name, variant in variants.items() if not variant.propagated
-            }
+            variants = {name: one for name, one in variants.items() if not one.propagated}
         else:
             prepare(propagated, output / "prepared", tokenizer)
         seeds = range(config.seed, config.seed + ablation.seeds)
@@ -106,22 +102,16 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
             if one is not None
         }
         missing = _missing(runs, expected)
-        known = directory.notes.get("mlflow_run_id")
-        run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
-        directory.note(mlflow_run_id=run.id, made_from=made_from)
-        settings = {name: str(value) for name, value in ablation.model_dump().items()}
-        run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
-        with run.closing():
-            if errors := run_trials(missing, run, directory.path, expected):
-                check_meanwhile(made_from, identity_of(config, Dataset(config.dataset)))
-                raise RunError(_failures(errors, len(missing)))
-            figures = _compare(variants, runs, data)
-            report = directory.path / "report"
-            write_ablation_report(report, figures)
-            run.log_artifacts(report)
-            for variant_name, of_variant in figures.items():
-                logged = of_variant.logged.items()
-                run.log_metrics({f"{variant_name}/{metric}": value for metric, value in logged})
+        if errors := run_trials(missing, run, directory.path, expected):
+            check_meanwhile(made_from, identity_of(config, Dataset(config.dataset)))
+            raise RunError(_failures(errors, len(missing)))
+        figures = _compare(variants, runs, data)
+        report = directory.path / "report"
+        write_ablation_report(report, figures)
+        run.log_artifacts(report)
+        for variant_name, of_variant in figures.items():
+            logged = of_variant.logged.items()
+            run.log_metrics({f"{variant_name}/{metric}": value for metric, value in logged})
         return AblationResult(figures, report, run)
 
 

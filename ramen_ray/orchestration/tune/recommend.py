@@ -4,19 +4,13 @@ First all bases, each with and without the graph, with the recipe's constants; t
 best of them: learning rates, single anchor sets, highest λ. Whatever lags behind is stopped early.
 """
 
-import json
 import logging
-import tempfile
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow.parquet as pq
-from ray import tune
-from ray.tune.experiment import Trial
 
 from ramen_ray.bases import BaseName
 from ramen_ray.config import (
@@ -24,6 +18,7 @@ from ramen_ray.config import (
     WITHOUT_GRAPH,
     DatasetPath,
     Name,
+    Positive,
     PositiveFloat,
     RunConfig,
     Section,
@@ -33,22 +28,25 @@ from ramen_ray.config import (
     with_absolute_paths,
 )
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.judgement import KS, Judgement
+from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
-from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import build_propensity
+from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.run.checks import check_config
-from ramen_ray.orchestration.run.directory import RunDirectory, RunError, experiment_hash
+from ramen_ray.orchestration.run.directory import (
+    VALIDATION_ADS_FILE,
+    RunDirectory,
+    RunError,
+    experiment_hash,
+)
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.run.task import VALIDATION
-from ramen_ray.orchestration.tune.ends import EPOCH, SUMMARY, name_of
-from ramen_ray.orchestration.tune.trials import Budget, run_trials
+from ramen_ray.orchestration.tune.outcomes import Outcomes
+from ramen_ray.orchestration.tune.trials import Budget, parent_run, run_trials
 from ramen_ray.orchestration.tune.variants import used_sets
 from ramen_ray.presets import PRESETS, lambdas, with_base
 from ramen_ray.reports.recommendation import (
@@ -57,7 +55,7 @@ from ramen_ray.reports.recommendation import (
     verdict,
     write_recommendation,
 )
-from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +76,11 @@ class RecommendConfig(Section):
     """Minutes to train candidates; what is found by then counts."""
     encoders: tuple[Literal["bag", "minilm", "minilm-6"], ...] = ("bag",)
     """Presets whose encoders are compared."""
+    max_queries: Positive = 20_000
+    """Train queries that candidates are trained on. Of more, these are a sample of queries that
+    share ads, with their clicks and edges."""
     seed: int = 0
-    """Seed of every run."""
+    """Seed of every run, and of the sample."""
     output: str = "outputs"
     """Folder of prepared data, runs, and the MLflow store."""
     name: Name | None = None
@@ -118,46 +119,65 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         RunError: no candidate was validated within the time, another process is searching, or the
             dataset has changed meanwhile.
     """
-    first = with_absolute_paths(_start(settings, settings.encoders[0]))
-    dataset, output = Dataset(first.dataset), Path(first.output)
-    made_from = identity_of(first, dataset)
-    tokenizer = check_config(first, dataset)
-    key = experiment_hash(first, dataset.fingerprint)
-    name = settings.name or joined_name(dataset.name, "recommend", key)
+    first = _start(settings, settings.encoders[0], settings.dataset)
+    whole, output = Dataset(first.dataset), Path(first.output)
+    made_from = identity_of(first, whole)
+    check_config(first, whole)
+    key = experiment_hash(first, whole.fingerprint)
+    name = settings.name or joined_name(whole.name, "recommend", key)
     directory = RunDirectory(output / "recommendations" / name)
-    with directory.held():
-        directory.refuse_changed(made_from, False)
-        start_ray(show_workers=False, for_ray_train=True)
-        check_resources(settings.workers)
-        data = prepare(dataset, output / "prepared", tokenizer)
-        known = directory.notes.get("mlflow_run_id")
-        run = open_run(tracking_uri(output), settings.experiment, name, output, known)
-        directory.note(mlflow_run_id=run.id, made_from=made_from)
-        run.log_parameters(flatten(settings), {"dataset": dataset.name})
-        with run.closing():
-            search = _Search(settings, directory, run, made_from)
-            search.train(search.bases(), FIRST_STAGE)
-            search.train(search.near() or search.bases(), 1.0)
-            if not search.outcomes:
-                raise RunError(
-                    f"{settings.minutes:g} minutes are too few: no candidate was validated"
-                )
-            check_meanwhile(made_from, identity_of(first, Dataset(first.dataset)))
-            outcomes, gains = search.outcomes, search.gains(data)
-            table = outcome_table(outcomes)
-            sentences = verdict(outcomes, gains, len(data.queries["validation"]))
-            report = directory.path / "report"
-            write_recommendation(report, outcomes, table, sentences)
-            run.log_artifacts(report)
-            best = next(iter(outcomes.values()))
-            run.log_metrics({"best/P@1": best.p_at_1, "best/R@10": best.r_at_10})
-            return Recommendation(search.best(), table, sentences, report, run)
+    with parent_run(directory, first, made_from) as run:
+        run.log_parameters(flatten(settings), {"dataset": whole.name})
+        dataset = _sampled(whole, directory, settings)
+        search = _Search(settings, directory, run, dataset)
+        search.train(search.bases(), FIRST_STAGE)
+        search.train(search.near() or search.bases(), 1.0)
+        if not search.outcomes:
+            raise RunError(f"{settings.minutes:g} minutes are too few: no candidate was validated")
+        check_meanwhile(made_from, identity_of(first, Dataset(first.dataset)))
+        data = prepare(dataset, output / "prepared", encoder_tokenizer(first.encoder))
+        outcomes = search.outcomes
+        table = outcome_table(outcomes)
+        sentences = verdict(outcomes, search.gains(data), len(data.queries["validation"]))
+        if dataset is not whole:
+            sentences.append(_about_the_sample(dataset, whole))
+        report = directory.path / "report"
+        write_recommendation(report, outcomes, table, sentences)
+        run.log_artifacts(report)
+        best = next(iter(outcomes.values()))
+        run.log_metrics({"best/P@1": best.p_at_1, "best/R@10": best.r_at_10})
+        config = overlay(search.best(), {"dataset": str(whole.path)})
+        return Recommendation(config, table, sentences, report, run)
 
 
-def _start(settings: RecommendConfig, encoder: str) -> RunConfig:
+def _sampled(whole: Dataset, directory: RunDirectory, settings: RecommendConfig) -> Dataset:
+    """Return the dataset that candidates are trained on: the user's, or a sample of a large one."""
+    if whole.num_rows(TRAIN) <= settings.max_queries:
+        return whole
+    folder = directory.path / "sample"
+    if not folder.is_dir():
+        return sample_dataset(whole.path, folder, settings.max_queries, settings.seed)
+    return Dataset(folder)
+
+
+def _about_the_sample(sample: Dataset, whole: Dataset) -> str:
+    """Say how small a sample is."""
+    counts = {
+        what: f"{sample.num_rows(table):,} of {whole.num_rows(table):,} {what}"
+        for what, table in (("train queries", TRAIN), ("ads", "ads"))
+    }
+    times = whole.num_rows(TRAIN) / sample.num_rows(TRAIN)
+    return (
+        f"on a sample: {' and '.join(counts.values())}, with the clicks and edges among them; with "
+        f"fewer ads to choose from, figures are higher than on all data, where a training takes "
+        f"about {times:.0f} times the seconds"
+    )
+
+
+def _start(settings: RecommendConfig, encoder: str, dataset: str) -> RunConfig:
     own = settings.model_dump(include={"seed", "output", "experiment", "workers"})
     decides = {"training.selection_metric": "R@10"}
-    return overlay(PRESETS[encoder](settings.dataset), {**own, **decides})
+    return with_absolute_paths(overlay(PRESETS[encoder](dataset), {**own, **decides}))
 
 
 @dataclass
@@ -167,11 +187,11 @@ class _Search:
     settings: RecommendConfig
     directory: RunDirectory
     run: Run
-    made_from: Mapping[str, Any]
+    dataset: Dataset
 
     def __post_init__(self) -> None:
         self.candidates: dict[str, RunConfig] = {}
-        self.kept = _Outcomes(self.directory)
+        self.kept = Outcomes(self.directory)
 
     @property
     def outcomes(self) -> dict[str, Outcome]:
@@ -183,7 +203,7 @@ class _Search:
         """Return every base of every encoder, with the graph and without."""
         found = {}
         for encoder in self.settings.encoders:
-            start = with_absolute_paths(_start(self.settings, encoder))
+            start = _start(self.settings, encoder, str(self.dataset.path))
             for base in BASES:
                 own = with_base(start, {"base.kind": base})
                 if used_sets(start):
@@ -213,20 +233,19 @@ class _Search:
     def train(self, candidates: Mapping[str, RunConfig], share: float) -> None:
         """Train candidates until a share of the time is over."""
         self.candidates |= candidates
-        before = self.directory.notes.get("used_seconds", 0.0)
-        left = 60 * self.settings.minutes * share - before
+        left = 60 * self.settings.minutes * share - self.kept.used_seconds
         missing = {
-            name: overlay(one, {"name": joined_name(self.directory.name, name)})
-            for name, one in candidates.items()
+            joined_name(self.directory.name, name): name
+            for name in candidates
             if name not in self.kept.ended()
         }
         if not missing or left < 1:
             return
-        configs = {str(one.name): one for one in missing.values()}
-        self.kept.begin({str(one.name): name for name, one in missing.items()}, before)
-        epochs = next(iter(configs.values())).training.epochs
-        budget = Budget(left, max(round(GRACE * epochs), 1), (self.kept,))
-        expected = {one.dataset: dict(self.made_from) for one in configs.values()}
+        configs = {own: overlay(candidates[of], {"name": own}) for own, of in missing.items()}
+        self.kept.begin(missing)
+        first = next(iter(configs.values()))
+        budget = Budget(left, max(round(GRACE * first.training.epochs), 1), (self.kept,))
+        expected = {str(self.dataset.path): identity_of(first, self.dataset)}
         errors = run_trials(configs, self.run, self.directory.path, expected, budget)
         self.kept.note_time()
         for name, error in errors.items():
@@ -256,89 +275,6 @@ class _Search:
         }
 
     def _scores(self, name: str, data: Prepared) -> dict[str, PerQuery]:
-        config = self.candidates[name]
-        own = joined_name(self.directory.name, name)
-        dataset = Dataset(config.dataset)
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "predictions.parquet"
-            run = RunDirectory.of(config.output, own).path
-            evaluate_checkpoint(run, "validation", predictions=file)
-            found = pq.read_table(file, columns=["query_id", "ad_id", "rank"])
-        rows = {
-            column: _rows_of(dataset, table)
-            for column, table in (("query_id", "queries/validation"), ("ad_id", "ads"))
-        }
-        queries, ads = (
-            np.array([rows[column][one] for one in found[column].to_pylist()], dtype=np.int64)
-            for column in ("query_id", "ad_id")
-        )
-        topk = np.full((len(data.queries["validation"]), max(KS)), -1)
-        topk[queries, found["rank"].to_numpy() - 1] = ads
-        judgement = Judgement.from_prepared(data, "validation", build_propensity(config))
-        return judgement.by_query(topk)
-
-
-def _rows_of(dataset: Dataset, table: str) -> dict[str, int]:
-    rows = dataset.read(table)
-    ids = rows["source_id"] if "source_id" in rows.column_names else rows[0]
-    return dict(zip(map(str, ids.to_pylist()), rows[0].to_pylist(), strict=True))
-
-
-class _Outcomes(tune.Callback):
-    """Keeps the best validation of each candidate, in files that outlive this process."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        self.directory, self.folder = directory, directory.path / "outcomes"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.begin({}, 0.0)
-
-    def begin(self, names: dict[str, str], seconds_before: float) -> None:
-        """Expect trials, whose candidates are ``names``, after other trials of so many seconds."""
-        self.names, self.since = names, time.monotonic() - seconds_before
-
-    def note_time(self) -> None:
-        """Note the seconds that all trials have taken."""
-        self.directory.note(used_seconds=time.monotonic() - self.since)
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
-    ) -> None:
-        name, is_last = self.names[name_of(trial)], SUMMARY in result
-        now = Outcome(
-            result[f"{VALIDATION}P@1"],
-            result[f"{VALIDATION}R@10"],
-            result[EPOCH],
-            result["time_total_s"],
-            is_last,
-        )
-        before = self.read().get(name, now)
-        best = max(before, now, key=lambda one: (one.finished, one.value))
-        self._write(name, replace(best, epochs=now.epochs, seconds=now.seconds), is_last)
-
-    def on_trial_complete(
-        self, iteration: int, trials: list[Trial], trial: Trial, **_: Any
-    ) -> None:
-        name = self.names[name_of(trial)]
-        found = self.read()
-        if name in found:
-            self._write(name, found[name], True)
-        self.note_time()
-
-    def read(self) -> dict[str, Outcome]:
-        """Return the outcomes so far, by candidate."""
-        return {
-            name: Outcome(**{key: value for key, value in kept.items() if key != "ended"})
-            for name, kept in self._all().items()
-        }
-
-    def ended(self) -> set[str]:
-        """Return the candidates that have ended."""
-        return {name for name, kept in self._all().items() if kept["ended"]}
-
-    def _all(self) -> dict[str, dict[str, Any]]:
-        files = self.folder.glob("[!.]*.json")
-        return {file.stem: json.loads(file.read_text()) for file in files}
-
-    def _write(self, name: str, outcome: Outcome, has_ended: bool) -> None:
-        with whole_file(self.folder / f"{name}.json") as aside:
-            aside.write_text(json.dumps({**asdict(outcome), "ended": has_ended}))
+        config, own = self.candidates[name], joined_name(self.directory.name, name)
+        ads = np.load(RunDirectory.of(config.output, own).path / VALIDATION_ADS_FILE)
+        return Judgement.from_prepared(data, "validation", build_propensity(config)).by_query(ads)

@@ -28,7 +28,6 @@ from ramen_ray.config import (
 )
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
     Identity,
@@ -45,12 +44,13 @@ from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, 
 from ramen_ray.orchestration.tune.trials import (
     halving,
     num_at_once,
+    parent_run,
     report_run,
     running_tune,
     trainable,
 )
 from ramen_ray.reports.sweep import SweepTrial
-from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from ramen_ray.tracking.runs import Run
 
 TUNE_FOLDER = "tune"
 SWEEP_FORMAT = 3  # of what Tune pickles; a sweep of another format cannot be resumed
@@ -116,26 +116,19 @@ def sweep(
             been validated.
     """
     config = with_absolute_paths(config)
-    dataset, output = Dataset(config.dataset), Path(config.output)
+    dataset = Dataset(config.dataset)
     made_from = identity_of(config, dataset)
     check_config(config, dataset)
     distributions = check_space(config, space, dataset)
     plan = _plan(config, settings, distributions, dataset)
     name = config.name or joined_name(dataset.name, settings.space, _digest(plan))
-    directory = RunDirectory(output / "sweeps" / name)
-    with directory.held():
-        _refuse_another(directory, plan)
-        directory.refuse_changed(made_from, config.allow_changed)
-        # a trial that is stopped early prints a traceback
-        start_ray(show_workers=False, for_ray_train=True)
-        check_resources(config.workers)
-        known = directory.notes.get("mlflow_run_id")
-        run = open_run(tracking_uri(output), config.experiment, name, output, known)
-        directory.note(mlflow_run_id=run.id, plan=plan, made_from=made_from)
+    directory = RunDirectory(Path(config.output) / "sweeps" / name)
+    _refuse_another(directory, plan)
+    with parent_run(directory, config, made_from) as run:
+        directory.note(plan=plan)
         run.log_parameters(settings.model_dump(), {"dataset": dataset.name})
         progress = SweepProgress(config, distributions, directory, run, command)
-        with run.closing():
-            return RunningSweep(config, settings, dict(space), progress, made_from).run()
+        return RunningSweep(config, settings, dict(space), progress, made_from).run()
 
 
 def _plan(

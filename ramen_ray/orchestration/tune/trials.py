@@ -25,20 +25,22 @@ from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
 from ramen_ray.orchestration.cluster.resources import (
+    check_resources,
     no_placement_group_left,
+    start_ray,
     user_errors,
     worker_share,
 )
 from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import encoder_tokenizer
-from ramen_ray.orchestration.run.directory import Identity
+from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
 from ramen_ray.orchestration.run.identity import check_meanwhile
 from ramen_ray.orchestration.run.ready import is_ready, make_ready
 from ramen_ray.orchestration.run.task import VALIDATION
 from ramen_ray.orchestration.run.workers import START_TIMEOUT
 from ramen_ray.orchestration.tune.ends import EPOCH, NAME, SUMMARY, Ends, name_of
-from ramen_ray.tracking.runs import Run
+from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 SHOWN = ("P@1", "R@10")
 REDUCTION_FACTOR = 3
@@ -60,6 +62,32 @@ class Budget:
     seconds: float
     grace_epochs: int
     callbacks: tuple[tune.Callback, ...] = ()
+
+
+@contextmanager
+def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) -> Iterator[Run]:
+    """Hold the folder of an experiment of many runs, with Ray started and its MLflow run open.
+
+    Args:
+        directory: the experiment's, which notes what it is made from.
+        config: names the output, the MLflow experiment and the workers of its runs.
+        made_from: what it is made from now.
+
+    Raises:
+        ClusterError, TrackingError: the cluster or the store is not usable.
+        RunError: another process holds the folder, or it is made from something else.
+    """
+    output = Path(config.output)
+    with directory.held():
+        directory.refuse_changed(made_from, config.allow_changed)
+        # a trial that is stopped early prints a traceback
+        start_ray(show_workers=False, for_ray_train=True)
+        check_resources(config.workers)
+        known = directory.notes.get("mlflow_run_id")
+        run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
+        directory.note(mlflow_run_id=run.id, made_from=made_from)
+        with run.closing():
+            yield run
 
 
 def run_trials(

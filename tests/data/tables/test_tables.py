@@ -21,6 +21,7 @@ from support import (
     ROOT,
     errors_in,
     import_in_process,
+    prepare_in_process,
     rows_of,
     shares_of,
     wait_until,
@@ -34,8 +35,10 @@ from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import Splits, UserTables
 from ramen_ray.data.tables.column_names import Columns
 from ramen_ray.data.tables.reading import lines
+from ramen_ray.method.metrics.judgement import Judgement, Propensity, read_test_queries
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration.prepare.pipeline import prepare
+from ramen_ray.presets import MINILM
 
 Clicks = dict[str, dict[str, float]]
 
@@ -80,7 +83,9 @@ def _folded(text: str) -> str:
     return " ".join(text.split()).lower()
 
 
-def _by_loops(events: list[tuple[int, int, int, int]], validation: int, test: int) -> Any:
+def _by_loops(
+    events: list[tuple[int, int, int, int]], validation: int, test: int, all_clicks: bool = False
+) -> Any:
     """Split by time with loops; returns {split: {query: {ad: weight}}}."""
     text_of = [*QUERY_TEXTS, QUERY_TEXTS[2], QUERY_TEXTS[3]]
     period_of = {day: (day >= validation) + (day >= test) for day in range(1, 32)}
@@ -91,18 +96,18 @@ def _by_loops(events: list[tuple[int, int, int, int]], validation: int, test: in
     found: dict[str, Any] = {split: defaultdict(lambda: defaultdict(float)) for split in SPLITS}
     for query, ad, count, day in events:
         text = text_of[query]
-        if period_of[day] == first[_folded(text)]:
+        if all_clicks or period_of[day] == first[_folded(text)]:
             found[SPLITS[period_of[day]]][text][f"ad number {ad}"] += count
     return {split: {q: dict(ads) for q, ads in rows.items()} for split, rows in found.items()}
 
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(events=EVENTS)
-def test_a_split_by_time_is_that_of_plain_loops(events, tmp_path_factory) -> None:
+@given(events=EVENTS, held_out=st.sampled_from(["new-queries", "later-clicks"]))
+def test_a_split_by_time_is_that_of_plain_loops(events, held_out, tmp_path_factory) -> None:
     folder = tmp_path_factory.mktemp("shop")
     _write_shop(folder, events)
-    splits = Splits(validation_from="2026-03-05", test_from="2026-03-09")
-    expected = _by_loops(events, 5, 9)
+    splits = Splits(validation_from="2026-03-05", test_from="2026-03-09", held_out=held_out)
+    expected = _by_loops(events, 5, 9, held_out == "later-clicks")
     if not all(expected.values()):
         with pytest.raises(DatasetError, match="split would have no queries"):
             import_in_process(_shop(folder, splits=splits), folder / "out")
@@ -118,6 +123,74 @@ def test_a_split_by_time_is_that_of_plain_loops(events, tmp_path_factory) -> Non
 
 def _random_shop(folder: Path, name: str = "out", **changes: Any) -> Dataset:
     return import_tables(UserTables(str(folder / "clicks.csv"), **changes), folder / name)
+
+
+def test_a_next_week_is_measured_apart_for_trained_and_new_queries(tmp_path: Path) -> None:
+    draw = np.random.default_rng(5)
+    words = [f"{a} {b}" for a in ("hash", "list", "tree") for b in ("table", "sort", "search")]
+    rows = [
+        (words[query], words[8 - ad], 1 + count, f"2026-03-{day:02d}")
+        for query, ad, count, day in draw.integers([0, 0, 0, 1], [9, 5, 4, 10], (40, 4)).tolist()
+        if query < 6 or day > 6
+    ]
+    pd.DataFrame(rows, columns=["query", "ad", "n", "day"]).to_csv(
+        tmp_path / "clicks.csv", index=False
+    )
+    splits = Splits(validation_from="2026-03-05", test_from="2026-03-07", held_out="later-clicks")
+    columns = Columns(clicks_weight="n", clicks_time="day")
+    dataset = _random_shop(tmp_path, columns=columns, splits=splits)
+    data = prepare_in_process(dataset, tmp_path / "prepared", MINILM, 16, False)
+    found = Judgement.from_prepared(data, "test", Propensity())
+    queries = dataset.read("queries/test")["text"].to_pylist()
+    ads = dataset.read("ads")["text"].to_pylist()
+    topk = np.stack([draw.permutation(len(ads)) for _ in queries])
+    metrics = found.metrics(topk)
+
+    def last_week(query: str) -> dict[str, int]:
+        clicks = defaultdict[str, int](int)
+        for text, ad, count, day in rows:
+            if text == query and day >= "2026-03-07":
+                clicks[ad] += count
+        return clicks
+
+    trained = {query for query, _, _, day in rows if day < "2026-03-05"}
+    hits = {query: ads[topk[row, 0]] in last_week(query) for row, query in enumerate(queries)}
+    traffic = {query: sum(last_week(query).values()) for query in queries}
+    assert sorted(queries) == sorted({query for query, _, _, day in rows if day >= "2026-03-07"})
+    assert 0 < len(trained & {*queries}) < len(queries)
+    assert metrics["traffic/P@1"] == pytest.approx(
+        sum(traffic[query] for query in queries if hits[query]) / sum(traffic.values())
+    )
+    for name, of in (("seen", trained), ("new", {*queries} - trained)):
+        expected = np.mean([hits[query] for query in queries if query in of])
+        assert metrics[f"{name}/P@1"] == pytest.approx(expected)
+    week = read_test_queries(dataset, Propensity()).judgement.metrics(topk)
+    assert week["traffic/P@1"] == pytest.approx(metrics["traffic/P@1"])
+
+
+def test_reversed_clicks_are_left_out_on_request(tmp_path: Path) -> None:
+    draw = np.random.default_rng(1)
+    names = [f"Page {n}" for n in range(60)]
+    pairs = [(names[a], names[b].lower()) for a, b in draw.integers(0, 60, (500, 2)).tolist()]
+    pd.DataFrame(pairs, columns=["query", "ad"]).to_csv(tmp_path / "clicks.csv", index=False)
+    whole = _pairs(_random_shop(tmp_path))
+    kept = _pairs(_random_shop(tmp_path, "kept", drop_reversed_clicks=True))
+    answers = {(ad, query.lower()) for query, ad in whole["test"] | whole["validation"]}
+    left = {one for one in whole["train"] if (one[0].lower(), one[1]) not in answers}
+    assert 0 < len(left) < len(whole["train"])
+    assert kept == {**whole, "train": left}
+
+
+def _pairs(dataset: Dataset) -> dict[str, set[tuple[str, str]]]:
+    ads = dataset.read("ads")["text"].to_pylist()
+    return {
+        split: {
+            (row["text"], ads[ad])
+            for row in dataset.read(f"queries/{split}").to_pylist()
+            for ad in row["ad_ids"]
+        }
+        for split in SPLITS
+    }
 
 
 def _write_log(folder: Path) -> list[tuple[str, str]]:
@@ -231,6 +304,10 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no time": ({"splits": Splits(test_from="spring")}, "must be a time, not 'spring'"),
     "validation alone": ({"splits": Splits(validation_from="2026-03-01")}, "needs splits.test"),
+    "later clicks from when": (
+        {"splits": Splits(test_from="2026-03-01", held_out="later-clicks")},
+        "needs splits.validation_from",
+    ),
     "a name with a slash": ({"ad_edges": {"a/b": "x.csv"}}, "'a/b' is not a valid name"),
     "anchors alone": ({"anchors": {"links": "x.csv"}}, "anchors links: give query_edges"),
     "validation after test": (

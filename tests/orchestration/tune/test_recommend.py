@@ -10,8 +10,10 @@ import pytest
 
 from ramen_ray.command_line import parse_run_config, training_command
 from ramen_ray.config import overlay
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.tune import recommend as module
+from ramen_ray.orchestration.tune.outcomes import Outcomes
 from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
 from ramen_ray.presets import PRESETS
 from ramen_ray.reports.recommendation import Outcome, outcome_table, verdict
@@ -42,7 +44,7 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path: Path)
     settings = RecommendConfig(dataset="rdocs", encoders=("bag", "minilm"), output=str(tmp_path))
     directory = RunDirectory(tmp_path / "search")
     directory.create()
-    search = module._Search(settings, directory, Run("unused", "unused"), {})
+    search = module._Search(settings, directory, Run("unused", "unused"), Dataset(settings.dataset))
     bases = search.bases()
     assert len(bases) == 2 * len(module.BASES) * 2
     assert not bases["bag-ance"].regularization.lambda_z
@@ -56,7 +58,7 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path: Path)
         "bag-ance": 0.3,
         "of-an-earlier-search": 1,
     }.items():
-        search.kept._write(name, _outcome(value), True)
+        search.kept.write(name, _outcome(value), True)
     assert list(search.outcomes) == ["bag-unidec-graph", "bag-ance"]
     near = {name.removeprefix("bag-unidec-graph-"): one for name, one in search.near().items()}
     assert set(near) == {
@@ -70,13 +72,14 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path: Path)
 def test_the_best_epoch_and_the_end_of_a_candidate_outlive_the_process(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "search")
     directory.create()
-    kept = module._Outcomes(directory)
+    kept = Outcomes(directory)
     trial: Any = SimpleNamespace(trial_id="0", config={"name": "search-bag"})
-    kept.begin({"search-bag": "bag"}, 5.0)
+    directory.note(used_seconds=5.0)
+    kept.begin({"search-bag": "bag"})
     for epoch, p_at_1 in enumerate((0.1, 0.3, 0.2), 1):
         found = {"validation/P@1": p_at_1, "validation/R@10": 0.5, "epoch": epoch}
         kept.on_trial_result(epoch, [], trial, {**found, "time_total_s": 2.0 * epoch})
-    again = module._Outcomes(directory)
+    again = Outcomes(directory)
     assert again.read() == {"bag": Outcome(0.3, 0.5, 3, 6.0, False)}
     assert again.ended() == set()
     kept.on_trial_complete(4, [], trial)

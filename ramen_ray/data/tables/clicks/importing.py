@@ -17,7 +17,7 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.schemas import PLURAL, SIDES, SPLITS, Side
 from ramen_ray.data.store.texts import normalized
-from ramen_ray.data.tables.clicks import filters, numbering, splits, summing, writing
+from ramen_ray.data.tables.clicks import numbering, splits, summing, writing
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
 from ramen_ray.data.tables.graphs.anchor_sets import made_by
@@ -34,7 +34,6 @@ from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
 from ramen_ray.errors import redacted, without_passwords
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # so that their sums fit in float32
-MAX_SHOWN = 3
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
     return {
         what: UserTable(source, of, tables.skip_bad_rows)
         for what, (source, of) in sources.items()
-        if source
+        if source is not None
     }
 
 
@@ -131,6 +130,7 @@ class _Import:
         connection: duckdb.DuckDBPyConnection,
     ) -> None:
         self.tables = tables
+        self.all_periods = tables.splits.held_out == "later-clicks"
         self.opened = opened
         self.connection = connection
 
@@ -143,7 +143,11 @@ class _Import:
         weighted = self.tables.columns.clicks_weight is not None
         writing.write_ads(self.connection, writer, with_ids=listed["ad"])
         writing.write_queries(
-            self.connection, writer, with_ids=listed["query"], with_weights=weighted
+            self.connection,
+            writer,
+            with_ids=listed["query"],
+            with_weights=weighted,
+            all_periods=self.all_periods,
         )
         for side in SIDES:
             writing.write_aliases(self.connection, side, writer)
@@ -232,37 +236,32 @@ class _Import:
         """Decide what is kept, and in which split."""
         tables, connection = self.tables, self.connection
         splits.find_periods(connection)
-        splits.keep_ads(connection, tables.min_queries_per_ad)
+        splits.keep_ads(connection, tables.min_queries_per_ad, all_periods=self.all_periods)
         counts: dict[str, int] = {}
         if tables.given_splits:
             splits.load_splits(connection, self.opened["splits"])
             self._report_unknown("splits", "given", ("query",))
-            counts = splits.split_as_given(connection, tables.splits)
-            if any(counts.values()) and not tables.skip_bad_rows:
-                raise DatasetError(self._in_two_splits(sum(counts.values())))
+            splits.split_as_given(connection, self.opened["splits"], tables.splits)
         else:
             splits.split_by_draws(connection, tables.splits)
-        _log("splits", counts | splits.keep_queries(connection, tables.fewest_ads))
-
-    def _in_two_splits(self, number: int) -> str:
-        texts = splits.queries_in_two_splits(self.connection, MAX_SHOWN)
-        more = f" and {number - len(texts)} more" if number > len(texts) else ""
-        return (
-            f"{number} queries are given two splits, up to case and white space:"
-            f" {', '.join(map(repr, texts))}{more}; give each one, or let the held-out one count"
-            " with --skip-bad-rows"
-        )
+        periods = {"all_periods": self.all_periods}
+        left_out = splits.keep_queries(connection, tables.fewest_ads, **periods)
+        if tables.drop_reversed_clicks:
+            reversed_clicks = splits.drop_reversed(connection, **periods)
+            counts["train clicks left out as held-out ones reversed"] = reversed_clicks
+            left_out = splits.keep_queries(connection, tables.fewest_ads, **periods)
+        _log("splits", counts | left_out)
 
     def _write_filters(self, writer: DatasetWriter) -> None:
         has_pairs = "filters" in self.opened
         if has_pairs:
-            filters.load_filters(self.connection, self.opened["filters"])
+            writing.load_filters(self.connection, self.opened["filters"])
             self._report_unknown("filters", "given_filters", SIDES)
-        counts = filters.find_filters(
+        counts = writing.find_filters(
             self.connection, given=has_pairs, own_text=self.tables.drop_own_text
         )
         _log("filters", counts)
-        filters.write_filters(self.connection, writer)
+        writing.write_filters(self.connection, writer)
 
 
 _SHOWN = {"query": "queries", "ad": "ads"}

@@ -159,6 +159,7 @@ def report_unknown(
         f"rows name {what} that is not in {listed}",
         f"SELECT place, unknown_{side} FROM {named} WHERE unknown_{side} IS NOT NULL",
         "add what is missing, or leave these rows out with --skip-bad-rows",
+        f"SELECT name FROM {side}_names",
     )
 
 

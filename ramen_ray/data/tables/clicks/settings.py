@@ -1,6 +1,7 @@
 """Settings of an import of a user's own tables."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,9 @@ class Splits:
     ISO 8601, or a number of columns.clicks_time_unit."""
     validation_from: str | None = None
     """Queries first clicked from this time on (and before test_from) are the validation split."""
+    held_out: Literal["new-queries", "later-clicks"] = "new-queries"
+    """What test_from and validation_from hold out: queries first clicked from then on; or all
+    clicks from then on, also those of queries that are trained on, as in a next week of traffic."""
     seed: int = 0
     """Seed of the random split."""
 
@@ -77,6 +81,9 @@ class UserTables:
     drop_own_text: bool = False
     """Leave out clicks on ads with the query's own text, and drop these ads from the predictions
     of validation and test queries."""
+    drop_reversed_clicks: bool = False
+    """Leave out train clicks that are held-out clicks reversed, from an answer's text to a held-out
+    query's: the answer could be learnt from them."""
     normalize_texts: bool = False
     """Normalise texts to Unicode NFKC, trim them and join runs of white space."""
     null_words: NullWords = "refuse"
@@ -94,11 +101,8 @@ class UserTables:
         _refuse_one_column_for_two(self.click_columns)
         self._check_anchor_sets()
         self._check_given_splits()
+        self._check_periods()
         splits = self.splits
-        if splits.validation_from and not splits.test_from:
-            raise DatasetError("splits.validation_from needs splits.test_from")
-        if splits.test_from and not self.columns.clicks_time:
-            raise DatasetError("splits.test_from needs a column of times: set columns.clicks_time")
         fractions = {
             "splits.test_fraction": splits.test_fraction,
             "splits.validation_fraction": splits.validation_fraction,
@@ -111,12 +115,23 @@ class UserTables:
             raise DatasetError(
                 "clicks_from and clicks_until need a column of times: set columns.clicks_time"
             )
-        validation, test = self.period_bounds or (0.0, 1.0)
-        if splits.validation_from and validation >= test:
-            raise DatasetError("splits.validation_from is not before splits.test_from")
         first, last = self.click_bounds
         if first >= last:
             raise DatasetError("clicks_from is not before clicks_until")
+
+    def _check_periods(self) -> None:
+        splits = self.splits
+        if splits.validation_from and not splits.test_from:
+            raise DatasetError("splits.validation_from needs splits.test_from")
+        if splits.held_out == "later-clicks" and not splits.validation_from:
+            raise DatasetError(
+                "splits.held_out later-clicks needs splits.validation_from and splits.test_from"
+            )
+        if splits.test_from and not self.columns.clicks_time:
+            raise DatasetError("splits.test_from needs a column of times: set columns.clicks_time")
+        validation, test = self.period_bounds or (0.0, 1.0)
+        if splits.validation_from and validation >= test:
+            raise DatasetError("splits.validation_from is not before splits.test_from")
 
     def _check_anchor_sets(self) -> None:
         with_edges = {**self.query_edges, **self.ad_edges}

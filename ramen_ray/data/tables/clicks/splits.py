@@ -6,6 +6,9 @@
     the sums of clicks that count: those in their query's period, on ads that are kept.
 ``kept_ads`` (number, ad_id) and ``kept_queries`` (number, split, query_id)
     what is kept. Splits are numbered as in SPLITS.
+
+A query is in one split, and so are all of its clicks; but if all later clicks are held out, it is
+in each split in whose period it is clicked.
 """
 
 from typing import Any
@@ -67,12 +70,15 @@ def find_periods(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-def keep_ads(connection: duckdb.DuckDBPyConnection, fewest_queries: int) -> None:
+def keep_ads(
+    connection: duckdb.DuckDBPyConnection, fewest_queries: int, *, all_periods: bool
+) -> None:
     """Make ``kept_ads``, of so many queries with a click that counts, and ``counted``.
 
-    Training must never see a click that is later than the first of its query's period.
+    Unless a query is in the splits of ``all_periods``, only the clicks of its first one count:
+    training must never see later ones.
     """
-    if count(connection, "SELECT max(period) FROM sums"):
+    if not all_periods and count(connection, "SELECT max(period) FROM sums"):
         run(
             connection,
             "counting clicks",
@@ -86,7 +92,8 @@ def keep_ads(connection: duckdb.DuckDBPyConnection, fewest_queries: int) -> None
         "counting clicks",
         f"""CREATE TABLE kept_ads AS
         SELECT number, row_number() OVER (ORDER BY number) - 1 AS ad_id FROM ads
-        LEFT JOIN (SELECT ad, count(*) AS queries FROM counted GROUP BY ad) ON ad = number
+        LEFT JOIN (SELECT ad, count(DISTINCT query) AS queries FROM counted GROUP BY ad)
+            ON ad = number
         WHERE coalesce(queries, 0) >= {fewest_queries:d}""",
     )
     if count(connection, "SELECT (SELECT count(*) FROM ads) - (SELECT count(*) FROM kept_ads)"):
@@ -111,27 +118,33 @@ def split_by_draws(connection: duckdb.DuckDBPyConnection, splits: Splits) -> Non
     )
 
 
-def split_as_given(connection: duckdb.DuckDBPyConnection, splits: Splits) -> dict[str, int]:
-    """Make ``family_splits`` (family, split) of the table ``given`` (query, split).
+def split_as_given(connection: duckdb.DuckDBPyConnection, table: UserTable, splits: Splits) -> None:
+    """Make ``family_splits`` (family, split) of the ``table``, which is loaded.
 
-    Of two splits of a query, up to case and white space, the later in SPLITS counts; such queries
-    are counted. If none is given the validation split, some clicked train queries are drawn.
+    Of several splits of a query, up to case and white space, the last in SPLITS counts, and rows
+    with another are bad. If none is given the validation split, some clicked train queries are
+    drawn.
     """
     run(
         connection,
         "splitting queries",
-        """CREATE TABLE family_splits AS
-        SELECT family, max(split) AS split, min(split) <> max(split) AS in_two
+        """CREATE TABLE family_splits AS SELECT family, max(split) AS split
         FROM given JOIN queries ON queries.number = given.query GROUP BY family""",
     )
-    in_two = count(
-        connection, "SELECT count(*) FROM queries JOIN family_splits USING (family) WHERE in_two"
+    table.report(
+        connection,
+        "query",
+        "rows give a query another split than other rows, up to case and white space",
+        """SELECT place, id FROM given JOIN queries ON queries.number = given.query
+        JOIN family_splits USING (family) WHERE given.split <> family_splits.split""",
+        "give it one; with --skip-bad-rows the held-out one counts",
     )
+    table.check()
     if not count(connection, f"SELECT count(*) FROM family_splits WHERE split = {VALIDATION}"):
         _register_draws(connection, splits.seed)
         connection.execute(
             f"""INSERT INTO family_splits
-            SELECT periods.family, {VALIDATION}, false FROM periods
+            SELECT periods.family, {VALIDATION} FROM periods
             LEFT JOIN family_splits USING (family)
             JOIN queries ON queries.number = periods.family
             WHERE coalesce(split, {TRAIN}) = {TRAIN}
@@ -139,40 +152,33 @@ def split_as_given(connection: duckdb.DuckDBPyConnection, splits: Splits) -> dic
         )
         connection.execute(
             """CREATE OR REPLACE TABLE family_splits AS
-            SELECT family, max(split) AS split, bool_or(in_two) AS in_two
-            FROM family_splits GROUP BY family"""
+            SELECT family, max(split) AS split FROM family_splits GROUP BY family"""
         )
-    return {"queries are given two splits; the held-out one counts": in_two}
 
 
-def queries_in_two_splits(connection: duckdb.DuckDBPyConnection, most: int) -> list[str]:
-    """Return the texts of the first queries that are given two splits."""
-    found = connection.sql(
-        f"""SELECT text FROM queries JOIN family_splits USING (family)
-        WHERE in_two ORDER BY number LIMIT {most:d}"""
-    )
-    return [text for (text,) in found.fetchall()]
-
-
-def keep_queries(connection: duckdb.DuckDBPyConnection, fewest_ads: int) -> dict[str, int]:
+def keep_queries(
+    connection: duckdb.DuckDBPyConnection, fewest_ads: int, *, all_periods: bool
+) -> dict[str, int]:
     """Make ``kept_queries``, and count what is left out.
 
-    Queries that are not in ``family_splits`` are train queries. A query needs ``fewest_ads`` that
-    count; with 0, train queries need none.
+    Queries that are not in ``family_splits`` are train queries; with ``all_periods`` each is in the
+    splits of its clicks. In a split a query needs ``fewest_ads`` that count; with 0, train queries
+    need none.
 
     Raises:
         DatasetError: a split would have no query with a click.
     """
     without = f"ads = 0 AND split = {TRAIN}" if not fewest_ads else "false"
+    split, by = ("period", "query, period") if all_periods else ("split", "query")
     run(
         connection,
         "splitting queries",
         f"""CREATE TABLE kept_queries AS
         SELECT number, split, ads,
             row_number() OVER (PARTITION BY split ORDER BY number) - 1 AS query_id
-        FROM (SELECT number, coalesce(split, {TRAIN})::TINYINT AS split, coalesce(ads, 0) AS ads
+        FROM (SELECT number, coalesce({split}, {TRAIN})::TINYINT AS split, coalesce(ads, 0) AS ads
               FROM queries LEFT JOIN family_splits USING (family)
-              LEFT JOIN (SELECT query, count(*) AS ads FROM counted GROUP BY query)
+              LEFT JOIN (SELECT {by}, count(*) AS ads FROM counted GROUP BY {by})
                   ON query = number)
         WHERE ads >= {max(fewest_ads, 1):d} OR {without}""",
     )
@@ -191,7 +197,35 @@ def keep_queries(connection: duckdb.DuckDBPyConnection, fewest_ads: int) -> dict
     }
 
 
-_LEFT_OUT = "SELECT (SELECT count(*) FROM {0}) - (SELECT count(*) FROM kept_{0})"
+def drop_reversed(connection: duckdb.DuckDBPyConnection, *, all_periods: bool) -> int:
+    """Leave out the train clicks that are held-out clicks reversed; returns how many there are.
+
+    The query of such a click has an answer's text, and the ad has the held-out query's, up to case
+    and white space. Queries have to be kept anew then.
+    """
+    own = "kept.number = query" + (" AND kept.split = period" if all_periods else "")
+    run(
+        connection,
+        "looking for reversed clicks",
+        f"""CREATE TABLE reversed AS
+        WITH folded AS (
+            SELECT query, ad, split, fold(queries.text) AS from_text, fold(ads.text) AS to_text
+            FROM counted JOIN kept_queries AS kept ON {own}
+            JOIN queries ON queries.number = query JOIN ads ON ads.number = ad)
+        SELECT query, ad FROM folded AS train
+        SEMI JOIN (SELECT to_text, from_text FROM folded WHERE split > {TRAIN}) AS held_out
+            ON train.from_text = held_out.to_text AND train.to_text = held_out.from_text
+        WHERE train.split = {TRAIN}""",
+    )
+    is_train = f"AND period = {TRAIN}" if all_periods else ""
+    connection.execute(
+        f"DELETE FROM counted WHERE (query, ad) IN (SELECT query, ad FROM reversed) {is_train}"
+    )
+    connection.execute("DROP TABLE kept_queries")
+    return count(connection, "SELECT count(*) FROM reversed")
+
+
+_LEFT_OUT = "SELECT (SELECT count(*) FROM {0}) - (SELECT count(DISTINCT number) FROM kept_{0})"
 
 
 def _register_draws(connection: duckdb.DuckDBPyConnection, seed: int) -> None:
