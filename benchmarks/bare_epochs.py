@@ -28,7 +28,6 @@ from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.objectives.losses import Loss, TripletLoss
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.training_data import QUERIES, node_table
 
 CPU = torch.device("cpu")
 
@@ -95,25 +94,16 @@ def build_step(run: Run, step: int) -> Step:
     data = run.sampler.data
     drawn = run.sampler.draw(step, run.state.draws, run.objective.regularizers)
     inputs = StepInputs.from_local(data, drawn, CPU)
-    # Embeddings are replaced by the texts' positions, so that "vectors" returns positions.
-    places = EncodedBatch(inputs, torch.arange(len(inputs.texts.rows))[:, None])
-    batch, local, comparisons = inputs.batch, inputs.local, []
+    encoded = EncodedBatch(inputs, torch.empty(0))
+    comparisons = []
     for term in run.objective.terms:
-        if term.regularizer is None:
-            rows, chosen, pool = (QUERIES, local.queries), local.ads, places.ad_pool
-            is_positive, count = places.own_clicked_in_pool, len(batch.queries)
-        else:
-            nodes, anchors = local.anchors[term.regularizer]
-            rows, chosen = (node_table(term.regularizer), nodes), anchors[:, None]
-            pool = places.anchor_pool(term.regularizer.anchor_set)
-            is_positive = places.own_linked_in_pool(term.regularizer)
-            count = len(batch.anchors[term.regularizer].nodes)
-        candidates = places.vectors(pool.table, pool.ids)[:, 0]
-        positives = places.places(pool, chosen)
+        compared, count = inputs.task, len(inputs.batch.queries)
+        if term.regularizer is not None:
+            compared = inputs.regularizers[term.regularizer]
+            count = len(inputs.batch.anchors[term.regularizer].nodes)
+        is_positive, share = encoded.is_positive(compared), term.weight / count
         comparisons.append(
-            Comparison(
-                places.vectors(*rows)[:, 0], candidates, positives, is_positive, term.weight / count
-            )
+            Comparison(compared.rows, compared.candidates, compared.drawn, is_positive, share)
         )
     return Step(inputs.tokens, len(inputs.texts.rows), comparisons)
 

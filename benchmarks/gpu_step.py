@@ -1,45 +1,64 @@
-"""The training step on a GPU: share of the bf16 matmul rate, waits, memory. Needs no Ray.
+"""The training step on a GPU: share of the bf16 matmul rate, time by part, memory. Needs no Ray.
 
 A DistilBERT-size encoder with random weights, batch 1024, generated texts of 3 to 12 tokens, two
 anchor sets, bf16 autocast. `ratio` compares the step's useful operations (6 per token and encoder
 weight, plus attention; tokens of distinct texts, no padding) per second with those of a large bf16
-matrix product. Steps whose next batch is made on a thread meanwhile, steps without, and products
-are measured in turns. `waited_ms_per_step` is how long a step waited for its batch.
+matrix product. Steps whose next batch is made on a thread meanwhile, steps without, steps that also
+have classifiers, losses from ads to queries and adaptive λ, and products are measured in turns.
+By part: `host_` is how long the processor was at it, of `inputs` how long it waited for them, and
+`device_` how long the GPU was. The host is ahead of the GPU if `ms_per_step` is the GPU's sum.
 
     python -m benchmarks.gpu_step [--rounds 3] [--steps 20] [--smoke: tiny sizes, on the CPU]
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import BertTokenizer, DistilBertConfig, DistilBertModel
 
 from benchmarks.common import alternate, finish, medians, options
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder
-from ramen_ray.method.objectives.losses import TripletLoss
-from ramen_ray.method.objectives.terms import ramen_objective
+from ramen_ray.method.model.heads import Head
+from ramen_ray.method.objectives.adaptation import AdaptiveWeights
+from ramen_ray.method.objectives.classifier_terms import (
+    bce_term,
+    classifier_reverse_term,
+    classifier_term,
+    reverse_term,
+)
+from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
+from ramen_ray.method.objectives.terms import Objective, ramen_objective, task_term
 from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.step_inputs import StepInputs
+from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData, anchor_table
 from ramen_ray.method.training import step as step_module
+from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.prefetching import step_inputs
+from ramen_ray.method.training.prefetching import prefetched
 from ramen_ray.method.training.step import TrainState, train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
 WARMUP_STEPS = 2
 WEIGHTS = dict.fromkeys(("links", "categories"), 0.1)
-OBJECTIVE = ramen_objective(TripletLoss(0.3, 10), WEIGHTS, WEIGHTS)
+SOFTMAX = SoftmaxLoss(0.05)
+TASK = [task_term(SOFTMAX), reverse_term(SOFTMAX, 0.5), bce_term(1.0, 0.5)]
+TASK += [build(SoftmaxLoss(1.0), 0.5) for build in (classifier_term, classifier_reverse_term)]
 
 
 def main() -> int:
@@ -50,10 +69,11 @@ def main() -> int:
         return 2
     torch.set_float32_matmul_precision("high")  # as workers do
     device = torch.device("cpu" if asked.smoke else "cuda")
-    state, sampler = _build(device, asked.smoke)
+    runs = {has_all: _build(device, asked.smoke, has_all) for has_all in (False, True)}
     sides = {
-        "step": lambda: _steps(state, sampler, asked.steps, prefetch=True),
-        "step_without_thread": lambda: _steps(state, sampler, asked.steps, prefetch=False),
+        "step": lambda: _steps(runs[False], asked.steps, prefetch=True),
+        "step_without_thread": lambda: _steps(runs[False], asked.steps, prefetch=False),
+        "step_with_all": lambda: _steps(runs[True], asked.steps, prefetch=True),
         "matmul": lambda: _matmul(512 if asked.smoke else 8192, device),
     }
     found = {side: medians(rows) for side, rows in alternate(asked.rounds, sides).items()}
@@ -61,55 +81,75 @@ def main() -> int:
     return 0
 
 
-def _build(device: torch.device, smoke: bool) -> tuple[TrainState, Sampler]:
-    num_texts, batch = (2_000, 32) if smoke else (NUM_TEXTS, BATCH_SIZE)
-    sizes = {"n_layers": 1, "dim": 64, "hidden_dim": 128, "n_heads": 4} if smoke else {}
-    backbone = DistilBertModel(DistilBertConfig(vocab_size=VOCABULARY, **sizes))
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
-    model = DualEncoder(TransformerEncoder(backbone, tokenizer)).to(device)
-    optimizer = build_optimizer(model.encoder, 2e-4, 0.01)
-    draw = np.random.default_rng(0)
-    graphs = {one: _pairs(draw, num_texts) for one in OBJECTIVE.regularizers}
-    names = [QUERIES, ADS, *map(anchor_table, WEIGHTS)]
-    tables = {name: _texts(draw, num_texts) for name in names}
-    known = {one: [edges] for one, edges in graphs.items()}
-    clicks = _pairs(draw, num_texts)
-    data = TrainingData(np.arange(num_texts), clicks, graphs, known, tables)
-    schedule = build_schedule(optimizer, 10, 10_000)
-    return TrainState(model, optimizer, schedule, DrawState(graphs)), Sampler(data, batch, seed=0)
+class Clock(StepPart):
+    """Takes the time of the host and of the device at the ends of some parts of a step."""
+
+    name = "clock"
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin without a mark."""
+        self._is_gpu = device.type == "cuda"
+        self._marks: list[tuple[str, float, Any]] = []
+
+    def mark(self, part: str) -> None:
+        """Note that ``part`` has been done by the host, and be told when the device has."""
+        event = torch.cuda.Event(enable_timing=True) if self._is_gpu else None
+        if event is not None:
+            event.record()
+        self._marks.append((part, time.perf_counter(), event))
+
+    def before(self, encoded: EncodedBatch) -> EncodedBatch:
+        """Mark the end of the encoder's pass."""
+        self.mark("encode")
+        return encoded
+
+    def ms(self, steps: int) -> dict[str, float]:
+        """Return ms a step of the host and of the device by part, and forget them."""
+        found: dict[str, float] = {}
+        for (_, since, event), (part, until, next_event) in pairwise(self._marks):
+            times = {"host": 1000 * (until - since)}
+            if event is not None:
+                times["device"] = event.elapsed_time(next_event)
+            for name, ms in times.items():
+                found[f"{name}_{part}_ms"] = found.get(f"{name}_{part}_ms", 0.0) + ms / steps
+        self._marks.clear()
+        return found
 
 
-def _pairs(draw: np.random.Generator, num_rows: int) -> Csr:
-    columns = draw.integers(0, num_rows, (num_rows, 3)).reshape(-1)
-    rows = np.repeat(np.arange(num_rows), 3)
-    distinct = np.unique(rows * num_rows + columns)
-    return Csr.from_pairs(distinct // num_rows, distinct % num_rows, num_rows)
+class LastPart(StepPart):
+    """Stands behind all other parts, to mark the ends of losses and update."""
 
+    name = "last"
 
-def _texts(draw: np.random.Generator, count: int) -> TokenTable:
-    offsets = np.concatenate([[0], np.cumsum(draw.integers(3, 13, count))])
-    token_ids = draw.integers(5, VOCABULARY, offsets[-1]).astype(np.uint16)
-    return TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
+    def __init__(self, clock: Clock) -> None:
+        """Mark on ``clock``."""
+        self._clock = clock
+
+    def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
+        """Mark the end of the losses, and of adaptive λ."""
+        self._clock.mark("losses")
+        return weights
+
+    def after(self, encoded: EncodedBatch) -> None:
+        """Mark the end of the update."""
+        self._clock.mark("update")
 
 
 class Watched:
-    """Takes the place of ``step_inputs``: counts what steps compute on, and how long they wait."""
+    """Takes the place of ``ahead_for``: counts what steps compute on, and marks their inputs."""
 
-    def __init__(self, prefetch: bool) -> None:
+    def __init__(self, prefetch: bool, clock: Clock) -> None:
         """Count from zero."""
-        self.make: Callable[..., Iterator[StepInputs]] = partial(step_inputs, prefetch=prefetch)
-        self.waited_s, self.texts, self.tokens, self.squares = 0.0, 0, 0, 0
+        self._of = prefetched if prefetch else iter
+        self._clock = clock
+        self.texts, self.tokens, self.squares = 0, 0, 0
 
-    def __call__(self, *arguments: Any) -> Iterator[StepInputs]:
-        """Yield what ``step_inputs`` does."""
-        inputs = self.make(*arguments)
-        while True:
-            started = time.perf_counter()
-            one = next(inputs, None)
-            self.waited_s += time.perf_counter() - started
-            if one is None:
-                return
+    def __call__(
+        self, device: torch.device, items: Iterator[StepInputs]
+    ) -> Generator[StepInputs, None, None]:
+        """Yield ``items``."""
+        for one in self._of(items):
+            self._clock.mark("inputs")
             lengths = one.tokens.lengths
             self.texts += len(lengths)
             self.tokens += int(lengths.sum())
@@ -117,17 +157,81 @@ class Watched:
             yield one
 
 
-def _steps(state: TrainState, sampler: Sampler, steps: int, prefetch: bool) -> dict[str, float]:
+@dataclass
+class Run:
+    """What is trained, and the clock among its parts."""
+
+    state: TrainState
+    sampler: Sampler
+    objective: Objective
+    clock: Clock
+
+
+def _build(device: torch.device, smoke: bool, has_all: bool) -> Run:
+    num_texts, batch = (2_000, 32) if smoke else (NUM_TEXTS, BATCH_SIZE)
+    sizes = {"n_layers": 1, "dim": 64, "hidden_dim": 128, "n_heads": 4} if smoke else {}
+    backbone = DistilBertModel(DistilBertConfig(vocab_size=VOCABULARY, **sizes))
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+    model = DualEncoder(TransformerEncoder(backbone, tokenizer)).to(device)
+    draw = np.random.default_rng(0)
+    objective = ramen_objective(TripletLoss(0.3, 10), WEIGHTS, WEIGHTS, task=TASK * has_all)
+    graphs = {one: made_edges(draw, num_texts, 3) for one in objective.regularizers}
+    names = [QUERIES, ADS, *map(anchor_table, WEIGHTS)]
+    tables = {name: made_texts(draw, num_texts) for name in names}
+    known = {one: [edges] for one, edges in graphs.items()}
+    clicks = made_edges(draw, num_texts, 3)
+    data = TrainingData(np.arange(num_texts), clicks, graphs, known, tables)
+    clock = Clock(device)
+    parts: list[StepPart] = [clock]
+    if has_all:
+        dim = model.encoder.dim // 2
+        model.classifier_head = Head.orthogonal(2 * dim, dim, False, 0).to(device)
+        vectors = torch.randn(num_texts, dim, device=device)
+        classifiers = Classifiers(vectors, 0, np.ones(num_texts, dtype=bool))
+        parts += [
+            ClassifierPart(ClassifierTraining(classifiers, 1e-3, scheduled)),
+            AdaptiveWeights(objective, 0.3, 0.02, device),
+        ]
+    optimizer = build_optimizer(model.encoder, 2e-4, 0.01)
+    optimizer.register_step_pre_hook(lambda *_: clock.mark("backward"))
+    state = TrainState(model, optimizer, scheduled(optimizer), DrawState(graphs))
+    state.parts = [*parts, LastPart(clock)]
+    sampler = Sampler(data, batch, seed=0, num_positives=3 if has_all else 1)
+    return Run(state, sampler, objective, clock)
+
+
+def scheduled(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    """Return the schedule of a rate."""
+    return build_schedule(optimizer, 10, 10_000)
+
+
+def made_edges(draw: np.random.Generator, num_rows: int, degree: int) -> Csr:
+    """Make ``degree`` edges of each row to as many columns."""
+    columns = np.sort(draw.integers(0, num_rows, (num_rows, degree), np.int32), axis=1)
+    return Csr(np.arange(num_rows + 1) * degree, columns.reshape(-1))
+
+
+def made_texts(draw: np.random.Generator, count: int) -> TokenTable:
+    """Make texts of 3 to 12 tokens."""
+    offsets = np.concatenate([[0], np.cumsum(draw.integers(3, 13, count))])
+    token_ids = draw.integers(5, VOCABULARY, offsets[-1]).astype(np.uint16)
+    return TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
+
+
+def _steps(run: Run, steps: int, prefetch: bool) -> dict[str, float]:
     """Time ``steps`` steps after two untimed ones, and count the encoder's operations."""
-    device = state.model.device
-    list(train_steps(state, sampler, OBJECTIVE, state.step + WARMUP_STEPS, use_bf16=True))
+    state, device = run.state, run.state.model.device
+    list(train_steps(state, run.sampler, run.objective, state.step + WARMUP_STEPS, use_bf16=True))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    watched = Watched(prefetch)
+    watched = Watched(prefetch, run.clock)
     _wait(device)
+    run.clock.ms(steps)
     started = time.perf_counter()
-    with patch.object(step_module, "step_inputs", watched):
-        list(train_steps(state, sampler, OBJECTIVE, state.step + steps, use_bf16=True))
+    with patch.object(step_module, "ahead_for", watched):
+        stop = state.step + steps
+        list(train_steps(state, run.sampler, run.objective, stop, use_bf16=True))
     _wait(device)
     seconds = time.perf_counter() - started
     encoder = state.model.encoder
@@ -137,7 +241,7 @@ def _steps(state: TrainState, sampler: Sampler, steps: int, prefetch: bool) -> d
     attention = 12 * config.num_hidden_layers * config.hidden_size * watched.squares
     figures = {
         "ms_per_step": 1000 * seconds / steps,
-        "waited_ms_per_step": 1000 * watched.waited_s / steps,
+        **run.clock.ms(steps),
         "tokens_per_s": watched.tokens / seconds,
         "texts_per_step": watched.texts / steps,
         "flops_per_s": (6 * weights * watched.tokens + attention) / seconds,

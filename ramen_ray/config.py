@@ -129,6 +129,9 @@ class LossConfig(Section):
     """Weight violations by softmax(similarity / 0.1), as NGAME does."""
     temperature: PositiveFloat = 0.05
     """decoupled, supcon: cosines are divided by this."""
+    own_text_negatives: bool = True
+    """Count an ad with a query's own text, which it did not lead to, as a negative of the encoder's
+    task, as the papers do."""
     reverse_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """decoupled, supcon: share of the task in which queries are ranked for each ad, and not ads for
     each query."""
@@ -317,8 +320,9 @@ class WorkersConfig(Section):
     """Worker processes; must divide the global batch size."""
     use_gpu: bool = False
     """Train on GPUs."""
-    gpus_per_worker: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of a GPU that a worker takes; runs with one worker each can share a GPU."""
+    gpus_per_worker: Annotated[float, Field(gt=0, le=1)] = 0.75
+    """Share of a GPU that a worker takes; the rest is for shortlists and pruning. Runs with one
+    worker each can share a GPU."""
     cpus_per_worker: Positive = 2
     """CPUs, and CPU threads, of each worker."""
     max_failures: Annotated[int, Field(ge=0)] = 3

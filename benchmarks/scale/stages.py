@@ -259,9 +259,8 @@ def time_steps(folder: Path, batch_size: int) -> Row:
     steps, sources = range(WARMUP_STEPS, stop), one.state.draws
     for inputs in step_inputs(one.sampler, sources, one.objective, steps, torch.device("cpu")):
         texts += len(inputs.texts.rows)
-        pairs += len(inputs.batch.queries) * len(inputs.ad_pool.ids)
-        for regularizer, (nodes, _) in inputs.batch.anchors.items():
-            pairs += len(nodes) * len(inputs.anchor_pools[regularizer.anchor_set].ids)
+        for compared in (inputs.task, *inputs.regularizers.values()):
+            pairs += len(compared.rows) * len(compared.candidates)
     list(train_steps(one.state, one.sampler, one.objective, WARMUP_STEPS))
     started = time.perf_counter()
     list(train_steps(one.state, one.sampler, one.objective, stop))

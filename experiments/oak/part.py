@@ -18,7 +18,6 @@ from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.draws import draw_several
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.step_part import StepPart
-from ramen_ray.method.sampling.training_data import QUERIES
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 
 LINK = 8  # keeps the random numbers apart from those of the batches' other draws
@@ -55,7 +54,7 @@ class OakPart(StepPart):
         anchors = np.unique(links[links >= 0])
         bank = self.augmentation.bank
         rows = bank.take(anchors) if self.bank is None else self.bank.rows(anchors)
-        queries_bD = encoded.vectors(QUERIES, encoded.local.queries)
+        queries_bD = encoded.queries_bD
         self._drawn = queries_bD.detach(), links, anchors, rows
         enriched_bD = self.augmentation(queries_bD, links, anchors, rows)
         return replace(encoded, added={**encoded.added, ENRICHED: enriched_bD})

@@ -9,7 +9,6 @@ from torch import Tensor
 from ramen_ray.method.objectives.losses import Loss
 from ramen_ray.method.objectives.terms import TASK, Term, task_term
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.training_data import ADS
 from ramen_ray.method.similarity import similarities
 
 ENCODER, CALIBRATION = "encoder", "calibration"
@@ -70,4 +69,4 @@ def _calibration_term(weight: float, margin: float) -> Term:
 
 
 def _enriched_similarity(encoded: EncodedBatch) -> Tensor:
-    return similarities(encoded.added[ENRICHED], encoded.vectors(ADS, encoded.ad_pool.ids))
+    return similarities(encoded.added[ENRICHED], encoded.ads_LD)

@@ -1,14 +1,16 @@
 """The collectives of training and evaluation; without a process group there is one worker."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import MutableMapping
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed
 from torch.nn import functional
+
+T = TypeVar("T")
 
 
 def world() -> tuple[int, int]:
@@ -18,34 +20,29 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
-@contextmanager
-def group_of_cpus() -> Iterator[distributed.ProcessGroup | None]:
-    """Open a group in which a thread may exchange arrays amid the collectives of a step.
+def group_of_cpus() -> distributed.ProcessGroup | None:
+    """Return the group by which arrays in memory go from worker to worker; None for one worker.
 
-    All workers open it together. None if there is one worker.
+    A thread may use it amid the collectives of a step. All workers ask for it first together.
     """
     if world()[1] == 1:
-        yield None
-        return
-    group = distributed.new_group(backend="gloo")
-    try:
-        yield group
-    finally:
-        distributed.destroy_process_group(group)
+        return None
+    workers = distributed.group.WORLD
+    if workers not in _groups_of_cpus:
+        _groups_of_cpus[workers] = distributed.new_group(backend="gloo")
+    return _groups_of_cpus[workers]
 
 
-def gather_rows(
-    rows: NDArray[Any], device: torch.device, group: distributed.ProcessGroup | None = None
-) -> NDArray[Any]:
-    """Concatenate every worker's ``rows`` (b, ...) in rank order; all have the same shape.
+_groups_of_cpus: MutableMapping[Any, distributed.ProcessGroup] = WeakKeyDictionary()
+"""One for each group of workers that this process has been in."""
 
-    They go through ``device``, or, if there is one, through a :func:`group_of_cpus`.
-    """
+
+def gather_rows(rows: NDArray[Any]) -> NDArray[Any]:
+    """Concatenate every worker's ``rows`` (b, ...) in rank order; all have the same shape."""
     if world()[1] == 1:
         return rows
     local = torch.from_numpy(np.ascontiguousarray(rows))
-    local = local.to(device) if group is None else local
-    return gather_tensors(local, group).cpu().numpy()
+    return gather_tensors(local, group_of_cpus()).numpy()
 
 
 def gather_tensors(rows: Tensor, group: distributed.ProcessGroup | None = None) -> Tensor:
@@ -60,18 +57,32 @@ def gather_tensors(rows: Tensor, group: distributed.ProcessGroup | None = None) 
     return gathered
 
 
-def array_from_first_worker(array: NDArray[Any], device: torch.device) -> NDArray[Any]:
+def gather_at_first(rows: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return every worker's ``rows``, of one shape, on the first worker; on the others nothing."""
+    rank, num_workers = world()
+    if num_workers == 1:
+        return [rows]
+    local = torch.from_numpy(np.ascontiguousarray(rows))
+    gathered = [torch.empty_like(local) for _ in range(num_workers)] if rank == 0 else None
+    distributed.gather(local, gathered, dst=0, group=group_of_cpus())
+    return [one.numpy() for one in gathered or []]
+
+
+def array_from_first_worker(array: NDArray[Any]) -> NDArray[Any]:
     """Return the first worker's ``array`` on every worker; all pass arrays of the same shape."""
+    if world()[1] > 1:
+        array = np.ascontiguousarray(array)
+        distributed.broadcast(torch.from_numpy(array), src=0, group=group_of_cpus())
+    return array
+
+
+def from_first_worker(value: T) -> T:
+    """Return the first worker's ``value``, small and plain, on every worker."""
     if world()[1] == 1:
-        return array
-    sent = torch.from_numpy(array).to(device)
-    distributed.broadcast(sent, src=0)
-    return sent.cpu().numpy()
-
-
-def from_first_worker(number: int, device: torch.device) -> int:
-    """Return the first worker's ``number`` on every worker."""
-    return int(gather_rows(np.array([number]), device)[0])
+        return value
+    values = [value]
+    distributed.broadcast_object_list(values, src=0, group=group_of_cpus())
+    return values[0]
 
 
 def sum_over_workers(values: Tensor) -> Tensor:
@@ -114,14 +125,14 @@ class _GatherWithGradient(torch.autograd.Function):
         return gradient[world()[0]]
 
 
-def gather_arrays(array: NDArray[Any], device: torch.device) -> list[NDArray[Any]]:
+def gather_arrays(array: NDArray[Any]) -> list[NDArray[Any]]:
     """Return every worker's ``array`` (n, ...); the workers' n may differ."""
     _, num_workers = world()
     if num_workers == 1:
         return [array]
-    lengths = gather_rows(np.array([len(array)]), device)
+    lengths = gather_rows(np.array([len(array)]))
     padding = [(0, int(lengths.max()) - len(array))] + [(0, 0)] * (array.ndim - 1)
-    padded = gather_rows(np.pad(array, padding), device)
+    padded = gather_rows(np.pad(array, padding))
     stacked = padded.reshape(num_workers, -1, *array.shape[1:])
     return [part[:length] for part, length in zip(stacked, lengths, strict=True)]
 

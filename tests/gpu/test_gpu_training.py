@@ -4,6 +4,7 @@ import gc
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +16,30 @@ from torch import distributed, nn
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
+from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.model.heads import Head
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.packing import packed
+from ramen_ray.method.objectives.adaptation import LINKED, AdaptiveWeights
+from ramen_ray.method.objectives.classifier_terms import (
+    bce_term,
+    classifier_reverse_term,
+    classifier_term,
+    reverse_term,
+)
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective, task_term
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
+from ramen_ray.method.sampling.step_inputs import StepInputs
+from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.prefetching import step_inputs
+from ramen_ray.method.training.prefetching import prefetched, step_inputs
 from ramen_ray.method.training.step import TrainState, train_steps
 from ramen_ray.method.training.step_losses import global_losses
 
@@ -38,6 +52,10 @@ GPU, CPU = "cuda:0", "cpu"
 WEIGHTS = {"links": 0.1, "categories": 0.1}
 SOFTMAX = task_term(SoftmaxLoss(0.05))  # a triplet loss learns nothing from random weights at first
 OBJECTIVE = ramen_objective(TripletLoss(0.3, 10), WEIGHTS, WEIGHTS, task=[SOFTMAX])
+OF_CLASSIFIERS = [classifier_term, classifier_reverse_term]
+TASK = [SOFTMAX, reverse_term(SoftmaxLoss(0.05), 0.5), bce_term(1.0, 0.5)]
+TASK += [build(SoftmaxLoss(1.0), 0.5) for build in OF_CLASSIFIERS]
+WITH_ALL = ramen_objective(TripletLoss(0.3, 10), WEIGHTS, WEIGHTS, task=TASK)
 BATCH_SIZE = 256
 NUM_WORDS = 8000
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -83,21 +101,48 @@ def foldoc(word_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Prep
 
 
 class Run:
-    """A run on one device; all of them start from the same weights."""
+    """A run on one device; all of them start from the same weights.
 
-    def __init__(self, data: Prepared, encoder: Path, device: str, total_steps: int) -> None:
-        self.data = data
+    With ``has_all`` it has what a run can have besides: classifiers, losses from ads to queries,
+    adaptive λ, and a curriculum.
+    """
+
+    def __init__(
+        self, data: Prepared, encoder: Path, device: str, total_steps: int, has_all: bool = False
+    ) -> None:
+        self.data, self.objective = data, WITH_ALL if has_all else OBJECTIVE
         self.model = DualEncoder(build_transformer(str(encoder))).to(device)
         keep_tokens(self.model.encoder, data.occurring_tokens)
         training_data = TrainingData.from_prepared(data, OBJECTIVE.regularizers)
         self.sampler = Sampler(training_data, BATCH_SIZE, seed=3)
         optimizer = build_optimizer(self.model.encoder, 3e-4, 0.01, embedding_lr=5e-3)
         schedule = build_schedule(optimizer, total_steps // 10, total_steps)
-        self.state = TrainState(self.model, optimizer, schedule, DrawState(training_data.graphs))
+        draws = DrawState(training_data.graphs)
+        parts = self._parts(total_steps) if has_all else []
+        self.state = TrainState(self.model, optimizer, schedule, draws, parts=parts)
+        self.state.advance()
+
+    def _parts(self, total_steps: int) -> list[StepPart]:
+        model, ads = self.model, np.arange(len(self.data.ads))
+        model.classifier_head = Head.orthogonal(model.encoder.width, 64, False, 1).to(model.device)
+        vectors = torch.from_numpy(model.classifier_vectors(self.data.ads, ads)).to(model.device)
+        classifiers = Classifiers(vectors, 0, np.ones(len(ads), dtype=bool))
+        falling = partial(build_schedule, warmup_steps=0, total_steps=total_steps)
+        clusters = ClusterSchedule(1, 1, BATCH_SIZE, (), num_epochs=2)
+        return [
+            ClassifierPart(ClassifierTraining(classifiers, 3e-2, falling)),
+            AdaptiveWeights(self.objective, 0.3, 0.02, model.device),
+            Curriculum(clusters, self.sampler, model.encoder.dim, model.device),
+        ]
+
+    def inputs(self, steps: range) -> Iterator[StepInputs]:
+        """Make what some steps compute on."""
+        state, device = self.state, self.model.device
+        return step_inputs(self.sampler, state.draws, self.objective, steps, device, state.parts)
 
     def train(self, stop: int, use_bf16: bool = False) -> np.ndarray:
         """Train up to a step; returns the losses (steps, terms)."""
-        steps = train_steps(self.state, self.sampler, OBJECTIVE, stop, use_bf16=use_bf16)
+        steps = train_steps(self.state, self.sampler, self.objective, stop, use_bf16=use_bf16)
         return global_losses(list(steps))
 
     def metrics(self, use_bf16: bool = False) -> dict[str, float]:
@@ -138,28 +183,29 @@ def test_a_thread_makes_the_same_inputs_in_page_locked_memory(
     foldoc: Prepared, word_encoder: Path
 ) -> None:
     run = Run(foldoc, word_encoder, GPU, 10)
-    plain, ahead = (
-        list(
-            step_inputs(
-                run.sampler, run.state.draws, OBJECTIVE, range(4), run.model.device, prefetch
-            )
-        )
-        for prefetch in (False, True)
-    )
+    plain, ahead = (list(of(run.inputs(range(4)))) for of in (iter, prefetched))
     for one, other in zip(plain, ahead, strict=True):
         assert other.tokens.token_ids.tolist() == one.tokens.token_ids.tolist()
-        assert torch.equal(other.clicked, one.clicked)
-        assert other.clicked.is_pinned()
-        assert other.linked.keys() == one.linked.keys()
-        for regularizer, mask in other.linked.items():
-            assert torch.equal(mask, one.linked[regularizer])
-            assert mask.is_pinned()
+        for made, expected in zip(_tensors(other), _tensors(one), strict=True):
+            assert torch.equal(made, expected)
+            assert made.is_pinned()
 
 
-def test_no_step_waits_for_the_gpu(foldoc: Prepared, word_encoder: Path) -> None:
-    run = Run(foldoc, word_encoder, GPU, 40)
-    run.train(4, use_bf16=True)
-    training = train_steps(run.state, run.sampler, OBJECTIVE, 12, use_bf16=True)
+def _tensors(inputs: StepInputs) -> list[torch.Tensor]:
+    """Return all that is copied to the GPU besides tokens."""
+    tensors = [inputs.queries]
+    for one in (inputs.task, *inputs.regularizers.values()):
+        tensors += [one.rows, one.candidates, one.drawn, one.known]
+    for linked in inputs.added.get(LINKED, {}).values():
+        tensors += linked
+    return tensors
+
+
+@pytest.mark.parametrize("has_all", [False, True])
+def test_no_step_waits_for_the_gpu(foldoc: Prepared, word_encoder: Path, has_all: bool) -> None:
+    run = Run(foldoc, word_encoder, GPU, 40, has_all)
+    run.train(6, use_bf16=True)
+    training = train_steps(run.state, run.sampler, run.objective, 14, use_bf16=True)
     next(training)  # the weights of the terms are copied before the first step
     with warnings.catch_warnings(record=True) as waits:
         warnings.simplefilter("always")
@@ -178,13 +224,16 @@ def test_memory_of_a_step_is_that_of_weights_moments_and_states(
     run = Run(foldoc, word_encoder, GPU, 40)
     run.train(2, use_bf16=True)
     steps = range(2, 8)
-    inputs = step_inputs(run.sampler, run.state.draws, OBJECTIVE, steps, run.model.device, False)
+    inputs = run.inputs(steps)
     padded, texts, masks = zip(
         *(
             (
                 sum(pack.token_ids.size for pack in packed(one.tokens)),
                 len(one.texts.rows),
-                one.clicked.nelement() + sum(mask.nelement() for mask in one.linked.values()),
+                sum(
+                    len(compared.rows) * len(compared.candidates)
+                    for compared in (one.task, *one.regularizers.values())
+                ),
             )
             for one in inputs
         ),

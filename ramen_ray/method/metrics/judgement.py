@@ -14,7 +14,13 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import Known
-from ramen_ray.method.distributed import gather_arrays, own_range
+from ramen_ray.method.distributed import (
+    from_first_worker,
+    gather_arrays,
+    gather_at_first,
+    own_range,
+    world,
+)
 from ramen_ray.method.metrics.ranking import (
     PerQuery,
     clicks_on,
@@ -41,6 +47,7 @@ METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] 
 ]
 """The names of the metrics that :meth:`Judgement.metrics` always returns."""
 NO_FILTERS = np.empty((0, 2), dtype=np.int64)
+QUERIES_PER_BLOCK = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -178,15 +185,28 @@ def evaluate(
     """Embed, search and measure one split, divided among the workers.
 
     Each worker embeds its share of the candidates (:meth:`Prepared.candidates`) and queries and
-    searches its own ads for all queries; every worker returns the same metrics and the same best
-    ads of each query.
+    searches its own ads for all queries. Every worker returns the same metrics; the first also
+    returns the best ads of each query, the others those of none.
     """
-    judgement, device = Judgement.from_prepared(data, split, propensity), model.device
+    judgement = Judgement.from_prepared(data, split, propensity)
     queries, own_ads = data.queries[split], model.own_share(data.candidates(split))
     ad_embeddings = model.embed_ads(data.ads, own_ads, use_bf16)
     embedded = model.embed_queries(queries, own_range(len(queries)), use_bf16)
-    query_embeddings = np.concatenate(gather_arrays(embedded, device))
-    found = search(query_embeddings, ad_embeddings, judgement.depth, device.index, own_ads)
-    parts = list(zip(*(gather_arrays(array, device) for array in found), strict=True))
-    shown = judgement.shown(merge_topk(parts, judgement.depth))
-    return judgement.metrics(shown[0]), shown
+    query_embeddings = np.concatenate(gather_arrays(embedded))
+    depth = judgement.depth
+    found = search(query_embeddings, ad_embeddings, depth, model.device.index, own_ads)
+    shown = judgement.shown(_merged(found, depth))
+    metrics = judgement.metrics(shown[0]) if world()[0] == 0 else {}
+    return from_first_worker(metrics), shown
+
+
+def _merged(found: TopK, depth: int) -> TopK:
+    """Return the best of all workers' ads on the first worker, which gathers them by blocks."""
+    merged = [(found[0][:0], found[1][:0])]
+    for start in range(0, len(found[0]), QUERIES_PER_BLOCK):
+        block = slice(start, start + QUERIES_PER_BLOCK)
+        parts = list(zip(*(gather_at_first(array[block]) for array in found), strict=True))
+        if parts:
+            merged.append(merge_topk(parts, depth))
+    ads, scores = zip(*merged, strict=True)
+    return np.concatenate(ads), np.concatenate(scores)

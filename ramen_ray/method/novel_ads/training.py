@@ -168,7 +168,7 @@ class CombinerPart(ClassifierPart):
     ) -> Tensor:
         """Return the combined vectors (L, D) of the pool; each worker computes a share."""
         mine, device = dealt_rows(), vectors.device
-        text = encoded.vectors(ADS, encoded.ad_pool.ids[mine])
+        text = encoded.vectors(encoded.copied(encoded.inputs.task.candidates)[mine])
         places = np.searchsorted(rows, near_LK[mine].clip(min=rows[0]))
         own = self._model.combine(
             text,
@@ -209,8 +209,7 @@ def compared_with(added: str, dropout: float = 0.0) -> Callable[[EncodedBatch], 
     """
 
     def similarity(encoded: EncodedBatch) -> Tensor:
-        queries_bD = encoded.vectors(QUERIES, encoded.local.queries)
-        return functional.dropout(queries_bD, dropout) @ encoded.added[added].T
+        return functional.dropout(encoded.queries_bD, dropout) @ encoded.added[added].T
 
     return similarity
 

@@ -22,20 +22,26 @@ RAMEN adjusts its reliance on the graph during training by "bandits" of learning
 Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding.
 """
 
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.method.devices import staged
 from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.step_part import StepPart
-from ramen_ray.method.sampling.training_data import ADS, QUERIES, node_table
 
+LINKED = "linked_anchors"
+"""What is added to a step's inputs: by regulariser, :class:`LinkedAnchors`."""
 START_SHARE = 0.1
 LEAST_SHARE = 0.01
 
@@ -65,6 +71,12 @@ class AdaptiveWeights(StepPart):
         self._times = torch.tensor(objective.times, device=device)
         own = torch.tensor(objective.weights, device=device)
         self.weights = torch.where(self._is_moved, START_SHARE * max_weight, own)
+
+    def prepare(self, inputs: StepInputs) -> StepInputs:
+        """Return a step's inputs with the anchors that its queries and ads are linked to."""
+        device = self.weights.device
+        found = {one: linked_anchors(inputs, one, device) for one in inputs.regularizers}
+        return replace(inputs, added={**inputs.added, LINKED: found})
 
     def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
         """Move the weights by the gains of a step, which has the new ones, and return them."""
@@ -114,49 +126,81 @@ def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
     return (leads_bD * (pulls_bD - along_b1 * rows_bD)).sum()
 
 
+class LinkedAnchors(NamedTuple):
+    """Those anchors of a regulariser's pool that the batch's own queries or ads are linked to.
+
+    Attributes:
+        positions: (links,) int64, of their texts, row by row.
+        starts: (b,) int64, where each row's begin.
+        is_linked: (b, 1) bool, which rows have any.
+    """
+
+    positions: Tensor
+    starts: Tensor
+    is_linked: Tensor
+
+
+def linked_anchors(
+    inputs: StepInputs, regularizer: Regularizer, device: torch.device
+) -> LinkedAnchors:
+    """Find the anchors of this worker's queries, or of the first ad of each, for ``device``."""
+    nodes, drawn = inputs.regularizers[regularizer], inputs.local.anchors[regularizer].nodes
+    rows = inputs.local.queries if regularizer.side == "query" else inputs.local.ads[:, 0]
+    links = nodes.known.numpy()
+    if not np.array_equal(rows, drawn):
+        links = nodes.pool.links(inputs.data.known_edges[regularizer], rows)
+    num_anchors = len(nodes.pool.ids)
+    starts = np.searchsorted(links, np.arange(len(rows) + 1) * num_anchors)
+    positions = nodes.candidates.numpy()[links % max(num_anchors, 1)]
+    arrays = positions, starts[:-1], np.diff(starts)[:, None] > 0
+    return LinkedAnchors(*(staged(array, device) for array in arrays))
+
+
 @torch.no_grad()
 def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer | None, Tensor]:
     """Return each drawn regulariser's gain, a scalar, on this worker's rows."""
     # The batch's queries and ads, and not the nodes that were drawn: only these have a rival. Each
     # is pulled to the mean of those of its anchors that the batch has.
-    queries, ads = encoded.local.queries, encoded.local.ads[:, 0]
-    rows_of, leads_of = {QUERIES: queries, ADS: ads}, {QUERIES: _query_leads, ADS: _ad_leads}
-    drawn = {regularizer: node_table(regularizer) for regularizer in encoded.batch.anchors}
-    ahead = {table: leads_of[table](encoded, queries, ads) for table in set(drawn.values())}
+    sides = {regularizer.side for regularizer in encoded.batch.anchors}
+    leads_of = {"query": _query_leads, "ad": _ad_leads}
+    rows_of = {"query": encoded.queries_bD, "ad": _own_ads(encoded)}
+    ahead = {side: leads_of[side](encoded) for side in sides}
     gains: dict[Regularizer | None, Tensor] = {}
-    for regularizer, table in drawn.items():
-        rows = rows_of[table]
-        pulls_bD = _pulls(encoded, regularizer, rows)
-        gains[regularizer] = gain(ahead[table], encoded.vectors(table, rows), pulls_bD)
+    for regularizer in encoded.batch.anchors:
+        side = regularizer.side
+        gains[regularizer] = gain(ahead[side], rows_of[side], _pulls(encoded, regularizer))
     return gains
 
 
-def _pulls(encoded: EncodedBatch, regularizer: Regularizer, rows: Int64s) -> Tensor:
+def _pulls(encoded: EncodedBatch, regularizer: Regularizer) -> Tensor:
     """Return the pulls (b, D) on rows (b,): the mean of a row's anchors minus the mean anchor."""
-    if not len(encoded.anchor_pool(regularizer.anchor_set).ids):
-        return encoded.embeddings_UD.new_zeros((len(rows), encoded.embeddings_UD.shape[1]))
-    means_bD, is_linked_b1 = encoded.mean_anchors(regularizer, rows)
+    if not len(encoded.inputs.regularizers[regularizer].pool.ids):
+        return torch.zeros_like(encoded.queries_bD)
+    positions, starts, is_linked_b1 = map(encoded.copied, encoded.inputs.added[LINKED][regularizer])
+    means_bD = functional.embedding_bag(positions, encoded.embeddings_UD, starts, mode="mean")
     # The mean anchor is that of the global batch; a last column counts the rows that have any.
     total_D1 = sum_over_workers(torch.cat([means_bD, is_linked_b1], dim=1).sum(dim=0))
     return means_bD - is_linked_b1 * (total_D1[:-1] / total_D1[-1].clamp(min=1))
 
 
-def _query_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
-    """Return the leads (b, D) of queries (b,) from their rivals to their own ads (b,)."""
-    return leads(
-        encoded.vectors(ADS, ads),
-        encoded.vectors(ADS, encoded.ad_pool.ids),
-        rivals(encoded.own_similarity, encoded.own_clicked_in_pool),
-    )
+def _own_ads(encoded: EncodedBatch) -> Tensor:
+    """Return the vectors (b, D) of the first ad of each of this worker's queries."""
+    candidates = encoded.copied(encoded.inputs.task.candidates)
+    return encoded.vectors(candidates[encoded.own_places[:, 0]])
 
 
-def _ad_leads(encoded: EncodedBatch, queries: Int64s, ads: Int64s) -> Tensor:
-    """Return the leads (b, D) of ads (b,), whose rivals are other queries of the batch."""
-    others_BD = encoded.vectors(QUERIES, encoded.batch.queries)
-    places_b = encoded.places(encoded.ad_pool, ads)
-    if len(queries) == len(others_BD):
+def _query_leads(encoded: EncodedBatch) -> Tensor:
+    """Return the leads (b, D) of this worker's queries from their rivals to their own ads."""
+    rivals_b = rivals(encoded.own_similarity, encoded.own_clicked_in_pool)
+    return leads(_own_ads(encoded), encoded.ads_LD, rivals_b)
+
+
+def _ad_leads(encoded: EncodedBatch) -> Tensor:
+    """Return the leads (b, D) of these ads, whose rivals are other queries of the batch."""
+    others_BD, places_b = encoded.all_queries_BD, encoded.own_places[:, 0]
+    if len(encoded.local.queries) == len(others_BD):
         similarity_Bb = encoded.own_similarity[:, places_b]
     else:
-        similarity_Bb = others_BD @ encoded.vectors(ADS, ads).T
+        similarity_Bb = others_BD @ _own_ads(encoded).T
     rivals_b = rivals(similarity_Bb.T, encoded.clicked_in_pool[:, places_b].T)
-    return leads(encoded.vectors(QUERIES, queries), others_BD, rivals_b)
+    return leads(encoded.queries_bD, others_BD, rivals_b)

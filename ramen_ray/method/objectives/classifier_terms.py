@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.devices import to_device
 from ramen_ray.method.distributed import own_range
 from ramen_ray.method.model.heads import unit
 from ramen_ray.method.objectives.losses import Loss
 from ramen_ray.method.objectives.terms import Term
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.training_data import ADS, QUERIES
 
 REVERSE, CLASSIFIER, CLASSIFIER_REVERSE = "task_reverse", "classifier", "classifier_reverse"
 BCE = "classifier_bce"
@@ -28,9 +26,7 @@ def reverse_term(loss: Loss, weight: float) -> Term:
     """Build the term that ranks the queries with a click on an ad above all others of the batch."""
 
     def share(encoded: EncodedBatch) -> Tensor:
-        queries_BD = encoded.vectors(QUERIES, encoded.batch.queries)
-        ads_LD = encoded.vectors(ADS, encoded.ad_pool.ids)
-        return _reverse_share(loss, encoded, queries_BD, ads_LD)
+        return _reverse_share(loss, encoded, encoded.all_queries_BD, encoded.ads_LD)
 
     return Term(REVERSE, weight, share)
 
@@ -45,8 +41,8 @@ def classifier_term(loss: Loss, weight: float, by_cosine: bool = False) -> Term:
         queries_bd, classifiers_Ld = _own_queries(encoded), encoded.added[CLASSIFIERS]
         if by_cosine:
             queries_bd, classifiers_Ld = unit(queries_bd), unit(classifiers_Ld)
-        positives_bP = encoded.places(encoded.ad_pool, encoded.local.ads)
-        losses_b = loss(queries_bd @ classifiers_Ld.T, positives_bP, encoded.own_clicked_in_pool)
+        similarity_bL, clicked_bL = queries_bd @ classifiers_Ld.T, encoded.own_clicked_in_pool
+        losses_b = loss(similarity_bL, encoded.own_places, clicked_bL)
         return losses_b.sum() / len(encoded.batch.queries)
 
     return Term(CLASSIFIER, weight, share)
@@ -56,7 +52,7 @@ def classifier_reverse_term(loss: Loss, weight: float) -> Term:
     """Build :func:`reverse_term` for classifiers: queries are ranked for each of them."""
 
     def share(encoded: EncodedBatch) -> Tensor:
-        queries_Bd = _queries(encoded, encoded.batch.queries)
+        queries_Bd = _queries(encoded, encoded.inputs.queries)
         return _reverse_share(loss, encoded, queries_Bd, encoded.added[CLASSIFIERS])
 
     return Term(CLASSIFIER_REVERSE, weight, share)
@@ -84,8 +80,8 @@ def _reverse_share(loss: Loss, encoded: EncodedBatch, queries_BD: Tensor, ads_LD
 
 
 def _own_queries(encoded: EncodedBatch) -> Tensor:
-    return _queries(encoded, encoded.local.queries)
+    return _queries(encoded, encoded.inputs.task.rows)
 
 
-def _queries(encoded: EncodedBatch, queries: Int64s) -> Tensor:
-    return encoded.added[OF_CLASSIFIERS][encoded.positions(QUERIES, queries)]
+def _queries(encoded: EncodedBatch, positions: Tensor) -> Tensor:
+    return encoded.added[OF_CLASSIFIERS][encoded.copied(positions)]

@@ -2,7 +2,7 @@
 
 All have one signature, and return (B,) floats, 0 for a row without a positive or a negative:
 
-- similarity_BL: (B, L) float, of every row to every candidate;
+- similarity_BL: (B, L) float, of every row to every candidate; LEFT_OUT of one that is no negative;
 - positives_BP: (B, P) int64, the places of the positives that a row drew; -1 for none;
 - is_positive_BL: (B, L) bool, all known positives, which are never negatives.
 
@@ -46,7 +46,7 @@ class TripletLoss:
         negatives_BL = similarity_BL.detach().masked_fill(is_positive_BL, -torch.inf)
         num_negatives = min(self.num_negatives, negatives_BL.shape[1])
         nearest_BK, places_BK = negatives_BL.topk(num_negatives, dim=1)
-        is_negative_BK = torch.isfinite(nearest_BK)
+        is_negative_BK = nearest_BK > LEFT_OUT
         # One look-up of all that counts, so that one array of the pool's size has the gradients.
         chosen = similarity_BL.gather(1, torch.cat([positives_BP.clamp(min=0), places_BK], dim=1))
         own_BP, hardest_BK = chosen.split([positives_BP.shape[1], num_negatives], dim=1)

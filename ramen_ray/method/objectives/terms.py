@@ -10,11 +10,9 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from ramen_ray.method.objectives.losses import Loss
+from ramen_ray.method.objectives.losses import LEFT_OUT, Loss
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.training_data import node_table
-from ramen_ray.method.similarity import similarities
 
 TASK = "task"
 
@@ -87,11 +85,14 @@ class Objective:
         )
 
 
+own_similarity: Callable[[EncodedBatch], Tensor] = attrgetter("own_similarity")
+
+
 def task_term(
     loss: Loss,
     weight: float = 1.0,
     name: str = TASK,
-    similarity_of: Callable[[EncodedBatch], Tensor] = attrgetter("own_similarity"),
+    similarity_of: Callable[[EncodedBatch], Tensor] = own_similarity,
     steps: range | None = None,
 ) -> Term:
     """Build the term that ranks the ads clicked for a query above all others of the batch.
@@ -100,14 +101,18 @@ def task_term(
     """
 
     def share(encoded: EncodedBatch) -> Tensor:
-        pool = encoded.ad_pool
-        if not len(pool.ids):
-            return encoded.embeddings_UD.new_zeros(())
-        positives_bP = encoded.places(pool, encoded.local.ads)
-        losses_b = loss(similarity_of(encoded), positives_bP, encoded.own_clicked_in_pool)
+        similarity_bL, clicked_bL = similarity_of(encoded), encoded.own_clicked_in_pool
+        losses_b = loss(similarity_bL, encoded.own_places, clicked_bL)
         return losses_b.sum() / len(encoded.batch.queries)
 
     return Term(name, weight, share, steps=steps)
+
+
+def similarity_to_other_texts(encoded: EncodedBatch) -> Tensor:
+    """Return ``own_similarity`` (b, L) with ads of a query's own text, unless clicked, left out."""
+    task, clicked_bL = encoded.inputs.task, encoded.own_clicked_in_pool
+    has_own_text_bL = encoded.copied(task.rows)[:, None] == encoded.copied(task.candidates)
+    return encoded.own_similarity.masked_fill(has_own_text_bL & ~clicked_bL, LEFT_OUT)
 
 
 def regularizer_term(
@@ -116,15 +121,11 @@ def regularizer_term(
     """Build the term that ranks a node's own anchors above all others of the batch."""
 
     def share(encoded: EncodedBatch) -> Tensor:
-        nodes, anchors = encoded.local.anchors[regularizer]
-        pool = encoded.anchor_pool(regularizer.anchor_set)
-        if not len(pool.ids):
+        nodes = encoded.inputs.regularizers[regularizer]
+        if not len(nodes.pool.ids):
             return encoded.embeddings_UD.new_zeros(())
-        nodes_nD = encoded.vectors(node_table(regularizer), nodes)
-        similarity_nL = similarities(nodes_nD, encoded.vectors(pool.table, pool.ids))
-        positives_n1 = encoded.places(pool, anchors[:, None])
-        known_nL = encoded.own_linked_in_pool(regularizer)
-        losses_n = loss(similarity_nL, positives_n1, known_nL)
+        drawn_n1, linked_nL = encoded.copied(nodes.drawn), encoded.is_positive(nodes)
+        losses_n = loss(encoded.similarities(nodes), drawn_n1, linked_nL)
         return losses_n.sum() / len(encoded.batch.anchors[regularizer].nodes)
 
     return Term(regularizer.name, weight, share, regularizer, every_steps)

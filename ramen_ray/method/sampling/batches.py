@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.distributed import ProcessGroup
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
@@ -65,14 +63,14 @@ class Batch:
             parts += [(anchor_table(regularizer.anchor_set), anchors)]
         return parts
 
-    def gathered(self, device: torch.device, group: ProcessGroup | None = None) -> "Batch":
-        """Return the global batch by one collective; arguments as for ``gather_rows``."""
+    def gathered(self) -> "Batch":
+        """Return the global batch by one collective of the workers' CPUs."""
         num_workers = world()[1]
         if num_workers == 1:
             return self
         parts = [ids for _, ids in self.drawn()]
         flat = np.concatenate([ids.reshape(-1) for ids in parts])
-        of_workers = gather_rows(flat[None], device, group)
+        of_workers = gather_rows(flat[None])
         ends = np.cumsum([ids.size for ids in parts])[:-1]
         queries, ads, hard_negatives, *rest = (
             whole.reshape(num_workers * len(ids), *ids.shape[1:])

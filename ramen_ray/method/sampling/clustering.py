@@ -31,7 +31,9 @@ class Clusters:
     num_clusters: int
 
 
-def balanced_clusters(embeddings: Tensor, num_clusters: int, seed: int) -> Clusters:
+def balanced_clusters(
+    embeddings: Tensor, num_clusters: int, seed: int, device: torch.device | None = None
+) -> Clusters:
     """Cut the rows in two, then each part, until every part is one cluster.
 
     Cutting is spherical 2-means with sides of given sizes: rows are ordered by how much more
@@ -42,9 +44,10 @@ def balanced_clusters(embeddings: Tensor, num_clusters: int, seed: int) -> Clust
             to nothing and may end up in any cluster.
         num_clusters: K, at most N.
         seed: of the samples and the first centres.
+        device: where to compute, a part of the embeddings at a time; None for where they are.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.arange(len(embeddings), device=embeddings.device)
+    rows = torch.arange(len(embeddings), device=device or embeddings.device)
     for level in range((num_clusters - 1).bit_length()):
         sides = torch.arange(2 ** (level + 1) + 1) * num_clusters // 2 ** (level + 1)
         rows = cut_in_two(embeddings, rows, sides, generator)
@@ -112,5 +115,6 @@ def _scores(embeddings: Tensor, rows_CM: Tensor, difference_CD: Tensor) -> Tenso
 
 
 def _gather(embeddings: Tensor, rows: Tensor) -> Tensor:
-    """Return ``embeddings[rows]`` as float32; whole rows at once, which is faster on CPUs."""
-    return embeddings.index_select(0, rows.flatten()).view(*rows.shape, -1).float()
+    """Return ``embeddings[rows]`` as float32 where ``rows`` are, whole rows at once."""
+    chosen = embeddings.index_select(0, rows.flatten().to(embeddings.device))
+    return chosen.to(rows.device).float().view(*rows.shape, -1)

@@ -95,10 +95,10 @@ def draw_hard_negatives(
     key: tuple[int, int],
 ) -> Int64s:
     """Draw distinct ads (b, H) from the ``shortlists`` (queries, size) of ``query_rows`` (b,)."""
-    ads = shortlists[query_rows].astype(np.int64)
+    ads = shortlists[query_rows]
     size = ads.shape[1]
     places = query_ids[:, None] * size + np.arange(size)
     keys = keyed_hash((*key, Stream.HARD_NEGATIVES), places)
     keys[ads < 0] = np.iinfo(np.uint64).max  # what is no ad comes last
-    chosen = np.argsort(keys, axis=1)[:, :num_negatives]
-    return np.take_along_axis(ads, chosen, axis=1)
+    chosen = keys.argpartition(min(num_negatives, size) - 1, axis=1)[:, :num_negatives]
+    return np.take_along_axis(ads, chosen, axis=1).astype(np.int64)

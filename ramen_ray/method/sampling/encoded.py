@@ -8,18 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.devices import to_device
 from ramen_ray.method.distributed import gather_dealt, gather_tensors, world
 from ramen_ray.method.sampling.batches import Batch
-from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.step_inputs import Pool, StepInputs
-from ramen_ray.method.sampling.training_data import ADS, QUERIES
+from ramen_ray.method.sampling.step_inputs import Comparison, Pool, StepInputs
 from ramen_ray.method.similarity import similarities
 
 
@@ -48,34 +43,55 @@ class EncodedBatch:
 
     @property
     def ad_pool(self) -> Pool:
-        """The candidates of all queries of the batch."""
-        return self.inputs.ad_pool
+        """All ads that the queries of the global batch drew."""
+        return self.inputs.task.pool
 
-    def anchor_pool(self, anchor_set: str) -> Pool:
-        """Return the anchors of a set that nodes of either side drew."""
-        return self.inputs.anchor_pools[anchor_set]
+    def copied(self, tensor: Tensor) -> Tensor:
+        """Return one of the inputs' tensors on the device."""
+        return tensor.to(self.embeddings_UD.device, non_blocking=True)
 
-    def vectors(self, table: str, ids: Int64s) -> Tensor:
-        """Return the embeddings (n, D) of drawn ids (n,); rows of id -1 hold arbitrary values."""
+    def vectors(self, positions: Tensor) -> Tensor:
+        """Return the embeddings (n, D) of the texts at some of the inputs' positions (n,)."""
         # The gradients of indexing take several times as long.
-        return functional.embedding(self.positions(table, ids), self.embeddings_UD)
+        return functional.embedding(self.copied(positions), self.embeddings_UD)
 
-    def positions(self, table: str, ids: Int64s) -> Tensor:
-        """Return the places (n,) of drawn ids (n,) among the U texts, on the device."""
-        texts = self.inputs.texts
-        positions = texts.find(table, ids.clip(min=texts.ids[table][0]))
-        return to_device(positions, self.embeddings_UD.device)
+    @property
+    def queries_bD(self) -> Tensor:
+        """(b, D) embeddings of this worker's queries."""
+        return self.vectors(self.inputs.task.rows)
 
-    def places(self, pool: Pool, drawn: Int64s) -> Tensor:
-        """Return the positions of ``drawn`` ids, of any shape, in the pool, on the device."""
-        return to_device(pool.find(drawn), self.embeddings_UD.device)
+    @property
+    def all_queries_BD(self) -> Tensor:
+        """(B, D) embeddings of the batch's queries."""
+        return self.vectors(self.inputs.queries)
+
+    @property
+    def ads_LD(self) -> Tensor:
+        """(L, D) embeddings of the ``ad_pool``."""
+        return self.vectors(self.inputs.task.candidates)
+
+    @property
+    def own_places(self) -> Tensor:
+        """(b, P) places in the ``ad_pool`` of the ads drawn for this worker's queries, or -1."""
+        return self.copied(self.inputs.task.drawn)
+
+    def similarities(self, comparison: Comparison) -> Tensor:
+        """Return the similarities (n, L) of a comparison's rows to its candidates."""
+        return similarities(self.vectors(comparison.rows), self.vectors(comparison.candidates))
+
+    def is_positive(self, comparison: Comparison) -> Tensor:
+        """Return (n, L) bool, which candidates are known positives of which rows."""
+        # Made here, as few places of a mask are set, and all of it would have to be copied.
+        shape = len(comparison.rows), len(comparison.candidates)
+        device = self.embeddings_UD.device
+        mask = torch.zeros(shape[0] * shape[1], dtype=torch.bool, device=device)
+        return mask.index_fill_(0, self.copied(comparison.known), True).view(shape)
 
     @cached_property
     @torch.enable_grad()  # whoever asks first, adaptive λ among them
     def own_similarity(self) -> Tensor:
         """(b, L) similarities of this worker's queries to the ads of the ``ad_pool``."""
-        queries_bD = self.vectors(QUERIES, self.local.queries)
-        return similarities(queries_bD, self.vectors(ADS, self.ad_pool.ids))
+        return self.similarities(self.inputs.task)
 
     @cached_property
     def clicked_in_pool(self) -> Tensor:
@@ -85,27 +101,7 @@ class EncodedBatch:
     @cached_property
     def own_clicked_in_pool(self) -> Tensor:
         """The rows of :attr:`clicked_in_pool` of this worker's queries, (b, L) bool."""
-        return self.inputs.clicked.to(self.embeddings_UD.device, non_blocking=True)
-
-    def own_linked_in_pool(self, regularizer: Regularizer) -> Tensor:
-        """Return (n, L) bool, which anchors of the pool this worker's nodes are linked to."""
-        return self.inputs.linked[regularizer].to(self.embeddings_UD.device, non_blocking=True)
-
-    def mean_anchors(self, regularizer: Regularizer, nodes: Int64s) -> tuple[Tensor, Tensor]:
-        """Return the mean (n, D) of the pool's anchors that each node (n,) is linked to, or 0.
-
-        The second tensor (n, 1) says which nodes are linked to any. The pool must not be empty.
-        """
-        pool = self.anchor_pool(regularizer.anchor_set)
-        known = [pool.links(edges, nodes) for edges in self.inputs.data.known_edges[regularizer]]
-        links = known[0] if len(known) == 1 else np.unique(np.concatenate(known))
-        starts = np.searchsorted(links, np.arange(len(nodes) + 1) * len(pool.ids))
-        device = self.embeddings_UD.device
-        anchors = self.positions(pool.table, pool.ids[links % len(pool.ids)])
-        means_nD = functional.embedding_bag(
-            anchors, self.embeddings_UD, to_device(starts[:-1], device), mode="mean"
-        )
-        return means_nD, to_device(np.diff(starts) > 0, device)[:, None]
+        return self.is_positive(self.inputs.task)
 
 
 def encode(model: nn.Module, inputs: StepInputs, use_bf16: bool = False) -> EncodedBatch:

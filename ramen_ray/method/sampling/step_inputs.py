@@ -1,27 +1,28 @@
 """What a step computes on: all that is known of a batch before its texts are encoded.
 
 None of it needs the model, so a thread can make it while a GPU computes the step before. Shapes: b
-rows of this worker, U distinct texts of the batch, L candidates of a pool, n nodes.
+rows of this worker and B of the global batch, U distinct texts, L candidates of a pool, n nodes.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.prepared.csr import Csr, ragged_positions
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.devices import staged
-from ramen_ray.method.distributed import dealt_rows
+from ramen_ray.method.distributed import dealt_rows, world
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.training_data import ADS, TrainingData, anchor_table
+from ramen_ray.method.sampling.training_data import TrainingData
+
+NUM_MARKS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -32,85 +33,79 @@ class BatchTexts:
         tables: (U,) number of the table that a text comes from.
         rows: (U,) its row in that table.
         lengths: (U,) how many tokens it has, ascending.
-        ids: by table, the ids that were drawn, ascending.
-        positions: by table, the position of each of these ids' texts among the U.
+        positions: where among the U the texts of all ids of :meth:`Batch.drawn` are, in their
+            shapes; 0 for those of id -1.
     """
 
     tables: Int64s
     rows: Int64s
     lengths: Int64s
-    ids: Mapping[str, Int64s]
-    positions: Mapping[str, Int64s]
+    positions: list[Int64s]
 
     @classmethod
     def from_batch(cls, batch: Batch, tables: Mapping[str, TokenTable]) -> "BatchTexts":
         """Find the distinct texts of all that was drawn from ``tables``."""
-        drawn: dict[str, list[Int64s]] = {name: [] for name in tables}
-        for name, some in batch.drawn():
-            drawn[name].append(some)
-        ids = {name: _unique_ids(parts) for name, parts in drawn.items()}
-        hashes = np.concatenate([tables[name].hashes[rows] for name, rows in ids.items()])
-        lengths = np.concatenate([tables[name].lengths(rows) for name, rows in ids.items()])
-        numbers = np.repeat(np.arange(len(ids)), [len(rows) for rows in ids.values()])
-        _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        by_length = np.argsort(lengths[first], kind="stable")
+        drawn, numbers = batch.drawn(), {name: number for number, name in enumerate(tables)}
+        sizes = [ids.size for _, ids in drawn]
+        rows = _flat([ids for _, ids in drawn])
+        of_tables = np.repeat([numbers[name] for name, _ in drawn], sizes)
+        hashes = np.concatenate([tables[name].hashes[ids.reshape(-1)] for name, ids in drawn])
+        order = np.argsort(hashes)
+        order = order[rows[order] >= 0]
+        ordered = hashes[order]
+        is_first = np.append(True, ordered[1:] != ordered[:-1])[: len(order)]
+        first = order[is_first]
+        lengths = _lengths(of_tables[first], rows[first], list(tables.values()))
+        by_length = np.argsort(lengths.astype(np.uint16), kind="stable")  # 16 bits: by counting
         rank_of = np.empty_like(by_length)
         rank_of[by_length] = np.arange(len(by_length))
-        ends = np.cumsum([len(rows) for rows in ids.values()])[:-1]
-        positions = dict(zip(ids, np.split(rank_of[inverse], ends), strict=True))
+        positions = np.zeros_like(rows)
+        positions[order] = rank_of[np.cumsum(is_first) - 1]
+        parts = np.split(positions, np.cumsum(sizes)[:-1])
+        shaped = [part.reshape(ids.shape) for part, (_, ids) in zip(parts, drawn, strict=True)]
         shown = first[by_length]
-        all_rows = np.concatenate(list(ids.values()))
-        return cls(numbers[shown], all_rows[shown], lengths[shown], ids, positions)
-
-    def find(self, table: str, ids: Int64s) -> Int64s:
-        """Return the positions of drawn ``ids`` among the U texts, in the shape of ``ids``."""
-        return self.positions[table][np.searchsorted(self.ids[table], ids)]
+        return cls(of_tables[shown], rows[shown], lengths[by_length], shaped)
 
 
-def _unique_ids(parts: list[Int64s]) -> Int64s:
-    """Return the distinct ids of arrays of any shape, ascending, without -1."""
-    ids = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(p.ravel() for p in parts)]))
-    return ids[ids >= 0]
+def _lengths(numbers: Int64s, rows: Int64s, tables: list[TokenTable]) -> Int64s:
+    """Count the tokens (u,) of texts; ``numbers`` (u,) says which table a row is in."""
+    lengths = np.empty(len(rows), dtype=np.int64)
+    for number, table in enumerate(tables):
+        own = numbers == number
+        lengths[own] = table.lengths(rows[own])
+    return lengths
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The distinct candidates of a global batch: ascending ids (L,) of a table."""
+    """The distinct candidates of a global batch: ascending ids (L,)."""
 
-    table: str
     ids: Int64s
 
-    @classmethod
-    def of_ads(cls, batch: Batch) -> "Pool":
-        """Return the candidates of all queries of a batch: drawn ads and hard negatives."""
-        return cls(ADS, _unique_ids([batch.ads, batch.hard_negatives]))
-
-    @classmethod
-    def of_anchors(cls, batch: Batch, anchor_set: str) -> "Pool":
-        """Return the anchors of a set that nodes of either side drew."""
-        drawn = [
-            anchors
-            for regularizer, (_, anchors) in batch.anchors.items()
-            if regularizer.anchor_set == anchor_set
-        ]
-        return cls(anchor_table(anchor_set), _unique_ids(drawn))
-
     def find(self, drawn: Int64s) -> Int64s:
-        """Return the positions of ``drawn`` ids, of any shape, in the pool; -1 for -1."""
+        """Return the places of ``drawn`` ids, of any shape, in the pool; -1 for -1."""
         return np.where(drawn >= 0, np.searchsorted(self.ids, drawn), -1)
 
-    def links(self, edges: Csr, rows: Int64s) -> Int64s:
-        """Return the pairs that are linked, as row of ``rows`` * L + place, ascending."""
+    def links(self, known: Iterable[Csr], rows: Int64s) -> Int64s:
+        """Return the pairs that a known graph links, as row of ``rows`` * L + place, ascending."""
+        found = [self._links(edges, rows) for edges in known]
+        return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
+
+    def _links(self, edges: Csr, rows: Int64s) -> Int64s:
         row, candidate = edges.gather(rows)
+        # Most are not in the pool, which a few bits of their ids tell sooner than a search does.
+        marks = np.zeros(NUM_MARKS, dtype=bool)
+        marks[self.ids & (NUM_MARKS - 1)] = True
+        likely = np.flatnonzero(marks[candidate & (NUM_MARKS - 1)])
+        row, candidate = row[likely], candidate[likely]
         place = np.searchsorted(self.ids, candidate)
         is_candidate = np.append(self.ids, -1)[place] == candidate
         return (row * len(self.ids) + place)[is_candidate]
 
-    def is_positive(self, known: Iterable[Csr], rows: Int64s) -> NDArray[np.bool_]:
+    def is_positive(self, known: Iterable[Csr], rows: Int64s) -> Booleans:
         """Mark the candidates that a known graph links to ``rows`` (b,); returns (b, L) bool."""
         mask = np.zeros((len(rows), len(self.ids)), dtype=bool)
-        for edges in known:
-            mask.reshape(-1)[self.links(edges, rows)] = True
+        mask.reshape(-1)[self.links(known, rows)] = True
         return mask
 
 
@@ -119,7 +114,8 @@ def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
 
     The last is the share of its ads that were clicked for none of the batch.
     """
-    pool = Pool.of_ads(batch)
+    drawn = [batch.ads, batch.hard_negatives]
+    pool, _ = _pool(drawn, drawn)
     clicked_BL = pool.is_positive([clicks], batch.queries)
     return {
         "ads": float(len(pool.ids)),
@@ -129,18 +125,38 @@ def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class StepInputs:
-    """A batch, its texts, the pools of candidates, and which candidates are known positives.
+class Comparison:
+    """This worker's rows, and the candidates of the global batch that they are compared with.
 
-    The masks are CPU tensors from which copies to the step's device need no waiting.
+    int64 tensors on the CPU, copies of which to the step's device need no waiting.
+
+    Attributes:
+        pool: the candidates.
+        rows: (n,) positions of the rows' texts among the U.
+        candidates: (L,) positions of the candidates' texts.
+        drawn: (n, P) places in the pool of what each row drew; -1 for none.
+        known: (links,) all known positives, as row * L + place, ascending.
+    """
+
+    pool: Pool
+    rows: Tensor
+    candidates: Tensor
+    drawn: Tensor
+    known: Tensor
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """A batch, its texts, and what is compared with what.
 
     Attributes:
         batch: the global batch.
         local: this worker's share of it.
         tokens: this worker's share of the texts.
-        anchor_pools: by set.
-        clicked: (b, L) bool, the ads of the pool that were clicked for this worker's queries.
-        linked: per drawn regulariser (n, L) bool, the anchors that this worker's nodes have.
+        queries: (B,) int64, positions of the batch's queries among the U, as in a comparison.
+        task: this worker's queries, and the ads that the batch drew.
+        regularizers: those that drew, with this worker's nodes and the anchors of their set.
+        added: what the parts of the step have added, by name.
     """
 
     data: TrainingData
@@ -148,36 +164,78 @@ class StepInputs:
     local: Batch
     texts: BatchTexts
     tokens: TokenBatch
-    ad_pool: Pool
-    anchor_pools: Mapping[str, Pool]
-    clicked: Tensor
-    linked: Mapping[Regularizer, Tensor]
+    queries: Tensor
+    task: Comparison
+    regularizers: Mapping[Regularizer, Comparison]
+    added: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_local(
-        cls,
-        data: TrainingData,
-        local: Batch,
-        device: torch.device,
-        group: ProcessGroup | None = None,
-    ) -> "StepInputs":
+    def from_local(cls, data: TrainingData, local: Batch, device: torch.device) -> "StepInputs":
         """Find out all about the batch that ``local`` is this worker's share of.
 
-        With several workers this is a collective, by ``group`` if there is one.
+        With several workers this is a collective of their CPUs.
         """
-        batch = local.gathered(device, group)
+        batch = local.gathered()
         texts = BatchTexts.from_batch(batch, data.tables)
+        queries, ads, hard_negatives, *rest = texts.positions
+        nodes = dict(zip(batch.anchors, rest[::2], strict=True))
+        anchors = dict(zip(batch.anchors, rest[1::2], strict=True))
+
+        def compared(
+            positions: Int64s,
+            rows: Int64s,
+            drawn: Int64s,
+            known: Iterable[Csr],
+            pool: Pool,
+            candidates: Int64s,
+        ) -> Comparison:
+            found = _own(positions), candidates, pool.find(drawn), pool.links(known, rows)
+            return Comparison(pool, *(staged(array, device) for array in found))
+
+        of_ads = _pool([batch.ads, batch.hard_negatives], [ads, hard_negatives])
+        of_sets = {}
+        for name in {one.anchor_set for one in batch.anchors}:
+            own = [one for one in batch.anchors if one.anchor_set == name]
+            drawn = [batch.anchors[one].anchors for one in own]
+            of_sets[name] = _pool(drawn, [anchors[one] for one in own])
         mine = dealt_rows()
-        tokens = gather_tokens(texts.tables[mine], texts.rows[mine], list(data.tables.values()))
-        ads = Pool.of_ads(batch)
-        sets = dict.fromkeys(one.anchor_set for one in batch.anchors)
-        pools = {name: Pool.of_anchors(batch, name) for name in sets}
-        clicked = staged(ads.is_positive([data.clicks], local.queries), device)
-        linked = {
-            one: staged(pools[one.anchor_set].is_positive(data.known_edges[one], nodes), device)
-            for one, (nodes, _) in local.anchors.items()
-        }
-        return cls(data, batch, local, texts, tokens, ads, pools, clicked, linked)
+        return cls(
+            data,
+            batch,
+            local,
+            texts,
+            gather_tokens(texts.tables[mine], texts.rows[mine], list(data.tables.values())),
+            staged(queries, device),
+            compared(queries, local.queries, local.ads, [data.clicks], *of_ads),
+            {
+                one: compared(
+                    nodes[one],
+                    drawn.nodes,
+                    drawn.anchors[:, None],
+                    data.known_edges[one],
+                    *of_sets[one.anchor_set],
+                )
+                for one, drawn in local.anchors.items()
+            },
+        )
+
+
+def _pool(drawn: Sequence[Int64s], positions: Sequence[Int64s]) -> tuple[Pool, Int64s]:
+    """Return the distinct ids of ``drawn`` arrays, and the position (L,) of each."""
+    ids, first = np.unique(_flat(drawn), return_index=True)
+    is_id = ids >= 0
+    return Pool(ids[is_id]), _flat(positions)[first[is_id]]
+
+
+def _flat(arrays: Sequence[Int64s]) -> Int64s:
+    return np.concatenate([array.reshape(-1) for array in arrays])
+
+
+def _own(rows: Int64s) -> Int64s:
+    """Return this worker's rows of what was gathered from all."""
+    rank, num_workers = world()
+    share = len(rows) // num_workers
+    return rows[rank * share : (rank + 1) * share]
 
 
 def gather_tokens(numbers: Int64s, rows: Int64s, tables: list[TokenTable]) -> TokenBatch:

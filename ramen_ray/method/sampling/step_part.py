@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.step_inputs import StepInputs
 
 
 class StepPart:
@@ -19,6 +20,10 @@ class StepPart:
 
     name: str
     is_shared: bool = False
+
+    def prepare(self, inputs: StepInputs) -> StepInputs:
+        """Return a step's inputs with what this part needs of them; a thread may call it."""
+        return inputs
 
     def before(self, encoded: EncodedBatch) -> EncodedBatch:
         """Return the batch with what the losses need."""

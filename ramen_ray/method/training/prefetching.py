@@ -1,8 +1,7 @@
 """Batches made ahead: while a GPU computes a step, a thread makes what the next one needs."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
 from typing import TypeVar
 
 import torch
@@ -11,6 +10,7 @@ from ramen_ray.method.distributed import group_of_cpus
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.step_inputs import StepInputs
+from ramen_ray.method.sampling.step_part import StepPart
 
 T = TypeVar("T")
 
@@ -28,26 +28,26 @@ def prefetched(items: Iterable[T]) -> Generator[T, None, None]:
             yield item  # type: ignore[misc]
 
 
+def ahead_for(device: torch.device, items: Generator[T, None, None]) -> Generator[T, None, None]:
+    """Return ``items``, :func:`prefetched` for a GPU; a CPU is busy with the step itself."""
+    if device.type != "cuda":
+        return items
+    group_of_cpus()  # all workers make it now, as the thread needs it amid the steps' collectives
+    return prefetched(items)
+
+
 def step_inputs(
     sampler: Sampler,
     draws: DrawState,
     objective: Objective,
     steps: range,
     device: torch.device,
-    prefetch: bool | None = None,
+    parts: Sequence[StepPart] = (),
 ) -> Generator[StepInputs, None, None]:
-    """Yield what each of ``steps`` computes on ``device``; close it if it may be left early.
-
-    ``prefetch`` makes the next one on a thread, which changes none of them; None to do so for a GPU
-    only, as a CPU is busy with the step itself.
-    """
-    ahead = device.type == "cuda" if prefetch is None else prefetch
-    # On a thread, workers exchange what they drew apart from the collectives of the step.
-    with group_of_cpus() if ahead else nullcontext() as group:
-        drawn = (sampler.draw(step, draws, objective.regularizers_at(step)) for step in steps)
-        inputs = (StepInputs.from_local(sampler.data, local, device, group) for local in drawn)
-        if ahead:
-            with closing(prefetched(inputs)) as made:
-                yield from made
-        else:
-            yield from inputs
+    """Yield what each of ``steps`` computes on ``device``, prepared by the ``parts``."""
+    for step in steps:
+        local = sampler.draw(step, draws, objective.regularizers_at(step))
+        inputs = StepInputs.from_local(sampler.data, local, device)
+        for part in parts:
+            inputs = part.prepare(inputs)
+        yield inputs

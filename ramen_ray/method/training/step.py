@@ -13,8 +13,28 @@ from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import encode
+from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.step_part import StepPart
-from ramen_ray.method.training.prefetching import step_inputs
+from ramen_ray.method.training.prefetching import ahead_for, step_inputs
+
+
+class StepMemoryError(RuntimeError):
+    """A worker's share of a step does not fit into the memory of its device."""
+
+    def __init__(self, step: int, num_texts: int, num_tokens: int) -> None:
+        """Say which step (from 1), and how much this worker encodes in it."""
+        super().__init__(step, num_texts, num_tokens)
+
+    def __str__(self) -> str:
+        """Return one line, with what to do."""
+        step, num_texts, num_tokens = self.args
+        return (
+            f"out of memory in step {step}: a worker's share of it has {num_texts:,} texts of "
+            f"{num_tokens:,} tokens; lower training.global_batch_size or encoder.max_length, train "
+            f"in more workers (workers.num_workers), or leave them more of each GPU "
+            f"(workers.gpus_per_worker 1)"
+        )
+
 
 DROPOUT_KEY = 1
 
@@ -58,31 +78,53 @@ def train_steps(
 
     The yielded losses stay on the device, so that no step waits for them. All batches are drawn
     from what ``state.draws`` is at the beginning.
+
+    Raises:
+        StepMemoryError: a step does not fit into the memory of its device.
     """
     device = next(state.model.parameters()).device
     weights = torch.tensor(objective.weights, device=device)
     times = torch.tensor(objective.times, device=device)
     steps = range(state.step, stop)
-    with closing(step_inputs(sampler, state.draws, objective, steps, device)) as batches:
+    made = step_inputs(sampler, state.draws, objective, steps, device, state.parts)
+    with closing(ahead_for(device, made)) as batches:
         for inputs in batches:
-            _seed_dropout(sampler.seed, state.step)
-            encoded = encode(state.model, inputs, use_bf16)
-            for part in state.parts:
-                encoded = part.before(encoded)
-            losses = objective.losses(encoded, state.step)
             state.weights = weights
-            for part in state.parts:
-                state.weights = part.weigh(state.weights, encoded)
-            state.optimizer.zero_grad(set_to_none=True)
-            (losses * state.weights * times).sum().backward()
-            if max_gradient_norm is not None:
-                nn.utils.clip_grad_norm_(state.model.parameters(), max_gradient_norm)
-            state.optimizer.step()
-            state.schedule.step()
-            for part in state.parts:
-                part.after(encoded)
+            _seed_dropout(sampler.seed, state.step)
+            try:
+                losses = _step(state, inputs, objective, times, use_bf16, max_gradient_norm)
+            except torch.OutOfMemoryError as error:
+                lengths = inputs.tokens.lengths
+                number = state.step + 1
+                raise StepMemoryError(number, len(lengths), int(lengths.sum())) from error
             state.step += 1
-            yield losses.detach()
+            yield losses
+
+
+def _step(
+    state: TrainState,
+    inputs: StepInputs,
+    objective: Objective,
+    times: Tensor,
+    use_bf16: bool,
+    max_gradient_norm: float | None,
+) -> Tensor:
+    """Update the model by one step; returns its losses (terms,)."""
+    encoded = encode(state.model, inputs, use_bf16)
+    for part in state.parts:
+        encoded = part.before(encoded)
+    losses = objective.losses(encoded, state.step)
+    for part in state.parts:
+        state.weights = part.weigh(state.weights, encoded)
+    state.optimizer.zero_grad(set_to_none=True)
+    (losses * state.weights * times).sum().backward()
+    if max_gradient_norm is not None:
+        nn.utils.clip_grad_norm_(state.model.parameters(), max_gradient_norm)
+    state.optimizer.step()
+    state.schedule.step()
+    for part in state.parts:
+        part.after(encoded)
+    return losses.detach()
 
 
 def _seed_dropout(seed: int, step: int) -> None:

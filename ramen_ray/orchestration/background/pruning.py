@@ -78,7 +78,8 @@ def pruning_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None:
         num_threads=config.workers.cpus_per_worker if wait else 1,  # the workers' CPUs are free
     )
     first, every = settings.warmup_epochs, settings.every_epochs
-    schedule = Schedule(first, every, config.training.epochs, run.steps_per_epoch, wait)
+    epochs, steps_per_epoch = config.training.epochs, run.steps_per_epoch
+    schedule = Schedule(first, every, epochs, steps_per_epoch, wait, "pruning.mode")
     return BackgroundTask(
         "graph",
         run.folder / "graphs",

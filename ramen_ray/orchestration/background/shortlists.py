@@ -110,7 +110,8 @@ def shortlist_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None
         gb_per_shard=workers.gb_per_shard if _needs_shards(config, run.data) else None,
     )
     every = base.refresh_every
-    schedule = Schedule(every, every, config.training.epochs, run.steps_per_epoch, wait)
+    epochs, steps_per_epoch = config.training.epochs, run.steps_per_epoch
+    schedule = Schedule(every, every, epochs, steps_per_epoch, wait, "base.refresh_mode")
     return BackgroundTask(
         "shortlists",
         run.folder / "shortlists",

@@ -25,7 +25,7 @@ import torch
 from ray.exceptions import RayError
 
 from ramen_ray.data.store.checksums import is_intact, write_checksums
-from ramen_ray.errors import is_disk_full
+from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.distributed import from_first_worker, world
 from ramen_ray.method.model.dual_encoder import copy_model
 from ramen_ray.method.sampling.batches import DrawState
@@ -39,6 +39,7 @@ STEP_FOLDER = "step_{:09d}"
 SECONDS_BETWEEN_SIGNS = 10  # to waiting workers, whose collectives would time out
 SIGNS_BETWEEN_LINES = 6
 NUM_RETRIES = 2
+PATIENCE_S = 600  # with a late result, however short the epochs are
 NUM_KEPT = 2  # the newest, and the one that the last checkpoint uses
 
 REPORT_FILE = "report.json"
@@ -46,11 +47,15 @@ REPORT_FILE = "report.json"
 Compute = Callable[[Path, Path], Mapping[str, float]]
 
 
+class LateError(UserError):
+    """A result has not come for half of a run, which would be trained without it."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """At the start of which epochs results are computed: after ``first``, then every ``every``.
 
-    With ``wait``, training waits for each result.
+    With ``wait``, training waits for each result, as the setting ``wait_flag`` synchronous says.
     """
 
     first: int
@@ -58,6 +63,7 @@ class Schedule:
     num_epochs: int
     steps_per_epoch: int
     wait: bool
+    wait_flag: str = ""
 
     def is_due(self, step: int, newest: int | None) -> bool:
         """Say whether to compute from the checkpoint of ``step``, after that of ``newest``."""
@@ -113,6 +119,8 @@ class BackgroundTask:
     taken: int | None = None
     waited_s: float = 0.0
     _task: ray.ObjectRef | None = field(default=None, init=False)
+    _seen: tuple[int, int, float] | None = field(default=None, init=False)
+    """What is pending, and the step and time at which this process first saw it."""
 
     def result(self, step: int) -> Path:
         """Return the folder of the result from the checkpoint of ``step``."""
@@ -129,6 +137,9 @@ class BackgroundTask:
         Returns:
             What batches are drawn from now on, and figures: ``waited_s``; if a result was taken,
             also its ``step`` and the figures of its report.
+
+        Raises:
+            LateError: a result has not come for half of the epochs of the run.
         """
         started = time.monotonic()
         newest = self._start_and_check(step, checkpoint)
@@ -184,17 +195,47 @@ class BackgroundTask:
                 self._submit(step, checkpoint)
         if self.schedule.wait:
             self._wait(step)
+        elif late := from_first_worker(self._epochs_too_late(step) if is_first else 0):
+            raise LateError(self._said_of_late(late))
         newest = self._newest_intact()
         if is_first:
             self._remove_old()
         return newest
+
+    def _epochs_too_late(self, step: int) -> int:
+        """Return for how many epochs a result has been pending if for half of the run, else 0.
+
+        A warning says so when the next one would be due.
+        """
+        pending = self._pending
+        if pending is None:
+            return 0
+        if self._seen is None or self._seen[0] != pending:
+            self._seen = pending, step, time.monotonic()
+        _, since, at = self._seen
+        epochs = (step - since) // self.schedule.steps_per_epoch
+        if epochs and epochs % self.schedule.every == 0:
+            logger.warning(self._said_of_late(epochs))
+        is_too_late = 2 * epochs >= self.schedule.num_epochs
+        return epochs if is_too_late and time.monotonic() - at >= PATIENCE_S else 0
+
+    def _said_of_late(self, epochs: int) -> str:
+        if self.device.type == "cuda":
+            share = "take at most 0.75 of a GPU for a worker (workers.gpus_per_worker)"
+        else:
+            share = "leave them a CPU (workers.num_workers, workers.cpus_per_worker)"
+        return (
+            f"{self.name} have not come for {epochs} of {self.schedule.num_epochs} epochs, which "
+            f"are trained without them: {share} and run the same command again; or start a run "
+            f"that waits for them ({self.schedule.wait_flag} synchronous)"
+        )
 
     def _wait(self, step: int) -> None:
         """Return, on all workers together, when no task is running."""
         is_first = world()[0] == 0
         for sign in itertools.count(1):
             waits = is_first and not self._check(SECONDS_BETWEEN_SIGNS)
-            if not from_first_worker(int(waits), self.device):
+            if not from_first_worker(waits):
                 return
             if is_first and sign % SIGNS_BETWEEN_LINES == 0:
                 seconds = sign * SECONDS_BETWEEN_SIGNS
@@ -223,7 +264,7 @@ class BackgroundTask:
 
     def _newest_intact(self, last: int | None = None) -> int | None:
         """Return, on all workers, the step of the newest result up to ``last`` that is whole."""
-        found = -1
+        found = None
         if world()[0] == 0:
             otherwise = f"{self.name} are made again when they are due"
             for step in sorted(_steps(self.folder), reverse=True):
@@ -232,8 +273,7 @@ class BackgroundTask:
                 if step == self.taken or is_intact(self.result(step), otherwise):
                     found = step
                     break
-        shared = from_first_worker(found, self.device)
-        return None if shared < 0 else shared
+        return from_first_worker(found)
 
     @property
     def _pending(self) -> int | None:

@@ -37,7 +37,14 @@ from ramen_ray.method.objectives.classifier_terms import (
     reverse_term,
 )
 from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
-from ramen_ray.method.objectives.terms import Objective, Term, ramen_objective, task_term
+from ramen_ray.method.objectives.terms import (
+    Objective,
+    Term,
+    own_similarity,
+    ramen_objective,
+    similarity_to_other_texts,
+    task_term,
+)
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.step_part import StepPart
@@ -119,7 +126,7 @@ def build_classifiers(
         vectors[is_carried] = before.take(carried[own][is_carried]).numpy()
     settings = config.classifier
     if not settings.sharded:
-        vectors = np.concatenate(gather_arrays(vectors, model.device))
+        vectors = np.concatenate(gather_arrays(vectors))
     is_clicked = np.asarray(data.train_click_counts) > 0
     is_trained = is_clicked if settings.unclicked == "text" else np.ones(num_ads, dtype=bool)
     first = int(own[0]) if settings.sharded else 0
@@ -169,7 +176,9 @@ def _task_terms(config: RunConfig, triplet: TripletLoss) -> list[Term]:
 
     own, classifiers_own = loss(config.loss.temperature), loss(settings.temperature)
     by_cosine = parts.loss == "triplet"
-    terms = [task_term(own, encoder_share * (1 - reverse))]
+    takes_all = config.loss.own_text_negatives
+    similarity_of = own_similarity if takes_all else similarity_to_other_texts
+    terms = [task_term(own, encoder_share * (1 - reverse), similarity_of=similarity_of)]
     if reverse:
         terms.append(reverse_term(own, encoder_share * reverse))
     if parts.heads == "classifier":

@@ -55,7 +55,7 @@ class Checkpoints:
             device: this worker's.
         """
         self._run, self._device = run, device
-        self._token = str(from_first_worker(secrets.randbits(62), device))
+        self._token = str(from_first_worker(secrets.randbits(62)))
         self._asides = [run / ASIDE.format(f"{self._token}-{rank}") for rank in range(world()[1])]
         if world()[0] == 0:
             with whole_file(run / WRITER_FILE) as file:
@@ -114,8 +114,8 @@ class Checkpoints:
 
     def _known_to_the_first(self, found: Checkpoint | None) -> Checkpoint | None:
         """Return what the first worker has found, as others may see a shared folder late."""
-        step = from_first_worker(-1 if found is None else found.step, self._device)
-        return None if step < 0 else _open(self._run / CHECKPOINT_FOLDER.format(step))
+        step = from_first_worker(None if found is None else found.step)
+        return None if step is None else _open(self._run / CHECKPOINT_FOLDER.format(step))
 
 
 def _move_into(folder: Path, share: Path) -> None:

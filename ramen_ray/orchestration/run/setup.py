@@ -101,7 +101,7 @@ class RunSetup(Setup[DualEncoder]):
         """Return figures of a step's pool, if the loss sees all of it."""
         if self.config.base.parts.loss == "triplet":
             return {}
-        batch = self.sampler.draw(step, state.draws, []).gathered(self.process.device)
+        batch = self.sampler.draw(step, state.draws, []).gathered()
         return pool_figures(batch, self.sampler.data.clicks)
 
 

@@ -5,7 +5,8 @@ take seconds.
 """
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -13,7 +14,7 @@ from ray.train import ControllerError, UserCallback
 
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig
-from ramen_ray.errors import is_disk_full
+from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.tracking.runs import Run
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 VALIDATION = "validation/"
 """Begins the names of validation's metrics in reports."""
+OUT_OF_MEMORY = re.compile(r"out of memory in step (\d+): .*")
+"""What :class:`~ramen_ray.method.training.step.StepMemoryError` says."""
 OnReport = Callable[[dict[str, Any]], None]
 """Called with the metrics of each checkpoint, once that outlives the process."""
 
@@ -115,20 +118,46 @@ def train_loop_per_worker(settings: dict[str, Any]) -> Any:
     logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
     from ramen_ray.data.store.checksums import DamagedError
     from ramen_ray.method.training.step_losses import DivergedError
+    from ramen_ray.orchestration.background.task import LateError
     from ramen_ray.orchestration.run.directory import RunError
     from ramen_ray.orchestration.run.training import ray_train_worker
 
     try:
         return settings["task"].train(ray_train_worker())
-    except (DivergedError, DamagedError, RunError) as error:
+    except (DivergedError, DamagedError, LateError, RunError) as error:
         return error
 
 
-class EndOnFullDisk(UserCallback):
-    """Ends a training whose disk is full: workers that are started anew would find it full."""
+class MemoryFailures:
+    """Knows for which step a GPU's memory did not suffice when a training failed last."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._step: str | None = None
+
+    def recurring(self, errors: Iterable[Exception]) -> UserError | None:
+        """Return what to end with if the workers' ``errors`` say the same of the same step again.
+
+        Once may have been for what another process held.
+        """
+        before, self._step = self._step, None
+        for found in filter(None, (OUT_OF_MEMORY.search(str(error)) for error in errors)):
+            self._step = found[1]
+            if self._step == before:
+                return UserError(found[0])
+        return None
+
+
+class EndIfItRecurs(UserCallback):
+    """Ends a training that fails as it would again: on a full disk, or for the memory of a step."""
+
+    def __init__(self) -> None:
+        """Begin before the first failure."""
+        self._memory = MemoryFailures()
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """End the training, as Ray Train does not retry errors of its controller."""
-        for error in worker_exceptions.values():
-            if is_disk_full(error):
-                raise ControllerError(error)
+        errors = worker_exceptions.values()
+        full = next(filter(is_disk_full, errors), None)
+        if (end := full or self._memory.recurring(errors)) is not None:
+            raise ControllerError(end)

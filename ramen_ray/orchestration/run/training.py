@@ -1,5 +1,6 @@
 """What the loop trains, whatever the model: a plan, parts that stay the same, and what changes."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.orchestration.run.task import OnReport
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables for torch's allocator of GPU memory; the second is its earlier name."""
 NOT_VALIDATED = -1.0
 """The score of a model that was not validated: below all others."""
 
@@ -50,6 +53,8 @@ class Process:
         torch.manual_seed(seed)
         torch.set_num_threads(workers.cpus_per_worker)
         torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+        if not os.environ.keys() & set(ALLOCATOR):  # read when a GPU's memory is first asked for
+            os.environ[ALLOCATOR[0]] = "expandable_segments:True"  # as no two steps have one size
 
 
 def ray_train_worker() -> Process:

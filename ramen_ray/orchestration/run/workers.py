@@ -45,7 +45,8 @@ from ramen_ray.orchestration.cluster.resources import (
     worker_task,
 )
 from ramen_ray.orchestration.run.task import (
-    EndOnFullDisk,
+    EndIfItRecurs,
+    MemoryFailures,
     Result,
     Task,
     train_alone,
@@ -55,6 +56,8 @@ from ramen_ray.orchestration.run.task import (
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """How long Ray Train waits for room for its workers; then that counts as one more failure."""
 DEATHS = (NodeDiedError, OutOfMemoryError, WorkerCrashedError)
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that name the network interfaces by which several workers find each other."""
 RAY_TRAIN = ".ray_train"
 """In a run's folder: Ray Train's own files, none of which outlives it."""
 
@@ -65,10 +68,12 @@ def train_in_one_worker(task: Task[Result], workers: WorkersConfig) -> Result:
     """Run ``task`` in one process; if it fails, another one goes on from the last checkpoint.
 
     Raises:
-        UserError, OSError: the process raised it, and so would another one.
+        UserError, OSError: the process raised it, and so would another one; or a GPU's memory has
+            not sufficed for the same step twice.
         ClusterError: processes have died too often, or there is no room for another one.
     """
     worker, failures = worker_task(train_alone, workers, max_retries=0), 0
+    memory = MemoryFailures()
     with user_errors():
         while True:
             running = worker.remote(task)
@@ -78,6 +83,8 @@ def train_in_one_worker(task: Task[Result], workers: WorkersConfig) -> Result:
             except RayTaskError as error:
                 if failures == workers.max_failures or _recurs(error.cause):
                     raise
+                if (known := memory.recurring([error.cause])) is not None:
+                    raise known from error
                 failure = error.cause
             except DEATHS as error:
                 if failures == workers.max_failures:
@@ -113,8 +120,9 @@ def train_in_workers(
         callbacks: of Ray Train, called at every report.
 
     Raises:
-        UserError: the first worker returned it; see
-            :func:`~ramen_ray.orchestration.run.task.train_loop_per_worker`.
+        UserError: the first worker returned it (see
+            :func:`~ramen_ray.orchestration.run.task.train_loop_per_worker`), or a GPU's memory has
+            not sufficed for the same step twice.
         ClusterError: workers have died too often, or Ray Train's controller has; or a lost machine
             was not replaced.
         KeyboardInterrupt: Ctrl-C, on which Ray Train would exit by itself, with another code.
@@ -131,9 +139,12 @@ def train_in_workers(
         ),
         run_config=RayRunConfig(
             name=RAY_TRAIN,
-            callbacks=[EndOnFullDisk(), *callbacks],
+            callbacks=[EndIfItRecurs(), *callbacks],
             logging_config=LoggingConfig(log_level="ERROR"),
             storage_path=str(folder),
+            worker_runtime_env={
+                "env_vars": {name: os.environ[name] for name in INTERFACES if name in os.environ}
+            },
             failure_config=FailureConfig(
                 max_failures=workers.max_failures, controller_failure_limit=workers.max_failures
             ),
@@ -157,8 +168,11 @@ def train_in_workers(
     return returned
 
 
-def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> ClusterError | None:
+def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> UserError | None:
     """Say in one line why Ray Train gave up, if not for a fault of the code or a full disk."""
+    end = getattr(error, "controller_failure", error)
+    if isinstance(end, UserError):
+        return end
     if isinstance(error, WorkerGroupError):
         for failure in error.worker_failures.values():
             # set by Ray Train where the process, and not its code, has ended
@@ -166,7 +180,7 @@ def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> Cluster
                 return died_too_often(workers.max_failures, failure)
         return None
     needed = [worker_share(workers)] * workers.num_workers
-    if is_disk_full(getattr(error, "controller_failure", error)) or has_room(needed, MOMENT_S):
+    if is_disk_full(end) or has_room(needed, MOMENT_S):
         return None
     return ClusterError(
         f"workers were lost, and the cluster has had no room for all {workers.num_workers} since; "

@@ -14,7 +14,6 @@ from ramen_ray.method.objectives.terms import Term, ramen_objective
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.step_part import StepPart
-from ramen_ray.method.sampling.training_data import QUERIES
 from ramen_ray.method.training.checkpoints import restore_checkpoint
 
 
@@ -29,7 +28,7 @@ class Shift(StepPart):
 
     def before(self, encoded: EncodedBatch) -> EncodedBatch:
         self.turns.append("before")
-        moved = encoded.vectors(QUERIES, encoded.local.queries) + self.vector
+        moved = encoded.queries_bD + self.vector
         return replace(encoded, added={**encoded.added, "moved": moved})
 
     def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.encoder import build_bag
+from ramen_ray.method.objectives.adaptation import LINKED, AdaptiveWeights
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
@@ -44,13 +44,22 @@ def _sources(sampler: Sampler) -> DrawState:
     return DrawState(sampler.data.graphs, shortlists=ads)
 
 
+def _made(sampler: Sampler, draws: DrawState, steps: range) -> Iterator[StepInputs]:
+    """Make inputs of steps with adaptive λ."""
+    parts = [AdaptiveWeights(OBJECTIVE, 0.3, 0.01, CPU)]
+    return step_inputs(sampler, draws, OBJECTIVE, steps, CPU, parts)
+
+
 def _arrays(inputs: StepInputs) -> list[Any]:
     """Return all that differs from step to step."""
-    masks = [inputs.clicked, *inputs.linked.values()]
+    arrays: list[Any] = [inputs.queries]
+    for one in (inputs.task, *inputs.regularizers.values()):
+        arrays += [one.pool.ids, one.rows, one.candidates, one.drawn, one.known]
+    for linked in inputs.added[LINKED].values():
+        arrays += linked
     texts = [inputs.texts.rows, inputs.texts.tables, inputs.tokens.token_ids]
-    pools = [inputs.ad_pool.ids, *(pool.ids for pool in inputs.anchor_pools.values())]
     drawn = [ids for _, ids in (*inputs.batch.drawn(), *inputs.local.drawn())]
-    return [array.tolist() for array in (*masks, *texts, *pools, *drawn)]
+    return [array.tolist() for array in (*arrays, *texts, *drawn)]
 
 
 @pytest.mark.parametrize("how_many", [0, 1, 7])
@@ -104,11 +113,8 @@ def test_a_thread_makes_the_same_inputs(prepared_bag: Prepared) -> None:
     steps = range(1, 3 * sampler.steps_per_epoch)
     draws = _sources(sampler)
     plain, ahead = (
-        [
-            _arrays(inputs)
-            for inputs in step_inputs(_sampler(prepared_bag), draws, OBJECTIVE, steps, CPU, on)
-        ]
-        for on in (False, True)
+        [_arrays(inputs) for inputs in of(_made(_sampler(prepared_bag), draws, steps))]
+        for of in (iter, prefetched)
     )
     assert len(plain) == len(steps)
     assert ahead == plain
@@ -118,8 +124,8 @@ def test_a_thread_makes_the_same_inputs(prepared_bag: Prepared) -> None:
 def _worker(rank: int, folder: Path, prepared: Path, encoder: Path) -> None:
     sampler = _sampler(Prepared(prepared))
     plain, ahead = (
-        [_arrays(i) for i in step_inputs(sampler, _sources(sampler), OBJECTIVE, range(5), CPU, on)]
-        for on in (False, True)
+        [_arrays(inputs) for inputs in of(_made(sampler, _sources(sampler), range(5)))]
+        for of in (iter, prefetched)
     )
     assert ahead == plain
     assert len(plain) == 5
@@ -132,8 +138,16 @@ def _train(sampler: Sampler, encoder: Path, prefetch: bool) -> list[list[float]]
     """Train five steps, which have collectives of their own; returns this worker's losses."""
     run = Run(build_bag(str(encoder)), sampler, OBJECTIVE)
     run.state.draws = _sources(sampler)
-    with patch.object(step_module, "step_inputs", partial(step_inputs, prefetch=prefetch)):
+    with patch.object(step_module, "ahead_for", _on_a_thread if prefetch else _here):
         return run.train(5)
+
+
+def _on_a_thread(device: torch.device, items: Any) -> Any:
+    return prefetched(items)
+
+
+def _here(device: torch.device, items: Any) -> Any:
+    return items
 
 
 @pytest.mark.slow
@@ -162,10 +176,7 @@ class _Fails(torch.nn.Module):
 def test_the_thread_ends_with_the_training(
     ends: str, prepared_bag: Prepared, encoder_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def on_a_thread(*arguments: Any) -> Iterator[StepInputs]:
-        return step_inputs(*arguments, prefetch=True)
-
-    monkeypatch.setattr("ramen_ray.method.training.step.step_inputs", on_a_thread)
+    monkeypatch.setattr(step_module, "ahead_for", _on_a_thread)
     encoder, sampler = build_bag(str(encoder_path)), _sampler(prepared_bag)
     state = Run(encoder, sampler, OBJECTIVE).state
     if ends == "by an error":

@@ -1,5 +1,6 @@
 """The training step against loops, two workers against one, a resumed run against a whole one."""
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,22 +14,29 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.metrics.judgement import Judgement, Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.model.texts import TokenBatch
-from ramen_ray.method.objectives.losses import TripletLoss
-from ramen_ray.method.objectives.terms import Objective, ramen_objective
+from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
+from ramen_ray.method.objectives.terms import (
+    Objective,
+    ramen_objective,
+    similarity_to_other_texts,
+    task_term,
+)
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
-from ramen_ray.method.sampling.encoded import encode
+from ramen_ray.method.sampling.encoded import EncodedBatch, encode
 from ramen_ray.method.sampling.regularizers import open_graphs
 from ramen_ray.method.sampling.step_inputs import StepInputs
+from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.checkpoints import CheckpointError, restore_checkpoint
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.prefetching import step_inputs
-from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step import StepMemoryError, train_steps
 from ramen_ray.method.training.step_losses import global_losses
 
 LAMBDA_X = {"links": 0.5, "topics": 0.2}
@@ -392,13 +400,18 @@ def two_workers(
 def test_two_workers_train_and_evaluate_as_one(
     kind: str, data: Prepared, encoder_path: Path, two_workers: Path
 ):
-    expected = _three_steps(kind, encoder_path, data)
+    expected, ads = _three_steps(kind, encoder_path, data), np.empty(0)
     for rank in range(2):
         found = torch.load(two_workers / f"{kind}-{rank}.pt")
-        for name in ("losses", "gradients", "parameters", "scores"):
+        for name in ("losses", "gradients", "parameters"):
             torch.testing.assert_close(found[name], expected[name], **TOLERANCE)
+        ads = ads if rank else found["ads"].numpy()
         judgement = Judgement.from_prepared(data, "test", Propensity())
-        assert found["metrics"] == pytest.approx(judgement.metrics(found["ads"].numpy()), abs=1e-6)
+        assert found["metrics"] == pytest.approx(judgement.metrics(ads), abs=1e-6)
+        if rank == 0:
+            torch.testing.assert_close(found["scores"], expected["scores"], **TOLERANCE)
+        else:
+            assert not len(found["ads"]), "the first worker has them"
 
 
 @pytest.mark.parametrize(("kind", "lr"), [("transformer", 5e-3), ("bag", 5e-2)])
@@ -426,6 +439,80 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert second.state.step == 4
     assert before + second.train(9) == expected
     assert torch.equal(second.parameters, whole.parameters)
+
+
+class _FullAt(StepPart):
+    """Takes the memory that is left, in a step."""
+
+    name = "full"
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def before(self, encoded: EncodedBatch) -> EncodedBatch:
+        self.left -= 1
+        if not self.left:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return encoded
+
+
+def test_a_step_that_does_not_fit_is_told_with_its_size(prepared_bag: Prepared, encoder_path: Path):
+    sampler = build_sampler(prepared_bag, OBJECTIVE)
+    run = Run(build_bag(str(encoder_path)), sampler, OBJECTIVE, [_FullAt(3)])
+    texts = {*_drawn_texts(sampler, 2).values()}
+    said = (
+        rf"out of memory in step 3: .* {len(texts)} texts of {sum(map(len, texts))} tokens; lower"
+    )
+    with pytest.raises(StepMemoryError, match=said) as told:
+        run.train(5)
+    assert run.state.step == 2
+    assert "\n" not in str(told.value)
+    assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)
+
+
+def _left_out(encoded: EncodedBatch, sampler: Sampler) -> list[list[bool]]:
+    """Say which ads of the pool have a query's own text, and were not clicked for it."""
+    tables, clicks = sampler.data.tables, rows_of(sampler.data.clicks)
+    return [
+        [
+            tables["ads"].hashes[ad] == tables["queries"].hashes[query] and ad not in clicks[query]
+            for ad in encoded.ad_pool.ids
+        ]
+        for query in encoded.local.queries
+    ]
+
+
+@pytest.mark.parametrize(
+    "loss", [HARDEST_FOUR, ALL_SOFT, SoftmaxLoss(0.05), SoftmaxLoss(0.05, False)]
+)
+def test_ads_of_a_querys_own_text_may_be_left_out(
+    loss: Loss, prepared_bag: Prepared, encoder_path: Path
+):
+    whole = TrainingData.from_prepared(prepared_bag, [])
+    ads = whole.tables["ads"]
+    moved = replace(whole, tables={**whole.tables, "queries": _with_texts_of(ads, whole)})
+    sampler = Sampler(moved, 16, seed=3)
+    encoded = encode(build_bag(str(encoder_path)), _inputs(sampler, 0))
+    left_out = np.array(_left_out(encoded, sampler))
+    assert left_out.any(axis=1).sum() > 2
+    similarity, clicked = encoded.own_similarity, encoded.own_clicked_in_pool.numpy()
+    expected = []
+    for row, own in enumerate(encoded.own_places):
+        kept = np.flatnonzero(~left_out[row])
+        places = torch.tensor([[kept.tolist().index(int(own[0]))]])
+        expected.append(
+            loss(similarity[row, kept][None], places, torch.from_numpy(clicked[row, kept])[None])
+        )
+    found = task_term(loss, similarity_of=similarity_to_other_texts).loss(encoded)
+    torch.testing.assert_close(found, torch.cat(expected).mean())
+    assert not torch.isclose(found, task_term(loss).loss(encoded))
+
+
+def _with_texts_of(ads: TokenTable, whole: TrainingData) -> TokenTable:
+    """Give each query the text of an ad, which was clicked for some of them."""
+    rows = np.arange(len(whole.query_ids)) % len(ads)
+    lengths = ads.lengths(rows)
+    return TokenTable(ads.gather(rows), np.append(0, lengths.cumsum()), ads.hashes[rows])
 
 
 def test_gradients_are_clipped_to_the_norm(prepared_bag: Prepared, encoder_path: Path):

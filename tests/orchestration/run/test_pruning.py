@@ -28,10 +28,12 @@ from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.orchestration import embed as embedding
+from ramen_ray.orchestration.background import task as background
 from ramen_ray.orchestration.background.pruning import GraphPruning
 from ramen_ray.orchestration.background.task import (
     BackgroundTask,
     Compute,
+    LateError,
     Schedule,
     read_report,
 )
@@ -228,6 +230,30 @@ def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
     resumed.cancel()
     resumed.keep_only_taken()
     assert list(second.folder.iterdir()) == [second.result(3 * EPOCH)]
+
+
+def test_a_late_result_is_told_and_one_that_misses_half_of_the_run_ends_it(
+    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleeps(model: Path, folder: Path) -> dict[str, float]:
+        time.sleep(600)
+        return {}
+
+    schedule = Schedule(1, 2, num_epochs=8, steps_per_epoch=EPOCH, wait=False, wait_flag="a.flag")
+    task = _task(tmp_path, sleeps, schedule)
+    for epoch in (1, 2):
+        _advance(task, epoch * EPOCH)
+    assert not caplog.text
+    _advance(task, 3 * EPOCH)
+    assert "counting have not come for 2 of 8 epochs" in caplog.text
+    _advance(task, 5 * EPOCH)
+    monkeypatch.setattr(background, "PATIENCE_S", 0)
+    with pytest.raises(LateError, match=r"not come for 5 of 8 .*cpus_per_worker.*\(a\.flag synchr"):
+        _advance(task, 6 * EPOCH)
+    task.cancel()
+    resumed = _task(tmp_path, sleeps, schedule)
+    _advance(resumed, 7 * EPOCH)
+    resumed.cancel()
 
 
 def test_a_damaged_result_is_left_out(

@@ -17,10 +17,11 @@ from support import wait_until
 
 from ramen_ray.config import WorkersConfig, overlay
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.errors import is_disk_full
+from ramen_ray.errors import UserError, is_disk_full
+from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.run import workers
-from ramen_ray.orchestration.run.task import EndOnFullDisk, WorkerTask
+from ramen_ray.orchestration.run.task import EndIfItRecurs, WorkerTask
 from ramen_ray.presets import minilm
 from ramen_ray.tracking.runs import Run
 
@@ -70,6 +71,20 @@ def test_another_worker_goes_on_after_an_error_that_may_pass(train: Train, tmp_p
     with pytest.raises(ZeroDivisionError, match="by zero"):
         train(always_fail)
     assert (tmp_path / "failures").stat().st_size == 3
+
+
+def test_a_step_that_does_not_fit_is_tried_twice_and_told_in_one_line(
+    train: Train, tmp_path: Path
+) -> None:
+    def is_full(task: WorkerTask) -> None:
+        with (tmp_path / "tries").open("a") as tries:
+            tries.write(".")
+        raise StepMemoryError(7, 5000, 36_000)
+
+    with pytest.raises(UserError, match=r"out of memory in step 7: .* 36,000 tokens;") as told:
+        train(is_full)
+    assert "\n" not in str(told.value)
+    assert (tmp_path / "tries").stat().st_size == 2
 
 
 def test_a_worker_that_dies_too_often_is_told_in_one_line(train: Train) -> None:
@@ -169,7 +184,34 @@ def test_a_fault_of_the_code_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
 
 
 def test_ray_train_starts_no_worker_anew_on_a_full_disk() -> None:
-    EndOnFullDisk().after_exception(None, {0: KeyError("a")})
+    EndIfItRecurs().after_exception(None, {0: KeyError("a")})
     with pytest.raises(ControllerError) as ended:
-        EndOnFullDisk().after_exception(None, {0: KeyError("a"), 1: FULL})
+        EndIfItRecurs().after_exception(None, {0: KeyError("a"), 1: FULL})
     assert is_disk_full(ended.value)
+
+
+def test_ray_train_starts_no_worker_anew_for_a_step_that_does_not_fit_again() -> None:
+    ends, seen = EndIfItRecurs(), _Wrapped(StepMemoryError(7, 5000, 36_000))
+    ends.after_exception(None, {0: seen, 1: _Wrapped(StepMemoryError(7, 4000, 30_000))})
+    ends.after_exception(None, {1: _Wrapped(StepMemoryError(9, 4000, 30_000))})
+    ends.after_exception(None, {0: KeyError("a")})
+    ends.after_exception(None, {1: _Wrapped(StepMemoryError(9, 4000, 30_000))})
+    with pytest.raises(ControllerError) as ended:
+        ends.after_exception(None, {0: KeyError("a"), 1: _Wrapped(StepMemoryError(9, 1, 2))})
+    said = str(ended.value.controller_failure)
+    assert said.startswith("out of memory in step 9: ")
+    assert "\n" not in said
+
+
+class _Wrapped(Exception):
+    """As Ray Train passes an error on: as the text of its traceback."""
+
+    def __str__(self) -> str:
+        return f"Traceback:\n  in a file\nStepMemoryError: {self.args[0]}\n"
+
+
+def test_a_step_that_does_not_fit_in_workers_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UserError, match="out of memory in step 7"):
+        _run(ControllerError(UserError("out of memory in step 7: too much")), monkeypatch)

@@ -1,0 +1,132 @@
+"""What the processor does for a training step, in ms by part; needs neither GPU, Ray nor MLflow.
+
+Batches of 4,096 queries with a hard negative each, four regularisers and adaptive λ, on generated
+data with as many edges a node as LF-WikiSeeAlsoTitles-320K: once for one worker of eight, once for
+a worker alone. A thread prepares a step while a GPU computes the one before; `pack` is done by the
+thread that trains. Each figure is the least of all rounds. `ratio` is the larger of both
+preparations over its goal: 30 ms of eight, 60 ms alone.
+
+    nice -n 10 python -m benchmarks.host_step [--rounds 5] [--queries 300000]
+"""
+
+import cProfile
+import pstats
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from benchmarks.common import finish, options
+from benchmarks.gpu_step import made_edges, made_texts
+from ramen_ray.method.model.packing import packed
+from ramen_ray.method.objectives.adaptation import AdaptiveWeights
+from ramen_ray.method.objectives.losses import TripletLoss
+from ramen_ray.method.objectives.terms import ramen_objective
+from ramen_ray.method.sampling.batches import Batch, DrawState, Sampler
+from ramen_ray.method.sampling.step_inputs import StepInputs
+from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData, anchor_table
+
+BATCH_SIZE, GOALS_MS, STEPS = 4096, {8: 30.0, 1: 60.0}, 4
+DEGREES = {"hyper_link": {"query": 39, "ad": 8}, "category": {"query": 5, "ad": 5}}
+WEIGHTS = dict.fromkeys(DEGREES, 1.0)
+OBJECTIVE = ramen_objective(TripletLoss(0.3, 10), WEIGHTS, WEIGHTS)
+CPU = torch.device("cpu")
+PARTS = {
+    "draw": "draw",
+    "from_batch": "texts",
+    "_pool": "pools",
+    "links": "links",
+    "gather_tokens": "tokens",
+    "prepare": "adaptive",
+}
+"""Functions of the step's inputs, and what they are called here."""
+
+
+def main() -> None:
+    """Measure a worker of eight, then one alone."""
+    asked = options(__doc__, rounds=5, queries=300_000)
+    torch.set_num_threads(1)
+    data = _data(asked.queries)
+    sampler = Sampler(data, BATCH_SIZE, seed=0, num_hard_negatives=1)
+    hard = np.random.default_rng(1).integers(0, asked.queries, (asked.queries, 100), np.int32)
+    draws = DrawState(data.graphs, shortlists=hard)
+    figures = {
+        f"of_{workers}": _least(partial(_measured, sampler, draws, workers), asked.rounds)
+        for workers in GOALS_MS
+    }
+    over = [figures[f"of_{workers}"]["prepared"] / goal for workers, goal in GOALS_MS.items()]
+    finish(max(over), figures)
+
+
+def _data(num_rows: int) -> TrainingData:
+    draw = np.random.default_rng(0)
+    graphs = {
+        one: made_edges(draw, num_rows, DEGREES[one.anchor_set][one.side])
+        for one in OBJECTIVE.regularizers
+    }
+    tables = [QUERIES, ADS, *map(anchor_table, DEGREES)]
+    return TrainingData(
+        np.arange(num_rows),
+        made_edges(draw, num_rows, 2),
+        graphs,
+        {one: [edges] for one, edges in graphs.items()},
+        {name: made_texts(draw, num_rows) for name in tables},
+    )
+
+
+def _least(measure: Callable[[], dict[str, float]], rounds: int) -> dict[str, float]:
+    found = [measure() for _ in range(rounds)]
+    return {name: min(one[name] for one in found) for name in found[0]}
+
+
+def _measured(sampler: Sampler, draws: DrawState, num_workers: int) -> dict[str, float]:
+    """Return ms a step of one worker of ``num_workers``, whose others' draws are made before."""
+    adaptive = AdaptiveWeights(OBJECTIVE, 0.3, 0.02, CPU)
+    whole = [sampler.draw(step, draws, OBJECTIVE.regularizers) for step in range(STEPS)]
+    profile, prepared, packing, own = cProfile.Profile(time.thread_time), 0.0, 0.0, replace(sampler)
+    for step in range(STEPS):
+        with _as_one_of(num_workers, whole[step]):
+            if step == 0:
+                own.draw(step, draws, OBJECTIVE.regularizers)  # what is kept for an epoch
+            started = time.thread_time()
+            profile.enable()
+            local = own.draw(step, draws, OBJECTIVE.regularizers)
+            inputs = adaptive.prepare(StepInputs.from_local(sampler.data, local, CPU))
+            profile.disable()
+            prepared += time.thread_time() - started
+        started = time.thread_time()
+        list(packed(inputs.tokens))
+        packing += time.thread_time() - started
+    found = dict.fromkeys(PARTS.values(), 0.0)
+    for (_, _, name), (*_, spent, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        if name in PARTS:
+            found[PARTS[name]] += spent
+    found |= {"prepared": prepared, "pack": packing}
+    return {name: 1000 * seconds / STEPS for name, seconds in found.items()}
+
+
+@contextmanager
+def _as_one_of(num_workers: int, whole: Batch) -> Iterator[None]:
+    """Let this process be the first of some workers, which have drawn ``whole`` together."""
+
+    def world() -> tuple[int, int]:
+        return 0, num_workers
+
+    def gathered(batch: Batch) -> Batch:
+        return whole
+
+    modules = ("distributed", "sampling.batches", "sampling.step_inputs")
+    with ExitStack() as stack:
+        for name in modules:
+            stack.enter_context(patch(f"ramen_ray.method.{name}.world", world))
+        stack.enter_context(patch.object(Batch, "gathered", gathered))
+        yield
+
+
+if __name__ == "__main__":
+    main()

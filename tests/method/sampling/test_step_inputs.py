@@ -1,0 +1,32 @@
+"""Pools of candidates, and what is known of them, against plain loops."""
+
+from unittest.mock import patch
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from support import csr_of
+
+from ramen_ray.method.sampling import step_inputs
+from ramen_ray.method.sampling.step_inputs import Pool
+
+ROWS = st.lists(st.sets(st.integers(0, 40)).map(sorted), min_size=1, max_size=8)
+
+
+@given(ROWS, st.sets(st.integers(0, 40)), st.integers(0, 3))
+def test_links_are_all_pairs_of_rows_and_candidates_that_some_graph_has(
+    rows: list[list[int]], pool: set[int], num_marks: int
+) -> None:
+    halves = [row[::2] for row in rows], [row[1:] for row in rows]
+    asked = np.arange(len(rows))[::-1]
+    with patch.object(step_inputs, "NUM_MARKS", 1 << num_marks):  # so that others share a mark
+        candidates = Pool(np.array(sorted(pool), dtype=np.int64))
+        links = candidates.links([csr_of(half) for half in halves], asked)
+        mask = candidates.is_positive([csr_of(rows)], asked)
+    expected = [
+        [candidate in half[0] or candidate in half[1] for candidate in sorted(pool)]
+        for half in [(halves[0][row], halves[1][row]) for row in asked]
+    ]
+    assert links.tolist() == np.flatnonzero(np.array(expected)).tolist()
+    found = [[candidate in rows[row] for candidate in sorted(pool)] for row in asked]
+    assert mask.tolist() == (found if pool else [[]] * len(rows))
