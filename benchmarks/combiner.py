@@ -34,7 +34,6 @@ from benchmarks.graph_gain import NO_GRAPH, PLAIN
 from benchmarks.in_process import train
 from ramen_ray.config import RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.method.metrics.comparison import (
     Difference,
@@ -43,13 +42,13 @@ from ramen_ray.method.metrics.comparison import (
 )
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
-from ramen_ray.method.model.embeddings import TextEmbeddings
-from ramen_ray.method.novel_ads.clicks import SeenClicks
+from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.evaluation import SPLITS, Embedded, RevealedClicks
-from ramen_ray.method.novel_ads.neighbours import SeenAds, Vectors
+from ramen_ray.method.novel_ads.neighbours import Vectors
 from ramen_ray.method.novel_ads.representation import CombinedAds
-from ramen_ray.method.novel_ads.stages import Stages, StageSettings
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.orchestration.combining.build import Combining
 from ramen_ray.orchestration.combining.inputs import revealed_clicks
 from ramen_ray.orchestration.combining.settings import (
     VARIANTS,
@@ -60,7 +59,7 @@ from ramen_ray.orchestration.combining.settings import (
 from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
-VERSION = 3
+VERSION = 4
 """Change it with what a row computes, so that kept rows are not taken for new ones."""
 NOVEL_FRACTION = 0.1
 KINDS: dict[str, dict[str, bool]] = {
@@ -124,7 +123,7 @@ def measured(name: str, seed: int, encoder: str, epochs: int) -> Iterator[tuple[
     data = split_of(name, kind, seed)
     config = run_config(name, data, {**changes, "seed": seed})
     variants = VARIANTS if epochs and encoder in COMBINED else ()
-    settings: dict[str, StageSettings] = {one: settings_of(one, epochs) for one in variants}
+    settings = {one: settings_of(one, epochs) for one in variants}
     content = [VERSION, flatten(config), data.path.name, str(settings)]
     key = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=8).hexdigest()
     folder = STORE / f"{name}-{seed}-{key}"
@@ -145,10 +144,10 @@ def measured(name: str, seed: int, encoder: str, epochs: int) -> Iterator[tuple[
         yield str(stored["row"]), values
 
 
-def settings_of(variant: VariantName, epochs: int) -> StageSettings:
+def settings_of(variant: VariantName, epochs: int) -> CombineSettings:
     """Return a variant's settings, as jobs/combine.py has them."""
     combiner = CombinerConfig(epochs=epochs)
-    return CombineSettings(run="", variant=variant, combiner=combiner).stages()
+    return CombineSettings(run="", variant=variant, combiner=combiner)
 
 
 @cache
@@ -176,19 +175,19 @@ def embedded_by(
 ) -> tuple[Embedded, RevealedClicks]:
     """Train an encoder; return its embeddings, and the revealed clicks with theirs."""
     model = train(config, data)
-
-    def embed(table: TokenTable) -> TextEmbeddings:
-        rows = np.arange(len(table))
-        return TextEmbeddings(model.embed_texts(table, rows), rows)
-
-    queries = {split: embed(table) for split, table in data.queries.items()}
-    ads, rows = revealed_clicks(sibling)
-    revealed = ads, model.embed_texts(sibling.queries["train"], rows)
-    return Embedded(data, queries, embed(data.ads)), revealed
+    tables = [*data.queries.values(), data.ads]
+    distinct, positions = number_distinct(tables)
+    vectors = np.concatenate(
+        [model.embed_texts(table, rows) for table, rows in zip(tables, distinct, strict=True)]
+    )
+    *queries, ads = (TextEmbeddings(vectors, places) for places in positions)
+    embedded = Embedded(data, dict(zip(data.queries, queries, strict=True)), ads)
+    novel, rows = revealed_clicks(sibling)
+    return embedded, (novel, model.embed_texts(sibling.queries["train"], rows))
 
 
 def rows_of(
-    embedded: Embedded, revealed: RevealedClicks, variants: Mapping[str, StageSettings]
+    embedded: Embedded, revealed: RevealedClicks, variants: Mapping[VariantName, CombineSettings]
 ) -> Iterator[tuple[str, Vectors]]:
     """Yield the vectors of all ads by row."""
     text = embedded.all_ads()
@@ -198,24 +197,44 @@ def rows_of(
     own = np.flatnonzero(embedded.data.train_click_counts > 0)
     places = np.full(len(text), -1)
     places[own] = np.arange(len(own))
-    release = stages_of(embedded, variants["release"])
-    list(release.run(release.first_steps))
+    release = CombinerRun(embedded, variants["release"])
+    release.train_classifiers()
     combined = release.combined_ads()
     mean_of_all = Combiner("mean", text.shape[1]).eval()
     yield "sum", CombinedAds(mean_of_all, combined.seen, combined.lookup).represent(text, places)
-    list(release.run(release.total_steps))
+    release.train_combiner()
     yield from with_one_shot("combiner (release)", release.combined_ads(), text, places, revealed)
-    draft = stages_of(embedded, variants["draft"])
-    list(draft.run(draft.total_steps))
+    draft = CombinerRun(embedded, variants["draft"])
+    draft.train_combiner()
     yield from with_one_shot("combiner (draft)", draft.combined_ads(), text, places, revealed)
 
 
-def stages_of(embedded: Embedded, settings: StageSettings) -> Stages:
-    """Build a training as jobs/combine.py does."""
-    ids = np.flatnonzero(embedded.data.train_click_counts > 0)
-    vectors = embedded.ads.take(ids)
-    clicks = SeenClicks.from_prepared(embedded.data, embedded.queries["train"], ids)
-    return Stages(settings, clicks, SeenAds(ids, vectors, vectors), CPU)
+class CombinerRun:
+    """A training as jobs/combine.py does it, in this process."""
+
+    def __init__(self, embedded: Embedded, settings: CombineSettings) -> None:
+        """Begin."""
+        self._combining = Combining.of(settings, embedded)
+        self._model = self._combining.new_model(CPU)
+        self._state = self._combining.new_state(self._model)
+        self._state.advance()
+
+    def train_classifiers(self) -> None:
+        """Train to where the combiner's steps begin."""
+        self._train(self._combining.first_steps)
+
+    def train_combiner(self) -> None:
+        """Train to the end."""
+        self._train(self._combining.total_steps)
+
+    def _train(self, stop: int) -> None:
+        sampler, objective = self._combining.sampler, self._combining.objective()
+        list(train_steps(self._state, sampler, objective, stop))
+        self._state.advance()
+
+    def combined_ads(self) -> CombinedAds:
+        """Return the representation of ads by what has been trained."""
+        return self._combining.combined_ads(self._model)
 
 
 def with_one_shot(

@@ -28,8 +28,7 @@ from ramen_ray.config import GB_PER_SHARD, EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds, find_neighbours
-from ramen_ray.method.novel_ads.representation import CombinedAds
-from ramen_ray.method.novel_ads.retriever import combiner_of, use_combiner
+from ramen_ray.method.novel_ads.representation import CombinedAds, combiner_of, use_combiner
 from ramen_ray.method.retrieval.retriever_folder import add_ads, text_embedder
 from ramen_ray.presets import MINILM
 

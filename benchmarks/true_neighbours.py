@@ -23,6 +23,7 @@ from benchmarks.combiner import (
     ENCODERS,
     TEXT,
     ByQuery,
+    CombinerRun,
     Row,
     by_test_query,
     embedded_by,
@@ -30,7 +31,6 @@ from benchmarks.combiner import (
     run_config,
     settings_of,
     split_of,
-    stages_of,
     table,
     write_csv,
 )
@@ -80,11 +80,11 @@ def rows_of(embedded: Embedded, epochs: int) -> Iterator[tuple[str, Vectors]]:
     """Yield the vectors of all ads by row."""
     text = embedded.all_ads()
     yield TEXT, text
-    with_classifiers = stages_of(embedded, settings_of("release", epochs))
-    list(with_classifiers.run(with_classifiers.first_steps))
+    with_classifiers = CombinerRun(embedded, settings_of("release", epochs))
+    with_classifiers.train_classifiers()
     classifiers = with_classifiers.combined_ads().seen.classifiers
-    draft = stages_of(embedded, settings_of("draft", epochs))
-    list(draft.run(draft.total_steps))
+    draft = CombinerRun(embedded, settings_of("draft", epochs))
+    draft.train_combiner()
     combined = draft.combined_ads()
     seen = combined.seen
     own = seen.rows_of(np.arange(len(text)))

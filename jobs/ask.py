@@ -3,7 +3,7 @@
 Examples:
     python jobs/ask.py "sort a data frame"                         the run that was finished last
     python jobs/ask.py "red shoes" "blue shoes" --top-k 3 --model outputs/runs/NAME
-    python jobs/ask.py "red shoes" --model models:/shop@champion
+    python jobs/ask.py "red shoes" --model models:/shop@champion --filter market=DE --min-score 0.5
 
 For many queries there is jobs/predict.py.
 """
@@ -14,7 +14,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from ramen_ray.command_line import StoreSettings, parse_settings, run_job
+from ramen_ray.command_line import FilterSettings, StoreSettings, parse_settings, run_job
 from ramen_ray.config import Positive
 from ramen_ray.orchestration.run.finished import retriever_uri
 from ramen_ray.reports.run import answers_table
@@ -22,7 +22,7 @@ from ramen_ray.tracking.registry import Registry, ask
 from ramen_ray.tracking.runs import tracking_uri
 
 
-class AskSettings(StoreSettings):
+class AskSettings(FilterSettings, StoreSettings):
     """Print the best ads of queries."""
 
     queries: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="QUERY")]
@@ -39,7 +39,8 @@ def main() -> None:
     settings = parse_settings(AskSettings, __doc__)
     registry = Registry(tracking_uri(settings.output))
     uri = retriever_uri(registry, settings.model, settings.output)
-    answers = ask(registry.load(uri, "cpu"), settings.queries, settings.top_k)
+    params = {"top_k": settings.top_k, "filter": settings.wanted, "min_score": settings.min_score}
+    answers = ask(registry.load(uri, "cpu"), settings.queries, params)
     Console(width=110).print(answers_table(settings.queries, answers))
     print(f"asked: {uri}")
 

@@ -1,22 +1,58 @@
-"""Write a dataset directory as files of the extreme classification (XC) repository.
+"""Write a retriever, or a dataset directory, as files for other programs.
 
 Examples:
-    python jobs/export.py datasets/foldoc --output exports/foldoc
+    python jobs/export.py retriever models:/NAME@champion --to exports/shop
+    python jobs/export.py xc datasets/foldoc --output exports/foldoc
     python jobs/ingest.py xc --source exports/foldoc --output datasets/foldoc-again
+
+A retriever becomes a table of ads with vectors, the vectors alone, and its faiss index; a dataset
+directory becomes files of the extreme classification (XC) repository.
 """
 
 import sys
+import tempfile
+from abc import abstractmethod
 from pathlib import Path
 
 import tyro
 
-from ramen_ray.command_line import parse_settings, run_job
+from ramen_ray.command_line import StoreSettings, parse_settings, run_job
 from ramen_ray.config import Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.xc.exporting import export_xc
+from ramen_ray.method.retrieval.exporting import export_retriever
+from ramen_ray.orchestration.run.finished import retriever_uri
+from ramen_ray.tracking.registry import Registry
+from ramen_ray.tracking.runs import tracking_uri
 
 
-class ExportSettings(Section):
+class Export(Section):
+    """What is written."""
+
+    @abstractmethod
+    def write(self) -> str:
+        """Write it; returns what to say."""
+
+
+class ExportRetriever(Export, StoreSettings):
+    """Write vectors, ads and index of a retriever."""
+
+    model: tyro.conf.Positional[str]
+    """The retriever (models:/NAME@champion, models:/NAME/VERSION, models:/MODEL_ID), or the folder
+    of a run."""
+    to: Path
+    """Folder to write."""
+
+    def write(self) -> str:
+        """Copy the retriever and write its parts."""
+        registry = Registry(tracking_uri(self.output))
+        uri = retriever_uri(registry, self.model, self.output)
+        with tempfile.TemporaryDirectory() as aside:
+            num_ads = export_retriever(registry.download(uri, Path(aside)), self.to)
+        return f"wrote {self.to}: {num_ads:,} ads of {uri}"
+
+
+class ExportXC(Export):
     """Write a dataset directory as XC files."""
 
     dataset: tyro.conf.Positional[Path]
@@ -24,12 +60,18 @@ class ExportSettings(Section):
     output: Path
     """Folder to write."""
 
+    def write(self) -> str:
+        """Check the dataset directory and write it."""
+        export_xc(Dataset(self.dataset), self.output)
+        return f"wrote {self.output}"
+
+
+EXPORTS: dict[str, type[Export]] = {"retriever": ExportRetriever, "xc": ExportXC}
+
 
 def main() -> None:
-    """Check the dataset directory and write it."""
-    settings = parse_settings(ExportSettings, __doc__)
-    export_xc(Dataset(settings.dataset), settings.output)
-    print(f"wrote {settings.output}")
+    """Write what the first word names."""
+    print(parse_settings(EXPORTS, __doc__ or "").write())
 
 
 if __name__ == "__main__":

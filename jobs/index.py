@@ -1,4 +1,4 @@
-"""Add, replace and remove ads of a retriever by their texts, without training.
+r"""Add, replace and remove ads of a retriever by their texts, without training.
 
 Examples:
     python jobs/index.py --model models:/NAME@champion --ads new_ads.csv
@@ -7,6 +7,8 @@ Examples:
 
     python jobs/index.py --model models:/NAME@champion --remove ended.csv
     python jobs/index.py --model models:/NAME@champion --sync catalogue.csv    exactly these ads
+    python jobs/index.py --model models:/NAME@champion --sync catalogue.csv \
+        --columns.ad-filters market status      kept to filter answers by (jobs/ask.py --filter)
 
 If the retriever has a combiner (jobs/combine.py), it makes the ads' vectors.
 The result is a new version, which takes over the alias if one was given; jobs/promote.py --restore
@@ -36,7 +38,11 @@ def main() -> None:
     settings = parse_settings(IndexSettings, __doc__)
     registry = Registry(tracking_uri(settings.output))
     made = extend_retriever(registry, settings.model, settings.given, settings.output)
-    changes = {"new": made.num_new, "with another text": made.num_changed}
+    changes = {
+        "new": made.num_new,
+        "with another text": made.num_changed,
+        "filtered by other values": made.num_refiltered,
+    }
     said = [f"{number:,} of them {what}" for what, number in changes.items() if number]
     said += [f"{made.num_removed:,} removed"] * bool(made.num_removed)
     said += [f"{made.num_unknown:,} to be removed were not there"] * bool(made.num_unknown)

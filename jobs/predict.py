@@ -3,7 +3,7 @@ r"""Answer a table of queries with a retriever.
 Examples:
     python jobs/predict.py --model models:/NAME@champion --queries queries.parquet --answers answers
     python jobs/predict.py --model models:/NAME/3 --queries logs/ \
-        --columns.query-text query --answers answers
+        --columns.query-text query --answers answers --filter market=DE
 
 Run the same command again to resume an interrupted one. The answers are parquet: the columns of
 the queries, with ad_ids, ads, scores and error.
@@ -12,9 +12,9 @@ the queries, with ad_ids, ads, scores and error.
 import sys
 from pathlib import Path
 
-from ramen_ray.command_line import ModelSettings, parse_settings, run_job
+from ramen_ray.command_line import FilterSettings, ModelSettings, parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
-from ramen_ray.orchestration.serve.predict import Processes, QueryTable, predict
+from ramen_ray.orchestration.serve.predict import Processes, QueryTable, Wanted, predict
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 
@@ -26,7 +26,7 @@ class QueryColumns(Section):
     """Text of a query."""
 
 
-class PredictSettings(ModelSettings):
+class PredictSettings(FilterSettings, ModelSettings):
     """Write each query's best ads."""
 
     queries: str
@@ -51,7 +51,7 @@ def main() -> None:
         settings.model,
         QueryTable(settings.queries, settings.columns.query_text),
         settings.answers.absolute(),
-        settings.top_k,
+        Wanted(settings.top_k, settings.wanted, settings.min_score),
         Processes(settings.use_gpu, settings.gb_per_shard),
     )
     print(f"answers: {settings.answers} ({done.rows} queries, {done.errors} of them with an error)")

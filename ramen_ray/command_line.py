@@ -73,6 +73,31 @@ class ModelSettings(StoreSettings):
     """The retriever: models:/NAME@champion, models:/NAME/VERSION or models:/MODEL_ID."""
 
 
+class FilterSettings(Section):
+    """Which ads may answer a query."""
+
+    filter: tuple[str, ...] = ()
+    """Only ads with these values, as in market=DE status=live; a column that is named again lets
+    either value through. --columns.ad-filters of jobs/ingest.py or jobs/index.py keeps columns."""
+    min_score: float | None = None
+    """Only ads with at least this score."""
+
+    @property
+    def wanted(self) -> dict[str, list[str]]:
+        """The values to filter by, by column.
+
+        Raises:
+            ConfigError: one is not written as COLUMN=VALUE.
+        """
+        values: dict[str, list[str]] = {}
+        for word in self.filter:
+            name, equals, value = word.partition("=")
+            if not (name and equals):
+                raise ConfigError(f"--filter {word}: write COLUMN=VALUE, such as market=DE")
+            values.setdefault(name, []).append(value)
+        return values
+
+
 def run_job(job: Callable[[], int | None]) -> int:
     """Run ``job``, which may return an exit code; a user's error becomes one message and code 2.
 

@@ -76,7 +76,8 @@ class EncoderConfig(Section):
     kind: Literal["transformer", "bag"] = "transformer"
     """A transformer with pooling, or a bag of token embeddings."""
     pretrained: str
-    """The pretrained encoder to start from: a local folder, package:MODULE/FOLDER, or a hub id."""
+    """The encoder to start from: a local folder (an encoder's, a run's, a checkpoint's),
+    models:/NAME@champion, package:MODULE/FOLDER, or a hub id."""
     pooling: Literal["mean", "cls"] | None = None
     """How a transformer's token states become one embedding; None takes what a
     sentence-transformers folder says, and the mean for others."""
@@ -419,28 +420,8 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         paths["local_folder"] = str(Path(config.local_folder).absolute())
     encoder = Path(config.encoder.pretrained).expanduser()
     if encoder.is_dir():
-        paths["encoder"] = config.encoder.model_copy(update=_encoder_in(encoder.absolute()))
+        paths["encoder"] = config.encoder.model_copy(update={"pretrained": str(encoder.absolute())})
     return config.model_copy(update=paths)
-
-
-def _encoder_in(folder: Path) -> dict[str, Any]:
-    """Return what a folder says of its encoder: the folder of a run, a checkpoint, or an encoder.
-
-    Raises:
-        ConfigError: it is a run that is not finished.
-    """
-    run = folder / "run.json"
-    if run.is_file():
-        best = json.loads(run.read_text()).get("best_checkpoint")
-        if best is None:
-            raise ConfigError(
-                f"encoder.pretrained {folder}: the run is not finished; give one of its checkpoints"
-            )
-        folder = folder / best
-    encoder, saved = folder / "encoder", folder / "config.json"
-    if not (encoder.is_dir() and saved.is_file()):
-        return {"pretrained": str(folder)}
-    return {"pretrained": str(encoder), "kind": read_config(saved).encoder.kind}
 
 
 def flatten(config: Section) -> dict[str, Any]:

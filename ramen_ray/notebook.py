@@ -1,34 +1,41 @@
 """The library in a notebook: tables in memory to a dataset directory, training, search.
 
-    from ramen_ray.notebook import Dataset, fit, load_retriever, overlay, presets, write_dataset
+    from ramen_ray.notebook import Columns, fit, load_retriever, presets, write_dataset
 
     write_dataset("mine", clicks, ads=catalogue, columns=Columns(ad_text=("title",)))
-    result = fit(overlay(presets.rdocs(), {"dataset": "mine"}))
+    result = fit(presets.bag("mine"))
     load_retriever(result.run_directory).search(["red shoes"], top_k=3).to_pandas()
 
-Only ``fit`` and ``evaluate`` need Ray, which they start if none runs.
+``Dataset("mine").read("ads")`` is a table of Arrow, as all that is returned. Only ``fit`` and
+``evaluate`` need Ray, which they start if none runs. docs/notebook.ipynb has it all.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ramen_ray import presets as presets
+from ramen_ray.config import RunConfig
 from ramen_ray.config import overlay as overlay
 from ramen_ray.data.checks import validate as validate
 from ramen_ray.data.store.dataset import Dataset as Dataset
+from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.column_names import Columns as Columns
-from ramen_ray.orchestration.evaluate import evaluate_checkpoint as evaluate
+from ramen_ray.errors import first_line_of
 from ramen_ray.orchestration.run.finished import retriever_uri
-from ramen_ray.orchestration.run.fit import fit as fit
 from ramen_ray.tracking.registry import Registry, RegistryError, ask
 from ramen_ray.tracking.runs import tracking_uri
+
+if TYPE_CHECKING:
+    from ramen_ray.orchestration.run.fit import TrainResult
 
 __all__ = [
     "Columns",
@@ -80,14 +87,17 @@ def write_dataset(
             :class:`~ramen_ray.data.tables.clicks.settings.UserTables`.
 
     Raises:
-        DatasetError: a row is wrong, or the folder exists.
+        DatasetError: a frame has mixed columns, a row is wrong, or the folder exists.
     """
     with TemporaryDirectory() as name:
         folder = Path(name)
 
         def written(name: str, frame: Frame) -> str:
             file = folder / f"{name}.parquet"
-            pq.write_table(pa.table(frame), file)
+            try:
+                pq.write_table(pa.table(frame), file)
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                raise DatasetError(f"{name} is no table: {first_line_of(error)}") from error
             return str(file)
 
         def edges(side: str, given: Mapping[str, Frame] | None) -> dict[str, str]:
@@ -104,6 +114,35 @@ def write_dataset(
         return import_tables(tables, Path(path))
 
 
+def fit(config: RunConfig) -> "TrainResult":
+    """Train a run, or resume one that was interrupted; what it returns has metrics and the folder.
+
+    Raises:
+        UserError: the data, the encoder, the MLflow store or the machine cannot be used.
+    """
+    from ramen_ray.orchestration.run.fit import fit as train  # needs Ray
+
+    return train(config)
+
+
+def evaluate(
+    run: str | Path, split: str = "test", dataset: str | Path | None = None
+) -> dict[str, float]:
+    """Return the metrics, by name, of a finished run or one of its checkpoints.
+
+    Args:
+        run: its folder.
+        split: ``validation``, ``test`` or ``zero_shot``.
+        dataset: a dataset directory other than the one trained on.
+
+    Raises:
+        UserError: the folder or the dataset is missing, or not what it was.
+    """
+    from ramen_ray.orchestration.evaluate import evaluate_checkpoint  # needs Ray
+
+    return evaluate_checkpoint(Path(run), split, None if dataset is None else str(dataset))
+
+
 class Retriever:
     """A retriever in memory, which answers on the CPU."""
 
@@ -112,20 +151,39 @@ class Retriever:
         self.uri = uri
         self._model = registry.load(uri, "cpu")
 
-    def search(self, queries: Sequence[str], top_k: int = 10) -> pa.Table:
+    def search(
+        self,
+        queries: Sequence[str],
+        top_k: int = 10,
+        filter: Mapping[str, str | Sequence[str]] | None = None,
+        min_score: float | None = None,
+    ) -> pa.Table:
         """Return each query's best ads: columns query, rank (from 1), ad_id, ad, score.
 
+        Args:
+            queries: texts.
+            top_k: ads per query; fewer if fewer match.
+            filter: by column, the value that ads must have, or a list of values of which one:
+                ``{"market": "DE"}``.
+            min_score: lowest score of an ad.
+
         Raises:
-            RegistryError: a query has no answer, or the retriever has fewer ads.
+            RegistryError: a query has no answer, the retriever has fewer ads than ``top_k``, or no
+                such column or value.
         """
-        rows = []
-        for query, answer in zip(queries, ask(self._model, queries, top_k), strict=True):
+        rows, params = [], {"top_k": top_k, "filter": filter, "min_score": min_score}
+        for query, answer in zip(queries, ask(self._model, queries, params), strict=True):
             if answer["error"]:
                 raise RegistryError(f"the query {query!r}: {answer['error']}")
             found = zip(answer["ad_ids"], answer["ads"], answer["scores"], strict=True)
             rows += [(query, rank, *one) for rank, one in enumerate(found, start=1)]
         columns = zip(*rows, strict=True) if rows else [()] * len(ANSWERS)
         return pa.table([list(one) for one in columns], schema=ANSWERS)
+
+    def embed(self, queries: Sequence[str]) -> NDArray[np.float32]:
+        """Return the queries' vectors (queries, D), unit norm, to search an exported index with."""
+        vectors: NDArray[np.float32] = self._model.unwrap_python_model().encode(list(queries))
+        return vectors
 
 
 def load_retriever(named: str | Path | None = None, output: str | Path = "outputs") -> Retriever:

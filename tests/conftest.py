@@ -74,7 +74,8 @@ TOPICS = {
 COMMON_WORDS = ["old", "new", "small", "great", "northern", "rare"]
 FIRST = (
     "test_cluster",  # it ends the shared cluster, which is then not started twice
-    *("test_train", "test_sweep", "test_bases", "test_walked_and_novel", "test_jobs"),  # longest
+    *("test_train", "test_bases", "test_sweep", "test_walked_and_novel"),  # the longest
+    *("test_jobs", "test_trials"),
 )
 GIVES_BACK_WITHIN_S = 30  # what a killed process had; Ray 2.60 can lose it
 NUM_LINKS = 30

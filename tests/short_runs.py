@@ -68,7 +68,8 @@ class Run:
 
     def save(self, folder: Path, **progress: Any) -> None:
         """Write a checkpoint."""
-        save_checkpoint(folder, self.model, self.state, 16, progress)
+        self.model.save(folder, 16)
+        save_checkpoint(folder, self.state, progress)
 
     @property
     def parameters(self) -> torch.Tensor:

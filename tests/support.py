@@ -5,8 +5,10 @@ import logging
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -227,6 +229,29 @@ def import_in_process(tables: UserTables, output: Path) -> tuple[Dataset, list[F
         return import_tables(tables, output), findings
     finally:
         logger.removeHandler(handler)
+
+
+@contextmanager
+def running_postgres(programs: Path, port: int) -> Iterator[str]:
+    """Run a database; yields its address. Postgres refuses root, for whom it is the user postgres.
+
+    ``programs`` is the folder of Postgres' programs.
+    """
+    user = "postgres" if os.geteuid() == 0 else None
+
+    def run(program: str, *words: str) -> None:
+        command = [str(programs / program), "-D", f"{folder}/data", *words]
+        with (folder / "log").open("ab") as log:
+            subprocess.run(command, check=True, user=user, cwd=folder, stdout=log, stderr=log)
+
+    with tempfile.TemporaryDirectory(prefix="postgres-", dir="/tmp") as made:
+        folder = Path(made)
+        if user:
+            shutil.chown(folder, user)
+        run("initdb", "--username=ramen", "--auth=trust", "--no-sync")
+        run("pg_ctl", "-w", "-o", f"-p {port} -h 127.0.0.1 -k {folder}", "start")
+        yield f"postgresql://ramen:s3cret@127.0.0.1:{port}/postgres"
+        run("pg_ctl", "-m", "immediate", "stop")
 
 
 class RunsCode:

@@ -46,6 +46,10 @@ def test_a_wrong_row_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     wrong = {**CLICKS, "ad_id": [None, *CLICKS["ad_id"][1:]]}
     with pytest.raises(DatasetError, match=r"clicks\.parquet"):
         write_dataset(tmp_path / "mine", pa.table(wrong))
+    mixed = pd.DataFrame({**CLICKS, "ad_id": [7, *CLICKS["ad_id"][1:]]})
+    for wrong in (mixed, pd.concat([mixed, mixed], axis=1), 7):
+        with pytest.raises(DatasetError, match="clicks is no table: "):
+            write_dataset(tmp_path / "mine", wrong)
     assert not list(tmp_path.iterdir())
 
 

@@ -323,7 +323,8 @@ def test_what_a_worker_holds_and_saves_for_each_weight(
     assert sum(one.nbytes for one in held) == pytest.approx(
         planning.STATES * run.encoder.weights, rel=0.01
     )
-    save_checkpoint(tmp_path / "one", model, state, 16, {})
+    model.save(tmp_path / "one", 16)
+    save_checkpoint(tmp_path / "one", state, {})
     saved = sum(file.stat().st_size for file in (tmp_path / "one").rglob("*") if file.is_file())
     assert _need(run, "checkpoints").disk == pytest.approx(3 * saved, rel=0.02)
 

@@ -203,8 +203,8 @@ def _call(pruning: Callable[[Path, Path], Any], folder: Path) -> None:
 
 def sessions(folder: Path) -> Stage:
     """Make co-session graphs, which come into the dataset directory; the rows are events."""
-    from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
-    from ramen_ray.data.tables.graphs.sessions import add_co_session
+    from ramen_ray.data.tables.graphs.session_events import SessionLog
+    from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
 
     dataset = Dataset(folder / "dataset")
     num_queries = sum(dataset.num_rows(f"queries/{split}") for split in dataset.splits)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from duckdb.func import ARROW
 
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.texts import fold
+from ramen_ray.data.store.texts import fold, nearly
 from ramen_ray.errors import UserError
 from ramen_ray.told import told
 
@@ -33,7 +33,7 @@ _INTERRUPTED = re.compile(r"^Query interrupted$|(^|: )KeyboardInterrupt(: )?$", 
 def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a connection whose tables are gone when the block ends.
 
-    SQL has ``fold``, which is :func:`~ramen_ray.data.store.texts.fold`, and ``trimmed``, which
+    SQL has ``fold`` and ``nearly`` of :mod:`~ramen_ray.data.store.texts`, and ``trimmed``, which
     takes the white space of Unicode off both ends. What is beyond ``memory``, such as ``4GB`` or by
     default 60 % of the machine's, goes into a subfolder of ``folder``.
 
@@ -56,7 +56,8 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
             raise UserError(f"memory {limit!r} is not a size; write it as 4GB or 500MB") from error
         try:
             connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
-            for name, function in (("fold", fold), ("trimmed", pc.utf8_trim_whitespace)):
+            functions = {"fold": fold, "nearly": nearly, "trimmed": pc.utf8_trim_whitespace}
+            for name, function in functions.items():
                 on_batches = _on_batches(function)
                 connection.create_function(name, on_batches, ["VARCHAR"], "VARCHAR", type=ARROW)
             yield connection

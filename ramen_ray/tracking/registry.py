@@ -1,13 +1,15 @@
 """The model registry: versions of retrievers under a name, and the aliases that choose one."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlflow
+import numpy as np
+import pyarrow as pa
 from mlflow.artifacts import download_artifacts
 from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
@@ -16,6 +18,7 @@ from mlflow.models import Model
 from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
 from mlflow.tracking import MlflowClient
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.errors import UserError, first_line_of, redacted
 from ramen_ray.naming import naming_fault
@@ -26,6 +29,8 @@ from ramen_ray.tracking.runs import TrackingError, cannot_use, metric_name
 ARTIFACTS = "artifacts"  # key of a model's artifacts in its pyfunc flavor
 ALIAS_HISTORY = "{}_history"
 """Tag of a registered model: the versions that have had an alias, the latest last."""
+COPY_OF = "copy_of"
+"""Tag of a run that logged a changed copy of a retriever: the original's URI."""
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for a model that does not exist, and for a name that no model can have."""
 
@@ -232,6 +237,15 @@ class Registry:
             raise RegistryError(f"{model_uri} is not a retriever of this project")
         return LoggedRetriever(str(model.model_id), model.run_id, metadata, model.model_size_bytes)
 
+    def trained_by(self, retriever: LoggedRetriever) -> tuple[str, str]:
+        """Return (id, name) of the run that trained a retriever, or what it was copied from."""
+        with _registry_errors(self.uri):
+            run = self._client.get_run(retriever.run_id)
+            original = run.data.tags.get(COPY_OF)
+        if original is None:
+            return retriever.run_id, run.info.run_name
+        return self.trained_by(self.look_up(original))
+
     def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
         """Load a retriever; a transformer onto ``device``, by default a GPU if there is one.
 
@@ -257,22 +271,49 @@ class Registry:
         return own_folder(self.copy(model_uri, folder))
 
 
-def ask(retriever: PyFuncModel, queries: Sequence[str], top_k: int) -> list[dict[str, Any]]:
+def ask(
+    retriever: PyFuncModel, queries: Sequence[str], params: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Return the answers of a retriever, one per query.
 
-    Each has ``ad_ids``, ``ads`` (texts) and ``scores``, best first, and ``error``.
+    Each has ``ad_ids``, ``ads`` (texts) and ``scores``, best first, and ``error``. ``params`` are
+    those of a request: ``top_k``, ``filter``, ``min_score``; None or {} is as if it was not given.
 
     Raises:
-        RegistryError: it has fewer ads, or this is more than it answers at once.
+        RegistryError: it has fewer ads, no such column or value to filter by, or this is more than
+            it answers at once.
     """
+    given = {name: value for name, value in params.items() if value not in (None, {})}
+    known = {param.name for param in retriever.metadata.signature.params}
+    if not given.keys() <= known:  # MLflow would ignore it
+        raise RegistryError(
+            "this retriever was made without filters; jobs/index.py --sync makes one with them"
+        )
     if not queries:
         return []  # MLflow refuses a request of none
     try:
-        answered = retriever.predict(list(queries), params={"top_k": top_k})
+        answered = retriever.predict(list(queries), params=given)
     except MlflowException as error:
         raise RegistryError(error.message) from error
     records: list[dict[str, Any]] = answered.to_dict("records")
     return records
+
+
+def matching_rows(ads: pa.Table, wanted: Mapping[str, Sequence[str]]) -> Int64s:
+    """Return the rows of a retriever's table of ads that match a filter, as a request has it.
+
+    Raises:
+        RegistryError: there is no such column, or no ad has a value, or all that are wanted.
+    """
+    from ramen_ray.tracking.retriever_model import columns_of, matching
+
+    try:
+        rows = np.flatnonzero(matching(columns_of(ads), wanted))
+    except MlflowException as error:
+        raise RegistryError(error.message) from error
+    if not len(rows):
+        raise RegistryError(f"no ad has the wanted values of {', '.join(wanted)} at once")
+    return rows
 
 
 def ask_once(retriever: PyFuncModel) -> None:
@@ -282,7 +323,7 @@ def ask_once(retriever: PyFuncModel) -> None:
         RegistryError: it does not answer.
     """
     try:
-        (row,) = ask(retriever, ["a query"], 1)
+        (row,) = ask(retriever, ["a query"], {"top_k": 1})
         fault = row["error"] or ("" if len(row["ads"]) else "it finds no ad")
     except Exception as error:  # of any library that it runs
         fault = first_line_of(error)

@@ -7,30 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import faiss
+import pyarrow.parquet as pq
 from mlflow.entities import LoggedModelOutput
 from mlflow.models import Model, ModelSignature
 from mlflow.pyfunc import save_model
 from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
-from mlflow.types.schema import AnyType, Array
+from mlflow.types.schema import AnyType, Array, Object, Property
 
+from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.tracking.runs import Run
 
 NAME = "retriever"
 DEVICE = "device"  # key of the model's configuration
 RUNTIME = "runtime"  # key of a model's metadata: the library that computes its embeddings
 CODE = Path(__file__).with_name("retriever_model.py")
-SIGNATURE = ModelSignature(
-    inputs=Schema([ColSpec(AnyType())]),  # with strings, null would become the query "None"
-    outputs=Schema(
-        [
-            ColSpec(Array(DataType.string), "ad_ids"),
-            ColSpec(Array(DataType.string), "ads"),
-            ColSpec(Array(DataType.double), "scores"),
-            ColSpec(DataType.string, "error", required=False),
-        ]
-    ),
-    params=ParamSchema([ParamSpec("top_k", DataType.long, 10)]),
+INPUTS = Schema([ColSpec(AnyType())])  # with strings, null would become the query "None"
+OUTPUTS = Schema(
+    [
+        ColSpec(Array(DataType.string), "ad_ids"),
+        ColSpec(Array(DataType.string), "ads"),
+        ColSpec(Array(DataType.double), "scores"),
+        ColSpec(DataType.string, "error", required=False),
+    ]
 )
+NO_COLUMNS = ("no columns to filter by",)  # MLflow ignores parameters that it does not know
 
 
 def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[str, Any]) -> str:
@@ -48,7 +48,7 @@ def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[
             str(path),
             python_model=str(CODE),
             artifacts={"retriever": str(folder)},
-            signature=SIGNATURE,
+            signature=ModelSignature(INPUTS, OUTPUTS, _parameters(folder)),
             input_example=(example, {"top_k": 1}),
             pip_requirements=_requirements(runtime),
             metadata={**metadata, RUNTIME: runtime},
@@ -64,6 +64,20 @@ def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[
     client.finalize_logged_model(model.model_id, "READY")
     client.log_outputs(run.id, [LoggedModelOutput(model.model_id, step=0)])
     return str(model.model_id)
+
+
+def _parameters(folder: Path) -> ParamSchema:
+    """Describe what a request may set: ``filter`` has a value or a list of values by column."""
+    columns = pq.read_schema(folder / "ads.parquet").names
+    names = [name.removeprefix(FILTER) for name in columns if name.startswith(FILTER)]
+    by = [Property(name, AnyType(), required=False) for name in names or NO_COLUMNS]
+    return ParamSchema(
+        [
+            ParamSpec("top_k", DataType.long, 10),
+            ParamSpec("filter", Object(by), {}),
+            ParamSpec("min_score", DataType.double, None),
+        ]
+    )
 
 
 def _runtime(folder: Path) -> str:

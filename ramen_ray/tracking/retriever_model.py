@@ -10,7 +10,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +29,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 DEFAULT_TOP_K = 10
+FILTER = "filter_"  # prefix of the columns that answers can be filtered by
+MOST_SCANNED = 50_000  # of so many ads that match, as of a flat index, none is missed
 QUERY_COLUMNS = ("query", "text")
 MAX_CHARACTERS = 10_000
 # of one request, which is answered whole and in memory
@@ -45,10 +47,15 @@ TEXTS_PER_PASS = 64
 SPARE, DEEPER, MOST_SEARCHED = 8, 16, 100_000
 EQUAL = np.float32(1e-6)  # as in evaluation: scores of one text differ by rounding
 """Ads searched besides top_k; how many times more, while others may be as near; the most."""
+MOST_NAMED = 10
 FEW_QUERIES = 8  # for so few one thread is fastest: several would wait for each other
 
 Embeddings = NDArray[np.float32]
 Rows = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Columns = dict[str, tuple[dict[str, int], NDArray[np.int32]]]
+"""By name of a column, the number of each of its values, and those of the ads (ads,), -1 for none.
+"""
 Answer = tuple[list[Any], ...]
 """Ids, texts and scores of a query's best ads."""
 TokenIds = list[list[int]]
@@ -67,6 +74,7 @@ class Retriever(PythonModel):
         self.index = faiss.read_index(str(folder / "index.faiss"))
         self.num_threads = faiss.omp_get_max_threads()
         ads = pq.read_table(folder / "ads.parquet")
+        self.columns = columns_of(ads)
         self.ad_ids, self.ad_texts = (
             ads[name].cast(pa.large_string()).combine_chunks() for name in ("ad_id", "text")
         )
@@ -98,17 +106,23 @@ class Retriever(PythonModel):
         Of a table with names, MLflow hands on the first column, which must be ``query`` or
         ``text``.
 
+        Args:
+            context: not used.
+            model_input: the queries.
+            params: ``top_k``; ``filter``, which says for columns which value, or one of which, ads
+                must have; ``min_score``, below which ads are left out.
+
         Returns:
             One row per query with ``ad_ids``, ``ads`` (their texts) and ``scores``, lists of equal
             length with the best first, and ``error``: None, or why this query has no answer.
 
         Raises:
-            MlflowException: the request asks for too much or has other columns, which a server
-                answers with status 400.
+            MlflowException: the request asks for too much or has other columns, or no ad has a
+                value to filter by; a server answers with status 400.
         """
-        top_k = (params or {}).get("top_k")
-        if top_k is None:
-            top_k = DEFAULT_TOP_K
+        given = {key: value for key, value in (params or {}).items() if value is not None}
+        top_k, least = given.get("top_k", DEFAULT_TOP_K), given.get("min_score", -math.inf)
+        among = matching(self.columns, wanted) if (wanted := given.get("filter")) else None
         if not 1 <= top_k <= len(self.ad_ids):
             raise MlflowException.invalid_parameter_value(
                 f"top_k is {top_k}; this retriever has {len(self.ad_ids)} ads to choose from, so "
@@ -120,17 +134,21 @@ class Retriever(PythonModel):
         texts = [queries[row] for row in answered]
         _check_size(len(queries), sum(map(len, texts)), top_k)
         answers: list[Answer] = [([], [], []) for _ in queries]
-        for row, answer in zip(answered, self._within_limits(texts, top_k), strict=True):
+        found = self._within_limits(texts, top_k, among, least)
+        for row, answer in zip(answered, found, strict=True):
             answers[row] = answer
-        found = pd.DataFrame(answers, columns=["ad_ids", "ads", "scores"])
-        return found.assign(error=pd.Series(errors, dtype=object))
+        table = pd.DataFrame(answers, columns=["ad_ids", "ads", "scores"])
+        return table.assign(error=pd.Series(errors, dtype=object))
 
-    def _within_limits(self, texts: list[str], top_k: int) -> Iterator[Answer]:
+    def _within_limits(
+        self, texts: list[str], top_k: int, among: Flags | None, least: float
+    ) -> Iterator[Answer]:
         """Answer texts block by block, unless this takes too long or the answers grow too large."""
         started, num_bytes = time.monotonic(), 0
         for start in range(0, len(texts), QUERIES_PER_BLOCK):
             embeddings = self.encode(texts[start : start + QUERIES_PER_BLOCK])
-            scores, rows = self._nearest(embeddings, top_k)
+            scores, rows = self._nearest(embeddings, top_k, among)
+            rows[scores < least] = -1
             num_bytes += int(self.ad_bytes[rows[rows >= 0]].sum())
             if num_bytes > MAX_ANSWER_BYTES:
                 _refuse(
@@ -159,15 +177,18 @@ class Retriever(PythonModel):
         vectors[by_length] = sorted_vectors
         return vectors
 
-    def _nearest(self, embeddings: Embeddings, top_k: int) -> tuple[Embeddings, Rows]:
+    def _nearest(
+        self, embeddings: Embeddings, top_k: int, among: Flags | None
+    ) -> tuple[Embeddings, Rows]:
         """Search; equally near ads are shuffled by their tie keys, as in evaluation."""
         faiss.omp_set_num_threads(1 if len(embeddings) <= FEW_QUERIES else self.num_threads)
-        has_graph = isinstance(self.index, faiss.IndexHNSW)  # deeper, it would find others
-        depth, most = top_k + SPARE, min(self.index.ntotal, MOST_SEARCHED)
-        scores, rows = self.index.search(embeddings, top_k if has_graph else depth)
+        index, params = (self.index, None) if among is None else _only(self.index, among)
+        has_graph = isinstance(index, faiss.IndexHNSW)  # deeper, it would find others
+        depth, most = top_k + SPARE, min(index.ntotal, MOST_SEARCHED)
+        scores, rows = index.search(embeddings, top_k if has_graph else depth, params=params)
         while not has_graph and depth < most and _may_go_on(scores, rows, top_k):
             depth *= DEEPER
-            scores, rows = self.index.search(embeddings, depth)
+            scores, rows = index.search(embeddings, depth, params=params)
         falls = scores[:, :-1] - scores[:, 1:] >= EQUAL
         rank = np.pad(np.cumsum(falls, axis=1), [(0, 0), (1, 0)])
         order = np.lexsort((_tie_keys(rows), rank), axis=1)[:, :top_k]
@@ -184,6 +205,64 @@ class Retriever(PythonModel):
         ]
         split = [[part.tolist() for part in np.split(column, ends)] for column in columns]
         return list(zip(*split, strict=True))
+
+
+def columns_of(ads: pa.Table) -> Columns:
+    """Return the columns by which a retriever's ads can be filtered."""
+    columns = {}
+    for name in ads.column_names:
+        if name.startswith(FILTER):
+            cells = ads[name].combine_chunks().dictionary_encode()
+            number_of = {value: code for code, value in enumerate(cells.dictionary.to_pylist())}
+            columns[name.removeprefix(FILTER)] = number_of, cells.indices.fill_null(-1).to_numpy()
+    return columns
+
+
+def matching(columns: Columns, wanted: Mapping[str, Any]) -> Flags:
+    """Flag the ads (ads,) that have in each column the wanted value, or one of a list of them.
+
+    Raises:
+        MlflowException: there is no such column, or no ad has a value.
+    """
+    flags = []
+    for name, given in wanted.items():
+        if name not in columns:
+            _refuse(f"there is no column {name!r} to filter by; {_named('columns', columns)}")
+        number_of, codes = columns[name]
+        values = given if isinstance(given, list | tuple) else [given]
+        for value in values:
+            if not isinstance(value, str):
+                _refuse(f"the filter {name} is {value!r}; give a text, or a list of texts")
+            if value not in number_of:
+                _refuse(f"no ad has the {name} {value!r}; {_named('values', number_of)}")
+        flags.append(np.isin(codes, [number_of[value] for value in values]))
+    return np.asarray(np.logical_and.reduce(flags))
+
+
+def _named(what: str, names: Iterable[str]) -> str:
+    """Say what there is, but not very much of it."""
+    shown = sorted(names)
+    more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
+    return f"its {what} are {', '.join(shown[:MOST_NAMED])}{more}" if shown else "it has none"
+
+
+def _only(index: Any, among: Flags) -> tuple[Any, Any]:
+    """Return what to search for the ads that are flagged (ads,), and the parameters of a search.
+
+    Few are all compared; of more, about as many are looked at as without a filter.
+    """
+    number = max(int(among.sum()), 1)
+    only = faiss.IDSelectorBitmap(np.packbits(among, bitorder="little"))
+    is_few = number <= MOST_SCANNED
+    if isinstance(index, faiss.IndexHNSW):
+        if is_few:
+            return faiss.downcast_index(index.storage), faiss.SearchParameters(sel=only)
+        candidates = index.hnsw.efSearch * index.ntotal // number
+        return index, faiss.SearchParametersHNSW(sel=only, efSearch=candidates)
+    if isinstance(index, faiss.IndexIVF):
+        cells = index.nlist if is_few else min(index.nprobe * index.ntotal // number, index.nlist)
+        return index, faiss.SearchParametersIVF(sel=only, nprobe=cells)
+    return index, faiss.SearchParameters(sel=only)
 
 
 def _may_go_on(scores: Embeddings, rows: Rows, top_k: int) -> bool:

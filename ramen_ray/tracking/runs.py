@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
+MODELS = "models:/"
+"""How the URI of a model begins."""
 PARENT_TAG = "mlflow.parentRunId"
 ORIGIN_TAGS = ("mlflow.source.", "mlflow.user")
 DESCRIPTION_TAG = "mlflow.note.content"
 MODEL_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
-"""Opens the view of trained models; without it, the UI guesses."""
+"""Opens the view of trained models, in UIs without a switch of their own for it."""
 SIGNS_OF_NO_STORE = ("API request to", "OperationalError")
 """Found in MLflow's messages about a server that is gone or a database that cannot be used."""
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")

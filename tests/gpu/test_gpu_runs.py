@@ -13,8 +13,8 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.training import step
 from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.loop import run_worker
-from ramen_ray.orchestration.run.setup import only_worker
 from ramen_ray.orchestration.run.task import WorkerTask
+from ramen_ray.orchestration.run.training import only_worker
 from ramen_ray.tracking.runs import open_run, tracking_uri
 
 DEVICE = "cuda:0"

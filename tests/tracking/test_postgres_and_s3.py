@@ -1,11 +1,8 @@
 """Runs in Postgres, retrievers in an S3-compatible store: train, sweep, promote, answer, serve."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ import pytest
 import ray
 from conftest import RunHere, free_port
 from mlflow.tracking import MlflowClient
-from support import PATIENCE_S, answers, running, the_error, wait_until
+from support import PATIENCE_S, answers, running, running_postgres, the_error, wait_until
 
 from jobs import predict, promote, train, tune
 from ramen_ray.config import RunConfig, overlay
@@ -62,23 +59,9 @@ def _programs() -> Path:
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
-    """A database of its own, as the user postgres if this one is root, whom Postgres refuses."""
-    programs, port = _programs(), free_port()
-    user = "postgres" if os.geteuid() == 0 else None
-
-    def run(program: str, *words: str) -> None:
-        command = [str(programs / program), "-D", f"{folder}/data", *words]
-        with (folder / "log").open("ab") as log:
-            subprocess.run(command, check=True, user=user, cwd=folder, stdout=log, stderr=log)
-
-    with tempfile.TemporaryDirectory(prefix="postgres-", dir="/tmp") as made:
-        folder = Path(made)
-        if user:
-            shutil.chown(folder, user)
-        run("initdb", "--username=ramen", "--auth=trust", "--no-sync")
-        run("pg_ctl", "-w", "-o", f"-p {port} -h 127.0.0.1 -k {folder}", "start")
-        yield f"postgresql://ramen:s3cret@127.0.0.1:{port}/postgres"
-        run("pg_ctl", "-m", "immediate", "stop")
+    """A database of its own."""
+    with running_postgres(_programs(), free_port()) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,8 @@ from ramen_ray.tracking.runs import (
 )
 from ramen_ray.tracking.step_logger import UNSENT_FILE, StepLogger
 
+AT_ONCE = "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0"  # what fails is tried again without a wait
+
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +153,7 @@ def test_more_values_than_a_batch_may_hold(run: Run, tmp_path: Path) -> None:
 
 
 def test_figures_are_kept_while_the_server_is_gone(
-    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     losses, known = np.arange(8.0).reshape(8, 1), np.ones((8, 1), dtype=bool)
     gone = StepLogger(Run(f"http://127.0.0.1:{free_port()}", run.id), tmp_path)
@@ -162,6 +164,7 @@ def test_figures_are_kept_while_the_server_is_gone(
     warnings = [one for one in caplog.records if one.name.startswith("ramen_ray")]
     assert len(warnings) == 1
     assert f"figures are kept in {tmp_path / UNSENT_FILE} until it answers" in warnings[0].message
+    monkeypatch.setenv(*AT_ONCE)
     with pytest.raises(TrackingError, match="run the same command again when it answers"):
         gone.send_unsent()
     with (tmp_path / UNSENT_FILE).open("a") as file:
@@ -180,7 +183,8 @@ def test_a_server_that_is_gone_is_named_within_seconds(tmp_path: Path) -> None:
     assert time.monotonic() - started < 15
 
 
-def test_an_error_is_not_hidden_by_a_store_that_is_gone() -> None:
+def test_an_error_is_not_hidden_by_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(*AT_ONCE)
     gone = Run(f"http://127.0.0.1:{free_port()}", "0" * 32)
     with pytest.raises(ValueError, match="the real error"), gone.closing():
         raise ValueError("the real error")

@@ -14,7 +14,7 @@ from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.data.store.text_lines import is_utf8
+from ramen_ray.data.store.texts import not_utf8
 
 ROWS_PER_BATCH = 65_536
 READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
@@ -46,7 +46,7 @@ class RowBatch:
     def not_utf8(self) -> dict[str, Booleans]:
         """By column of texts: flags (n,) those whose bytes are not UTF-8, as parquet may have."""
         fields = filter(lambda field: pa.types.is_string(field.type), self.rows.schema)
-        return {field.name: _not_utf8(self.rows[field.name]) for field in fields}
+        return {field.name: not_utf8(self.rows[field.name]) for field in fields}
 
     def texts(self, column: str) -> pa.Array:
         """Return texts (n,) with null in place of those whose bytes are not UTF-8."""
@@ -94,12 +94,3 @@ def positions(flags: Any) -> Int64s:
     if isinstance(flags, pa.Array):
         flags = pc.fill_null(flags, False)
     return np.flatnonzero(np.asarray(flags))
-
-
-def _not_utf8(texts: pa.Array) -> Booleans:
-    try:
-        texts.validate(full=True)
-    except pa.ArrowInvalid:
-        contents = texts.cast(pa.binary()).to_pylist()
-        return np.array([not is_utf8(content or b"") for content in contents])
-    return np.zeros(len(texts), dtype=np.bool_)

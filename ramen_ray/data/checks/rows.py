@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from ramen_ray.data.arrays import Int64s, list_entries
 from ramen_ray.data.checks.reading import RowBatch, positions
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Severity, Tallies
-from ramen_ray.data.store.schemas import HELD_OUT_SIDES, MAY_BE_NULL, TRAIN
+from ramen_ray.data.store.schemas import FILTER, HELD_OUT_SIDES, MAY_BE_NULL, TRAIN
 
 Hits = tuple[Int64s, pa.Array]
 """Row numbers within the batch (n,), and the bad values (n,) of these rows."""
@@ -93,7 +93,7 @@ def row_rules(table: str, columns: list[str], num_rows: dict[str, int]) -> list[
     rules = [
         _error(name, "no value", "give every row one, or leave the row out", _nulls(name))
         for name in columns
-        if name not in MAY_BE_NULL
+        if name not in MAY_BE_NULL and not name.startswith(FILTER)
     ]
     for column, limit in id_limits(table, num_rows).items():
         if column in columns:
@@ -106,7 +106,7 @@ def row_rules(table: str, columns: list[str], num_rows: dict[str, int]) -> list[
     rules += [
         _error(name, "bytes that are not UTF-8", "convert the source", _broken(name))
         for name in columns
-        if name in TEXTS
+        if name in TEXTS or name.startswith(FILTER)
     ]
     if table.startswith("queries/"):
         rules.append(_UNCLICKED if table == TRAIN else _UNANSWERED)

@@ -101,8 +101,7 @@ def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | 
         except Exception as error:  # code of other libraries reads the parameters of their types
             findings.append(unreadable(file, error))
     present = {name for schema in schemas.values() for name in schema.names}
-    optional = [field for field in optional_fields(table) if field.name in present]
-    expected = pa.schema([*schema_of(table), *optional])
+    expected = pa.schema([*schema_of(table), *optional_fields(table, sorted(present))])
     for file, schema in schemas.items():
         findings += _column_findings(file, expected, schema)
     if findings:

@@ -190,15 +190,16 @@ def _join_clicks(table: str, parts: pa.Table, folder: Path, num_ads: int) -> Non
         counts = sum(np.bincount(ads, minlength=num_ads) for ads in _pieces(parts, "ad_ids"))
         np.save(folder / "train_click_counts.npy", counts)
     else:
-        _join(target / "traffic.npy", np.float64, _traffic(parts))
+        pieces = zip(_pieces(parts, "degrees"), _pieces(parts, "weight"), strict=True)
+        _join(target / "traffic.npy", np.float64, (_traffic(*piece) for piece in pieces))
 
 
-def _traffic(parts: pa.Table) -> Iterator[Float64s]:
-    """Yield the sum of the weights of each query's clicks, or their number if none has one."""
-    for degrees, weights in zip(_pieces(parts, "degrees"), _pieces(parts, "weight"), strict=True):
-        rows = np.repeat(np.arange(len(degrees)), degrees)
-        sums = np.bincount(rows, weights, len(degrees)) if len(weights) else degrees
-        yield sums.astype(np.float64)
+def _traffic(degrees: Int64s, weights: Float64s) -> Float64s:
+    """Return the sum of the weights of each query's clicks, or their number if none has one."""
+    if not len(weights):
+        return degrees.astype(np.float64)
+    rows = np.repeat(np.arange(len(degrees)), degrees)
+    return np.bincount(rows, weights, minlength=len(degrees)).astype(np.float64)
 
 
 def _join_edges(target: Path, parts: pa.Table, node_keys: Int64s, num_anchors: int) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans, Float64s, Int64s, click_pairs, to_lists
+from ramen_ray.data.arrays import Booleans, Float64s, Int64s, click_pairs, list_entries, to_lists
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetWriter, new_dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
@@ -159,4 +158,5 @@ def _mapped(ids: pa.Array, new_ids: Int64s) -> pa.Array:
     """Replace ids, or lists of ids, all of them kept."""
     if not pa.types.is_list(ids.type):
         return pa.array(new_ids[ids.to_numpy()])
-    return to_lists(new_ids[ids.flatten().to_numpy()], pc.list_value_length(ids).to_numpy())
+    rows, entries = list_entries(ids)
+    return to_lists(new_ids[entries.to_numpy()], np.bincount(rows, minlength=len(ids)))

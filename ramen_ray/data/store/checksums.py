@@ -122,15 +122,17 @@ def _manifests(folder: Path) -> dict[str, bytes]:
 
 
 def _copy_files(folder: Path, aside: Path) -> None:
-    files: list[tuple[str, str]] = []
-    shutil.copytree(folder, aside, copy_function=lambda *pair: files.append(pair))  # makes folders
-    needed = sum(Path(source).stat().st_size for source, _ in files)
+    names = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+    aside.mkdir()
+    needed = sum((folder / name).stat().st_size for name in names)
     free = shutil.disk_usage(aside).free
     if needed > free:
         room = f"No space left on device: {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} free"
         raise OSError(errno.ENOSPC, room, str(aside))
+    for name in names:
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor() as threads:  # a network folder answers many requests at once
-        list(threads.map(lambda pair: copyfile(*pair), files))
+        list(threads.map(lambda name: copyfile(folder / name, aside / name), names))
 
 
 def with_checksum(content: Mapping[str, Any]) -> str:

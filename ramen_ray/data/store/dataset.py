@@ -100,8 +100,7 @@ class Dataset:
         """Return the table's columns: the required ones, then the optional ones that it has."""
         with open_parquet(self.files(table)[0]) as first:
             present = first.schema_arrow.names
-        optional = [field for field in optional_fields(table) if field.name in present]
-        return pa.schema([*schema_of(table), *optional])
+        return pa.schema([*schema_of(table), *optional_fields(table, present)])
 
     def read(self, table: str) -> pa.Table:
         """Read a whole table into memory; for small tables, reports and tests."""
@@ -278,8 +277,7 @@ def _of_one_chunk(rows: pa.Table) -> Iterator[pa.Table]:
 def _conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:
     """Return the columns that the format defines, in their types."""
     rows = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-    optional = [field for field in optional_fields(table) if field.name in rows.column_names]
-    schema = pa.schema([*schema_of(table), *optional])
+    schema = pa.schema([*schema_of(table), *optional_fields(table, rows.column_names)])
     return rows.select(schema.names).cast(schema)
 
 

@@ -1,5 +1,6 @@
 """The tables of a dataset directory: their names and Arrow schemas."""
 
+from collections.abc import Collection
 from typing import Literal
 
 import pyarrow as pa
@@ -35,6 +36,8 @@ the one that it was merged with, or null if it was left out."""
 
 SOURCE_ID = pa.field("source_id", pa.string())
 WEIGHTS = pa.field("weights", pa.list_(pa.float32()))
+FILTER = "filter_"
+"""Prefix of the columns of ads, strings, that answers can be filtered by: filter_market."""
 MAY_BE_NULL = ("source_id", "of")
 _SINGLE = {"ads": ADS, "novel_ads": NOVEL_ADS, "aliases/query": ALIASES, "aliases/ad": ALIASES}
 
@@ -61,15 +64,14 @@ def schema_of(table: str) -> pa.Schema:
     raise KeyError(f"the dataset directory has no table named {table!r}")
 
 
-def optional_fields(table: str) -> list[pa.Field]:
-    """Return the columns that a table may have besides those of :func:`schema_of`.
+def optional_fields(table: str, present: Collection[str]) -> list[pa.Field]:
+    """Return which of the columns ``present`` a table may have besides those of :func:`schema_of`.
 
     ``source_id`` is the user's own id of a query, ad or anchor; ``weights`` are click counts or
-    weights, one per entry of ``ad_ids``.
+    weights, one per entry of ``ad_ids``; for others of ads see FILTER.
     """
-    match table.split("/")[0]:
-        case "queries":
-            return [SOURCE_ID, WEIGHTS]
-        case "ads" | "anchors":
-            return [SOURCE_ID]
-    return []
+    may_have = {"queries": [SOURCE_ID, WEIGHTS], "ads": [SOURCE_ID], "anchors": [SOURCE_ID]}
+    fields = [one for one in may_have.get(table.split("/")[0], []) if one.name in present]
+    if table == "ads":
+        fields += [pa.field(name, pa.string()) for name in present if name.startswith(FILTER)]
+    return fields

@@ -17,7 +17,6 @@ MAX_STRANGE_SHARE = 0.3
 """In Windows-1252, letters beyond ASCII mostly stand alone, or in twos."""
 
 MARK = b"\xef\xbb\xbf"
-_MARKS_AT_START = re.compile(rb"^(?:\xef\xbb\xbf)+", re.MULTILINE)
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?')
 _DEPTH = np.zeros(256, dtype=np.int64)
 _DEPTH[list(b"[{")], _DEPTH[list(b"]}")] = 1, -1
@@ -96,14 +95,6 @@ def decoded(content: bytes) -> Decoded:
     damaged = [row for row, line in enumerate(content.split(b"\n")) if not is_utf8(line)]
     text = content.decode("utf-8", "surrogateescape")
     return Decoded(text.translate(_AS_WINDOWS_1252).encode(), damaged, _can_be_windows_1252(text))
-
-
-def without_marks(content: bytes) -> tuple[bytes, list[int]]:
-    """Remove byte order marks at starts of lines; returns also these lines, counted from 0."""
-    if MARK not in content:
-        return content, []
-    marked = [row for row, line in enumerate(content.split(b"\n")) if line.startswith(MARK)]
-    return _MARKS_AT_START.sub(b"", content), marked
 
 
 def is_utf8(content: bytes) -> bool:

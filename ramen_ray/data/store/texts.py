@@ -2,8 +2,12 @@
 
 import unicodedata
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from ramen_ray.data.arrays import Booleans
+from ramen_ray.data.store.text_lines import is_utf8
 
 NULL_WORDS = (
     *("NULL", "Null", "null", "(null)", "#NULL!", "None", "NONE", "none", r"\N"),
@@ -28,6 +32,25 @@ def normalized(texts: pa.Array) -> pa.Array:
 def fold(texts: pa.Array) -> pa.Array:
     """Map texts (n,) that differ only in case, white space or Unicode form to one string."""
     return pc.utf8_lower(_single_spaced(pc.utf8_normalize(texts, "NFKD")))
+
+
+def nearly(names: pa.Array) -> pa.Array:
+    """Map names (n,) that programs and people confuse to one string.
+
+    They differ as in :func:`fold`, or in leading zeros, or in a final ``.0``.
+    """
+    whole = pc.replace_substring_regex(fold(names), r"\.0+$", "")
+    return pc.replace_substring_regex(whole, "^0+", "")
+
+
+def not_utf8(texts: pa.Array) -> Booleans:
+    """Flag the texts (n,) whose bytes are not UTF-8, as parquet may have."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        contents = texts.cast(pa.large_binary()).to_pylist()
+        return np.array([not is_utf8(content or b"") for content in contents])
+    return np.zeros(len(texts), dtype=bool)
 
 
 def _single_spaced(texts: pa.Array) -> pa.Array:

@@ -13,6 +13,8 @@ class AdColumns:
     """Id of an ad in a table of ads."""
     ad_text: tuple[str, ...] = ("text",)
     """Text of an ad in a table of ads; several columns are joined by a space."""
+    ad_filters: tuple[str, ...] = ()
+    """Columns of a table of ads that are kept to filter answers by, such as market and status."""
 
 
 @dataclass(frozen=True)

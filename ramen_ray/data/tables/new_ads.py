@@ -1,5 +1,7 @@
 """Read which ads come and go after training, and first clicks on those that come."""
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,12 +10,21 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.texts import normalized
+from ramen_ray.data.store.schemas import FILTER
+from ramen_ray.data.store.texts import nearly, normalized
 from ramen_ray.data.tables.column_names import NewAdColumns
-from ramen_ray.data.tables.reading.columns import id_column, text_column
+from ramen_ray.data.tables.reading.columns import (
+    NullWords,
+    filter_columns,
+    id_column,
+    text_column,
+)
 from ramen_ray.data.tables.reading.loading import UserTable
 
 ADVICE = "correct these rows"
+NO_VALUE = "\0"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -21,32 +32,39 @@ class NewAds:
     """Ads that come and go: CSV, TSV, JSON lines or parquet; files, folders or globs."""
 
     ads: str | None = None
-    """Table of new ads: id and text."""
+    """Table of new ads: id, text, and the columns that the retriever's ads are filtered by."""
     remove: str | None = None
     """Table of the ids of ads that have ended."""
     sync: str | None = None
-    """Table of all ads, id and text: ads that it lacks are removed, those with another text
-    embedded anew, and those that are new added."""
+    """Table of all ads, likewise: ads that it lacks are removed, those with another text embedded
+    anew, and those that are new added. columns.ad_filters changes what they are filtered by."""
     clicks: str | None = None
     """Table of first clicks on some of the ads. Only a retriever with a combiner can use them."""
     columns: NewAdColumns = field(default_factory=NewAdColumns)
     """Names of the columns in the tables."""
+    null_words: NullWords = "refuse"
+    """What to do with rows whose id or text is a word for nothing, such as NULL or N/A, if there
+    are more than a few."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What becomes of a retriever's ads.
+    """What becomes of a retriever's ads; tables have ``ad_id``, ``text`` and columns to filter by.
 
     Attributes:
-        kept: (n,) rows of the ads that stay, ascending.
-        added: ``ad_id`` and ``text`` of those that are embedded.
-        num_changed: how many of them replace an ad of the same id.
+        rows: (n,) rows of the ads that stay, ascending.
+        kept: these ads, with what they are filtered by from now on.
+        added: those that are embedded.
+        num_changed: how many of the added replace an ad of the same id.
+        num_refiltered: how many of those that stay are filtered by other values.
         num_unknown: how many ids are to be removed that no ad has.
     """
 
-    kept: Int64s
+    rows: Int64s
+    kept: pa.Table
     added: pa.Table
     num_changed: int = 0
+    num_refiltered: int = 0
     num_unknown: int = 0
 
 
@@ -55,90 +73,130 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
 
     Args:
         given: the tables.
-        known: ``ad_id`` and ``text`` of the ads that there are.
+        known: the ads that there are: ``ad_id``, ``text`` and columns to filter by.
 
     Raises:
         DatasetError: no table is given, or one beside ``sync``; a table cannot be read, or an id is
-            in use; or no ad would be left.
+            in use; ids are spelt in another way; or no ad would be left.
     """
     ids = known["ad_id"].cast(pa.string()).combine_chunks()
+    filters = [name.removeprefix(FILTER) for name in known.column_names if name.startswith(FILTER)]
+    wanted = given.columns.ad_filters
     if given.sync is not None:
         if given.ads or given.remove:
             raise DatasetError("--sync lists all ads; leave out --ads and --remove")
-        return _all_ads(given, known, ids)
+        return _all_ads(given, known, ids, wanted or filters)
     if not (given.ads or given.remove):
         raise DatasetError("give --ads, --remove or --sync")
-    ended = pa.array([], pa.string())
-    if given.remove:
-        ended = _read_ids(given.remove, given.columns)
+    if wanted and {*wanted} != {*filters}:
+        raise DatasetError(
+            f"the retriever's ads are filtered by {', '.join(filters) or 'nothing'}; other columns "
+            f"than these need --sync, which lists all ads"
+        )
+    ended = _read_ids(given, ids) if given.remove else pa.array([], pa.string())
     stays = ~_among(ids, ended)
-    kept, added = np.flatnonzero(stays), known.slice(0, 0)
+    rows, added = np.flatnonzero(stays), known.slice(0, 0)
     if given.ads:
-        added = read_new_ads(given.ads, ids.filter(pa.array(stays)), given.columns)
-    if not len(kept) + len(added):
+        in_use = ids.filter(pa.array(stays))
+        added = _read_ads(given, given.ads, filters, in_use).select(known.column_names)
+    if not len(rows) + len(added):
         raise DatasetError(f"{given.remove} names all ads; a retriever needs one")
-    return Changes(kept, added, 0, len(ended) - int((~stays).sum()))
+    num_unknown = len(ended) - int((~stays).sum())
+    return Changes(rows, known.take(pa.array(rows)), added, num_unknown=num_unknown)
 
 
-def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array) -> Changes:
-    listed = read_new_ads(str(given.sync), pa.array([], pa.string()), given.columns)
+def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array, filters: Sequence[str]) -> Changes:
+    listed = _read_ads(given, str(given.sync), filters, pa.array([], pa.string()), synced=ids)
     places = pc.index_in(ids, listed["ad_id"].combine_chunks())
     texts = listed["text"].combine_chunks().take(places)
     before = normalized(known["text"].cast(pa.string()).combine_chunks())
     is_same = np.asarray(pc.fill_null(pc.equal(texts, before), False))
     added = listed.filter(pa.array(~_among(listed["ad_id"], ids.filter(pa.array(is_same)))))
+    rows = np.flatnonzero(is_same)
+    had = known.take(pa.array(rows))
+    kept = listed.take(places.take(pa.array(rows))).set_column(1, "text", had["text"])
     num_changed = int((np.asarray(pc.is_valid(places)) & ~is_same).sum())
-    return Changes(np.flatnonzero(is_same), added, num_changed)
+    return Changes(rows, kept, added, num_changed, _num_refiltered(had, kept))
 
 
-def _read_ids(source: str, named: NewAdColumns) -> pa.Array:
-    """Read the distinct ids of a table."""
-    table = UserTable(source, {"ad_id": id_column(named.ad_id)}, skip_bad_rows=False, advice=ADVICE)
-    ids = table.read()["ad_id"]
-    table.check()
-    return pc.unique(ids)
+def _num_refiltered(before: pa.Table, after: pa.Table) -> int:
+    """Count the rows whose columns to filter by differ; all if there are other columns."""
+    if {*before.column_names} != {*after.column_names}:
+        return len(after)
+    differs = np.zeros(len(after), dtype=bool)
+    for name in after.column_names[2:]:
+        values = (pc.fill_null(ads[name], NO_VALUE) for ads in (before, after))
+        differs |= np.asarray(pc.not_equal(*values))
+    return int(differs.sum())
 
 
-def read_new_ads(source: str, known: pa.Array, named: NewAdColumns) -> pa.Table:
-    """Read a table of new ads, ``ad_id`` and ``text``, both as strings; ``known`` ids are in use.
+def _read_ids(given: NewAds, known: pa.Array) -> pa.Array:
+    """Read the distinct ids of the ads that have ended."""
+    columns = {"ad_id": id_column(given.columns.ad_id, given.null_words)}
+    table = UserTable(str(given.remove), columns, skip_bad_rows=False, advice=ADVICE)
+    rows = table.read()
+    _report_other_spellings(table, rows, known)
+    _check(table)
+    return pc.unique(rows["ad_id"])
 
-    Raises:
-        DatasetError: the table is missing or empty, or rows have no id, no text, or an id that is
-            in use, by an earlier row or a known ad.
+
+def _read_ads(
+    given: NewAds, source: str, filters: Sequence[str], in_use: pa.Array, synced: pa.Array = None
+) -> pa.Table:
+    """Read a table of ads, all columns as strings: ``ad_id``, ``text``, those to filter by.
+
+    Ids that are ``in_use`` are refused, and repeated ones; those of ``synced`` ads should go on.
     """
     columns = {
-        "ad_id": id_column(named.ad_id),
-        "text": text_column(named.ad_text, change=normalized),
+        "ad_id": id_column(given.columns.ad_id, given.null_words),
+        "text": text_column(given.columns.ad_text, given.null_words, normalized),
+        **filter_columns(filters),
     }
     table = UserTable(source, columns, skip_bad_rows=False, advice=ADVICE)
     ads = table.read()
-    in_use = _repeats(ads["ad_id"]) | _among(ads["ad_id"], known.cast(pa.string()))
+    twice = _repeats(ads["ad_id"]) | _among(ads["ad_id"], in_use)
     table.report_rows(
         "ad_id",
         "ids are in use",
         "leave out ads that are indexed already",
-        ads.filter(pa.array(in_use)),
+        ads.filter(pa.array(twice)),
     )
-    table.check()
+    if synced is not None:
+        _report_other_spellings(table, ads, synced)
+    _check(table)
     if not len(ads):
         raise DatasetError(f"{source} holds no ads")
-    return ads.select(["ad_id", "text"])
+    return ads.select([*columns])
 
 
-def read_first_clicks(source: str, new: pa.Table, named: NewAdColumns) -> tuple[Int64s, list[str]]:
-    """Read a first click on each of some new ads.
+def _report_other_spellings(table: UserTable, rows: pa.Table, known: pa.Array) -> None:
+    """Report unknown ids that are known ones in another spelling; refuse them if most are so."""
+    unknown = rows.filter(pa.array(~_among(rows["ad_id"], known)))
+    missed = known.filter(pa.array(~_among(known, rows["ad_id"])))
+    is_near = _among(nearly(unknown["ad_id"].combine_chunks()), nearly(missed))
+    table.report_rows(
+        "ad_id",
+        "ids are those of ads but for case, spaces, leading zeros or a final .0",
+        f"write ids as the retriever has them, such as {known[0].as_py()!r}",
+        unknown.filter(pa.array(is_near)),
+        most=len(unknown) // 2,
+    )
 
-    Returns rows (clicks,) of ``new``, as :func:`read_new_ads` returns them, and the queries' texts.
+
+def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
+    """Read a first click on each of some new ads, which are those of :class:`Changes`.
+
+    Returns rows (clicks,) of ``new``, and the queries' texts.
 
     Raises:
         DatasetError: the table is missing, or rows have no query, an ad that is not new, or an ad
             of an earlier row.
     """
     columns = {
-        "ad_id": id_column(named.clicks_ad),
-        "query": text_column(named.clicks_query, change=normalized),
+        "ad_id": id_column(given.columns.clicks_ad, given.null_words),
+        "query": text_column(given.columns.clicks_query, given.null_words, normalized),
     }
-    table = UserTable(source, columns, skip_bad_rows=False, advice=ADVICE)
+    table = UserTable(str(given.clicks), columns, skip_bad_rows=False, advice=ADVICE)
     clicks = table.read()
     rows = pc.index_in(clicks["ad_id"], new["ad_id"])
     table.report_rows(
@@ -153,8 +211,15 @@ def read_first_clicks(source: str, new: pa.Table, named: NewAdColumns) -> tuple[
         "give one click of each ad",
         clicks.filter(pa.array(_repeats(clicks["ad_id"]))),
     )
-    table.check()
+    _check(table)
     return rows.to_numpy().astype(np.int64), clicks["query"].to_pylist()
+
+
+def _check(table: UserTable) -> None:
+    """Refuse bad rows; log how many are left out, and why."""
+    table.check()
+    for reason, number in (+table.left_out).items():
+        logger.warning("%s: %d rows left out: %s", table.source, number, reason)
 
 
 def _repeats(cells: pa.ChunkedArray) -> Booleans:

@@ -134,9 +134,7 @@ class Judgement:
 
     def known(self, data: Prepared, split: str) -> Known:
         """Return what training knew of the queries of a split, and of the ads."""
-        trained = data.queries["train"].hashes[data.clicked_queries]
-        seen = np.isin(data.queries[split].hashes, trained)
-        return Known(seen, np.asarray(data.train_click_counts), self.groups)
+        return Known(data.trained_queries(split), np.asarray(data.train_click_counts), self.groups)
 
     def on_tail(self) -> "Judgement":
         """Return the judgement by clicks on tail ads only."""
@@ -165,8 +163,8 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> JudgedQueries
     judgement = Judgement.from_clicks(truth, train.per_ad, num_queries, propensity, filters)
     if "weights" in queries.column_names:
         weights = queries["weights"].combine_chunks().flatten().to_numpy()
-        traffic = np.bincount(rows, weights, minlength=len(clicked))
-        judgement = replace(judgement, traffic=traffic.astype(np.float64))
+        traffic = np.bincount(rows, weights, minlength=len(clicked)).astype(np.float64)
+        judgement = replace(judgement, traffic=traffic)
     return JudgedQueries(queries["text"].to_pylist(), judgement)
 
 

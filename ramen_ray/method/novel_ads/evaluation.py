@@ -8,8 +8,9 @@ import numpy as np
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.schemas import ZERO_SHOT
+from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import Judgement, Propensity
-from ramen_ray.method.metrics.ranking import PerQuery
+from ramen_ray.method.metrics.ranking import PerQuery, ratios
 from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.neighbours import Vectors
@@ -19,9 +20,24 @@ from ramen_ray.method.retrieval.search import search
 SPLITS = (ZERO_SHOT, "test")
 TEXT, SUM, COMBINER, ONE_SHOT = "text", "sum", "combiner", "combiner one-shot"
 """Names of the rows that are compared."""
+COMPARED = ("P@1", "P@5", "N@5", "R@10", "R@100")
+"""The metrics whose differences get intervals."""
 
 RevealedClicks = tuple[Int64s, Vectors]
 """Ads (r,) with a known click, and the embeddings (r, D) of the clicks' queries."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the rows compare.
+
+    Attributes:
+        metrics: by row, split and name.
+        differences: how much a row exceeds text alone, with intervals; in the same order.
+    """
+
+    metrics: Mapping[str, Mapping[str, Mapping[str, float]]]
+    differences: Mapping[str, Mapping[str, Mapping[str, Difference]]]
 
 
 @dataclass(frozen=True)
@@ -31,7 +47,7 @@ class Embedded:
     Attributes:
         data: the dataset.
         queries: embeddings of the queries, by split.
-        ads: embeddings of all ads.
+        ads: embeddings of all ads; rows of the same array as those of the queries.
     """
 
     data: Prepared
@@ -71,3 +87,32 @@ def row_vectors(
     yield COMBINER, combined.represent(text, own)
     if revealed is not None:
         yield ONE_SHOT, combined.represent(text, own, revealed)
+
+
+def compare(
+    embedded: Embedded,
+    combined: CombinedAds,
+    revealed: RevealedClicks | None,
+    propensity: Propensity,
+) -> Evaluation:
+    """Compare text alone, the sum and the combiner on the splits with novel ads."""
+    by_query: dict[str, dict[str, dict[str, PerQuery]]] = {
+        row: {split: embedded.measure(vectors, split, propensity) for split in SPLITS}
+        for row, vectors in row_vectors(combined, embedded.all_ads(), revealed)
+    }
+    metrics = {
+        row: {split: ratios(values) for split, values in by_split.items()}
+        for row, by_split in by_query.items()
+    }
+    differences = {
+        row: {
+            split: paired_differences(
+                {name: values[name] for name in COMPARED},
+                {name: by_query[TEXT][split][name] for name in COMPARED},
+            )
+            for split, values in by_split.items()
+        }
+        for row, by_split in by_query.items()
+        if row != TEXT
+    }
+    return Evaluation(metrics, differences)

@@ -1,6 +1,6 @@
 """Vectors of ads as an index holds them: combined, on one scale, for seen and for new ads.
 
-It is a folder with
+A retriever that has a combiner keeps it in a folder ``combiner/`` with
 
     settings.json           kind of combiner, and how neighbours are found
     combiner.safetensors    parameters of the combiner
@@ -10,9 +10,10 @@ It is a folder with
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import faiss
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,6 +21,8 @@ from safetensors.torch import load_file, save_file
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds, Vectors, find_neighbours
+from ramen_ray.method.retrieval.index import IndexKind, filled_index
+from ramen_ray.method.retrieval.retriever_folder import INDEX
 
 COMBINER_FOLDER = "combiner"
 ADS_PER_BLOCK = 4096
@@ -99,3 +102,28 @@ def open_combined_ads(folder: Path) -> CombinedAds:
     ids, embeddings, classifiers = (np.load(folder / f"{name}.npy") for name in TABLES)
     seen = SeenAds(ids, embeddings.astype(np.float32), classifiers.astype(np.float32))
     return CombinedAds(combiner, seen, Lookup(**settings["lookup"]), settings["scale"])
+
+
+def use_combiner(folder: Path, combiner: Path, embeddings: Vectors, kind: IndexKind) -> None:
+    """Give a retriever a combiner, and an index of the combined vectors of its ads.
+
+    All vectors are divided by the length of the longest, as indexes expect none above 1.
+
+    Args:
+        folder: the retriever.
+        combiner: what :meth:`CombinedAds.save` wrote.
+        embeddings: (ads, D) the embeddings of its ads' texts.
+        kind: the kind of index.
+    """
+    combined = open_combined_ads(combiner)
+    vectors = combined.represent(embeddings, combined.seen.rows_of(np.arange(len(embeddings))))
+    longest = float(np.linalg.norm(vectors, axis=1).max())
+    replace(combined, scale=combined.scale * longest).save(folder / COMBINER_FOLDER)
+    vectors /= np.float32(longest)
+    faiss.write_index(filled_index(kind, vectors), str(folder / INDEX))
+
+
+def combiner_of(folder: Path) -> CombinedAds | None:
+    """Open a retriever's combiner; None if it has none."""
+    combiner = folder / COMBINER_FOLDER
+    return open_combined_ads(combiner) if combiner.is_dir() else None

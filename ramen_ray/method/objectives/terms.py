@@ -29,6 +29,7 @@ class Term:
         regularizer: the one whose anchors the batch must have; None if the term needs no anchors.
         every_steps: N; the term is computed in every N-th step, and then counts N times. On average
             the objective is the same, with fewer texts to encode.
+        steps: those in which the term is computed at all; None for the whole training.
     """
 
     name: str
@@ -36,10 +37,11 @@ class Term:
     loss: Callable[[EncodedBatch], Tensor]
     regularizer: Regularizer | None = None
     every_steps: int = 1
+    steps: range | None = None
 
     def is_due(self, step: int) -> bool:
         """Say whether the term is computed in a step."""
-        return step % self.every_steps == 0
+        return step % self.every_steps == 0 and (self.steps is None or step in self.steps)
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def task_term(
     weight: float = 1.0,
     name: str = TASK,
     similarity_of: Callable[[EncodedBatch], Tensor] = attrgetter("own_similarity"),
+    steps: range | None = None,
 ) -> Term:
     """Build the term that ranks the ads clicked for a query above all others of the batch.
 
@@ -104,7 +107,7 @@ def task_term(
         losses_b = loss(similarity_of(encoded), positives_bP, encoded.own_clicked_in_pool)
         return losses_b.sum() / len(encoded.batch.queries)
 
-    return Term(name, weight, share)
+    return Term(name, weight, share, steps=steps)
 
 
 def regularizer_term(

@@ -9,7 +9,10 @@ from typing import Any, Literal
 
 import faiss
 import numpy as np
+from faiss.contrib.inspect_tools import get_invlist
 from numpy.typing import NDArray
+
+from ramen_ray.method.retrieval.index_file import replace_cells
 
 IndexKind = Literal["flat", "hnsw", "ivf_pq"]
 BulkKind = Literal["flat", "short_codes"]
@@ -45,20 +48,40 @@ def choose_kind(num_ads: int) -> IndexKind:
     return "hnsw" if num_ads <= MOST_HNSW_ADS else "ivf_pq"
 
 
-def with_rows_only(index: Any, rows: NDArray[np.int64]) -> Any:
-    """Return an index of these rows, ascending, which get the numbers 0, 1, ...; may reuse it."""
-    if isinstance(index, faiss.IndexHNSW):  # its links lead through all rows, so none can go
-        fewer = new_index("hnsw", index.d, len(rows))
-        for start in range(0, len(rows), ADS_PER_BLOCK):
-            fewer.add(index.reconstruct_batch(rows[start : start + ADS_PER_BLOCK]))
-        return fewer
-    index.remove_ids(faiss.IDSelectorBatch(np.setdiff1d(np.arange(index.ntotal), rows)))
-    if isinstance(index, faiss.IndexIVF):  # it keeps the numbers that rows had
-        for cell in range(index.nlist):
-            size = index.invlists.list_size(cell)
-            numbers = faiss.rev_swig_ptr(index.invlists.get_ids(cell), size)
-            numbers[:] = np.searchsorted(rows, numbers)
-    return index
+def with_rows_only(index: Any, rows: NDArray[np.int64], few_exactly: bool = False) -> Any:
+    """Return an index of some rows of another, which may be mapped.
+
+    Args:
+        index: the other; of one in cells, what it has in memory is replaced.
+        rows: ascending; they get the numbers 0, 1, ...
+        few_exactly: search all of them if they are at most MOST_FLAT_ADS, and of more about as many
+            as the other does. Vectors in cells stay compressed, with approximate scores.
+    """
+    is_few = few_exactly and len(rows) <= MOST_FLAT_ADS
+    if isinstance(index, faiss.IndexIVF):
+        widened = index.nprobe * index.ntotal // max(len(rows), 1) if few_exactly else index.nprobe
+        _keep_in_cells(index, rows)
+        index.nprobe = index.nlist if is_few else min(widened, index.nlist)
+        return index
+    has_graph = isinstance(index, faiss.IndexHNSW)  # its links lead through all rows
+    fewer = new_index("hnsw" if has_graph and not is_few else "flat", index.d, len(rows))
+    for start in range(0, len(rows), ADS_PER_BLOCK):
+        fewer.add(index.reconstruct_batch(rows[start : start + ADS_PER_BLOCK]))
+    return fewer
+
+
+def _keep_in_cells(index: Any, rows: NDArray[np.int64]) -> None:
+    kept = faiss.ArrayInvertedLists(index.nlist, index.code_size)
+    for cell in range(index.nlist):
+        ids, codes = get_invlist(index.invlists, cell)
+        numbers = np.searchsorted(rows, ids)
+        stays = np.append(rows, -1)[numbers] == ids
+        numbers, codes = numbers[stays], np.ascontiguousarray(codes[stays])
+        if len(numbers):
+            pointers = faiss.swig_ptr(numbers), faiss.swig_ptr(codes)
+            kept.add_entries(cell, len(numbers), *pointers)
+    replace_cells(index, kept)
+    index.ntotal = len(rows)
 
 
 def choose_bulk_kind(num_ads: int) -> BulkKind:

@@ -5,14 +5,15 @@ It is a folder with
     encoder/          the sentence-transformers folder of a checkpoint; onnx/ in it if compiled
     classifier_head/  turns queries into vectors to compare with classifiers, if there are any
     index.faiss       one vector per ad
-    ads.parquet       ad_id (the user's) and text, in the order of the index
+    ads.parquet       ad_id (the user's), text, and filter_NAME: columns that answers can be
+                      filtered by; in the order of the index
     retriever.json    how texts become vectors
 
 `ramen_ray/tracking/retriever_model.py` serves it.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,8 @@ from numpy.typing import NDArray
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import users_ids
+from ramen_ray.data.store.schemas import FILTER
+from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.model.compilation import write_onnx
 from ramen_ray.method.model.dual_encoder import (
     ENCODER_FOLDER,
@@ -49,7 +52,6 @@ from ramen_ray.method.retrieval.search import (
 from ramen_ray.told import told_of
 
 INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
-ADS_SCHEMA = pa.schema([("ad_id", pa.string()), ("text", pa.string())])
 ADS_PER_BLOCK = 65_536
 MOST_QUERIES = 1000
 RECALL_AT = 100
@@ -85,7 +87,7 @@ def write_retriever(
         at most a thousand test queries, and the index's size in ``megabytes``.
     """
     model.save(folder, settings.max_length)
-    _write_ads(folder / ADS, dataset.in_order("ads"))
+    _write_ads_of(folder / ADS, dataset)
     _write_settings(folder, _settings(model, settings.max_length))
     return {
         f"recall@{RECALL_AT}": _write_index(folder / INDEX, model, data, settings),
@@ -94,21 +96,30 @@ def write_retriever(
 
 
 def known_ads(folder: Path) -> pa.Table:
-    """Return a retriever's ads, ``ad_id`` and ``text``, in the order of its index."""
+    """Return a retriever's table of ads, in the order of its index."""
     return pq.read_table(folder / ADS).combine_chunks()
 
 
-def keep_ads(folder: Path, rows: NDArray[np.int64]) -> None:
-    """Take all ads out of a retriever but those in these rows of its index, which ascend."""
-    index = with_rows_only(faiss.read_index(str(folder / INDEX)), rows)
-    faiss.write_index(index, str(folder / INDEX))
-    pq.write_table(known_ads(folder).take(pa.array(rows)), folder / ADS, compression="zstd")
+def keep_ads(folder: Path, rows: NDArray[np.int64], few_exactly: bool = False) -> None:
+    """Take all ads out of a retriever but those in these rows of its index, which ascend.
+
+    ``few_exactly`` is that of :func:`~ramen_ray.method.retrieval.index.with_rows_only`.
+    """
+    mapped = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC)
+    with whole_file(folder / INDEX) as aside:
+        faiss.write_index(with_rows_only(mapped, rows, few_exactly), str(aside))
+    write_ads(folder, known_ads(folder).take(pa.array(rows)))
+
+
+def write_ads(folder: Path, ads: pa.Table) -> None:
+    """Replace a retriever's table of ads."""
+    pq.write_table(ads, folder / ADS, compression="zstd")
 
 
 def add_ads(
     folder: Path, ads: pa.Table, gb_of_index: float, represent: Represent | None = None
 ) -> int:
-    """Add ads (``ad_id`` and ``text``, strings) to a retriever; returns how many it has now.
+    """Add ads, a table with a retriever's columns, to it; returns how many it has now.
 
     Its encoder and its index's cells do not change. ``represent`` makes the vectors that are
     indexed; without it, these are the texts' embeddings.
@@ -119,9 +130,9 @@ def add_ads(
         for start in told_of("embedding ads", starts, lambda _: ADS_PER_BLOCK, len(ads)):
             vectors = embed(ads["text"][start : start + ADS_PER_BLOCK].to_pylist())
             add(vectors if represent is None else represent(start, vectors))
-    all_ads = pa.concat_tables([pq.read_table(folder / ADS), ads.cast(ADS_SCHEMA)])
-    pq.write_table(all_ads, folder / ADS, compression="zstd")
-    return len(all_ads)
+    known = known_ads(folder)
+    write_ads(folder, pa.concat_tables([known, ads.select(known.column_names).cast(known.schema)]))
+    return len(known) + len(ads)
 
 
 def text_embedder(
@@ -157,11 +168,14 @@ def compile_retriever(folder: Path, int8: bool) -> None:
     _write_settings(folder, settings)
 
 
-def _write_ads(file: Path, ads: Iterable[pa.RecordBatch]) -> None:
-    with pq.ParquetWriter(file, ADS_SCHEMA, compression="zstd") as out:
-        for some in ads:
-            columns = [column.cast(pa.string()) for column in (users_ids(some), some["text"])]
-            out.write_batch(pa.record_batch(columns, ADS_SCHEMA))
+def _write_ads_of(file: Path, dataset: Dataset) -> None:
+    names = [name for name in dataset.schema("ads").names if name.startswith(FILTER)]
+    schema = pa.schema([(name, pa.string()) for name in ("ad_id", "text", *names)])
+    with pq.ParquetWriter(file, schema, compression="zstd") as out:
+        for some in dataset.in_order("ads"):
+            columns = users_ids(some), *(some[name] for name in ("text", *names))
+            strings = [column.cast(pa.string()) for column in columns]
+            out.write_batch(pa.record_batch(strings, schema))
 
 
 def _write_settings(folder: Path, settings: dict[str, Any]) -> None:

@@ -118,7 +118,7 @@ def encode(model: nn.Module, inputs: StepInputs, use_bf16: bool = False) -> Enco
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use_bf16):
         embeddings = model(inputs.tokens)
     num_workers = world()[1]
-    if num_workers > 1:
+    if num_workers > 1 and embeddings.requires_grad:
         # DDP averages the workers' gradients, which here are parts of one sum.
         embeddings.register_hook(lambda gradient: num_workers * gradient)
     return EncodedBatch(inputs, gather_dealt(embeddings, len(inputs.texts.rows)))

@@ -1,4 +1,4 @@
-"""A checkpoint: the model as it is deployed, and the rest of the training state."""
+"""What a checkpoint has besides the model: the rest of the training state."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from ramen_ray.errors import UserError
-from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.training.step import TrainState
 
 STATE_FILE = "state.pt"
@@ -16,15 +15,12 @@ class CheckpointError(UserError):
     """A folder is not a checkpoint, or is not one of this run."""
 
 
-def save_checkpoint(
-    folder: Path, model: DualEncoder, state: TrainState, max_length: int, progress: dict[str, Any]
-) -> None:
-    """Write, on the first worker, model, training state and ``progress`` (plain values).
+def save_checkpoint(folder: Path, state: TrainState, progress: dict[str, Any]) -> None:
+    """Write, on the first worker, the training state and ``progress`` (plain values).
 
     Graphs and shortlists are not saved: ``progress`` says which ones were in use.
     """
     # All draws are functions of the seed and the step: random generators have no state to keep.
-    model.save(folder, max_length)
     content = {
         "optimizer": state.optimizer.state_dict(),
         "schedule": state.schedule.state_dict(),

@@ -1,12 +1,12 @@
 """AdamW with a linear warm-up, and a linear or cosine decay."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
-from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ramen_ray.method.model.encoder import Encoder
 
@@ -53,9 +53,24 @@ def head_groups(heads: Sequence[nn.Module], lr: float, weight_decay: float) -> l
 
 
 def build_schedule(
-    optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int, decay: Decay = "linear"
+    optimizer: torch.optim.Optimizer,
+    warmup_steps: int,
+    total_steps: int,
+    decay: Decay = "linear",
+    first_step: int = 0,
 ) -> LRScheduler:
-    """Raise the learning rate linearly over ``warmup_steps``, then lower it to zero."""
-    if decay == "cosine":
-        return get_cosine_schedule_with_warmup(optimizer, warmup_steps, total_steps)
-    return get_linear_schedule_with_warmup(optimizer, warmup_steps, total_steps)
+    """Raise the learning rate linearly over ``warmup_steps``, then lower it to zero.
+
+    Both begin at ``first_step``; the rate is zero before.
+    """
+    falling = max(total_steps - warmup_steps, 1)
+
+    def share_of_peak(step: int) -> float:
+        step -= first_step
+        if step < warmup_steps:
+            return max(step, 0) / warmup_steps
+        if decay == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * min((step - warmup_steps) / falling, 1)))
+        return max(total_steps - step, 0) / falling
+
+    return LambdaLR(optimizer, share_of_peak)

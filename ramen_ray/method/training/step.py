@@ -4,14 +4,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ramen_ray.data.prepared.hashing import keyed_hash
+from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.training.prefetching import step_inputs
+
+DROPOUT_KEY = 1
 
 
 @dataclass
@@ -60,6 +65,7 @@ def train_steps(
     steps = range(state.step, stop)
     with closing(step_inputs(sampler, state.draws, objective, steps, device)) as batches:
         for inputs in batches:
+            _seed_dropout(sampler.seed, state.step)
             encoded = encode(state.model, inputs, use_bf16)
             for part in state.parts:
                 encoded = part.before(encoded)
@@ -77,3 +83,9 @@ def train_steps(
                 part.after(encoded)
             state.step += 1
             yield losses.detach()
+
+
+def _seed_dropout(seed: int, step: int) -> None:
+    """Make what a step drops depend on nothing else, so that a resumed run drops the same."""
+    hashed = keyed_hash((seed, step, DROPOUT_KEY), np.array([world()[0]]))
+    torch.manual_seed(int(hashed[0] >> np.uint64(1)))

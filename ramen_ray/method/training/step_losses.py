@@ -15,8 +15,6 @@ from ramen_ray.method.objectives.terms import Objective
 
 Floats = NDArray[np.floating[Any]]
 
-_ADVICE = "lower optimizer.lr, or set optimizer.max_gradient_norm"
-
 
 class DivergedError(UserError):
     """Losses or weights are no numbers any more, or infinite."""
@@ -27,22 +25,28 @@ def global_losses(steps: list[Tensor]) -> NDArray[np.float32]:
     return sum_over_workers(torch.stack(steps)).float().cpu().numpy()
 
 
-def check_losses(losses: NDArray[np.float32], names: Sequence[str], last_step: int) -> None:
-    """Check that the losses (steps, terms) of the steps up to ``last_step`` (from 1) are finite."""
+def check_losses(
+    losses: NDArray[np.float32], names: Sequence[str], last_step: int, advice: str
+) -> None:
+    """Check that the losses (steps, terms) of the steps up to ``last_step`` (from 1) are finite.
+
+    Raises:
+        DivergedError: they are not; the message ends with ``advice``.
+    """
     bad = np.argwhere(~np.isfinite(losses))
     if len(bad):
         row, column = bad[0].tolist()
         step = last_step - len(losses) + 1 + row
         raise DivergedError(
-            f"the loss {names[column]} is {losses[row, column]} in step {step}; {_ADVICE}"
+            f"the loss {names[column]} is {losses[row, column]} in step {step}; {advice}"
         )
 
 
-def check_weights(model: nn.Module, step: int) -> None:
-    """Check that a model's weights are finite after ``step`` steps."""
+def check_weights(model: nn.Module, step: int, advice: str) -> None:
+    """Check that a model's weights are finite after ``step`` steps; see :func:`check_losses`."""
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
-            raise DivergedError(f"the weights {name} are not finite after step {step}; {_ADVICE}")
+            raise DivergedError(f"the weights {name} are not finite after step {step}; {advice}")
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,13 @@ class StepLosses:
 
     @property
     def means(self) -> dict[str, float]:
-        """The terms' means by name, over the steps where they were due; 0 if there is none."""
-        sums = self.values.sum(axis=0, where=self.known, dtype=np.float64)
-        means = sums / np.maximum(self.known.sum(axis=0), 1)
-        return dict(zip(self.objective.names, means.tolist(), strict=True))
+        """The means by name of the terms that were due, over the steps where they were."""
+        columns = zip(self.objective.names, self.values.T, self.known.T, strict=True)
+        return {
+            name: float(values[due].mean(dtype=np.float64))
+            for name, values, due in columns
+            if due.any()
+        }
 
     def figures(
         self, moved: Floats | None, queries_per_s: float

@@ -9,7 +9,10 @@ from pathlib import Path
 from ramen_ray.config import flatten
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.model.dual_encoder import load_model
+from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation
+from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER, use_combiner
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.combining.embeddings import embed_texts, open_embedded
@@ -19,20 +22,20 @@ from ramen_ray.orchestration.combining.inputs import (
     open_finished_run,
     open_sibling,
 )
-from ramen_ray.orchestration.combining.retriever import log_combined_retriever
 from ramen_ray.orchestration.combining.settings import CombineSettings
-from ramen_ray.orchestration.combining.task import (
-    CombineTask,
-    Evaluation,
-    combine_loop_per_worker,
-)
+from ramen_ray.orchestration.combining.task import CombineTask
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
+from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.identity import software
-from ramen_ray.orchestration.run.workers import train_in_workers
+from ramen_ray.orchestration.run.progress import shown_progress
+from ramen_ray.orchestration.run.results import EXAMPLE_QUERIES, SINCE_IT_BEGAN
+from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
 from ramen_ray.tracking.registry import Registry
+from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from ramen_ray.tracking.step_logger import StepLogger
 
 EMBEDDINGS_FILE = "embeddings.npy"
 WHERE_IT_RUNS = {"run", "output", "workers", "revealed", "allow_changed"}
@@ -69,8 +72,9 @@ def combine(settings: CombineSettings) -> CombineResult:
     siblings = [] if settings.revealed is None else [open_sibling(dataset, settings.revealed)]
     check_intact(finished.model)
     tokenizer = trained_tokenizer(finished.model, config.encoder)
-    start_ray(for_ray_train=True)
-    check_resources(settings.workers)
+    workers = settings.workers
+    start_ray(for_ray_train=workers.num_workers > 1)
+    check_resources(workers)
     data, *prepared = [prepare(one, output / "prepared", tokenizer) for one in [dataset, *siblings]]
     model = load_model(finished.model, part=finished.part)
     check_sizes(settings, data, model.dim)
@@ -80,12 +84,14 @@ def combine(settings: CombineSettings) -> CombineResult:
         known = directory.notes.get("mlflow_run_id")
         run = open_run(registry.uri, config.experiment, directory.name, output, known, parent)
         directory.note(mlflow_run_id=run.id)
+        keep_intact_checkpoints(directory.path)
         with run.closing():
             own = {f"combine.{key}": value for key, value in flatten(settings).items()}
             run.log_parameters({**registry.parameters(parent.id), **own}, {})
             embeddings = directory.path / EMBEDDINGS_FILE
-            cpus = settings.workers.cpus_per_worker
-            embed_texts(finished.model, finished.part, data, sibling, embeddings, cpus)
+            embed_texts(
+                finished.model, finished.part, data, sibling, embeddings, workers.cpus_per_worker
+            )
             task = CombineTask(
                 settings,
                 str(finished.model),
@@ -97,11 +103,15 @@ def combine(settings: CombineSettings) -> CombineResult:
                 build_propensity(config),
                 run,
             )
-            evaluation: Evaluation = train_in_workers(
-                combine_loop_per_worker, task, settings.workers, directory.path
-            )
+            with shown_progress(directory.path):
+                if workers.num_workers == 1:
+                    evaluation = train_in_one_worker(task, workers)
+                else:
+                    evaluation = train_in_workers(task, workers, directory.path)
+            assert evaluation is not None, "the first worker evaluates"
+            StepLogger(run, directory.path).send_unsent()
             embedded, _ = open_embedded(model, data, sibling, embeddings)
-            model_id = log_combined_retriever(registry, finished, embedded, directory.path, run)
+            model_id = _log_retriever(registry, finished, embedded, directory.path, run)
             for row, by_split in evaluation.metrics.items():
                 for split, values in by_split.items():
                     named = {f"{row}/{split}/{name}": value for name, value in values.items()}
@@ -135,3 +145,25 @@ def _open_directory(
         directory.refuse_changed(made_from, settings.allow_changed)
         directory.note(made_from=made_from)
         yield directory
+
+
+def _log_retriever(
+    registry: Registry, finished: FinishedRun, embedded: Embedded, folder: Path, run: Run
+) -> str:
+    """Log a run's retriever with combined vectors of all ads; returns the model's id.
+
+    Args:
+        registry: the registry of the run's store.
+        finished: the run.
+        embedded: its data.
+        folder: where the combiner's training wrote its result.
+        run: the MLflow run of the combiner.
+    """
+    with scratch_folder(folder / ".retriever") as aside:
+        copied = registry.download(finished.retriever.uri, aside)
+        kind = finished.retriever.metadata["index"]
+        use_combiner(copied, folder / COMBINER_FOLDER, embedded.all_ads(), kind)
+        metadata = {**finished.retriever.metadata, "combiner": True}
+        with finished.dataset.unchanged(SINCE_IT_BEGAN):
+            queries = next(finished.dataset.batches("queries/test", ["text"], EXAMPLE_QUERIES))
+        return log_retriever(run, copied, queries["text"].to_pylist(), metadata)

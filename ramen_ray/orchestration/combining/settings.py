@@ -6,13 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ramen_ray.config import Fraction, NotNegative, Positive, PositiveFloat, Section, WorkersConfig
-from ramen_ray.method.novel_ads.classifiers import HingeSettings
+from ramen_ray.config import (
+    Fraction,
+    NotNegative,
+    Positive,
+    PositiveFloat,
+    Section,
+    WorkersConfig,
+)
 from ramen_ray.method.novel_ads.combiner import Kind
-from ramen_ray.method.novel_ads.combining import CombinerRates, LossName
-from ramen_ray.method.novel_ads.neighbours import Lookup
-from ramen_ray.method.novel_ads.stages import NeighboursBy, StageSettings
 
+LossName = Literal["bce", "triplet"]
+NeighboursBy = Literal["text", "clicks"]
 VariantName = Literal["draft", "release"]
 
 
@@ -105,33 +110,18 @@ class CombineSettings(Section):
     allow_changed: bool = False
     """Go on with what another version of ramen_ray or its libraries has begun."""
 
-    def stages(self, has_classifiers: bool = False) -> StageSettings:
-        """Return the settings of the training, with the variant's where none are given.
+    def chosen_variant(self, has_classifiers: bool = False) -> Variant:
+        """Return the variant, with what is set instead.
 
         Args:
             has_classifiers: the run has classifiers already, so none are trained before.
         """
         variant, own, first = VARIANTS[self.variant], self.combiner, self.classifiers
         epochs = 0 if has_classifiers else variant.classifier_epochs
-        threshold = variant.threshold if own.threshold is None else own.threshold
-        return StageSettings(
-            lookup=Lookup(own.neighbours, own.shortlist, threshold),
-            neighbours_by=own.neighbours_by or variant.neighbours_by,
-            kind=own.kind or variant.kind,
-            heads=own.heads,
-            rates=CombinerRates(
-                loss=own.loss or variant.loss,
-                lr=own.lr,
-                warmup_fraction=own.warmup_fraction,
-                margin=own.margin,
-                classifier_margin=own.classifier_margin,
-            ),
-            epochs=own.epochs,
-            classifier_lr=first.lr,
-            classifier_epochs=epochs if first.epochs is None else first.epochs,
-            hinge=HingeSettings(
-                first.margin, hard_negatives=first.hard_negatives, dropout=first.dropout
-            ),
-            batch_size=own.batch_size,
-            seed=self.seed,
+        return Variant(
+            own.kind or variant.kind,
+            own.loss or variant.loss,
+            own.neighbours_by or variant.neighbours_by,
+            variant.threshold if own.threshold is None else own.threshold,
+            epochs if first.epochs is None else first.epochs,
         )

@@ -1,23 +1,21 @@
-"""What the workers of a combiner's training receive and return."""
+"""What the workers of a combiner's training receive; it imports little, as the driver needs it."""
 
-import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ramen_ray.bases import Part
-from ramen_ray.method.metrics.comparison import Difference
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.orchestration.combining.settings import CombineSettings
 from ramen_ray.tracking.runs import Run
 
-Metrics = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Metrics by row, split and name."""
+if TYPE_CHECKING:
+    from ramen_ray.method.novel_ads.evaluation import Evaluation
+    from ramen_ray.orchestration.run.training import Process
 
 
 @dataclass(frozen=True)
 class CombineTask:
-    """What the driver sends to every worker; plain values only.
+    """The task of training a combiner.
 
     Attributes:
         settings: what is trained.
@@ -41,23 +39,8 @@ class CombineTask:
     propensity: Propensity
     run: Run
 
+    def train(self, process: "Process") -> "Evaluation | None":
+        """Train to the end in a worker's process; the first one evaluates."""
+        from ramen_ray.orchestration.combining.worker import run_worker
 
-@dataclass(frozen=True)
-class Evaluation:
-    """How the rows compare.
-
-    Attributes:
-        metrics: by row, split and name.
-        differences: how much a row exceeds text alone, with intervals; in the same order.
-    """
-
-    metrics: Metrics
-    differences: Mapping[str, Mapping[str, Mapping[str, Difference]]]
-
-
-def combine_loop_per_worker(settings: dict[str, Any]) -> Evaluation | None:
-    """Run the ``task`` of ``settings``, a :class:`CombineTask`; what Ray Train calls."""
-    logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
-    from ramen_ray.orchestration.combining.worker import run_worker
-
-    return run_worker(settings["task"])
+        return run_worker(self, process)

@@ -24,7 +24,6 @@ from ramen_ray.data.store.mapped_files import map_array, map_new_array
 from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,
-    nodes_without_edges,
     put_in_place,
 )
 from ramen_ray.data.tables.graphs.text_edges import BatchTexts, Neighbours, write_text_edges
@@ -106,7 +105,7 @@ def add_similar(
             raise DatasetError(f"no texts are similar enough; {dataset.path} is unchanged")
         made = {"made_by": "similar", "settings": asdict(settings)}
         put_in_place(folder, dataset, name, made, found.num_rows, replace)
-    return found.num_rows | nodes_without_edges(dataset, found.linked) | found.counts | counts
+    return found.num_rows | found.counts | counts
 
 
 def _similar(

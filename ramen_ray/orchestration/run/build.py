@@ -8,11 +8,18 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ramen_ray.config import EncoderConfig, RunConfig
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import gather_arrays, own_range
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.classifiers import Classifiers
-from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, Scoring
+from ramen_ray.method.model.dual_encoder import (
+    CLASSIFIER_FOLDER,
+    ENCODER_FOLDER,
+    HEAD_FOLDER,
+    DualEncoder,
+    Scoring,
+)
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.heads import Head
 from ramen_ray.method.model.pretrained import (
@@ -52,10 +59,20 @@ def build_model(config: RunConfig) -> DualEncoder:
         encoder.projection = Head.orthogonal(width, dim, True, config.seed + PROJECTION_SEED)
     if config.base.parts.heads == "none":
         return DualEncoder(encoder)
-    seed = config.seed + CLASSIFIER_HEAD_SEED
-    model = DualEncoder(encoder, Head.orthogonal(width, encoder.dim, False, seed))
+    model = DualEncoder(encoder, _classifier_head(config, encoder))
     model.scoring = Scoring(config.classifier.weight, config.classifier.text_scale)
     return model
+
+
+def _classifier_head(config: RunConfig, encoder: Encoder) -> Head:
+    """Build the head that asks classifiers; that of the run which has the encoder goes on."""
+    folder = Path(config.encoder.pretrained).parent / HEAD_FOLDER
+    if folder.is_dir():
+        head = Head.load(folder)
+        if (head.linear.in_features, head.dim) == (encoder.width, encoder.dim):
+            return head
+    seed = config.seed + CLASSIFIER_HEAD_SEED
+    return Head.orthogonal(encoder.width, encoder.dim, False, seed)
 
 
 def build_encoder(config: EncoderConfig) -> Encoder:
@@ -76,18 +93,30 @@ def choose_prompts(config: EncoderConfig, own: Prompts) -> Prompts:
     )
 
 
-def add_free_vectors(config: RunConfig, model: DualEncoder, data: Prepared) -> DualEncoder:
+def add_free_vectors(
+    config: RunConfig, model: DualEncoder, data: Prepared, carried: Int64s | None = None
+) -> DualEncoder:
     """Add to a new model, on its device, what is made of the data: classifiers."""
     if model.classifier_head is not None:
-        model.classifiers = build_classifiers(config, model, data)
+        model.classifiers = build_classifiers(config, model, data, carried)
     return model
 
 
-def build_classifiers(config: RunConfig, model: DualEncoder, data: Prepared) -> Classifiers:
-    """Build the classifiers that training starts from: the head's vectors of the ads' texts."""
+def build_classifiers(
+    config: RunConfig, model: DualEncoder, data: Prepared, carried: Int64s | None = None
+) -> Classifiers:
+    """Build the classifiers that training starts from: the head's vectors of the ads' texts.
+
+    Ads with a number in ``carried`` (ads,) start from that classifier of the run which has the
+    encoder.
+    """
     num_ads = len(data.ads)
     own = own_range(num_ads)
     vectors = model.classifier_vectors(data.ads, own)
+    if carried is not None:
+        before = Classifiers.open(Path(config.encoder.pretrained).parent / CLASSIFIER_FOLDER)
+        is_carried = carried[own] >= 0
+        vectors[is_carried] = before.take(carried[own][is_carried]).numpy()
     settings = config.classifier
     if not settings.sharded:
         vectors = np.concatenate(gather_arrays(vectors, model.device))

@@ -183,7 +183,7 @@ def open_run_directory(
             configuration, or made from something else; the message lists what differs.
     """
     identity = experiment_hash(config, made_from["dataset"])
-    default_name = joined_name(dataset_name, summary_of(config), identity)
+    default_name = joined_name(dataset_name, _summary_of(config), identity)
     names = _numbered(default_name) if config.name is None else iter([config.name])
     for name in names:
         directory = RunDirectory.of(config.output, name)
@@ -200,7 +200,7 @@ def open_run_directory(
             raise RunError(f"the run {name!r} in {runs} {reason}; choose another name")
 
 
-def summary_of(config: RunConfig) -> str:
+def _summary_of(config: RunConfig) -> str:
     """Return in a few words what is trained, such as ``bag-unidec-graph``."""
     graph = config.regularization
     has_graph = any(graph.lambda_x.values()) or any(graph.lambda_z.values())

@@ -12,23 +12,17 @@ from ramen_ray.bases import Part
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
-from ramen_ray.method.metrics.judgement import evaluate
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.orchestration.run.build import build_propensity, held_classifiers
+from ramen_ray.orchestration.run.build import held_classifiers
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, VALIDATION_ADS_FILE
-from ramen_ray.orchestration.run.setup import Setup, untrained_model
+from ramen_ray.orchestration.run.setup import RunSetup
 from ramen_ray.orchestration.run.task import FinalEvaluation
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
 
 
-def measure(setup: Setup, model: DualEncoder, split: str) -> tuple[dict[str, float], TopK]:
-    """Evaluate a model on a split; returns the metrics and the best ads of each query."""
-    return evaluate(model, setup.data, split, build_propensity(setup.config), setup.use_bf16)
-
-
-def evaluate_best(setup: Setup) -> FinalEvaluation:
+def evaluate_best(setup: RunSetup) -> FinalEvaluation:
     """Evaluate the best model and the untrained one on all splits that are not trained on.
 
     The first worker writes the trained model's best ads of every test and validation query into the
@@ -37,18 +31,18 @@ def evaluate_best(setup: Setup) -> FinalEvaluation:
     """
     config, splits, folder = setup.config, setup.data.splits[1:], setup.folder
     selection = config.training.selection_metric
-    untrained = untrained_model(setup)
+    untrained = setup.new_model()
     best = setup.checkpoints.best()
     check_intact(best.folder)
-    trained = load_model(best.folder, held_classifiers(config, setup.data)).to(setup.device)
-    metrics = {"untrained": {split: measure(setup, untrained, split)[0] for split in splits}}
+    trained = load_model(best.folder, held_classifiers(config, setup.data)).to(setup.process.device)
+    metrics = {"untrained": {split: setup.measure(untrained, split)[0] for split in splits}}
     parts = PARTS if trained.classifiers is not None else PARTS[:1]
     found: dict[Part, dict[str, TopK]] = {part: {} for part in parts}
     by_part: dict[Part, dict[str, dict[str, float]]] = {part: {} for part in parts}
     for part in parts:
         trained.part = part
         for split in splits:
-            by_part[part][split], found[part][split] = measure(setup, trained, split)
+            by_part[part][split], found[part][split] = setup.measure(trained, split)
     chosen = max(parts, key=lambda part: by_part[part]["validation"][selection])
     if len(parts) > 1:
         metrics |= {str(part): of_splits for part, of_splits in by_part.items()}

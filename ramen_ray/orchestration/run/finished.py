@@ -4,8 +4,7 @@ from pathlib import Path
 
 from ramen_ray.orchestration.run.directory import RUN_FILE, RUNS, RunDirectory
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
-
-MODELS = "models:/"
+from ramen_ray.tracking.runs import MODELS
 
 
 def retriever_uri(registry: Registry, named: str | None, output: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ray.train import UserCallback
 
-from ramen_ray.config import RunConfig, flatten, with_absolute_paths
+from ramen_ray.config import RunConfig, flatten
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.links import LINKS_OF
 from ramen_ray.data.store.dataset import Dataset
@@ -28,12 +28,8 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.run.progress import shown_progress
 from ramen_ray.orchestration.run.ready import edges_to_train
-from ramen_ray.orchestration.run.task import (
-    OnReport,
-    WorkerResult,
-    WorkerTask,
-    train_loop_per_worker,
-)
+from ramen_ray.orchestration.run.start import note_carried, resolved
+from ramen_ray.orchestration.run.task import OnReport, WorkerResult, WorkerTask
 from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
@@ -103,7 +99,7 @@ def fit(
         DivergedError: losses or weights are no longer finite; no retriever is logged.
         DamagedError: a checkpoint is damaged while it is in use; the same call goes on without it.
     """
-    config = with_absolute_paths(config)
+    config = resolved(config)
     dataset = Dataset(config.dataset)
     made_from = identity_of(config, dataset)
     check_meanwhile(expected or made_from, made_from)
@@ -122,11 +118,11 @@ def fit(
                 start_ray(for_ray_train=config.workers.num_workers > 1)
                 if not is_nested:  # else its sweep or ablation did, whose other runs hold CPUs
                     check_resources(config.workers)
-            logger.info("data:    %s", dataset.path)
-            logger.info("run:     %s", directory.path)
+            logger.info("data:    %s\nrun:     %s", dataset.path, directory.path)
             with _timed(seconds, "prepare"):
                 data = prepare(dataset, output / "prepared", tokenizer)
             check_prepared(config, data)
+            note_carried(config, dataset, directory.path)
             with _timed(seconds, "walk"):
                 edges = str(edges_to_train(config, data))
             _log_inputs(run, config, dataset, data, made_from)
@@ -162,16 +158,13 @@ def _train(
     on_report: OnReport | None,
 ) -> WorkerResult:
     if on_report is not None:
-        from ramen_ray.orchestration.run.loop import run_worker
-        from ramen_ray.orchestration.run.setup import only_worker
+        from ramen_ray.orchestration.run.training import only_worker
 
-        return run_worker(task, only_worker(on_report))
-    if task.config.workers.num_workers == 1 and parent is None:
-        return train_in_one_worker(task)
-    trained: WorkerResult = train_in_workers(
-        train_loop_per_worker, task, task.config.workers, Path(task.run_directory), callbacks
-    )
-    return trained
+        return task.train(only_worker(on_report))
+    workers = task.config.workers
+    if workers.num_workers == 1 and parent is None:
+        return train_in_one_worker(task, workers)
+    return train_in_workers(task, workers, Path(task.run_directory), callbacks)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import ramen_ray
 from ramen_ray.config import RunConfig
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER
 from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.orchestration.run.directory import (
     Identity,
@@ -30,6 +31,9 @@ def identity_of(config: RunConfig, dataset: Dataset) -> Identity:
         EncoderError: there is no such encoder.
     """
     parts = {"dataset": dataset.fingerprint, "encoder": content_of(config.encoder.pretrained)}
+    classifiers = Path(config.encoder.pretrained).parent / CLASSIFIER_FOLDER
+    if config.base.parts.heads == "classifier" and classifiers.is_dir():
+        parts["classifiers"] = content_of(str(classifiers))
     return {**parts, **software()}
 
 

@@ -1,17 +1,14 @@
 """What every worker runs: train, validate, checkpoint, resume after a lost worker."""
 
-import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramen_ray.config import write_config
 from ramen_ray.method.distributed import world
-from ramen_ray.method.sampling.step_inputs import pool_figures
+from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.training.checkpoints import save_checkpoint, save_shares
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import (
@@ -21,17 +18,16 @@ from ramen_ray.method.training.step_losses import (
     global_losses,
 )
 from ramen_ray.orchestration.run.checkpoints import CHECKPOINT_FOLDER, SCORE
-from ramen_ray.orchestration.run.directory import CONFIG_FILE, IDENTITY_FILE
-from ramen_ray.orchestration.run.evaluation import evaluate_best, measure
-from ramen_ray.orchestration.run.setup import (
+from ramen_ray.orchestration.run.evaluation import evaluate_best
+from ramen_ray.orchestration.run.setup import set_up
+from ramen_ray.orchestration.run.task import VALIDATION, WorkerResult, WorkerTask
+from ramen_ray.orchestration.run.training import (
     NOT_VALIDATED,
+    Model,
     Process,
-    Setup,
     Training,
-    set_up,
     start_or_resume,
 )
-from ramen_ray.orchestration.run.task import VALIDATION, WorkerResult, WorkerTask
 
 STEPS_PER_LOG = 50
 
@@ -59,25 +55,22 @@ def run_worker(task: WorkerTask, process: Process) -> WorkerResult:
     )
 
 
-def train(run: Training) -> None:
+def train(run: Training[Model]) -> None:
     """Train from the present step to the last, with validations and checkpoints on the way."""
-    setup, state = run.setup, run.state
-    training, steps_per_epoch = setup.config.training, setup.sampler.steps_per_epoch
-    for stop in stops(setup, state.step):
+    setup, state, plan = run.setup, run.state, run.setup.plan
+    for stop in [step for step in plan.checkpoints if step > state.step]:
         if _is_stopped_early(run):
             return
-        if state.step and state.step % steps_per_epoch == 0:
+        if state.step and state.step % plan.steps_per_epoch == 0:
             take_background_results(run)
         losses = train_until(run, stop)
-        epoch, rest = divmod(stop, steps_per_epoch)
-        metrics: dict[str, float] = {}
-        check_weights(run.model, stop)
-        if not rest and (epoch % training.validate_every == 0 or stop == setup.total_steps):
-            metrics = validate(run)
-        figures = {} if rest else pool_of_last_batch(run, stop)
+        check_weights(run.model, stop, setup.advice)
+        metrics = validate(run) if stop in plan.validations else {}
+        epoch, rest = divmod(stop, plan.steps_per_epoch)
+        figures = {} if rest else setup.figures_of_batch(stop - 1, state)
         if setup.log is not None:
             setup.log.log_figures("pool", figures, stop)
-            shown = f"{epoch + bool(rest)}/{training.epochs}"
+            shown = f"{epoch + bool(rest)}/{plan.total_steps // plan.steps_per_epoch}"
             setup.log.show_epoch(shown, stop, losses.means, metrics)
             setup.log.log_validation(_prefixed(metrics), stop)
         started = time.monotonic()
@@ -86,30 +79,12 @@ def train(run: Training) -> None:
         report(run, metrics)
 
 
-def pool_of_last_batch(run: Training, stop: int) -> dict[str, float]:
-    """Return figures of the pool of the last step before ``stop``, if the loss sees all of it."""
-    setup = run.setup
-    if setup.config.base.parts.loss == "triplet":
-        return {}
-    batch = setup.sampler.draw(stop - 1, run.state.draws, []).gathered(setup.device)
-    return pool_figures(batch, setup.sampler.data.clicks)
-
-
-def stops(setup: Setup, step: int) -> Iterator[int]:
-    """Yield the steps after ``step`` at which a checkpoint is written."""
-    every = setup.config.training.checkpoint_every_steps
-    steps = set(range(0, setup.total_steps + 1, setup.sampler.steps_per_epoch))
-    if every is not None:
-        steps |= set(range(every, setup.total_steps, every))
-    yield from sorted(stop for stop in steps if stop > step)
-
-
-def _is_stopped_early(run: Training) -> bool:
-    patience = run.setup.config.training.early_stop_patience
+def _is_stopped_early(run: Training[Model]) -> bool:
+    patience = run.setup.plan.patience
     return patience is not None and run.progress.validations_since_best >= patience
 
 
-def take_background_results(run: Training) -> None:
+def take_background_results(run: Training[Model]) -> None:
     """At the start of an epoch, take finished background results and start what is due."""
     step = run.state.step
     checkpoint = run.setup.folder / CHECKPOINT_FOLDER.format(step)
@@ -119,10 +94,11 @@ def take_background_results(run: Training) -> None:
             run.setup.log.log_background(one.name, figures, step)
 
 
-def train_until(run: Training, stop: int) -> StepLosses:
+def train_until(run: Training[Model], stop: int) -> StepLosses:
     """Train up to step ``stop``; returns the losses of the steps."""
     setup, state = run.setup, run.state
     started, first = time.monotonic(), state.step
+    is_adaptive = any(isinstance(part, AdaptiveWeights) for part in state.parts)
     waiting: list[Tensor] = []
     weights: list[Tensor] = []
     trained: list[NDArray[np.float32]] = []
@@ -132,17 +108,17 @@ def train_until(run: Training, stop: int) -> StepLosses:
         setup.objective,
         stop,
         use_bf16=setup.use_bf16,
-        max_gradient_norm=setup.config.optimizer.max_gradient_norm,
+        max_gradient_norm=setup.max_gradient_norm,
     ):
         run.first_step_at = run.first_step_at or time.time()
         if setup.log is not None:
             setup.log.show_step(state.step)
         waiting.append(losses)
-        if setup.config.regularization.adaptive:
+        if is_adaptive:
             weights.append(state.weights)
         if len(waiting) == STEPS_PER_LOG or state.step == stop:
             trained.append(global_losses(waiting))
-            check_losses(trained[-1], setup.objective.names, state.step)
+            check_losses(trained[-1], setup.objective.names, state.step, setup.advice)
             seconds = time.monotonic() - started
             if setup.log is not None:
                 speed = (state.step - first) * setup.sampler.batch_size / seconds
@@ -152,10 +128,10 @@ def train_until(run: Training, stop: int) -> StepLosses:
     return StepLosses.from_terms(setup.objective, first, np.concatenate(trained))
 
 
-def validate(run: Training) -> dict[str, float]:
+def validate(run: Training[Model]) -> dict[str, float]:
     """Evaluate the model on the validation split, and note whether it is the best so far."""
-    metrics, _ = measure(run.setup, run.model, "validation")
-    score = metrics[run.setup.config.training.selection_metric]
+    metrics = run.setup.validate(run.model)
+    score = metrics[run.setup.plan.metric]
     run.progress.validations_since_best += 1
     if score > run.progress.best:
         run.progress.best = score
@@ -163,20 +139,18 @@ def validate(run: Training) -> dict[str, float]:
     return metrics
 
 
-def report(run: Training, metrics: dict[str, float]) -> None:
+def report(run: Training[Model], metrics: dict[str, float]) -> None:
     """Write a checkpoint from which the run can go on, and report it."""
     setup, state = run.setup, run.state
-    score = metrics.get(setup.config.training.selection_metric, NOT_VALIDATED)
-    epoch = state.step / setup.sampler.steps_per_epoch
+    score = metrics.get(setup.plan.metric, NOT_VALIDATED)
+    epoch = state.step / setup.plan.steps_per_epoch
     reported = {"step": state.step, "epoch": epoch, SCORE: score, **_prefixed(metrics)}
     is_shared = any(part.is_shared for part in state.parts)
     with setup.checkpoints.written(reported, is_shared) as folder:
         if world()[0] == 0:
             run.progress.background = {one.name: one.progress for one in setup.background}
-            max_length, progress = setup.config.encoder.max_length, asdict(run.progress)
-            save_checkpoint(folder, run.model, state, max_length, progress)
-            write_config(setup.config, folder / CONFIG_FILE)
-            (folder / IDENTITY_FILE).write_text(json.dumps(setup.made_from) + "\n")
+            setup.save_model(run.model, folder)
+            save_checkpoint(folder, state, asdict(run.progress))
         elif is_shared:
             save_shares(folder, state)
     setup.process.report(reported)

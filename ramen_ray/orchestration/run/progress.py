@@ -19,8 +19,10 @@ from rich.table import Column
 from torch import Tensor
 
 from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.training.step_losses import StepLosses
+from ramen_ray.tracking.runs import Run
 from ramen_ray.tracking.step_logger import StepLogger
 
 PROGRESS_FILE = "progress.json"
@@ -80,6 +82,15 @@ class RunLog:
         self._folder = folder
         self._message = ""
         self._next_write_at = 0.0
+
+    @classmethod
+    def of_first_worker(
+        cls, run: Run, folder: Path, objective: Objective, total_steps: int
+    ) -> "RunLog | None":
+        """Log to ``run``, if this is the first worker."""
+        if world()[0] != 0:
+            return None
+        return cls(StepLogger(run, folder), objective, total_steps, folder)
 
     def log_steps(
         self,

@@ -1,4 +1,4 @@
-"""What Ray calls in a run's workers, what these receive, and what they return.
+"""What Ray calls in workers, what these receive, and what they return.
 
 The driver and Ray Train's controller import this too, so it imports little: a worker's libraries
 take seconds.
@@ -7,14 +7,17 @@ take seconds.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ray.train import ControllerError, UserCallback
 
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig
-from ramen_ray.errors import UserError, is_disk_full
+from ramen_ray.errors import is_disk_full
 from ramen_ray.tracking.runs import Run
+
+if TYPE_CHECKING:
+    from ramen_ray.orchestration.run.training import Process
 
 VALIDATION = "validation/"
 """Begins the names of validation's metrics in reports."""
@@ -22,9 +25,19 @@ OnReport = Callable[[dict[str, Any]], None]
 """Called with the metrics of each checkpoint, once that outlives the process."""
 
 
+Result = TypeVar("Result", covariant=True)
+
+
+class Task(Protocol[Result]):
+    """What the driver sends to every worker; plain values only."""
+
+    def train(self, process: "Process") -> Result:
+        """Train to the end in a worker's process; the driver gets what the first one returns."""
+
+
 @dataclass(frozen=True)
 class WorkerTask:
-    """What the driver sends to every worker; plain values only.
+    """The task of training a run.
 
     Attributes:
         config: what to train.
@@ -41,6 +54,12 @@ class WorkerTask:
     run_directory: str
     run: Run
     made_from: dict[str, str]
+
+    def train(self, process: "Process") -> "WorkerResult":
+        """Train to the end in a worker's process, and evaluate."""
+        from ramen_ray.orchestration.run.loop import run_worker
+
+        return run_worker(self, process)
 
 
 @dataclass(frozen=True)
@@ -80,16 +99,15 @@ class WorkerResult:
     first_step_at: float
 
 
-def train_alone(task: WorkerTask) -> WorkerResult:
+def train_alone(task: Task[Result]) -> Result:
     """Run a task in the only worker."""
-    from ramen_ray.orchestration.run.loop import run_worker
-    from ramen_ray.orchestration.run.setup import only_worker
+    from ramen_ray.orchestration.run.training import only_worker
 
-    return run_worker(task, only_worker())
+    return task.train(only_worker())
 
 
-def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult | UserError:
-    """Run the ``task`` of ``settings``, a :class:`WorkerTask`, in a worker of Ray Train.
+def train_loop_per_worker(settings: dict[str, Any]) -> Any:
+    """Run the ``task`` of ``settings`` in a worker of Ray Train.
 
     An error that all workers find at once, and would find again, is returned: Ray Train would
     start them anew if it was raised.
@@ -98,11 +116,10 @@ def train_loop_per_worker(settings: dict[str, Any]) -> WorkerResult | UserError:
     from ramen_ray.data.store.checksums import DamagedError
     from ramen_ray.method.training.step_losses import DivergedError
     from ramen_ray.orchestration.run.directory import RunError
-    from ramen_ray.orchestration.run.loop import run_worker
-    from ramen_ray.orchestration.run.setup import ray_train_worker
+    from ramen_ray.orchestration.run.training import ray_train_worker
 
     try:
-        return run_worker(settings["task"], ray_train_worker())
+        return settings["task"].train(ray_train_worker())
     except (DivergedError, DamagedError, RunError) as error:
         return error
 

@@ -9,9 +9,8 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.exceptions import (
@@ -45,7 +44,13 @@ from ramen_ray.orchestration.cluster.resources import (
     worker_share,
     worker_task,
 )
-from ramen_ray.orchestration.run.task import EndOnFullDisk, WorkerResult, WorkerTask, train_alone
+from ramen_ray.orchestration.run.task import (
+    EndOnFullDisk,
+    Result,
+    Task,
+    train_alone,
+    train_loop_per_worker,
+)
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """How long Ray Train waits for room for its workers; then that counts as one more failure."""
@@ -56,20 +61,20 @@ RAY_TRAIN = ".ray_train"
 logger = logging.getLogger(__name__)
 
 
-def train_in_one_worker(task: WorkerTask) -> WorkerResult:
-    """Train in one process; if it fails, another one goes on from the last checkpoint.
+def train_in_one_worker(task: Task[Result], workers: WorkersConfig) -> Result:
+    """Run ``task`` in one process; if it fails, another one goes on from the last checkpoint.
 
     Raises:
         UserError, OSError: the process raised it, and so would another one.
         ClusterError: processes have died too often, or there is no room for another one.
     """
-    workers = task.config.workers
     worker, failures = worker_task(train_alone, workers, max_retries=0), 0
     with user_errors():
         while True:
             running = worker.remote(task)
             try:
-                return ray.get(running)
+                result: Result = ray.get(running)
+                return result
             except RayTaskError as error:
                 if failures == workers.max_failures or _recurs(error.cause):
                     raise
@@ -91,20 +96,18 @@ def _recurs(error: Exception) -> bool:
 
 
 def train_in_workers(
-    loop: Callable[[dict[str, Any]], Any],
-    task: Any,
+    task: Task[Result],
     workers: WorkersConfig,
     folder: Path,
     callbacks: Sequence[UserCallback] = (),
-) -> Any:
-    """Call ``loop({"task": task})`` in every worker; returns what the first one returns.
+) -> Result:
+    """Run ``task`` in every worker of Ray Train; returns what the first one returns.
 
     If workers are lost, all are started anew, once there is room for them; they know by themselves
     what they go on from.
 
     Args:
-        loop: the function, which every process that Ray Train starts can import.
-        task: what it does.
+        task: what they do.
         workers: how many there are, and what each holds.
         folder: of the run; all machines can reach it.
         callbacks: of Ray Train, called at every report.
@@ -119,7 +122,7 @@ def train_in_workers(
     os.environ.setdefault(START_TIMEOUT, str(workers.startup_timeout_s))
     shutil.rmtree(folder / RAY_TRAIN, ignore_errors=True)  # of a driver that was killed
     trainer = TorchTrainer(
-        loop,
+        train_loop_per_worker,
         train_loop_config={"task": task},
         scaling_config=ScalingConfig(
             num_workers=workers.num_workers,
@@ -138,7 +141,7 @@ def train_in_workers(
     )
     try:
         with kept_handler(signal.SIGINT), user_errors():
-            result = trainer.fit().return_value
+            returned: Result | UserError = trainer.fit().return_value
     except TrainingFailedError as error:
         if (known := _known_reason(error, workers)) is not None:
             raise known from error
@@ -149,9 +152,9 @@ def train_in_workers(
         raise KeyboardInterrupt from None
     finally:
         shutil.rmtree(folder / RAY_TRAIN, ignore_errors=True)
-    if isinstance(result, UserError):
-        raise result
-    return result
+    if isinstance(returned, UserError):
+        raise returned
+    return returned
 
 
 def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> ClusterError | None:

@@ -14,8 +14,14 @@ from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.tables.new_ads import NewAds, read_changes, read_first_clicks
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import Embeddings
-from ramen_ray.method.novel_ads.retriever import combiner_of
-from ramen_ray.method.retrieval.retriever_folder import add_ads, keep_ads, known_ads, text_embedder
+from ramen_ray.method.novel_ads.representation import combiner_of
+from ramen_ray.method.retrieval.retriever_folder import (
+    add_ads,
+    keep_ads,
+    known_ads,
+    text_embedder,
+    write_ads,
+)
 from ramen_ray.orchestration.serve.versions import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 
@@ -28,14 +34,15 @@ class NewAdsError(UserError):
 
 @dataclass(frozen=True)
 class Extended:
-    """A retriever with other ads: how many it has now, and how many came, changed and went."""
+    """A retriever with other ads: how many it has now, and what has become of how many."""
 
     model_uri: str  # models:/NAME/VERSION if the original was given by a name
     num_ads: int
     num_new: int
     num_changed: int
+    num_refiltered: int
     num_removed: int
-    num_unknown: int = 0
+    num_unknown: int
 
 
 def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: Path) -> Extended:
@@ -55,19 +62,23 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
         folder = registry.download(original.uri, Path(aside))
         known = known_ads(folder)
         changes = read_changes(given, known)
-        new, num_gone = changes.added, len(known) - len(changes.kept)
+        new, num_gone = changes.added, len(known) - len(changes.rows)
+        num_ads = len(changes.rows) + len(new)
         counts = (
             len(new) - changes.num_changed,
             changes.num_changed,
+            changes.num_refiltered,
             num_gone - changes.num_changed,
             changes.num_unknown,
         )
-        if not len(new) and not num_gone:
-            return Extended(model_uri, len(known), *counts)
+        if not len(new) and not num_gone and not changes.num_refiltered:
+            return Extended(model_uri, num_ads, *counts)
         represent = _represent(folder, new, given, original.uri)
         if num_gone:
-            keep_ads(folder, changes.kept)
-        num_ads = add_ads(folder, new, GB_PER_SHARD, represent) if len(new) else len(changes.kept)
+            keep_ads(folder, changes.rows)
+        write_ads(folder, changes.kept)
+        if len(new):
+            add_ads(folder, new, GB_PER_SHARD, represent)
         texts = known_ads(folder)["text"][-EXAMPLE_ADS:].to_pylist()
         sources = {"new_ads": given.ads, "removed_ads": given.remove, "all_ads": given.sync}
         made = {"num_ads": num_ads} | {key: one for key, one in sources.items() if one is not None}
@@ -89,7 +100,7 @@ def _represent(
         return None
     if given.clicks is None:
         return lambda _, vectors: combined.represent(vectors)
-    rows, texts = read_first_clicks(given.clicks, new, given.columns)
+    rows, texts = read_first_clicks(given, new)
     queries = text_embedder(folder, "queries")(texts)
 
     def represent(first: int, vectors: Embeddings) -> Embeddings:

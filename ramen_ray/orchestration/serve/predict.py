@@ -6,9 +6,10 @@ are steps of a Ray Data plan: actors encode, one for each shard of the index sea
 
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import ray
@@ -20,7 +21,7 @@ from ramen_ray.config import GB_PER_SHARD, ConfigError
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.method.retrieval.retriever_folder import ADS, INDEX
+from ramen_ray.method.retrieval.retriever_folder import ADS, INDEX, keep_ads, known_ads
 from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.orchestration.cluster.resources import (
     ClusterError,
@@ -36,7 +37,13 @@ from ramen_ray.orchestration.search import Shard, needs_of, through_shards
 from ramen_ray.orchestration.serve.answers import ANSWERS, claim, locked
 from ramen_ray.orchestration.serve.queries import partitions
 from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
-from ramen_ray.tracking.registry import LoggedRetriever, Registry, content_of, own_folder
+from ramen_ray.tracking.registry import (
+    LoggedRetriever,
+    Registry,
+    content_of,
+    matching_rows,
+    own_folder,
+)
 
 CPUS_PER_ACTOR = 2
 BYTES_PER_PROCESS = 1 << 30
@@ -56,6 +63,27 @@ class QueryTable:
 
     queries: str
     column: str = "text"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What each query gets.
+
+    Attributes:
+        top_k: Ads; fewer if fewer match.
+        filter: By column, the values that ads may have.
+        min_score: The lowest score.
+    """
+
+    top_k: int
+    filter: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    min_score: float | None = None
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What identifies it in the folder of answers."""
+        given = {"filter": dict(self.filter) or None, "min_score": self.min_score}
+        return {"top_k": self.top_k} | {key: one for key, one in given.items() if one is not None}
 
 
 @dataclass(frozen=True)
@@ -86,7 +114,7 @@ def predict(
     model_uri: str,
     table: QueryTable,
     output: Path,
-    top_k: int,
+    wanted: Wanted,
     processes: Processes = Processes(),
 ) -> Answered:
     """Write each query's best ads beside it, in ``output``, which all machines can reach.
@@ -99,7 +127,7 @@ def predict(
         model_uri: the retriever, such as ``models:/NAME@champion``.
         table: the queries, on any file system that pyarrow knows.
         output: made if it is missing.
-        top_k: ads per query.
+        wanted: which ads each query gets.
         processes: what may answer.
 
     Raises:
@@ -107,25 +135,29 @@ def predict(
         ConfigError: ``top_k`` is more than there are ads, the retriever cannot use a GPU, another
             call writes ``output``, or it is from a different call or from queries that have changed
             since.
-        RegistryError, TrackingError: there is no such retriever.
+        RegistryError, TrackingError: there is no such retriever, or no ad of it matches the filter.
         ClusterError: the cluster has no room for it.
     """
     retriever = registry.look_up(model_uri)
-    _check_fit(retriever, top_k, processes.use_gpu)
+    _check_fit(retriever, wanted.top_k, processes.use_gpu)
     files = _parquet_files(table)
     with locked(output) as aside:
         copied = registry.copy(retriever.uri, aside / "retriever")
+        folder, content = own_folder(copied), content_of(copied)
+        if wanted.filter:
+            keep_ads(folder, matching_rows(known_ads(folder), wanted.filter), few_exactly=True)
         pieces = partitions(files)
         plan = {
             "model": retriever.uri,
-            "model_content": content_of(copied),
-            "top_k": top_k,
+            "model_content": content,
+            **wanted.plan,
             "column": table.column,
             "queries": [
                 [one.group.path, one.group.number, one.start, one.group.content] for one in pieces
             ],
         }
-        work = Work(pieces, table.column, top_k, claim(output, plan), own_folder(copied))
+        answers = claim(output, plan)
+        work = Work(pieces, table.column, wanted.top_k, answers, folder, wanted.min_score)
         counts = work.answers.counts(range(len(pieces)))
         missing = [number for number, found in counts.items() if found is None]
         logger.info(

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.store.text_lines import is_utf8
 from ramen_ray.method.retrieval.retriever_folder import ADS
 from ramen_ray.orchestration.cluster.tasks import limited_attempts
 from ramen_ray.orchestration.search import Block, SearchShard, Shard, queries_at_once
@@ -28,6 +29,7 @@ class Work:
         top_k: ads per query.
         answers: where the answers are written.
         retriever: folder of the retriever, which all machines can reach.
+        min_score: lowest score of an ad.
     """
 
     partitions: list[Partition]
@@ -35,6 +37,7 @@ class Work:
     top_k: int
     answers: Answers
     retriever: Path
+    min_score: float | None = None
 
 
 class Encode:
@@ -58,7 +61,7 @@ class Encode:
         return {**row, "name": partition.name, "queries": queries}
 
     def _encode(self, texts: pa.Array) -> NDArray[np.float32]:
-        queries = [text for text in texts.to_pylist() if self.find_error(text) is None]
+        queries = [text for text in _values(texts) if self.find_error(text) is None]
         return self.encoder.encode(queries) if queries else np.empty((0, self.dim), np.float32)
 
 
@@ -92,7 +95,7 @@ class Write:
         for batch in batches:
             for start in range(0, len(batch), at_once):
                 rows = batch.slice(start, at_once)
-                errors = [self.find_error(text) for text in rows[self.work.column].to_pylist()]
+                errors = [self.find_error(text) for text in _values(rows[self.work.column])]
                 own = slice(done, done + errors.count(None))
                 done = own.stop
                 answers = self._spell_out(errors, block["ads"][own], block["scores"][own])
@@ -103,7 +106,9 @@ class Write:
         self, errors: list[str | None], ads: Int64s, scores: NDArray[np.float32]
     ) -> list[pa.Array]:
         """Return the columns of ANSWERS, from the ads (n, k) of the n queries without an error."""
-        is_found = ads >= 0  # an approximate index may find fewer
+        is_found = ads >= 0  # there may be fewer, and an approximate index may find fewer
+        if self.work.min_score is not None:
+            is_found &= scores >= self.work.min_score
         lengths = np.zeros(len(errors), dtype=np.int32)
         lengths[[error is None for error in errors]] = is_found.sum(axis=1)
         ends, rows = pa.array(np.append(0, lengths.cumsum()), pa.int32()), pa.array(ads[is_found])
@@ -111,6 +116,15 @@ class Write:
         flat = [ids, texts, pa.array(scores[is_found], pa.float32())]
         lists = [pa.ListArray.from_arrays(ends, column) for column in flat]
         return [*lists, pa.array(errors, pa.string())]
+
+
+def _values(cells: pa.Array) -> list[Any]:
+    """Return the cells (n,) as Python values; bytes in place of texts that are not UTF-8."""
+    try:
+        return cells.to_pylist()
+    except UnicodeDecodeError:
+        contents = cells.cast(pa.large_binary()).to_pylist()
+        return [one.decode() if one is not None and is_utf8(one) else one for one in contents]
 
 
 class AllSteps:

@@ -5,7 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
+from ramen_ray.tracking.registry import (
+    COPY_OF,
+    LoggedRetriever,
+    Registry,
+    RegistryError,
+    ask_once,
+    uri_of,
+)
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
 
@@ -32,7 +39,7 @@ def log_copy(
     name = "-".join([str(original.metadata.get("dataset")), *sorted({*changes} - {"num_ads"})])
     run = open_run(registry.uri, parameters["experiment"], name, output)
     with run.closing():
-        run.log_parameters(parameters, {"copy_of": original.uri})
+        run.log_parameters(parameters, {COPY_OF: original.uri})
         metadata = {**original.metadata, **changes}
         model_id = log_retriever(run, folder, example, metadata)
     return registry.look_up(uri_of(model_id))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from ramen_ray.config import RunConfig, flatten, overlay, with_absolute_paths
+from ramen_ray.config import RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.propagation import (
     NothingPropagatedError,
@@ -34,6 +34,7 @@ from ramen_ray.orchestration.run.directory import (
     finished_run,
 )
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.start import resolved
 from ramen_ray.orchestration.tune.trials import parent_run, run_trials
 from ramen_ray.orchestration.tune.variants import AblationConfig, Variant, used_sets, variants_of
 from ramen_ray.reports.ablation import VariantFigures, write_ablation_report
@@ -73,7 +74,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
             finished run has a name of this ablation, but a different configuration or other data.
             Or another process runs it, or what runs are made from changes between them.
     """
-    config = with_absolute_paths(config)
+    config = resolved(config)
     dataset, output = Dataset(config.dataset), Path(config.output)
     made_from = identity_of(config, dataset)
     variants = variants_of(config, ablation.bases)

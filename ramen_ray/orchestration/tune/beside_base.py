@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay, with_absolute_paths
+from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import Judgement
@@ -16,6 +16,7 @@ from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenize
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, experiment_hash
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
 from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.start import resolved
 from ramen_ray.orchestration.tune.variants import used_sets
 from ramen_ray.presets import with_base
 
@@ -46,7 +47,7 @@ def fit_beside_base(config: RunConfig) -> dict[str, Rung]:
         DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: as
             :func:`~ramen_ray.orchestration.run.fit.fit`.
     """
-    config = with_absolute_paths(config)
+    config = resolved(config)
     dataset = Dataset(config.dataset)
     made_from = identity_of(config, dataset)
     ladder = _ladder(config)

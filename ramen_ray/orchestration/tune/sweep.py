@@ -24,7 +24,6 @@ from ramen_ray.config import (
     RunConfig,
     Section,
     overlay,
-    with_absolute_paths,
 )
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.naming import joined_name
@@ -38,6 +37,7 @@ from ramen_ray.orchestration.run.directory import (
 )
 from ramen_ray.orchestration.run.identity import SETTINGS, check_meanwhile, identity_of
 from ramen_ray.orchestration.run.ready import make_ready
+from ramen_ray.orchestration.run.start import resolved
 from ramen_ray.orchestration.tune.ends import Ends, name_of
 from ramen_ray.orchestration.tune.progress import ProgressCallback, SweepProgress
 from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, own_values
@@ -115,7 +115,7 @@ def sweep(
         RunError: another sweep has the name, another process is running the sweep, or no trial has
             been validated.
     """
-    config = with_absolute_paths(config)
+    config = resolved(config)
     dataset = Dataset(config.dataset)
     made_from = identity_of(config, dataset)
     check_config(config, dataset)

@@ -134,6 +134,10 @@ def test_train_clicks_keep_their_weights(
     before = _arrays(prepared)
     after = _arrays(found)
     del after["clicks/train/cumulative_weights.npy"]
+    for split in SPLITS[1:]:
+        rows = Dataset(path).read(f"queries/{split}").sort_by("query_id").to_pylist()
+        assert found.traffic(split).tolist() == [sum(row["weights"]) for row in rows]
+        del before[f"clicks/{split}/traffic.npy"], after[f"clicks/{split}/traffic.npy"]
     assert after == before
     for split in SPLITS:
         assert found.clicks[split].cumulative_weights is None
@@ -166,7 +170,7 @@ def test_a_row_of_huge_weights_does_not_hide_those_of_the_others(
 def test_equal_click_weights_are_not_stored(
     prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path
 ):
-    path = _with_weights(dataset_path, tmp_path / "weighted", lambda query, ad: 2.5)
+    path = _with_weights(dataset_path, tmp_path / "weighted", lambda query, ad: 1.0)
     assert _arrays(_prepare(path, encoder_path, tmp_path / "out")) == _arrays(prepared)
     assert prepared.weighted_clicks.cumulative_weights is None
 

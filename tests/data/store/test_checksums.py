@@ -1,20 +1,25 @@
-"""A folder's files are compared with what was noted when they were written."""
+"""A folder is compared with what was noted when it was written; a copy of it has its content."""
 
 import shutil
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from ramen_ray.data.store import checksums
 from ramen_ray.data.store.checksums import (
     DamagedError,
     check_intact,
+    copy_folder,
     find_damage,
     is_intact,
     parse_checked,
     with_checksum,
     write_checksums,
 )
+from ramen_ray.errors import is_disk_full
 
 
 @pytest.fixture
@@ -35,8 +40,9 @@ def _flip(file: Path) -> None:
 
 
 CHECKSUMS_FILE = "checksums-1-of-1.json"
+WEIGHTS = "encoder/weights"
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "flipped bit": (lambda made: _flip(made / "encoder" / "weights"), "weights has changed since"),
+    "flipped bit": (lambda made: _flip(made / WEIGHTS), "weights has changed since"),
     "truncated": (lambda made: (made / "state").write_bytes(b"so"), "state has 2 bytes instead of"),
     "emptied": (lambda made: (made / "state").write_bytes(b""), "state has 0 bytes instead of 4"),
     "grown": (lambda made: (made / "empty").write_bytes(b"x"), "empty has 1 bytes instead of 0"),
@@ -98,3 +104,102 @@ def test_folders_of_several_writers_are_put_together(tmp_path: Path) -> None:
     assert find_damage(together) is None
     (together / "share-1").write_text("of 7")
     assert "share-1 has changed" in str(find_damage(together))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "disk" / "of" / "a machine"
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def _inodes(folder: Path) -> set[int]:
+    return {file.stat().st_ino for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_copy_is_one_of_its_own_and_made_once(folder: Path, target: Path) -> None:
+    expected = _contents(folder)
+    copy_folder(folder, target)
+    inodes = _inodes(target)
+    assert not inodes & _inodes(folder), "a link would still be read over the network"
+    copy_folder(folder, target)
+    assert _inodes(target) == inodes
+    shutil.rmtree(folder)
+    assert _contents(target) == expected
+
+
+DAMAGED_COPIES: dict[str, Callable[[Path], object]] = {
+    "flipped bit": lambda copy: _flip(copy / WEIGHTS),
+    "cut short": lambda copy: (copy / WEIGHTS).write_bytes(b"short"),
+    "missing": lambda copy: (copy / WEIGHTS).unlink(),
+    "without checksums": lambda copy: (copy / CHECKSUMS_FILE).unlink(),
+    "of an earlier content": lambda copy: (
+        (copy / WEIGHTS).write_bytes(b"earlier"),
+        (copy / CHECKSUMS_FILE).unlink(),  # else noted as a file of the folder
+        write_checksums(copy),
+    ),
+    "emptied": lambda copy: (shutil.rmtree(copy), copy.mkdir()),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED_COPIES)
+def test_a_copy_that_differs_is_made_again(case: str, folder: Path, target: Path) -> None:
+    copy_folder(folder, target)
+    DAMAGED_COPIES[case](target)
+    assert _contents(target) != _contents(folder)
+    copy_folder(folder, target)
+    assert _contents(target) == _contents(folder)
+
+
+def test_a_killed_copy_is_made_again(
+    folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(source: Path, copy: Path) -> None:
+        copy.write_bytes(source.read_bytes()[:5])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checksums, "copyfile", killed)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a kill leaves no time for it
+        with pytest.raises(KeyboardInterrupt):
+            copy_folder(folder, target)
+    assert _contents(target.parent), "half of the copy is there"
+    assert not target.exists()
+    copy_folder(folder, target)
+    assert _contents(target) == _contents(folder)
+    assert {path.name for path in target.parent.iterdir()} == {target.name, f".{target.name}.lock"}
+
+
+def test_damage_is_not_copied(folder: Path, target: Path) -> None:
+    _flip(folder / WEIGHTS)
+    with pytest.raises(DamagedError, match="weights has changed"):
+        copy_folder(folder, target)
+    assert [path.suffix for path in target.parent.iterdir()] == [".lock"]
+
+
+def test_a_disk_without_room_is_left_as_it_was(small_disk: Path, folder: Path) -> None:
+    (folder / "large.npy").write_bytes(bytes(300_000))
+    write_checksums(folder)
+    with pytest.raises(OSError, match=r"2\.3 MB needed, 0\.3 free") as full:
+        copy_folder(folder, small_disk / "copy")
+    assert is_disk_full(full.value)
+    assert [path.name for path in small_disk.iterdir()] == [".copy.lock"]
+
+
+def test_two_at_once_copy_once(folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[Path] = []
+
+    def slowly(source: Path, copy: Path) -> None:
+        time.sleep(0.1)
+        copied.append(source)
+        shutil.copyfile(source, copy)
+
+    monkeypatch.setattr(checksums, "copyfile", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(copy_folder, folder, target) for _ in "ab"]:
+            done.result()
+    assert len(copied) == len(_contents(folder))
+    assert _contents(target) == _contents(folder)

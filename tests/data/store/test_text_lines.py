@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramen_ray.data.store.text_lines import decoded, without_marks
+from ramen_ray.data.store.text_lines import decoded
 
 WESTERN = """Größe|Straßenbahn Überführung|crème brûlée|déçu…|café – “à la carte”|«Âgé»|ÅÄÖ|“…”
 “noir” – l’œuvre à 5 €|¿Qué pasó? ¡Señor!|ação coração|smørrebrød på øen|façade—naïveté ™ ®
@@ -69,11 +69,3 @@ def test_any_bytes_become_utf8_line_by_line(lines: list[bytes]) -> None:
     damaged = set(range(len(whole))) - set(found.damaged_lines)
     for row, line in enumerate(found.data.split(b"\n")):
         assert (line == whole[row]) == (row in damaged)
-
-
-def test_byte_order_marks_are_removed_at_starts_of_lines() -> None:
-    text = "\ufeffa\nb\n\ufeff\ufeffc\n\n\ufeff\nd\ufeffe"
-    cleaned, lines = without_marks(text.encode())
-    assert cleaned.decode() == "a\nb\nc\n\n\nd\ufeffe"
-    assert lines == [0, 2, 4]
-    assert without_marks(b"a\nb") == (b"a\nb", [])

@@ -26,7 +26,7 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.tables.column_names import EdgeColumns
-from ramen_ray.data.tables.graphs import edge_tables
+from ramen_ray.data.tables.graphs import anchor_sets
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list, write_edge_list
 
 TRAIN, ADS = ["red shoes", "blue hat", "red shoes", "7"], ["shoe shop", "hat shop", "0"]
@@ -133,7 +133,7 @@ def test_edges_in_batches_are_those_of_a_plain_loop(
                 yield batch.slice(start, rows_per_batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(edge_tables, "stream", sliced)
+        patch.setattr(anchor_sets, "stream", sliced)
         patch.setattr(store, "ROWS_PER_GROUP", rows_per_batch)
         counts = _add(
             path,

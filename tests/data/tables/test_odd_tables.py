@@ -1,6 +1,7 @@
 """Tables as people have them: what would do damage is read right, or refused with its place."""
 
 import gzip
+import os
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -20,8 +21,10 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.settings import Splits, UserTables
 from ramen_ray.data.tables.column_names import Columns
-from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
-from ramen_ray.data.tables.graphs.sessions import add_co_session
+from ramen_ray.data.tables.graphs.session_events import SessionLog
+from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
+from ramen_ray.data.tables.reading.columns import Column
+from ramen_ray.data.tables.reading.loading import UserTable
 
 CLICKS = [(f"query {n}", f"ad {n % 7}") for n in range(300)]
 LINES = "".join(f"{query},{ad}\n" for query, ad in CLICKS)
@@ -53,7 +56,7 @@ def test_quotes_of_tsv_are_letters(tmp_path: Path) -> None:
     assert _clicks(dataset) == {*CLICKS, *odd}
     assert "row 303, column" not in found
     assert "a.tsv, row 303: 1 lines have cells in quotes, which are kept" in found
-    with pytest.raises(DatasetError, match="row 302: 1 lines have cells in quotes with doubled"):
+    with pytest.raises(DatasetError, match="row 302: 1 lines have cells in quotes as CSV has them"):
         _import(
             tmp_path / "2", "b.tsv", "query\tad\n" + LINES.replace(",", "\t") + '"a ""b"""\tc\n'
         )
@@ -206,6 +209,7 @@ LOGS = {
     "Delta": "t/_delta_log/00000000000000000000.json",
     "Iceberg": "t/metadata/00001-ab.metadata.json",
     "Hudi": "t/.hoodie/hoodie.properties",
+    "Paimon": "t/snapshot/snapshot-1",
 }
 
 
@@ -261,7 +265,7 @@ def test_marks_and_headers_of_joined_files_are_taken_out(tmp_path: Path) -> None
     dataset, found = _import(tmp_path, "a.csv", one + two)
     assert _clicks(dataset) == {*CLICKS, ("a", "b"), ("query", "b")}
     assert "row 302: 1 rows repeat the header, and are left out" in found
-    assert "row 302: 2 lines begin with a byte order mark" in found
+    assert "row 302: 2 lines have byte order marks" in found
 
 
 def test_words_for_nothing_are_refused_if_many(tmp_path: Path) -> None:
@@ -341,7 +345,7 @@ def test_case_variants_given_two_splits_are_kept_in_the_held_out_one(tmp_path: P
     splits = "".join(f"query {n},{SPLITS[n % 3]}\nQuery {n},train\n" for n in range(200))
     (tmp_path / "splits.csv").write_text("query,split\n" + splits)
     given = {"query_splits": str(tmp_path / "splits.csv")}
-    with pytest.raises(DatasetError, match="266 queries are given two splits"):
+    with pytest.raises(DatasetError, match="row 5, column 'query': 133 rows give a query another"):
         _import(tmp_path, "a.csv", "query,ad\n" + rows, **given)
     dataset, _ = _import(tmp_path, "a.csv", "query,ad\n" + rows, **given, skip_bad_rows=True)
     for number, split in enumerate(SPLITS):
@@ -383,7 +387,7 @@ def _tsv(*rows: tuple[str, str]) -> str:
 
 def test_a_tsv_whose_cells_are_quoted_is_refused(tmp_path: Path) -> None:
     rows = "".join(f'"{query}"\t"{ad}"\n' for query, ad in CLICKS)
-    with pytest.raises(DatasetError, match="row 2: 300 lines have cells in quotes, as nearly all"):
+    with pytest.raises(DatasetError, match="row 2: 300 lines have cells in quotes as CSV has them"):
         _import(tmp_path, "a.tsv", "query\tad\n" + rows)
     with pytest.raises(DatasetError, match=r"3 cells instead of 2.*; TSV has no quoting"):
         _import(tmp_path / "2", "a.tsv", _tsv(('"a\tb"', "c")))
@@ -411,10 +415,20 @@ def test_marks_and_headers_in_other_forms_are_found(tmp_path: Path) -> None:
     dataset, found = _import(tmp_path, "a.csv", start + "Query, AD \na\ufeffb,c\n")
     assert _clicks(dataset) == {*CLICKS, ("ab", "c")}
     assert "row 302: 1 rows repeat the header" in found
-    assert "row 303: 1 lines have a byte order mark within" in found
+    assert "row 303: 1 lines have byte order marks" in found
     for skip in (False, True):
         with pytest.raises(DatasetError, match="row 302: 1 rows name the columns in another order"):
             _import(tmp_path / "2", "a.csv", start + "ad,query\nad 1,query 9\n", skip_bad_rows=skip)
+
+
+def test_headers_are_found_beside_columns_of_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "t" / "day=2026-04-01"
+    folder.mkdir(parents=True)
+    (folder / "a.csv").write_text(f"query,ad\n{LINES}query,ad\n")
+    tables = UserTables(str(tmp_path / "t"), columns=Columns(clicks_time="day"))
+    dataset, (finding,) = import_in_process(tables, tmp_path / "out")
+    assert _clicks(dataset) == set(CLICKS)
+    assert "row 302: 1 rows repeat the header" in str(finding)
 
 
 def test_other_ways_to_lose_digits_of_ids(tmp_path: Path) -> None:
@@ -450,21 +464,6 @@ def test_sessions_that_lost_their_names_are_not_one(session: str, tmp_path: Path
         )
 
 
-def test_ids_that_pandas_wrote_as_floats_are_explained(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ads = pd.DataFrame({"ad_id": range(7), "text": [f"ad {n}" for n in range(7)]})
-    ads.to_csv(tmp_path / "ads.csv", index=False)
-    clicks = pd.DataFrame({"query": [query for query, _ in CLICKS]})
-    clicks["ad_id"] = [float(n % 7) for n in range(300)]
-    content, given = clicks.to_csv(index=False), {"ads": str(tmp_path / "ads.csv")}
-    with pytest.raises(DatasetError, match=r"'0\.0', '1\.0'.*pandas writes the id 12 as 12\.0"):
-        _import(tmp_path, "a.csv", content, **given)
-    with pytest.raises(DatasetError, match="names a known query and a known ad"):
-        _import(tmp_path, "a.csv", f"{content}none,\n", **given, skip_bad_rows=True)
-    assert "left out; pandas writes the id 12 as 12.0" in caplog.text
-
-
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
 def test_a_column_of_file_and_folder_is_read_from_the_file(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -487,3 +486,126 @@ def test_a_quoted_header_may_end_as_on_windows(tmp_path: Path) -> None:
     content = '"query","ad"\r\n' + LINES.replace("\n", "\r\n")
     dataset, found = _import(tmp_path, "a.csv", content)
     assert (_clicks(dataset), found) == (set(CLICKS), "")
+
+
+def test_rows_without_a_query_and_an_ad_are_said_unless_they_are_blank(tmp_path: Path) -> None:
+    rows = "".join(f"{query},{ad},US\n" for query, ad in CLICKS)
+    content = f"query,ad,country\n{rows},,\n\n,,US\n"
+    with pytest.raises(DatasetError, match="row 304, column 'query': 1 cells are empty"):
+        _import(tmp_path, "a.csv", content)
+    dataset, found = _import(tmp_path / "2", "a.csv", content.removesuffix(",,US\n"))
+    assert (_clicks(dataset), found) == (set(CLICKS), "")
+
+
+ODD_TIMES: dict[str, tuple[Callable[[int], object], str]] = {
+    "rounded by a spreadsheet": (lambda n: "1.775E+12", "300 cells are not times"),
+    "rounded to float32": (lambda n: np.float32(1.775e9 + n), "times have lost digits"),
+    "a time of day": (lambda n: "12:30:00", "300 cells are not times"),
+}
+
+
+@pytest.mark.parametrize("case", ODD_TIMES)
+def test_times_that_lost_digits_are_refused(case: str, tmp_path: Path) -> None:
+    of_row, message = ODD_TIMES[case]
+    frame = pd.DataFrame(CLICKS, columns=["query", "ad"])
+    frame["t"] = [of_row(n) for n in range(300)]
+    frame.to_parquet(tmp_path / "a.parquet")
+    tables = UserTables(str(tmp_path / "a.parquet"), columns=Columns(clicks_time="t"))
+    with pytest.raises(DatasetError, match=f"a.parquet.*'t'.*{message}"):
+        import_in_process(tables, tmp_path / "out")
+
+
+@pytest.mark.parametrize("zone", ["", "Z", " UTC", "+00:00", ".000000 UTC"])
+def test_times_as_warehouses_write_them(zone: str, tmp_path: Path) -> None:
+    rows = "".join(
+        f"{query},{ad},2026-04-{n // 10 + 1:02d} 10:00:00{zone}\n"
+        for n, (query, ad) in enumerate(CLICKS)
+    )
+    splits = Splits(validation_from="2026-04-21 10:00:00 UTC", test_from="2026-04-26")
+    columns = Columns(clicks_time="t")
+    content = f"query,ad,t\n{rows}"
+    dataset, found = _import(tmp_path, "a.csv", content, columns=columns, splits=splits)
+    assert [dataset.num_rows(f"queries/{split}") for split in SPLITS] == [200, 50, 50]
+    assert found == ""
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_headers_are_found_in_texts_of_any_type(kind: pa.DataType, tmp_path: Path) -> None:
+    query, ad = zip(("query", "ad"), *CLICKS, strict=True)
+    columns = [pa.array(cells).cast(kind) for cells in (query, ad)]
+    pq.write_table(pa.table(columns, names=["query", "ad"]), tmp_path / "a.parquet")
+    tables = UserTables(str(tmp_path / "a.parquet"))
+    dataset, (finding,) = import_in_process(tables, tmp_path / "out")
+    assert _clicks(dataset) == set(CLICKS)
+    assert "1 rows repeat the header" in str(finding)
+    query, ad = (*query[:-1], " "), (*ad[:-1], None)
+    columns = [pa.array(cells).cast(kind) for cells in (query, ad)]
+    pq.write_table(pa.table(columns, names=["query", "ad"]), tmp_path / "a.parquet")
+    with pytest.raises(DatasetError, match="row 300, column 'query': 1 cells are empty"):
+        import_in_process(tables, tmp_path / "empty")
+
+
+def test_columns_whose_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
+    query, ad = zip(*CLICKS, strict=True)
+    columns = {"query.id": ad, "query": query, "ad": ad, "a": [{"b": "x"}] * 300, "a.b": query}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    for name in ("query", "a.b"):
+        tables = UserTables(str(tmp_path / "a.parquet"), columns=Columns(clicks_query=name))
+        dataset, findings = import_in_process(tables, tmp_path / name)
+        assert (_clicks(dataset), findings) == (set(CLICKS), [])
+
+
+def _broken_link(folder: Path) -> str:
+    (folder / "b.csv").symlink_to("/nowhere/b.csv")
+    return "b.csv is a broken link, a pipe or a device"
+
+
+def _pipe(folder: Path) -> str:
+    os.mkfifo(folder / "b.csv")
+    return "b.csv is a broken link, a pipe or a device"
+
+
+def _copy(folder: Path) -> str:
+    (folder / "a.csv.gz").write_bytes(gzip.compress((folder / "a.csv").read_bytes()))
+    return "a.csv.gz: looks like a copy of a.csv"
+
+
+def _git_pointer(folder: Path) -> str:
+    (folder / "b.csv").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    return "b.csv: only points to a file that Git LFS keeps"
+
+
+def _page(folder: Path) -> str:
+    (folder / "b.csv").write_text("<!DOCTYPE html>\n<html>404</html>\n")
+    return "b.csv: is a web page"
+
+
+@pytest.mark.parametrize("odd", [_broken_link, _pipe, _copy, _git_pointer, _page])
+@pytest.mark.parametrize("source", ["", "*.csv*"])
+def test_files_that_are_no_part_of_a_table_are_refused(
+    odd: Callable[[Path], str], source: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "clicks"
+    folder.mkdir()
+    (folder / "a.csv").write_text(f"query,ad\n{LINES}")
+    with pytest.raises(DatasetError, match=odd(folder)):
+        import_in_process(UserTables(str(folder / source)), tmp_path / "out")
+
+
+def test_a_file_that_changes_after_it_was_found_is_refused(tmp_path: Path) -> None:
+    for name, content in (
+        ("a.csv", f"query,ad\n{LINES}"),
+        ("a.jsonl", '{"query": "a", "ad": "b"}\n'),
+    ):
+        (tmp_path / name).write_text(content)
+        table = UserTable(str(tmp_path / name), {"query": Column("query")}, skip_bad_rows=False)
+        (tmp_path / name).write_text(content + content.splitlines(keepends=True)[-1])
+        with pytest.raises(DatasetError, match=f"{name} has changed while it was read"):
+            table.read()
+
+
+def test_a_table_without_a_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="the name of a table is empty"):
+        import_in_process(UserTables(""), tmp_path / "out")

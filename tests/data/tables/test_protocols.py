@@ -14,8 +14,8 @@ from support import query_table, text_table
 from ramen_ray.data.checks import validate
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
-from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
-from ramen_ray.data.tables.graphs.sessions import add_co_session
+from ramen_ray.data.tables.graphs.session_events import SessionLog
+from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.orchestration.prepare.similar import add_similar
 

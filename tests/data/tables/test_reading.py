@@ -20,12 +20,12 @@ from ramen_ray.data.findings import Finding, Tallies
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.text_lines import MAX_CELL_BYTES, MAX_LINE_BYTES, MAX_NESTING
 from ramen_ray.data.tables.reading import lines
-from ramen_ray.data.tables.reading.batches import read_file
 from ramen_ray.data.tables.reading.cells import as_numbers, as_seconds, as_strings
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.lines import Rows
 from ramen_ray.data.tables.reading.loading import UserTable
+from ramen_ray.data.tables.reading.table_file import read_file
 
 CELLS = st.text(
     st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=12
@@ -220,7 +220,7 @@ def _nested(opening: str, closing: str, depth: int) -> bytes:
 
 UNREADABLE: dict[str, tuple[str, bytes, str]] = {
     "no such column": ("a.csv", b"q,ad\n1,2\n", "has no column 'query'; it has q, ad"),
-    "empty file": ("a.csv", b"", "its first line, which should name the columns, is empty"),
+    "empty file": ("a.csv", b"", "a.csv: is empty"),
     "unknown suffix": ("a.xlsx", b"PK", "unknown suffix; known are .csv, .tsv"),
     "not parquet": ("a.parquet", b"query\n1\n", "cannot be read"),
     "not JSON": ("a.jsonl", b"query\n1\n", "a.jsonl, row 1: is not a JSON object"),

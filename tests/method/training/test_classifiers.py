@@ -88,7 +88,8 @@ class Run:
         return global_losses(steps).tolist()
 
     def save(self, folder: Path) -> None:
-        save_checkpoint(folder, self.model, self.state, 16, {})
+        self.model.save(folder, 16)
+        save_checkpoint(folder, self.state, {})
 
 
 def test_terms_equal_loops_over_the_printed_sums(config: RunConfig, prepared_bag: Prepared):
@@ -193,7 +194,8 @@ def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> 
         found["metrics"] = evaluate(run.model, run.data, "validation", Propensity())[0]
         checkpoint = folder / f"sharded-{sharded}"
         if rank == 0:
-            save_checkpoint(checkpoint, run.model, run.state, 16, {})
+            run.model.save(checkpoint, 16)
+            save_checkpoint(checkpoint, run.state, {})
         else:
             save_shares(checkpoint, run.state)
         torch.save(found, folder / f"{sharded}-{rank}.pt")

@@ -22,6 +22,7 @@ def test_regularisers_are_logged_of_steps_with_anchors_only():
     losses = StepLosses.from_terms(OBJECTIVE, 1, terms)
     expected = {"task": 11 / 4, "R_x/links": (3 + 1) / 2, "R_z/links": (2 + 4) / 2}
     assert losses.means == pytest.approx(expected)
+    assert StepLosses.from_terms(OBJECTIVE, 1, terms[:1]).means == {"task": 1.0}
     names, values, known = losses.figures(None, 80.0)
     logged = [
         {name: value for name, value, is_known in zip(names, *row, strict=True) if is_known}
@@ -61,17 +62,17 @@ def test_without_regularisers_every_step_has_a_total():
 
 def test_the_first_step_without_finite_losses_is_named():
     losses = np.ones((5, 2), dtype=np.float32)
-    check_losses(losses, ["task", "R_x/links"], 50)
+    check_losses(losses, ["task", "R_x/links"], 50, "do less")
     losses[2, 1] = np.nan
     losses[4, 0] = np.inf
-    with pytest.raises(DivergedError, match=r"loss R_x/links is nan in step 48; lower optimizer"):
-        check_losses(losses, ["task", "R_x/links"], 50)
+    with pytest.raises(DivergedError, match=r"loss R_x/links is nan in step 48; do less"):
+        check_losses(losses, ["task", "R_x/links"], 50, "do less")
 
 
 def test_weights_are_checked_before_they_are_kept():
     model = torch.nn.Linear(2, 2)
-    check_weights(model, 3)
+    check_weights(model, 3, "do less")
     with torch.no_grad():
         model.bias[1] = torch.inf
-    with pytest.raises(DivergedError, match=r"weights bias are not finite after step 3; lower"):
-        check_weights(model, 3)
+    with pytest.raises(DivergedError, match=r"weights bias are not finite after step 3; do less"):
+        check_weights(model, 3, "do less")

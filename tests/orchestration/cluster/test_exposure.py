@@ -74,22 +74,23 @@ def _gives_metrics(port: int) -> bool:
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[tuple[int, Path]]:
-    """A process that has started Ray as jobs do, and its session folder."""
+def started(tmp_path: Path) -> Iterator[tuple[int, str, int]]:
+    """A process that has started Ray as jobs do, its session folder and its workers' niceness."""
     command, environment = [sys.executable, "-c", START], _as_jobs_start_it(tmp_path)
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        yield process.pid, Path(json.loads(process.stdout.readline()))
+        yield process.pid, *json.loads(process.stdout.readline())
         process.communicate("\n", timeout=PATIENCE_S)
 
 
-def test_no_metrics_are_offered_and_files_are_the_owners(
-    started: tuple[int, Path], tmp_path: Path
+def test_no_metrics_are_offered_files_are_the_owners_and_workers_do_not_give_way(
+    started: tuple[int, str, int], tmp_path: Path
 ) -> None:
-    pid, session = started
-    for private in (session, tmp_path / ".ray", tmp_path / ".ray" / "auth_token"):
+    pid, session, niceness = started
+    assert niceness == os.nice(0)
+    for private in (Path(session), tmp_path / ".ray", tmp_path / ".ray" / "auth_token"):
         assert not stat.S_IMODE(private.stat().st_mode) & 0o077, private
     open_to_all = {
         port: name

@@ -32,7 +32,7 @@ from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.workers import START_TIMEOUT
 from ramen_ray.orchestration.search import put_together, search_shards
-from ramen_ray.orchestration.serve.predict import Answered, QueryTable, predict
+from ramen_ray.orchestration.serve.predict import Answered, QueryTable, Wanted, predict
 from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.tracking.registry import Registry, uri_of
 from tune_spaces import SPACES
@@ -309,7 +309,7 @@ def test_a_table_is_answered_with_a_machine_less(
         missing = 20 - len(list(answers.glob("part-*.parquet")))
 
     def job() -> Answered:
-        return predict(registry, model, QueryTable(str(queries)), answers, top_k=3)
+        return predict(registry, model, QueryTable(str(queries)), answers, Wanted(3))
 
     done = _disturbed(job, begins, disturb)
     assert missing, "the machine was lost too late"

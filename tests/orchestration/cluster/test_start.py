@@ -149,18 +149,3 @@ def test_sigterm_while_no_cluster_answers_ends_a_job() -> None:
         job.send_signal(signal.SIGTERM)
         _, said = job.communicate(timeout=PATIENCE_S)
     assert (job.returncode, said) == (143, "interrupted\n")
-
-
-def test_workers_do_not_let_other_processes_go_first() -> None:
-    code = (
-        "import os, ray\n"
-        "from ramen_ray.orchestration.cluster.resources import start_ray\n"
-        "start_ray()\n"
-        "print(ray.get(ray.remote(lambda: os.nice(0)).remote()))"
-    )
-    environment = {**os.environ, "RAY_ADDRESS": "local", "PYTHONPATH": str(ROOT)}
-    del environment["RAY_worker_niceness"]  # of the tests' own Ray
-    answer = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert answer.stdout.split() == ["0"], answer.stderr

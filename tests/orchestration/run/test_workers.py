@@ -35,7 +35,7 @@ def train(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tra
 
     def called(worker: Callable[[WorkerTask], Any]) -> Any:
         monkeypatch.setattr(workers, "train_alone", worker)
-        return workers.train_in_one_worker(task)
+        return workers.train_in_one_worker(task, config.workers)
 
     return called
 
@@ -134,7 +134,8 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(workers, "TorchTrainer", Fails)
     held = WorkersConfig(max_failures=2)
-    workers.train_in_workers(print, None, held, Path("runs") / "a")
+    task = WorkerTask(minilm("foldoc"), "", "", "", Run("", ""), {})
+    workers.train_in_workers(task, held, Path("runs") / "a")
 
 
 @pytest.mark.parametrize("failures", [{0: DIED}, {0: ConnectionError("reset"), 1: DIED}])

@@ -50,7 +50,7 @@ def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
     file = _write(tmp_path / "catalogue.csv", wanted)
     code, printed = run_here(index, "--model", champion, "--sync", file, *to)
     said = f"models:/catalogue/2 has {len(wanted)} ads: 1 of them new, 1 of them with another text"
-    assert (code, printed) == (0, f"{said}, 5 removed\n")
+    assert (code, printed.splitlines()[0]) == (0, f"{said}, 5 removed")
     assert _ads(store, champion) == wanted
 
     # what has stayed is found in the same order, with the same scores, as if nothing had gone
@@ -70,7 +70,8 @@ def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
         assert list(new["scores"]) == sorted(new["scores"], reverse=True)
 
     code, printed = run_here(index, "--model", champion, "--sync", file, *to)
-    assert (code, printed) == (0, f"{champion} has {len(wanted)} ads: nothing to change\n")
+    assert code == 0
+    assert printed.startswith(f"{champion} has {len(wanted)} ads: nothing to change\n")
 
     ended = tmp_path / "ended.csv"
     ended.write_text(f"ad_id\nN1\n{ids[0]}\n{ids[9]}\n")
@@ -78,7 +79,7 @@ def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
     words = ("--remove", ended, "--ads", added)
     code, printed = run_here(index, "--model", champion, *words, *to)
     said = f"models:/catalogue/3 has {len(wanted)} ads: 2 of them new, 2 removed"
-    assert (code, printed) == (0, f"{said}, 1 to be removed were not there\n")
+    assert (code, printed.splitlines()[0]) == (0, f"{said}, 1 to be removed were not there")
     last = {ad: text for ad, text in wanted.items() if ad not in ("N1", ids[9])}
     assert _ads(store, champion) == last | {"N1": "another oak", "N2": "a new saw"}
     code, printed = run_here(promote, store.run(0.0, dataset_path), "--name", "catalogue", *to)

@@ -281,6 +281,19 @@ def test_no_code_in_a_table_of_queries_is_run(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "was_run").exists()
 
 
+def test_a_query_that_is_not_utf8_is_an_error_of_its_row(
+    cluster: None, run: Run, tmp_path: Path
+) -> None:
+    texts = pa.array([b"robin", b"caf\xe9"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": texts}), tmp_path / "queries.parquet")
+    flags = {"queries": tmp_path / "queries.parquet", "answers": tmp_path / "answers"}
+    code, printed = run(predict, model="models:/answering@champion", **flags)
+    assert code == 0, printed
+    (part,) = (tmp_path / "answers").glob("*.parquet")
+    errors = pq.read_table(part, columns=["error"])["error"].to_pylist()
+    assert errors == [None, "the query is bytes, not a text"]
+
+
 def test_a_folder_that_another_call_writes_is_left_alone(
     run: Run, queries: Path, tmp_path: Path
 ) -> None:

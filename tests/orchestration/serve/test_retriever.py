@@ -279,7 +279,11 @@ def test_of_a_table_only_a_column_of_queries_is_answered(
 
 def test_the_model_is_described_and_holds_no_pickle(logged: Logged, queries: list[str]) -> None:
     model = logged.model
-    assert [param.name for param in model.metadata.signature.params] == ["top_k"]
+    assert [param.name for param in model.metadata.signature.params] == [
+        "top_k",
+        "filter",
+        "min_score",
+    ]
     assert model.metadata.metadata["dataset"] == "handmade"
     example, params = model.input_example, {"top_k": 1}
     assert example == queries[:2]

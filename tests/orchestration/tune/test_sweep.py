@@ -15,12 +15,13 @@ from typing import Any
 import mlflow.entities
 import pandas as pd
 import pytest
-from conftest import RunHere
+from conftest import SPECIAL_TOKENS, RunHere
 from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
 from support import ROOT, node_edges, query_table, text_table, wait_until
+from transformers import BertConfig, BertTokenizer
 
 from jobs import tune as tune_job
 from ramen_ray.command_line import parse_run_config, run_job, training_command
@@ -33,7 +34,7 @@ from ramen_ray.orchestration.tune.ends import STOPPED_EARLY
 from ramen_ray.orchestration.tune.search_space import check_space, grid, own_values
 from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.tune.trials import num_held
-from ramen_ray.presets import MINILM, PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
+from ramen_ray.presets import PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
 from ramen_ray.reports.sweep import SweepTrial
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 from tune_spaces import SPACES
@@ -54,9 +55,19 @@ def stand_in(tmp_path_factory) -> Path:
     return write_dataset(tmp_path_factory.mktemp("datasets") / "all", tables, name="all").path
 
 
+@pytest.fixture(scope="module")
+def wide_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An encoder of MiniLM's width and layers with few words, whose tokenizer is quick to load."""
+    path = tmp_path_factory.mktemp("encoders") / "wide"
+    vocabulary = enumerate([*SPECIAL_TOKENS, "a", "an", "query", "ad"])
+    BertTokenizer(vocab={token: number for number, token in vocabulary}).save_pretrained(path)
+    BertConfig(hidden_size=384, num_hidden_layers=6).save_pretrained(path)
+    return str(path)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_space_fits_every_preset(preset: str, stand_in: Path) -> None:
-    here = overlay(PRESETS[preset](str(stand_in)), {"encoder.pretrained": MINILM})
+def test_every_space_fits_every_preset(preset: str, stand_in: Path, wide_encoder: str) -> None:
+    here = overlay(PRESETS[preset](str(stand_in)), {"encoder.pretrained": wide_encoder})
     fixed = {"regularization.adaptive": False, "regularization.lambda_x": {"co_session": 0.2}}
     for config in (here, overlay(here, fixed)):
         for space in SPACES.values():
@@ -419,11 +430,14 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
     config: RunConfig,
     run_here: RunHere,
     empty_store: Path,
+    prepared_by_runs: Path,
     tmp_path: Path,
 ) -> None:
     shutil.copy(empty_store, tmp_path)
+    (tmp_path / "prepared").symlink_to(prepared_by_runs)
     file = tmp_path / "config.json"
-    changes = {"name": "killed", "output": str(tmp_path), "training.epochs": 8}
+    changes = {"name": "killed", "output": str(tmp_path), "walk.enabled": False}
+    changes["training.epochs"] = 8
     file.write_text(json.dumps(overlay(config, changes).model_dump()))
     words = ["--config", str(file), "--num-samples", "1", "--no-stop-early", "--at-once", "1"]
     command = [sys.executable, str(ROOT / "jobs" / "tune.py"), *words]

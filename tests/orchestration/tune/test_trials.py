@@ -31,6 +31,7 @@ from ramen_ray.orchestration.tune.trials import (
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 METRIC = VALIDATION + "P@1"
+SHOWN = ("loss/task", "loss/total", "validation/P_at_1")
 Ended = TypeVar("Ended")
 
 
@@ -74,9 +75,8 @@ def _expected(config: RunConfig) -> dict[str, Identity]:
     return {config.dataset: identity_of(config, Dataset(config.dataset))}
 
 
-def _in_trials(configs: list[RunConfig], parent: Run) -> dict[str, str]:
-    named = {str(config.name): config for config in configs}
-    return run_trials(named, parent, Path(configs[0].output), _expected(configs[0]))
+def _in_trial(config: RunConfig, parent: Run) -> dict[str, str]:
+    return run_trials({str(config.name): config}, parent, Path(config.output), _expected(config))
 
 
 def _kill_trial() -> bool:
@@ -89,16 +89,14 @@ def _kill_trial() -> bool:
     return False
 
 
-def _disturbed(
-    configs: list[RunConfig], kill: Callable[[], bool], job: Callable[[], Ended]
-) -> Ended:
-    """Do a job, of which a process is killed as soon as each run, in turn, has a checkpoint."""
+def _disturbed(config: RunConfig, kill: Callable[[], bool], job: Callable[[], Ended]) -> Ended:
+    """Do a job, of which a process is killed as soon as the run has one more checkpoint."""
+    folder = _directory(config).path
+    before = {*folder.glob("checkpoint_0*")}
 
     def disturb() -> None:
-        for config in configs:
-            folder = _directory(config).path
-            wait_until(lambda at=folder: any(at.glob("checkpoint_0*")), "no checkpoint")
-            wait_until(kill, "no process to kill")
+        wait_until(lambda: {*folder.glob("checkpoint_0*")} - before, "no checkpoint")
+        wait_until(kill, "no process to kill")
 
     with ThreadPoolExecutor(1) as pool:
         disturbed = pool.submit(disturb)
@@ -107,47 +105,40 @@ def _disturbed(
     return ended
 
 
-def test_trials_in_one_process_have_the_numbers_of_a_run_by_itself(
+def test_a_trial_that_dies_too_often_says_so_and_one_that_may_die_goes_on(
     config: RunConfig, unharmed: TrainResult, parent: Run
 ) -> None:
-    configs = [_named(config, name) for name in ("first", "second")]
-    assert _in_trials(configs, parent) == {}
-    kept = {path.name for path in unharmed.run_directory.glob("checkpoint_0*")}
-    for one in configs:
-        assert _metrics(one) == unharmed.metrics
-        assert {path.name for path in _directory(one).path.glob("checkpoint_0*")} == kept
-    client = MlflowClient(parent.uri)
-    for metric in ("loss/task", "loss/total", "validation/P_at_1"):
-        first, second, theirs = (
-            [(point.step, point.value) for point in client.get_metric_history(run, metric)]
-            for run in [
-                *(_directory(one).notes["mlflow_run_id"] for one in configs),
-                unharmed.run.id,
-            ]
-        )
-        assert first == second == theirs
+    strict, killed = _named(config, "killed", max_failures=0), _named(config, "killed")
+    errors = _disturbed(strict, _kill_trial, lambda: _in_trial(strict, parent))
+    assert errors["killed"].startswith("its process has died 1 times, once more than")
+    assert _disturbed(killed, _kill_trial, lambda: _in_trial(killed, parent)) == {}
+    _assert_same(_directory(killed).path, unharmed)
 
 
-def test_a_killed_trial_goes_on_and_one_that_dies_too_often_says_so(
-    config: RunConfig, unharmed: TrainResult, parent: Run
-) -> None:
-    both = [_named(config, "killed"), _named(config, "dying", max_failures=0)]
-    errors = _disturbed(both, _kill_trial, lambda: _in_trials(both, parent))
-    assert errors.keys() == {"dying"}
-    assert errors["dying"].startswith("its process has died 1 times, once more than")
-    assert _in_trials(both[1:], parent) == {}
-    for one in both:
-        assert _metrics(one) == unharmed.metrics
+def _assert_same(run: Path, unharmed: TrainResult) -> None:
+    notes = RunDirectory(run).notes
+    assert notes["metrics"] == unharmed.metrics
+    left = _left_by(run, Run(unharmed.run.uri, notes["mlflow_run_id"]))
+    assert left == _left_by(unharmed.run_directory, unharmed.run)
 
 
+def _left_by(folder: Path, run: Run) -> tuple[set[str], list[set[tuple[int, float]]]]:
+    """Return a run's checkpoints and its points in MLflow, of which a kill can repeat some."""
+    kept = {path.name for path in folder.glob("checkpoint_0*")}
+    client = MlflowClient(run.uri)
+    histories = [client.get_metric_history(run.id, metric) for metric in SHOWN]
+    return kept, [{(point.step, point.value) for point in points} for points in histories]
+
+
+@pytest.mark.slow
 def test_a_run_of_ray_train_goes_on_in_a_trial(
     config: RunConfig, unharmed: TrainResult, parent: Run
 ) -> None:
     begun = _named(config, "begun", max_failures=0)
     workers = {"workers.num_workers": 2, "workers.cpus_per_worker": 1}  # which are Ray Train's
     with pytest.raises(ClusterError, match="workers have died 1 times"):
-        _disturbed([begun], kill_train_worker, lambda: fit(overlay(begun, workers)))
-    assert _in_trials([begun], parent) == {}
+        _disturbed(begun, kill_train_worker, lambda: fit(overlay(begun, workers)))
+    assert _in_trial(begun, parent) == {}
     for split, expected in unharmed.metrics["trained"].items():  # but for the rounding of sums
         assert _metrics(begun)["trained"][split] == pytest.approx(expected, abs=0.02), split
 
@@ -189,7 +180,7 @@ def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(
     assert len({process for process, _ in seen}) == 1
     assert seen[1][1] == seen[2][1], "a thread of the stopped trial goes on"
     for name in names[1:]:
-        assert _metrics(_named(config, name)) == unharmed.metrics
+        _assert_same(_directory(_named(config, name)).path, unharmed)
     assert not _directory(_named(config, "stopped")).notes.get("finished")
     stopped = _named(config, "stopped")
     assert fit(stopped).metrics == unharmed.metrics

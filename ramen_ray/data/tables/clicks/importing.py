@@ -15,15 +15,16 @@ from ramen_ray.data.store.dataset import (
     dataset_name,
     new_dataset,
 )
-from ramen_ray.data.store.schemas import PLURAL, SIDES, SPLITS, Side
+from ramen_ray.data.store.schemas import FILTER, PLURAL, SIDES, SPLITS, Side
 from ramen_ray.data.store.texts import normalized
-from ramen_ray.data.tables.clicks import filters, numbering, splits, summing, writing
+from ramen_ray.data.tables.clicks import numbering, splits, summing, writing
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
 from ramen_ray.data.tables.graphs.anchor_sets import made_by
 from ramen_ray.data.tables.graphs.edges import write_edge_list
 from ramen_ray.data.tables.reading.columns import (
     Column,
+    filter_columns,
     id_column,
     text_column,
     time_column,
@@ -34,7 +35,6 @@ from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
 from ramen_ray.errors import redacted, without_passwords
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # so that their sums fit in float32
-MAX_SHOWN = 3
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,13 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
     columns = tables.columns
     sources: dict[str, tuple[str | None, dict[str, Column]]] = {
         "query": (tables.queries, _node_columns(tables, columns.query_id, columns.query_text)),
-        "ad": (tables.ads, _node_columns(tables, columns.ad_id, columns.ad_text)),
+        "ad": (
+            tables.ads,
+            {
+                **_node_columns(tables, columns.ad_id, columns.ad_text),
+                **filter_columns(columns.ad_filters),
+            },
+        ),
         "clicks": (tables.clicks, _click_columns(tables)),
         "filters": (
             tables.filters,
@@ -117,7 +123,7 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
     return {
         what: UserTable(source, of, tables.skip_bad_rows)
         for what, (source, of) in sources.items()
-        if source
+        if source is not None
     }
 
 
@@ -142,7 +148,8 @@ class _Import:
         self._split()
         listed = {side: side in self.opened for side in SIDES}
         weighted = self.tables.columns.clicks_weight is not None
-        writing.write_ads(self.connection, writer, with_ids=listed["ad"])
+        filters = [FILTER + name for name in self.tables.columns.ad_filters]
+        writing.write_ads(self.connection, writer, ["source_id"] * listed["ad"] + filters)
         writing.write_queries(
             self.connection,
             writer,
@@ -242,9 +249,7 @@ class _Import:
         if tables.given_splits:
             splits.load_splits(connection, self.opened["splits"])
             self._report_unknown("splits", "given", ("query",))
-            counts = splits.split_as_given(connection, tables.splits)
-            if any(counts.values()) and not tables.skip_bad_rows:
-                raise DatasetError(self._in_two_splits(sum(counts.values())))
+            splits.split_as_given(connection, self.opened["splits"], tables.splits)
         else:
             splits.split_by_draws(connection, tables.splits)
         periods = {"all_periods": self.all_periods}
@@ -255,25 +260,16 @@ class _Import:
             left_out = splits.keep_queries(connection, tables.fewest_ads, **periods)
         _log("splits", counts | left_out)
 
-    def _in_two_splits(self, number: int) -> str:
-        texts = splits.queries_in_two_splits(self.connection, MAX_SHOWN)
-        more = f" and {number - len(texts)} more" if number > len(texts) else ""
-        return (
-            f"{number} queries are given two splits, up to case and white space:"
-            f" {', '.join(map(repr, texts))}{more}; give each one, or let the held-out one count"
-            " with --skip-bad-rows"
-        )
-
     def _write_filters(self, writer: DatasetWriter) -> None:
         has_pairs = "filters" in self.opened
         if has_pairs:
-            filters.load_filters(self.connection, self.opened["filters"])
+            writing.load_filters(self.connection, self.opened["filters"])
             self._report_unknown("filters", "given_filters", SIDES)
-        counts = filters.find_filters(
+        counts = writing.find_filters(
             self.connection, given=has_pairs, own_text=self.tables.drop_own_text
         )
         _log("filters", counts)
-        filters.write_filters(self.connection, writer)
+        writing.write_filters(self.connection, writer)
 
 
 _SHOWN = {"query": "queries", "ad": "ads"}

@@ -3,9 +3,9 @@
 Each side has a table and two views in the engine, here for queries; those of ads begin with ``ad``.
 A number is the place where a node first appears: numbers ascend, with gaps.
 
-``query_rows`` (place, id, text)
+``query_rows`` (place, id, text), and of ads the columns to filter by
     the user's rows; without a table of queries, a row for each text in the clicks.
-``queries`` (number, id, text), and of queries ``family``
+``queries`` (number, id, text), and the others; of queries ``family``
     queries that differ; those of equal text are one, ads of equal text are several. A family is
     that of all queries of one folded text, which differ in case and white space only; it is named
     by its first number.
@@ -27,7 +27,7 @@ LARGEST_SHARE_OF_OTHER_TEXTS = 0.05
 
 def load_nodes(connection: duckdb.DuckDBPyConnection, side: Side, table: UserTable) -> None:
     """Read the user's table of queries or ads into ``*_rows``."""
-    table.load(connection, f"{side}_rows", "SELECT place, id, text FROM source")
+    table.load(connection, f"{side}_rows", "SELECT * FROM source")
 
 
 def rows_from_clicks(connection: duckdb.DuckDBPyConnection, side: Side) -> None:
@@ -58,7 +58,7 @@ def number_nodes(
         members = "LEFT JOIN members ON number = place"
     connection.execute(
         f"""CREATE VIEW {nodes} AS
-        SELECT place AS number, id, text{family} FROM {firsts} {members}"""
+        SELECT place AS number, {firsts}.* EXCLUDE (place){family} FROM {firsts} {members}"""
     )
     merged = f"LEFT JOIN {firsts}_repeated AS first ON value = text" if firsts != ids else ""
     number = "coalesce(first.place, ids.place)" if merged else "place"
@@ -159,6 +159,7 @@ def report_unknown(
         f"rows name {what} that is not in {listed}",
         f"SELECT place, unknown_{side} FROM {named} WHERE unknown_{side} IS NOT NULL",
         "add what is missing, or leave these rows out with --skip-bad-rows",
+        f"SELECT name FROM {side}_names",
     )
 
 

@@ -100,7 +100,7 @@ class UserTables:
         """Raise a DatasetError if the settings do not fit together."""
         _refuse_one_column_for_two(self.click_columns)
         self._check_anchor_sets()
-        self._check_given_splits()
+        self._check_tables()
         self._check_periods()
         splits = self.splits
         fractions = {
@@ -141,7 +141,9 @@ class UserTables:
             if name not in with_edges:
                 raise DatasetError(f"anchors {name}: give query_edges or ad_edges too")
 
-    def _check_given_splits(self) -> None:
+    def _check_tables(self) -> None:
+        if self.columns.ad_filters and not self.ads:
+            raise DatasetError("columns.ad_filters needs the table that has them: ads")
         if self.columns.query_split and not self.queries:
             raise DatasetError("columns.query_split needs the table that has it: queries")
         given = {

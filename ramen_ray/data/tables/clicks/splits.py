@@ -118,27 +118,33 @@ def split_by_draws(connection: duckdb.DuckDBPyConnection, splits: Splits) -> Non
     )
 
 
-def split_as_given(connection: duckdb.DuckDBPyConnection, splits: Splits) -> dict[str, int]:
-    """Make ``family_splits`` (family, split) of the table ``given`` (query, split).
+def split_as_given(connection: duckdb.DuckDBPyConnection, table: UserTable, splits: Splits) -> None:
+    """Make ``family_splits`` (family, split) of the ``table``, which is loaded.
 
-    Of two splits of a query, up to case and white space, the later in SPLITS counts; such queries
-    are counted. If none is given the validation split, some clicked train queries are drawn.
+    Of several splits of a query, up to case and white space, the last in SPLITS counts, and rows
+    with another are bad. If none is given the validation split, some clicked train queries are
+    drawn.
     """
     run(
         connection,
         "splitting queries",
-        """CREATE TABLE family_splits AS
-        SELECT family, max(split) AS split, min(split) <> max(split) AS in_two
+        """CREATE TABLE family_splits AS SELECT family, max(split) AS split
         FROM given JOIN queries ON queries.number = given.query GROUP BY family""",
     )
-    in_two = count(
-        connection, "SELECT count(*) FROM queries JOIN family_splits USING (family) WHERE in_two"
+    table.report(
+        connection,
+        "query",
+        "rows give a query another split than other rows, up to case and white space",
+        """SELECT place, id FROM given JOIN queries ON queries.number = given.query
+        JOIN family_splits USING (family) WHERE given.split <> family_splits.split""",
+        "give it one; with --skip-bad-rows the held-out one counts",
     )
+    table.check()
     if not count(connection, f"SELECT count(*) FROM family_splits WHERE split = {VALIDATION}"):
         _register_draws(connection, splits.seed)
         connection.execute(
             f"""INSERT INTO family_splits
-            SELECT periods.family, {VALIDATION}, false FROM periods
+            SELECT periods.family, {VALIDATION} FROM periods
             LEFT JOIN family_splits USING (family)
             JOIN queries ON queries.number = periods.family
             WHERE coalesce(split, {TRAIN}) = {TRAIN}
@@ -146,19 +152,8 @@ def split_as_given(connection: duckdb.DuckDBPyConnection, splits: Splits) -> dic
         )
         connection.execute(
             """CREATE OR REPLACE TABLE family_splits AS
-            SELECT family, max(split) AS split, bool_or(in_two) AS in_two
-            FROM family_splits GROUP BY family"""
+            SELECT family, max(split) AS split FROM family_splits GROUP BY family"""
         )
-    return {"queries are given two splits; the held-out one counts": in_two}
-
-
-def queries_in_two_splits(connection: duckdb.DuckDBPyConnection, most: int) -> list[str]:
-    """Return the texts of the first queries that are given two splits."""
-    found = connection.sql(
-        f"""SELECT text FROM queries JOIN family_splits USING (family)
-        WHERE in_two ORDER BY number LIMIT {most:d}"""
-    )
-    return [text for (text,) in found.fetchall()]
 
 
 def keep_queries(

@@ -1,27 +1,177 @@
-"""Add a whole anchor set to an existing dataset directory, or change nothing."""
+"""Anchor sets: how their tables are written, and put whole into a dataset directory or not at all.
+
+The tables are made from these of the engine:
+
+* ``{side}_edges`` (``node``, ``anchor``, ``place``, ``weight``): the weights of a repeated edge are
+  summed in the order of ``place``.
+* ``anchors`` (``id``, ``text``): numbered in the order of ``id``; those without edges are dropped.
+"""
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from duckdb import DuckDBPyConnection
 from filelock import FileLock
 
+from ramen_ray.data.engine import count, files_of, run, stream
+from ramen_ray.data.leaks import (
+    LEAKING_EDGES,
+    OTHER_END,
+    REPEATING_EDGES,
+    Protocol,
+    find_answers,
+    find_leaks,
+    find_repeats,
+    texts_of,
+)
 from ramen_ray.data.store.dataset import (
     UNFINISHED,
     WHILE_READ,
     Dataset,
     DatasetError,
+    DatasetWriter,
     write_metadata,
 )
+from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 from ramen_ray.errors import without_passwords
 from ramen_ray.naming import naming_fault
 
 NODES = "nodes"
 """In :func:`folder_beside`: a digest of the queries and ads, taken before they are read."""
+SHOWN = {"query": "train queries", "ad": "ads"}
+TEXTS_PER_BATCH = 2048
+"""An Arrow array of texts cannot have more than 2 GiB."""
+
+
+@dataclass(frozen=True)
+class WrittenEdges:
+    """What was written.
+
+    Attributes:
+        num_rows: row counts of the tables; empty if there are no edges.
+        counts: how many nodes have no edges, and how many edges were left out or merged.
+    """
+
+    num_rows: dict[str, int]
+    counts: dict[str, int]
+
+
+def write_edges(
+    connection: DuckDBPyConnection,
+    dataset: Dataset,
+    name: str,
+    sides: Sequence[str],
+    protocol: Protocol,
+    writer: DatasetWriter,
+) -> WrittenEdges:
+    """Write the anchor set ``name``; a side without edges gets no table, nor does an empty set."""
+    num_rows, counts = dict[str, int](), dict[str, int]()
+    if protocol != "as-published":
+        counts = _drop_clicks(connection, dataset, sides, protocol)
+    staged = {side: count(connection, f"SELECT count(*) FROM {side}_edges") for side in sides}
+    if any(staged.values()):
+        _number_anchors(connection, sides)
+        numbered = "SELECT number AS anchor_id, text FROM numbered ORDER BY number"
+        anchors = stream(connection, numbered, TEXTS_PER_BATCH)
+        num_rows[f"anchors/{name}"] = _write(writer, f"anchors/{name}", anchors)
+    for side in sides if num_rows else ():
+        linked = count(connection, f"SELECT count(DISTINCT node) FROM {side}_edges")
+        nodes = NODE_TABLES[side]
+        counts[f"{SHOWN[side]} without edges"] = dataset.num_rows(nodes) - linked
+        if staged[side]:
+            table = f"edges/{name}/{side}"
+            num_rows[table] = _write(writer, table, _summed(stream(connection, _in_order(side))))
+            counts[f"repeated {side} edges merged"] = staged[side] - num_rows[table]
+    return WrittenEdges(num_rows, counts)
+
+
+def _drop_clicks(
+    connection: DuckDBPyConnection, dataset: Dataset, sides: Sequence[str], protocol: Protocol
+) -> dict[str, int]:
+    """Drop the edges that ``protocol`` leaves out; returns how many of each side and kind."""
+    dropped = {}
+    find_answers(connection, dataset)
+    for side in sides:
+        nodes = texts_of(dataset, NODE_TABLES[side])
+        find_leaks(connection, "leaks", nodes, "SELECT id, text FROM anchors")
+        dropped[f"{side} {LEAKING_EDGES}"] = _drop_found(connection, side, "leaks")
+        if protocol == "unclicked":
+            clicks = f"SELECT query_id, ad_ids FROM {files_of(dataset, TRAIN)}"
+            others, anchors = (
+                f"SELECT id, fold(text) AS folded FROM ({texts})"
+                for texts in (texts_of(dataset, NODE_TABLES[OTHER_END[side]]), "FROM anchors")
+            )
+            find_repeats(connection, "repeats", side, clicks, others, anchors)
+            dropped[f"{side} {REPEATING_EDGES}"] = _drop_found(connection, side, "repeats")
+    return dropped
+
+
+def _drop_found(connection: DuckDBPyConnection, side: str, found: str) -> int:
+    """Drop the edges that are in the table ``found``, and then the table; returns how many."""
+    ((number,),) = connection.execute(
+        f"""
+        DELETE FROM {side}_edges AS edges USING {found} AS found
+        WHERE edges.node = found.node AND edges.anchor = found.anchor
+        """
+    ).fetchall()
+    connection.execute(f"DROP TABLE {found}")
+    return int(number)
+
+
+def _number_anchors(connection: DuckDBPyConnection, sides: Sequence[str]) -> None:
+    used = " UNION ALL ".join(f"SELECT anchor FROM {side}_edges" for side in sides)
+    run(
+        connection,
+        "numbering the anchors",
+        f"""
+        CREATE TABLE numbered AS
+        SELECT row_number() OVER (ORDER BY id) - 1 AS number, id, text FROM anchors
+        WHERE id IN ({used})
+        """,
+    )
+
+
+def _in_order(side: str) -> str:
+    """Select a side's edges as they are summed and written."""
+    return f"""
+        SELECT node AS {side}_id, number AS anchor_id, weight
+        FROM {side}_edges AS edges JOIN numbered ON numbered.id = edges.anchor
+        ORDER BY node, number, place
+    """
+
+
+def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Sum the weights of equal edges, which follow one another, in their order."""
+    waiting: list[np.ndarray] | None = None  # the last edge of a batch may go on in the next
+    names: list[str] = []
+    for batch in batches:
+        names = batch.schema.names
+        columns = [column.to_numpy() for column in batch.columns]
+        if waiting is not None:
+            columns = [np.append(*both) for both in zip(waiting, columns, strict=True)]
+        node, anchor, weight = columns
+        is_new = np.append(True, (np.diff(node) != 0) | (np.diff(anchor) != 0))
+        sums = np.bincount(np.cumsum(is_new) - 1, weight)
+        edges = [node[is_new], anchor[is_new], sums]
+        yield pa.table([column[:-1] for column in edges], names=names)
+        waiting = [column[-1:] for column in edges]
+    if waiting is not None:
+        yield pa.table(waiting, names=names)
+
+
+def _write(writer: DatasetWriter, table: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
+    """Write a table in row groups of a fixed size; returns its row count."""
+    writer.write(table, batches)
+    num_rows: int = pq.read_metadata(writer.folder / f"{table}.parquet").num_rows
+    return num_rows
 
 
 def check_spelling(name: str) -> None:
@@ -33,7 +183,7 @@ def check_spelling(name: str) -> None:
 def check_name(dataset: Dataset, name: str, replace: bool) -> None:
     """Raise a DatasetError if a set cannot be called so, or is and ``replace`` is not set.
 
-    This is cheap: call it before the work.
+    Call it before the work.
     """
     check_spelling(name)
     if name in dataset.anchor_sets and not replace:
@@ -97,15 +247,6 @@ def made_by(how: str, *settings: Any) -> dict[str, Any]:
     """Say in ``dataset.json`` by what and with which dataclasses of settings a set was made."""
     given = {name: value for one in settings for name, value in asdict(one).items()}
     return {"made_by": how, "settings": without_passwords(given)}
-
-
-def nodes_without_edges(dataset: Dataset, linked: Mapping[str, int]) -> dict[str, int]:
-    """Count each side's nodes without edges; ``linked`` has the numbers of those with edges."""
-    nodes = {"query": ("queries/train", "train queries"), "ad": ("ads", "ads")}
-    return {
-        f"{nodes[side][1]} without edges": dataset.num_rows(nodes[side][0]) - count
-        for side, count in linked.items()
-    }
 
 
 def _content_of_nodes(dataset: Dataset) -> str:

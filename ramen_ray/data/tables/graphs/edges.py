@@ -16,25 +16,28 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.schemas import PLURAL, SIDES, Side
 from ramen_ray.data.tables.column_names import EdgeColumns
 from ramen_ray.data.tables.graphs.anchor_sets import (
+    WrittenEdges,
     check_name,
     folder_beside,
     made_by,
-    nodes_without_edges,
     put_in_place,
+    write_edges,
 )
-from ramen_ray.data.tables.graphs.edge_tables import WrittenEdges, drop_leaks, write_edges
 from ramen_ray.data.tables.graphs.nodes import (
     HELD_OUT_NODE,
     LEFT_OUT_NODE,
     create_names,
+    known_names,
     named,
     node_names,
+    read_numbers,
 )
 from ramen_ray.data.tables.reading.columns import (
     Column,
     NullWords,
     text_column,
     weight_column,
+    without_rounded,
 )
 from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
 
@@ -94,7 +97,7 @@ def add_edge_list(
     with folder_beside(dataset, name) as aside, engine(aside, memory) as connection:
         found = write_edge_list(connection, dataset, edge_list, name, DatasetWriter(aside))
         put_in_place(aside, dataset, name, made_by("edges", edge_list), found.num_rows, replace)
-    return found.num_rows | nodes_without_edges(dataset, found.linked) | found.counts
+    return found.num_rows | found.counts
 
 
 def write_edge_list(
@@ -116,22 +119,26 @@ def write_edge_list(
     sides = list(edge_list.of_sides)
     for side in sides:
         create_names(connection, dataset, side)
-        tables[side].load(connection, f"{side}_rows", _rows(dataset, edge_list, side))
+        weight = "weight" if edge_list.columns.edges_weight else "1.0::DOUBLE AS weight"
+        rows = f"{side}_rows"
+        tables[side].load(connection, rows, named(side, f"place, anchor, {weight}"))
+        read_numbers(connection, dataset, side, rows)
     _create_anchors(connection, tables, sides)
     left_out = Counter[str]()
     for side in sides:
-        left_out += _unknown(connection, tables[side], side, edge_list.anchors is not None)
+        known = known_names(dataset, side)
+        left_out += _unknown(connection, tables[side], side, known, edge_list.anchors is not None)
         _create_edges(connection, side)
     _check(tables, edge_list, name)
     for table in tables.values():
         left_out += table.left_out
-    left_out.update(drop_leaks(connection, dataset, sides, edge_list.protocol))
-    written = write_edges(connection, name, sides, writer)
+    written = write_edges(connection, dataset, name, sides, edge_list.protocol, writer)
     _drop_tables(connection)
+    counts = dict(left_out) | written.counts
     if not written.num_rows:
-        found = ", ".join(f"{number} {what}" for what, number in left_out.items() if number)
+        found = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
         raise DatasetError(f"the edge list of anchor set {name!r} leaves no edges: {found}")
-    return WrittenEdges(written.num_rows, written.linked, dict(left_out) | written.counts)
+    return WrittenEdges(written.num_rows, counts)
 
 
 def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, UserTable]:
@@ -148,6 +155,8 @@ def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, U
     if edge_list.anchors:
         of_anchors = {"name": text_column(columns.anchor_id, null_words)}
         if columns.anchor_text != (columns.anchor_id,):
+            anchor = without_rounded(anchor)
+            of_anchors["name"] = without_rounded(of_anchors["name"])
             of_anchors["text"] = text_column(columns.anchor_text, null_words)
         of_tables["anchors"] = edge_list.anchors, of_anchors
     nodes = {"query": columns.edges_query or "query", "ad": columns.edges_ad or "ad_id"}
@@ -160,11 +169,6 @@ def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, U
         what: UserTable(source, of, edge_list.skip_bad_rows)
         for what, (source, of) in of_tables.items()
     }
-
-
-def _rows(dataset: Dataset, edge_list: EdgeList, side: str) -> str:
-    weight = "weight" if edge_list.columns.edges_weight else "1.0::DOUBLE AS weight"
-    return named(dataset, side, f"place, anchor, {weight}")
 
 
 def _create_anchors(
@@ -206,19 +210,20 @@ def _load_anchors(connection: DuckDBPyConnection, table: UserTable) -> None:
 
 
 def _unknown(
-    connection: DuckDBPyConnection, table: UserTable, side: Side, are_listed: bool
+    connection: DuckDBPyConnection, table: UserTable, side: Side, known: str, are_listed: bool
 ) -> Counter[str]:
     """Report rows with unknown nodes or anchors; count those of nodes that must not have edges."""
     unknown = f"SELECT place, unknown FROM {side}_rows WHERE node IS NULL"
     message = f"rows name {PLURAL[side]} that the dataset does not have"
-    table.report(connection, "name", message, unknown)
+    table.report(connection, "name", message, unknown, known=known)
     if are_listed:
         unknown = f"""
             SELECT DISTINCT place, anchor FROM {side}_rows AS one
             ANTI JOIN anchors ON anchors.name = one.anchor
         """
         message = "rows name anchors that the table of anchors does not have"
-        table.report(connection, "anchor", message, unknown)
+        known = "SELECT name FROM anchors"
+        table.report(connection, "anchor", message, unknown, known=known)
     of_kind = {
         f"{side} edges of validation and test queries": HELD_OUT_NODE,
         f"{side} edges of {PLURAL[side]} that the import left out": LEFT_OUT_NODE,

@@ -10,16 +10,21 @@ from typing import Any
 import pyarrow.compute as pc
 from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.engine import files_of, run, text_literal
+from ramen_ray.data.engine import count, files_of, run, text_literal
 from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, schema_of
 from ramen_ray.data.store.texts import normalized
-from ramen_ray.data.tables.reading.columns import Column, NullWords, text_column
+from ramen_ray.data.tables.reading.columns import (
+    Column,
+    NullWords,
+    text_column,
+    without_rounded,
+)
 
 HELD_OUT_NODE = -1
 LEFT_OUT_NODE = -2
-NUMBER = "[0-9]{1,18}"
+NUMBER = "0|[1-9][0-9]{0,17}"
 
 
 def node_names(
@@ -30,8 +35,9 @@ def node_names(
 ) -> Column:
     """Read a column that names nodes of ``side``; texts are normalised if the dataset's were."""
     imported = metadata.get("imported", {})
-    by_text = not imported.get({"query": "queries", "ad": "ads"}[side])
-    is_normal = by_text and imported.get("normalize_texts")
+    if imported.get({"query": "queries", "ad": "ads"}[side]):
+        return without_rounded(text_column(name, null_words))
+    is_normal = imported.get("normalize_texts")
     return text_column(name, null_words, normalized if is_normal else pc.utf8_trim_whitespace)
 
 
@@ -97,24 +103,20 @@ def _with_aliases(dataset: Dataset, side: str) -> str:
     """
 
 
-def named(
-    dataset: Dataset, side: str, columns: str, source: str = "source", *, numbers: bool = True
-) -> str:
+def named(side: str, columns: str, source: str = "source") -> str:
     """Return the SQL that finds the nodes of the rows of ``source``, by their column ``name``.
 
     It selects ``columns``, ``node`` (null if there is none) and ``unknown``, the name that stands
     for no node. A row of a name of several nodes is there once for each. Call :func:`create_names`
-    before; ``numbers`` says whether a name may be a node's number.
+    before, and :func:`read_numbers` after.
     """
-    number = _number_of("source.name", dataset, side) if numbers else "NULL"
     return f"""
         SELECT {columns}, node, CASE WHEN node IS NULL THEN name END AS unknown
         FROM (
             SELECT
                 source.*,
-                coalesce(names.node,
-                         CASE WHEN held_out.folded IS NOT NULL THEN {HELD_OUT_NODE} END,
-                         {number}) AS node
+                coalesce(names.node, CASE WHEN held_out.folded IS NOT NULL THEN {HELD_OUT_NODE} END)
+                    AS node
             FROM {source} AS source
             LEFT JOIN {side}_names AS names ON names.name = source.name
             LEFT JOIN {side}_held_out AS held_out
@@ -122,19 +124,35 @@ def named(
     """
 
 
+def read_numbers(connection: DuckDBPyConnection, dataset: Dataset, side: str, rows: str) -> None:
+    """Read the unknown names of the table ``rows`` as nodes' numbers, if all of them look so.
+
+    One that is a text would mean that the others are texts too, such as "2048".
+    """
+    if has_ids(dataset, side):
+        return
+    unknown = f"FROM {rows} WHERE unknown IS NOT NULL"
+    is_number = f"regexp_full_match(unknown, {text_literal(NUMBER)})"
+    if count(connection, f"SELECT count(*) {unknown} AND NOT {is_number}"):
+        return
+    num_nodes = dataset.num_rows(NODE_TABLES[side])
+    connection.execute(
+        f"""
+        UPDATE {rows} SET node = unknown::BIGINT, unknown = NULL
+        WHERE unknown IS NOT NULL AND unknown::BIGINT < {num_nodes}
+        """
+    )
+
+
+def known_names(dataset: Dataset, side: str) -> str:
+    """Return the SQL that selects each ``name`` of a node."""
+    numbers = f"UNION ALL SELECT node::VARCHAR FROM {side}_texts"
+    return f"SELECT name FROM {side}_names {'' if has_ids(dataset, side) else numbers}"
+
+
 def has_ids(dataset: Dataset, side: str) -> bool:
     """Return whether the nodes of ``side`` have the user's own ids."""
     return any(_has_ids(dataset, table) for table in (NODE_TABLES[side], *_held_out(dataset, side)))
-
-
-def _number_of(name: str, dataset: Dataset, side: str) -> str:
-    """Return the SQL that reads ``name``, an expression, as a node's number; else it is null."""
-    if has_ids(dataset, side):
-        return "NULL"
-    num_nodes = dataset.num_rows(NODE_TABLES[side])
-    is_number = f"regexp_full_match({name}, {text_literal(NUMBER)})"
-    number = f"try_cast({name} AS BIGINT)"
-    return f"CASE WHEN {is_number} AND {number} < {num_nodes} THEN {number} END"
 
 
 def _has_ids(dataset: Dataset, table: str) -> bool:

@@ -1,20 +1,56 @@
 """Read a log of sessions into the engine: its events, as numbers of the texts that they name."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
 from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.schemas import SIDES
+from ramen_ray.data.store.schemas import PLURAL, SIDES
+from ramen_ray.data.tables.column_names import SessionColumns
 from ramen_ray.data.tables.graphs.nodes import (
     HELD_OUT_NODE,
     LEFT_OUT_NODE,
     create_names,
     has_ids,
+    known_names,
     named,
+    node_names,
+    read_numbers,
 )
-from ramen_ray.data.tables.reading.loading import UserTable
+from ramen_ray.data.tables.reading.columns import Column, NullWords, id_column, time_column
+from ramen_ray.data.tables.reading.loading import UserTable, nearly_known
 
 WHOLE = "session IS NOT NULL AND time IS NOT NULL AND query IS NOT NULL"
+
+
+@dataclass(frozen=True)
+class SessionLog:
+    """A log of search sessions: one row per query searched or ad clicked."""
+
+    sessions: str
+    """CSV, TSV, JSON lines or parquet; a file, a folder or a glob."""
+    columns: SessionColumns = field(default_factory=SessionColumns)
+    """Names of the columns in the log."""
+    null_words: NullWords = "leave-out"
+    """What to do with rows whose query or ad is a word for nothing, such as NULL or N/A."""
+
+
+def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
+    """Find the log's files; ``metadata`` is the content of the dataset's ``dataset.json``."""
+    columns, null_words = log.columns, log.null_words
+    unit, flag = columns.sessions_time_unit, "--columns.sessions-time-unit"
+    of_log: dict[str, Column] = {
+        "session": id_column(columns.sessions_session, null_words),
+        "time": time_column(columns.sessions_time, unit, flag),
+        "query": node_names(metadata, "query", columns.sessions_query, null_words),
+    }
+    if columns.sessions_ad is not None:
+        of_log["ad"] = node_names(metadata, "ad", columns.sessions_ad, null_words)
+    optional = {role: replace(column, optional=True) for role, column in of_log.items()}
+    return UserTable(log.sessions, optional, skip_bad_rows=True)
 
 
 def create_events(
@@ -38,56 +74,57 @@ def create_events(
     for side in SIDES:
         create_names(connection, dataset, side)
         _name_cells(connection, dataset, side)
-        _number_items(connection, side)
-    left_out = {"unreadable lines": log.left_out["unreadable lines"], **_count_left_out(connection)}
+        items = f"SELECT DISTINCT item, text FROM {side}_cells WHERE item IS NOT NULL"
+        connection.execute(f"CREATE TABLE {side}_items AS {items}")
+    left_out = {
+        "unreadable lines": log.left_out["unreadable lines"],
+        **_count_left_out(connection, dataset),
+    }
     _create_named_events(connection)
     return left_out | _cut_sessions(connection, max_session_length)
 
 
 def _name_cells(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
-    """Create ``{side}_cells``: ``cell``, ``text`` and ``node``; text is null for what is left out.
+    """Create ``{side}_cells``: ``cell``, ``text``, ``item``, ``node``, ``unknown`` (cell or null).
 
-    A query's cell that is no id is a text, whether or not a query has it. ``node`` is HELD_OUT_NODE
-    or LEFT_OUT_NODE for such queries, by their id or by the text that it stands for.
+    Text and item are null for what is left out. A query's cell that is no id is a text, whether or
+    not a query has it. ``node`` is HELD_OUT_NODE or LEFT_OUT_NODE for such queries, by their id or
+    by the text that it stands for.
     """
+    cells = f"(SELECT DISTINCT {side} AS name FROM log WHERE {WHOLE} AND {side} IS NOT NULL)"
+    found = f"CREATE OR REPLACE TABLE found AS {named(side, 'name AS cell', cells)}"
+    run(connection, f"looking up the log's {side} cells", found)
     is_text = "false"
-    if side == "query":
+    if side == "ad":
+        read_numbers(connection, dataset, side, "found")
+    else:
         is_text = "node IS NULL"
         if not has_ids(dataset, side):  # then what was left out is known by its text
             is_text += f" OR node = {LEFT_OUT_NODE}"
-    cells = f"(SELECT DISTINCT {side} AS name FROM log WHERE {WHOLE} AND {side} IS NOT NULL)"
     run(
         connection,
         f"naming the log's {side} cells",
         f"""
         CREATE TABLE {side}_cells AS
-        SELECT DISTINCT cell, CASE WHEN is_out THEN NULL ELSE text END AS text,
-            CASE WHEN is_out THEN {HELD_OUT_NODE} WHEN node < 0 THEN node END AS node
-        FROM (
-            SELECT cell, node, named.text,
-                node = {HELD_OUT_NODE} OR held_out.folded IS NOT NULL AS is_out
-            FROM (
-                SELECT cell, node, CASE WHEN {is_text} THEN cell ELSE texts.text END AS text
-                FROM ({named(dataset, side, "name AS cell", cells, numbers=side == "ad")})
-                LEFT JOIN {side}_texts AS texts USING (node)) AS named
-            LEFT JOIN {side}_held_out AS held_out ON held_out.folded = fold(named.text))
+        WITH
+            with_texts AS (
+                SELECT found.*, CASE WHEN {is_text} THEN cell ELSE texts.text END AS text
+                FROM found LEFT JOIN {side}_texts AS texts USING (node)),
+            looked_up AS (
+                SELECT *, node IS NOT DISTINCT FROM {HELD_OUT_NODE} OR folded IS NOT NULL AS is_out
+                FROM with_texts LEFT JOIN {side}_held_out ON folded = fold(text)),
+            kept AS (
+                SELECT DISTINCT cell, unknown, CASE WHEN NOT is_out THEN text END AS text,
+                    CASE WHEN is_out THEN {HELD_OUT_NODE} WHEN node < 0 THEN node END AS node
+                FROM looked_up)
+        SELECT *, CASE WHEN text IS NOT NULL
+            THEN dense_rank() OVER (ORDER BY text NULLS LAST) END AS item
+        FROM kept
         """,
     )
 
 
-def _number_items(connection: DuckDBPyConnection, side: str) -> None:
-    run(
-        connection,
-        f"numbering the texts of the log's {side} cells",
-        f"""
-        CREATE TABLE {side}_items AS
-        SELECT row_number() OVER (ORDER BY text) AS item, text
-        FROM (SELECT DISTINCT text FROM {side}_cells WHERE text IS NOT NULL)
-        """,
-    )
-
-
-def _count_left_out(connection: DuckDBPyConnection) -> dict[str, int]:
+def _count_left_out(connection: DuckDBPyConnection, dataset: Dataset) -> dict[str, int]:
     """Count the rows with empty cells, each once, then the rows and ads that names leave out."""
     kept = f"{WHOLE} AND queries.text IS NOT NULL"
     unknown = f"{kept} AND log.ad IS NOT NULL AND ads.text IS NULL"
@@ -100,9 +137,6 @@ def _count_left_out(connection: DuckDBPyConnection) -> dict[str, int]:
             f"{WHOLE} AND queries.node = {LEFT_OUT_NODE} AND queries.text IS NULL"
         ),
         "clicks on unknown ads": unknown,
-        "of them on ids such as 12.0, as pandas writes 12 in columns with empty cells": (
-            f"{unknown} AND regexp_full_match(log.ad, '[0-9]+[.]0')"
-        ),
     }
     columns = ", ".join(f"count(*) FILTER (WHERE {one})" for one in rows.values())
     (found,) = connection.sql(
@@ -112,32 +146,39 @@ def _count_left_out(connection: DuckDBPyConnection) -> dict[str, int]:
         LEFT JOIN ad_cells AS ads ON ads.cell = log.ad
         """
     ).fetchall()
-    return dict(zip(rows, found, strict=True))
+    return dict(zip(rows, found, strict=True)) | _count_nearly_known(connection, dataset)
+
+
+def _count_nearly_known(connection: DuckDBPyConnection, dataset: Dataset) -> dict[str, int]:
+    """Count the rows that name queries and ads that the dataset has in another spelling."""
+    counts = {}
+    for side in SIDES:
+        unknown = f"""
+            SELECT own.unknown AS name FROM log
+            JOIN {side}_cells AS own ON own.cell = log.{side} AND own.unknown IS NOT NULL
+            JOIN query_cells AS queries ON queries.cell = log.query AND queries.text IS NOT NULL
+            WHERE {WHOLE}
+        """
+        known = known_names(dataset, side) if side == "ad" else "SELECT name FROM query_names"
+        near, example = nearly_known(connection, unknown, known)
+        counts[f"rows of unknown {PLURAL[side]} that are known but for {example}"] = near
+    return counts
 
 
 def _create_named_events(connection: DuckDBPyConnection) -> None:
     """Create ``named_events`` from the log's whole rows, which are dropped."""
-    for side in SIDES:
-        run(
-            connection,
-            f"indexing the log's {side} cells",
-            f"""
-            CREATE TABLE {side}_codes AS
-            SELECT cell, item FROM {side}_cells JOIN {side}_items USING (text)
-            """,
-        )
     run(
         connection,
         "numbering the log's events",
         f"""
         CREATE TABLE named_events AS
         SELECT session, time, queries.item AS query, ads.item AS ad
-        FROM log JOIN query_codes AS queries ON queries.cell = log.query
-        LEFT JOIN ad_codes AS ads ON ads.cell = log.ad
-        WHERE {WHOLE}
+        FROM log JOIN query_cells AS queries ON queries.cell = log.query
+        LEFT JOIN ad_cells AS ads ON ads.cell = log.ad
+        WHERE {WHOLE} AND queries.item IS NOT NULL
         """,
     )
-    for table in ("log", "query_cells", "ad_cells", "query_codes", "ad_codes"):
+    for table in ("log", "found", "query_cells", "ad_cells"):
         connection.execute(f"DROP TABLE {table}")
 
 

@@ -1,31 +1,75 @@
-"""Co-session anchor sets: queries searched, and ads clicked, in the same sessions of a log."""
+"""Co-session anchor sets: queries searched, and ads clicked, in the same sessions of a log.
 
-from collections.abc import Mapping
+All orders end in an item, whose number is the order of its text, or in a node, so that ties are
+broken in one way with any number of threads.
+"""
+
 from contextlib import ExitStack
-from dataclasses import replace as with_changes
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.checks import check
-from ramen_ray.data.engine import engine
+from ramen_ray.data.engine import engine, run
+from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,
     made_by,
-    nodes_without_edges,
     put_in_place,
     remove_anchor_set,
+    write_edges,
 )
-from ramen_ray.data.tables.graphs.edge_tables import WrittenEdges, drop_leaks, write_edges
-from ramen_ray.data.tables.graphs.nodes import node_names
-from ramen_ray.data.tables.graphs.session_events import create_events
-from ramen_ray.data.tables.graphs.session_pairs import create_edges
-from ramen_ray.data.tables.graphs.session_settings import SessionLog, SessionSettings
-from ramen_ray.data.tables.reading.columns import Column, id_column, time_column
-from ramen_ray.data.tables.reading.loading import UserTable
+from ramen_ray.data.tables.graphs.session_events import SessionLog, create_events, open_log
+
+STRENGTHS = {
+    "cosine": "sessions / sqrt(node_sessions::DOUBLE * anchor_sessions)",
+    "pmi": "sessions * {num_sessions}::DOUBLE / (node_sessions::DOUBLE * anchor_sessions)",
+}
+"""What ranks the anchors of a node; PMI is the logarithm of its strength."""
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """Which pairs become edges, and their weights.
+
+    Attributes:
+        min_support: Smallest number of sessions in which a pair must occur.
+        max_session_length: Largest number of events of a session; later ones are dropped.
+        window_s: Largest number of seconds between the two events of a pair.
+        top_k: Largest number of anchors of a node; the heaviest edges are kept.
+        max_anchor_degree: Largest number of edges of an anchor; the heaviest are kept.
+        weight: With c sessions that have both, n and m that have the one and the other, and N in
+            all: cosine is c / sqrt(n m); pmi is log(c N / (n m)), and only edges above 0 are kept.
+        query_set: Name of the anchor set of queries that share sessions.
+        ad_set: Name of the anchor set of ads that are clicked in the same sessions.
+        protocol: strict leaves out edges that join a held-out query to its answer, unclicked also
+            those that repeat a train click; as-published keeps all.
+    """
+
+    min_support: int = 2
+    max_session_length: int = 100
+    window_s: float = 1800.0
+    top_k: int = 10
+    max_anchor_degree: int = 500
+    weight: Literal["cosine", "pmi"] = "cosine"
+    query_set: str = "co_session"
+    ad_set: str = "co_click"
+    protocol: Protocol = "strict"
+
+    def __post_init__(self) -> None:
+        """Refuse settings that would leave no edges."""
+        lowest = {"min_support": 1, "max_session_length": 2, "top_k": 1, "max_anchor_degree": 1}
+        for name, least in lowest.items():
+            if getattr(self, name) < least:
+                raise DatasetError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if not self.window_s >= 0:
+            raise DatasetError(f"window_s is {self.window_s}; it must be at least 0")
+        if self.query_set == self.ad_set:
+            raise DatasetError(f"query_set and ad_set are both {self.ad_set!r}; they must differ")
 
 
 def add_co_session(
@@ -60,11 +104,12 @@ def add_co_session(
         written = {}
         for side, name in sets.items():
             create_edges(connection, side, settings, summary["sessions"])
+            connection.execute(f"CREATE VIEW anchors AS SELECT item AS id, text FROM {side}_items")
             writer = DatasetWriter(folders[side])
-            found = _write_set(connection, dataset, side, settings, writer)
+            found = write_edges(connection, dataset, name, [side], settings.protocol, writer)
+            connection.execute("DROP VIEW anchors; DROP TABLE IF EXISTS numbered")
             summary |= {f"edges/{name}/{side}": 0} | found.counts | found.num_rows
             if found.num_rows:
-                summary |= nodes_without_edges(dataset, found.linked)
                 written[side] = found.num_rows
         if not written:
             left_out = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
@@ -79,32 +124,79 @@ def add_co_session(
     return summary
 
 
-def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
-    """Find the log's files; ``metadata`` is the content of the dataset's ``dataset.json``."""
-    columns, null_words = log.columns, log.null_words
-    unit, flag = columns.sessions_time_unit, "--columns.sessions-time-unit"
-    of_log: dict[str, Column] = {
-        "session": id_column(columns.sessions_session, null_words),
-        "time": time_column(columns.sessions_time, unit, flag),
-        "query": node_names(metadata, "query", columns.sessions_query, null_words),
+def create_edges(
+    connection: DuckDBPyConnection, side: str, settings: SessionSettings, num_sessions: int
+) -> None:
+    """Create ``{side}_edges``, as in :mod:`~ramen_ray.data.tables.graphs.anchor_sets`.
+
+    Nodes are the train queries or the ads; nodes of equal text have equal edges. Anchors are items.
+    """
+    made = {
+        "pairs": _pairs(side, settings),
+        "items_sessions": _sessions(side),
+        "chosen": _chosen(side, settings, num_sessions),
+        f"{side}_edges": _edges(side, settings),
     }
-    if columns.sessions_ad is not None:
-        of_log["ad"] = node_names(metadata, "ad", columns.sessions_ad, null_words)
-    optional = {role: with_changes(column, optional=True) for role, column in of_log.items()}
-    return UserTable(log.sessions, optional, skip_bad_rows=True)
+    for table, sql in made.items():
+        run(connection, f"making {table} of {side} items", f"CREATE TABLE {table} AS {sql}")
+    connection.execute("DROP TABLE pairs; DROP TABLE items_sessions; DROP TABLE chosen")
 
 
-def _write_set(
-    connection: DuckDBPyConnection,
-    dataset: Dataset,
-    side: str,
-    settings: SessionSettings,
-    writer: DatasetWriter,
-) -> WrittenEdges:
-    """Write the edges of one side and their anchors, which are the items of the log."""
-    connection.execute(f"CREATE VIEW anchors AS SELECT item AS id, text FROM {side}_items")
-    dropped = drop_leaks(connection, dataset, [side], settings.protocol)
-    name = settings.query_set if side == "query" else settings.ad_set
-    found = write_edges(connection, name, [side], writer)
-    connection.execute("DROP VIEW anchors; DROP TABLE IF EXISTS numbered")
-    return with_changes(found, counts=dropped)
+def _pairs(side: str, settings: SessionSettings) -> str:
+    """Select ``one`` < ``other``, and in how many ``sessions`` they are near enough."""
+    return f"""
+        SELECT one, other, count(*) AS sessions
+        FROM (
+            SELECT DISTINCT left_.session, left_.{side} AS one, right_.{side} AS other
+            FROM events AS left_ JOIN events AS right_
+                ON left_.session = right_.session AND left_.{side} < right_.{side}
+            WHERE abs(left_.time - right_.time) <= '{settings.window_s}'::DOUBLE)
+        GROUP BY one, other HAVING sessions >= {settings.min_support}
+    """
+
+
+def _sessions(side: str) -> str:
+    """Select the number of ``sessions`` with each ``item``."""
+    return f"""
+        SELECT item, count(*) AS sessions
+        FROM (SELECT DISTINCT session, {side} AS item FROM events WHERE {side} IS NOT NULL)
+        GROUP BY item
+    """
+
+
+def _chosen(side: str, settings: SessionSettings, num_sessions: int) -> str:
+    """Select the strongest anchors of each item that is a node, and their weights."""
+    strength = STRENGTHS[settings.weight].format(num_sessions=num_sessions)
+    weight, above = ("ln(strength)", 1) if settings.weight == "pmi" else ("strength", 0)
+    return f"""
+        WITH
+            both_ways AS (
+                SELECT one AS node, other AS anchor, sessions FROM pairs
+                UNION ALL SELECT other, one, sessions FROM pairs),
+            of_nodes AS (
+                SELECT * FROM both_ways WHERE node IN (
+                    SELECT item FROM {side}_items WHERE text IN (SELECT text FROM {side}_texts))),
+            counted AS (
+                SELECT node, anchor, of_nodes.sessions,
+                    of_node.sessions AS node_sessions, of_anchor.sessions AS anchor_sessions
+                FROM of_nodes
+                JOIN items_sessions AS of_node ON of_node.item = node
+                JOIN items_sessions AS of_anchor ON of_anchor.item = anchor),
+            strongest AS (
+                SELECT node, anchor, {strength} AS strength FROM counted
+                QUALIFY row_number() OVER (
+                    PARTITION BY node ORDER BY strength DESC, anchor) <= {settings.top_k})
+        SELECT node, anchor, {weight} AS weight FROM strongest WHERE strength > {above}
+    """
+
+
+def _edges(side: str, settings: SessionSettings) -> str:
+    """Select nodes with their text's anchors, of which each keeps the heaviest edges."""
+    return f"""
+        SELECT texts.node, anchor, 0 AS place, weight
+        FROM chosen
+        JOIN {side}_items AS items ON items.item = chosen.node
+        JOIN {side}_texts AS texts ON texts.text = items.text
+        QUALIFY row_number() OVER (
+            PARTITION BY anchor ORDER BY weight DESC, texts.node) <= {settings.max_anchor_degree}
+    """

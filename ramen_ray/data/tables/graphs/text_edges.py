@@ -4,7 +4,7 @@ Texts, and the neighbours that a search finds for them, are in files, which othe
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ramen_ray.data.leaks import Protocol, texts_of
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
 from ramen_ray.data.store.mapped_files import map_array, map_new_array
 from ramen_ray.data.store.schemas import NODE_TABLES
-from ramen_ray.data.tables.graphs.edge_tables import WrittenEdges, drop_leaks, write_edges
+from ramen_ray.data.tables.graphs.anchor_sets import WrittenEdges, write_edges
 
 TEXTS_PER_BATCH = 65_536
 TEXTS = pa.schema([("text", pa.string())])
@@ -142,8 +142,7 @@ def write_text_edges(
             JOIN near ON near.text = anchors.id
             """,
         )
-    dropped = drop_leaks(connection, dataset, [*NODE_TABLES], protocol)
-    return replace(write_edges(connection, name, [*NODE_TABLES], writer), counts=dropped)
+    return write_edges(connection, dataset, name, [*NODE_TABLES], protocol, writer)
 
 
 def _numbered(texts: BatchTexts) -> Iterator[pa.RecordBatch]:

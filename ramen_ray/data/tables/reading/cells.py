@@ -13,6 +13,7 @@ from ramen_ray.data.store.texts import NULL_WORDS
 
 LARGEST_WHOLE = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
 """Up to here a float of the type has all the digits of a whole number."""
+BYTES = (pa.binary(), pa.large_binary())
 NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*$"
 SCIENTIFIC = r"^\s*[+-]?\d([.,]\d*)?[eE]\+?\d+\s*$"
 ISO_DAY = r"^\d{4}-\d\d-\d\d$"
@@ -31,14 +32,14 @@ def as_strings(column: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:
     Raises:
         ValueError: the cells are lists, are not UTF-8, or are floats that lost digits of an id.
     """
-    strings = _text(_plain(column))
+    strings = _text(plain_values(column))
     empty = pc.fill_null(pc.equal(pc.binary_length(pc.utf8_trim_whitespace(strings)), 0), True)
     return pc.fill_null(strings, ""), empty.to_numpy(zero_copy_only=False)
 
 
 def as_numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Booleans]:
     """Return a column's cells as float64, and which (rows,) are not finite numbers (given as 0)."""
-    values = _plain(column)
+    values = plain_values(column)
     if not is_number(values.type):
         strings = values.cast(pa.string())
         good = pc.fill_null(pc.match_substring_regex(strings, NUMBER), False)
@@ -56,8 +57,11 @@ def as_seconds(
     """Return a column's times as float64 seconds since 1970, and which (rows,) are not times.
 
     Times are timestamps or dates, numbers of ``unit``, or ISO 8601 text; without a zone it is UTC.
+
+    Raises:
+        ValueError: the cells are floats that have lost digits of times.
     """
-    values = _plain(column)
+    values = plain_values(column)
     if pa.types.is_date(values.type):
         values = values.cast(pa.timestamp("s" if pa.types.is_date32(values.type) else "ms"))
     if pa.types.is_timestamp(values.type):
@@ -65,9 +69,12 @@ def as_seconds(
             values = values.cast(pa.timestamp("us"), safe=False)
         counts, bad = as_numbers(pa.chunked_array([values.cast(pa.int64())]))
         return counts / UNITS_PER_SECOND[values.type.unit], bad
+    if values.type in (pa.float16(), pa.float32()):
+        raise ValueError("times have lost digits; write whole numbers, float64 or timestamps")
     if is_number(values.type):
         return _counted(column, unit)
     strings = pc.utf8_trim_whitespace(values.cast(pa.string()))
+    strings = pc.if_else(pc.match_substring_regex(strings, SCIENTIFIC), None, strings)
     from_iso, not_iso = _iso_seconds(strings)
     from_number, no_number = _counted(pa.chunked_array([strings]), unit)
     return np.where(not_iso, from_number, from_iso), not_iso & no_number
@@ -112,23 +119,22 @@ def is_null_word(cells: pa.Array) -> Booleans:
 
 def cell_bytes(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return how many bytes the cells of a column of texts have (rows,); of other columns 0."""
-    lengths = [np.zeros(0, dtype=np.int64), *map(_lengths, column.chunks)]
-    return np.concatenate(lengths)
+    return np.concatenate([np.zeros(0, dtype=np.int64), *map(_lengths, column.chunks)])
 
 
 def _lengths(values: pa.Array) -> NDArray[np.int64]:
     if pa.types.is_dictionary(values.type):
         of_entries = pa.array(_lengths(values.dictionary))
         return np.asarray(pc.fill_null(of_entries.take(values.indices), 0))
-    if pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type):
-        values = values.cast(pa.large_binary())
-    if (
-        pa.types.is_string(values.type)
-        or pa.types.is_large_string(values.type)
-        or (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type))
-    ):
-        return np.asarray(pc.fill_null(pc.binary_length(values), 0), dtype=np.int64)
+    if is_text(values.type) or values.type in BYTES:
+        return np.asarray(pc.fill_null(pc.binary_length(values.cast(pa.large_binary())), 0))
     return np.zeros(len(values), dtype=np.int64)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a column of this type has texts."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -148,6 +154,7 @@ def _counted(column: pa.ChunkedArray, unit: TimeUnit) -> tuple[NDArray[np.float6
 
 
 def _iso_seconds(strings: pa.Array) -> tuple[NDArray[np.float64], Booleans]:
+    strings = pc.replace_substring_regex(strings, r"(\.\d{6})\d+| UTC$", r"\1")
     days, times, zones = (
         pc.fill_null(pc.match_substring_regex(strings, form), False)
         for form in (ISO_DAY, ISO_TIME, ISO_ZONE)
@@ -156,7 +163,6 @@ def _iso_seconds(strings: pa.Array) -> tuple[NDArray[np.float64], Booleans]:
     in_utc = pc.binary_join_element_wise(strings, "Z", "")
     texts = pc.if_else(days, midnight, pc.if_else(zones, strings, in_utc))
     texts = pc.if_else(pc.or_(days, times), texts, None)
-    texts = pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
     try:
         found = texts.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     except pa.ArrowInvalid:  # such as a 13th month
@@ -185,7 +191,8 @@ def _text(values: pa.Array) -> pa.StringArray:
         whole = pc.equal(numbers, pc.floor(numbers))
         digits = pc.if_else(whole, numbers, None).cast(pa.int64()).cast(pa.string())
         short = numbers if pa.types.is_float16(values.type) else values
-        return pc.coalesce(digits, short.cast(pa.string()))
+        texts = pc.coalesce(digits, short.cast(pa.string()))
+        return pc.if_else(pc.is_nan(numbers), None, texts)
     if pa.types.is_decimal(values.type):
         return pc.replace_substring_regex(values.cast(pa.string()), r"\.0+$|(^0)E-\d+$", r"\1")
     if pa.types.is_fixed_size_binary(values.type) and values.type.byte_width == 16:
@@ -195,8 +202,8 @@ def _text(values: pa.Array) -> pa.StringArray:
     return values.cast(pa.string())
 
 
-def _plain(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column's values in one array, without dictionaries and extension types."""
+def plain_values(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column's values (rows,) in one array, without dictionaries and extension types."""
     values = column.combine_chunks()
     if isinstance(values, pa.ChunkedArray):  # more than 2 GiB of texts
         values = pa.concat_arrays(chunk.cast(pa.large_string()) for chunk in values.chunks)

@@ -1,6 +1,6 @@
 """What is read of a user's column: how cells are converted, and which are wrong or unwanted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.findings import FEW, Kind
+from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.tables.reading.cells import (
     TimeUnit,
     as_numbers,
@@ -20,6 +21,7 @@ from ramen_ray.data.tables.reading.cells import (
     is_null_word,
     is_scientific,
 )
+from ramen_ray.errors import DatasetError
 
 ADVICE = "correct them, or leave these rows out with --skip-bad-rows"
 NULL_ADVICE = (
@@ -37,26 +39,22 @@ Convert = Callable[[pa.ChunkedArray], tuple[Any, Booleans]]
 NullWords = Literal["refuse", "leave-out", "keep"]
 
 
+NULL_PARTS = Kind(
+    "cells are words for nothing, and are left out of the texts that they are joined to",
+    "empty these cells; or keep them with --null-words keep",
+    severity="warning",
+)
+
+Flags = Callable[[Any], Booleans]
+"""Marks some of the values (rows,) of a column."""
+
+
 @dataclass(frozen=True)
 class Doubt:
-    """Cells that can be converted, but are likely wrong, or not wanted.
+    """Values that are likely wrong: ``flags`` marks them, and ``kind`` says of them what is."""
 
-    Attributes:
-        flags: marks such values (rows,).
-        kind: says what is wrong with values that are flagged; its column is set later.
-        leave_out: whether their rows are left out in any case, not only if bad rows are skipped.
-        told: whether it is a finding; else the rows are only counted.
-    """
-
-    flags: Callable[[Any], Booleans]
+    flags: Flags
     kind: Callable[[Any], Kind]
-    leave_out: bool = False
-    told: bool = True
-
-
-def unwanted(flags: Callable[[Any], Booleans], reason: str) -> Doubt:
-    """Leave out good rows for a ``reason``, as in "2 rows left out: impressions"."""
-    return Doubt(flags, lambda _: Kind(reason), leave_out=True, told=False)
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,10 @@ class Column:
         name: what the user calls it; texts of several columns are joined by a space.
         convert: turns its cells (rows,) into values (rows,) of ``type``, and flags the bad ones.
         fault: what is wrong with bad cells, as in "3 cells are empty".
-        optional: whether a cell that is bad or to be left out is null, and its row is kept.
-        doubts: values that are likely wrong, or not wanted.
+        optional: whether a cell that is bad or unwanted is null, and its row is kept.
+        doubts: values that are likely wrong.
+        unwanted: good values whose rows are left out and counted, by the reason.
+        null_words: what becomes of words for nothing in columns that are joined.
     """
 
     name: str | tuple[str, ...]
@@ -77,6 +77,8 @@ class Column:
     type: pa.DataType = field(default_factory=pa.string)
     optional: bool = False
     doubts: tuple[Doubt, ...] = ()
+    unwanted: Mapping[str, Flags] = field(default_factory=dict)
+    null_words: NullWords = "keep"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,9 +95,17 @@ class Column:
         if len(self.names) == 1:
             return rows[self.names[0]]
         texts = [pc.utf8_trim_whitespace(as_strings(rows[name])[0]) for name in self.names]
+        if self.null_words != "keep":
+            texts = [pc.if_else(pa.array(is_null_word(part)), "", part) for part in texts]
         joined = pc.binary_join_element_wise(*texts, " ")
         spaces = pc.replace_substring_regex(joined, r"  +", " ") if len(texts) > 2 else joined
         return pa.chunked_array([pc.utf8_trim_whitespace(spaces)])
+
+    def null_parts(self, rows: pa.Table) -> Iterator[tuple[str, Booleans]]:
+        """Yield the columns of which :meth:`cells` leaves words out, and flag these (rows,)."""
+        if len(self.names) > 1 and self.null_words != "keep":
+            for name in self.names:
+                yield name, is_null_word(as_strings(rows[name])[0])
 
 
 def text_column(
@@ -109,13 +119,30 @@ def text_column(
         texts, empty = as_strings(cells)
         return change(texts), empty
 
-    return Column(name, convert, doubts=_null_words(null_words))
+    return _named(Column(name, convert), null_words)
 
 
 def id_column(name: str, null_words: NullWords = "keep") -> Column:
     """Read a column of ids, none of them empty or rounded."""
+    return without_rounded(_named(Column(name), null_words))
+
+
+def without_rounded(column: Column) -> Column:
+    """Doubt what has lost digits in a column of ids."""
     rounded = Doubt(is_scientific, lambda _: ROUNDED)
-    return Column(name, doubts=(rounded, *_null_words(null_words)))
+    return replace(column, doubts=(rounded, *column.doubts))
+
+
+def filter_columns(names: Collection[str]) -> dict[str, Column]:
+    """Read columns to filter ads by, under the names of the dataset directory; cells may be empty.
+
+    Raises:
+        DatasetError: a name is given twice.
+    """
+    columns = {FILTER + name: Column(name, optional=True) for name in names}
+    if len({name.casefold() for name in names}) < len(names):  # the engine ignores case
+        raise DatasetError("--columns.ad-filters names a column twice")
+    return columns
 
 
 def weight_column(name: str, low: float, high: float, zeros: str = "") -> Column:
@@ -132,9 +159,8 @@ def weight_column(name: str, low: float, high: float, zeros: str = "") -> Column
     def is_zero(numbers: Any) -> Booleans:
         return np.asarray(numbers) == 0
 
-    doubts = (unwanted(is_zero, zeros),) if zeros else ()
     fault = f"are not positive numbers up to {high:g}"
-    return Column(name, convert, fault, pa.float64(), doubts=doubts)
+    return Column(name, convert, fault, pa.float64(), unwanted={zeros: is_zero} if zeros else {})
 
 
 def time_column(name: str, unit: TimeUnit, flag: str) -> Column:
@@ -158,14 +184,18 @@ def time_column(name: str, unit: TimeUnit, flag: str) -> Column:
 
 def within(column: Column, first: float, last: float, reasons: tuple[str, str]) -> Column:
     """Leave out rows of times before ``first`` and from ``last`` on, for these ``reasons``."""
-    filters = (
-        unwanted(lambda seconds: np.asarray(seconds) < first, reasons[0]),
-        unwanted(lambda seconds: np.asarray(seconds) >= last, reasons[1]),
-    )
-    return replace(column, doubts=(*column.doubts, *filters))
+    before, after = reasons
+    unwanted: dict[str, Flags] = {
+        before: lambda seconds: np.asarray(seconds) < first,
+        after: lambda seconds: np.asarray(seconds) >= last,
+    }
+    return replace(column, unwanted=unwanted)
 
 
-def _null_words(null_words: NullWords) -> tuple[Doubt, ...]:
-    if null_words == "keep":
-        return ()
-    return (Doubt(is_null_word, lambda _: NULL_WORDS, null_words == "leave-out"),)
+def _named(column: Column, null_words: NullWords) -> Column:
+    """Doubt words for nothing in a column of names or texts, or leave them out."""
+    if null_words == "leave-out":
+        column = replace(column, unwanted={NULL_WORDS.message: is_null_word})
+    elif null_words == "refuse":
+        column = replace(column, doubts=(Doubt(is_null_word, lambda _: NULL_WORDS),))
+    return replace(column, null_words=null_words)

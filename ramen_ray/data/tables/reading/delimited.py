@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.findings import FEW, MAX_EXAMPLES, Kind, error_at
 from ramen_ray.data.store.text_lines import MAX_LINE_BYTES
 from ramen_ray.data.tables.reading.lines import (
@@ -25,7 +25,6 @@ from ramen_ray.data.tables.reading.lines import (
 )
 from ramen_ray.errors import DatasetError
 
-CHANGED = "{} has changed while it was read; run the same command again"
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 QUOTE, LINE_BREAK, COMMA = b'"\n,'
 _QUOTED_CELL = re.compile(rb'"[^"]*+(?:""[^"]*+)*+("?)')
@@ -53,12 +52,8 @@ KEPT_QUOTES = Kind(
     "leave the quotes out if they are not part of the texts",
     severity="warning",
 )
-ALL_QUOTED = Kind(
-    "lines have cells in quotes, as nearly all of this column: TSV has no quoting",
-    "write the cells as they are, or the table as CSV",
-)
-CSV_IN_TSV = Kind(
-    "lines have cells in quotes with doubled quotes, as in CSV: TSV has no quoting",
+QUOTED_CELLS = Kind(
+    "lines have cells in quotes as CSV has them: TSV has no quoting",
     "write the cells as they are, or the table as CSV",
 )
 
@@ -100,10 +95,7 @@ def parse_records(
 ) -> Rows:
     """Return some columns of a block's rows as texts.
 
-    The first record of a file is its header, and blank lines are no rows.
-
-    Raises:
-        DatasetError: the file no longer begins with ``header``.
+    The first record of a file is its header, and lines without a letter are no rows.
     """
     lines = block.lines
     is_first = len(lines) > 0 and lines[0] == 1
@@ -112,17 +104,9 @@ def parse_records(
         empty = pa.table({name: pa.array([], pa.string()) for name in columns})
         return Rows(empty, lines, block.faults)
     other: list[pa.csv.InvalidRow] = []
-    rows = pa.csv.read_csv(
-        pa.BufferReader(block.data),
-        pa.csv.ReadOptions(use_threads=False, block_size=len(block.data), column_names=header),
-        _options(kind, partial(_skip, other)),
-        pa.csv.ConvertOptions(
-            include_columns=columns, column_types={name: pa.string() for name in columns}
-        ),
-    )
-    if is_first:
-        _check_header(path, rows[:1])
-        rows = rows.slice(1)
+    places = [header.index(name) for name in columns]
+    read = partial(_read, block.data, kind, len(header))
+    rows = read(places, other).slice(int(is_first)).rename_columns(columns)
     bad = np.array([row.number - 1 - int(is_first) for row in other], dtype=np.int64)
     numbers = np.delete(lines, bad)
     if len(numbers) != len(rows):
@@ -130,8 +114,34 @@ def parse_records(
     faults = [*block.faults, *_other_cells(lines[bad], other, CELLS_ADVICE[kind])]
     if kind == "tsv":
         faults += _quotes_in_tsv(rows, numbers)
-    filled = np.any([pc.not_equal(column, "").to_numpy() for column in rows.columns], axis=0)
+    filled = _are_filled(rows)
+    if not filled.all():  # of the columns that were asked for; others may be
+        filled = _are_filled(read(list(range(len(header))), []).slice(int(is_first)))
     return Rows(rows.filter(pa.array(filled)), numbers[filled], faults)
+
+
+def _read(
+    data: bytes, kind: str, num_columns: int, places: list[int], other: list[pa.csv.InvalidRow]
+) -> pa.Table:
+    """Read some columns, by number, as texts; rows of ``other`` numbers of cells are put there."""
+    names = [str(place) for place in places]
+    return pa.csv.read_csv(
+        pa.BufferReader(data),
+        pa.csv.ReadOptions(
+            use_threads=False,
+            block_size=len(data),
+            column_names=[str(place) for place in range(num_columns)],
+        ),
+        _options(kind, partial(_skip, other)),
+        pa.csv.ConvertOptions(
+            include_columns=names, column_types=dict.fromkeys(names, pa.string())
+        ),
+    )
+
+
+def _are_filled(rows: pa.Table) -> Booleans:
+    """Flag the rows that have a cell that is not empty."""
+    return np.any([pc.not_equal(column, "").to_numpy() for column in rows.columns], axis=0)
 
 
 def _options(
@@ -145,13 +155,6 @@ def _options(
         invalid_row_handler=skip,
         ignore_empty_lines=False,
     )
-
-
-def _check_header(path: object, first: pa.Table) -> None:
-    """Check that the file still begins with the columns that it was opened with."""
-    found = [" ".join(str(column[0]).split()) for column in first.columns if len(column)]
-    if found != [" ".join(name.split()) for name in first.column_names]:
-        raise DatasetError(CHANGED.format(path))
 
 
 def _skip(skipped: list[pa.csv.InvalidRow], row: pa.csv.InvalidRow) -> str:
@@ -170,19 +173,19 @@ def _other_cells(lines: Int64s, skipped: list[pa.csv.InvalidRow], advice: str) -
 
 
 def _quotes_in_tsv(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
-    """Find lines whose cells are in quotes, each line once."""
+    """Find lines whose cells are in quotes, each line once.
+
+    They are as in CSV if quotes within are doubled, or if nearly all cells of a column are so.
+    """
     seen = np.zeros(len(rows), dtype=bool)
     for column in rows.columns:
         quoted = pc.match_substring_regex(column, QUOTED).to_numpy()
-        as_csv = pc.match_substring_regex(column, QUOTED_AS_CSV).to_numpy() & ~seen
-        many = quoted.sum() > max(FEW, MANY_QUOTED * len(rows))
-        for kind, chosen in (
-            (CSV_IN_TSV, as_csv),
-            (ALL_QUOTED if many else KEPT_QUOTES, quoted & ~as_csv & ~seen),
-        ):
-            if chosen.any():
-                cells = column.filter(pa.array(chosen))[:MAX_EXAMPLES].to_pylist()
-                yield kind, numbers[chosen], cells
+        as_csv = pc.match_substring_regex(column, QUOTED_AS_CSV).to_numpy()
+        if quoted.sum() > max(FEW, MANY_QUOTED * len(rows)):
+            as_csv = quoted
+        for kind, flags in ((QUOTED_CELLS, as_csv), (KEPT_QUOTES, quoted & ~as_csv)):
+            cells = column.filter(pa.array(flags & ~seen))[:MAX_EXAMPLES].to_pylist()
+            yield kind, numbers[flags & ~seen], cells
         seen |= quoted
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import BinaryIO
 
 import numpy as np
@@ -9,13 +10,7 @@ import pyarrow as pa
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.findings import FEW, MAX_EXAMPLES, Kind, error_at
-from ramen_ray.data.store.text_lines import (
-    MARK,
-    TooLargeError,
-    decoded,
-    whole_lines,
-    without_marks,
-)
+from ramen_ray.data.store.text_lines import MARK, TooLargeError, decoded, whole_lines
 from ramen_ray.errors import DatasetError
 
 BYTES_PER_BLOCK = 16 << 20
@@ -31,6 +26,9 @@ OTHER_FORMATS = {
     b"\x28\xb5\x2f\xfd": "is compressed by zstd; add .zst to its name",
     b"PK\x03\x04": "is a zip archive or an Excel workbook; save the table as CSV",
     b"PAR1": "is parquet; name it .parquet",
+    b"version https://git-lfs": "only points to a file that Git LFS keeps; run git lfs pull",
+    b"<!": "is a web page or XML; save the table itself",
+    b"<html": "is a web page; save the table itself",
 }
 
 Found = tuple[Kind, Int64s, list[str]]
@@ -47,12 +45,7 @@ STRANGE = Kind(
     most=FEW,
 )
 MARKS = Kind(
-    "lines begin with a byte order mark, which was taken off",
-    "were files joined? Check the places where they meet",
-    severity="warning",
-)
-INNER_MARKS = Kind(
-    "lines have a byte order mark within, which was taken out",
+    "lines have byte order marks, which were taken out",
     "were files joined? Check the places where they meet",
     severity="warning",
 )
@@ -129,9 +122,11 @@ def read_blocks(
     """
     line, rest = 1, b""
     try:
-        for data, at_end in _with_end(whole_lines(stream, BYTES_PER_BLOCK)):
+        for data in chain(whole_lines(stream, BYTES_PER_BLOCK), [b""]):
+            if not (rest or data):
+                break
             clean, found = _as_utf8(rest + data, is_start=line == 1)
-            records = split(clean, at_end)
+            records = split(clean, not data)
             faults = [
                 (kind, line + np.array(rows), _excerpts(clean, rows[:MAX_EXAMPLES]))
                 for kind, rows in {**found, **records.faults}.items()
@@ -158,28 +153,16 @@ def read_start(stream: BinaryIO) -> bytes | None:
     if not start.strip(MARK + b"\r\n\t "):
         return None
     text = decoded(start + b"\n" * (len(start) < MAX_HEADER_BYTES)).data
-    return without_marks(text)[0].replace(b"\r\n", b"\n")
-
-
-def _with_end(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Tell of each block whether it is the last."""
-    before = next(blocks, None)
-    for block in blocks:
-        assert before is not None
-        yield before, False
-        before = block
-    if before is not None:
-        yield before, True
+    return text.replace(MARK, b"").replace(b"\r\n", b"\n")
 
 
 def _as_utf8(data: bytes, *, is_start: bool) -> tuple[bytes, dict[Kind, list[int]]]:
     """Convert lines to UTF-8 with line feeds alone; returns also which ones, from 0, were odd."""
     text = decoded(data)
-    clean, marked = without_marks(text.data)
+    clean = text.data.removeprefix(MARK) if is_start else text.data
     found = {
         WINDOWS_1252 if text.are_windows_1252 else STRANGE: text.damaged_lines,
-        MARKS: marked[1:] if is_start and marked[:1] == [0] else marked,
-        INNER_MARKS: _lines_with(clean, MARK),
+        MARKS: _lines_with(clean, MARK),
     }
     clean = clean.replace(MARK, b"").replace(b"\r\n", b"\n")
     found[NULS] = _lines_with(clean, b"\0")

@@ -1,7 +1,6 @@
 """Load a user's table: check its cells, and hand its good rows to the engine as a stream."""
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,17 +14,14 @@ import pyarrow.compute as pc
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, error_at, raise_errors
-from ramen_ray.data.tables.reading.batches import read_file
-from ramen_ray.data.tables.reading.columns import ADVICE, Column
+from ramen_ray.data.tables.reading.cells import is_text, plain_values
+from ramen_ray.data.tables.reading.columns import ADVICE, NULL_PARTS, Column
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.lines import Rows
+from ramen_ray.data.tables.reading.table_file import TableFile, read_file
 from ramen_ray.errors import DatasetError, first_line_of, redacted
 
 ROWS_PER_FILE = 1 << 40
-FLOAT = re.compile(r"^\d+\.0$")
-FLOAT_ADVICE = (
-    "pandas writes the id 12 as 12.0 in a column with empty cells: write ids as integers (Int64)"
-)
 HEADER_AGAIN = Kind(
     "rows repeat the header, and are left out",
     "were files with headers joined? Leave the headers out",
@@ -100,11 +96,15 @@ class UserTable:
         """Read all rows into memory: ``place`` and a column for each role."""
         return pa.Table.from_batches(self._batches(), self._schema).combine_chunks()
 
-    def report_rows(self, role: str, message: str, advice: str, rows: pa.Table) -> None:
-        """Note rows of :meth:`read` that are wrong; arguments as those of :meth:`report`."""
+    def report_rows(
+        self, role: str, message: str, advice: str, rows: pa.Table, most: int = 0
+    ) -> None:
+        """Note rows of :meth:`read` that are wrong; up to ``most`` are only a warning."""
         if len(rows):
+            kind = Kind(message, advice, self.columns[role].shown, most=most)
             first = rows[:MAX_EXAMPLES].select(["place", role]).to_pylist()
-            self._report(role, message, advice, [tuple(row.values()) for row in first], len(rows))
+            self._report(kind, [tuple(row.values()) for row in first], len(rows))
+            self.left_out[message] += len(rows)
 
     def report(
         self,
@@ -113,29 +113,30 @@ class UserTable:
         message: str,
         rows: str,
         advice: str = ADVICE,
-    ) -> int:
+        known: str = "",
+    ) -> None:
         """Note rows that are wrong in a way that shows later, such as an unknown id.
 
         ``rows`` is SQL that selects their places and cells of the column of ``role``; the message
-        follows their number, which is returned.
+        follows their number. ``known`` is SQL that selects the names that they could have meant.
         """
         number = count(connection, f"SELECT count(*) FROM ({rows})")
         if number:
             first = connection.sql(f"FROM ({rows}) ORDER BY 1 LIMIT {MAX_EXAMPLES}").fetchall()
-            self._report(role, message, advice, first, number)
-        return number
+            hint = ""
+            if known:
+                unknown = f"SELECT name FROM ({rows}) AS rows(place, name)"
+                near, example = nearly_known(connection, unknown, known)
+                hint = f", {near} of them only for {example}" if near else ""
+            kind = Kind(message + hint, advice, self.columns[role].shown)
+            self._report(kind, first, number)
+            self.left_out[message] += number
 
-    def _report(
-        self, role: str, message: str, advice: str, found: Sequence[tuple[Any, ...]], number: int
-    ) -> None:
-        if any(FLOAT.match(str(cell)) for _, cell in found):
-            advice = f"{FLOAT_ADVICE}; {advice}"
-        kind = Kind(message, advice, self.columns[role].shown)
+    def _report(self, kind: Kind, found: Sequence[tuple[Any, ...]], number: int) -> None:
         for place, cell in found:
             file, row = divmod(place, ROWS_PER_FILE)
             self._faults.add(kind, self._files[file].path, [row], [cell])
         self._faults[kind].count += number - len(found)
-        self.left_out[message] += number
 
     def findings(self) -> list[Finding]:
         """Return what is wrong with the rows so far, one finding of each kind."""
@@ -155,11 +156,10 @@ class UserTable:
             if kind.always or not self.skip_bad_rows
         ]
         raise_errors(f"the table {self.source}", refused)
-        for finding in self.findings():
-            if finding.severity == "error":
-                hint = f"; {FLOAT_ADVICE}" if finding.advice.startswith(FLOAT_ADVICE) else ""
-                finding = replace(finding, advice=f"left out{hint}")
-            logger.warning("%s", finding)
+        for kind, tally in self._faults.items():
+            is_out = self.skip_bad_rows and kind.severity == "error"
+            finding = tally.finding()
+            logger.warning("%s", replace(finding, advice="left out") if is_out else finding)
         self._faults.clear()
 
     @property
@@ -179,33 +179,37 @@ class UserTable:
 
     def _good_rows(self, rows: Rows, number: int) -> pa.Table:
         """Convert a batch of the file ``number``, and leave bad rows out."""
-        path = self._files[number].path
+        file = self._files[number]
+        path = file.path
         self.rows_read += len(rows.numbers)
-        good = self._readable(rows, path)
+        good = self._readable(rows, file)
         values: dict[str, Any] = {"place": number * ROWS_PER_FILE + rows.numbers}
         for role, column in self.columns.items():
             cells = column.cells(rows.cells)
             found, bad = _converted(path, column, cells)
             values[role] = pa.array(found)
-            here = _Cells(path, rows.numbers, cells, column)
+            here = _Cells(path, rows.numbers, cells, column.shown)
+            for name, flags in column.null_parts(rows.cells):
+                self._note(replace(here, cells=rows.cells[name], shown=name), NULL_PARTS, flags)
             if not column.optional:
                 kind = Kind(f"cells {column.fault}", self._advice)
-                self._note(here, kind, good & bad, leave_out=True)
-            fine = self._without_doubtful(here, values[role], good & ~bad)
+                self._note(here, kind, good & bad)
+                self.left_out[kind.message] += int((good & bad).sum())
+            fine = self._wanted(here, column, values[role], good & ~bad)
             if column.optional:
                 values[role] = pc.if_else(pa.array(fine), values[role], None)
             else:
                 good = fine
         return pa.table(values).filter(pa.array(good))
 
-    def _readable(self, rows: Rows, path: str) -> Booleans:
+    def _readable(self, rows: Rows, file: TableFile) -> Booleans:
         """Note lines that could not be read, and headers; returns which rows (n,) are neither.
 
         A line that was read in spite of its fault counts as read, unless bad rows are skipped.
         """
         wrong = [np.zeros(0, dtype=np.int64)]
         for kind, lines, cells in rows.faults:
-            self._faults.add(kind, path, lines, cells)
+            self._faults.add(kind, file.path, lines, cells)
             if kind.severity == "error":
                 wrong.append(lines)
         lines = np.unique(np.concatenate(wrong))
@@ -213,37 +217,35 @@ class UserTable:
         self.rows_read += len(lost)
         out = lines if self.skip_bad_rows else lost
         self.left_out["unreadable lines"] += len(out)
-        is_header, is_other_header = _are_headers(rows.cells)
-        self._faults.add(HEADER_AGAIN, path, rows.numbers[is_header])
-        self._faults.add(OTHER_HEADER, path, rows.numbers[is_other_header])
+        is_header, is_other_header = _are_headers(rows.cells.select(file.own_columns))
+        self._faults.add(HEADER_AGAIN, file.path, rows.numbers[is_header])
+        self._faults.add(OTHER_HEADER, file.path, rows.numbers[is_other_header])
         readable = ~np.isin(rows.numbers, out)
         self.left_out["headers"] += int((is_header & readable).sum())
         return readable & ~is_header
 
-    def _without_doubtful(self, here: "_Cells", values: pa.Array, good: Booleans) -> Booleans:
-        """Note values (rows,) that are likely wrong; returns the good rows that stay."""
-        for doubt in here.column.doubts:
+    def _wanted(self, here: "_Cells", column: Column, values: pa.Array, good: Booleans) -> Booleans:
+        """Note values (rows,) that are likely wrong; returns the good rows that are wanted."""
+        for doubt in column.doubts:
             flags = good & doubt.flags(values)
-            if not flags.any():
-                continue
-            kind = doubt.kind(values.filter(pa.array(flags)))
-            leave_out = doubt.leave_out or self.skip_bad_rows
-            if leave_out and not kind.always:
-                kind = replace(kind, severity="warning")
-            self._note(here, kind, flags, leave_out=leave_out, told=doubt.told)
-            good = good & ~flags if leave_out else good
+            if flags.any():
+                kind = doubt.kind(values.filter(pa.array(flags)))
+                self._note(here, kind, flags)
+                if self.skip_bad_rows:
+                    self.left_out[kind.message] += int(flags.sum())
+                    good = good & ~flags
+        for reason, is_unwanted in column.unwanted.items():
+            out = good & is_unwanted(values)
+            self.left_out[reason] += int(out.sum())
+            good = good & ~out
         return good
 
-    def _note(
-        self, here: "_Cells", kind: Kind, flags: Booleans, *, leave_out: bool, told: bool = True
-    ) -> None:
-        """Count the rows (n,) that are flagged, and those left out; show the first if ``told``."""
-        if told and flags.any():
+    def _note(self, here: "_Cells", kind: Kind, flags: Booleans) -> None:
+        """Count the rows (n,) that are flagged, and show the first."""
+        if flags.any():
             examples = here.cells.filter(pa.array(flags))[:MAX_EXAMPLES].to_pylist()
-            of_column = replace(kind, column=here.column.shown)
+            of_column = replace(kind, column=here.shown)
             self._faults.add(of_column, here.path, here.numbers[flags], examples)
-        if leave_out:
-            self.left_out[kind.message] += int(flags.sum())
 
 
 @dataclass(frozen=True)
@@ -253,24 +255,51 @@ class _Cells:
     path: str
     numbers: Int64s
     cells: pa.ChunkedArray
-    column: Column
+    shown: str
+
+
+def nearly_known(
+    connection: duckdb.DuckDBPyConnection, unknown: str, known: str
+) -> tuple[int, str]:
+    """Count the unknown names that are known ones but for what programs change, with an example.
+
+    ``unknown`` and ``known`` are SQL that selects ``name``; unknown ones may repeat, and all count.
+    """
+    counted = f"SELECT name, count(*) AS number FROM ({unknown}) GROUP BY name"
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE unknown_names AS {counted}")
+    if not count(connection, "SELECT count(*) FROM unknown_names"):
+        known = f"{known} LIMIT 0"  # to change the names takes time
+    run(
+        connection,
+        "comparing unknown names",
+        f"""
+        SELECT sum(number), min(one.name), arg_min(other.name, one.name)
+        FROM unknown_names AS one
+        JOIN (SELECT nearly(name) AS near, min(name) AS name FROM ({known}) GROUP BY near) AS other
+            ON nearly(one.name) = other.near
+        """,
+    )
+    ((number, name, of),) = connection.fetchall()
+    example = f"case, spaces, leading zeros or a final .0, as {name!r} for {of!r}"
+    return int(number or 0), example
 
 
 def _are_headers(cells: pa.Table) -> tuple[Booleans, Booleans]:
     """Flag the rows whose cells are the names of their columns, and those in another order."""
-    same, any_order = np.ones((2, len(cells)), dtype=bool)
-    if not all(pa.types.is_string(column.type) for column in cells.columns):
-        return ~same, ~same
-    texts = [pc.utf8_lower(pc.utf8_trim_whitespace(column)) for column in cells.columns]
-    for own, name in zip(texts, cells.column_names, strict=True):
-        word = name.strip().lower()
-        same &= _equal(own, word)
-        any_order &= np.any([_equal(text, word) for text in texts], axis=0)
-    return same, any_order & ~same
+    same, other = np.zeros((2, len(cells)), dtype=bool)
+    names = [name.strip().lower() for name in cells.column_names]
+    if names and all(is_text(column.type) for column in cells.columns):
+        maybe = np.asarray(pc.is_in(_lower(cells.columns[0]), pa.array(names)))
+        columns = cells.columns if maybe.any() else []
+        words = (_lower(column).filter(pa.array(maybe)).to_pylist() for column in columns)
+        for place, row in zip(np.flatnonzero(maybe), zip(*words, strict=True), strict=True):
+            same[place] = list(row) == names
+            other[place] = not same[place] and set(row) >= set(names)
+    return same, other
 
 
-def _equal(texts: pa.ChunkedArray, word: str) -> Booleans:
-    return np.asarray(pc.fill_null(pc.equal(texts, word), False))
+def _lower(texts: pa.ChunkedArray) -> pa.Array:
+    return pc.utf8_lower(pc.utf8_trim_whitespace(plain_values(texts).cast(pa.string())))
 
 
 def _converted(path: str, column: Column, cells: pa.ChunkedArray) -> tuple[Any, Booleans]:

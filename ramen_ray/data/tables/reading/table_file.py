@@ -1,0 +1,223 @@
+"""A file of a user's table, whatever its format: its columns, and its rows batch by batch."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import PurePosixPath
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+from pyarrow.fs import FileInfo, FileSystem
+
+from ramen_ray.data.findings import Kind
+from ramen_ray.data.store.dataset import WHILE_READ, DatasetError
+from ramen_ray.data.store.parquet_files import open_parquet
+from ramen_ray.data.store.text_lines import MAX_CELL_BYTES
+from ramen_ray.data.store.texts import not_utf8
+from ramen_ray.data.tables.reading.cells import cell_bytes, is_text, plain_values
+from ramen_ray.data.tables.reading.delimited import header_of, parse_records, split_records
+from ramen_ray.data.tables.reading.json_lines import fields_of, parse_objects
+from ramen_ray.data.tables.reading.lines import Rows, lines_as_records, read_blocks, read_start
+from ramen_ray.errors import first_line_of
+
+ROWS_PER_BATCH = 65_536
+FORMATS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+HUGE = Kind(
+    f"cells have more than {MAX_CELL_BYTES >> 20} MiB", "shorten them, or leave the rows out"
+)
+NOT_UTF8 = Kind("cells are not UTF-8", "write the column again, as UTF-8")
+_ARRAYS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+"""What is read in place of types that Arrow cannot filter."""
+PARTITION = re.compile(r"^([^=/]+)=(.*)$")
+NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file of a user's table.
+
+    Attributes:
+        filesystem: what it is on.
+        info: its path there, and its size and time when it was found.
+        header: its columns, without those of folders; of JSON lines, the fields of the first.
+        columns: the columns to read.
+        partitions: values of columns that folders' names give, as in ``day=2026-10-01``.
+    """
+
+    filesystem: FileSystem
+    info: FileInfo
+    header: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    partitions: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """Its path on the file system."""
+        return self.info.path
+
+    @property
+    def format(self) -> str:
+        """``csv``, ``tsv``, ``jsonl`` or ``parquet``."""
+        return FORMATS[suffixes(self.path)[0]]
+
+    @property
+    def own_columns(self) -> list[str]:
+        """The columns to read of the file itself."""
+        return [name for name in self.columns if name not in self.partitions]
+
+    def open(self) -> pa.NativeFile:
+        """Open it as a stream of what was compressed."""
+        compression = COMPRESSIONS.get(suffixes(self.path)[1])
+        return self.filesystem.open_input_stream(self.path, compression=compression)
+
+    def check_unchanged(self) -> None:
+        """Raise a DatasetError if the file is not the one that was found."""
+        now = self.filesystem.get_file_info(self.path)
+        if (now.size, now.mtime_ns) != (self.info.size, self.info.mtime_ns):
+            raise DatasetError(f"{self.path} has changed {WHILE_READ}")
+
+
+def suffixes(path: str) -> tuple[str, str]:
+    """Return a file's suffix of a format and that of a compression, both in lower case."""
+    name = PurePosixPath(path.lower())
+    compression = name.suffix if name.suffix in COMPRESSIONS else ""
+    return PurePosixPath(name.name.removesuffix(compression)).suffix, compression
+
+
+def open_file(filesystem: FileSystem, info: FileInfo, columns: tuple[str, ...]) -> TableFile | None:
+    """Look at a file's header; returns None if it has not a single byte of text.
+
+    Raises:
+        DatasetError: it cannot be read, or lacks one of ``columns`` or has it twice.
+    """
+    path = info.path
+    if suffixes(path)[0] not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise DatasetError(f"unknown suffix; known are {known}, for text also with .gz, .bz2, .zst")
+    if info.size == 0:
+        return None
+    file = TableFile(filesystem, info)
+    try:
+        header = _header(file)
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetError(f"cannot be read: {first_line_of(error)}") from error
+    if header is None:
+        return None
+    partitions = _partitions(path)
+    header = _as_asked(header, columns)
+    if twice := [name for name in columns if header.count(name) > 1]:
+        raise DatasetError(f"has several columns {', '.join(map(repr, twice))}; rename the others")
+    missing = [name for name in columns if name not in header and name not in partitions]
+    if missing and file.format != "jsonl":
+        raise DatasetError(
+            f"has no column {', '.join(map(repr, missing))}; it has"
+            f" {', '.join([*map(_shown, header), *partitions])}"
+        )
+    return replace(file, header=header, columns=columns, partitions=partitions)
+
+
+def _header(file: TableFile) -> tuple[str, ...] | None:
+    """Return a file's columns; None if it has not a single byte of text."""
+    if file.format == "parquet":
+        with open_parquet(file.path, file.filesystem) as parquet:
+            return tuple(parquet.schema_arrow.names)
+    with file.open() as stream:
+        start = read_start(stream)
+    if start is None:
+        return None
+    return fields_of(start) if file.format == "jsonl" else header_of(start, file.format)
+
+
+def _partitions(path: str) -> dict[str, str | None]:
+    matches = filter(None, map(PARTITION.match, PurePosixPath(path).parent.parts))
+    return {match[1]: None if match[2] == NO_PARTITION else unquote(match[2]) for match in matches}
+
+
+def _as_asked(header: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    """Rename columns whose names differ from those asked for by white space only."""
+    asked = {" ".join(name.split()): name for name in columns if name not in header}
+    return tuple(asked.get(" ".join(name.split()), name) for name in header)
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() and name == name.strip() else repr(name)
+
+
+def read_file(file: TableFile) -> Iterator[Rows]:
+    """Read a file's rows, in their order.
+
+    Raises:
+        DatasetError: the file cannot be read, or has changed; names the line.
+    """
+    read = _read_parquet if file.format == "parquet" else _read_text
+    file.check_unchanged()
+    try:
+        for rows in read(file):
+            yield _without_odd_cells(_with_partitions(file, rows))
+    except (pa.ArrowException, OSError) as error:
+        file.check_unchanged()
+        raise DatasetError(f"{file.path} cannot be read: {first_line_of(error)}") from error
+    file.check_unchanged()
+
+
+def _read_parquet(file: TableFile) -> Iterator[Rows]:
+    first = 0
+    with open_parquet(file.path, file.filesystem) as parquet:
+        stored = dict(zip(file.header, parquet.schema_arrow.names, strict=True))
+        wanted = [stored[name] for name in file.own_columns]
+        for batch in parquet.iter_batches(ROWS_PER_BATCH, columns=wanted):
+            # Arrow also reads "query.text" where "query" is asked for
+            rows = pa.Table.from_batches([batch.select(wanted)]).rename_columns(file.own_columns)
+            types = [_ARRAYS.get(one.type, one.type) for one in rows.schema]
+            plain = rows.cast(pa.schema(list(zip(file.own_columns, types, strict=True))))
+            yield Rows(plain, first + np.arange(len(batch)))
+            first += len(batch)
+
+
+def _read_text(file: TableFile) -> Iterator[Rows]:
+    columns = file.own_columns
+    if file.format == "jsonl":
+        parse = partial(parse_objects, types=dict.fromkeys(columns))
+    else:
+        parse = partial(parse_records, kind=file.format, header=file.header, columns=columns)
+    with file.open() as stream:
+        split = split_records if file.format == "csv" else lines_as_records
+        for block in read_blocks(stream, file.path, split):
+            yield parse(block, file.path)
+
+
+def _with_partitions(file: TableFile, rows: Rows) -> Rows:
+    """Add the columns that folders' names give; returns the columns that were asked for."""
+    cells, num_rows = rows.cells, len(rows.numbers)
+    for name, value in file.partitions.items():
+        if name in file.columns:
+            cells = cells.append_column(name, pa.repeat(pa.scalar(value, pa.string()), num_rows))
+    return Rows(cells.select(list(file.columns)), rows.numbers, rows.faults)
+
+
+def _without_odd_cells(rows: Rows) -> Rows:
+    """Leave out the rows with a cell that is huge or not UTF-8."""
+    out = np.zeros(len(rows.numbers), dtype=bool)
+    faults = list(rows.faults)
+    for name, column in zip(rows.cells.column_names, rows.cells.columns, strict=True):
+        odd = {HUGE: cell_bytes(column) > MAX_CELL_BYTES}
+        if is_text(column.type):
+            odd[NOT_UTF8] = not_utf8(plain_values(column))
+        for kind, flags in odd.items():
+            new = flags & ~out
+            if new.any():
+                faults.append((replace(kind, column=name), rows.numbers[new], []))
+            out |= flags
+    if not out.any():
+        return rows
+    return Rows(rows.cells.filter(pa.array(~out)), rows.numbers[~out], faults)

@@ -1,0 +1,250 @@
+"""What a run trains to make a combiner, on frozen embeddings: its model, and a part of its steps.
+
+In the first steps the classifiers of the seen ads can be trained alone (NGAME's last stage). Then
+comes the combiner. IRENE's released code leaves the classifiers as they are then; its draft trains
+them too.
+
+Shapes: N texts, U distinct texts, b queries of this worker, L ads of a step's pool, K neighbours,
+D width of a vector, S seen ads, by whose rows ads are numbered.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.method.devices import to_device
+from ramen_ray.method.distributed import dealt_rows, gather_dealt, sum_over_workers
+from ramen_ray.method.model.classifiers import Classifiers
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER
+from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.model.texts import TokenBatch
+from ramen_ray.method.novel_ads.combiner import Combiner
+from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds
+from ramen_ray.method.novel_ads.representation import WEIGHTS, CombinedAds
+from ramen_ray.method.objectives.classifier_terms import CLASSIFIERS
+from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
+from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
+
+QUERIES_PER_BLOCK = 4096
+COMBINED = "combined_LD"
+"""What is added to a batch: (L, D), the combined vectors of the pool's ads."""
+
+
+class CombinerModel(nn.Module):
+    """A combiner in training, over frozen embeddings of texts.
+
+    Attributes:
+        combiner: on the device where it is trained.
+        classifiers: of the seen ads; no parameters of the module, as steps train a few rows only.
+        embeddings: (U, D) float16 or float32, of distinct texts.
+    """
+
+    def __init__(self, combiner: Combiner, classifiers: Classifiers, ads: TextEmbeddings) -> None:
+        super().__init__()
+        self.combiner, self.classifiers, self.embeddings = combiner, classifiers, ads.embeddings
+        device = combiner.text_type.device
+        self._ad_scales = None if ads.scales is None else to_device(ads.scales, device)
+        for parameter in self.parameters():
+            parameter.register_post_accumulate_grad_hook(_sum_gradient)
+
+    def forward(self, texts: TokenBatch) -> Tensor:
+        """Return the embeddings (N, D) float32 of texts of :func:`training_data`."""
+        vectors = self.embeddings[texts.token_ids].astype(np.float32)
+        return to_device(vectors, self.combiner.text_type.device)
+
+    def combine(self, texts_ND: Tensor, neighbours_NKD: Tensor, is_there_NK: Tensor) -> Tensor:
+        """Return the combined vectors (N, D) of ads, given their texts' embeddings."""
+        if self._ad_scales is not None:
+            texts_ND = texts_ND * self._ad_scales
+        combined: Tensor = self.combiner(texts_ND, neighbours_NKD, is_there_NK)
+        return combined
+
+    def save(self, folder: Path) -> None:
+        """Write the combiner; classifiers are saved apart."""
+        save_file(self.combiner.state_dict(), folder / WEIGHTS)
+
+    def load(self, folder: Path) -> None:
+        """Take the combiner and the classifiers of a checkpoint."""
+        self.combiner.load_state_dict(load_file(folder / WEIGHTS))
+        saved = Classifiers.open(folder / CLASSIFIER_FOLDER)
+        self.classifiers.vectors.copy_(saved.vectors)
+
+    def combined_ads(self, seen: SeenAds, lookup: Lookup) -> CombinedAds:
+        """Return the representation of ads by what has been trained, on the CPU."""
+        seen.classifiers = self.classifiers.vectors.detach().cpu().numpy()
+        return CombinedAds(deepcopy(self.combiner).cpu().eval(), seen, lookup)
+
+
+def _sum_gradient(parameter: Tensor) -> None:
+    """Sum a gradient over the workers: each has the part of its own queries and ads."""
+    assert parameter.grad is not None, "called once it is known"
+    sum_over_workers(parameter.grad)
+
+
+def clicks_on(data: Prepared, seen: Int64s) -> Csr:
+    """Return the train clicks, query rows x seen ads; the ids (S,) of these ascend."""
+    clicks = data.clicks["train"]
+    rows, ads = clicks.gather(np.arange(clicks.num_rows))
+    is_seen = np.isin(ads, seen)
+    return Csr.from_pairs(rows[is_seen], np.searchsorted(seen, ads[is_seen]), clicks.num_rows)
+
+
+def training_data(
+    query_ids: NDArray[np.int64], clicks: Csr, queries: TextEmbeddings, seen: TextEmbeddings
+) -> TrainingData:
+    """Return what steps draw from: train queries, seen ads, and clicks between these.
+
+    As the encoder is frozen, each text is a single token: the number of its embedding.
+    """
+
+    def table(texts: TextEmbeddings) -> TokenTable:
+        numbers = texts.positions
+        return TokenTable(numbers, np.arange(len(numbers) + 1), numbers.astype(np.uint64))
+
+    return TrainingData(query_ids, clicks, {}, {}, {QUERIES: table(queries), ADS: table(seen)})
+
+
+class CombinerPart(ClassifierPart):
+    """Gives the losses the classifiers of a pool, and the combined vectors; moves the classifiers.
+
+    Until ``first_steps`` the losses get the classifiers only, and draw hard negatives.
+    """
+
+    def __init__(
+        self,
+        model: CombinerModel,
+        training: ClassifierTraining,
+        neighbours: Int64s,
+        first_steps: int,
+        shortlists: Callable[[], NDArray[np.int32]],
+        is_frozen: bool,
+    ) -> None:
+        """Train the classifiers of ``training`` beside a model's combiner.
+
+        Args:
+            model: it has the combiner.
+            training: of the classifiers.
+            neighbours: (S, K) of each seen ad, -1 after the last; never an ad itself.
+            first_steps: how many train classifiers only.
+            shortlists: returns ads (train queries, H) to draw hard negatives from, in these.
+            is_frozen: whether the other steps leave the classifiers as they are.
+        """
+        super().__init__(training)
+        self._model, self._neighbours, self._is_frozen = model, neighbours, is_frozen
+        self._first_steps, self._shortlists = first_steps, shortlists
+        self._step = 0
+
+    def before(self, encoded: EncodedBatch) -> EncodedBatch:
+        """Return the batch with the classifiers of its pool, and later the combined vectors."""
+        pool = encoded.ad_pool.ids
+        if self._step < self._first_steps:
+            self._moved = pool, self.training.rows(pool)
+            return replace(encoded, added={CLASSIFIERS: self._moved[1]})
+        near_LK = self._neighbours[pool]
+        rows = np.unique(np.concatenate([pool, near_LK[near_LK >= 0]]))
+        vectors = self.training.rows(rows)
+        self._moved = rows, vectors
+        vectors = vectors.detach() if self._is_frozen else vectors
+        own_LD = vectors[to_device(np.searchsorted(rows, pool), vectors.device)]
+        combined_LD = self._combined(encoded, rows, vectors, near_LK)
+        return replace(encoded, added={CLASSIFIERS: own_LD, COMBINED: combined_LD})
+
+    def _combined(
+        self, encoded: EncodedBatch, rows: Int64s, vectors: Tensor, near_LK: Int64s
+    ) -> Tensor:
+        """Return the combined vectors (L, D) of the pool; each worker computes a share."""
+        mine, device = dealt_rows(), vectors.device
+        text = encoded.vectors(ADS, encoded.ad_pool.ids[mine])
+        places = np.searchsorted(rows, near_LK[mine].clip(min=rows[0]))
+        own = self._model.combine(
+            text,
+            vectors[to_device(places, device)],
+            to_device(near_LK[mine] >= 0, device),
+        )
+        return gather_dealt(own, len(near_LK))
+
+    def after(self, encoded: EncodedBatch) -> None:
+        """Move the classifiers that a loss has compared, or a combiner in training used."""
+        rows, vectors = self._moved
+        if vectors.grad is not None:
+            self.training.update(rows, vectors.grad)
+
+    def advance(self, step: int, draws: DrawState) -> DrawState:
+        """Draw hard negatives in the first steps."""
+        self._step = step
+        if step >= self._first_steps:
+            return replace(draws, shortlists=None)
+        return (
+            draws if draws.shortlists is not None else replace(draws, shortlists=self._shortlists())
+        )
+
+    def save(self, folder: Path) -> Any:
+        """Write the classifiers and their moments."""
+        return {**super().save(folder), "next_step": self._step}
+
+    def restore(self, folder: Path, content: Any, draws: DrawState) -> DrawState:
+        """Restore the moments; the model has the classifiers."""
+        super().restore(folder, content, draws)
+        return self.advance(content["next_step"], draws)
+
+
+def compared_with(added: str, dropout: float = 0.0) -> Callable[[EncodedBatch], Tensor]:
+    """Return the function of the inner products (b, L) of queries and what is added to a batch.
+
+    ``dropout`` is the share of a query's dimensions that are dropped.
+    """
+
+    def similarity(encoded: EncodedBatch) -> Tensor:
+        queries_bD = encoded.vectors(QUERIES, encoded.local.queries)
+        return functional.dropout(queries_bD, dropout) @ encoded.added[added].T
+
+    return similarity
+
+
+def bce(similarity_bL: Tensor, positives_bP: Tensor, is_positive_bL: Tensor) -> Tensor:
+    """Return the mean cross-entropy (b,) of each ad's score against whether it was clicked.
+
+    A loss as in :mod:`~ramen_ray.method.objectives.losses`. It has no bias: the scores of ads that
+    were not clicked must reach about -log L.
+    """
+    targets_bL = is_positive_bL.to(similarity_bL.dtype)
+    return functional.binary_cross_entropy_with_logits(
+        similarity_bL, targets_bL, reduction="none"
+    ).mean(dim=1)
+
+
+def nearest_unclicked(
+    queries: TextEmbeddings, clicks: Csr, seen: SeenAds, count: int
+) -> NDArray[np.int32]:
+    """Find, for every train query, the nearest seen ads by text that were not clicked for it.
+
+    Returns:
+        (train queries, count) int32 rows of seen ads; -1 where there are fewer.
+    """
+    num_queries = clicks.num_rows
+    shortlists = np.full((num_queries, count), -1, dtype=np.int32)
+    most = int(clicks.degrees(np.arange(num_queries)).max(initial=0))
+    for start in range(0, num_queries, QUERIES_PER_BLOCK):
+        rows = np.arange(start, min(start + QUERIES_PER_BLOCK, num_queries))
+        near = seen.nearest(queries.take(rows), count + most).rows
+        position, clicked = clicks.gather(rows)
+        span = len(seen.ids) + 1
+        own = np.isin(np.arange(len(rows))[:, None] * span + near, position * span + clicked)
+        order = np.argsort(own, axis=1, kind="stable")[:, :count]
+        kept = np.where(own, -1, near)
+        shortlists[rows] = np.take_along_axis(kept, order, 1)
+    return shortlists

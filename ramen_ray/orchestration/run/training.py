@@ -1,0 +1,204 @@
+"""What the loop trains, whatever the model: a plan, parts that stay the same, and what changes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import ray
+import ray.train
+import ray.train.torch
+import torch
+from torch import nn
+
+from ramen_ray.config import TrainingConfig, WorkersConfig
+from ramen_ray.data.store.checksums import check_intact
+from ramen_ray.method.objectives.terms import Objective
+from ramen_ray.method.sampling.batches import Sampler
+from ramen_ray.method.training.checkpoints import restore_checkpoint
+from ramen_ray.method.training.step import TrainState
+from ramen_ray.orchestration.background.task import BackgroundTask
+from ramen_ray.orchestration.run.checkpoints import Checkpoints
+from ramen_ray.orchestration.run.progress import RunLog
+from ramen_ray.orchestration.run.task import OnReport
+
+NOT_VALIDATED = -1.0
+"""The score of a model that was not validated: below all others."""
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Process:
+    """What a worker's process offers: a worker of Ray Train, or the only one of a run.
+
+    Attributes:
+        device: where it computes.
+        is_first_on_machine: whether it is the one of its machine's workers that copies files there.
+        wrap: returns what steps call: a model, or its wrapper for several workers.
+        report: passes the metrics of a checkpoint on, once that outlives the process.
+    """
+
+    device: torch.device
+    is_first_on_machine: bool
+    wrap: Callable[[nn.Module], nn.Module]
+    report: OnReport
+
+    def settle(self, seed: int, workers: WorkersConfig) -> None:
+        """Make random numbers, threads and precision those of a new run, as it may have had one."""
+        torch.manual_seed(seed)
+        torch.set_num_threads(workers.cpus_per_worker)
+        torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+
+
+def ray_train_worker() -> Process:
+    """Describe this process, a worker of Ray Train; its reports reach the callbacks there."""
+    return Process(
+        ray.train.torch.get_device(),
+        ray.train.get_context().get_local_rank() == 0,
+        ray.train.torch.prepare_model,
+        ray.train.report,
+    )
+
+
+def only_worker(on_report: OnReport = lambda metrics: None) -> Process:
+    """Describe this process, which has the GPU that Ray gives it, or else the CPU."""
+    device = torch.device("cuda", 0) if ray.get_gpu_ids() else torch.device("cpu")
+    return Process(device, True, lambda model: model, on_report)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When a training writes checkpoints, validates and ends, in numbers of steps done.
+
+    Attributes:
+        checkpoints: ascending; the last of them ends the training.
+        validations: those of them at which the model is validated.
+        metric: the validation metric by which one model is better than another.
+        patience: validations without a better model that end the training early; None for none.
+    """
+
+    steps_per_epoch: int
+    checkpoints: Sequence[int]
+    validations: Collection[int] = ()
+    metric: str = ""
+    patience: int | None = None
+
+    @classmethod
+    def of_run(cls, training: TrainingConfig, steps_per_epoch: int) -> "Plan":
+        """Plan as a run's configuration says."""
+        total, every = steps_per_epoch * training.epochs, training.checkpoint_every_steps
+        epochs = range(steps_per_epoch, total + 1, steps_per_epoch)
+        between = range(every, total, every) if every is not None else ()
+        validations = {*epochs[training.validate_every - 1 :: training.validate_every], total}
+        return cls(
+            steps_per_epoch,
+            sorted({*epochs, *between}),
+            validations,
+            training.selection_metric,
+            training.early_stop_patience,
+        )
+
+    @property
+    def total_steps(self) -> int:
+        """Number of steps of the whole training."""
+        return self.checkpoints[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup(ABC, Generic[Model]):
+    """What a worker trains with; it stays the same during training.
+
+    Attributes:
+        folder: the run's.
+        process: the one that it trains in.
+        checkpoints: what the run goes on from.
+        plan: when it writes checkpoints, validates and ends.
+        objective: the terms.
+        sampler: draws this worker's share of the batches.
+        log: the run's log on the first worker; None on the others.
+        advice: what to do if losses or weights are not finite.
+        background: the run's background tasks; these keep track of their own work.
+        use_bf16: whether it encodes under bfloat16 autocast.
+        max_gradient_norm: gradients are clipped to it; None for no limit.
+    """
+
+    folder: Path
+    process: Process
+    checkpoints: Checkpoints
+    plan: Plan
+    objective: Objective
+    sampler: Sampler
+    log: RunLog | None
+    advice: str
+    background: Sequence[BackgroundTask] = ()
+    use_bf16: bool = False
+    max_gradient_norm: float | None = None
+
+    @abstractmethod
+    def new_model(self) -> Model:
+        """Build the model that training starts from, on this worker's device."""
+
+    @abstractmethod
+    def open_model(self, checkpoint: Path) -> Model:
+        """Open the model of a checkpoint, to train it further on this worker's device."""
+
+    @abstractmethod
+    def new_state(self, model: Model) -> TrainState:
+        """Build what changes besides the model, as it is before the first step."""
+
+    @abstractmethod
+    def save_model(self, model: Model, checkpoint: Path) -> None:
+        """Write the model, and what is needed to use it, into a checkpoint."""
+
+    def validate(self, model: Model) -> dict[str, float]:
+        """Return the validation metrics of a model, on every worker the same."""
+        return {}
+
+    def figures_of_batch(self, step: int, state: TrainState) -> dict[str, float]:
+        """Return what is logged of a step's batch, at the end of each epoch."""
+        return {}
+
+
+@dataclass
+class Progress:
+    """What checkpoints keep besides the training state; plain values."""
+
+    best: float = NOT_VALIDATED
+    validations_since_best: int = 0
+    trained_seconds: float = 0.0
+    background: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Progress of each background task, by name, when the checkpoint was written."""
+
+
+@dataclass
+class Training(Generic[Model]):
+    """A worker's run in progress: the model, and what changes as it is trained."""
+
+    setup: Setup[Model]
+    model: Model
+    state: TrainState
+    progress: Progress = field(default_factory=Progress)
+    first_step_at: float | None = None
+
+
+def start_or_resume(setup: Setup[Model]) -> Training[Model]:
+    """Build the model and its training state, new or from the last checkpoint."""
+    last = setup.checkpoints.last()
+    if last is None:
+        model = setup.new_model()
+        run = Training(setup, model, setup.new_state(model))
+        for one in setup.background:
+            one.forget_after(0)
+        run.state.advance()
+        return run
+    check_intact(last.folder)
+    model = setup.open_model(last.folder)
+    run = Training(setup, model, setup.new_state(model))
+    run.progress = Progress(**restore_checkpoint(last.folder, run.state))
+    for one in setup.background:
+        one.forget_after(run.state.step)
+        progress = run.progress.background[one.name]
+        run.state.draws = one.restore(progress, run.state.draws)
+    return run

@@ -1,0 +1,142 @@
+"""Training that goes on from an earlier run, named as a model, after ads have come and gone."""
+
+import shutil
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.errors import UserError
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.start import note_carried, resolved
+from ramen_ray.presets import with_base
+from ramen_ray.tracking.registry import Registry
+
+CHAMPION = "models:/weekly@champion"
+GONE = 6
+LastWeek = tuple[RunConfig, TrainResult]
+
+
+def _week(dataset_path: Path, folder: Path, order: np.ndarray, with_ids: bool = True) -> Path:
+    """Write the handmade dataset with these of its ads, in this order, and no graph."""
+    handmade = Dataset(dataset_path)
+    texts = handmade.read("ads").sort_by("ad_id")["text"].take(pa.array(order))
+    tables = {"ads": pa.table({"ad_id": range(len(order)), "text": texts})}
+    if with_ids:
+        ids = pa.array([f"A{ad}" for ad in order])
+        tables["ads"] = tables["ads"].append_column("source_id", ids)
+    place = {int(ad): number for number, ad in enumerate(order)}
+    for split in handmade.splits:
+        queries = handmade.read(f"queries/{split}").to_pylist()
+        for query in queries:
+            query["ad_ids"] = sorted(place[ad] for ad in query["ad_ids"] if ad in place)
+        kept = [query for query in queries if query["ad_ids"]]
+        rows = [query | {"query_id": number} for number, query in enumerate(kept)]
+        tables[f"queries/{split}"] = pa.Table.from_pylist(rows)
+    return write_dataset(folder, tables, name="weekly").path
+
+
+def _best(result: TrainResult) -> DualEncoder:
+    return load_model(result.encoder.parent)
+
+
+@pytest.fixture(scope="module")
+def config(small_run: RunConfig) -> RunConfig:
+    changes = {"regularization.lambda_x": {}, "regularization.lambda_z": {}, "training.epochs": 2}
+    return with_base(overlay(small_run, changes), {"base.kind": "unidec"})
+
+
+@pytest.fixture(scope="module")
+def last_week(
+    cluster: None,
+    config: RunConfig,
+    dataset_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> LastWeek:
+    """A run that is the champion."""
+    num_ads = Dataset(dataset_path).num_rows("ads")
+    week = _week(dataset_path, tmp_path_factory.mktemp("weeks") / "first", np.arange(num_ads))
+    changes = {"dataset": str(week), "classifier.unclicked": "own", "name": "week"}
+    config = overlay(config, changes)
+    result = fit(config)
+    registry = Registry(result.run.uri)
+    found = registry.find_logged(result.run.id, None)
+    registry.choose(registry.register("weekly", *found), "champion")
+    mlflow.set_tracking_uri(None)
+    return config, result
+
+
+def test_encoder_head_and_classifiers_of_ads_that_stay_go_on(
+    last_week: LastWeek, dataset_path: Path, tmp_path: Path
+) -> None:
+    config, before = last_week
+    num_ads = Dataset(dataset_path).num_rows("ads")
+    order = np.random.default_rng(1).permutation(num_ads)[GONE:]
+    changes = {
+        "dataset": str(_week(dataset_path, tmp_path / "second", order)),
+        "encoder.pretrained": CHAMPION,
+        "name": f"{config.name}-next",
+        "optimizer.lr": 1e-12,
+        "optimizer.embedding_lr": None,
+        "optimizer.head_lr": None,
+        "classifier.lr": 1e-12,
+    }
+    after, old = _best(fit(overlay(config, changes))), _best(before)
+    assert old.classifiers is not None
+    assert after.classifiers is not None
+    np.testing.assert_allclose(
+        after.classifiers.vectors.numpy(), old.classifiers.vectors.numpy()[order], atol=1e-6
+    )
+    for (name, value), other in zip(
+        after.state_dict().items(), old.state_dict().values(), strict=True
+    ):
+        np.testing.assert_allclose(value, other, atol=1e-6, err_msg=name)
+
+
+def test_ads_without_ids_are_told_apart_by_their_texts(
+    last_week: LastWeek, dataset_path: Path, tmp_path: Path
+) -> None:
+    config, before = last_week
+    order = np.random.default_rng(2).permutation(Dataset(dataset_path).num_rows("ads"))[GONE:]
+    now = Dataset(_week(dataset_path, tmp_path / "second", order, with_ids=False))
+    note_carried(overlay(config, {"encoder.pretrained": str(before.encoder)}), now, tmp_path)
+    texts = Dataset(dataset_path).read("ads").sort_by("ad_id")["text"].to_pylist()
+    carried = np.load(tmp_path / "carried.npy")
+    assert [texts[ad] for ad in carried] == [texts[ad] for ad in order]
+
+
+def test_without_the_runs_folder_the_encoder_comes_from_the_store(
+    last_week: LastWeek, tmp_path: Path
+) -> None:
+    config, before = last_week
+    config = overlay(config, {"encoder.pretrained": CHAMPION, "encoder.kind": "transformer"})
+    assert resolved(config).encoder.pretrained == str(before.encoder)
+    away = tmp_path / "away"
+    shutil.move(before.run_directory, away)
+    found = resolved(config)
+    shutil.move(away, before.run_directory)
+    folder = Path(found.encoder.pretrained)
+    assert folder.is_relative_to(Path(config.output) / "encoders")
+    assert found.encoder.kind == "bag"
+    loaded, own = load_model(folder.parent), _best(before)
+    for (name, value), other in zip(
+        loaded.state_dict().items(), own.state_dict().values(), strict=True
+    ):
+        np.testing.assert_array_equal(value, other, err_msg=name)
+
+
+def test_what_cannot_be_gone_on_from_is_told(last_week: LastWeek, tmp_path: Path) -> None:
+    config, _ = last_week
+    with pytest.raises(UserError, match="nobody"):
+        resolved(overlay(config, {"encoder.pretrained": "models:/weekly@nobody"}))
+    unfinished = RunDirectory(tmp_path / "run")
+    unfinished.create()
+    unfinished.note(mlflow_run_id="0")
+    with pytest.raises(ConfigError, match="the run is not finished; give one of its checkpoints"):
+        resolved(overlay(config, {"encoder.pretrained": str(unfinished.path)}))

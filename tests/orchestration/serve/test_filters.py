@@ -1,0 +1,369 @@
+"""Answers among ads of some markets or categories, against a brute-force search of those ads."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import mlflow
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import RunHere
+from mlflow.exceptions import MlflowException
+from mlflow.pyfunc import PyFuncModel
+from stores import Store
+from support import MAX_LENGTH, prepare_in_process
+
+from jobs import ask, index, ingest, predict, promote, validate
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.retrieval import shards
+from ramen_ray.method.retrieval.index import IndexKind, filled_index
+from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
+from ramen_ray.notebook import load_retriever
+from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.runs import open_run
+
+QUERIES = ["robin nest", "oak", "ship", "saw", "tango waltz"]
+WORDS = ("robin", "oak", "elm", "ship", "saw", "waltz", "wren", "pine", "brig", "rasp")
+MARKETS, KINDS = ("DE", "FR", "a, b"), ("new", "used")
+RARE = {10: "LI", 20: "MC", 31: "MC", 40: "MC"}
+MANY = 12_000
+Ads = dict[str, dict[str, str]]
+Large = tuple[str, np.ndarray, dict[str, np.ndarray]]
+
+
+def _market(number: int) -> str:
+    return RARE.get(number) or (MARKETS[number % 3] if number % 7 else "")  # some have none
+
+
+def _write(file: Path, ads: Ads) -> Path:
+    columns = list(next(iter(ads.values())))
+    with file.open("w", newline="") as opened:
+        rows = [[ad, *values.values()] for ad, values in ads.items()]
+        csv.writer(opened).writerows([["ad_id", *columns], *rows])
+    return file
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Ads:
+    texts = [f"{one} {other}" for one in WORDS for other in WORDS if one != other]
+    return {
+        f"A{n}": {"title": text, "market": _market(n), "state": KINDS[n % 2]}
+        for n, text in enumerate(texts)
+    }
+
+
+@pytest.fixture(scope="module")
+def store(
+    catalogue: Ads, encoder_path: Path, output: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Store]:
+    """A store with a champion, whose dataset was imported with columns to filter by."""
+    folder = tmp_path_factory.mktemp("filters")
+    _write(folder / "ads.csv", catalogue)
+    clicks = [[ad["title"], key] for key, ad in catalogue.items()]
+    with (folder / "clicks.csv").open("w", newline="") as opened:
+        csv.writer(opened).writerows([["query", "ad_id"], *clicks])
+    with pytest.MonkeyPatch.context() as patched:
+        words = ["tables", "--clicks", folder / "clicks.csv", "--ads", folder / "ads.csv"]
+        words += ["--columns.ad-text", "title", "--columns.ad-filters", "market", "state"]
+        patched.setattr("sys.argv", ["job", *map(str, words), "--output", str(folder / "shop")])
+        ingest.main()
+    data = prepare_in_process(
+        Dataset(folder / "shop"), folder / "prepared", str(encoder_path), MAX_LENGTH, False
+    )
+    store = Store(f"sqlite:///{output}/mlflow.db", output, data, encoder_path)
+    registry = Registry(store.uri)
+    run_id, model_id = registry.find_logged(store.run(0.0, folder / "shop"), None)
+    registry.choose(registry.register("filtered", run_id, model_id), "champion")
+    yield store
+    mlflow.set_tracking_uri(None)
+
+
+def _champion(store: Store) -> PyFuncModel:
+    return Registry(store.uri).load("models:/filtered@champion")
+
+
+def _answers(model: PyFuncModel, **params: Any) -> list[dict[str, float]]:
+    found = model.predict(QUERIES, params=params).to_dict("records")
+    return [dict(zip(one["ad_ids"], one["scores"], strict=True)) for one in found]
+
+
+def _expected(model: PyFuncModel, ads: Ads, top_k: int, **wanted: Any) -> list[dict[str, float]]:
+    """Answer with all ads, and keep the best of those that match."""
+    of_all = _answers(model, top_k=len(model.unwrap_python_model().ad_ids))
+    kept = [
+        [(ad, score) for ad, score in one.items() if _matches(ads[ad], wanted)] for one in of_all
+    ]
+    return [dict(one[:top_k]) for one in kept]
+
+
+def _matches(ad: dict[str, str], wanted: dict[str, Any]) -> bool:
+    return all(
+        ad[name] == value if isinstance(value, str) else ad[name] in value
+        for name, value in wanted.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "top_k"),
+    [
+        ({"market": "DE"}, 5),
+        ({"market": ["DE", "a, b"], "state": "used"}, 60),
+        ({"state": ["new"]}, 90),
+        ({"market": "MC"}, 5),
+        ({"market": "LI"}, 5),
+        ({"market": "LI", "state": "used"}, 5),
+        ({}, 3),
+    ],
+)
+def test_only_ads_that_match_answer(
+    wanted: dict[str, Any], top_k: int, store: Store, catalogue: Ads
+) -> None:
+    model = _champion(store)
+    found = _answers(model, top_k=top_k, filter=wanted)
+    expected = _expected(model, catalogue, top_k, **wanted)
+    for one, other in zip(found, expected, strict=True):
+        assert list(one) == list(other)
+        assert one == pytest.approx(other, abs=1e-6)
+    least = sorted([*expected[0].values(), 0.0])[len(expected[0]) // 2]
+    found = _answers(model, top_k=top_k, filter=wanted, min_score=least)
+    for one, other in zip(found, expected, strict=True):
+        assert list(one) == [ad for ad, score in other.items() if score >= least]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"market": "US"}, "no ad has the market 'US'; its values are DE, FR, LI, MC, a, b"),
+        ({"market": ["DE", ""]}, "no ad has the market ''"),
+        ({"market": 7}, "the filter market is 7; give a text, or a list of texts"),
+        ({"country": "DE"}, "country"),
+    ],
+)
+def test_what_cannot_be_filtered_by_is_refused(
+    wanted: dict[str, Any], message: str, store: Store
+) -> None:
+    with pytest.raises(MlflowException, match=message) as refused:
+        _champion(store).predict(QUERIES, params={"filter": wanted})
+    assert refused.value.get_http_status_code() == 400
+
+
+def test_a_retriever_without_columns_refuses_a_filter(logged_retriever: str, output: Path) -> None:
+    model = Registry(f"sqlite:///{output}/mlflow.db").load(logged_retriever)
+    with pytest.raises(MlflowException, match="no columns to filter by"):
+        model.predict(QUERIES, params={"filter": {"market": "DE"}})
+    assert len(model.predict(["oak"], params={"filter": {}})["ads"][0]) == 10
+
+
+def test_commands_and_notebooks_filter(store: Store, run_here: RunHere, catalogue: Ads) -> None:
+    uri = "models:/filtered@champion"
+    flags = ("--model", uri, "--output", store.output, "--top-k", "90")
+    code, printed = run_here(ask, "oak", *flags, "--filter", "market=DE", "market=FR", "state=new")
+    assert code == 0, printed
+    cells = [line.split("│") for line in printed.splitlines() if line.startswith("│")]
+    wanted = {"market": ["DE", "FR"], "state": ["new"]}
+    expected = _expected(_champion(store), catalogue, 90, **wanted)[1]
+    assert [row[3].strip() for row in cells] == list(expected)
+    retriever = load_retriever(uri, store.output)
+    found = retriever.search(["oak"], 90, filter=wanted, min_score=0.2)
+    assert found["ad_id"].to_pylist() == [ad for ad, s in expected.items() if s >= 0.2]
+    with pytest.raises(RegistryError, match="no ad has the market 'US'"):
+        retriever.search(["oak"], filter={"market": "US"})
+    code, printed = run_here(ask, "oak", *flags, "--filter", "market")
+    assert (code, printed) == (
+        2,
+        "error: --filter market: write COLUMN=VALUE, such as market=DE\n",
+    )
+
+
+def test_columns_follow_a_catalogue(
+    store: Store, catalogue: Ads, run_here: RunHere, tmp_path: Path
+) -> None:
+    registry = Registry(store.uri)
+    run_id, model_id = registry.find_logged(
+        store.run(0.0, Path(registry.parameters(_champion(store).metadata.run_id)["dataset"])), None
+    )
+    registry.choose(registry.register("following", run_id, model_id), "champion")
+    champion = "models:/following@champion"
+    to, text = ("--model", champion, "--output", store.output), ("--columns.ad-text", "title")
+    today = {ad: dict(values) for ad, values in catalogue.items()}
+    del today["A3"]
+    today["A0"]["market"] = "US"
+    today["A1"]["market"] = ""
+    today["A2"] |= {"title": "a new oak", "state": "old"}
+    code, printed = run_here(index, *to, "--sync", _write(tmp_path / "1.csv", today), *text)
+    said = "1 of them with another text, 2 of them filtered by other values, 1 removed"
+    assert code == 0
+    assert printed.startswith(f"models:/following/2 has 89 ads: {said}\n")
+    _check(registry.load(champion), today, market="US")
+    _check(registry.load(champion), today, state="old")
+
+    added = {"N1": {"title": "an elm", "market": "US", "state": ""}}
+    code, printed = run_here(index, *to, "--ads", _write(tmp_path / "2.csv", added), *text)
+    assert code == 0, printed
+    (tmp_path / "3.csv").write_text("ad_id\nA0\n")
+    code, printed = run_here(index, *to, "--remove", tmp_path / "3.csv")
+    assert code == 0, printed
+    now = {ad: values for ad, values in (today | added).items() if ad != "A0"}
+    _check(registry.load(champion), now, market="US")
+
+    lacking = {"N2": {"title": "an ash"}}
+    code, printed = run_here(index, *to, "--ads", _write(tmp_path / "4.csv", lacking), *text)
+    assert code == 2
+    assert "has no column 'market'" in printed
+    for flags in (("--ads", tmp_path / "2.csv"), ("--remove", tmp_path / "3.csv")):
+        code, printed = run_here(index, *to, *flags, *text, "--columns.ad-filters", "state")
+        assert code == 2
+        assert "filtered by market, state; other columns than these need --sync" in printed
+    others = {ad: {"title": one["title"], "shop": f"S{ad[-1]}"} for ad, one in now.items()}
+    words = (*to, "--sync", _write(tmp_path / "5.csv", others), *text)
+    code, printed = run_here(index, *words, "--columns.ad-filters", "shop")
+    assert code == 0, printed
+    _check(registry.load(champion), others, shop="S4")
+    with pytest.raises(MlflowException, match="market"):
+        registry.load(champion).predict(QUERIES, params={"filter": {"market": "US"}})
+    code, printed = run_here(promote, "--restore", "--name", "following", "--output", store.output)
+    assert code == 0, printed
+    _check(registry.load(champion), now, market="US")
+
+
+def _check(model: PyFuncModel, ads: Ads, **wanted: str) -> None:
+    found = _answers(model, top_k=20, filter=wanted)
+    assert found[1]
+    expected = _expected(model, ads, 20, **wanted)
+    assert [list(one) for one in found] == [list(one) for one in expected]
+
+
+def test_an_import_keeps_what_it_is_told_to(
+    store: Store, catalogue: Ads, run_here: RunHere, tmp_path: Path
+) -> None:
+    shop = Path(Registry(store.uri).parameters(_champion(store).metadata.run_id)["dataset"])
+    ads = {row["source_id"]: row for row in Dataset(shop).read("ads").to_pylist()}
+    for ad, values in catalogue.items():
+        assert ads[ad]["filter_market"] == (values["market"] or None)
+        assert ads[ad]["filter_state"] == values["state"]
+    code, printed = run_here(validate, shop)
+    assert code == 0, printed
+    words = ["tables", "--clicks", shop.parent / "clicks.csv", "--output", tmp_path / "made"]
+    for flags, message in (
+        ([], "columns.ad_filters needs the table that has them: ads"),
+        (["--ads", shop.parent / "ads.csv"], "has no column 'colour'"),
+    ):
+        flags += ["--columns.ad-text", "title", "--columns.ad-filters", "colour"]
+        code, printed = run_here(ingest, *words, *flags)
+        assert code == 2
+        assert message in printed
+    twice = ("--ads", shop.parent / "ads.csv", "--columns.ad-filters", "state", "State")
+    assert "names a column twice" in run_here(ingest, *words, *twice)[1]
+
+
+@pytest.fixture(scope="module", params=["flat", "hnsw", "ivf_pq"])
+def large(
+    request: pytest.FixtureRequest, store: Store, tmp_path_factory: pytest.TempPathFactory
+) -> Large:
+    """A retriever of many ads: its URI, the vectors that its scores are of, and its columns."""
+    kind: IndexKind = request.param
+    folder, draw = tmp_path_factory.mktemp(kind), np.random.default_rng(3)
+    dataset = Dataset(Registry(store.uri).parameters(_champion(store).metadata.run_id)["dataset"])
+    model = store.model(0.0)
+    write_retriever(folder, model, dataset, store.data, RetrieverSettings("flat", MAX_LENGTH, 1.0))
+    vectors = draw.standard_normal((MANY, model.dim)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    made = filled_index(kind, vectors)
+    faiss.write_index(made, str(folder / "index.faiss"))
+    if kind == "ivf_pq":
+        made.make_direct_map()
+        vectors = made.reconstruct_n(0, MANY)
+    markets = draw.choice(["DE", "FR", "AT"], MANY, p=[0.02, 0.4, 0.58]).astype(object)
+    markets[[*RARE]] = [*RARE.values()]
+    columns = {"market": markets, "half": np.repeat(["first", "second"], MANY // 2)}
+    names = [f"A{row}" for row in range(MANY)]
+    ads = pa.table(
+        {"ad_id": names, "text": names, **{f"filter_{k}": v for k, v in columns.items()}}
+    )
+    pq.write_table(ads, folder / "ads.parquet")
+    run = open_run(store.uri, "tests", kind, store.output)
+    model_id = log_retriever(run, folder, ["oak"], {"dataset_fingerprint": "", "num_ads": MANY})
+    run.close("FINISHED")
+    return f"models:/{model_id}", vectors, columns
+
+
+def _brute_force(model: Any, large: Large, wanted: dict[str, str]) -> np.ndarray:
+    """Return the scores (queries, ads), -inf of ads that do not match."""
+    _, vectors, columns = large
+    queries = model.unwrap_python_model().encode(QUERIES)
+    matches = np.logical_and.reduce([columns[name] == value for name, value in wanted.items()])
+    return np.where(matches, queries @ vectors.T, -np.inf)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "number"),
+    [
+        ({"market": "DE"}, 50),
+        ({"market": "FR", "half": "second"}, 50),
+        ({"market": "MC"}, 3),
+        ({"market": "LI"}, 1),
+        ({"market": "LI", "half": "second"}, 0),
+    ],
+)
+def test_every_kind_of_index_finds_all_that_match(
+    wanted: dict[str, str], number: int, large: Large, store: Store
+) -> None:
+    model = Registry(store.uri).load(large[0])
+    scores = _brute_force(model, large, wanted)
+    found = model.predict(QUERIES, params={"top_k": 50, "filter": wanted})
+    assert [len(ads) for ads in found["ads"]] == [number] * len(QUERIES)
+    if not number:
+        return
+    best = -np.sort(-scores, axis=1)[:, :number]
+    np.testing.assert_allclose(np.array(found["scores"].tolist()), best, atol=1e-5)
+    rows = np.array([[int(ad[1:]) for ad in ads] for ads in found["ad_ids"]])
+    np.testing.assert_allclose(np.take_along_axis(scores, rows, 1), best, atol=1e-5)
+
+
+def test_of_more_ads_than_are_scanned_most_are_found(
+    large: Large, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Registry(store.uri).load(large[0])
+    monkeypatch.setitem(model.unwrap_python_model().encode.__globals__, "MOST_SCANNED", 100)
+    scores = _brute_force(model, large, {"market": "FR"})
+    found = model.predict(QUERIES, params={"top_k": 50, "filter": {"market": "FR"}})
+    best = np.argsort(-scores, axis=1)[:, :50]
+    for ads, expected in zip(found["ad_ids"], best, strict=True):
+        own = {int(ad[1:]) for ad in ads}
+        assert {*large[2]["market"][[*own]]} == {"FR"}
+        assert len(own & {*expected}) >= 40
+
+
+@pytest.mark.parametrize("large", ["ivf_pq"], indirect=True)
+def test_a_table_of_queries_is_answered_with_what_matches(
+    cluster: None,
+    large: Large,
+    store: Store,
+    run_here: RunHere,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 100)  # three shards
+    pq.write_table(pa.table({"text": [*QUERIES, ""]}), tmp_path / "queries.parquet")
+    words = ["--model", large[0], "--queries", tmp_path / "queries.parquet", "--top-k", "40"]
+    words += ["--output", store.output, "--answers", tmp_path / "answers", "--min-score", "0.1"]
+    words += ["--gb-per-shard", "1e-9"]
+    code, printed = run_here(predict, *words, "--filter", "market=DE")
+    assert code == 0, printed
+    params = {"top_k": 40, "filter": {"market": "DE"}, "min_score": 0.1}
+    expected = Registry(store.uri).load(large[0]).predict(QUERIES, params=params)
+    found = pq.read_table(tmp_path / "answers")
+    assert found["ad_ids"].to_pylist() == [*expected["ad_ids"], []]
+    for scores, wanted in zip(found["scores"].to_pylist(), expected["scores"], strict=False):
+        np.testing.assert_allclose(scores, wanted, atol=1e-6)
+    code, printed = run_here(predict, *words, "--filter", "market=FR")
+    assert code == 2
+    assert "filter differ" in printed
+    code, printed = run_here(predict, *words, "--filter", "market=US")
+    assert code == 2
+    assert "no ad has the market 'US'" in printed
