@@ -72,13 +72,10 @@ def write_edges(
     protocol: Protocol,
     writer: DatasetWriter,
 ) -> WrittenEdges:
-    """Write the anchor set ``name``; a side without edges gets no table, nor does an empty set.
-
-    Edges that ``protocol`` leaves out are dropped.
-    """
+    """Write the anchor set ``name``; a side without edges gets no table, nor does an empty set."""
     num_rows, counts = dict[str, int](), dict[str, int]()
     if protocol != "as-published":
-        counts = _drop_leaks(connection, dataset, sides, protocol)
+        counts = _drop_clicks(connection, dataset, sides, protocol)
     staged = {side: count(connection, f"SELECT count(*) FROM {side}_edges") for side in sides}
     if any(staged.values()):
         _number_anchors(connection, sides)
@@ -96,7 +93,7 @@ def write_edges(
     return WrittenEdges(num_rows, counts)
 
 
-def _drop_leaks(
+def _drop_clicks(
     connection: DuckDBPyConnection, dataset: Dataset, sides: Sequence[str], protocol: Protocol
 ) -> dict[str, int]:
     """Drop the edges that ``protocol`` leaves out; returns how many of each side and kind."""
