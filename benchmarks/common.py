@@ -1,12 +1,12 @@
-"""What all benchmarks share: flags, rounds, prepared data, kept runs, the JSON line at the end."""
+"""What all benchmarks share: flags, rounds, prepared data, processes, the JSON line at the end."""
 
 import argparse
-import hashlib
 import json
 import multiprocessing
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -18,9 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -32,6 +30,7 @@ ROOT = Path(__file__).parent.parent
 NUM_THREADS = 2
 CACHE = Path(tempfile.gettempdir()) / "ramen_ray_benchmarks"
 ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
     "HF_HUB_OFFLINE": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "OMP_NUM_THREADS": str(NUM_THREADS),
@@ -80,33 +79,6 @@ def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: median(row[name] for row in rows) for name in rows[0]}
 
 
-def kept(
-    folder: Path, content: Sequence[Any], make: Callable[[], Mapping[str, Any]]
-) -> dict[str, NDArray[Any]]:
-    """Return the arrays that ``make()`` returned when it was first called for ``content``.
-
-    A benchmark of many runs that was stopped goes on where it was.
-    """
-    file = kept_file(folder, content)
-    if not file.exists():
-        started = time.monotonic()
-        made = make()
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = file.with_suffix(".part.npz")
-        np.savez(aside, **made)
-        aside.rename(file)
-        seconds = time.monotonic() - started
-        print(f"{folder.name} {file.stem}: {seconds:.0f} s", file=sys.stderr, flush=True)
-    with np.load(file) as stored:
-        return dict(stored)
-
-
-def kept_file(folder: Path, content: Sequence[Any]) -> Path:
-    """Return where :func:`kept` has the arrays of ``content``."""
-    key = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=8).hexdigest()
-    return folder / f"{key}.npz"
-
-
 def finish(ratio: float, figures: Mapping[str, Any]) -> None:
     """Print the figures and, as the last line, everything as one JSON object."""
     for name, value in figures.items():
@@ -132,12 +104,49 @@ def machine() -> dict[str, Any]:
     }
 
 
-def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
-    """Call ``function`` in a new interpreter, so that it shares neither memory nor imports."""
+def in_fresh_process(function: Callable[..., T], *arguments: Any, method: str = "spawn") -> T:
+    """Call ``function`` in a new interpreter, so that it shares neither memory nor imports.
+
+    With the method "fork" it shares this process's imports, but none of its later memory.
+    """
     os.environ.update(ENVIRONMENT)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as pool:
         return pool.submit(function, *arguments).result()
+
+
+def run_python(*words: object) -> str:
+    """Run Python with the arguments, in the repository's root; returns what it printed.
+
+    Raises:
+        SystemExit: it failed; with the end of what it said of that.
+    """
+    environment = {**os.environ, **ENVIRONMENT}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def milliseconds_each(answer: Callable[[str], Any], queries: Sequence[str]) -> list[float]:
+    """Return the milliseconds of each query, after ten that are not counted."""
+    for query in queries[:10]:
+        answer(query)
+    found = []
+    for query in queries:
+        started = time.perf_counter()
+        answer(query)
+        found.append(1000 * (time.perf_counter() - started))
+    return found
+
+
+def seconds_of(run: Callable[[], Any]) -> float:
+    """Return how long a call takes."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
 
 
 @contextmanager

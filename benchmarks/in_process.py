@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.arrays import Int64s
@@ -119,14 +120,19 @@ def renewed(
     """Return what an epoch draws from: new shortlists, pruned graphs, or what there was."""
     base, pruning = config.base, config.pruning
     if base.parts.hard_negatives == "shortlists" and epoch and epoch % base.refresh_every == 0:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "shortlists.npy"
-            write_shortlists(model, data, base.parts.shortlist_size, file)
-            draws = replace(draws, shortlists=np.array(open_shortlists(file)))
+        draws = replace(draws, shortlists=shortlists(model, data, base.parts.shortlist_size))
     since = epoch - pruning.warmup_epochs
     if pruning.mode != "never" and since >= 0 and since % pruning.every_epochs == 0:
         draws = replace(draws, graphs=pruned(config, data, model, graphs))
     return draws
+
+
+def shortlists(model: DualEncoder, data: Prepared, size: int) -> NDArray[np.int32]:
+    """Return hard negatives (queries, size) of the train queries."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "shortlists.npy"
+        write_shortlists(model, data, size, file)
+        return np.array(open_shortlists(file))
 
 
 def pruned(config: RunConfig, data: Prepared, model: DualEncoder, graphs: Graphs) -> Graphs:
