@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 from benchmarks.common import CACHE, finish, options, prepared
-from benchmarks.graph_gain import IN_BATCH, UNWALKED
-from benchmarks.in_process import train
+from benchmarks.graph_gain import IN_BATCH, UNWALKED, recipe
+from benchmarks.in_process import embedded_texts, train
 from benchmarks.tables import ByQuery, Found, compared, kept, mean, write
 from benchmarks.true_neighbours import NEIGHBOURS, added, true_neighbours, with_first
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
@@ -34,7 +34,6 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.metrics.ranking import PerQuery
-from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.evaluation import Embedded, RevealedClicks
 from ramen_ray.method.novel_ads.neighbours import Vectors
@@ -149,7 +148,7 @@ def split_of(name: str, kind: str, seed: int) -> Prepared:
 
 def run_config(name: str, data: Prepared, changes: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of an encoder's training, for the anchor sets that are left."""
-    preset = bag_ramen(name)
+    preset = recipe(name)
     weights = preset.regularization.lambda_z
     left = {key: weight for key, weight in weights.items() if key in data.anchor_sets}
     graph = {"regularization.lambda_x": {}, "regularization.lambda_z": left}
@@ -161,12 +160,7 @@ def embedded_by(
 ) -> tuple[Embedded, RevealedClicks]:
     """Train an encoder; return its embeddings, and the revealed clicks with theirs."""
     model = train(config, data)
-    tables = [*data.queries.values(), data.ads]
-    distinct, positions = number_distinct(tables)
-    vectors = np.concatenate(
-        [model.embed_texts(table, rows) for table, rows in zip(tables, distinct, strict=True)]
-    )
-    *queries, ads = (TextEmbeddings(vectors, places) for places in positions)
+    *queries, ads = embedded_texts(model, [*data.queries.values(), data.ads])
     embedded = Embedded(data, dict(zip(data.queries, queries, strict=True)), ads)
     novel, rows = revealed_clicks(sibling)
     return embedded, (novel, model.embed_texts(sibling.queries["train"], rows))

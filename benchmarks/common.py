@@ -92,12 +92,12 @@ def machine() -> dict[str, Any]:
     """Describe the machine: processor, cores, memory, load, and versions of main packages."""
     import torch
 
-    names = [line for line in _cpuinfo() if line.startswith("model name")]
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
     return {
-        "processor": names[0].partition(":")[2].strip() if names else platform.processor(),
+        "processor": names[0] if names else platform.machine(),
         "cores": os.cpu_count(),
-        "memory_gb": pages / 1e9,
+        "memory_gb": psutil.virtual_memory().total / 1e9,
         "load_before": _LOAD_BEFORE,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -150,76 +150,42 @@ def seconds_of(run: Callable[[], Any]) -> float:
 
 
 @contextmanager
-def sampled_memory() -> Iterator[dict[str, int]]:
-    """Sample the peak memory of this process, of its children, and of Ray's object store.
+def sampled() -> Iterator[dict[str, float]]:
+    """Sample this process, its children, and Ray's object store, five times a second.
 
-    ``driver`` counts all of this process, ``driver_own`` and ``below`` what is not shared.
+    Yields a dictionary that has, after the block, the peaks of memory in bytes and the processor
+    seconds of all, also of children that end. ``driver`` counts all of this process's memory,
+    ``driver_own`` and ``below`` what is not shared.
     """
-    peaks = {"driver": 0, "driver_own": 0, "below": 0, "object_store": 0}
+    found = dict.fromkeys(("driver", "driver_own", "below", "object_store", "processor_s"), 0.0)
+    here, used, stop = psutil.Process(), dict[psutil.Process, float](), threading.Event()
     stored_before = shutil.disk_usage("/dev/shm").used
-    me = psutil.Process()
 
     def look() -> None:
-        peaks["driver"] = max(peaks["driver"], me.memory_info().rss)
-        peaks["driver_own"] = max(peaks["driver_own"], _private_bytes(me))
-        below = sum(_private_bytes(child) for child in me.children(recursive=True))
-        peaks["below"] = max(peaks["below"], below)
-        stored = shutil.disk_usage("/dev/shm").used - stored_before
-        peaks["object_store"] = max(peaks["object_store"], stored)
-
-    with _sampled(look):
-        yield peaks
-
-
-def _private_bytes(process: psutil.Process) -> int:
-    try:
-        memory = process.memory_info()
-    except psutil.NoSuchProcess:
-        return 0
-    return int(memory.rss - memory.shared)
-
-
-@contextmanager
-def sampled_processor_time() -> Iterator[list[float]]:
-    """Sum the processor seconds of this process and its children, also of those that end.
-
-    Yields a list, which has the sum after the block. Of a child that ends, up to a fifth of a
-    second is missing.
-    """
-    here, used = psutil.Process(), dict[psutil.Process, float]()
-
-    def look() -> None:
+        now = dict.fromkeys(found, 0.0)
         for process in [here, *here.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
+                memory, times = process.memory_info(), process.cpu_times()
                 used[process] = times.user + times.system
-
-    look()
-    before, total = sum(used.values()), list[float]()
-    try:
-        with _sampled(look):
-            yield total
-    finally:
-        look()
-        total.append(sum(used.values()) - before)
-
-
-@contextmanager
-def _sampled(look: Callable[[], None]) -> Iterator[None]:
-    """Call ``look`` five times a second on a thread."""
-    stop = threading.Event()
+                now["driver_own" if process == here else "below"] += memory.rss - memory.shared
+                now["driver"] += memory.rss * (process == here)
+        now["object_store"] = shutil.disk_usage("/dev/shm").used - stored_before
+        found.update({name: max(value, found[name]) for name, value in now.items()})
 
     def sample() -> None:
         while not stop.wait(0.2):
             look()
 
-    thread = threading.Thread(target=sample)
+    look()
+    before, thread = sum(used.values()), threading.Thread(target=sample)
     thread.start()
     try:
-        yield
+        yield found
     finally:
         stop.set()
         thread.join()
+        look()
+        found["processor_s"] = sum(used.values()) - before
 
 
 def prepared(dataset: str, encoder: "EncoderConfig") -> Prepared:
@@ -234,11 +200,6 @@ def _prepare(dataset: str, encoder: "EncoderConfig") -> Path:
 
     start_ray()
     return prepare(Dataset(dataset), CACHE / "prepared", encoder_tokenizer(encoder)).path
-
-
-def _cpuinfo() -> list[str]:
-    file = Path("/proc/cpuinfo")
-    return file.read_text().splitlines() if file.exists() else []
 
 
 def _rounded(value: Any) -> Any:

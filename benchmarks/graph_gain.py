@@ -60,25 +60,29 @@ UNIDEC_WITHOUT: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+SETS = {"foldoc": ["links"], "debian": ["sources"]}
+"""Whose edges are used where a preset would take all of the dataset's."""
+
+
+def recipe(dataset: str) -> RunConfig:
+    """Return the preset of the tables, for a built-in dataset or one in a folder."""
+    config = bag_ramen(dataset)
+    weights = config.regularization.lambda_z
+    kept_sets = {name: weights[name] for name in SETS.get(dataset, weights)}
+    return overlay(config, {"regularization.lambda_z": kept_sets})
+
+
 @dataclass(frozen=True)
 class GraphVariant:
-    """A row of a table: changes of the dataset's preset, and the rows that it is compared with.
-
-    Attributes:
-        share: of the train queries.
-        random_edges: share of the edges whose anchors are dealt out anew.
-        published: whether it draws from the anchor sets as published.
-        propagated: whether it trains on clicks propagated over the graph (AugGT).
-        part: which part of the model's vectors answers.
-    """
+    """A row of a table: changes of the dataset's preset, and the rows that it is compared with."""
 
     changes: Mapping[str, Any]
     over: tuple[str, ...] = ()
-    share: float = 1.0
-    random_edges: float = 0.0
-    published: bool = False
-    propagated: bool = False
-    part: Part = "encoder"
+    share: float = 1.0  # of the train queries
+    random_edges: float = 0.0  # share of the edges whose anchors are dealt out anew
+    published: bool = False  # draws from the anchor sets as published
+    propagated: bool = False  # trains on clicks propagated over the graph (AugGT)
+    part: Part = "encoder"  # of the model's vectors, that answers
 
 
 def variants(config: RunConfig) -> dict[str, GraphVariant]:
@@ -176,7 +180,7 @@ def main() -> None:
     torch.set_num_threads(1)
     lines, gain = list[dict[str, str]](), 1.0
     for dataset in asked.sets:
-        config = bag_ramen(dataset)
+        config = recipe(dataset)
         rows = parts_of_unidec(config) if asked.parts else variants(config)
         runs = {
             title: [measured(config, variant, seed, asked.split) for seed in range(asked.seeds)]

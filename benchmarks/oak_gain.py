@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import CACHE, finish, options
-from benchmarks.graph_gain import UNWALKED, dataset_of, measured_by_query
+from benchmarks.graph_gain import UNWALKED, dataset_of, measured_by_query, recipe
 from benchmarks.in_process import begin, train, train_all_epochs
 from benchmarks.tables import Found, compared, kept, mean, write
 from experiments.oak.augmentation import Augmentation
@@ -61,7 +61,7 @@ def main() -> None:
     torch.set_num_threads(1)
     lines, gain = list[dict[str, str]](), 1.0
     for dataset in asked.sets:
-        found = [measured(bag_ramen(dataset), seed, asked.split) for seed in range(asked.seeds)]
+        found = [measured(recipe(dataset), seed, asked.split) for seed in range(asked.seeds)]
         for seed, (_, linkers) in enumerate(found):
             print(f"{dataset}, linkers, seed {seed}: {json.dumps(linkers)}")
         runs = {title: [rows[title] for rows, _ in found] for title in found[0][0]}

@@ -72,8 +72,7 @@ def begun(config: RunConfig, data: Prepared) -> Run:
     run, parts = begin(config, data), config.base.parts
     state = run.state
     if parts.hard_negatives == "shortlists":
-        mined = shortlists(run.model, data, parts.shortlist_size)
-        state.draws = replace(state.draws, shortlists=mined)
+        state.draws = replace(state.draws, shortlists=shortlists(run))
     if parts.order != "random":
         rows = run.sampler.data.clicked_rows
         queries = torch.from_numpy(run.model.embed_texts(data.queries["train"], rows))

@@ -15,8 +15,7 @@ from benchmarks.common import (
     CACHE,
     in_fresh_process,
     milliseconds_each,
-    sampled_memory,
-    sampled_processor_time,
+    sampled,
 )
 from benchmarks.peers.corpus import Corpus
 from benchmarks.peers.rivals import Fitted, Rival, Settings
@@ -25,7 +24,7 @@ from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.search import drop_filtered, most_filters
 
 STORE = CACHE / "peers" / "runs"
-VERSION = 1  # of what is kept; a change of a rival makes its runs anew
+VERSION = 2  # of what is kept; a change of a rival makes its runs anew
 METRICS = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100", "tail/R@10")
 CHOSEN_BY = ("P@1", "R@10")
 VALIDATION, BOTH = ("validation",), ("validation", "test")
@@ -38,15 +37,10 @@ in_own_process = partial(in_fresh_process, method="fork")
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of a rival gave.
+    """What a run of a rival gave."""
 
-    Attributes:
-        metrics: ``METRICS`` by split and query.
-        figures: seconds, bytes and rates.
-    """
-
-    metrics: Mapping[str, ByQuery]
-    figures: Mapping[str, float]
+    metrics: Mapping[str, ByQuery]  # ``METRICS`` by split
+    figures: Mapping[str, float]  # seconds, bytes and rates
 
     def value(self, metric: str, split: str = "test") -> float:
         """Return a metric over all queries."""
@@ -62,13 +56,8 @@ class Run:
 class Contest:
     """A rival on a dataset.
 
-    Attributes:
-        name: of the rival.
-        rival: the rival.
-        dataset: its folder.
-        budget: seconds of processor time for choosing settings; the last try may run over it, and
-            0 takes what is kept.
-        threads: of training and answering.
+    Its ``budget`` is seconds of processor time for choosing settings. The last try may run over it,
+    and 0 takes what is kept.
     """
 
     name: str
@@ -140,12 +129,12 @@ def measure(
     corpus = Corpus.read(dataset)
     before = psutil.Process().memory_info().rss
     started = time.monotonic()
-    with sampled_memory() as peaks, sampled_processor_time() as used:
+    with sampled() as found:
         fitted = rival.fit(corpus, prepared, settings, seed, threads)
     figures = {
         "seconds": time.monotonic() - started,
-        "processor_s": used[0],
-        "memory_bytes": max(peaks["driver"] - before, 0) + peaks["below"],
+        "processor_s": found["processor_s"],
+        "memory_bytes": max(found["driver"] - before, 0) + found["below"],
         "model_bytes": fitted.model_bytes,
         "index_bytes": fitted.index_bytes,
     }

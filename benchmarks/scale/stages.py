@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import sampled_memory, sampled_processor_time, seconds_of
+from benchmarks.common import sampled, seconds_of
 from benchmarks.in_process import Run, begin
 from benchmarks.scale.generated import EVENTS_PER_QUERY
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
@@ -47,17 +47,17 @@ def measure(stage: str, folder: Path) -> Row:
         _start_ray()
     run = STAGES[stage](folder)
     started = time.monotonic()
-    with sampled_memory() as peaks, sampled_processor_time() as used:
+    with sampled() as found:
         rows = run()
         seconds = time.monotonic() - started
     return {
         "seconds": seconds,
-        "processor_s": used[0],
+        "processor_s": found["processor_s"],
         "rows": rows,
-        "driver_peak_mb": peaks["driver"] / 1e6,
-        "driver_own_mb": peaks["driver_own"] / 1e6,
-        "processes_peak_mb": peaks["below"] / 1e6,
-        "store_peak_mb": peaks["object_store"] / 1e6,
+        "driver_peak_mb": found["driver"] / 1e6,
+        "driver_own_mb": found["driver_own"] / 1e6,
+        "processes_peak_mb": found["below"] / 1e6,
+        "store_peak_mb": found["object_store"] / 1e6,
     }
 
 
