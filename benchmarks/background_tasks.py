@@ -1,13 +1,10 @@
 """How long training waits for pruning and for new shortlists, and what the graph costs.
 
-Three runs of the preset foldoc with the base ance train through Ray, one after another, each with
-one CPU for the worker, so that a background task has the other: `base` without a graph, `ramen`
-with the preset's graph, pruned, and `synchronous`, which is `ramen` but waits for each pruning and
-each making of shortlists. In ten epochs, shortlists are due after 3 and 6 (and after 9 if training
-waits), and pruning after 4 and 7, as the preset says. `share_waited` is the time for which
-training waited at the start of epochs, as a share of training and waiting (without validations and
-checkpoints); `task_s` is the time of the last pruning and of the last making of shortlists. `ratio`
-is `ramen` over `base` in seconds of training and waiting.
+The preset foldoc with the base ance trains through Ray, one CPU for the worker and one for
+background tasks: `base` without a graph, `ramen` with the preset's graph, pruned, and
+`synchronous`, which is `ramen` but waits for each task. `share_waited` is the time that training
+waited at the start of epochs, as a share of training and waiting; `task_s` is the time of the last
+task. `ratio` is `ramen` over `base` in seconds of training and waiting.
 
     python -m benchmarks.background_tasks [--rounds 1]
 """

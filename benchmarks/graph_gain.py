@@ -25,7 +25,7 @@ from benchmarks.common import CACHE, finish, options, prepared
 from benchmarks.in_process import first_queries, random_edges, train
 from benchmarks.tables import ByQuery, Found, compared, kept, mean, write
 from ramen_ray.bases import Part
-from ramen_ray.config import WITHOUT_GRAPH, EncoderConfig, RunConfig, flatten, overlay
+from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset
@@ -60,6 +60,7 @@ UNIDEC_WITHOUT: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+dataset_of = cache(prepared)
 SETS = {"foldoc": ["links"], "debian": ["sources"]}
 """Whose edges are used where a preset would take all of the dataset's."""
 
@@ -221,12 +222,6 @@ def trained(config_json: str, share: float = 1.0, shuffled: float = 0.0) -> Dual
     changes = [random_edges(shuffled, seed=7)] if shuffled else []
     changes += [first_queries(share)] if share < 1 else []
     return train(config, dataset_of(config.dataset, config.encoder), *changes)
-
-
-@cache
-def dataset_of(dataset: str, encoder: EncoderConfig) -> Prepared:
-    """Return a dataset, prepared once."""
-    return prepared(dataset, encoder)
 
 
 def propagated(config: RunConfig) -> Path:

@@ -43,7 +43,7 @@ from ramen_ray.config import EncoderConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
+from ramen_ray.method.retrieval.index import ADS_PER_BLOCK, IndexKind, filled_index
 from ramen_ray.method.retrieval.retriever_folder import (
     RetrieverSettings,
     compile_retriever,
@@ -62,7 +62,6 @@ NEAREST = 10
 NOISE = 0.02
 RECALL_AT = 100
 JOB_PARTS = 10
-ADS_PER_BLOCK = 1 << 16
 
 Embeddings = NDArray[np.float32]
 
@@ -171,12 +170,7 @@ def measure_index(
 ) -> dict[str, float]:
     """Fill an index of one kind and search it."""
     started = time.monotonic()
-    index = new_index(kind, ads.shape[1], len(ads))
-    if not index.is_trained:
-        sample = np.random.default_rng(0).permutation(len(ads))[: sample_size(len(ads))]
-        index.train(ads[sample])
-    for start in range(0, len(ads), ADS_PER_BLOCK):
-        index.add(ads[start : start + ADS_PER_BLOCK])
+    index = filled_index(kind, ads)
     seconds = time.monotonic() - started
     milliseconds, shares = [], []
     for query, best in zip(queries, exact, strict=True):

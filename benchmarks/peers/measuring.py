@@ -17,8 +17,7 @@ from benchmarks.common import (
     milliseconds_each,
     sampled,
 )
-from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Fitted, Rival, Settings
+from benchmarks.peers.rivals import Corpus, Fitted, Rival, Settings
 from benchmarks.tables import ByQuery, Found, kept, kept_file
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.search import drop_filtered, most_filters

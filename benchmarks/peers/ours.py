@@ -19,8 +19,7 @@ from benchmarks.common import ROOT
 from benchmarks.graph_gain import UNWALKED, dataset_of, propagated, recipe
 from benchmarks.in_process import train
 from benchmarks.oak_gain import link_dataset, oak_base, train_oak
-from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Rival, Settings, size_on_disk, use_threads
+from benchmarks.peers.rivals import Corpus, Rival, Settings, size_on_disk, use_threads
 from experiments.oak.augmentation import Augmentation
 from experiments.oak.links import bank_texts, links_own_text
 from experiments.oak.queries import AugmentedQueries

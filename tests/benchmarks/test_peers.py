@@ -11,9 +11,8 @@ from scipy.sparse import random as random_matrix
 from support import csr_of, query_table, rows_of, text_table
 
 from benchmarks.peers import lexical, measuring
-from benchmarks.peers.corpus import Corpus
 from benchmarks.peers.measuring import Contest, judged
-from benchmarks.peers.rivals import Rival
+from benchmarks.peers.rivals import Corpus, Rival
 from benchmarks.peers.workers import pack, unpack
 from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.method.metrics.ranking import ratio

@@ -21,6 +21,12 @@ class Difference(NamedTuple):
     high: float
 
 
+def in_points(difference: tuple[float, float, float], digits: int = 2) -> str:
+    """Format a difference and its bounds in points: ``+1.78 [+0.75, +2.85]``."""
+    value, low, high = (f"{100 * bound:+.{digits}f}" for bound in difference)
+    return f"{value} [{low}, {high}]"
+
+
 def mean_over_seeds(runs: Sequence[Mapping[str, PerQuery]]) -> dict[str, PerQuery]:
     """Return each metric with every query's gains and possible gains averaged over the runs."""
     return {
