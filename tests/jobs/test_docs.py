@@ -55,7 +55,7 @@ def _run(language: str, block: str, folder: Path, environment: Mapping[str, str]
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_bring_your_own_data(project: Path, environment: dict[str, str]) -> None:
-    printed = "".join(_run(*block, project, environment) for block in _blocks("your_own_data.md"))
+    printed = "".join(_run(*block, project, environment) for block in _blocks("how_to/own_tables.md"))
     assert "wrote mine to" in printed
     assert "errors: 0" in printed
     assert (project / "outputs" / "descriptions" / "mine.html").exists()
@@ -76,7 +76,7 @@ def test_bring_your_own_data(project: Path, environment: dict[str, str]) -> None
 def test_from_sweep_to_service(project: Path, environment: dict[str, str]) -> None:
     printed = ""
     with ExitStack() as servers:
-        for language, block in _blocks("sweep_to_service.md"):
+        for language, block in _blocks("tutorials/sweep_to_service.md"):
             if not any(server in block for server in SERVERS):
                 printed += _run(language, block, project, environment)
                 continue
