@@ -31,7 +31,8 @@ def _settings() -> Iterator[str]:
                 default = setting.get("default", "–")
                 default = shown_dataset(default) if key == "dataset" else default
                 meaning = setting.get("description", "").replace("\n", " ").replace("|", "\\|")
-                yield f"| `--{'.'.join(filter(None, words))}` | {_values(setting)} | `{default}` | {meaning} |"
+                flag = "--" + ".".join(filter(None, words))
+                yield f"| `{flag}` | {_values(setting)} | `{default}` | {meaning} |"
 
 
 def _sections() -> Iterator[tuple[str, dict[str, Any]]]:
