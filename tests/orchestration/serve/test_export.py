@@ -101,7 +101,7 @@ def test_the_recipe_for_pgvector_finds_the_same(
     monkeypatch.chdir(tmp_path)
     words = ("retriever", "models:/exported@champion", "--to", "exports/shop")
     assert run_here(export, *words)[0] == 0
-    guide = (ROOT / "docs" / "other_engines.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "how_to" / "other_engines.md").read_text(encoding="utf-8")
     (recipe,) = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     names: dict[str, list[tuple[str, str, float]]] = {}
     with running_postgres(initdb.parent, free_port()) as address:
