@@ -41,6 +41,25 @@ OAK = {
     "its linker, no calibration": ("OAK without calibration, trained linker", "ance"),
     "its linker, no encoder's term": ("OAK without the encoder's term, trained linker", "ance"),
 }
+NEW_ADS = {
+    "graph": ("RAMEN: text alone", "base: text alone"),
+    "graph that has the new ads": (
+        "RAMEN, new ads' edges kept: text alone",
+        "base: text alone",
+    ),
+    "graph, no new ad's text seen": (
+        "RAMEN, new ads' texts unseen: text alone",
+        "base, new ads' texts unseen: text alone",
+    ),
+    "one click of each, trained again": (
+        "base, trained again with the revealed clicks: text alone",
+        "base: text alone",
+    ),
+    "combiner (draft)": ("base: combiner (draft)", "base: text alone"),
+    "graph: combiner (draft)": ("RAMEN: combiner (draft)", "RAMEN: text alone"),
+    "combiner (release)": ("base: combiner (release)", "base: text alone"),
+    "graph: combiner (release)": ("RAMEN: combiner (release)", "RAMEN: text alone"),
+}
 RIVALS = {
     "tab:gray": ("TF-IDF, characters", "BM25"),
     "tab:purple": ("MiniLM, zero-shot", "MiniLM, trained", "static, trained"),
@@ -56,7 +75,9 @@ def main() -> None:
     matplotlib.rcParams.update(STYLE)
     _forest("results", GRAPH, "points that the graph adds to its base")
     _forest("oak", OAK, "points over ance")
+    _forest("new_ads", NEW_ADS, "points over none", ("R@10 of new ads", "R@10 of all ads"))
     _peers()
+    _scale()
 
 
 def _rows(name: str) -> list[dict[str, str]]:
@@ -64,7 +85,12 @@ def _rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _forest(name: str, lines: Mapping[str, tuple[str, str]], meaning: str) -> None:
+def _forest(
+    name: str,
+    lines: Mapping[str, tuple[str, str]],
+    meaning: str,
+    metrics: tuple[str, str] = ("P@1", "R@10"),
+) -> None:
     """Draw differences with their intervals, for each line and dataset."""
     found = {
         (one["dataset"], one["variant"], one["over"], one["metric"]): one for one in _rows(name)
@@ -72,7 +98,7 @@ def _forest(name: str, lines: Mapping[str, tuple[str, str]], meaning: str) -> No
     datasets = [dataset for dataset in COLOURS if any(key[0] == dataset for key in found)]
     figure = Figure(figsize=(10, 1.4 + 0.45 * len(lines)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, metric in zip(panels, ("P@1", "R@10"), strict=True):
+    for axes, metric in zip(panels, metrics, strict=True):
         for place, dataset in enumerate(datasets):
             shift = 0.24 * (place - (len(datasets) - 1) / 2)
             for height, compared in enumerate(lines.values()):
@@ -112,6 +138,18 @@ def _peers() -> None:
         axes.margins(x=0.3)
     panels[0].set_yticks(range(len(names)), names)
     figure.savefig(EVIDENCE / "peers.png", dpi=130)
+
+
+def _scale() -> None:
+    """Draw what a row of each stage takes, by the number of queries."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for one in _rows("scale"):
+        times = [float(one[key]) for key in ("µs a row at 20K", "at 100K", "at 1M", "at 10M")]
+        axes.loglog((2e4, 1e5, 1e6, 1e7), times, "o-", label=one["stage"])
+    axes.set(xlabel="queries", ylabel="microseconds a row")
+    figure.legend(loc="outside right", frameon=False)
+    figure.savefig(EVIDENCE / "scale.png", dpi=130)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 -- Makes the tables of a dataset directory, for DuckDB, Spark and BigQuery.
--- It needs the functions and the table split_clicks of docs/from_a_warehouse.md, and these tables:
+-- It needs the functions and the table split_clicks of warehouse.md, and these tables:
 --   catalogue   (ad, text)              all ads, clicked or not: your id and text
 --   query_links (query, anchor, weight) the graph: edges of queries, by their texts
 --   ad_links    (ad, anchor, weight)    the graph: edges of ads, by your ids
