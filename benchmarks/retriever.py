@@ -23,8 +23,6 @@ from typing import Any, get_args
 import faiss
 import mlflow
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
@@ -38,12 +36,13 @@ from benchmarks.common import (
     prepared,
     run_python,
     seconds_of,
+    write_queries,
 )
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.retrieval.index import ADS_PER_BLOCK, IndexKind, filled_index
+from ramen_ray.method.retrieval.index import IndexKind, filled_index
 from ramen_ray.method.retrieval.retriever_folder import (
     RetrieverSettings,
     compile_retriever,
@@ -92,24 +91,23 @@ def measure_answers(
         uri = f"sqlite:///{folder}/mlflow.db"
         mlflow.set_tracking_uri(uri)
         run = open_run(uri, "benchmark", "retriever", folder)
-        figures, dataset = {}, Dataset(DATASET)
+        dataset = Dataset(DATASET)
         notes = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
         uris = {
             name: f"models:/{log_retriever(run, folder / name, queries[:2], notes)}"
             for name in ("torch", "onnx", "int8")
         }
-        for name, of_model in uris.items():
-            figures[name] = measure_model(mlflow.pyfunc.load_model(of_model), queries)
-            print(name, figures[name], flush=True)
-        figures["job"] = measure_job(folder, uris["torch"], queries, job_queries)
-    return figures
+        figures = {
+            name: measure_model(mlflow.pyfunc.load_model(uri), queries)
+            for name, uri in uris.items()
+        }
+        return figures | {"job": measure_job(folder, uris["torch"], queries, job_queries)}
 
 
 def measure_job(folder: Path, uri: str, known: list[str], count: int) -> dict[str, float]:
     """Return the rate of the whole job, and of as many queries once it has started."""
-    texts = [f"{known[row % len(known)]} {row // len(known)}" for row in range(count)]
     file, answers = folder / "queries.parquet", folder / "answers"
-    pq.write_table(pa.table({"text": texts}), file, row_group_size=-(-count // JOB_PARTS))
+    write_queries(file, known, count, -(-count // JOB_PARTS))
     flags = {"model": uri, "queries": file, "answers": answers, "output": folder}
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     seconds = seconds_of(lambda: run_python("jobs/predict.py", *words))
@@ -153,16 +151,12 @@ def more_embeddings(known: Embeddings, count: int) -> Embeddings:
     """Draw unit-norm embeddings (count, D) between known ones (n, D) and their nearest ones."""
     draw = np.random.default_rng(0)
     nearest, _ = search(known, known, NEAREST + 1)
-    rows = np.empty((count, known.shape[1]), dtype=np.float32)
-    for start in range(0, count, ADS_PER_BLOCK):
-        some = rows[start : start + ADS_PER_BLOCK]
-        first = draw.integers(len(known), size=len(some))
-        second = nearest[first, draw.integers(1, NEAREST + 1, size=len(some))]
-        part = draw.random((len(some), 1), dtype=np.float32)
-        some[:] = (1 - part) * known[first] + part * known[second]
-        some += NOISE * draw.standard_normal(some.shape, dtype=np.float32)
-        some /= np.linalg.norm(some, axis=1, keepdims=True)
-    return rows
+    first = draw.integers(len(known), size=count)
+    second = nearest[first, draw.integers(1, NEAREST + 1, size=count)]
+    part = draw.random((count, 1), dtype=np.float32)
+    rows = (1 - part) * known[first] + part * known[second]
+    rows += NOISE * draw.standard_normal(rows.shape, dtype=np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def measure_index(
@@ -178,14 +172,12 @@ def measure_index(
         _, found = index.search(query[None], RECALL_AT)
         milliseconds.append(1000 * (time.perf_counter() - before))
         shares.append(np.isin(best, found).mean())
-    figures = {
+    return {
         "mb_per_million_ads": faiss.serialize_index(index).nbytes / len(ads),
         "recall_at_100": float(np.mean(shares)),
         "search_p50_ms": float(np.median(milliseconds)),
         "build_s": seconds,
     }
-    print(kind, figures, flush=True)
-    return figures
 
 
 if __name__ == "__main__":

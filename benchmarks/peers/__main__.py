@@ -11,7 +11,7 @@ ours over that of the best rival, both by validation, on the last dataset.
     python -m benchmarks.peers [--sets foldoc debian rdocs] [--seeds 3] [--rivals NAME ...]
         [--into docs/evidence]
 
-`--budget` is seconds for choosing settings; `--kept` shows what is there and runs nothing.
+`--budget` is seconds for choosing settings; 0 takes what is kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,6 @@ def main() -> None:
         rivals=list(RIVALS),
         budget=600.0,
         threads=NUM_THREADS,
-        kept=False,
         into="",
     )
     peers, lead = list[Line](), list[Line]()
@@ -55,12 +54,10 @@ def main() -> None:
     for dataset in asked.sets:
         found: dict[str, list[Run]] = {}
         for name in asked.rivals:
-            budget = 0.0 if asked.kept else asked.budget
             folder, rival = ROOT / "datasets" / dataset, RIVALS[name]
-            contest = Contest(name, rival, folder, budget, asked.threads)
-            for seed in range(asked.seeds if rival.is_random else 1):
-                if not asked.kept or contest.is_kept(seed):
-                    found.setdefault(name, []).append(contest.run(seed))
+            contest = Contest(name, rival, folder, asked.budget, asked.threads)
+            seeds = range(asked.seeds if rival.is_random else 1)
+            found[name] = [contest.run(seed) for seed in seeds]
         peers += quality_and_costs(dataset, found)
         own = best_by_validation(found, [name for name in found if name in ours.RIVALS])
         other = best_by_validation(found, [name for name in found if name not in ours.RIVALS])

@@ -88,10 +88,6 @@ class Contest:
         """Return a run on validation and test with the settings that validation chose."""
         return self._kept(self.settings(), seed if self.rival.is_random else 0, BOTH)
 
-    def is_kept(self, seed: int) -> bool:
-        """Return whether the run of a seed is there, with the settings that are chosen."""
-        return kept_file(self._folder, self._content(self.settings(), seed, BOTH)).exists()
-
     @property
     def _folder(self) -> Path:
         return STORE / self.dataset.name

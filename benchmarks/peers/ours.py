@@ -9,6 +9,7 @@ its index and its search count as OAK's.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -128,16 +129,11 @@ def config_of(name: str, base: BaseName, with_graph: bool, **changes: Any) -> Ru
     return overlay(preset, {**dataset, **own, **graph, **changes})
 
 
-def prepare(corpus: Corpus) -> Prepared:
-    """Prepare the dataset's tokens."""
-    config = config_of(corpus.name, "in_batch", False)
-    return dataset_of(config.dataset, config.encoder)
-
-
-def prepare_propagated(corpus: Corpus) -> Prepared:
-    """Prepare the tokens of the dataset whose clicks are propagated over the graph (AugGT)."""
-    config = config_of(corpus.name, "in_batch", True)
-    return dataset_of(str(propagated(config)), config.encoder)
+def prepare(corpus: Corpus, propagate: bool = False) -> Prepared:
+    """Prepare the dataset's tokens; with clicks propagated over the graph if asked for (AugGT)."""
+    config = config_of(corpus.name, "in_batch", propagate)
+    dataset = str(propagated(config)) if propagate else config.dataset
+    return dataset_of(dataset, config.encoder)
 
 
 def prepare_links(corpus: Corpus) -> tuple[Prepared, Prepared]:
@@ -176,5 +172,5 @@ RIVALS = {
     for base in get_args(BaseName)
     for with_graph in (False, True)
 }
-RIVALS["AugGT"] = replace(RIVALS["in_batch"], prepare=prepare_propagated)
+RIVALS["AugGT"] = replace(RIVALS["in_batch"], prepare=partial(prepare, propagate=True))
 RIVALS["OAK"] = Rival(fit_oak, ({},), prepare_links, is_random=True)
