@@ -57,7 +57,6 @@ def main() -> None:
     figures = {
         "faults": dict(soak.faults),
         "runs": len(outcomes),
-        "starts": soak.starts,
         "processes_left": soak.leaked,
         "shared_memory_left": sorted(map(str, set(SHARED_MEMORY.iterdir()) - shared_before)),
     }

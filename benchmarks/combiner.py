@@ -76,8 +76,6 @@ COMBINED = ("base", "RAMEN")
 COMPARED_WITH = {"RAMEN, new ads' texts unseen": "base, new ads' texts unseen"}
 """What an encoder's text alone is compared with; by default the base's."""
 TEXT = "text alone"
-Row = tuple[str, str]
-"""An encoder, and by what its ads are represented."""
 
 
 def main() -> None:
@@ -96,18 +94,19 @@ def main() -> None:
     encoders = ["base"] if asked.true_neighbours else asked.encoders
     lines, gain = list[dict[str, str]](), 1.0
     for name in asked.sets:
-        rows: dict[Row, list[ByQuery]] = {}
+        rows, over = dict[str, list[ByQuery]](), dict[str, str]()
         for seed in range(asked.splits):
             for encoder in encoders:
                 is_combined = encoder in COMBINED and seed < asked.combined_splits
                 epochs = asked.epochs if is_combined or asked.true_neighbours else 0
                 found = measured(name, seed, encoder, epochs, asked.true_neighbours)
                 for row, values in found.items():
-                    rows.setdefault((encoder, row), []).append(values)
-        for of_row, runs in rows.items():
-            over = compared_with(*of_row)
-            other = ": ".join(over) if over in rows and over != of_row else ""
-            lines += compared(name, ": ".join(of_row), runs, other, rows.get(over, ()))
+                    rows.setdefault(f"{encoder}: {row}", []).append(values)
+                    base = encoder if row != TEXT else COMPARED_WITH.get(encoder, "base")
+                    over[f"{encoder}: {row}"] = f"{base}: {TEXT}"
+        for row, runs in rows.items():
+            other = over[row] if over[row] in rows and over[row] != row else ""
+            lines += compared(name, row, runs, other, rows.get(other, ()))
         first, *_, last = rows.values()
         gain = mean(last, "R@10 of new ads") / mean(first, "R@10 of new ads")
     write("new_ads", lines, asked.into)
@@ -130,11 +129,6 @@ def measured(
 
     content = [VERSION, flatten(config), data.path.name, CombinerConfig(epochs=epochs), with_true]
     return kept(STORE, content, measure)[0]
-
-
-def compared_with(encoder: str, ads_by: str) -> Row:
-    """Return the row that another is compared with."""
-    return (encoder if ads_by != TEXT else COMPARED_WITH.get(encoder, "base")), TEXT
 
 
 @cache

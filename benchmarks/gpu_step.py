@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +23,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import BertTokenizer, DistilBertConfig, DistilBertModel
 
 from benchmarks.common import alternate, finish, medians, options
@@ -56,6 +56,7 @@ from ramen_ray.method.training.step import TrainState, train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
 WARMUP_STEPS = 2
+scheduled = partial(build_schedule, warmup_steps=10, total_steps=10_000)
 WEIGHTS = dict.fromkeys(("links", "categories"), 0.1)
 SOFTMAX = SoftmaxLoss(0.05)
 TASK = [task_term(SOFTMAX), reverse_term(SOFTMAX, 0.5), bce_term(1.0, 0.5)]
@@ -194,11 +195,6 @@ def _build(device: torch.device, smoke: bool, has_all: bool) -> Run:
     state.parts = [*parts, LastPart(clock)]
     sampler = Sampler(data, batch, seed=0, num_positives=3 if has_all else 1)
     return Run(state, sampler, objective, clock)
-
-
-def scheduled(optimizer: torch.optim.Optimizer) -> LRScheduler:
-    """Return the schedule of a rate."""
-    return build_schedule(optimizer, 10, 10_000)
 
 
 def made_data(num_rows: int, clicks: int, degrees: Mapping[Regularizer, int]) -> TrainingData:

@@ -94,7 +94,6 @@ def variants(config: RunConfig) -> dict[str, GraphVariant]:
 
     used = {name: w for name, w in config.regularization.lambda_z.items() if w}
     both = {"regularization.lambda_x": used}
-    quarter = "quarter of the clicks: base"
     base = {**IN_BATCH, **WITHOUT_GRAPH}
     found = {
         "base": GraphVariant(base),
@@ -112,9 +111,9 @@ def variants(config: RunConfig) -> dict[str, GraphVariant]:
         "every fourth step": on_base({"regularization.every_steps": 4}),
         "walk": on_base({"walk.enabled": True}),
         "AugGT": on_base(WITHOUT_GRAPH, propagated=True),
-        quarter: GraphVariant(base, share=0.25),
+        "quarter of the clicks: base": GraphVariant(base, share=0.25),
         "quarter of the clicks: RAMEN": GraphVariant(
-            {**IN_BATCH, **UNWALKED}, (quarter,), share=0.25
+            {**IN_BATCH, **UNWALKED}, ("quarter of the clicks: base",), share=0.25
         ),
     }
     if any(name.endswith(PUBLISHED) for name in published_sets(config).regularization.lambda_z):

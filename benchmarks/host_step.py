@@ -12,7 +12,7 @@ preparations over its goal: 30 ms of eight, 60 ms alone.
 import cProfile
 import pstats
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from benchmarks.common import finish, options
+from benchmarks.common import alternate, finish, options
 from benchmarks.gpu_step import made_data
 from ramen_ray.method.model.packing import packed
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
@@ -55,17 +55,13 @@ def main() -> None:
     sampler = Sampler(data, BATCH_SIZE, seed=0, num_hard_negatives=1)
     hard = np.random.default_rng(1).integers(0, asked.queries, (asked.queries, 100), np.int32)
     draws = DrawState(data.graphs, shortlists=hard)
+    sides = {f"of_{count}": partial(_measured, sampler, draws, count) for count in GOALS_MS}
     figures = {
-        f"of_{workers}": _least(partial(_measured, sampler, draws, workers), asked.rounds)
-        for workers in GOALS_MS
+        side: {name: min(row[name] for row in rows) for name in rows[0]}
+        for side, rows in alternate(asked.rounds, sides).items()
     }
     over = [figures[f"of_{workers}"]["prepared"] / goal for workers, goal in GOALS_MS.items()]
     finish(max(over), figures)
-
-
-def _least(measure: Callable[[], dict[str, float]], rounds: int) -> dict[str, float]:
-    found = [measure() for _ in range(rounds)]
-    return {name: min(one[name] for one in found) for name in found[0]}
 
 
 def _measured(sampler: Sampler, draws: DrawState, num_workers: int) -> dict[str, float]:

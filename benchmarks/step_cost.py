@@ -45,7 +45,6 @@ def main() -> None:
 
 def compare(config: RunConfig, rounds: int, seconds: float) -> dict[str, float]:
     """Alternate all rows of a preset; returns the median milliseconds per step of each."""
-    print(f"{config.dataset}:")
     data = prepared(config.dataset, config.encoder)
     runs = {name: begin(overlay(config, changes), data) for name, changes in ROWS.items()}
     for run in runs.values():

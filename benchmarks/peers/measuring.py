@@ -68,7 +68,8 @@ class Contest:
     @cached_property
     def prepared(self) -> Any:
         """What the rival wants to have before its clock starts."""
-        return self.rival.prepare(Corpus.read(self.dataset))
+        prepare = self.rival.prepare
+        return None if prepare is None else prepare(Corpus.read(self.dataset))
 
     def settings(self) -> Settings:
         """Return the settings that validation chose; tries that are kept count in any case."""

@@ -66,12 +66,10 @@ class Ours:
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
         """Return the nearest ads; see :class:`Fitted`."""
-        return search_index(self.index, self.embed(self._tokens(queries)), k)[0]
-
-    def _tokens(self, queries: Sequence[str]) -> TokenTable:
         token_ids, lengths = self._tokenize(queries)
         offsets = np.append(0, lengths.cumsum())
-        return TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
+        table = TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
+        return search_index(self.index, self.embed(table), k)[0]
 
     def embed(self, table: TokenTable) -> Any:
         """Return the vectors (queries, D) that are searched with."""

@@ -79,10 +79,6 @@ class Fitted(Protocol):
         ...
 
 
-def nothing(_: Corpus) -> None:
-    """Prepare nothing."""
-
-
 @dataclass(frozen=True)
 class Rival:
     """One row of the table."""
@@ -90,7 +86,7 @@ class Rival:
     # trains and indexes; gets the corpus, what was prepared, settings, seed and threads
     fit: Callable[[Corpus, Any, Settings, int, int], Fitted]
     settings: tuple[Settings, ...]  # that validation chooses from, documented practice first
-    prepare: Callable[[Corpus], Any] = nothing  # once and not timed: environments, tokens
+    prepare: Callable[[Corpus], Any] | None = None  # once and not timed: environments, tokens
     is_random: bool = False
 
 

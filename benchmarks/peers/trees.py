@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
+from sklearn.base import clone
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.pipeline import FeatureUnion
 
@@ -116,7 +117,7 @@ def fit(
 ) -> Trees:
     """Train on the clicked train queries and, if asked for, on the ads' own texts."""
     of = dict(settings)
-    vectorizer, with_texts = FEATURES[of.pop("features")](), of.pop("with_texts")
+    vectorizer, with_texts = clone(FEATURES[of.pop("features")]), of.pop("with_texts")
     rows, ads = corpus.train_pairs()
     texts = corpus.queries["train"]
     if with_texts:
@@ -134,21 +135,13 @@ def fit(
     return Trees(command, vectorizer, known, lessons)
 
 
-def words() -> TfidfVectorizer:
-    """Return TF-IDF of words, as in the files of the extreme classification repository."""
-    return TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
-
-
-def words_and_characters() -> FeatureUnion:
-    """Return TF-IDF of words, pairs of words and runs of characters."""
-    pairs = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, dtype=np.float32)
-    characters = TfidfVectorizer(
-        analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True, dtype=np.float32
-    )
-    return FeatureUnion([("words", pairs), ("characters", characters)])
-
-
-FEATURES = {"words": words, "words and characters": words_and_characters}
+tfidf = partial(TfidfVectorizer, sublinear_tf=True, dtype=np.float32)
+pairs_of_words = tfidf(ngram_range=(1, 2))
+characters = tfidf(analyzer="char_wb", ngram_range=(3, 4))
+FEATURES = {
+    "words": tfidf(),  # as in the files of the extreme classification repository
+    "words and characters": FeatureUnion([("words", pairs_of_words), ("characters", characters)]),
+}
 XR_LINEAR = {"max_leaf_size": 100, "cp": 1.0, "threshold": 0.1, "negatives": "tfn", "beam": 10}
 PARABEL = {"beam": 10}
 BONSAI = {**PARABEL, "cluster_balanced": False, "cluster_k": 100, "max_depth": 3}
