@@ -85,8 +85,8 @@ def main() -> None:
             measure_new_ads, path_of_bag, bag, asked.new_ads, asked.stream
         ),
     }
-    figures = {**vars(asked), **answers, **indexes, **new}
-    finish(answers["torch"]["p50_ms"] / answers["onnx"]["p50_ms"], figures)
+    ratio = answers["torch"]["p50_ms"] / answers["onnx"]["p50_ms"]
+    finish(ratio, {**vars(asked), **answers, **indexes, **new})
 
 
 def measure_answers(
@@ -177,8 +177,7 @@ def measure_index(
 ) -> dict[str, float]:
     """Fill an index of one kind and search it."""
     started = time.monotonic()
-    index = filled_index(kind, ads)
-    seconds = time.monotonic() - started
+    index, seconds = filled_index(kind, ads), time.monotonic() - started
     ms = milliseconds_each(lambda query: index.search(query[None], RECALL_AT), queries)
     _, found = index.search(queries, RECALL_AT)
     return {
