@@ -48,8 +48,7 @@ from ramen_ray.orchestration.combining.settings import (
 from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
-VERSION = 5
-"""Change it with what a row computes, so that kept rows are not taken for new ones."""
+VERSION = 5  # of what is kept; a change of what a row computes makes the rows anew
 NOVEL_FRACTION = 0.1
 KINDS: dict[str, dict[str, bool]] = {
     "zero-shot": {},

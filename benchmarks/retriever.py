@@ -177,7 +177,8 @@ def measure_index(
 ) -> dict[str, float]:
     """Fill an index of one kind and search it."""
     started = time.monotonic()
-    index, seconds = filled_index(kind, ads), time.monotonic() - started
+    index = filled_index(kind, ads)
+    seconds = time.monotonic() - started
     ms = milliseconds_each(lambda query: index.search(query[None], RECALL_AT), queries)
     _, found = index.search(queries, RECALL_AT)
     return {
