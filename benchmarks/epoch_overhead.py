@@ -13,16 +13,15 @@ most 1.05, and 1.10 with validation and checkpoint).
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from mlflow.tracking import MlflowClient
 
-from benchmarks.common import ENVIRONMENT, NUM_THREADS, ROOT, alternate, finish, medians, options
+from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, options, run_python
 from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.presets import minilm
 
@@ -81,7 +80,7 @@ def make_config(output: Path, epochs: int, num_workers: int) -> RunConfig:
 
 def run_project(config: RunConfig, file: Path) -> dict[str, Any]:
     """Train through the project and read the run from MLflow."""
-    _run([str(ROOT / "jobs" / "train.py"), "--config", str(file)])
+    run_python("jobs/train.py", "--config", file)
     client = MlflowClient(tracking_uri=f"sqlite:///{config.output}/mlflow.db")
     experiment = client.get_experiment_by_name(config.experiment)
     run = client.search_runs([experiment.experiment_id], max_results=1)[0]
@@ -101,13 +100,11 @@ def run_project(config: RunConfig, file: Path) -> dict[str, Any]:
 def run_bare(config: RunConfig, file: Path) -> dict[str, Any]:
     """Train through the hand-written loop, in as many processes as the project has workers."""
     (data,) = (Path(config.output) / "prepared").glob("foldoc-*")
-    command, count = (
-        ["-m", "benchmarks.bare_epochs", str(data), str(file)],
-        config.workers.num_workers,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        groups = [[str(rank), f"{folder}/store"] for rank in range(count)] if count > 1 else [[]]
-        said = _run(*([*command, *group] for group in groups))
+    count = config.workers.num_workers
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
+        groups = [[rank, f"{folder}/store"] for rank in range(count)] if count > 1 else [[]]
+        command = ["-m", "benchmarks.bare_epochs", data, file]
+        said, *_ = pool.map(lambda group: run_python(*command, *group), groups)
     result = json.loads(said.splitlines()[-1])
     figures = {"seconds_per_epoch": result["seconds"] / config.training.epochs}
     return {"figures": figures, "losses": result["losses"]}
@@ -119,27 +116,6 @@ def largest_difference(runs: list[dict[str, Any]]) -> float:
         sys.exit("the two sides differ in their number of steps")
     by_step = zip(*(run["losses"] for run in runs), strict=True)
     return max((max(losses) - min(losses)) / max(losses) for losses in by_step)
-
-
-def _run(*commands: list[str]) -> str:
-    """Run Python with each of the arguments at once; returns what the first process printed."""
-    environment = {**os.environ, **ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *command],
-            env=environment,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for command in commands
-    ]
-    said = [process.communicate() for process in processes]
-    for command, process, (_, errors) in zip(commands, processes, said, strict=True):
-        if process.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{errors[-3000:]}")
-    return said[0][0]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """A retriever's speed, and what each kind of index costs and finds.
 
 The answers: a retriever of debian's ads (flat), logged and loaded by MLflow, answers test queries
-one at a time (`p50_ms`, `p99_ms`; `encoder_share` is the encoder's part of the time) and all at
-once (`queries_per_s`), on two threads: with torch, compiled to ONNX, and in 8-bit integers. `ratio`
-is the median answer with torch over that with ONNX. `job` answers more queries, debian's with a
-number after each, by jobs/predict.py with torch, from parquet to parquet: queries per second of all
-of it, and from the first written part to the last (`once_started`).
+one at a time (`p50_ms`, `p99_ms`) and all at once (`queries_per_s`), on two threads: with torch,
+compiled to ONNX, and in 8-bit integers. `ratio` is the median answer with torch over that with
+ONNX. `job` answers more queries, debian's with a number after each, by jobs/predict.py with torch,
+from parquet to parquet: queries per second of all of it, and from the first written part to the
+last (`once_started`).
 
 The indexes: `--ads` embeddings lie between those of debian's ads and of ads near them, and the
 queries are debian's. Per kind, `mb_per_million_ads`, `recall_at_100` against exact search, the
@@ -14,13 +14,9 @@ seconds to train and fill it, and the milliseconds of a search for 100 ads, one 
     python -m benchmarks.retriever [--ads 200000] [--layers 6] [--job-queries 8000]
 """
 
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,13 +29,15 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import (
-    ENVIRONMENT,
     NUM_THREADS,
     ROOT,
     finish,
     in_fresh_process,
+    milliseconds_each,
     options,
     prepared,
+    run_python,
+    seconds_of,
 )
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.prepared.folder import Prepared
@@ -114,12 +112,8 @@ def measure_job(folder: Path, uri: str, known: list[str], count: int) -> dict[st
     file, answers = folder / "queries.parquet", folder / "answers"
     pq.write_table(pa.table({"text": texts}), file, row_group_size=-(-count // JOB_PARTS))
     flags = {"model": uri, "queries": file, "answers": answers, "output": folder}
-    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-    environment = {**os.environ, **ENVIRONMENT}
-    started = time.time()
-    command = [sys.executable, "jobs/predict.py", *words]
-    subprocess.run(command, check=True, cwd=ROOT, env=environment, capture_output=True)
-    seconds = time.time() - started
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    seconds = seconds_of(lambda: run_python("jobs/predict.py", *words))
     ends = sorted(part.stat().st_mtime for part in answers.glob("*.parquet"))
     between = (ends[-1] - ends[0]) * len(ends) / (len(ends) - 1)
     return {"queries_per_s": count / seconds, "once_started": count / between}
@@ -138,33 +132,12 @@ def make_retriever(folder: Path, data: Path, config: EncoderConfig) -> Path:
 
 def measure_model(model: Any, queries: list[str]) -> dict[str, float]:
     """Ask one query at a time, then many at once."""
-    inner = model.unwrap_python_model()
-    asked = queries[:NUM_QUERIES]
-    answered = timed_each(lambda query: model.predict([query]), asked)
-    encoded = timed_each(lambda query: inner.encode([query]), asked)
-    started = time.monotonic()
-    for start in range(0, len(queries), QUERIES_AT_ONCE):
-        model.predict(queries[start : start + QUERIES_AT_ONCE])
-    seconds = time.monotonic() - started
-    return {
-        "p50_ms": float(np.quantile(answered, 0.5)),
-        "p99_ms": float(np.quantile(answered, 0.99)),
-        "encoder_p50_ms": float(np.quantile(encoded, 0.5)),
-        "encoder_share": float(np.sum(encoded) / np.sum(answered)),
-        "queries_per_s": len(queries) / seconds,
-    }
-
-
-def timed_each(answer: Callable[[str], Any], queries: Sequence[str]) -> list[float]:
-    """Return the milliseconds of each query, after ten that are not counted."""
-    for query in queries[:10]:
-        answer(query)
-    milliseconds = []
-    for query in queries:
-        started = time.perf_counter()
-        answer(query)
-        milliseconds.append(1000 * (time.perf_counter() - started))
-    return milliseconds
+    answered = milliseconds_each(lambda query: model.predict([query]), queries[:NUM_QUERIES])
+    starts = range(0, len(queries), QUERIES_AT_ONCE)
+    blocks = [queries[start : start + QUERIES_AT_ONCE] for start in starts]
+    seconds = seconds_of(lambda: [model.predict(block) for block in blocks])
+    p50, p99 = np.quantile(answered, (0.5, 0.99)).tolist()
+    return {"p50_ms": p50, "p99_ms": p99, "queries_per_s": len(queries) / seconds}
 
 
 def measure_indexes(path: Path, config: EncoderConfig, num_ads: int) -> dict[str, dict[str, float]]:

@@ -3,38 +3,32 @@
 Trainings of the same encoder on the same data alternate in one process: two CPU threads, fp32, the
 first steps not timed. `--rows graph` is in batch: without the graph, with anchors in each fourth
 step, and in each one. `--rows softmax` is without the graph, with shortlists and clusters from the
-untrained encoder: ance, depsl and unidec. Texts and tokens per step explain what a transformer's
-step costs; `pool_` figures are those of the ads that a query is ranked among. `ratio` is a step of
-the last row over the first, on the last set.
+untrained encoder: ance, depsl and unidec. `ratio` is a step of the last row over the first, on the
+last set.
 
     python -m benchmarks.step_cost [--sets foldoc rdocs debian] [--rounds 3] [--seconds 4]
     python -m benchmarks.step_cost --rows softmax --sets foldoc
 """
 
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers.utils.logging import set_verbosity_error
 
 from benchmarks.common import NUM_THREADS, alternate, finish, medians, options, prepared
-from benchmarks.in_process import Run, begin
+from benchmarks.in_process import Run, begin, shortlists
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.clustering import balanced_clusters
 from ramen_ray.method.sampling.curriculum import Curriculum
-from ramen_ray.method.sampling.step_inputs import BatchTexts, pool_figures
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.presets import bag, bag_ramen, minilm
 
-WARMUP_STEPS, COUNTED_STEPS = 4, 8
+WARMUP_STEPS = 4
 IN_BATCH = {"base.kind": "in_batch", "walk.enabled": False}
 PRESETS = {"foldoc": minilm, "rdocs": bag, "debian": bag}
 ROWS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -78,10 +72,7 @@ def begun(config: RunConfig, data: Prepared) -> Run:
     run, parts = begin(config, data), config.base.parts
     state = run.state
     if parts.hard_negatives == "shortlists":
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "shortlists.npy"
-            write_shortlists(run.model, data, parts.shortlist_size, file)
-            state.draws = replace(state.draws, shortlists=np.array(open_shortlists(file)))
+        state.draws = replace(state.draws, shortlists=shortlists(run))
     if parts.order != "random":
         rows = run.sampler.data.clicked_rows
         queries = torch.from_numpy(run.model.embed_texts(data.queries["train"], rows))
@@ -93,24 +84,12 @@ def begun(config: RunConfig, data: Prepared) -> Run:
 
 
 def measure(run: Run, seconds: float) -> dict[str, float]:
-    """Train on for some seconds; returns seconds, texts and tokens per step, and pool figures."""
-    state, sampler, objective = run.state, run.sampler, run.objective
-    first, started = state.step, time.perf_counter()
+    """Train on for some seconds; returns seconds per step."""
+    first, started = run.state.step, time.perf_counter()
     while time.perf_counter() - started < seconds:
-        list(train_steps(state, sampler, objective, state.step + 4))  # of which one draws anchors
-    elapsed = time.perf_counter() - started
-    batches = [
-        sampler.draw(step, state.draws, objective.regularizers_at(step))
-        for step in range(COUNTED_STEPS)
-    ]
-    texts = [BatchTexts.from_batch(batch, sampler.data.tables) for batch in batches]
-    pools = [pool_figures(batch, sampler.data.clicks) for batch in batches]
-    return {
-        "seconds_per_step": elapsed / (state.step - first),
-        "texts_per_step": float(np.mean([len(step.lengths) for step in texts])),
-        "tokens_per_step": float(np.mean([step.lengths.sum() for step in texts])),
-        **{f"pool_{name}": float(np.mean([one[name] for one in pools])) for name in pools[0]},
-    }
+        stop = run.state.step + 4  # of which one draws anchors
+        list(train_steps(run.state, run.sampler, run.objective, stop))
+    return {"seconds_per_step": (time.perf_counter() - started) / (run.state.step - first)}
 
 
 if __name__ == "__main__":

@@ -9,63 +9,56 @@ kept, so that the same command continues where it was stopped. `ratio` is the P@
 ours over that of the best rival, both by validation, on the last dataset.
 
     python -m benchmarks.peers [--sets foldoc debian rdocs] [--seeds 3] [--rivals NAME ...]
+        [--into docs/evidence]
 
 `--budget` is seconds for choosing settings; `--kept` shows what is there and runs nothing.
 """
 
 from benchmarks.common import NUM_THREADS, ROOT, finish, options
 from benchmarks.peers import lexical, ours, tables, trainer, trees
-from benchmarks.peers.measuring import Contest
+from benchmarks.peers.measuring import Contest, Run
+from benchmarks.tables import write
 
 RIVALS = {**lexical.RIVALS, **trainer.RIVALS, **trees.RIVALS, **ours.RIVALS}
 COSTS_OF = ("ance + RAMEN", "ance", "ngame", "OAK", "unidec + RAMEN")
 
 
 def main() -> None:
-    """Measure what is not there yet, and print the tables."""
-    sets, rivals = ["foldoc", "debian", "rdocs"], list(RIVALS)
+    """Measure what is not there yet, and write the tables."""
     asked = options(
         __doc__,
-        sets=sets,
+        sets=["foldoc", "debian", "rdocs"],
         seeds=3,
-        rivals=rivals,
+        rivals=list(RIVALS),
         budget=600.0,
         threads=NUM_THREADS,
         kept=False,
+        into="",
     )
-    budget = 0.0 if asked.kept else asked.budget
-    found: dict[str, tables.Runs] = {}
+    peers, lead, relative = (list[tables.Line]() for _ in range(3))
+    gain = 1.0
     for dataset in asked.sets:
-        folder = ROOT / "datasets" / dataset
-        contests = {
-            name: Contest(name, RIVALS[name], folder, budget, asked.threads)
-            for name in asked.rivals
-        }
-        runs_of = {
-            name: [
-                contest.run(seed)
-                for seed in seeds_of(contest, asked.seeds)
-                if not asked.kept or contest.is_kept(seed)
-            ]
-            for name, contest in contests.items()
-        }
-        found[dataset] = {name: runs for name, runs in runs_of.items() if runs}
-        print_tables(dataset, found[dataset])
-    finish(lead_of_ours(found[asked.sets[-1]]), {})
-
-
-def seeds_of(contest: Contest, num_seeds: int) -> range:
-    """Return the seeds that a rival is run with."""
-    return range(num_seeds if contest.rival.is_random else 1)
-
-
-def print_tables(dataset: str, found: tables.Runs) -> None:
-    """Print what was found on a dataset."""
-    print(f"\n## {dataset}\n\n{tables.quality(found)}\n\n{tables.costs(found)}\n")
-    own = [name for name in found if name in ours.RIVALS]
-    if own:
-        print(tables.lead(found, tables.best_by_validation(found, own)) + "\n")
-        print(tables.relative_costs(found, COSTS_OF), flush=True)
+        found: dict[str, list[Run]] = {}
+        for name in asked.rivals:
+            budget = 0.0 if asked.kept else asked.budget
+            folder, rival = ROOT / "datasets" / dataset, RIVALS[name]
+            contest = Contest(name, rival, folder, budget, asked.threads)
+            for seed in range(asked.seeds if rival.is_random else 1):
+                if not asked.kept or contest.is_kept(seed):
+                    found.setdefault(name, []).append(contest.run(seed))
+        peers += tables.quality_and_costs(dataset, found)
+        own = [name for name in found if name in ours.RIVALS]
+        if own:
+            lead += tables.lead(dataset, found, tables.best_by_validation(found, own))
+            relative += tables.relative_costs(dataset, found, COSTS_OF)
+        gain = lead_of_ours(found)
+    for table, lines in (
+        ("peers", peers),
+        ("peers_lead", lead),
+        ("peers_relative_costs", relative),
+    ):
+        write(table, lines, asked.into)
+    finish(gain, {})
 
 
 def lead_of_ours(runs_of: tables.Runs) -> float:

@@ -16,21 +16,13 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts, clicks and filter pairs of a dataset directory.
-
-    Attributes:
-        name: of the folder.
-        queries: texts by split, in the order of their ids.
-        ads: texts in the order of their ids.
-        clicks: by split, query rows x ads.
-        filters: (pairs, 2) of (query row, ad) to drop from the answers of a held-out split.
-    """
+    """Texts in the order of their ids, clicks and filter pairs of a dataset directory."""
 
     name: str
     queries: Mapping[str, list[str]]
     ads: list[str]
-    clicks: Mapping[str, Csr]
-    filters: Mapping[str, Int64s]
+    clicks: Mapping[str, Csr]  # query rows x ads
+    filters: Mapping[str, Int64s]  # (pairs, 2) of (query row, ad) to drop from answers
 
     @classmethod
     def read(cls, folder: Path) -> "Corpus":
@@ -51,18 +43,11 @@ class Corpus:
         ads = dataset.read("ads").sort_by("ad_id")["text"].to_pylist()
         return cls(folder.name, queries, ads, clicks, filters)
 
-    @property
-    def train_click_counts(self) -> Int64s:
-        """(ads,) int64, number of train clicks of each ad."""
-        return np.bincount(self.clicks["train"].indices, minlength=len(self.ads))
-
     def judgement(self, split: str) -> Judgement:
         """Return what answers to the queries of a split are measured against."""
-        train = self.clicks["train"]
-        num_queries = len(train.filled_rows)
-        return Judgement.from_clicks(
-            self.clicks[split], self.train_click_counts, num_queries, Propensity()
-        )
+        train, clicks = self.clicks["train"], self.clicks[split]
+        counts = np.bincount(train.indices, minlength=len(self.ads))
+        return Judgement.from_clicks(clicks, counts, len(train.filled_rows), Propensity())
 
     def train_pairs(self) -> tuple[Int64s, Int64s]:
         """Return the rows of train queries (clicks,) and their ads (clicks,)."""

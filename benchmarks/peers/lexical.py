@@ -6,7 +6,7 @@ document may also hold the train queries that led to it, as a search engine's fi
 """
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,11 +17,10 @@ import Stemmer
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Rival, Settings, best, size_on_disk
+from benchmarks.peers.rivals import Fitted, Rival, Settings, best, size_on_disk
 from ramen_ray.data.arrays import Int64s
 
 QUERIES_AT_ONCE = 256
-WITH_CLICKS = (False, True)
 
 
 class Tfidf:
@@ -47,13 +46,8 @@ class Tfidf:
 
 def fit_tfidf(corpus: Corpus, _: None, settings: Settings, seed: int, threads: int) -> Tfidf:
     """Index the ads' words or characters."""
-    low, high = settings["ngrams"]
-    vectorizer = TfidfVectorizer(
-        analyzer=settings["analyzer"],
-        ngram_range=(low, high),
-        sublinear_tf=True,
-        dtype=np.float32,
-    )
+    how = {name: settings[name] for name in ("analyzer", "ngram_range")}
+    vectorizer = TfidfVectorizer(**how, sublinear_tf=True, dtype=np.float32)
     return Tfidf(vectorizer, corpus.documents(settings["with_clicks"]))
 
 
@@ -87,24 +81,18 @@ def fit_bm25(corpus: Corpus, _: None, settings: Settings, seed: int, threads: in
     return Bm25(corpus.documents(settings["with_clicks"]), settings, threads)
 
 
-def _tfidf(analyzer: str, ngrams: Sequence[tuple[int, int]]) -> Rival:
-    settings = tuple(
-        {"analyzer": analyzer, "ngrams": of, "with_clicks": with_clicks}
-        for with_clicks, of in product(WITH_CLICKS, ngrams)
-    )
-    return Rival(fit_tfidf, settings)
+def _rival(fit: Callable[..., Fitted], tried: Sequence[Settings]) -> Rival:
+    with_clicks = [{"with_clicks": given} for given in (False, True)]
+    return Rival(fit, tuple({**one, **given} for given, one in product(with_clicks, tried)))
 
 
+def _tfidf(analyzer: str, *ranges: tuple[int, int]) -> Rival:
+    return _rival(fit_tfidf, [{"analyzer": analyzer, "ngram_range": one} for one in ranges])
+
+
+BM25 = ((1.5, 0.75), (0.9, 0.4), (1.2, 0.75), (0.6, 0.9))
 RIVALS = {
-    "TF-IDF, words": _tfidf("word", ((1, 1), (1, 2))),
-    "TF-IDF, characters": _tfidf("char_wb", ((3, 3), (2, 4), (3, 5))),
-    "BM25": Rival(
-        fit_bm25,
-        tuple(
-            {"k1": k1, "b": b, "with_clicks": with_clicks}
-            for with_clicks, (k1, b) in product(
-                WITH_CLICKS, ((1.5, 0.75), (0.9, 0.4), (1.2, 0.75), (0.6, 0.9))
-            )
-        ),
-    ),
+    "TF-IDF, words": _tfidf("word", (1, 1), (1, 2)),
+    "TF-IDF, characters": _tfidf("char_wb", (3, 3), (2, 4), (3, 5)),
+    "BM25": _rival(fit_bm25, [{"k1": k1, "b": b} for k1, b in BM25]),
 }

@@ -17,15 +17,10 @@ Settings = Mapping[str, Any]
 
 
 class Fitted(Protocol):
-    """A rival that can answer.
+    """A rival that can answer."""
 
-    Attributes:
-        model_bytes: size of what turns a query into an answer, without the index.
-        index_bytes: size of what is kept of the ads.
-    """
-
-    model_bytes: int
-    index_bytes: int
+    model_bytes: int  # of what turns a query into an answer, without the index
+    index_bytes: int  # of what is kept of the ads
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
         """Return the ads (queries, k) of each query, best first, -1 after the last."""
@@ -38,18 +33,12 @@ def nothing(_: Corpus) -> None:
 
 @dataclass(frozen=True)
 class Rival:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        fit: trains and indexes; gets the corpus, what was prepared, settings, seed and threads.
-        settings: what validation chooses from, documented practice first.
-        prepare: what is made once and not timed: environments, tokens.
-        is_random: whether the seed changes it.
-    """
-
+    # trains and indexes; gets the corpus, what was prepared, settings, seed and threads
     fit: Callable[[Corpus, Any, Settings, int, int], Fitted]
-    settings: tuple[Settings, ...]
-    prepare: Callable[[Corpus], Any] = nothing
+    settings: tuple[Settings, ...]  # that validation chooses from, documented practice first
+    prepare: Callable[[Corpus], Any] = nothing  # once and not timed: environments, tokens
     is_random: bool = False
 
 

@@ -1,14 +1,14 @@
-"""The tables of what was measured."""
+"""The lines of docs/evidence/peers*.csv."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.graph_gain import shown
 from benchmarks.peers.measuring import METRICS, Run
-from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
+from benchmarks.tables import compared
 
 Runs = Mapping[str, Sequence[Run]]
+Line = dict[str, str]
 COMPARED = ("P@1", "R@10", "tail/R@10")
 MEGABYTE = 1e6
 COSTS = {
@@ -20,12 +20,11 @@ COSTS = {
     "p50_ms": ("one query, ms", 1.0),
     "p99_ms": ("99 %, ms", 1.0),
 }
-OF_THE_PAPER = {"ance + RAMEN": "1×, 1×, 1×", "ance": "0.9×, 1×, 1×", "OAK": "1.5×, 2×, 3.5×"}
 
 
-def value(runs: Sequence[Run], metric: str, split: str = "test") -> float:
-    """Return a metric's mean over the seeds."""
-    return float(np.mean([run.value(metric, split) for run in runs]))
+def value(runs: Sequence[Run], metric: str) -> float:
+    """Return a metric of the test split, as the mean over the seeds."""
+    return float(np.mean([run.value(metric) for run in runs]))
 
 
 def cost(runs: Sequence[Run], name: str) -> float:
@@ -38,73 +37,51 @@ def best_by_validation(found: Runs, names: Sequence[str]) -> str:
     return max(names, key=lambda name: np.mean([run.validation_score for run in found[name]]))
 
 
-def quality(found: Runs) -> str:
-    """Return the table of metrics in per cent, and of how many seeds they are the mean."""
-    names = [name.replace("tail/", "tail ") for name in METRICS]
-    lines = [
-        [name, *(f"{100 * value(runs, m):.2f}" for m in METRICS), str(len(runs))]
-        for name, runs in found.items()
-    ]
-    return table(["", *names, "seeds"], lines)
-
-
-def costs(found: Runs) -> str:
-    """Return the table of seconds, bytes and rates."""
-    lines = [
-        [name, *(_three_digits(cost(runs, key) / unit) for key, (_, unit) in COSTS.items())]
-        for name, runs in found.items()
-    ]
-    return table(["", *(title for title, _ in COSTS.values())], lines)
-
-
-def _three_digits(figure: float) -> str:
-    return np.format_float_positional(figure, 3, unique=False, fractional=False, trim="-")
-
-
-def lead(found: Runs, first: str) -> str:
-    """Return the table of how much ``first`` is ahead of each other row, with intervals."""
-    lines = []
+def quality_and_costs(dataset: str, found: Runs) -> Iterator[Line]:
+    """Yield each rival's metrics in per cent, number of seeds, seconds, bytes and rates."""
     for name, runs in found.items():
-        if name == first:
-            continue
-        seeds = range(max(len(runs), len(found[first])))
+        line = {"dataset": dataset, "rival": name}
+        line |= {m.replace("/", " "): f"{100 * value(runs, m):.2f}" for m in METRICS}
+        line["seeds"] = str(len(runs))
+        for key, (title, unit) in COSTS.items():
+            figure = cost(runs, key) / unit
+            line[title] = np.format_float_positional(
+                figure, 3, unique=False, fractional=False, trim="-"
+            )
+        yield line
+
+
+def lead(dataset: str, found: Runs, first: str) -> Iterator[Line]:
+    """Yield how much ``first`` is ahead of each other row, with intervals."""
+    for name in (name for name in found if name != first):
+        seeds = range(max(len(found[name]), len(found[first])))
         ours, theirs = (
-            [_of_seed(side, seed).metrics["test"] for seed in seeds]
-            for side in (found[first], runs)
+            # what does not depend on the seed has one run
+            [_compared(side[seed % len(side)]) for seed in seeds]
+            for side in (found[first], found[name])
         )
-        bounds = paired_differences_over_seeds(ours, theirs)
-        lines.append([name, *(shown(*bounds[metric]) for metric in COMPARED)])
-    return table([f"{first} over", *COMPARED], lines)
+        yield from compared(dataset, first, ours, name, theirs)
 
 
-def _of_seed(runs: Sequence[Run], seed: int) -> Run:
-    """Return the run of a seed; what does not depend on the seed has one run."""
-    return runs[seed % len(runs)]
+def _compared(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    return {metric.replace("/", " "): run.metrics["test"][metric] for metric in COMPARED}
 
 
-def relative_costs(found: Runs, names: Sequence[str]) -> str:
-    """Return training, answering and size over those of RAMEN on ance, beside the paper's."""
+def relative_costs(dataset: str, found: Runs, names: Sequence[str]) -> Iterator[Line]:
+    """Yield training, answering and size over those of RAMEN on ance."""
     if "ance + RAMEN" not in found:
-        return ""
+        return
     unit = found["ance + RAMEN"]
-    lines = []
     for name in names:
         if name in found:
             runs = found[name]
             size, of_unit = (
                 cost(side, "model_bytes") + cost(side, "index_bytes") for side in (runs, unit)
             )
-            ratios = [
-                cost(runs, "processor_s") / cost(unit, "processor_s"),
-                cost(unit, "queries_per_s") / cost(runs, "queries_per_s"),
-                size / of_unit,
-            ]
-            lines.append([name, *(f"{r:.2f}×" for r in ratios), OF_THE_PAPER.get(name, "")])
-    return table(["", "training", "answering", "size", "the paper's"], lines)
-
-
-def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    rows = [" | ".join(line) for line in (header, *lines)]
-    rule = "|---|" + "--:|" * (len(header) - 1)
-    return "\n".join([f"| {rows[0]} |", rule, *(f"| {row} |" for row in rows[1:])])
+            ratios = {
+                "training": cost(runs, "processor_s") / cost(unit, "processor_s"),
+                "answering": cost(unit, "queries_per_s") / cost(runs, "queries_per_s"),
+                "size": size / of_unit,
+            }
+            shown = {title: f"{one:.2f}" for title, one in ratios.items()}
+            yield {"dataset": dataset, "rival": name, **shown}

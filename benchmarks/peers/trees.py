@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from sklearn.pipeline import FeatureUnion
 from benchmarks.common import CACHE, ROOT
 from benchmarks.peers.corpus import Corpus
 from benchmarks.peers.rivals import Rival, Settings, size_on_disk
-from benchmarks.peers.workers import Packed
+from benchmarks.peers.workers import pack
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.errors import UserError
 
@@ -40,7 +40,7 @@ class Environment:
     name: str
     packages: tuple[str, ...]
 
-    def python(self) -> Path:
+    def python(self, _: Corpus) -> Path:
         """Return its Python, made now by uv or earlier.
 
         Raises:
@@ -135,18 +135,6 @@ class Trees:
             raise RuntimeError(f"the rival's program ended:\n{log[-2000:]}") from error
 
 
-def pack(matrix: csr_matrix) -> Packed:
-    """Return a matrix as plain values."""
-    matrix = csr_matrix(matrix)
-    matrix.sort_indices()
-    return (
-        tuple(matrix.shape),
-        matrix.indptr.astype(np.int64).tobytes(),
-        matrix.indices.astype(np.int32).tobytes(),
-        matrix.data.astype(np.float32).tobytes(),
-    )
-
-
 def fit(
     corpus: Corpus, python: Path, settings: Settings, seed: int, threads: int, *, program: str
 ) -> Trees:
@@ -189,60 +177,34 @@ FEATURES = {"words": words, "words and characters": words_and_characters}
 XR_LINEAR = {"max_leaf_size": 100, "cp": 1.0, "threshold": 0.1, "negatives": "tfn", "beam": 10}
 PARABEL = {"beam": 10}
 BONSAI = {**PARABEL, "cluster_balanced": False, "cluster_k": 100, "max_depth": 3}
-
-
-def python_of(_: Corpus, *, environment: Environment) -> Path:
-    """Make the environment."""
-    return environment.python()
-
-
-def _rival(
-    program: str, environment: Environment, options: Sequence[Mapping[str, Any]], with_texts: bool
-) -> Rival:
-    settings = [
-        {"features": name, "with_texts": with_texts, **of} for of in options for name in FEATURES
-    ]
-    return Rival(
+TRIED: dict[str, tuple[str, Environment, Settings, list[Settings]]] = {
+    "PECOS XR-Linear": (
+        "xr_linear",
+        PECOS,
+        XR_LINEAR,
+        [{"negatives": "tfn+man"}, {"cp": 4.0}, {"max_leaf_size": 1_000_000}],  # one against all
+    ),
+    "napkinXC PLT": (
+        "plt",
+        NAPKINXC,
+        {},
+        [{"liblinear_c": 1}, {"loss": "l2", "liblinear_c": 1}, {"ensemble": 3}],
+    ),
+    "omikuji Parabel": ("forest", OMIKUJI, PARABEL, [{"beam": 50}, {"linear_c": 4.0}]),
+    "omikuji Bonsai": ("forest", OMIKUJI, BONSAI, [{"beam": 50}, {"linear_c": 4.0}]),
+}
+"""Programs and environments, what they are documented with, and changes that are tried."""
+RIVALS = {
+    f"{name} + texts" if with_texts else name: Rival(
         partial(fit, program=program),
-        tuple(settings),
-        prepare=partial(python_of, environment=environment),
+        tuple(
+            {"features": features, "with_texts": with_texts, **first, **changes}
+            for changes in ({}, *others)
+            for features in FEATURES
+        ),
+        prepare=environment.python,
         is_random=True,
     )
-
-
-def _rivals() -> dict[str, Rival]:
-    kinds: dict[str, tuple[str, Environment, list[dict[str, Any]]]] = {
-        "PECOS XR-Linear": (
-            "xr_linear",
-            PECOS,
-            [
-                XR_LINEAR,
-                {**XR_LINEAR, "negatives": "tfn+man"},
-                {**XR_LINEAR, "cp": 4.0},
-                {**XR_LINEAR, "max_leaf_size": 1_000_000},  # one against all
-            ],
-        ),
-        "napkinXC PLT": (
-            "plt",
-            NAPKINXC,
-            [{}, {"liblinear_c": 1}, {"loss": "l2", "liblinear_c": 1}, {"ensemble": 3}],
-        ),
-        "omikuji Parabel": (
-            "forest",
-            OMIKUJI,
-            [PARABEL, {**PARABEL, "beam": 50}, {**PARABEL, "linear_c": 4.0}],
-        ),
-        "omikuji Bonsai": (
-            "forest",
-            OMIKUJI,
-            [BONSAI, {**BONSAI, "beam": 50}, {**BONSAI, "linear_c": 4.0}],
-        ),
-    }
-    return {
-        f"{name} + texts" if with_texts else name: _rival(*kind, with_texts)
-        for name, kind in kinds.items()
-        for with_texts in (False, True)
-    }
-
-
-RIVALS = _rivals()
+    for name, (program, environment, first, others) in TRIED.items()
+    for with_texts in (False, True)
+}

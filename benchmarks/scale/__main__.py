@@ -2,8 +2,8 @@
 
 A size is a number of queries, with as many ads and anchors, 2 clicks a query, and, unless it says
 otherwise (100000x20), 5 edges a node, so 10M queries have 100M edges; degrees follow power laws.
-The stages of a size follow one another, each in a process of its own with Ray started before: start
-of Ray, import of clicks, import of edges, validation, description, preparation, walks, training (a
+The stages of a size follow one another, each in a process of its own with Ray started before:
+import of clicks, import of edges, validation, description, preparation, walks, training (a
 bag, batch 1024, 20 steps), pruning, co-session graphs, similar texts (by a bag). Figures of each:
 seconds, processor seconds, microseconds a row, peak memory of the driver with and without what it
 shares, of Ray's processes without, and of Ray's store. With --unit-costs, the costs of the stages
@@ -17,12 +17,20 @@ first. `ratio` is the training's queries per processor second at the largest siz
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common import finish, in_fresh_process, options
 from benchmarks.scale.fitting import COUNTED, as_toml, fit
 from benchmarks.scale.generated import Shape, generate
-from benchmarks.scale.stages import ANCHOR_SET, BATCH_SIZE, STAGES, Row, measure, time_steps
+from benchmarks.scale.stages import (
+    ANCHOR_SET,
+    BATCH_SIZE,
+    SIDES,
+    STAGES,
+    Row,
+    measure,
+    num_rows,
+    time_steps,
+)
 from ramen_ray.data.store.dataset import Dataset
 
 DEFAULT_EDGES = 5
@@ -47,11 +55,9 @@ def main() -> None:
             of_sizes = [of_size[stage] for of_size in rows.values()]
             costs = fit(stage, steps if stage == "train" else of_sizes)
             print(as_toml(stage, costs, most_queries))
-    rates = [
-        of_size["train"]["rows_per_processor_s"] for of_size in rows.values() if "train" in of_size
-    ]
-    figures: dict[str, Any] = {"stages": rows, "steps": steps}
-    finish(rates[-1] / rates[0] if rates else 0.0, figures)
+    trained = [of_size["train"] for of_size in rows.values() if "train" in of_size]
+    rates = [row["rows_per_processor_s"] for row in trained] or [1.0]
+    finish(rates[-1] / rates[0], {"stages": rows, "steps": steps})
 
 
 def measure_size(shape: Shape, folder: Path, stages: list[str]) -> dict[str, Row]:
@@ -72,18 +78,14 @@ def measure_size(shape: Shape, folder: Path, stages: list[str]) -> dict[str, Row
 
 def _sizes(dataset: Dataset) -> dict[str, float]:
     """Count texts and edges of the dataset directory, without co-session graphs."""
-    tables = [f"queries/{split}" for split in dataset.splits] + ["ads", f"anchors/{ANCHOR_SET}"]
-    sides = [f"edges/{ANCHOR_SET}/{side}" for side in ("query", "ad")]
-    size = sum(
-        file.stat().st_size
-        for table in [*tables, *sides]
-        if dataset.has(table)
-        for file in dataset.files(table)
-    )
+    of_texts = [f"queries/{split}" for split in dataset.splits] + ["ads", f"anchors/{ANCHOR_SET}"]
+    of_edges = [f"edges/{one.path}" for one in SIDES]
+    texts, edges = ([t for t in tables if dataset.has(t)] for tables in (of_texts, of_edges))
+    files = (file for table in texts + edges for file in dataset.files(table))
     return {
-        "texts": sum(dataset.num_rows(table) for table in tables if dataset.has(table)),
-        "edges": sum(dataset.num_rows(table) for table in sides if dataset.has(table)),
-        "dataset_mb": size / 1e6,
+        "texts": num_rows(dataset, texts),
+        "edges": num_rows(dataset, edges),
+        "dataset_mb": sum(file.stat().st_size for file in files) / 1e6,
     }
 
 

@@ -44,13 +44,15 @@ class Shape:
 def generate(folder: Path, shape: Shape, with_log: bool) -> None:
     """Write the tables query, ad, anchor, clicks, query_edges, ad_edges and, if asked for, log."""
     count = shape.queries
-    for number, kind in enumerate(("query", "ad", "anchor")):
-        _write(folder / kind, _nodes(kind, count, number))
-    _write(folder / "clicks", _clicks(count))
-    for number, kind in enumerate(("query", "ad")):
-        _write(folder / f"{kind}_edges", _edges(kind, shape, number))
+    tables = {kind: _nodes(kind, count, n) for n, kind in enumerate(("query", "ad", "anchor"))}
+    tables |= {f"{kind}_edges": _edges(kind, shape, n) for n, kind in enumerate(("query", "ad"))}
+    tables["clicks"] = _clicks(count)
     if with_log:
-        _write(folder / "log", _log(count))
+        tables["log"] = _log(count)
+    for name, blocks in tables.items():
+        (folder / name).mkdir()
+        for number, block in enumerate(blocks):
+            pq.write_table(block, folder / name / f"{number:06d}.parquet")
 
 
 def texts(draw: np.random.Generator, count: int) -> pa.Array:
@@ -73,12 +75,6 @@ def _words() -> tuple[pa.Array, NDArray[np.float64]]:
     words = np.random.default_rng(0).permutation(known)
     cumulative = cumulative_sum(1.0 / np.arange(1, len(words) + 1))[1:]
     return pa.array(words.tolist()), cumulative / cumulative[-1]
-
-
-def _write(folder: Path, blocks: Iterator[pa.Table]) -> None:
-    folder.mkdir()
-    for number, block in enumerate(blocks):
-        pq.write_table(block, folder / f"{number:06d}.parquet")
 
 
 def _blocks(count: int, *seed: int) -> Iterator[tuple[Int64s, np.random.Generator]]:

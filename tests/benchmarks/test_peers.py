@@ -14,8 +14,7 @@ from benchmarks.peers import lexical, measuring
 from benchmarks.peers.corpus import Corpus
 from benchmarks.peers.measuring import Contest, judged
 from benchmarks.peers.rivals import Rival
-from benchmarks.peers.trees import pack
-from benchmarks.peers.workers import unpack
+from benchmarks.peers.workers import pack, unpack
 from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.method.metrics.ranking import ratio
 
@@ -146,7 +145,7 @@ def test_validation_chooses_and_what_is_kept_is_not_run_again(folder, tmp_path, 
         asked.append(arguments[-1])
         return function(*arguments)
 
-    monkeypatch.setattr(measuring, "in_forked_process", in_this_process)
+    monkeypatch.setattr(measuring, "in_own_process", in_this_process)
     monkeypatch.setattr(measuring, "STORE", tmp_path / "runs")
     rival = Rival(fit_constant, ({"ad": 2}, {"ad": 1}, {"ad": 2}))
     contest = Contest("toy", rival, folder, 60.0, 1)
@@ -161,7 +160,7 @@ def test_validation_chooses_and_what_is_kept_is_not_run_again(folder, tmp_path, 
 
 
 def test_the_search_ends_with_its_budget(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(measuring, "in_forked_process", lambda function, *of: function(*of))
+    monkeypatch.setattr(measuring, "in_own_process", lambda function, *of: function(*of))
     monkeypatch.setattr(measuring, "STORE", tmp_path / "runs")
     rival = Rival(fit_constant, ({"ad": 2}, {"ad": 1}))
     assert Contest("toy", rival, folder, 0.0, 1).settings() == {"ad": 2}

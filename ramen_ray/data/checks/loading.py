@@ -83,8 +83,8 @@ class Tables:
         self.connection.execute(f"DROP TABLE {name_literal(table)}")
         self.columns.pop(table, None)
 
-    def broken(self, rule: TableRule) -> list[Finding]:
-        """Return what breaks a rule: one finding, or none."""
+    def broken(self, rule: TableRule, least: float = 0.0) -> list[Finding]:
+        """Return what breaks a rule: one finding, or none if fewer than the share ``least`` do."""
         kind = rule.kind
         if kind.severity not in self._severities:
             return []
@@ -94,18 +94,17 @@ class Tables:
             ORDER BY ALL LIMIT {MAX_EXAMPLES}
             """
         run(self.connection, f"looking in {rule.table} for a {kind.message}", looking)
+        found = self.connection.fetchall()
+        whole = name_literal(rule.out_of or rule.table)
+        num_rows = count(self.connection, f"SELECT count(*) FROM {whole}") if found else 0
+        if not found or found[0][2] < least * num_rows:
+            return []
         tally = Tally(kind)
-        for row, value, number in self.connection.fetchall():
+        for row, value, _ in found:
             file, row_of_file = self._place(rule.table, row)
             tally.add(file, [row_of_file], [value])
-            total = number
-        if not tally.count:
-            return []
-        tally.count = total
-        whole = name_literal(rule.out_of or rule.table)
-        is_warning = kind.severity == "warning"
-        rows = count(self.connection, f"SELECT count(*) FROM {whole}") if is_warning else None
-        return [tally.share(rows)]
+        tally.count = found[0][2]
+        return [tally.share(num_rows if kind.severity == "warning" else None)]
 
     def _place(self, table: str, row: int) -> tuple[Path, int]:
         """Return the file that has a row of the table, and the row's number there."""

@@ -646,7 +646,7 @@ _json_line("lbl", b'{"uid": "a", "title": 7}', ["column 'title'", "7 is a number
 _json_line("lbl", b'{"title": "x"}', ["no uid"])
 _json_line("lbl", b'{"uid": "a", "title": "x"', ["not a JSON object"])
 _json_line("lbl", b"null", ["not a JSON object"])
-_json_line("trn", b'{"a": ' + b"[" * 100_000, ["is nested more than 100 deep"])
+_json_line("trn", b'{"a": ' + b"[" * 100_000, ["nested too deep"])
 _json_line("lbl", b"[1]", ["not a JSON object"])
 _json_line("lbl", b'{"uid": "a", "title": "x"} {}', ["not a JSON object"])
 _json_line("lbl", b'{"uid": "a", "title": "x", "content": []}', ["'content': [] is neither text"])

@@ -168,7 +168,7 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _write(writer: DatasetWriter, table: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
-    """Write a table in row groups of a fixed size; returns its row count."""
+    """Write a table; returns its row count."""
     writer.write(table, batches)
     num_rows: int = pq.read_metadata(writer.folder / f"{table}.parquet").num_rows
     return num_rows
@@ -218,7 +218,7 @@ def put_in_place(
 
     Raises:
         DatasetError: there is a set of this name, and ``replace`` is not set; or queries or ads
-            are no longer those that the edges were made for.
+            have changed.
     """
     with _as_it_is_now(dataset.path) as now:
         if _content_of_nodes(now) != (aside / NODES).read_text():
