@@ -30,13 +30,7 @@ class UnreadableFileError(DatasetError):
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Some rows of a file.
-
-    Attributes:
-        file: the parquet file, relative to the dataset directory.
-        first_row: the number of the first row within the file, from 0.
-        rows: the rows.
-    """
+    """Rows of a file, relative to the dataset directory, from its row ``first_row`` (0..) on."""
 
     file: Path
     first_row: int
