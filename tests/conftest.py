@@ -77,7 +77,7 @@ FIRST = (
     *("test_train", "test_bases", "test_sweep", "test_walked_and_novel"),  # the longest
     *("test_jobs", "test_trials"),
 )
-GIVES_BACK_WITHIN_S = 6  # what a killed process had; Ray 2.60 can lose it, and starts in as long
+GIVES_BACK_WITHIN_S = 6  # what a killed process had; Ray 2.60 can lose it, and restarts in 6 s
 NUM_LINKS = 30
 NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
 
