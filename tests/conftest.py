@@ -48,6 +48,7 @@ from support import (
     prepare_in_process,
     query_table,
     text_table,
+    the_error,
     wait_until,
 )
 
@@ -396,13 +397,14 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(run_here: RunHere) -> Refused:
-    """Runs a job that must refuse its arguments; returns all that it says: one line."""
+    """Runs a job that must refuse its arguments; returns the last line that it says: why."""
 
     def call(job: ModuleType, *arguments: object) -> str:
         code, said = run_here(job, *arguments)
         assert code == 2, said
-        assert said.startswith("error: ") and said.count("\n") == 1, said
-        return said
+        error = the_error(said)
+        assert said.endswith(f"{error}\n"), said
+        return error
 
     return call
 

@@ -452,7 +452,7 @@ def test_bad_flags_are_one_clear_line(
 
 def test_a_missing_dataset_is_named(tmp_path: Path, refused: Refused) -> None:
     said = refused(job, tmp_path / "none", "--output", tmp_path / "o")
-    assert said == f"error: there is no dataset directory at {tmp_path}/none\n"
+    assert said == f"error: there is no dataset directory at {tmp_path}/none"
     assert not list(tmp_path.iterdir())
 
 
