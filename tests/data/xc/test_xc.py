@@ -218,8 +218,10 @@ def _assert_graphs(dataset: Dataset, world: World) -> None:
     assert not dataset.has("edges/hyper_link/test_query")
 
 
-@pytest.mark.parametrize("suffix", [".txt", ".npz"])
-@pytest.mark.parametrize("layout", ["ngame", "renee", "oak", "dexml"])
+@pytest.mark.parametrize(
+    ("layout", "suffix"),
+    [("ngame", ".txt"), ("renee", ".npz"), ("oak", ".txt"), ("dexml", ".npz")],
+)
 def test_raw_texts_with_matrices(
     world: World, tmp_path: Path, layout: str, suffix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
