@@ -190,7 +190,7 @@ def main() -> None:
                 lines += compared(dataset, title, runs[title], over, runs.get(over, ()))
         first, second, *_ = runs.values()
         gain = mean(second, "R@10") / mean(first, "R@10")
-    write("results", lines, asked.into)
+    write("unidec_parts" if asked.parts else "results", lines, asked.into)
     finish(gain, {})
 
 
