@@ -140,10 +140,10 @@ def other_bases(config: RunConfig) -> dict[str, GraphVariant]:
         own = base_changes(config, {"base.kind": base})
         for part in PARTS if base == "unidec" else PARTS[:1]:
             title = f"{base}: {part}" if base == "unidec" else base
-            over = ("ance",) if base in ("depsl", "unidec") else ()
-            found[title] = GraphVariant({**own, **WITHOUT_GRAPH}, over, part=part)
-            over = (title, "ance + RAMEN") if part == "both" else (title,)
-            found[f"{title} + RAMEN"] = GraphVariant({**own, **UNWALKED}, over, part=part)
+            over = ["ance"] if base in ("depsl", "unidec") else []
+            found[title] = GraphVariant({**own, **WITHOUT_GRAPH}, tuple(over), part=part)
+            over = [title, "ance + RAMEN"] if part == "both" else [title]
+            found[f"{title} + RAMEN"] = GraphVariant({**own, **UNWALKED}, tuple(over), part=part)
     return found
 
 
