@@ -365,7 +365,7 @@ def test_what_is_not_a_plain_file_is_refused(case: str, tmp_path: Path) -> None:
         find_files(source(tmp_path), ["query"])
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.binary(max_size=80), name=st.sampled_from(["a.csv", "a.jsonl", "a.parquet", "a.tsv"])
 )

@@ -115,21 +115,22 @@ def named(side: str, columns: str, source: str = "source") -> str:
 
 
 def read_numbers(connection: DuckDBPyConnection, dataset: Dataset, side: str, rows: str) -> None:
-    """Read the unknown names of the table ``rows`` as nodes' numbers, if all of them look so.
+    """Read the unknown names of the table ``rows`` as nodes' numbers, if most of them look so.
 
-    One that is a text would mean that the others are texts too, such as "2048".
+    Among unknown texts, "2048" is a text too.
     """
     if has_ids(dataset, side):
         return
-    unknown = f"FROM {rows} WHERE unknown IS NOT NULL"
     is_number = f"regexp_full_match(unknown, {text_literal(NUMBER)})"
-    if count(connection, f"SELECT count(*) {unknown} AND NOT {is_number}"):
+    names = f"FROM (SELECT DISTINCT unknown FROM {rows} WHERE unknown IS NOT NULL)"
+    num_numbers = count(connection, f"SELECT count(*) {names} WHERE {is_number}")
+    if 2 * num_numbers <= count(connection, f"SELECT count(*) {names}"):
         return
     num_nodes = dataset.num_rows(NODE_TABLES[side])
     connection.execute(
         f"""
         UPDATE {rows} SET node = unknown::BIGINT, unknown = NULL
-        WHERE unknown IS NOT NULL AND unknown::BIGINT < {num_nodes}
+        WHERE {is_number} AND try_cast(unknown AS BIGINT) < {num_nodes}
         """
     )
 
