@@ -22,10 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from benchmarks.common import ENVIRONMENT, ROOT, finish, options
+from benchmarks.common import ENVIRONMENT, ROOT, finish, options, write_queries
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.tracking.registry import Registry, uri_of
 from ramen_ray.tracking.runs import tracking_uri
@@ -59,7 +57,6 @@ def main() -> None:
     figures = {
         "faults": dict(soak.faults),
         "runs": len(outcomes),
-        "starts": soak.starts,
         "processes_left": soak.leaked,
         "shared_memory_left": sorted(map(str, set(SHARED_MEMORY.iterdir()) - shared_before)),
     }
@@ -94,9 +91,7 @@ class Soak:
 
     def _prepare_predict(self) -> None:
         known = Dataset(ROOT / "datasets" / "foldoc").read("queries/train")["text"].to_pylist()
-        texts = [f"{known[row % len(known)]} {row // len(known)}" for row in range(NUM_QUERIES)]
-        file = self.folder / "queries"
-        pq.write_table(pa.table({"text": texts}), file, row_group_size=ROW_GROUP)
+        write_queries(self.folder / "queries", known, NUM_QUERIES, ROW_GROUP)
         notes = json.loads((self.output / "runs" / UNDISTURBED / "run.json").read_text())
         found = Registry(tracking_uri(self.output)).find_logged(notes["mlflow_run_id"], None)
         self.jobs["predict"] += ["--model", uri_of(found[1]), "--answers"]

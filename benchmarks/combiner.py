@@ -2,14 +2,13 @@
 
 Zero-shot splits of each set (a tenth of the ads novel, seeds 0, 1, ...). On each, encoders are
 trained, with the split's seed: the base and RAMEN; RAMEN with the novel ads' edges kept; the base
-with a revealed click of each novel ad in training; and the first two without the train queries that
-have a novel ad's text. On the first two also the sum, and IRENE's combiner in both variants,
-without and with the revealed clicks; on the first splits only, as these take longest. Every encoder
-is kept, so that the same command continues where it was stopped. In this process, without Ray
-Train. Differences have 95 % intervals over splits and test queries; text alone is compared with
-that of the base, and other rows with the text alone of their encoder. With `--true-neighbours` the
-base only, with what true neighbours in place of the nearest by text would bring. `ratio` is R@10 of
-new ads of the last row over the first, of the last set.
+with a revealed click of each novel ad; and the first two without the train queries that have a
+novel ad's text. On the first two also the sum, and IRENE's combiner in both variants, without and
+with the revealed clicks; on the first splits only, as these take longest. Every encoder is kept, so
+that the same command continues where it was stopped. In this process, without Ray Train. Text alone
+is compared with that of the base, and other rows with the text alone of their encoder. With
+`--true-neighbours` the base only, with what true neighbours in place of the nearest by text would
+bring. `ratio` is R@10 of new ads of the last row over the first, of the last set.
 
     python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 40]
         [--encoders base RAMEN] [--into docs/evidence]
@@ -28,15 +27,15 @@ from benchmarks.common import CACHE, finish, options, prepared
 from benchmarks.graph_gain import IN_BATCH, UNWALKED, recipe
 from benchmarks.in_process import embedded_texts, train
 from benchmarks.tables import ByQuery, Found, compared, kept, mean, write
-from benchmarks.true_neighbours import NEIGHBOURS, added, true_neighbours, with_first
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.evaluation import Embedded, RevealedClicks
-from ramen_ray.method.novel_ads.neighbours import Vectors
+from ramen_ray.method.novel_ads.neighbours import SeenAds, Vectors, clicked_together
 from ramen_ray.method.novel_ads.representation import CombinedAds
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.combining.build import Combining
@@ -49,8 +48,7 @@ from ramen_ray.orchestration.combining.settings import (
 from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
-VERSION = 5
-"""Change it with what a row computes, so that kept rows are not taken for new ones."""
+VERSION = 5  # of what is kept; a change of what a row computes makes the rows anew
 NOVEL_FRACTION = 0.1
 KINDS: dict[str, dict[str, bool]] = {
     "zero-shot": {},
@@ -59,6 +57,9 @@ KINDS: dict[str, dict[str, bool]] = {
     "unseen": {"unseen_texts": True},
 }
 MEASURED = ("P@1", "P@5", "R@10", "R@100")
+NEIGHBOURS = 3
+CLICKED_TOGETHER = 100  # of which those without train clicks are left out
+SHARE = 0.6  # of the classifiers' mean, added to the text
 CPU = torch.device("cpu")
 PLAIN: Mapping[str, Any] = {**IN_BATCH, **UNWALKED}
 WITHOUT: Mapping[str, Any] = {**IN_BATCH, **WITHOUT_GRAPH}
@@ -74,8 +75,6 @@ COMBINED = ("base", "RAMEN")
 COMPARED_WITH = {"RAMEN, new ads' texts unseen": "base, new ads' texts unseen"}
 """What an encoder's text alone is compared with; by default the base's."""
 TEXT = "text alone"
-Row = tuple[str, str]
-"""An encoder, and by what its ads are represented."""
 
 
 def main() -> None:
@@ -94,18 +93,19 @@ def main() -> None:
     encoders = ["base"] if asked.true_neighbours else asked.encoders
     lines, gain = list[dict[str, str]](), 1.0
     for name in asked.sets:
-        rows: dict[Row, list[ByQuery]] = {}
+        rows, over = dict[str, list[ByQuery]](), dict[str, str]()
         for seed in range(asked.splits):
             for encoder in encoders:
                 is_combined = encoder in COMBINED and seed < asked.combined_splits
                 epochs = asked.epochs if is_combined or asked.true_neighbours else 0
                 found = measured(name, seed, encoder, epochs, asked.true_neighbours)
                 for row, values in found.items():
-                    rows.setdefault((encoder, row), []).append(values)
-        for of_row, runs in rows.items():
-            over = compared_with(*of_row)
-            other = ": ".join(over) if over in rows and over != of_row else ""
-            lines += compared(name, ": ".join(of_row), runs, other, rows.get(over, ()))
+                    rows.setdefault(f"{encoder}: {row}", []).append(values)
+                    base = encoder if row != TEXT else COMPARED_WITH.get(encoder, "base")
+                    over[f"{encoder}: {row}"] = f"{base}: {TEXT}"
+        for row, runs in rows.items():
+            other = over[row] if over[row] in rows and over[row] != row else ""
+            lines += compared(name, row, runs, other, rows.get(other, ()))
         first, *_, last = rows.values()
         gain = mean(last, "R@10 of new ads") / mean(first, "R@10 of new ads")
     write("new_ads", lines, asked.into)
@@ -128,11 +128,6 @@ def measured(
 
     content = [VERSION, flatten(config), data.path.name, CombinerConfig(epochs=epochs), with_true]
     return kept(STORE, content, measure)[0]
-
-
-def compared_with(encoder: str, ads_by: str) -> Row:
-    """Return the row that another is compared with."""
-    return (encoder if ads_by != TEXT else COMPARED_WITH.get(encoder, "base")), TEXT
 
 
 @cache
@@ -207,6 +202,38 @@ def rows_with_true(embedded: Embedded, epochs: int) -> Iterator[tuple[str, Vecto
         neighbours = with_first(true[:, :count], combined.seen, text)
         yield f"combiner (draft), up to {count} true", combined.combine(text, neighbours)
         yield f"text and classifiers, up to {count} true", added(text, classifiers, neighbours)
+
+
+def true_neighbours(embedded: Embedded, seen: SeenAds) -> Int64s:
+    """Return, by ad, rows (ads, NEIGHBOURS) of seen ads that a test query clicks too, then -1.
+
+    Nobody has them (the papers' ablation). If they help and the nearest do not, it is the
+    neighbours that fail, not the combiner.
+    """
+    clicks = embedded.data.clicks["test"]
+    together = clicked_together(clicks, embedded.all_ads(), CLICKED_TOGETHER)
+    return _first_distinct(np.where(together >= 0, seen.rows_of(np.maximum(together, 0)), -1))
+
+
+def with_first(true: Int64s, seen: SeenAds, text: Vectors) -> Int64s:
+    """Return rows (ads, NEIGHBOURS) of seen ads: the ``true`` ones, then the nearest by text."""
+    own = seen.rows_of(np.arange(len(text)))
+    return _first_distinct(np.hstack([true, seen.nearest(text, NEIGHBOURS, own).rows]))
+
+
+def _first_distinct(rows: Int64s) -> Int64s:
+    """Return the first different rows (n, NEIGHBOURS) of ``rows`` (n, m), -1 after the last."""
+    repeated = (rows[:, :, None] == rows[:, None, :]) & np.tri(rows.shape[1], k=-1, dtype=bool)
+    missing = (rows < 0) | repeated.any(axis=2)
+    order = np.argsort(missing, axis=1, kind="stable")[:, :NEIGHBOURS]
+    return np.take_along_axis(np.where(missing, -1, rows), order, axis=1)
+
+
+def added(text: Vectors, classifiers: Vectors, neighbours: Int64s) -> Vectors:
+    """Return text + SHARE x mean of the neighbours' classifiers, (ads, D)."""
+    is_there = (neighbours >= 0)[..., None]
+    total = np.where(is_there, classifiers[neighbours], 0).sum(axis=1)
+    return text + np.float32(SHARE) * total / np.maximum(is_there.sum(axis=1), 1)
 
 
 class CombinerRun:

@@ -19,6 +19,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -130,7 +132,7 @@ def run_python(*words: object) -> str:
     return done.stdout
 
 
-def milliseconds_each(answer: Callable[[str], Any], queries: Sequence[str]) -> list[float]:
+def milliseconds_each(answer: Callable[[Any], Any], queries: Sequence[Any]) -> list[float]:
     """Return the milliseconds of each query, after ten that are not counted."""
     for query in queries[:10]:
         answer(query)
@@ -140,6 +142,12 @@ def milliseconds_each(answer: Callable[[str], Any], queries: Sequence[str]) -> l
         answer(query)
         found.append(1000 * (time.perf_counter() - started))
     return found
+
+
+def write_queries(file: Path, known: Sequence[str], count: int, per_group: int) -> None:
+    """Write ``count`` texts for jobs/predict.py: the known ones, with a number after each."""
+    texts = [f"{known[row % len(known)]} {row // len(known)}" for row in range(count)]
+    pq.write_table(pa.table({"text": texts}), file, row_group_size=per_group)
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
@@ -204,10 +212,4 @@ def _prepare(dataset: str, encoder: "EncoderConfig") -> Path:
 
 def _rounded(value: Any) -> Any:
     """Keep four significant digits of every number within ``value``."""
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return value
+    return json.loads(json.dumps(value), parse_float=lambda number: float(f"{float(number):.4g}"))

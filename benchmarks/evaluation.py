@@ -44,8 +44,7 @@ def main() -> None:
         "evaluation": lambda: seconds_of(evaluate),
     }
     product, evaluation = map(median, alternate(asked.rounds, sides).values())
-    rate = 2 * asked.queries * asked.ads * WIDTH / product
-    figures = {"product_s": product, "evaluation_s": evaluation, "product_gflops": rate / 1e9}
+    figures = {"product_s": product, "evaluation_s": evaluation}
     finish(evaluation / product, {**vars(asked), **figures})
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.csr import Csr
@@ -99,19 +98,14 @@ def renewed(run: Run, draws: DrawState, epoch: int) -> DrawState:
     """Return what an epoch draws from: new shortlists, pruned graphs, or what there was."""
     base, pruning = run.config.base, run.config.pruning
     if base.parts.hard_negatives == "shortlists" and epoch and epoch % base.refresh_every == 0:
-        draws = replace(draws, shortlists=shortlists(run))
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "shortlists.npy"
+            write_shortlists(run.model, run.data, base.parts.shortlist_size, file)
+            draws = replace(draws, shortlists=np.array(open_shortlists(file)))
     since = epoch - pruning.warmup_epochs
     if pruning.mode != "never" and since >= 0 and since % pruning.every_epochs == 0:
         draws = replace(draws, graphs=pruned(run))
     return draws
-
-
-def shortlists(run: Run) -> NDArray[np.int32]:
-    """Return the train queries' hard negatives by the model as it is."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "shortlists.npy"
-        write_shortlists(run.model, run.data, run.config.base.parts.shortlist_size, file)
-        return np.array(open_shortlists(file))
 
 
 def pruned(run: Run) -> Graphs:

@@ -9,7 +9,6 @@ from before are not run again. `ratio` is the R@10 of RAMEN over the base's, on 
         [--into docs/evidence]
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ def main() -> None:
     for dataset in asked.sets:
         found = [measured(recipe(dataset), seed, asked.split) for seed in range(asked.seeds)]
         for seed, (_, linkers) in enumerate(found):
-            print(f"{dataset}, linkers, seed {seed}: {json.dumps(linkers)}")
+            print(f"{dataset}, linkers, seed {seed}: {dict(linkers)}")
         runs = {title: [rows[title] for rows, _ in found] for title in found[0][0]}
         for title, of_seeds in runs.items():
             for base in bases_of(title):

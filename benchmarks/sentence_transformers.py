@@ -12,6 +12,7 @@ not timed. `ratio` is our queries per second over theirs on the last set; debian
 
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,12 @@ from transformers import TrainerCallback
 
 from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, options, prepared
 from benchmarks.in_process import Run, begin
+from benchmarks.peers.rivals import Corpus
 from benchmarks.peers.trainer import MAX_LENGTH, minilm, quiet_arguments
 from datasets import Dataset as Pairs
 from ramen_ray import presets
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.training.step import train_steps
 
 BATCH_SIZE, WARMUP_STEPS, LEARNING_RATE = 256, 2, 1e-4
@@ -58,10 +59,10 @@ def main() -> None:
 
 def compare(name: str, rounds: int, steps: int, use_bf16: bool) -> dict[str, float]:
     """Measure both sides on one dataset."""
-    dataset = Dataset(ROOT / "datasets" / name)
-    config = overlay(presets.minilm("foldoc"), {**OURS, "dataset": str(dataset.path)})
+    folder = ROOT / "datasets" / name
+    config = overlay(presets.minilm("foldoc"), {**OURS, "dataset": str(folder)})
     data = prepared(config.dataset, config.encoder)
-    pairs = same_pairs(dataset, begin(config, data), WARMUP_STEPS + steps)
+    pairs = same_pairs(folder, begin(config, data), WARMUP_STEPS + steps)
     print(f"{name}: {len(pairs)} pairs in {WARMUP_STEPS + steps} steps, {steps} of them timed")
     sides = {
         "ours": lambda: run_ours(config, data, steps, use_bf16),
@@ -72,15 +73,14 @@ def compare(name: str, rounds: int, steps: int, use_bf16: bool) -> dict[str, flo
     return {"ratio": rates["ours_queries_per_s"] / rates["theirs_queries_per_s"], **rates}
 
 
-def same_pairs(dataset: Dataset, run: Run, steps: int) -> Pairs:
+def same_pairs(dataset: Path, run: Run, steps: int) -> Pairs:
     """Return the texts of the query-ad pairs that our first ``steps`` steps draw, in order."""
+    corpus = Corpus.read(dataset)
     batches = [run.sampler.draw(step, run.state.draws, []) for step in range(steps)]
     query_ids = run.sampler.data.query_ids[np.concatenate([batch.queries for batch in batches])]
     ad_ids = np.concatenate([batch.ads[:, 0] for batch in batches])
-    queries = dataset.read("queries/train").sort_by("query_id")["text"].to_pylist()
-    ads = dataset.read("ads").sort_by("ad_id")["text"].to_pylist()
-    columns = {"query": [queries[q] for q in query_ids], "ad": [ads[ad] for ad in ad_ids]}
-    return Pairs.from_dict(columns)
+    queries = [corpus.queries["train"][row] for row in query_ids]
+    return Pairs.from_dict({"query": queries, "ad": [corpus.ads[ad] for ad in ad_ids]})
 
 
 def run_ours(config: RunConfig, data: Prepared, steps: int, use_bf16: bool) -> dict[str, float]:

@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +85,9 @@ def mean(runs: Sequence[ByQuery], metric: str) -> float:
 
 def write(name: str, lines: Sequence[Mapping[str, str]], folder: str) -> None:
     """Write a table as ``name``.csv into a folder, or print it if ``folder`` is empty."""
-    with ExitStack() as stack:
-        stream = sys.stdout
-        if folder:
-            file = Path(folder) / f"{name}.csv"
-            stream = stack.enter_context(file.open("w", encoding="utf-8", newline=""))
+    file = Path(folder) / f"{name}.csv"
+    opened = file.open("w", encoding="utf-8", newline="") if folder else nullcontext(sys.stdout)
+    with opened as stream:
         columns = dict.fromkeys(column for line in lines for column in line)
         writer = csv.DictWriter(stream, columns, lineterminator="\n")
         writer.writeheader()

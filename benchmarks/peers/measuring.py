@@ -17,8 +17,7 @@ from benchmarks.common import (
     milliseconds_each,
     sampled,
 )
-from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Fitted, Rival, Settings
+from benchmarks.peers.rivals import Corpus, Fitted, Rival, Settings
 from benchmarks.tables import ByQuery, Found, kept, kept_file
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.search import drop_filtered, most_filters
@@ -69,7 +68,8 @@ class Contest:
     @cached_property
     def prepared(self) -> Any:
         """What the rival wants to have before its clock starts."""
-        return self.rival.prepare(Corpus.read(self.dataset))
+        prepare = self.rival.prepare
+        return None if prepare is None else prepare(Corpus.read(self.dataset))
 
     def settings(self) -> Settings:
         """Return the settings that validation chose; tries that are kept count in any case."""
@@ -88,10 +88,6 @@ class Contest:
     def run(self, seed: int) -> Run:
         """Return a run on validation and test with the settings that validation chose."""
         return self._kept(self.settings(), seed if self.rival.is_random else 0, BOTH)
-
-    def is_kept(self, seed: int) -> bool:
-        """Return whether the run of a seed is there, with the settings that are chosen."""
-        return kept_file(self._folder, self._content(self.settings(), seed, BOTH)).exists()
 
     @property
     def _folder(self) -> Path:

@@ -9,6 +9,7 @@ its index and its search count as OAK's.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -19,8 +20,7 @@ from benchmarks.common import ROOT
 from benchmarks.graph_gain import UNWALKED, dataset_of, propagated, recipe
 from benchmarks.in_process import train
 from benchmarks.oak_gain import link_dataset, oak_base, train_oak
-from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Rival, Settings, size_on_disk, use_threads
+from benchmarks.peers.rivals import Corpus, Rival, Settings, size_on_disk, use_threads
 from experiments.oak.augmentation import Augmentation
 from experiments.oak.links import bank_texts, links_own_text
 from experiments.oak.queries import AugmentedQueries
@@ -66,12 +66,10 @@ class Ours:
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
         """Return the nearest ads; see :class:`Fitted`."""
-        return search_index(self.index, self.embed(self._tokens(queries)), k)[0]
-
-    def _tokens(self, queries: Sequence[str]) -> TokenTable:
         token_ids, lengths = self._tokenize(queries)
         offsets = np.append(0, lengths.cumsum())
-        return TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
+        table = TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
+        return search_index(self.index, self.embed(table), k)[0]
 
     def embed(self, table: TokenTable) -> Any:
         """Return the vectors (queries, D) that are searched with."""
@@ -129,16 +127,11 @@ def config_of(name: str, base: BaseName, with_graph: bool, **changes: Any) -> Ru
     return overlay(preset, {**dataset, **own, **graph, **changes})
 
 
-def prepare(corpus: Corpus) -> Prepared:
-    """Prepare the dataset's tokens."""
-    config = config_of(corpus.name, "in_batch", False)
-    return dataset_of(config.dataset, config.encoder)
-
-
-def prepare_propagated(corpus: Corpus) -> Prepared:
-    """Prepare the tokens of the dataset whose clicks are propagated over the graph (AugGT)."""
-    config = config_of(corpus.name, "in_batch", True)
-    return dataset_of(str(propagated(config)), config.encoder)
+def prepare(corpus: Corpus, propagate: bool = False) -> Prepared:
+    """Prepare the dataset's tokens; with clicks propagated over the graph if asked for (AugGT)."""
+    config = config_of(corpus.name, "in_batch", propagate)
+    dataset = str(propagated(config)) if propagate else config.dataset
+    return dataset_of(dataset, config.encoder)
 
 
 def prepare_links(corpus: Corpus) -> tuple[Prepared, Prepared]:
@@ -177,5 +170,5 @@ RIVALS = {
     for base in get_args(BaseName)
     for with_graph in (False, True)
 }
-RIVALS["AugGT"] = replace(RIVALS["in_batch"], prepare=prepare_propagated)
+RIVALS["AugGT"] = replace(RIVALS["in_batch"], prepare=partial(prepare, propagate=True))
 RIVALS["OAK"] = Rival(fit_oak, ({},), prepare_links, is_random=True)

@@ -27,8 +27,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from sentence_transformers.training_args import BatchSamplers
 from sentence_transformers.util import mine_hard_negatives
 
-from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Rival, Settings, use_threads
+from benchmarks.peers.rivals import Corpus, Rival, Settings, use_threads
 from datasets import Dataset as Pairs
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.model.pretrained import resolve_pretrained

@@ -5,9 +5,9 @@ in proportion to 1 / r^0.9; a node has k edges or more with a probability that f
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import cumulative_sum
 from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.presets import MINILM
@@ -26,11 +27,8 @@ RANK_EXPONENT, DEGREE_EXPONENT = 0.9, 1.8
 PRIME = 2_654_435_761
 NODES_PER_BLOCK = 200_000
 
-Int64s = NDArray[np.int64]
 
-
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """Sizes of the tables: as many ads and anchors as queries."""
 
     queries: int

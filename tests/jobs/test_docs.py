@@ -58,7 +58,7 @@ def test_first_hour_and_own_tables(project: Path, environment: dict[str, str]) -
     blocks = _blocks("tutorials/first_hour.md") + _blocks("how_to/own_tables.md")
     printed = "".join(_run(*block, project, environment) for block in blocks)
     outputs = project / "outputs"
-    assert "wrote outputs/shop to" in printed
+    assert "wrote shop to" in printed
     assert "errors: 0" in printed
     assert (outputs / "descriptions" / "shop.html").exists()
     assert {path.stem for path in (outputs / "shop" / "anchors").iterdir()} == {

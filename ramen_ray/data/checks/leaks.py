@@ -31,7 +31,7 @@ def edge_leaks(tables: Tables, table: str) -> list[Finding]:
     Call :func:`find_answers` before.
     """
     _, anchor_set, side = table.split("/")
-    nodes, anchors = _candidates(NODE_TABLES[side]), _candidates(f"anchors/{anchor_set}")
+    nodes, anchors = _folded(NODE_TABLES[side]), _folded(f"anchors/{anchor_set}")
     find_leaks(tables.connection, "leaks", nodes, anchors)
     message = "edge that joins a held-out query to its answer"
     advice = (
@@ -44,10 +44,7 @@ def edge_leaks(tables: Tables, table: str) -> list[Finding]:
 def edge_repeats(tables: Tables, table: str) -> list[Finding]:
     """Warn about edges of ``edges/<set>/<side>`` that repeat train clicks, if they are many."""
     _, anchor_set, side = table.split("/")
-    others, anchors = (
-        f"SELECT {schema_of(name).names[0]} AS id, folded FROM {name_literal(name)}"
-        for name in (NODE_TABLES[OTHER_END[side]], f"anchors/{anchor_set}")
-    )
+    others, anchors = _folded(NODE_TABLES[OTHER_END[side]]), _folded(f"anchors/{anchor_set}")
     clicks = f"SELECT query_id, ad_ids FROM {name_literal(TRAIN)}"
     find_repeats(tables.connection, "leaks", side, clicks, others, anchors)
     message = "edge that repeats a train click"
@@ -73,7 +70,7 @@ def _edge_rule(table: str, message: str, advice: str) -> TableRule:
 
 def click_leaks(tables: Tables) -> list[Finding]:
     """Warn about train clicks that are held-out clicks reversed; see :func:`edge_leaks`."""
-    find_leaks(tables.connection, "leaks", _candidates(TRAIN), _candidates("ads"), REVERSED)
+    find_leaks(tables.connection, "leaks", _folded(TRAIN), _folded("ads"), REVERSED)
     tables.connection.execute(
         f"""
         CREATE VIEW clicks AS
@@ -102,9 +99,6 @@ def _broken(tables: Tables, rule: TableRule, least: float = 0.0) -> list[Finding
     return found
 
 
-def _candidates(table: str) -> str:
-    """Select ``id`` and ``text`` of the rows whose folded text is in an answer."""
-    return f"""
-        SELECT {schema_of(table).names[0]} AS id, text FROM {name_literal(table)}
-        WHERE folded IN (SELECT query FROM answers UNION SELECT ad FROM answers)
-        """
+def _folded(table: str) -> str:
+    """Select ``id`` and ``folded`` of all rows."""
+    return f"SELECT {schema_of(table).names[0]} AS id, folded FROM {name_literal(table)}"

@@ -1,12 +1,12 @@
 """A dataset's tables, read once: their rows are checked as they pass into the engine."""
 
-from collections.abc import Iterator
+from collections import deque
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
-from ramen_ray.data.checks.reading import RowBatch, UnreadableFileError, read_batches
+from ramen_ray.data.checks.reading import RowBatch, read_batches
 from ramen_ray.data.checks.rows import RowChecks, Severities
 from ramen_ray.data.checks.tables import TableRule
 from ramen_ray.data.engine import count, name_literal, run
@@ -53,19 +53,12 @@ class Tables:
         checks = RowChecks(table, columns, self._num_rows, self._severities)
         damage: list[Finding] = []
         fields = self._fields(table, columns)
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            try:
-                for batch in checks.apply(read_batches(self._dataset, table)):
-                    yield _columns(batch, fields)
-            except UnreadableFileError as error:  # the engine would change it
-                damage.append(error.finding)
-
+        batches = checks.apply(read_batches(self._dataset, table, damage))
         if not fields.names:
-            for _ in batches():
-                pass
+            deque(batches, maxlen=0)
             return damage or checks.findings()
-        source = pa.RecordBatchReader.from_batches(fields, batches())
+        rows = (_columns(batch, fields) for batch in batches)
+        source = pa.RecordBatchReader.from_batches(fields, rows)
         self.connection.register("source", source)
         loading = f"CREATE TABLE {name_literal(table)} AS SELECT * FROM source"
         run(self.connection, f"reading {table}", loading)

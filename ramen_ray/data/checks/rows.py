@@ -40,8 +40,7 @@ class RowRule:
 class RowChecks:
     """Applies the rules of one table to its batches as they pass.
 
-    Attributes:
-        ascends: whether every row's key, an id or the ids of an edge, was above the one before.
+    ``ascends`` says whether every row's key, of one id or two, was above the one before.
     """
 
     def __init__(

@@ -34,12 +34,7 @@ _EMPTY_ADVICE = {
 
 @dataclass(frozen=True)
 class Structure:
-    """What the parquet footers show.
-
-    Attributes:
-        findings: what is wrong.
-        num_rows: row counts of the tables that can be read and have the right columns.
-    """
+    """What is wrong by the footers, and row counts of the tables with the right columns."""
 
     findings: list[Finding]
     num_rows: dict[str, int]

@@ -218,7 +218,8 @@ class _Import:
         splits.keep_ads(connection, tables.min_queries_per_ad, all_periods=self.all_periods)
         counts: dict[str, int] = {}
         if tables.given_splits:
-            splits.load_splits(connection, self.opened["splits"])
+            given = numbering.numbered(["query"], "place, split,", "source")
+            self.opened["splits"].load(connection, "given", given)
             self._report_unknown("splits", "given", ("query",))
             splits.split_as_given(connection, self.opened["splits"], tables.splits)
         else:
@@ -234,7 +235,8 @@ class _Import:
     def _write_filters(self, writer: DatasetWriter) -> None:
         has_pairs = "filters" in self.opened
         if has_pairs:
-            writing.load_filters(self.connection, self.opened["filters"])
+            given = numbering.numbered(SIDES, "place,", "source")
+            self.opened["filters"].load(self.connection, "given_filters", given)
             self._report_unknown("filters", "given_filters", SIDES)
         counts = writing.find_filters(
             self.connection, given=has_pairs, own_text=self.tables.drop_own_text

@@ -13,10 +13,8 @@ import pyarrow as pa
 
 from ramen_ray.data.engine import ROWS_PER_BATCH, count, name_literal, run, stream
 from ramen_ray.data.store.dataset import DatasetWriter
-from ramen_ray.data.store.schemas import PLURAL, SIDES, SPLITS, Side
-from ramen_ray.data.tables.clicks.numbering import numbered
+from ramen_ray.data.store.schemas import PLURAL, SPLITS, Side
 from ramen_ray.data.tables.clicks.splits import TRAIN
-from ramen_ray.data.tables.reading.loading import UserTable
 
 QUERIES_AT_ONCE = 1 << 20
 """Lists of ads are made for so many queries at once, as the engine cannot spill them."""
@@ -96,11 +94,6 @@ def write_aliases(connection: duckdb.DuckDBPyConnection, side: Side, writer: Dat
             WHERE kept.number IS NULL OR name <> id"""
     if count(connection, f"SELECT count(*) FROM ({rows})"):
         writer.write(f"aliases/{side}", stream(connection, f"{rows} ORDER BY name"))
-
-
-def load_filters(connection: duckdb.DuckDBPyConnection, table: UserTable) -> None:
-    """Read the user's filter pairs into ``given_filters``; queries and ads have been numbered."""
-    table.load(connection, "given_filters", numbered(SIDES, "place,", "source"))
 
 
 def find_filters(

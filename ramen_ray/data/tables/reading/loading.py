@@ -50,13 +50,9 @@ class UserTable:
         skip_bad_rows: bool,
         advice: str = ADVICE,
     ) -> None:
-        """Find the files of ``source``, as :func:`find_files` does.
+        """Find the files of ``source``, as :func:`find_files` does; ``columns`` are by role.
 
-        Args:
-            source: a file, a folder or a glob.
-            columns: the columns to read, by role.
-            skip_bad_rows: whether bad rows are left out; else :meth:`check` refuses them.
-            advice: what to do about bad cells.
+        Bad rows are left out, or :meth:`check` refuses them, with ``advice`` for bad cells.
         """
         self.source = redacted(source)
         self.columns = dict(columns)

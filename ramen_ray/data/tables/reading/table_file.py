@@ -47,8 +47,7 @@ class TableFile:
     """A file of a user's table.
 
     Attributes:
-        filesystem: what it is on.
-        info: its path there, and its size and time when it was found.
+        info: its path on the file system, and its size and time when it was found.
         header: its columns, without those of folders; of JSON lines, the fields of the first.
         columns: the columns to read.
         partitions: values of columns that only folders' names give, as in ``day=2026-10-01``.
@@ -64,7 +63,7 @@ class TableFile:
 
     @property
     def path(self) -> str:
-        """Its path on the file system."""
+        """Where it is."""
         return self.info.path
 
     @property
