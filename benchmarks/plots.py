@@ -28,6 +28,7 @@ GRAPH = {
     "queries only": ("query graph only", "base"),
     "half of the edges random": ("half-random graph", "base"),
     "all edges random": ("shuffled graph", "base"),
+    "all edges random, on unidec": ("unidec: both, shuffled graph", "unidec: both (again)"),
     "all edges random, fixed λ": ("shuffled graph, fixed λ", "base"),
     "edges taken as clicks (AugGT)": ("AugGT", "base"),
 }

@@ -37,7 +37,9 @@ def rows(config: RunConfig, with_parts: bool) -> dict[str, GraphVariant]:
             title = f"{base}: {part}" if base == "unidec" else base
             found[title] = GraphVariant({**own, **WITHOUT_GRAPH}, "ance", part=part)
             found[f"{title} + RAMEN"] = GraphVariant({**own, **PLAIN}, title, part=part)
-    best = replace(found["unidec: both + RAMEN"], base="ance + RAMEN")
+    whole = found["unidec: both + RAMEN"]
+    found["unidec: both, shuffled graph"] = replace(whole, random_edges=1.0)
+    best = replace(whole, base="ance + RAMEN")
     found["unidec: both + RAMEN, over ance + RAMEN"] = best
     if with_parts:
         unidec = base_changes(config, {"base.kind": "unidec"})
