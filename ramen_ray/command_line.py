@@ -321,6 +321,11 @@ def training_command(config: RunConfig) -> str:
     return shlex.join(shortest)
 
 
+def asking(model: str | Path) -> str:
+    """Return the command that asks a run or a retriever one query."""
+    return shlex.join(["python", "jobs/ask.py", "a query", "--model", str(model)])
+
+
 def training_on(dataset: Path, added: Iterable[str]) -> str:
     """Return the command that trains on a dataset directory, with its ``added`` tables."""
     used = lambdas(PRESETS[DEFAULT_PRESET](str(dataset)))["lambda_z"]

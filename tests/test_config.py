@@ -222,6 +222,8 @@ def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
         "classifier.unclicked": "own",
         "local_folder": "local",
         "encoder.pooling": "cls",
+        "encoder.query_prompt": "query: ",
+        "encoder.ad_prompt": "ad: ",
     }
     same = {
         key
@@ -375,7 +377,7 @@ def test_sets_as_published_are_off_unless_named():
         (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
         (["tiny", "--training.epochs"], "--training.epochs"),
         (["tiny", "--dataset"], "--dataset"),
-        (["tiny", "--dataset", "no/such/folder"], "no dataset directory at no/such/folder"),
+        (["tiny", "--dataset", "no/such/folder"], "/no/such/folder\n"),
         (["--config"], "--config"),
         (["--seed", "1", "tiny"], "tiny"),
     ],

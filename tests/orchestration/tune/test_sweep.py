@@ -15,7 +15,7 @@ from typing import Any
 import mlflow.entities
 import pandas as pd
 import pytest
-from conftest import SPECIAL_TOKENS, RunHere
+from conftest import SPECIAL_TOKENS, Refused, RunHere
 from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from ray import tune
@@ -24,7 +24,7 @@ from support import ROOT, node_edges, query_table, text_table, wait_until
 from transformers import BertConfig, BertTokenizer
 
 from jobs import tune as tune_job
-from ramen_ray.command_line import parse_run_config, run_job, training_command
+from ramen_ray.command_line import parse_run_config, training_command
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
@@ -195,17 +195,8 @@ def test_progress_is_told_while_trials_run(
         ),
     ],
 )
-def test_bad_input_is_one_clear_line(
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["tune.py", *arguments])
-    assert run_job(tune_job.main) == 2
-    (printed,) = capsys.readouterr().err.splitlines()
-    assert printed.startswith("error: ")
-    assert message in printed
+def test_bad_input_is_one_clear_line(arguments: list[str], message: str, refused: Refused) -> None:
+    assert message in refused(tune_job, *arguments)
 
 
 @pytest.mark.parametrize(
