@@ -13,7 +13,7 @@ the first (its base), of the last dataset.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,10 @@ def other_bases(config: RunConfig) -> dict[str, GraphVariant]:
             found[title] = GraphVariant({**own, **WITHOUT_GRAPH}, tuple(over), part=part)
             over = [title, "ance + RAMEN"] if part == "both" else [title]
             found[f"{title} + RAMEN"] = GraphVariant({**own, **UNWALKED}, tuple(over), part=part)
+        if base == "unidec":
+            found[f"{title}, shuffled graph"] = replace(
+                found[f"{title} + RAMEN"], over=(title,), random_edges=1.0
+            )
     return found
 
 

@@ -28,6 +28,7 @@ GRAPH = {
     "queries only": "query graph only",
     "half of the edges random": "half-random graph",
     "all edges random": "shuffled graph",
+    "all edges random, on unidec": "unidec: both, shuffled graph",
     "all edges random, fixed λ": "shuffled graph, fixed λ",
     "edges taken as clicks (AugGT)": "AugGT",
 }
