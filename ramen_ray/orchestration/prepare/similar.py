@@ -26,7 +26,14 @@ from ramen_ray.data.tables.graphs.anchor_sets import (
     folder_beside,
     put_in_place,
 )
-from ramen_ray.method.graph.ngrams import ngram_vectors, similar_by_ngrams
+from ramen_ray.method.graph.ngrams import (
+    CANDIDATES,
+    are_few,
+    ngram_vectors,
+    similar_by_all_products,
+    similar_by_sketches,
+    write_sketches,
+)
 from ramen_ray.method.graph.similar import (
     FOUND,
     SAMPLED_TEXTS,
@@ -118,9 +125,16 @@ def _similar(
     (plain,) = run([partial(_plain_hashes, texts)])
     if settings.encoder is None:
         vectors = ngram_vectors(pa.concat_arrays(texts.batches()))
-        blocks = similar_by_ngrams(vectors, plain, settings, counts)
-        done = told_of("searching similar texts", blocks, lambda block: block[0], len(texts))
-        yield from (found for _, found in done)
+        if are_few(vectors):
+            blocks = similar_by_all_products(vectors, np.arange(len(texts)), plain, settings)
+            done = told_of("searching similar texts", blocks, lambda block: block[0], len(texts))
+            yield from (found for _, found in done)
+            return
+        sketches = texts.folder / "sketches.npy"
+        write_sketches(vectors, sketches)
+        candidates = min(max(CANDIDATES, 2 * settings.top_k), len(texts))
+        nearest = _Search(sketches, gb_per_shard)(range(len(texts)), candidates)
+        yield from similar_by_sketches(vectors, nearest, plain, settings, counts)
         return
     find = _Search(_embed(texts, settings.encoder, settings.max_length, run), gb_per_shard)
     yield from similar_by_embeddings(find, plain, settings, counts)

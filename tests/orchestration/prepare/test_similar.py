@@ -259,7 +259,6 @@ def test_an_approximate_search_tells_its_recall(
     assert not [what for what in add_similar(path, "exact", limits) if "%" in what]
     monkeypatch.setattr(preparation, "MOST_EXACT_PRODUCTS", 1)
     monkeypatch.setattr(ngrams, "MOST_PRODUCTS", 1)
-    monkeypatch.setattr(ngrams, "PRODUCTS_PER_TEXT", 120)
     monkeypatch.setattr("ramen_ray.method.retrieval.index.MOST_FLAT_ADS", 1)
     counts = add_similar(path, "near", limits)
     exact, near = (set(_pairs(Dataset(path), name)) for name in ("exact", "near"))
