@@ -84,8 +84,9 @@ def _forest(
 ) -> None:
     """Draw differences with their intervals, for each line and dataset."""
     found: dict[tuple[str, str, str], dict[str, str]] = {}
-    for one in filter(lambda row: row["over"], _rows(name)):
-        found.setdefault((one["dataset"], one["variant"], one["metric"]), one)
+    for row in _rows(name):
+        if row["over"]:
+            found.setdefault((row["dataset"], row["variant"], row["metric"]), row)
     datasets = [dataset for dataset in COLOURS if any(key[0] == dataset for key in found)]
     figure = Figure(figsize=(10, 1.4 + 0.45 * len(lines)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
