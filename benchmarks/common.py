@@ -132,7 +132,7 @@ def run_python(*words: object) -> str:
     return done.stdout
 
 
-def milliseconds_each(answer: Callable[[Any], Any], queries: Sequence[Any]) -> list[float]:
+def milliseconds_each(answer: Callable[[Any], Any], queries: Any) -> list[float]:
     """Return the milliseconds of each query, after ten that are not counted."""
     for query in queries[:10]:
         answer(query)

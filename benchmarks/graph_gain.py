@@ -13,7 +13,7 @@ the first (its base), of the last dataset.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -140,10 +140,14 @@ def other_bases(config: RunConfig) -> dict[str, GraphVariant]:
         own = base_changes(config, {"base.kind": base})
         for part in PARTS if base == "unidec" else PARTS[:1]:
             title = f"{base}: {part}" if base == "unidec" else base
-            over = ("ance",) if base in ("depsl", "unidec") else ()
-            found[title] = GraphVariant({**own, **WITHOUT_GRAPH}, over, part=part)
-            over = (title, "ance + RAMEN") if part == "both" else (title,)
-            found[f"{title} + RAMEN"] = GraphVariant({**own, **UNWALKED}, over, part=part)
+            over = ["ance"] if base in ("depsl", "unidec") else []
+            found[title] = GraphVariant({**own, **WITHOUT_GRAPH}, tuple(over), part=part)
+            over = [title, "ance + RAMEN"] if part == "both" else [title]
+            found[f"{title} + RAMEN"] = GraphVariant({**own, **UNWALKED}, tuple(over), part=part)
+        if base == "unidec":
+            found[f"{title}, shuffled graph"] = replace(
+                found[f"{title} + RAMEN"], over=(title,), random_edges=1.0
+            )
     return found
 
 
@@ -190,7 +194,7 @@ def main() -> None:
                 lines += compared(dataset, title, runs[title], over, runs.get(over, ()))
         first, second, *_ = runs.values()
         gain = mean(second, "R@10") / mean(first, "R@10")
-    write("results", lines, asked.into)
+    write("unidec_parts" if asked.parts else "results", lines, asked.into)
     finish(gain, {})
 
 

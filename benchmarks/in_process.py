@@ -113,10 +113,10 @@ def pruned(run: Run) -> Graphs:
     kept = {}
     for one, edges in run.sampler.data.graphs.items():
         nodes = run.data.ads if node_table(one) == "ads" else run.data.queries["train"]
-        texts = embedded_texts(run.model, [nodes, run.data.anchors(one.anchor_set)])
+        of, to = embedded_texts(run.model, [nodes, run.data.anchors(one.anchor_set)])
         threshold = run.config.pruning.prune_threshold
         with tempfile.TemporaryDirectory() as folder:  # the kept edges stay mapped into memory
-            kept[one] = prune(edges, *texts, threshold, Path(folder)).edges
+            kept[one] = prune(edges, of, to, threshold, Path(folder)).edges
     return kept
 
 

@@ -28,6 +28,7 @@ GRAPH = {
     "queries only": "query graph only",
     "half of the edges random": "half-random graph",
     "all edges random": "shuffled graph",
+    "all edges random, on unidec": "unidec: both, shuffled graph",
     "all edges random, fixed λ": "shuffled graph, fixed λ",
     "edges taken as clicks (AugGT)": "AugGT",
 }
@@ -84,9 +85,8 @@ def _forest(
 ) -> None:
     """Draw differences with their intervals, for each line and dataset."""
     found: dict[tuple[str, str, str], dict[str, str]] = {}
-    for row in _rows(name):
-        if row["over"]:
-            found.setdefault((row["dataset"], row["variant"], row["metric"]), row)
+    for row in filter(lambda row: row["over"], _rows(name)):
+        found.setdefault((row["dataset"], row["variant"], row["metric"]), row)
     datasets = [dataset for dataset in COLOURS if any(key[0] == dataset for key in found)]
     figure = Figure(figsize=(10, 1.4 + 0.45 * len(lines)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import Refused, RunHere
-from support import errors_in, prepare_in_process
+from support import errors_in, prepare_in_process, run_config_of
 
 from jobs import graph
-from ramen_ray.command_line import parse_run_config
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
@@ -85,11 +84,11 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     assert counts["clicks on unknown ads"] == 80
     command, hint = printed[-2:]
     flags = shlex.split(command.split("jobs/train.py")[1])
-    graph = parse_run_config("train", flags).regularization
+    graph = run_config_of(flags).regularization
     assert graph.adaptive and not graph.lambda_x
     assert graph.lambda_z["co_click"] == graph.adaptive_max
     assert hint.startswith("co_session stays out")
-    tried = parse_run_config("train", [*flags, *hint.split("try it: ")[1].split()])
+    tried = run_config_of([*flags, *hint.split("try it: ")[1].split()])
     assert tried.regularization.lambda_x == {"co_session": 0.3}
     dataset = Dataset(path)
     assert errors_in(dataset) == []

@@ -159,7 +159,7 @@ class CombinerPart(ClassifierPart):
         vectors = self.training.rows(rows)
         self._moved = rows, vectors
         vectors = vectors.detach() if self._is_frozen else vectors
-        own_LD = vectors[to_device(np.searchsorted(rows, pool), vectors.device)]
+        own_LD = _taken(vectors, np.searchsorted(rows, pool))
         combined_LD = self._combined(encoded, rows, vectors, near_LK)
         return replace(encoded, added={CLASSIFIERS: own_LD, COMBINED: combined_LD})
 
@@ -172,7 +172,7 @@ class CombinerPart(ClassifierPart):
         places = np.searchsorted(rows, near_LK[mine].clip(min=rows[0]))
         own = self._model.combine(
             text,
-            vectors[to_device(places, device)],
+            _taken(vectors, places),
             to_device(near_LK[mine] >= 0, device),
         )
         return gather_dealt(own, len(near_LK))
@@ -200,6 +200,11 @@ class CombinerPart(ClassifierPart):
         """Restore the moments; the model has the classifiers."""
         super().restore(folder, content, draws)
         return self.advance(content["next_step"], draws)
+
+
+def _taken(vectors: Tensor, places: Int64s) -> Tensor:
+    """Return the vectors at some places; with indexing, threads add gradients in any order."""
+    return functional.embedding(to_device(places, vectors.device), vectors)
 
 
 def compared_with(added: str, dropout: float = 0.0) -> Callable[[EncodedBatch], Tensor]:

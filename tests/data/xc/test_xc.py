@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from scipy import sparse
-from support import node_edges, query_table, text_table
+from support import node_edges, query_table, run_config_of, text_table
 
 from jobs import export, ingest
-from ramen_ray.command_line import parse_run_config, run_job
+from ramen_ray.command_line import run_job
 from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
@@ -286,7 +286,7 @@ def test_the_name_brings_the_propensity_constants_of_the_repository(
     }
     for name, constants in known.items():
         dataset = import_xc(tmp_path / "xc", tmp_path / name, name, None, 0.3)
-        evaluation = parse_run_config("", ["tiny", "--dataset", str(dataset.path)]).evaluation
+        evaluation = run_config_of(["tiny", "--dataset", str(dataset.path)]).evaluation
         assert (evaluation.propensity_a, evaluation.propensity_b) == constants
 
 

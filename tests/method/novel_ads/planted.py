@@ -59,14 +59,14 @@ class Planted:
         return float((self.novel_groups[found] == self.query_groups[:, None]).mean())
 
 
-def planted() -> Planted:
+def planted(dim: int = DIM) -> Planted:
     draw = np.random.default_rng(1)
-    of_texts, of_queries = unit(draw.normal(size=(2, GROUPS, DIM)))
+    of_texts, of_queries = unit(draw.normal(size=(2, GROUPS, dim)))
     seen_groups, novel_groups = (np.repeat(np.arange(GROUPS), n) for n in (SEEN, NOVEL))
     query_groups = np.repeat(np.arange(GROUPS), QUERIES)
 
     def near(centres: np.ndarray, noise: float) -> np.ndarray:
-        return unit(centres + noise * draw.normal(size=centres.shape) / DIM**0.5)
+        return unit(centres + noise * draw.normal(size=centres.shape) / dim**0.5)
 
     train, test = (near(of_queries[query_groups], 0.5) for _ in range(2))
     rows = np.repeat(np.arange(len(train)), 2)

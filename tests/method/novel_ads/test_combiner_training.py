@@ -118,6 +118,18 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
         assert torch.equal(one, other)
 
 
+def test_threads_do_not_change_the_numbers_from_run_to_run() -> None:
+    """Wide vectors, as PyTorch shares the work of narrow ones not among threads."""
+    wide, before = planted(dim=512), torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        first, *others = (_trained(wide, _short(DRAFT, 2)).seen.classifiers for _ in range(3))
+    finally:
+        torch.set_num_threads(before)
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
 def _train_on_a_worker(rank: int, store: str, settings: CombineSettings, file: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     data = planted()

@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from support import run_config_of
 
 import ramen_ray
-from ramen_ray.command_line import parse_run_config
 from ramen_ray.config import ConfigError, RunConfig, overlay, read_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.run import directory as run_directory
@@ -66,9 +66,9 @@ def test_the_output_of_a_saved_configuration_is_where_its_run_is_now(
         run.note(finished=True)
     (tmp_path / "outputs").rename(tmp_path / "elsewhere")
     saved = tmp_path / "elsewhere" / "runs" / run.name / "config.json"
-    assert parse_run_config("a job", ["--config", str(saved)]).output == str(tmp_path / "elsewhere")
+    assert run_config_of(["--config", str(saved)]).output == str(tmp_path / "elsewhere")
     copied = shutil.copy(saved, tmp_path / "config.json")
-    assert parse_run_config("a job", ["--config", str(copied)]) == config
+    assert run_config_of(["--config", str(copied)]) == config
 
 
 def test_two_processes_never_share_a_run(config: RunConfig, dataset: Dataset) -> None:

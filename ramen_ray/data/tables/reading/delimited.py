@@ -78,10 +78,15 @@ def header_of(start: bytes, kind: str) -> tuple[str, ...]:
     whole = start[: start.rfind(b"\n") + 1]
     if b"\r" in whole.partition(b"\n")[0]:
         raise DatasetError("its lines end with carriage returns alone; save it with line feeds")
-    quoting = csv.QUOTE_MINIMAL if kind == "csv" else csv.QUOTE_NONE
     lines = StringIO(whole.decode(), newline="\n")
     try:
-        first = next(csv.reader(lines, delimiter=DELIMITERS[kind], quoting=quoting, strict=True))
+        records = csv.reader(
+            lines,
+            delimiter=DELIMITERS[kind],
+            quoting=csv.QUOTE_MINIMAL if kind == "csv" else csv.QUOTE_NONE,
+            strict=True,
+        )
+        first = next(records)
     except (csv.Error, StopIteration):
         raise DatasetError(
             "its first line, which should name the columns, has an open quote, or over"
