@@ -145,9 +145,8 @@ def other_bases(config: RunConfig) -> dict[str, GraphVariant]:
             over = [title, "ance + RAMEN"] if part == "both" else [title]
             found[f"{title} + RAMEN"] = GraphVariant({**own, **UNWALKED}, tuple(over), part=part)
         if base == "unidec":
-            found[f"{title}, shuffled graph"] = replace(
-                found[f"{title} + RAMEN"], over=(title,), random_edges=1.0
-            )
+            shuffled = replace(found[f"{title} + RAMEN"], over=(title,), random_edges=1.0)
+            found[f"{title}, shuffled graph"] = shuffled
     return found
 
 

@@ -60,8 +60,7 @@ def main() -> None:
         side: {name: min(row[name] for row in rows) for name in rows[0]}
         for side, rows in alternate(asked.rounds, sides).items()
     }
-    over = [figures[f"of_{workers}"]["prepared"] / goal for workers, goal in GOALS_MS.items()]
-    finish(max(over), figures)
+    finish(max(figures[f"of_{n}"]["prepared"] / goal for n, goal in GOALS_MS.items()), figures)
 
 
 def _measured(sampler: Sampler, draws: DrawState, num_workers: int) -> dict[str, float]:

@@ -63,7 +63,6 @@ def compare(name: str, rounds: int, steps: int, use_bf16: bool) -> dict[str, flo
     config = overlay(presets.minilm("foldoc"), {**OURS, "dataset": str(folder)})
     data = prepared(config.dataset, config.encoder)
     pairs = same_pairs(folder, begin(config, data), WARMUP_STEPS + steps)
-    print(f"{name}: {len(pairs)} pairs in {WARMUP_STEPS + steps} steps, {steps} of them timed")
     sides = {
         "ours": lambda: run_ours(config, data, steps, use_bf16),
         "theirs": lambda: run_theirs(pairs, use_bf16),

@@ -4,11 +4,10 @@ A size is a number of queries, with as many ads and anchors, 2 clicks a query, a
 otherwise (100000x20), 5 edges a node; degrees follow power laws. Its stages (`stages.py`) follow
 one another, each in a process of its own with Ray started before; training is a bag's, batch 1024,
 20 steps. Figures of each: seconds, processor seconds, microseconds a row, peak memory of the driver
-with and without what it shares, of Ray's processes without, and of Ray's store. `--unit-costs`
-fits the costs of the stages too, and prints them as ramen_ray/machines.toml has them, for
-jobs/plan.py: give at least four sizes, one with more edges; those of training come from batches of
-several sizes on the first. `ratio` is the training's queries per processor second at the largest
-size over the smallest.
+with and without what it shares, of Ray's processes without, and of Ray's store. `--unit-costs` fits
+costs of the stages too, and prints them as ramen_ray/machines.toml has them: give at least four
+sizes, one with more edges; those of training come from batches of several sizes on the first.
+`ratio` is the training's queries per processor second at the largest size over the smallest.
 
     python -m benchmarks.scale [--sizes 100000 1000000 10000000] [--unit-costs]
 """

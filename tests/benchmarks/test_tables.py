@@ -21,7 +21,9 @@ def test_all_rows_of_the_results_are_made_by_the_command(dataset: str) -> None:
         for name, one in variants(recipe(dataset)).items()
         for over in one.over or ("",)
     }
-    assert {(row["variant"], row["over"]) for row in rows} <= made
+    again = " (again)"  # a base that was measured anew, beside a later row
+    named = {(one["variant"], one["over"].removesuffix(again)) for one in rows}
+    assert {(name, over) for name, over in named if not name.endswith(again)} <= made
 
 
 def test_lines_have_per_cent_and_points_over_the_same_runs(tmp_path: Path) -> None:
