@@ -4,7 +4,7 @@ INSTALLED := $(VENV)/.installed
 # faiss for the CPU and for NVIDIA's GPUs are the same module
 FAISS := $(if $(shell command -v nvidia-smi),gpu,cpu)
 
-.PHONY: train lint test test-all test-gpu clean
+.PHONY: train lint test test-all test-gpu docs clean
 
 train: $(INSTALLED)
 	$(VENV)/bin/python jobs/train.py bag-unidec --with-base
@@ -25,6 +25,9 @@ test-all: test
 test-gpu: $(INSTALLED)
 	$(VENV)/bin/pytest -rs --durations 15 -m gpu
 
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build
+
 # torch first and by pip, so that a CPU build that pip finds is installed before anything requires
 # torch; then uv, which takes seconds where pip takes minutes
 $(INSTALLED): pyproject.toml constraints.txt
@@ -35,4 +38,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) outputs
+	rm -rf $(VENV) outputs site

@@ -13,8 +13,8 @@ The first process prints one JSON object.
 import json
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -32,8 +32,7 @@ from ramen_ray.method.sampling.step_inputs import StepInputs
 CPU = torch.device("cpu")
 
 
-@dataclass
-class Comparison:
+class Comparison(NamedTuple):
     """What a term compares: own rows and all candidates among the distinct texts, positives.
 
     The ``share`` is the term's weight over its rows in the global batch.
@@ -46,13 +45,8 @@ class Comparison:
     share: float
 
 
-@dataclass
-class Step:
-    """This process's share of a step's distinct texts, of ``num_texts``; what its terms compare."""
-
-    texts: TokenBatch
-    num_texts: int
-    comparisons: list[Comparison]
+Step = tuple[TokenBatch, int, list[Comparison]]
+"""This process's share of a step's distinct texts, the number of all, what its terms compare."""
 
 
 def main() -> None:
@@ -105,17 +99,17 @@ def build_step(run: Run, step: int) -> Step:
         comparisons.append(
             Comparison(compared.rows, compared.candidates, compared.drawn, is_positive, share)
         )
-    return Step(inputs.tokens, len(inputs.texts.rows), comparisons)
+    return inputs.tokens, len(inputs.texts.rows), comparisons
 
 
 def step_loss(model: nn.Module, step: Step, loss: Loss) -> Tensor:
     """Encode the texts; return this process's part of the weighted sum of the terms."""
-    embeddings_UD = gather_dealt(model(step.texts), step.num_texts)
+    texts, num_texts, comparisons = step
+    embeddings_UD = gather_dealt(model(texts), num_texts)
     total = embeddings_UD.new_zeros(())
-    for one in step.comparisons:
-        rows, candidates = (embedding(at, embeddings_UD) for at in (one.rows, one.candidates))
-        similarity = rows @ candidates.T
-        total = total + one.share * loss(similarity, one.positives, one.is_positive).sum()
+    for rows, candidates, positives, is_positive, share in comparisons:
+        similarity = embedding(rows, embeddings_UD) @ embedding(candidates, embeddings_UD).T
+        total = total + share * loss(similarity, positives, is_positive).sum()
     return total
 
 

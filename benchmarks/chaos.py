@@ -17,17 +17,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from benchmarks.common import ENVIRONMENT, ROOT, finish, options
+from benchmarks.common import ENVIRONMENT, ROOT, finish, options, write_queries
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.tracking.registry import Registry, uri_of
 from ramen_ray.tracking.runs import tracking_uri
@@ -61,33 +57,27 @@ def main() -> None:
     figures = {
         "faults": dict(soak.faults),
         "runs": len(outcomes),
-        "starts": soak.starts,
         "processes_left": soak.leaked,
         "shared_memory_left": sorted(map(str, set(SHARED_MEMORY.iterdir()) - shared_before)),
     }
     finish(sum(outcomes) / max(len(outcomes), 1), figures)
 
 
-@dataclass
 class Soak:
     """The jobs, the numbers of each undisturbed, the faults so far, and what they left."""
 
-    folder: Path
-    draw: random.Random
-    expected: dict[str, Any] = field(default_factory=dict)
-    faults: Counter[str] = field(default_factory=Counter)
-    starts: int = 0
-    leaked: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path, draw: random.Random) -> None:
         """Write down the commands, without the name of what they write."""
-        self.output = self.folder / "outputs"
+        self.folder, self.draw, self.output = folder, draw, folder / "outputs"
+        self.expected: dict[str, Any] = {}
+        self.faults: Counter[str] = Counter()
+        self.starts, self.leaked = 0, list[str]()
         to_output = ["--output", str(self.output)]
         trials = ["--space", "optimizer", "--search", "random", "--num-samples", "2"]
         self.jobs = {
             "train": ["jobs/train.py", *TINY, *to_output, "--name"],
             "tune": ["jobs/tune.py", *TINY, *to_output, *trials, "--no-stop-early", "--name"],
-            "predict": ["jobs/predict.py", *to_output, "--queries", str(self.folder / "queries")],
+            "predict": ["jobs/predict.py", *to_output, "--queries", str(folder / "queries")],
         }
 
     def learn(self, name: str) -> None:
@@ -98,21 +88,17 @@ class Soak:
         if code:
             raise RuntimeError(f"{name} fails undisturbed, with code {code}:\n{said}")
         self.expected[name] = self._numbers(name, UNDISTURBED)
-        print(f"{name}: learnt", flush=True)
 
     def _prepare_predict(self) -> None:
         known = Dataset(ROOT / "datasets" / "foldoc").read("queries/train")["text"].to_pylist()
-        texts = [f"{known[row % len(known)]} {row // len(known)}" for row in range(NUM_QUERIES)]
-        file = self.folder / "queries"
-        pq.write_table(pa.table({"text": texts}), file, row_group_size=ROW_GROUP)
+        write_queries(self.folder / "queries", known, NUM_QUERIES, ROW_GROUP)
         notes = json.loads((self.output / "runs" / UNDISTURBED / "run.json").read_text())
         found = Registry(tracking_uri(self.output)).find_logged(notes["mlflow_run_id"], None)
         self.jobs["predict"] += ["--model", uri_of(found[1]), "--answers"]
 
     def run(self, name: str, number: int) -> bool:
         """Run a job until it succeeds, disturbed; says whether its numbers are the same."""
-        own, before, code, said = f"disturbed-{number}", self.faults.total(), 1, ""
-        starts = 0
+        own, before, code, said, starts = f"disturbed-{number}", self.faults.total(), 1, "", 0
         while code and starts < MAX_STARTS:
             disturb = self.faults.total() - before < FAULTS_PER_RUN
             code, said = self._start(name, own, disturb)
@@ -137,34 +123,34 @@ class Soak:
             )
         try:
             if disturb:
-                self._disturb(process)
+                self._disturb(process, tag)
             code = process.wait()
-        finally:  # also if the benchmark itself is interrupted
-            _kill(_family(process.pid))
-        self.leaked += _left_behind(tag)
+        except BaseException:  # the benchmark itself is interrupted
+            _kill(_tagged(tag))
+            raise
+        deadline = time.monotonic() + END_S
+        while (left := _tagged(tag)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        self.leaked += [" ".join(one.cmdline())[:80] for one in left]
+        _kill(left)
         return code, log.read_text(errors="replace")[-2000:]
 
-    def _disturb(self, process: subprocess.Popen[bytes]) -> None:
+    def _disturb(self, process: subprocess.Popen[bytes], tag: str) -> None:
         """Kill something now and then, until the job ends or has had its share."""
         for _ in range(FAULTS_PER_RUN):
             next_at = time.monotonic() + self.draw.uniform(*PAUSE_S)
             fault = self.draw.choice(FAULTS)
             while process.poll() is None and time.monotonic() < next_at:
                 time.sleep(0.1)
-            while process.poll() is None and not self._inject(fault, process.pid):
+            while process.poll() is None:
+                if victims := [one for one in _tagged(tag) if _kind(one, process.pid) == fault]:
+                    _kill([self.draw.choice(victims)])
+                    self.faults[fault] += 1
+                    print(f"  {fault} killed", flush=True)
+                    break
                 time.sleep(0.1)
                 if time.monotonic() > next_at + PAUSE_S[1]:
                     fault = "driver"  # there is nothing of the other kind
-
-    def _inject(self, fault: str, job: int) -> bool:
-        """Kill a process of a kind; says whether there was one."""
-        victims = [one for one in _family(job) if _kind(one, job) == fault]
-        if not victims:
-            return False
-        _kill([self.draw.choice(victims)])
-        self.faults[fault] += 1
-        print(f"  {fault} killed", flush=True)
-        return True
 
     def _numbers(self, name: str, own: str) -> Any:
         """Read what a job has left: metrics, or the checksums of its answers."""
@@ -173,15 +159,6 @@ class Soak:
             return [hashlib.sha256(part.read_bytes()).hexdigest() for part in parts]
         runs = self.output.glob(f"runs/{own}{'-*' if name == 'tune' else ''}/run.json")
         return sorted(json.dumps(json.loads(run.read_text()).get("metrics")) for run in runs)
-
-
-def _family(root: int) -> list[psutil.Process]:
-    """List a process and all below it."""
-    try:
-        process = psutil.Process(root)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _kind(process: psutil.Process, job: int) -> str | None:
@@ -205,22 +182,14 @@ def _kill(processes: list[psutil.Process]) -> None:
             one.kill()
 
 
-def _left_behind(tag: str) -> list[str]:
-    """Wait for the processes of a job to end; returns and kills those that do not."""
-    deadline = time.monotonic() + END_S
-    while (left := list(_tagged(tag))) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    names = [" ".join(one.cmdline())[:80] for one in left]
-    _kill(left)
-    return names
-
-
-def _tagged(tag: str) -> Iterator[psutil.Process]:
+def _tagged(tag: str) -> list[psutil.Process]:
+    """List the processes of a job, which inherit its environment."""
+    found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            is_zombie = process.status() == psutil.STATUS_ZOMBIE
-            if process.environ().get(TAG) == tag and not is_zombie:
-                yield process
+            if process.environ().get(TAG) == tag and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 if __name__ == "__main__":

@@ -2,25 +2,19 @@
 
 Zero-shot splits of each set (a tenth of the ads novel, seeds 0, 1, ...). On each, encoders are
 trained, with the split's seed: the base and RAMEN; RAMEN with the novel ads' edges kept; the base
-with a revealed click of each novel ad in training; and the first two without the train queries that
-have a novel ad's text. On the first two also the sum, and IRENE's combiner in both variants,
-without and with the revealed clicks; on the first splits only, as these take longest. Every encoder
-and row is kept, so that the same command continues where it was stopped. In this process, without
-Ray Train. Writes a CSV table, per
-cent: means over the splits, and differences with 95 % intervals over splits and test queries. Text
-alone is compared with that of the base, and other rows with the text alone of their encoder.
-`ratio` is R@10 on zero_shot of the last encoder over the first, text alone, of the last set.
+with a revealed click of each novel ad; and the first two without the train queries that have a
+novel ad's text. On the first two also the sum, and IRENE's combiner in both variants, without and
+with the revealed clicks; on the first splits only, as these take longest. Every encoder is kept, so
+that the same command continues where it was stopped. In this process, without Ray Train. Text alone
+is compared with that of the base, and other rows with the text alone of their encoder. With
+`--true-neighbours` the base only, with what true neighbours in place of the nearest by text would
+bring. `ratio` is R@10 of new ads of the last row over the first, of the last set.
 
-    python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 5]
-        [--encoders base RAMEN] [--csv docs/evidence/new_ads.csv]
+    python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 40]
+        [--encoders base RAMEN] [--into docs/evidence]
+    python -m benchmarks.combiner --true-neighbours --splits 3 --epochs 5
 """
 
-import argparse
-import csv
-import hashlib
-import json
-import sys
-import time
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -29,29 +23,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import CACHE, finish, prepared
-from benchmarks.graph_gain import NO_GRAPH, PLAIN
-from benchmarks.in_process import train
-from ramen_ray.config import RunConfig, flatten, overlay
+from benchmarks.common import CACHE, finish, options, prepared
+from benchmarks.graph_gain import IN_BATCH, UNWALKED, recipe
+from benchmarks.in_process import embedded_texts, train
+from benchmarks.tables import ByQuery, Found, compared, kept, mean, write
+from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
-from ramen_ray.method.metrics.comparison import (
-    Difference,
-    mean_over_seeds,
-    paired_differences_over_seeds,
-)
 from ramen_ray.method.metrics.judgement import Propensity
-from ramen_ray.method.metrics.ranking import PerQuery, ratio
-from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
+from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.novel_ads.combiner import Combiner
-from ramen_ray.method.novel_ads.evaluation import SPLITS, Embedded, RevealedClicks
-from ramen_ray.method.novel_ads.neighbours import Vectors
+from ramen_ray.method.novel_ads.evaluation import Embedded, RevealedClicks
+from ramen_ray.method.novel_ads.neighbours import SeenAds, Vectors, clicked_together
 from ramen_ray.method.novel_ads.representation import CombinedAds
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.combining.build import Combining
 from ramen_ray.orchestration.combining.inputs import revealed_clicks
 from ramen_ray.orchestration.combining.settings import (
-    VARIANTS,
     CombinerConfig,
     CombineSettings,
     VariantName,
@@ -59,8 +48,7 @@ from ramen_ray.orchestration.combining.settings import (
 from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
-VERSION = 4
-"""Change it with what a row computes, so that kept rows are not taken for new ones."""
+VERSION = 5  # of what is kept; a change of what a row computes makes the rows anew
 NOVEL_FRACTION = 0.1
 KINDS: dict[str, dict[str, bool]] = {
     "zero-shot": {},
@@ -69,11 +57,12 @@ KINDS: dict[str, dict[str, bool]] = {
     "unseen": {"unseen_texts": True},
 }
 MEASURED = ("P@1", "P@5", "R@10", "R@100")
-FIGURES = ("percent", "difference", "low", "high")
-COLUMNS = ("dataset", "variant", "over", "splits", "metric", *FIGURES)
-SEARCHED = {"zero_shot": "new ads", "test": "all ads"}
+NEIGHBOURS = 3
+CLICKED_TOGETHER = 100  # of which those without train clicks are left out
+SHARE = 0.6  # of the classifiers' mean, added to the text
 CPU = torch.device("cpu")
-WITHOUT: Mapping[str, Any] = {**PLAIN, **NO_GRAPH}
+PLAIN: Mapping[str, Any] = {**IN_BATCH, **UNWALKED}
+WITHOUT: Mapping[str, Any] = {**IN_BATCH, **WITHOUT_GRAPH}
 ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "base": ("zero-shot", WITHOUT),
     "RAMEN": ("zero-shot", PLAIN),
@@ -86,68 +75,59 @@ COMBINED = ("base", "RAMEN")
 COMPARED_WITH = {"RAMEN, new ads' texts unseen": "base, new ads' texts unseen"}
 """What an encoder's text alone is compared with; by default the base's."""
 TEXT = "text alone"
-Row = tuple[str, str]
-"""An encoder, and by what its ads are represented."""
-ByQuery = dict[str, dict[str, PerQuery]]
-"""Metrics by split and name, test query by test query."""
 
 
 def main() -> None:
-    """Train what is not there yet, and print a row of the table for each kind of ad vectors."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sets", nargs="+", default=["rdocs", "foldoc"])
-    parser.add_argument("--splits", type=int, default=5)
-    parser.add_argument("--combined-splits", type=int, default=3, help="splits with combiners")
-    parser.add_argument("--epochs", type=int, default=40, help="of the combiners")
-    parser.add_argument("--encoders", nargs="+", default=list(ENCODERS), choices=list(ENCODERS))
-    parser.add_argument("--csv", type=Path, default=Path("/dev/stdout"))
-    arguments = parser.parse_args()
+    """Train what is not there yet, and write a row of the table for each kind of ad vectors."""
+    asked = options(
+        __doc__,
+        sets=["rdocs", "foldoc"],
+        splits=5,
+        combined_splits=3,
+        epochs=40,
+        encoders=list(ENCODERS),
+        true_neighbours=False,
+        into="",
+    )
     torch.set_num_threads(1)
+    encoders = ["base"] if asked.true_neighbours else asked.encoders
     lines, gain = list[dict[str, str]](), 1.0
-    for name in arguments.sets:
-        rows: dict[Row, list[ByQuery]] = {}
-        for seed in range(arguments.splits):
-            epochs = arguments.epochs if seed < arguments.combined_splits else 0
-            for encoder in arguments.encoders:
-                for row, values in measured(name, seed, encoder, epochs):
-                    rows.setdefault((encoder, row), []).append(values)
-        lines += table(name, rows)
-        gain = gain_of(rows[arguments.encoders[-1], TEXT], rows[arguments.encoders[0], TEXT])
-    write_csv(arguments.csv, lines)
+    for name in asked.sets:
+        rows, over = dict[str, list[ByQuery]](), dict[str, str]()
+        for seed in range(asked.splits):
+            for encoder in encoders:
+                is_combined = encoder in COMBINED and seed < asked.combined_splits
+                epochs = asked.epochs if is_combined or asked.true_neighbours else 0
+                found = measured(name, seed, encoder, epochs, asked.true_neighbours)
+                for row, values in found.items():
+                    rows.setdefault(f"{encoder}: {row}", []).append(values)
+                    base = encoder if row != TEXT else COMPARED_WITH.get(encoder, "base")
+                    over[f"{encoder}: {row}"] = f"{base}: {TEXT}"
+        for row, runs in rows.items():
+            other = over[row] if over[row] in rows and over[row] != row else ""
+            lines += compared(name, row, runs, other, rows.get(other, ()))
+        first, *_, last = rows.values()
+        gain = mean(last, "R@10 of new ads") / mean(first, "R@10 of new ads")
+    write("new_ads", lines, asked.into)
     finish(gain, {})
 
 
-def measured(name: str, seed: int, encoder: str, epochs: int) -> Iterator[tuple[str, ByQuery]]:
-    """Yield the rows of an encoder on a split, computed now or earlier; no combiner in 0 epochs."""
+def measured(
+    name: str, seed: int, encoder: str, epochs: int, with_true: bool
+) -> Mapping[str, ByQuery]:
+    """Return the rows of an encoder on a split; no combiner in 0 epochs."""
     kind, changes = ENCODERS[encoder]
     data = split_of(name, kind, seed)
     config = run_config(name, data, {**changes, "seed": seed})
-    variants = VARIANTS if epochs and encoder in COMBINED else ()
-    settings = {one: settings_of(one, epochs) for one in variants}
-    content = [VERSION, flatten(config), data.path.name, str(settings)]
-    key = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=8).hexdigest()
-    folder = STORE / f"{name}-{seed}-{key}"
-    if not (folder / "done").exists():
-        started = time.monotonic()
+
+    def measure() -> Found:
         embedded, revealed = embedded_by(config, data, split_of(name, "one-shot", seed))
-        found = rows_of(embedded, revealed, settings)
-        for number, (row, vectors) in enumerate(found):
-            write(folder / f"{number}.npz", row, embedded, vectors)
-        (folder / "done").touch()
-        print(f"{name} {seed} {encoder}: {time.monotonic() - started:.0f} s", file=sys.stderr)
-    for file in sorted(folder.glob("*.npz")):
-        stored = np.load(file)
-        values: ByQuery = {
-            split: {metric: tuple(stored[f"{split}/{metric}"]) for metric in MEASURED}
-            for split in SPLITS
-        }
-        yield str(stored["row"]), values
+        rows = rows_of(embedded, revealed, epochs)
+        found = rows_with_true(embedded, epochs) if with_true else rows
+        return {row: by_test_query(embedded, vectors) for row, vectors in found}, {}
 
-
-def settings_of(variant: VariantName, epochs: int) -> CombineSettings:
-    """Return a variant's settings, as jobs/combine.py has them."""
-    combiner = CombinerConfig(epochs=epochs)
-    return CombineSettings(run="", variant=variant, combiner=combiner)
+    content = [VERSION, flatten(config), data.path.name, CombinerConfig(epochs=epochs), with_true]
+    return kept(STORE, content, measure)[0]
 
 
 @cache
@@ -163,7 +143,7 @@ def split_of(name: str, kind: str, seed: int) -> Prepared:
 
 def run_config(name: str, data: Prepared, changes: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of an encoder's training, for the anchor sets that are left."""
-    preset = bag_ramen(name)
+    preset = recipe(name)
     weights = preset.regularization.lambda_z
     left = {key: weight for key, weight in weights.items() if key in data.anchor_sets}
     graph = {"regularization.lambda_x": {}, "regularization.lambda_z": left}
@@ -175,45 +155,94 @@ def embedded_by(
 ) -> tuple[Embedded, RevealedClicks]:
     """Train an encoder; return its embeddings, and the revealed clicks with theirs."""
     model = train(config, data)
-    tables = [*data.queries.values(), data.ads]
-    distinct, positions = number_distinct(tables)
-    vectors = np.concatenate(
-        [model.embed_texts(table, rows) for table, rows in zip(tables, distinct, strict=True)]
-    )
-    *queries, ads = (TextEmbeddings(vectors, places) for places in positions)
+    *queries, ads = embedded_texts(model, [*data.queries.values(), data.ads])
     embedded = Embedded(data, dict(zip(data.queries, queries, strict=True)), ads)
     novel, rows = revealed_clicks(sibling)
     return embedded, (novel, model.embed_texts(sibling.queries["train"], rows))
 
 
 def rows_of(
-    embedded: Embedded, revealed: RevealedClicks, variants: Mapping[VariantName, CombineSettings]
+    embedded: Embedded, revealed: RevealedClicks, epochs: int
 ) -> Iterator[tuple[str, Vectors]]:
     """Yield the vectors of all ads by row."""
     text = embedded.all_ads()
     yield TEXT, text
-    if not variants:
+    if not epochs:
         return
     own = np.flatnonzero(embedded.data.train_click_counts > 0)
     places = np.full(len(text), -1)
     places[own] = np.arange(len(own))
-    release = CombinerRun(embedded, variants["release"])
+    release = CombinerRun(embedded, "release", epochs)
     release.train_classifiers()
     combined = release.combined_ads()
     mean_of_all = Combiner("mean", text.shape[1]).eval()
     yield "sum", CombinedAds(mean_of_all, combined.seen, combined.lookup).represent(text, places)
-    release.train_combiner()
-    yield from with_one_shot("combiner (release)", release.combined_ads(), text, places, revealed)
-    draft = CombinerRun(embedded, variants["draft"])
+    for run, row in (
+        (release, "combiner (release)"),
+        (CombinerRun(embedded, "draft", epochs), "combiner (draft)"),
+    ):
+        run.train_combiner()
+        combined = run.combined_ads()
+        yield row, combined.represent(text, places)
+        yield f"{row}, one-shot", combined.represent(text, places, revealed)
+
+
+def rows_with_true(embedded: Embedded, epochs: int) -> Iterator[tuple[str, Vectors]]:
+    """Yield the vectors of all ads by row: up to 0, 1, ... of each ad's neighbours are true."""
+    text = embedded.all_ads()
+    yield TEXT, text
+    release = CombinerRun(embedded, "release", epochs)
+    release.train_classifiers()
+    classifiers = release.combined_ads().seen.classifiers
+    draft = CombinerRun(embedded, "draft", epochs)
     draft.train_combiner()
-    yield from with_one_shot("combiner (draft)", draft.combined_ads(), text, places, revealed)
+    combined = draft.combined_ads()
+    true = true_neighbours(embedded, combined.seen)
+    for count in range(NEIGHBOURS + 1):
+        neighbours = with_first(true[:, :count], combined.seen, text)
+        yield f"combiner (draft), up to {count} true", combined.combine(text, neighbours)
+        yield f"text and classifiers, up to {count} true", added(text, classifiers, neighbours)
+
+
+def true_neighbours(embedded: Embedded, seen: SeenAds) -> Int64s:
+    """Return, by ad, rows (ads, NEIGHBOURS) of seen ads that a test query clicks too, then -1.
+
+    Nobody has them (the papers' ablation). If they help and the nearest do not, it is the
+    neighbours that fail, not the combiner.
+    """
+    clicks = embedded.data.clicks["test"]
+    together = clicked_together(clicks, embedded.all_ads(), CLICKED_TOGETHER)
+    return _first_distinct(np.where(together >= 0, seen.rows_of(np.maximum(together, 0)), -1))
+
+
+def with_first(true: Int64s, seen: SeenAds, text: Vectors) -> Int64s:
+    """Return rows (ads, NEIGHBOURS) of seen ads: the ``true`` ones, then the nearest by text."""
+    own = seen.rows_of(np.arange(len(text)))
+    return _first_distinct(np.hstack([true, seen.nearest(text, NEIGHBOURS, own).rows]))
+
+
+def _first_distinct(rows: Int64s) -> Int64s:
+    """Return the first different rows (n, NEIGHBOURS) of ``rows`` (n, m), -1 after the last."""
+    repeated = (rows[:, :, None] == rows[:, None, :]) & np.tri(rows.shape[1], k=-1, dtype=bool)
+    missing = (rows < 0) | repeated.any(axis=2)
+    order = np.argsort(missing, axis=1, kind="stable")[:, :NEIGHBOURS]
+    return np.take_along_axis(np.where(missing, -1, rows), order, axis=1)
+
+
+def added(text: Vectors, classifiers: Vectors, neighbours: Int64s) -> Vectors:
+    """Return text + SHARE x mean of the neighbours' classifiers, (ads, D)."""
+    is_there = (neighbours >= 0)[..., None]
+    total = np.where(is_there, classifiers[neighbours], 0).sum(axis=1)
+    return text + np.float32(SHARE) * total / np.maximum(is_there.sum(axis=1), 1)
 
 
 class CombinerRun:
     """A training as jobs/combine.py does it, in this process."""
 
-    def __init__(self, embedded: Embedded, settings: CombineSettings) -> None:
-        """Begin."""
+    def __init__(self, embedded: Embedded, variant: VariantName, epochs: int) -> None:
+        """Begin, with a variant's settings as jobs/combine.py has them."""
+        combiner = CombinerConfig(epochs=epochs)
+        settings = CombineSettings(run="", variant=variant, combiner=combiner)
         self._combining = Combining.of(settings, embedded)
         self._model = self._combining.new_model(CPU)
         self._state = self._combining.new_state(self._model)
@@ -237,88 +266,22 @@ class CombinerRun:
         return self._combining.combined_ads(self._model)
 
 
-def with_one_shot(
-    row: str, combined: CombinedAds, text: Vectors, own: Any, revealed: RevealedClicks
-) -> Iterator[tuple[str, Vectors]]:
-    """Yield the vectors of a combiner without and with revealed clicks."""
-    yield row, combined.represent(text, own)
-    yield f"{row}, one-shot", combined.represent(text, own, revealed)
-
-
-def write(file: Path, row: str, embedded: Embedded, vectors: Vectors) -> None:
-    """Measure the vectors, and keep the metrics query by query."""
-    arrays: dict[str, Any] = {"row": row}
-    for split, values in by_test_query(embedded, vectors).items():
-        arrays |= {
-            f"{split}/{metric}": np.stack(of_queries) for metric, of_queries in values.items()
-        }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(file, **arrays)
-
-
 def by_test_query(embedded: Embedded, vectors: Vectors) -> ByQuery:
-    """Measure ad vectors; in zero_shot, queries without a click on a novel ad count nothing."""
+    """Measure ad vectors; for new ads, queries without a click on one count nothing."""
     data = embedded.data
     clicks, queries = data.clicks["test"], data.queries
     rows, ads = clicks.gather(np.arange(clicks.num_rows))
     asked = np.unique(rows[np.isin(ads, data.candidates("zero_shot"))])
     assert np.array_equal(queries["test"].hashes[asked], queries["zero_shot"].hashes)
-    found: ByQuery = {}
-    for split, places in (("zero_shot", asked), ("test", np.arange(clicks.num_rows))):
+    found: dict[str, PerQuery] = {}
+    every = np.arange(clicks.num_rows)
+    for split, title, places in (("zero_shot", "new ads", asked), ("test", "all ads", every)):
         values = embedded.measure(vectors, split, Propensity())
-        spread = {metric: np.zeros((2, clicks.num_rows)) for metric in MEASURED}
-        for metric, of_queries in spread.items():
-            of_queries[:, places] = values[metric]
-        found[split] = {metric: (gained, possible) for metric, (gained, possible) in spread.items()}
-    return found
-
-
-def table(name: str, rows: Mapping[Row, list[ByQuery]]) -> list[dict[str, str]]:
-    """Return the lines of a dataset's rows, for :func:`write_csv`."""
-    lines = []
-    for row, runs in rows.items():
-        over = compared_with(*row)
-        base = rows.get(over) if over != row else None
-        line = {"dataset": name, "variant": ": ".join(row), "splits": str(len(runs))}
-        line["over"] = ": ".join(over) if base else ""
-        lines += [line | figures for figures in compared(runs, base)]
-    return lines
-
-
-def compared_with(encoder: str, ads_by: str) -> Row:
-    """Return the row that another is compared with."""
-    return (encoder if ads_by != TEXT else COMPARED_WITH.get(encoder, "base")), TEXT
-
-
-def compared(runs: list[ByQuery], base: list[ByQuery] | None) -> Iterator[dict[str, str]]:
-    """Yield the figures of a row by metric, and the differences to another row's same splits."""
-    for split, ads in SEARCHED.items():
-        ours = [run[split] for run in runs]
-        means = mean_over_seeds(ours)
-        less: dict[str, Difference] = {}
-        if base:
-            same_splits = [run[split] for run in base[: len(ours)]]
-            less = paired_differences_over_seeds(ours, same_splits)
         for metric in MEASURED:
-            difference = less[metric] if less else ()
-            figures = zip(FIGURES, (ratio(means[metric]), *difference), strict=False)
-            shown = {key: f"{100 * value:.2f}" for key, value in figures}
-            yield {"metric": f"{metric} of {ads}", **shown}
-
-
-def write_csv(file: Path, lines: list[dict[str, str]]) -> None:
-    """Write the lines of tables."""
-    with file.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-
-
-def gain_of(ours: list[ByQuery], base: list[ByQuery]) -> float:
-    """Return R@10 on zero_shot over all splits, divided by that of a base."""
-    sides = (mean_over_seeds([run["zero_shot"] for run in runs]) for runs in (ours, base))
-    one, other = (ratio(of_side["R@10"]) for of_side in sides)
-    return one / other
+            gained, possible = np.zeros((2, clicks.num_rows))
+            gained[places], possible[places] = values[metric]
+            found[f"{metric} of {title}"] = gained, possible
+    return found
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What all benchmarks share: flags, rounds, prepared data, kept runs, the JSON line at the end."""
+"""What all benchmarks share: flags, rounds, prepared data, processes, the JSON line at the end."""
 
 import argparse
-import hashlib
 import json
 import multiprocessing
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import psutil
-from numpy.typing import NDArray
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -32,6 +32,7 @@ ROOT = Path(__file__).parent.parent
 NUM_THREADS = 2
 CACHE = Path(tempfile.gettempdir()) / "ramen_ray_benchmarks"
 ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",
     "HF_HUB_OFFLINE": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "OMP_NUM_THREADS": str(NUM_THREADS),
@@ -80,33 +81,6 @@ def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: median(row[name] for row in rows) for name in rows[0]}
 
 
-def kept(
-    folder: Path, content: Sequence[Any], make: Callable[[], Mapping[str, Any]]
-) -> dict[str, NDArray[Any]]:
-    """Return the arrays that ``make()`` returned when it was first called for ``content``.
-
-    A benchmark of many runs that was stopped goes on where it was.
-    """
-    file = kept_file(folder, content)
-    if not file.exists():
-        started = time.monotonic()
-        made = make()
-        folder.mkdir(parents=True, exist_ok=True)
-        aside = file.with_suffix(".part.npz")
-        np.savez(aside, **made)
-        aside.rename(file)
-        seconds = time.monotonic() - started
-        print(f"{folder.name} {file.stem}: {seconds:.0f} s", file=sys.stderr, flush=True)
-    with np.load(file) as stored:
-        return dict(stored)
-
-
-def kept_file(folder: Path, content: Sequence[Any]) -> Path:
-    """Return where :func:`kept` has the arrays of ``content``."""
-    key = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=8).hexdigest()
-    return folder / f"{key}.npz"
-
-
 def finish(ratio: float, figures: Mapping[str, Any]) -> None:
     """Print the figures and, as the last line, everything as one JSON object."""
     for name, value in figures.items():
@@ -120,97 +94,106 @@ def machine() -> dict[str, Any]:
     """Describe the machine: processor, cores, memory, load, and versions of main packages."""
     import torch
 
-    names = [line for line in _cpuinfo() if line.startswith("model name")]
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
     return {
-        "processor": names[0].partition(":")[2].strip() if names else platform.processor(),
+        "processor": names[0] if names else platform.machine(),
         "cores": os.cpu_count(),
-        "memory_gb": pages / 1e9,
+        "memory_gb": psutil.virtual_memory().total / 1e9,
         "load_before": _LOAD_BEFORE,
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
 
 
-def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
-    """Call ``function`` in a new interpreter, so that it shares neither memory nor imports."""
+def in_fresh_process(function: Callable[..., T], *arguments: Any, method: str = "spawn") -> T:
+    """Call ``function`` in a new interpreter, so that it shares neither memory nor imports.
+
+    With the method "fork" it shares this process's imports, but none of its later memory.
+    """
     os.environ.update(ENVIRONMENT)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as pool:
         return pool.submit(function, *arguments).result()
 
 
-@contextmanager
-def sampled_memory() -> Iterator[dict[str, int]]:
-    """Sample the peak memory of this process, of its children, and of Ray's object store.
+def run_python(*words: object) -> str:
+    """Run Python with the arguments, in the repository's root; returns what it printed.
 
-    ``driver`` counts all of this process, ``driver_own`` and ``below`` what is not shared.
+    Raises:
+        SystemExit: it failed; with the end of what it said of that.
     """
-    peaks = {"driver": 0, "driver_own": 0, "below": 0, "object_store": 0}
+    environment = {**os.environ, **ENVIRONMENT}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def milliseconds_each(answer: Callable[[Any], Any], queries: Any) -> list[float]:
+    """Return the milliseconds of each query, after ten that are not counted."""
+    for query in queries[:10]:
+        answer(query)
+    found = []
+    for query in queries:
+        started = time.perf_counter()
+        answer(query)
+        found.append(1000 * (time.perf_counter() - started))
+    return found
+
+
+def write_queries(file: Path, known: Sequence[str], count: int, per_group: int) -> None:
+    """Write ``count`` texts for jobs/predict.py: the known ones, with a number after each."""
+    texts = [f"{known[row % len(known)]} {row // len(known)}" for row in range(count)]
+    pq.write_table(pa.table({"text": texts}), file, row_group_size=per_group)
+
+
+def seconds_of(run: Callable[[], Any]) -> float:
+    """Return how long a call takes."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+@contextmanager
+def sampled() -> Iterator[dict[str, float]]:
+    """Sample this process, its children, and Ray's object store, five times a second.
+
+    Yields a dictionary that has, after the block, the peaks of memory in bytes and the processor
+    seconds of all, also of children that end. ``driver`` counts all of this process's memory,
+    ``driver_own`` and ``below`` what is not shared.
+    """
+    found = dict.fromkeys(("driver", "driver_own", "below", "object_store", "processor_s"), 0.0)
+    here, used, stop = psutil.Process(), dict[psutil.Process, float](), threading.Event()
     stored_before = shutil.disk_usage("/dev/shm").used
-    me = psutil.Process()
 
     def look() -> None:
-        peaks["driver"] = max(peaks["driver"], me.memory_info().rss)
-        peaks["driver_own"] = max(peaks["driver_own"], _private_bytes(me))
-        below = sum(_private_bytes(child) for child in me.children(recursive=True))
-        peaks["below"] = max(peaks["below"], below)
-        stored = shutil.disk_usage("/dev/shm").used - stored_before
-        peaks["object_store"] = max(peaks["object_store"], stored)
-
-    with _sampled(look):
-        yield peaks
-
-
-def _private_bytes(process: psutil.Process) -> int:
-    try:
-        memory = process.memory_info()
-    except psutil.NoSuchProcess:
-        return 0
-    return int(memory.rss - memory.shared)
-
-
-@contextmanager
-def sampled_processor_time() -> Iterator[list[float]]:
-    """Sum the processor seconds of this process and its children, also of those that end.
-
-    Yields a list, which has the sum after the block. Of a child that ends, up to a fifth of a
-    second is missing.
-    """
-    here, used = psutil.Process(), dict[psutil.Process, float]()
-
-    def look() -> None:
+        now = dict.fromkeys(found, 0.0)
         for process in [here, *here.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
+                memory, times = process.memory_info(), process.cpu_times()
                 used[process] = times.user + times.system
-
-    look()
-    before, total = sum(used.values()), list[float]()
-    try:
-        with _sampled(look):
-            yield total
-    finally:
-        look()
-        total.append(sum(used.values()) - before)
-
-
-@contextmanager
-def _sampled(look: Callable[[], None]) -> Iterator[None]:
-    """Call ``look`` five times a second on a thread."""
-    stop = threading.Event()
+                now["driver_own" if process == here else "below"] += memory.rss - memory.shared
+                now["driver"] += memory.rss * (process == here)
+        now["object_store"] = shutil.disk_usage("/dev/shm").used - stored_before
+        found.update({name: max(value, found[name]) for name, value in now.items()})
 
     def sample() -> None:
         while not stop.wait(0.2):
             look()
 
-    thread = threading.Thread(target=sample)
+    look()
+    before, thread = sum(used.values()), threading.Thread(target=sample)
     thread.start()
     try:
-        yield
+        yield found
     finally:
         stop.set()
         thread.join()
+        look()
+        found["processor_s"] = sum(used.values()) - before
 
 
 def prepared(dataset: str, encoder: "EncoderConfig") -> Prepared:
@@ -227,17 +210,6 @@ def _prepare(dataset: str, encoder: "EncoderConfig") -> Path:
     return prepare(Dataset(dataset), CACHE / "prepared", encoder_tokenizer(encoder)).path
 
 
-def _cpuinfo() -> list[str]:
-    file = Path("/proc/cpuinfo")
-    return file.read_text().splitlines() if file.exists() else []
-
-
 def _rounded(value: Any) -> Any:
     """Keep four significant digits of every number within ``value``."""
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return value
+    return json.loads(json.dumps(value), parse_float=lambda number: float(f"{float(number):.4g}"))

@@ -9,13 +9,12 @@ comes on top.
     python -m benchmarks.evaluation [--ads 320000] [--queries 8192] [--rounds 3]
 """
 
-import time
-from collections.abc import Callable
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import alternate, finish, medians, options
+from benchmarks.common import alternate, finish, options, seconds_of
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
@@ -40,11 +39,12 @@ def main() -> None:
         found = search(queries, ads, max(KS) + most_filters(pairs))
         judgement.metrics(drop_filtered(found, pairs, max(KS))[0])
 
-    sides = {"product": lambda: multiply(queries, ads), "evaluation": evaluate}
-    results = alternate(asked.rounds, {name: timed(side) for name, side in sides.items()})
-    product, evaluation = (medians(results[side])["seconds"] for side in sides)
-    rate = 2 * asked.queries * asked.ads * WIDTH / product
-    figures = {"product_s": product, "evaluation_s": evaluation, "product_gflops": rate / 1e9}
+    sides = {
+        "product": lambda: seconds_of(lambda: multiply(queries, ads)),
+        "evaluation": lambda: seconds_of(evaluate),
+    }
+    product, evaluation = map(median, alternate(asked.rounds, sides).values())
+    figures = {"product_s": product, "evaluation_s": evaluation}
     finish(evaluation / product, {**vars(asked), **figures})
 
 
@@ -69,17 +69,6 @@ def multiply(queries: NDArray[np.float32], ads: NDArray[np.float32]) -> None:
         for start in range(0, len(ads), ADS_PER_BLOCK):
             others = ads[start : start + ADS_PER_BLOCK]
             np.matmul(some, others.T, out=product[: len(some), : len(others)])
-
-
-def timed(side: Callable[[], None]) -> Callable[[], dict[str, float]]:
-    """Return a call of ``side`` that returns the seconds it took."""
-
-    def call() -> dict[str, float]:
-        started = time.monotonic()
-        side()
-        return {"seconds": time.monotonic() - started}
-
-    return call
 
 
 if __name__ == "__main__":

@@ -8,17 +8,14 @@ one step) is the other side. Rounds alternate. `ratio` is the project with prepa
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from mlflow.tracking import MlflowClient
 
-from benchmarks.common import ENVIRONMENT, ROOT, alternate, finish, medians, options
+from benchmarks.common import alternate, finish, medians, options, run_python, seconds_of
 
 PARTS = ("ray", "prepare", "walk", "workers", "first_step")
 BARE = """
@@ -47,7 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder)
         sides = {
-            "bare": _bare,
+            "bare": lambda: {"total_s": seconds_of(lambda: run_python("-c", BARE))},
             "empty_cache": lambda: _project(output, keep=False),
             "cached": lambda: _project(output, keep=True),
         }
@@ -55,33 +52,14 @@ def main() -> None:
     finish(found["cached"]["total_s"] / found["bare"]["total_s"], found)
 
 
-def _bare() -> dict[str, float]:
-    started = time.monotonic()
-    subprocess.run(
-        [sys.executable, "-c", BARE],
-        env={**os.environ, **ENVIRONMENT},
-        check=True,
-        cwd=ROOT,
-        capture_output=True,
-    )
-    return {"total_s": time.monotonic() - started}
-
-
 def _project(output: Path, keep: bool) -> dict[str, float]:
     """Run the tiny preset; imports, Ray's start and checks overlap, so they are one part."""
     if not keep:
         shutil.rmtree(output / "prepared", ignore_errors=True)
     shutil.rmtree(output / "runs", ignore_errors=True)
-    command = [sys.executable, "jobs/train.py", "tiny", "--dataset", "foldoc"]
-    command += ["--output", str(output)]
+    words = ["jobs/train.py", "tiny", "--dataset", "foldoc", "--output", output]
     started = time.time()
-    subprocess.run(
-        [*command, "--training.epochs", "1"],
-        env={**os.environ, **ENVIRONMENT},
-        check=True,
-        cwd=ROOT,
-        capture_output=True,
-    )
+    run_python(*words, "--training.epochs", "1")
     (file,) = (output / "runs").glob("*/run.json")
     run_id = json.loads(file.read_text())["mlflow_run_id"]
     run = MlflowClient(tracking_uri=f"sqlite:///{output}/mlflow.db").get_run(run_id)

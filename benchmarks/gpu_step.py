@@ -13,8 +13,9 @@ By part: `host_` is how long the processor was at it, of `inputs` how long it wa
 
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +23,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import BertTokenizer, DistilBertConfig, DistilBertModel
 
 from benchmarks.common import alternate, finish, medians, options
@@ -44,6 +44,7 @@ from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective, task_term
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData, anchor_table
@@ -55,6 +56,7 @@ from ramen_ray.method.training.step import TrainState, train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
 WARMUP_STEPS = 2
+scheduled = partial(build_schedule, warmup_steps=10, total_steps=10_000)
 WEIGHTS = dict.fromkeys(("links", "categories"), 0.1)
 SOFTMAX = SoftmaxLoss(0.05)
 TASK = [task_term(SOFTMAX), reverse_term(SOFTMAX, 0.5), bce_term(1.0, 0.5)]
@@ -174,14 +176,8 @@ def _build(device: torch.device, smoke: bool, has_all: bool) -> Run:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
     model = DualEncoder(TransformerEncoder(backbone, tokenizer)).to(device)
-    draw = np.random.default_rng(0)
     objective = ramen_objective(TripletLoss(0.3, 10), WEIGHTS, WEIGHTS, task=TASK * has_all)
-    graphs = {one: made_edges(draw, num_texts, 3) for one in objective.regularizers}
-    names = [QUERIES, ADS, *map(anchor_table, WEIGHTS)]
-    tables = {name: made_texts(draw, num_texts) for name in names}
-    known = {one: [edges] for one, edges in graphs.items()}
-    clicks = made_edges(draw, num_texts, 3)
-    data = TrainingData(np.arange(num_texts), clicks, graphs, known, tables)
+    data = made_data(num_texts, 3, dict.fromkeys(objective.regularizers, 3))
     clock = Clock(device)
     parts: list[StepPart] = [clock]
     if has_all:
@@ -195,15 +191,24 @@ def _build(device: torch.device, smoke: bool, has_all: bool) -> Run:
         ]
     optimizer = build_optimizer(model.encoder, 2e-4, 0.01)
     optimizer.register_step_pre_hook(lambda *_: clock.mark("backward"))
-    state = TrainState(model, optimizer, scheduled(optimizer), DrawState(graphs))
+    state = TrainState(model, optimizer, scheduled(optimizer), DrawState(data.graphs))
     state.parts = [*parts, LastPart(clock)]
     sampler = Sampler(data, batch, seed=0, num_positives=3 if has_all else 1)
     return Run(state, sampler, objective, clock)
 
 
-def scheduled(optimizer: torch.optim.Optimizer) -> LRScheduler:
-    """Return the schedule of a rate."""
-    return build_schedule(optimizer, 10, 10_000)
+def made_data(num_rows: int, clicks: int, degrees: Mapping[Regularizer, int]) -> TrainingData:
+    """Make data of so many queries, ads and anchors, with so many clicks and edges of each node."""
+    draw = np.random.default_rng(0)
+    graphs = {one: made_edges(draw, num_rows, degree) for one, degree in degrees.items()}
+    names = [QUERIES, ADS, *dict.fromkeys(anchor_table(one.anchor_set) for one in degrees)]
+    return TrainingData(
+        np.arange(num_rows),
+        made_edges(draw, num_rows, clicks),
+        graphs,
+        {one: [edges] for one, edges in graphs.items()},
+        {name: made_texts(draw, num_rows) for name in names},
+    )
 
 
 def made_edges(draw: np.random.Generator, num_rows: int, degree: int) -> Csr:

@@ -1,17 +1,19 @@
-"""What the graph brings on the built-in datasets: RAMEN less its base, with controls.
+"""What the graph, other bases and the parts of unidec bring on the built-in datasets.
 
-The preset bag-ramen without walk and pruning, in batch, under both
-protocols (strict, as published); beside them `ance`, walk, pruning, a quarter of the clicks,
-shuffled edges and AugGT. In this process, one thread, without Ray Train. Every run is kept, so that
-the same command continues where it was stopped. Prints a Markdown table per dataset: metrics of
-each variant and, where it is compared with a base, differences with 95 % intervals over queries and
-seeds. `ratio` is R@10 of the preset's recipe over its base, strict, of the last dataset.
+The preset bag-ramen without walk and pruning, in batch, under both protocols (strict, as
+published); beside it the other bases, walk, pruning, a quarter of the clicks, shuffled edges and
+AugGT. `--parts` has unidec without each of its parts in their place. In this process, one thread,
+without Ray Train. Every run is kept, so that the same command continues where it was stopped. The
+table has the metrics of each variant and, where it is compared with a base, differences with 95 %
+intervals over queries and seeds. `ratio` is R@10 of the second variant (the preset's recipe) over
+the first (its base), of the last dataset.
 
     python -m benchmarks.graph_gain [--sets foldoc debian rdocs] [--seeds 3] [--split test]
+        [--parts] [--into docs/evidence]
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,161 +21,184 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import CACHE, finish, kept, options, prepared
+from benchmarks.common import CACHE, finish, options, prepared
 from benchmarks.in_process import first_queries, random_edges, train
+from benchmarks.tables import ByQuery, Found, compared, kept, mean, write
 from ramen_ray.bases import Part
-from ramen_ray.config import EncoderConfig, RunConfig, flatten, overlay
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.judgement import Judgement, Propensity, evaluate
-from ramen_ray.method.metrics.ranking import (
-    PerQuery,
-    clicks_on,
-    popularity_groups,
-    query_metrics,
-    ratio,
-)
+from ramen_ray.method.metrics.ranking import clicks_on, popularity_groups, query_metrics
 from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.presets import bag_ramen
+from ramen_ray.presets import bag_ramen, base_changes
 
 STORE = CACHE / "graph_gain"
-VERSION = 2
-"""Change it with what a run computes, so that kept runs are not taken for new ones."""
-OVERALL = ("P@1", "P@5", "N@5", "PSP@5", "R@10")
-NO_GRAPH: dict[str, Any] = {"regularization.lambda_x": {}, "regularization.lambda_z": {}}
-PLAIN = {"base.kind": "in_batch", "walk.enabled": False, "pruning.mode": "never"}
+VERSION = 3  # of what is kept; a change of what a run computes makes the runs anew
+OVERALL = ("P@1", "P@5", "PSP@5", "R@10")
+ANSWERS = ("most answers", "in between", "fewest answers")
+UNWALKED = {"walk.enabled": False, "pruning.mode": "never"}
+IN_BATCH = {"base.kind": "in_batch"}
 FIXED = {"regularization.adaptive": False}
 CLICKED = {"regularization.nodes": "clicked"}
 RARE = {"regularization.nodes": "rare"}
-NGAME = {"base.kind": "ngame"}
 PUBLISHED = "_published"
+PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
+UNIDEC_WITHOUT: Mapping[str, Mapping[str, Any]] = {
+    "one ad a query": {"base.num_positives": 1},
+    "six ads a query": {"base.num_positives": 6},
+    "one hard negative": {"base.num_hard_negatives": 1},
+    "no hard negatives": {"base.hard_negatives": "none"},
+    "random order": {"base.order": "random"},
+    "half of the task reversed": {"loss.reverse_share": 0.5},
+    "supcon": {"base.loss": "supcon"},
+    "cross-entropy added": {"classifier.bce": 1.0},
+    "the paper's sum of cosines": {"classifier.weight": 1.0, "classifier.text_scale": 1.0},
+    "own classifiers of unclicked ads": {"classifier.unclicked": "own"},
+}
+
+
+dataset_of = cache(prepared)
+SETS = {"foldoc": ["links"], "debian": ["sources"]}
+"""Whose edges are used where a preset would take all of the dataset's."""
+
+
+def recipe(dataset: str) -> RunConfig:
+    """Return the preset of the tables, for a built-in dataset or one in a folder."""
+    config = bag_ramen(dataset)
+    weights = config.regularization.lambda_z
+    kept_sets = {name: weights[name] for name in SETS.get(dataset, weights)}
+    return overlay(config, {"regularization.lambda_z": kept_sets})
 
 
 @dataclass(frozen=True)
 class GraphVariant:
-    """One row of a table.
-
-    Attributes:
-        changes: of the dataset's preset.
-        base: the row that it is compared with; None for a base.
-        share: of the train queries.
-        random_edges: share of the edges whose anchors are dealt out anew.
-        published: whether it draws from the anchor sets as published.
-        propagated: whether it trains on clicks propagated over the graph (AugGT).
-        part: which part of the model's vectors answers.
-    """
+    """A row of a table: changes of the dataset's preset, and the rows that it is compared with."""
 
     changes: Mapping[str, Any]
-    base: str | None
-    share: float = 1.0
-    random_edges: float = 0.0
-    published: bool = False
-    propagated: bool = False
-    part: Part = "encoder"
+    over: tuple[str, ...] = ()
+    share: float = 1.0  # of the train queries
+    random_edges: float = 0.0  # share of the edges whose anchors are dealt out anew
+    published: bool = False  # draws from the anchor sets as published
+    propagated: bool = False  # trains on clicks propagated over the graph (AugGT)
+    part: Part = "encoder"  # of the model's vectors, that answers
 
 
 def variants(config: RunConfig) -> dict[str, GraphVariant]:
-    """Return the variants of a dataset by name; "RAMEN" is its preset."""
+    """Return the variants of a dataset by name; "RAMEN" is its preset, in batch."""
+
+    def on_base(changes: Mapping[str, Any] = {}, **how: Any) -> GraphVariant:
+        return GraphVariant({**IN_BATCH, **UNWALKED, **changes}, ("base",), **how)
+
     used = {name: w for name, w in config.regularization.lambda_z.items() if w}
-    both = {**PLAIN, "regularization.lambda_x": used}
-    queries = {**both, "regularization.lambda_z": {}}
-    unpruned = {"walk.enabled": False, "pruning.mode": "never"}
-    quarter = "quarter of the clicks: base"
+    both = {"regularization.lambda_x": used}
+    base = {**IN_BATCH, **WITHOUT_GRAPH}
     found = {
-        "base": GraphVariant({**PLAIN, **NO_GRAPH}, None),
-        "RAMEN": GraphVariant(PLAIN, "base"),
-        "rare nodes": GraphVariant({**PLAIN, **RARE}, "base"),
-        "fixed λ": GraphVariant({**PLAIN, **FIXED}, "base"),
-        "fixed λ, clicked nodes": GraphVariant({**PLAIN, **FIXED, **CLICKED}, "base"),
-        "both sides": GraphVariant(both, "base"),
-        "both sides, fixed λ, clicked nodes": GraphVariant({**both, **FIXED, **CLICKED}, "base"),
-        "query graph only": GraphVariant(queries, "base"),
-        "shuffled graph": GraphVariant(PLAIN, "base", random_edges=1.0),
-        "shuffled graph, rare nodes": GraphVariant({**PLAIN, **RARE}, "base", random_edges=1.0),
-        "shuffled graph, fixed λ": GraphVariant({**PLAIN, **FIXED}, "base", random_edges=1.0),
-        quarter: GraphVariant({**PLAIN, **NO_GRAPH}, None, share=0.25),
-        "quarter of the clicks: RAMEN": GraphVariant(PLAIN, quarter, share=0.25),
+        "base": GraphVariant(base),
+        "RAMEN": on_base(),
+        "rare nodes": on_base(RARE),
+        "fixed λ": on_base(FIXED),
+        "fixed λ, clicked nodes": on_base({**FIXED, **CLICKED}),
+        "both sides": on_base(both),
+        "both sides, fixed λ, clicked nodes": on_base({**both, **FIXED, **CLICKED}),
+        "query graph only": on_base({**both, "regularization.lambda_z": {}}),
+        "shuffled graph": on_base(random_edges=1.0),
+        "shuffled graph, rare nodes": on_base(RARE, random_edges=1.0),
+        "shuffled graph, fixed λ": on_base(FIXED, random_edges=1.0),
+        "half-random graph": on_base(random_edges=0.5),
+        "every fourth step": on_base({"regularization.every_steps": 4}),
+        "walk": on_base({"walk.enabled": True}),
+        "AugGT": on_base(WITHOUT_GRAPH, propagated=True),
+        "quarter of the clicks: base": GraphVariant(base, share=0.25),
+        "quarter of the clicks: RAMEN": GraphVariant(
+            {**IN_BATCH, **UNWALKED}, ("quarter of the clicks: base",), share=0.25
+        ),
     }
     if any(name.endswith(PUBLISHED) for name in published_sets(config).regularization.lambda_z):
-        old = {**both, **FIXED, **CLICKED}
+        old = {**both, **FIXED}
         found |= {
-            "as published: RAMEN": GraphVariant(PLAIN, "base", published=True),
-            "as published: both sides, fixed λ": GraphVariant(
-                {**both, **FIXED}, "base", published=True
-            ),
-            "as published: both sides, fixed λ, clicked nodes": GraphVariant(
-                old, "base", published=True
+            "as published: RAMEN": on_base(published=True),
+            "as published: both sides, fixed λ": on_base(old, published=True),
+            "as published: both sides, fixed λ, clicked nodes": on_base(
+                {**old, **CLICKED}, published=True
             ),
         }
     for name in Dataset(config.dataset).strict_anchor_sets:
         if name not in used:
-            other = {**PLAIN, **NO_GRAPH, "regularization.lambda_z": {name: 0.3}}
-            found[f"`{name}` alone"] = GraphVariant(other, "base")
-            found[f"`{name}` alone, fixed λ"] = GraphVariant({**other, **FIXED}, "base")
-    return found | {
-        "ance": GraphVariant({**unpruned, **NO_GRAPH}, None),
-        "ance: RAMEN": GraphVariant(unpruned, "ance"),
-        "ance: RAMEN, pruning": GraphVariant({**unpruned, "pruning.mode": "synchronous"}, "ance"),
-        "ngame": GraphVariant({**unpruned, **NO_GRAPH, **NGAME}, None),
-        "ngame: RAMEN": GraphVariant({**unpruned, **NGAME}, "ngame"),
-        "AugGT": GraphVariant({**PLAIN, **NO_GRAPH}, "base", propagated=True),
-        "walk": GraphVariant({**PLAIN, "walk.enabled": True}, "base"),
-        "half-random graph": GraphVariant(PLAIN, "base", random_edges=0.5),
-        "every fourth step": GraphVariant({**PLAIN, "regularization.every_steps": 4}, "base"),
-    }
+            other = {"regularization.lambda_x": {}, "regularization.lambda_z": {name: 0.3}}
+            found[f"{name} alone"] = on_base(other)
+            found[f"{name} alone, fixed λ"] = on_base({**other, **FIXED})
+    return found | other_bases(config)
+
+
+def other_bases(config: RunConfig) -> dict[str, GraphVariant]:
+    """Return the other bases, each without and with the graph; unidec by each of its parts."""
+    pruned = {"base.kind": "ance", "walk.enabled": False, "pruning.mode": "synchronous"}
+    found = {"ance + RAMEN, pruning": GraphVariant(pruned, ("ance",))}
+    for base in ("ance", "ngame", "depsl", "unidec"):
+        own = base_changes(config, {"base.kind": base})
+        for part in PARTS if base == "unidec" else PARTS[:1]:
+            title = f"{base}: {part}" if base == "unidec" else base
+            over = ["ance"] if base in ("depsl", "unidec") else []
+            found[title] = GraphVariant({**own, **WITHOUT_GRAPH}, tuple(over), part=part)
+            over = [title, "ance + RAMEN"] if part == "both" else [title]
+            found[f"{title} + RAMEN"] = GraphVariant({**own, **UNWALKED}, tuple(over), part=part)
+        if base == "unidec":
+            found[f"{title}, shuffled graph"] = replace(
+                found[f"{title} + RAMEN"], over=(title,), random_edges=1.0
+            )
+    return found
+
+
+def parts_of_unidec(config: RunConfig) -> dict[str, GraphVariant]:
+    """Return unidec, and unidec without each of its parts."""
+    whole, unidec = "unidec", base_changes(config, {"base.kind": "unidec"})
+    found = {whole: GraphVariant({**unidec, **WITHOUT_GRAPH}, part="both")}
+    for title, changes in UNIDEC_WITHOUT.items():
+        changed = {**unidec, **WITHOUT_GRAPH, **changes}
+        found[f"unidec, {title}"] = GraphVariant(changed, (whole,), part="both")
+    return found
 
 
 def published_sets(config: RunConfig) -> RunConfig:
     """Take the anchor sets as published in place of the strict ones, where there are such."""
     known = Dataset(config.dataset).anchor_sets
-
-    def renamed(weights: Mapping[str, float]) -> dict[str, float]:
-        return {
+    changes = {
+        f"regularization.{side}": {
             name + PUBLISHED if name + PUBLISHED in known else name: weight
-            for name, weight in weights.items()
+            for name, weight in getattr(config.regularization, side).items()
             if weight
         }
-
-    used = config.regularization
-    changes = {
-        "regularization.lambda_x": renamed(used.lambda_x),
-        "regularization.lambda_z": renamed(used.lambda_z),
+        for side in ("lambda_x", "lambda_z")
     }
     return overlay(config, changes)
 
 
 def main() -> None:
-    """Train what is not there yet, and print a table for each dataset."""
-    asked = options(__doc__, sets=["foldoc", "debian", "rdocs"], seeds=3, split="test")
+    """Train what is not there yet, and write the table."""
+    asked = options(
+        __doc__, sets=["foldoc", "debian", "rdocs"], seeds=3, split="test", parts=False, into=""
+    )
     torch.set_num_threads(1)
-    gain = 1.0
+    lines, gain = list[dict[str, str]](), 1.0
     for dataset in asked.sets:
-        config = bag_ramen(dataset)
-        runs = compare(config, variants(config), asked.seeds, asked.split)
-        gain = mean(runs["RAMEN"], "R@10") / mean(runs["base"], "R@10")
+        config = recipe(dataset)
+        rows = parts_of_unidec(config) if asked.parts else variants(config)
+        runs = {
+            title: [measured(config, variant, seed, asked.split) for seed in range(asked.seeds)]
+            for title, variant in rows.items()
+        }
+        for title, variant in rows.items():
+            for over in variant.over or ("",):
+                lines += compared(dataset, title, runs[title], over, runs.get(over, ()))
+        first, second, *_ = runs.values()
+        gain = mean(second, "R@10") / mean(first, "R@10")
+    write("unidec_parts" if asked.parts else "results", lines, asked.into)
     finish(gain, {})
 
 
-def compare(
-    config: RunConfig, rows: Mapping[str, GraphVariant], num_seeds: int, split: str
-) -> dict[str, list[dict[str, PerQuery]]]:
-    """Print a row for each variant of ``config``; returns their metrics by query and seed."""
-    print(f"\n## {Path(config.dataset).name}, {split}\n")
-    runs: dict[str, list[dict[str, PerQuery]]] = {}
-    for title, variant in rows.items():
-        runs[title] = [measured(config, variant, seed, split) for seed in range(num_seeds)]
-        if len(runs) == 1:
-            print(header(list(runs[title][0])))
-        print(row(title, runs[title], runs[variant.base] if variant.base else None), flush=True)
-    return runs
-
-
-def measured(
-    preset: RunConfig, variant: GraphVariant, seed: int, split: str
-) -> dict[str, PerQuery]:
+def measured(preset: RunConfig, variant: GraphVariant, seed: int, split: str) -> ByQuery:
     """Return a variant's metrics of a split by query, trained now or earlier."""
     config = overlay(preset, {**variant.changes, "seed": seed})
     if variant.published:
@@ -183,15 +208,13 @@ def measured(
     data = dataset_of(config.dataset, config.encoder)
     changed = (variant.share, variant.random_edges)
 
-    def measure() -> dict[str, Any]:
+    def measure() -> Found:
         model = trained(config.model_dump_json(), *changed)
         model.part = variant.part
-        found = judged(evaluate(model, data, split, Propensity())[1][0], data, split)
-        return {name: np.stack(values) for name, values in found.items()}
+        return {"run": measured_by_query(model, data, split)}, {}
 
     content = [VERSION, flatten(config), data.path.name, *changed, variant.part, split]
-    stored = kept(STORE, content, measure)
-    return {name: (values[0], values[1]) for name, values in stored.items()}
+    return kept(STORE, content, measure)[0]["run"]
 
 
 @lru_cache(maxsize=8)  # rows that follow one another may differ only in what answers
@@ -201,12 +224,6 @@ def trained(config_json: str, share: float = 1.0, shuffled: float = 0.0) -> Dual
     changes = [random_edges(shuffled, seed=7)] if shuffled else []
     changes += [first_queries(share)] if share < 1 else []
     return train(config, dataset_of(config.dataset, config.encoder), *changes)
-
-
-@cache
-def dataset_of(dataset: str, encoder: EncoderConfig) -> Prepared:
-    """Return a dataset, prepared once."""
-    return prepared(dataset, encoder)
 
 
 def propagated(config: RunConfig) -> Path:
@@ -219,13 +236,14 @@ def propagated(config: RunConfig) -> Path:
     return folder
 
 
-def judged(topk_ad_ids: Int64s, data: Prepared, split: str) -> dict[str, PerQuery]:
-    """Measure predictions by query: all clicks, by train clicks of the ad, by clicks of the query.
+def measured_by_query(model: DualEncoder, data: Prepared, split: str) -> ByQuery:
+    """Measure a model by query: all clicks, by train clicks of the ad, by clicks of the query.
 
-    Queries are cut into head, torso and tail, a third of the clicks each, as the paper's Table 1
+    Queries are cut by their number of answers, a third of the clicks each, as the paper's Table 1
     cuts them by traffic; these sets have none but their clicks.
     """
     judgement = Judgement.from_prepared(data, split, Propensity())
+    topk_ad_ids, _ = evaluate(model, data, split, Propensity())[1]
     found = {name: judgement.by_query(topk_ad_ids)[name] for name in OVERALL}
     never = data.train_click_counts == 0
     for name, member in (("clicked ads", ~never), ("never-clicked ads", never)):
@@ -233,37 +251,11 @@ def judged(topk_ad_ids: Int64s, data: Prepared, split: str) -> dict[str, PerQuer
             topk_ad_ids, clicks_on(judgement.truth, member), judgement.inverse, (10,)
         )
         found[f"{name} R@10"] = of_ads["R@10"]
-    for name, member in popularity_groups(np.diff(judgement.truth.indptr)).items():
-        gained, possible = found["P@1"]
-        found[f"{name} queries P@1"] = gained * member, possible * member
+    gained, possible = found["P@1"]
+    groups = popularity_groups(np.diff(judgement.truth.indptr)).values()
+    for name, member in zip(ANSWERS, groups, strict=True):
+        found[f"P@1, {name}"] = gained * member, possible * member
     return found
-
-
-def header(names: list[str]) -> str:
-    """Return the first two lines of a table."""
-    return f"| variant | {' | '.join(names)} |\n|---|{'--:|' * len(names)}"
-
-
-def row(title: str, runs: list[dict[str, PerQuery]], base: list[dict[str, PerQuery]] | None) -> str:
-    """Return a line in per cent; differences to the base in points, bold where 0 is outside."""
-    cells = [f"{100 * mean(runs, name):.2f}" for name in runs[0]]
-    if base is not None:
-        bounds = paired_differences_over_seeds(runs, base)
-        cells = [
-            f"{cell} {shown(*bounds[name])}" for cell, name in zip(cells, runs[0], strict=True)
-        ]
-    return f"| {title} | {' | '.join(cells)} |"
-
-
-def shown(value: float, low: float, high: float) -> str:
-    """Format a difference in points."""
-    text = f"{100 * value:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
-    return f"**{text}**" if low > 0 or high < 0 else text
-
-
-def mean(runs: list[dict[str, PerQuery]], name: str) -> float:
-    """Return a metric's mean over the seeds."""
-    return float(np.mean([ratio(run[name]) for run in runs]))
 
 
 if __name__ == "__main__":

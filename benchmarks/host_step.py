@@ -12,7 +12,7 @@ preparations over its goal: 30 ms of eight, 60 ms alone.
 import cProfile
 import pstats
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,15 +21,14 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from benchmarks.common import finish, options
-from benchmarks.gpu_step import made_edges, made_texts
+from benchmarks.common import alternate, finish, options
+from benchmarks.gpu_step import made_data
 from ramen_ray.method.model.packing import packed
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.sampling.batches import Batch, DrawState, Sampler
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData, anchor_table
 
 BATCH_SIZE, GOALS_MS, STEPS = 4096, {8: 30.0, 1: 60.0}, 4
 DEGREES = {"hyper_link": {"query": 39, "ad": 8}, "category": {"query": 5, "ad": 5}}
@@ -51,37 +50,18 @@ def main() -> None:
     """Measure a worker of eight, then one alone."""
     asked = options(__doc__, rounds=5, queries=300_000)
     torch.set_num_threads(1)
-    data = _data(asked.queries)
+    degrees = {one: DEGREES[one.anchor_set][one.side] for one in OBJECTIVE.regularizers}
+    data = made_data(asked.queries, 2, degrees)
     sampler = Sampler(data, BATCH_SIZE, seed=0, num_hard_negatives=1)
     hard = np.random.default_rng(1).integers(0, asked.queries, (asked.queries, 100), np.int32)
     draws = DrawState(data.graphs, shortlists=hard)
+    sides = {f"of_{count}": partial(_measured, sampler, draws, count) for count in GOALS_MS}
     figures = {
-        f"of_{workers}": _least(partial(_measured, sampler, draws, workers), asked.rounds)
-        for workers in GOALS_MS
+        side: {name: min(row[name] for row in rows) for name in rows[0]}
+        for side, rows in alternate(asked.rounds, sides).items()
     }
     over = [figures[f"of_{workers}"]["prepared"] / goal for workers, goal in GOALS_MS.items()]
     finish(max(over), figures)
-
-
-def _data(num_rows: int) -> TrainingData:
-    draw = np.random.default_rng(0)
-    graphs = {
-        one: made_edges(draw, num_rows, DEGREES[one.anchor_set][one.side])
-        for one in OBJECTIVE.regularizers
-    }
-    tables = [QUERIES, ADS, *map(anchor_table, DEGREES)]
-    return TrainingData(
-        np.arange(num_rows),
-        made_edges(draw, num_rows, 2),
-        graphs,
-        {one: [edges] for one, edges in graphs.items()},
-        {name: made_texts(draw, num_rows) for name in tables},
-    )
-
-
-def _least(measure: Callable[[], dict[str, float]], rounds: int) -> dict[str, float]:
-    found = [measure() for _ in range(rounds)]
-    return {name: min(one[name] for one in found) for name in found[0]}
 
 
 def _measured(sampler: Sampler, draws: DrawState, num_workers: int) -> dict[str, float]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from ramen_ray.config import RunConfig
-from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
 from ramen_ray.method.model.dual_encoder import DualEncoder
@@ -49,10 +49,7 @@ class Run:
 def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
     """Train as ``jobs/train.py`` does with synchronous tasks; returns the last model.
 
-    Args:
-        config: of the run.
-        data: the prepared dataset.
-        changes: applied to the training data, in their order.
+    ``changes`` are applied to the training data, in their order.
     """
     return train_all_epochs(begin(config, data, *changes))
 
@@ -79,8 +76,7 @@ def train_all_epochs(run: Run) -> DualEncoder:
     config, state, steps_per_epoch = run.config, run.state, run.sampler.steps_per_epoch
     state.advance()
     for epoch in range(config.training.epochs):
-        graphs = run.sampler.data.graphs
-        state.draws = renewed(config, run.data, run.model, graphs, state.draws, epoch)
+        state.draws = renewed(run, state.draws, epoch)
         list(train_steps(state, run.sampler, run.objective, steps_per_epoch * (epoch + 1)))
         state.advance()
     encoder = run.model.encoder
@@ -90,60 +86,47 @@ def train_all_epochs(run: Run) -> DualEncoder:
 
 def walked_graphs(config: RunConfig, graphs: Graphs) -> Graphs:
     """Return the graphs of the anchors that random walks visit most."""
-    walk = config.walk
-    settings = WalkSettings(
-        walk.num_hops, walk.restart_probability, walk.max_anchor_degree, walk.top_k
-    )
-    return {
-        one: visited_edges(
-            most_visited(
-                WalkGraph.of(edges, walk.max_anchor_degree),
-                0,
-                edges.num_rows,
-                settings,
-                config.seed,
-            )
-        )
-        for one, edges in graphs.items()
-    }
+    settings = WalkSettings(**config.walk.model_dump(exclude={"enabled"}))
+    walked = {}
+    for one, edges in graphs.items():
+        graph = WalkGraph.of(edges, settings.max_anchor_degree)
+        walked[one] = visited_edges(most_visited(graph, 0, edges.num_rows, settings, config.seed))
+    return walked
 
 
-def renewed(
-    config: RunConfig,
-    data: Prepared,
-    model: DualEncoder,
-    graphs: Graphs,
-    draws: DrawState,
-    epoch: int,
-) -> DrawState:
+def renewed(run: Run, draws: DrawState, epoch: int) -> DrawState:
     """Return what an epoch draws from: new shortlists, pruned graphs, or what there was."""
-    base, pruning = config.base, config.pruning
+    base, pruning = run.config.base, run.config.pruning
     if base.parts.hard_negatives == "shortlists" and epoch and epoch % base.refresh_every == 0:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "shortlists.npy"
-            write_shortlists(model, data, base.parts.shortlist_size, file)
+            write_shortlists(run.model, run.data, base.parts.shortlist_size, file)
             draws = replace(draws, shortlists=np.array(open_shortlists(file)))
     since = epoch - pruning.warmup_epochs
     if pruning.mode != "never" and since >= 0 and since % pruning.every_epochs == 0:
-        draws = replace(draws, graphs=pruned(config, data, model, graphs))
+        draws = replace(draws, graphs=pruned(run))
     return draws
 
 
-def pruned(config: RunConfig, data: Prepared, model: DualEncoder, graphs: Graphs) -> Graphs:
-    """Return the graphs without the edges whose texts the model finds unlike."""
+def pruned(run: Run) -> Graphs:
+    """Return the run's graphs without the edges whose texts the model finds unlike."""
     kept = {}
-    for one, edges in graphs.items():
-        nodes = data.ads if node_table(one) == "ads" else data.queries["train"]
-        tables = [nodes, data.anchors(one.anchor_set)]
-        rows, positions = number_distinct(tables)
-        embedded = [model.embed_texts(table, of) for table, of in zip(tables, rows, strict=True)]
-        of_nodes, of_anchors = (
-            TextEmbeddings(np.concatenate(embedded), part) for part in positions
-        )
-        threshold = config.pruning.prune_threshold
+    for one, edges in run.sampler.data.graphs.items():
+        nodes = run.data.ads if node_table(one) == "ads" else run.data.queries["train"]
+        of, to = embedded_texts(run.model, [nodes, run.data.anchors(one.anchor_set)])
+        threshold = run.config.pruning.prune_threshold
         with tempfile.TemporaryDirectory() as folder:  # the kept edges stay mapped into memory
-            kept[one] = prune(edges, of_nodes, of_anchors, threshold, Path(folder)).edges
+            kept[one] = prune(edges, of, to, threshold, Path(folder)).edges
     return kept
+
+
+def embedded_texts(model: DualEncoder, tables: list[TokenTable]) -> list[TextEmbeddings]:
+    """Embed the texts of some tables, each distinct one once."""
+    distinct, positions = number_distinct(tables)
+    vectors = np.concatenate(
+        [model.embed_texts(table, rows) for table, rows in zip(tables, distinct, strict=True)]
+    )
+    return [TextEmbeddings(vectors, places) for places in positions]
 
 
 def first_queries(share: float) -> Change:
@@ -155,13 +138,8 @@ def first_queries(share: float) -> Change:
             one: prefix(edges, count) if one.side == "query" else edges
             for one, edges in whole.graphs.items()
         }
-        return replace(
-            whole,
-            query_ids=whole.query_ids[:count],
-            clicks=prefix(whole.clicks, count),
-            graphs=graphs,
-            known_edges={one: [edges] for one, edges in graphs.items()},
-        )
+        ids, clicks = whole.query_ids[:count], prefix(whole.clicks, count)
+        return with_graphs(replace(whole, query_ids=ids, clicks=clicks), graphs)
 
     return change
 
@@ -177,17 +155,21 @@ def random_edges(share: float, seed: int) -> Change:
     """Deal the anchors of a share of the edges out anew; 1 leaves nothing but the degrees."""
 
     def dealt(edges: Csr, draw: np.random.Generator) -> Csr:
-        anchors = np.array(edges.indices)
+        nodes, anchors = edges.gather(np.arange(edges.num_rows))
         chosen = np.flatnonzero(draw.random(len(anchors)) < share)
         anchors[chosen] = draw.permutation(anchors[chosen])
-        nodes: Int64s = np.repeat(np.arange(edges.num_rows), np.diff(edges.indptr))
         pairs = np.unique(np.stack([nodes, anchors]), axis=1)
         return Csr.from_pairs(pairs[0], pairs[1], edges.num_rows)
 
     def change(whole: TrainingData) -> TrainingData:
         draw = np.random.default_rng(seed)
         graphs = {one: dealt(edges, draw) for one, edges in whole.graphs.items()}
-        known = {one: [edges] for one, edges in graphs.items()}
-        return replace(whole, graphs=graphs, known_edges=known)
+        return with_graphs(whole, graphs)
 
     return change
+
+
+def with_graphs(whole: TrainingData, graphs: Graphs) -> TrainingData:
+    """Replace the graphs; an edge that is gone is no longer known either."""
+    known = {one: [edges] for one, edges in graphs.items()}
+    return replace(whole, graphs=graphs, known_edges=known)

@@ -2,17 +2,14 @@
 
 Rows: the base ance and RAMEN on it; OAK with links by a linker that was trained for it, by the
 encoder of the row RAMEN, and with true links (oracle); OAK without each of its parts. All get the
-anchor sets that RAMEN uses. A line before the table says how good the linkers are. Runs that are
-stored from before are not made again, so an interrupted table goes on. `ratio` is the R@10 of the
-oracle over the base's, on the last dataset.
+anchor sets that RAMEN uses. A line for each seed says how good the linkers are. Seeds that are kept
+from before are not run again. `ratio` is the R@10 of RAMEN over the base's, on the last dataset.
 
     python -m benchmarks.oak_gain [--sets foldoc debian FOLDER ...] [--seeds 3] [--split test]
+        [--into docs/evidence]
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import CACHE, finish, kept, options
-from benchmarks.graph_gain import dataset_of, header, judged, mean, row, trained
-from benchmarks.in_process import begin, train_all_epochs
+from benchmarks.common import CACHE, finish, options
+from benchmarks.graph_gain import UNWALKED, dataset_of, measured_by_query, recipe
+from benchmarks.in_process import begin, train, train_all_epochs
+from benchmarks.tables import Found, compared, kept, mean, write
 from experiments.oak.augmentation import Augmentation
 from experiments.oak.links import (
     LINKER_DEPTH,
@@ -39,91 +37,87 @@ from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.judgement import Propensity, evaluate
-from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.orchestration.tune.variants import used_sets
 from ramen_ray.presets import bag_ramen
 
-VERSION = 2  # of what is stored; a change of the method makes the runs anew
+VERSION = 3  # of what is kept; a change of the method makes the runs anew
 STORE = CACHE / "oak_gain"
 ANCE: dict[str, Any] = {"base.kind": "ance"}
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
-    "bank as it starts": {"bank_lr": 0.0},
-    "no calibration": {"calibration_weight": 0.0},
-    "no encoder term": {"encoder_weight": 0.0},
-    "mean instead of attention": {"pooling": "mean"},
+    "OAK without a trained bank": {"bank_lr": 0.0},
+    "OAK without calibration": {"calibration_weight": 0.0},
+    "OAK without the encoder's term": {"encoder_weight": 0.0},
+    "OAK with a mean, not attention": {"pooling": "mean"},
 }
 HEAD_LR = bag_ramen("foldoc").optimizer.head_lr
-LINKS = ("trained", "RAMEN's", "oracle")
-
-Figures = dict[str, PerQuery]
-Ids = NDArray[Any]
+TRAINED, RAMEN, ORACLE = "links by the trained linker", "links by RAMEN", "oracle links"
 
 
 def main() -> None:
-    """Train what is not there yet, and print the tables."""
-    asked = options(__doc__, sets=["foldoc", "debian"], seeds=3, split="test")
+    """Train what is not there yet, and write the table."""
+    asked = options(__doc__, sets=["foldoc", "debian"], seeds=3, split="test", into="")
     torch.set_num_threads(1)
-    ratio = 1.0
+    lines, gain = list[dict[str, str]](), 1.0
     for dataset in asked.sets:
-        config = config_for(dataset)
-        seeds = range(asked.seeds)
-        found = [measured(overlay(config, {"seed": seed}), asked.split) for seed in seeds]
-        print(f"\n## {dataset}, {asked.split}\n")
-        for seed, (_, linkers) in zip(seeds, found, strict=True):
-            print(f"linkers, seed {seed}: {json.dumps(linkers)}")
-        runs = {title: [one[title] for one, _ in found] for title in found[0][0]}
-        print(f"\n{header(list(runs['ance'][0]))}")
+        found = [measured(recipe(dataset), seed, asked.split) for seed in range(asked.seeds)]
+        for seed, (_, linkers) in enumerate(found):
+            print(f"{dataset}, linkers, seed {seed}: {dict(linkers)}")
+        runs = {title: [rows[title] for rows, _ in found] for title in found[0][0]}
         for title, of_seeds in runs.items():
-            print(row(title, of_seeds, None if title == "ance" else runs["ance"]), flush=True)
-            if title.startswith("OAK"):
-                print(row(f"{title}, over RAMEN", of_seeds, runs["RAMEN"]), flush=True)
-        best = next(title for title in reversed(LINKS) if f"OAK, {title} links" in runs)
-        ratio = mean(runs[f"OAK, {best} links"], "R@10") / mean(runs["ance"], "R@10")
-    finish(ratio, {})
+            for base in bases_of(title):
+                lines += compared(dataset, title, of_seeds, base, runs.get(base, ()))
+        gain = mean(runs["RAMEN"], "R@10") / mean(runs["ance"], "R@10")
+    write("oak", lines, asked.into)
+    finish(gain, {})
 
 
-def config_for(dataset: str) -> RunConfig:
-    """Return the whole method for a built-in dataset, or for one in a folder."""
-    return bag_ramen(dataset)
+def bases_of(title: str) -> tuple[str, ...]:
+    """Return the rows that a row is compared with."""
+    if title == "ance":
+        return ("",)
+    return ("ance", "RAMEN") if title.startswith("OAK, ") else ("ance",)
 
 
-def measured(config: RunConfig, split: str) -> tuple[dict[str, Figures], dict[str, Any]]:
+def measured(preset: RunConfig, seed: int, split: str) -> Found:
     """Return the metrics of a seed's rows by query, and figures of its linkers."""
+    config = overlay(preset, {"seed": seed})
+    content = [VERSION, Dataset(config.dataset).fingerprint, flatten(config), split]
+    return kept(STORE, content, lambda: _measured(config, split))
+
+
+def _measured(config: RunConfig, split: str) -> Found:
     data, sets = dataset_of(config.dataset, config.encoder), used_sets(config)
-    oak = OakSettings(anchor_sets=tuple(sets))
-    linker = overlay(config, {**WITHOUT_GRAPH, **ANCE, "dataset": str(link_dataset(config))})
-    rows = {
-        "ance": answers(overlay(config, {**WITHOUT_GRAPH, **ANCE}), split),
-        "RAMEN": answers(ramen_config(config), split),
-    }
+    linked = overlay(config, {**WITHOUT_GRAPH, **ANCE, "dataset": str(link_dataset(config))})
+    ance = train(overlay(config, {**WITHOUT_GRAPH, **ANCE}), data)
+    ramen = train(overlay(config, {**ANCE, **UNWALKED}), data)
+    linker = train(linked, dataset_of(linked.dataset, linked.encoder))
+    rows = {"ance": measured_by_query(ance, data, split)}
+    rows["RAMEN"] = measured_by_query(ramen, data, split)
     anchors = {
-        "trained": anchors_by(linker, config, sets, split),
-        "RAMEN's": anchors_by(ramen_config(config), config, sets, split),
+        kind: nearest_anchors(model, data, sets, split, LINKER_DEPTH)
+        for kind, model in ((TRAINED, linker), (RAMEN, ramen))
+    }
+    oak = OakSettings(anchor_sets=tuple(sets))
+    links: dict[str, NDArray[Any]] = {
+        kind: found[:, : oak.links_at_test] for kind, found in anchors.items()
     }
     edges = held_out_links(data, sets, split)
+    if edges is not None:
+        links[ORACLE] = first_links(edges, oak.max_links)
+    for title, changes in {"OAK": {}, **ABLATIONS}.items():
+        trained = train_oak(oak_base(config), oak.model_copy(update=changes), data)
+        for kind, found in links.items():
+            if title == "OAK" or kind != RAMEN:
+                model = AugmentedQueries(*trained, found)
+                name = kind if title == "OAK" else kind.removeprefix("links by the ")
+                rows[f"{title}, {name}"] = measured_by_query(model, data, split)
     is_known = np.zeros(sum(len(data.anchors(name)) for name in sets), dtype=bool)
     is_known[train_links(data, sets).indices] = True
-    num_links = oak.links_at_test
-    links: dict[str, Ids] = {kind: found[:, :num_links] for kind, found in anchors.items()}
-    if edges is not None:
-        links["oracle"] = first_links(edges, oak.max_links)
-    base = oak_base(config)
-    rows |= {f"OAK, {kind} links": enriched(base, oak, split, links[kind]) for kind in links}
-    for title, changes in ABLATIONS.items():
-        for kind in sorted(links.keys() - {"RAMEN's"}, reverse=True):
-            without = oak.model_copy(update=changes)
-            rows[f"OAK, {title}, {kind} links"] = enriched(base, without, split, links[kind])
-    figures = {
-        kind: link_figures(found, num_links, edges, is_known) for kind, found in anchors.items()
+    return rows, {
+        kind: link_figures(found, oak.links_at_test, edges, is_known)
+        for kind, found in anchors.items()
     }
-    return {title: judged(ads, data, split) for title, ads in rows.items()}, figures
-
-
-def ramen_config(config: RunConfig) -> RunConfig:
-    """Return RAMEN on ance, on the dataset's own edges, as OAK has them."""
-    return overlay(config, {**ANCE, "walk.enabled": False, "pruning.mode": "never"})
 
 
 def oak_base(config: RunConfig) -> RunConfig:
@@ -134,56 +128,10 @@ def oak_base(config: RunConfig) -> RunConfig:
 def link_dataset(config: RunConfig) -> Path:
     """Write the dataset that a linker is trained on."""
     sets = used_sets(config)
-    folder = CACHE / f"links_{fingerprint(config.dataset)}_{'_'.join(sets)}"
+    folder = CACHE / f"links_{Dataset(config.dataset).fingerprint}_{'_'.join(sets)}"
     if not folder.exists():
         make_link_dataset(Path(config.dataset), folder, sets)
     return folder
-
-
-def answers(config: RunConfig, split: str) -> Ids:
-    """Return the best ads of a split's queries, from a run that is made now or was earlier."""
-
-    def searched() -> Ids:
-        data = dataset_of(config.dataset, config.encoder)
-        return evaluate(model_of(config), data, split, Propensity())[1][0]
-
-    return stored(config, [split], searched)
-
-
-def enriched(config: RunConfig, oak: OakSettings, split: str, links: Ids) -> Ids:
-    """Return the best ads of a split's queries, which OAK enriches by ``links``, likewise."""
-
-    def searched() -> Ids:
-        data = dataset_of(config.dataset, config.encoder)
-        model, augmentation = _trained_oak(config.model_dump_json(), oak.model_dump_json())
-        return evaluate(AugmentedQueries(model, augmentation, links), data, split, Propensity())[1][
-            0
-        ]
-
-    given = hashlib.blake2b(links.tobytes(), digest_size=8).hexdigest()
-    return stored(config, [flatten(oak), split, given], searched)
-
-
-def anchors_by(linker: RunConfig, config: RunConfig, sets: list[str], split: str) -> Ids:
-    """Return the anchors that the model of ``linker`` gives a split's queries, best first."""
-
-    def searched() -> Ids:
-        data = dataset_of(config.dataset, config.encoder)
-        return nearest_anchors(model_of(linker), data, sets, split, LINKER_DEPTH)
-
-    return stored(config, ["anchors", flatten(linker), sets, split], searched)
-
-
-def model_of(config: RunConfig) -> DualEncoder:
-    """Train a configuration, once."""
-    return trained(config.model_dump_json())
-
-
-@cache
-def _trained_oak(config_json: str, oak_json: str) -> tuple[DualEncoder, Augmentation]:
-    config = RunConfig.model_validate_json(config_json)
-    data = dataset_of(config.dataset, config.encoder)
-    return train_oak(config, OakSettings.model_validate_json(oak_json), data)
 
 
 def train_oak(
@@ -194,18 +142,6 @@ def train_oak(
     part = oak_part(config, oak, data, run.model, run.sampler)
     run.objective, run.state.parts = oak_objective(config, oak), [*run.state.parts, part]
     return train_all_epochs(run), part.augmentation
-
-
-@cache
-def fingerprint(dataset: str) -> str:
-    """Return what tells a dataset from others."""
-    return Dataset(dataset).fingerprint
-
-
-def stored(config: RunConfig, content: list[Any], make: Callable[[], Ids]) -> Ids:
-    """Return what ``make()`` returned when it was called for a run and ``content``."""
-    run = [VERSION, fingerprint(config.dataset), flatten(config)]
-    return kept(STORE, [*run, *content], lambda: {"ids": make()})["ids"]
 
 
 if __name__ == "__main__":

@@ -16,30 +16,41 @@ from benchmarks.common import ROOT
 EVIDENCE = ROOT / "docs" / "evidence"
 COLOURS = {"rdocs": "tab:blue", "foldoc": "tab:orange", "debian": "tab:green"}
 GRAPH = {
-    "RAMEN on in_batch": ("RAMEN", "base"),
-    "on ance": ("ance + RAMEN", "ance"),
-    "on ngame": ("ngame + RAMEN", "ngame"),
-    "on depsl": ("depsl + RAMEN", "depsl"),
-    "on unidec": ("unidec: both + RAMEN", "unidec: both"),
-    "a quarter of the clicks": ("quarter of the clicks: RAMEN", "quarter of the clicks: base"),
-    "edges as published": ("as published: RAMEN", "base"),
-    "anchors in every fourth step": ("every fourth step", "base"),
-    "clicked ads only, fixed λ": ("fixed λ, clicked nodes", "base"),
-    "queries only": ("query graph only", "base"),
-    "half of the edges random": ("half-random graph", "base"),
-    "all edges random": ("shuffled graph", "base"),
-    "all edges random, fixed λ": ("shuffled graph, fixed λ", "base"),
-    "edges taken as clicks (AugGT)": ("AugGT", "base"),
+    "RAMEN on in_batch": "RAMEN",
+    "on ance": "ance + RAMEN",
+    "on ngame": "ngame + RAMEN",
+    "on depsl": "depsl + RAMEN",
+    "on unidec": "unidec: both + RAMEN",
+    "a quarter of the clicks": "quarter of the clicks: RAMEN",
+    "edges as published": "as published: RAMEN",
+    "anchors in every fourth step": "every fourth step",
+    "clicked ads only, fixed λ": "fixed λ, clicked nodes",
+    "queries only": "query graph only",
+    "half of the edges random": "half-random graph",
+    "all edges random": "shuffled graph",
+    "all edges random, on unidec": "unidec: both, shuffled graph",
+    "all edges random, fixed λ": "shuffled graph, fixed λ",
+    "edges taken as clicks (AugGT)": "AugGT",
 }
-"""What a line says, the variant that it shows, and what this is compared with."""
+"""What a line says, and the variant that it shows; over the first that this is compared with."""
 OAK = {
-    "RAMEN": ("RAMEN", "ance"),
-    "OAK, links by its linker": ("OAK, links by the trained linker", "ance"),
-    "OAK, links by RAMEN's encoder": ("OAK, links by RAMEN", "ance"),
-    "OAK, true links (oracle)": ("OAK, oracle links", "ance"),
-    "its linker, no trained bank": ("OAK without a trained bank, trained linker", "ance"),
-    "its linker, no calibration": ("OAK without calibration, trained linker", "ance"),
-    "its linker, no encoder's term": ("OAK without the encoder's term, trained linker", "ance"),
+    "RAMEN": "RAMEN",
+    "OAK, links by its linker": "OAK, links by the trained linker",
+    "OAK, links by RAMEN's encoder": "OAK, links by RAMEN",
+    "OAK, true links (oracle)": "OAK, oracle links",
+    "its linker, no trained bank": "OAK without a trained bank, trained linker",
+    "its linker, no calibration": "OAK without calibration, trained linker",
+    "its linker, no encoder's term": "OAK without the encoder's term, trained linker",
+}
+NEW_ADS = {
+    "graph": "RAMEN: text alone",
+    "graph that has the new ads": "RAMEN, new ads' edges kept: text alone",
+    "graph, no new ad's text seen": "RAMEN, new ads' texts unseen: text alone",
+    "one click of each, trained again": "base, trained again with the revealed clicks: text alone",
+    "combiner (draft)": "base: combiner (draft)",
+    "graph: combiner (draft)": "RAMEN: combiner (draft)",
+    "combiner (release)": "base: combiner (release)",
+    "graph: combiner (release)": "RAMEN: combiner (release)",
 }
 RIVALS = {
     "tab:gray": ("TF-IDF, characters", "BM25"),
@@ -56,7 +67,9 @@ def main() -> None:
     matplotlib.rcParams.update(STYLE)
     _forest("results", GRAPH, "points that the graph adds to its base")
     _forest("oak", OAK, "points over ance")
+    _forest("new_ads", NEW_ADS, "points over none", ("R@10 of new ads", "R@10 of all ads"))
     _peers()
+    _scale()
 
 
 def _rows(name: str) -> list[dict[str, str]]:
@@ -64,19 +77,24 @@ def _rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _forest(name: str, lines: Mapping[str, tuple[str, str]], meaning: str) -> None:
+def _forest(
+    name: str,
+    lines: Mapping[str, str],
+    meaning: str,
+    metrics: tuple[str, str] = ("P@1", "R@10"),
+) -> None:
     """Draw differences with their intervals, for each line and dataset."""
-    found = {
-        (one["dataset"], one["variant"], one["over"], one["metric"]): one for one in _rows(name)
-    }
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row in filter(lambda row: row["over"], _rows(name)):
+        found.setdefault((row["dataset"], row["variant"], row["metric"]), row)
     datasets = [dataset for dataset in COLOURS if any(key[0] == dataset for key in found)]
     figure = Figure(figsize=(10, 1.4 + 0.45 * len(lines)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    for axes, metric in zip(panels, ("P@1", "R@10"), strict=True):
+    for axes, metric in zip(panels, metrics, strict=True):
         for place, dataset in enumerate(datasets):
             shift = 0.24 * (place - (len(datasets) - 1) / 2)
-            for height, compared in enumerate(lines.values()):
-                if one := found.get((dataset, *compared, metric)):
+            for height, variant in enumerate(lines.values()):
+                if one := found.get((dataset, variant, metric)):
                     _interval(axes, height + shift, one, COLOURS[dataset])
         axes.axvline(0, color="0.4", linewidth=0.8)
         axes.set(title=metric, xlabel=meaning, ylim=(len(lines) - 0.4, -0.6))
@@ -112,6 +130,18 @@ def _peers() -> None:
         axes.margins(x=0.3)
     panels[0].set_yticks(range(len(names)), names)
     figure.savefig(EVIDENCE / "peers.png", dpi=130)
+
+
+def _scale() -> None:
+    """Draw what a row of each stage takes, by the number of queries."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for one in _rows("scale"):
+        times = [float(one[key]) for key in ("µs a row at 20K", "at 100K", "at 1M", "at 10M")]
+        axes.loglog((2e4, 1e5, 1e6, 1e7), times, "o-", label=one["stage"])
+    axes.set(xlabel="queries", ylabel="microseconds a row")
+    figure.legend(loc="outside right", frameon=False)
+    figure.savefig(EVIDENCE / "scale.png", dpi=130)
 
 
 if __name__ == "__main__":

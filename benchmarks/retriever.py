@@ -1,26 +1,22 @@
-"""A retriever's speed, and what each kind of index costs and finds.
+"""A retriever's speed, what each kind of index costs and finds, and adding ads with a combiner.
 
-The answers: a retriever of debian's ads (flat), logged and loaded by MLflow, answers test queries
-one at a time (`p50_ms`, `p99_ms`; `encoder_share` is the encoder's part of the time) and all at
-once (`queries_per_s`), on two threads: with torch, compiled to ONNX, and in 8-bit integers. `ratio`
-is the median answer with torch over that with ONNX. `job` answers more queries, debian's with a
-number after each, by jobs/predict.py with torch, from parquet to parquet: queries per second of all
-of it, and from the first written part to the last (`once_started`).
-
-The indexes: `--ads` embeddings lie between those of debian's ads and of ads near them, and the
-queries are debian's. Per kind, `mb_per_million_ads`, `recall_at_100` against exact search, the
-seconds to train and fill it, and the milliseconds of a search for 100 ads, one query at a time.
+The answers: a retriever of debian's ads (flat), loaded by MLflow, answers test queries one by one
+(`p50_ms`, `p99_ms`) and all at once (`queries_per_s`), on two threads: with torch, compiled to
+ONNX, and in 8-bit integers. `ratio` is the median answer with torch over that with ONNX. `job` is
+jobs/predict.py with torch, from parquet to parquet: queries per second of all of it, and from the
+first written part to the last (`once_started`). The indexes: `--ads` embeddings lie between those
+of debian's ads and of ads near them. New ads are made of the texts of two ads, and the combiner is
+of the released kind; speed does not depend on what it has learned. `bag_new_ads` and `new_ads` have
+milliseconds per ad, and the bag the seconds of `--stream` ads in one call.
 
     python -m benchmarks.retriever [--ads 200000] [--layers 6] [--job-queries 8000]
+        [--new-ads 2000] [--stream 100000]
 """
 
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,30 +24,37 @@ import faiss
 import mlflow
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import (
-    ENVIRONMENT,
     NUM_THREADS,
     ROOT,
     finish,
     in_fresh_process,
+    milliseconds_each,
     options,
     prepared,
+    run_python,
+    seconds_of,
+    write_queries,
 )
-from ramen_ray.config import EncoderConfig
+from ramen_ray.config import GB_PER_SHARD, EncoderConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size
+from ramen_ray.method.novel_ads.combiner import Combiner
+from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds
+from ramen_ray.method.novel_ads.representation import CombinedAds, combiner_of, use_combiner
+from ramen_ray.method.retrieval.index import IndexKind, filled_index
 from ramen_ray.method.retrieval.retriever_folder import (
     RetrieverSettings,
+    add_ads,
     compile_retriever,
+    text_embedder,
     write_retriever,
 )
-from ramen_ray.method.retrieval.search import search
+from ramen_ray.method.retrieval.search import search, share_found
 from ramen_ray.orchestration.run.build import build_encoder
 from ramen_ray.presets import MINILM
 from ramen_ray.tracking.retriever import log_retriever
@@ -64,20 +67,26 @@ NEAREST = 10
 NOISE = 0.02
 RECALL_AT = 100
 JOB_PARTS = 10
-ADS_PER_BLOCK = 1 << 16
 
 Embeddings = NDArray[np.float32]
 
 
 def main() -> None:
-    """Measure answers, then indexes."""
-    asked = options(__doc__, ads=200_000, layers=6, job_queries=8000)
+    """Measure answers, then indexes, then new ads."""
+    asked = options(__doc__, ads=200_000, layers=6, job_queries=8000, new_ads=2000, stream=100_000)
     encoder = EncoderConfig(pretrained=MINILM, num_layers=asked.layers)
-    data = prepared(DATASET, encoder)
-    answers = in_fresh_process(measure_answers, data.path, encoder, asked.job_queries)
-    indexes = in_fresh_process(measure_indexes, data.path, encoder, asked.ads)
-    figures = {**vars(asked), **answers, **indexes}
-    finish(answers["torch"]["p50_ms"] / answers["onnx"]["p50_ms"], figures)
+    bag = EncoderConfig(kind="bag", pretrained=MINILM)
+    path, path_of_bag = prepared(DATASET, encoder).path, prepared(DATASET, bag).path
+    answers = in_fresh_process(measure_answers, path, encoder, asked.job_queries)
+    indexes = in_fresh_process(measure_indexes, path, encoder, asked.ads)
+    new = {
+        "new_ads": in_fresh_process(measure_new_ads, path, encoder, asked.new_ads, 0),
+        "bag_new_ads": in_fresh_process(
+            measure_new_ads, path_of_bag, bag, asked.new_ads, asked.stream
+        ),
+    }
+    ratio = answers["torch"]["p50_ms"] / answers["onnx"]["p50_ms"]
+    finish(ratio, {**vars(asked), **answers, **indexes, **new})
 
 
 def measure_answers(
@@ -95,31 +104,26 @@ def measure_answers(
         uri = f"sqlite:///{folder}/mlflow.db"
         mlflow.set_tracking_uri(uri)
         run = open_run(uri, "benchmark", "retriever", folder)
-        figures, dataset = {}, Dataset(DATASET)
+        dataset = Dataset(DATASET)
         notes = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
         uris = {
             name: f"models:/{log_retriever(run, folder / name, queries[:2], notes)}"
             for name in ("torch", "onnx", "int8")
         }
-        for name, of_model in uris.items():
-            figures[name] = measure_model(mlflow.pyfunc.load_model(of_model), queries)
-            print(name, figures[name], flush=True)
-        figures["job"] = measure_job(folder, uris["torch"], queries, job_queries)
-    return figures
+        figures = {
+            name: measure_model(mlflow.pyfunc.load_model(uri), queries)
+            for name, uri in uris.items()
+        }
+        return figures | {"job": measure_job(folder, uris["torch"], queries, job_queries)}
 
 
 def measure_job(folder: Path, uri: str, known: list[str], count: int) -> dict[str, float]:
     """Return the rate of the whole job, and of as many queries once it has started."""
-    texts = [f"{known[row % len(known)]} {row // len(known)}" for row in range(count)]
     file, answers = folder / "queries.parquet", folder / "answers"
-    pq.write_table(pa.table({"text": texts}), file, row_group_size=-(-count // JOB_PARTS))
+    write_queries(file, known, count, -(-count // JOB_PARTS))
     flags = {"model": uri, "queries": file, "answers": answers, "output": folder}
-    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-    environment = {**os.environ, **ENVIRONMENT}
-    started = time.time()
-    command = [sys.executable, "jobs/predict.py", *words]
-    subprocess.run(command, check=True, cwd=ROOT, env=environment, capture_output=True)
-    seconds = time.time() - started
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    seconds = seconds_of(lambda: run_python("jobs/predict.py", *words))
     ends = sorted(part.stat().st_mtime for part in answers.glob("*.parquet"))
     between = (ends[-1] - ends[0]) * len(ends) / (len(ends) - 1)
     return {"queries_per_s": count / seconds, "once_started": count / between}
@@ -138,33 +142,12 @@ def make_retriever(folder: Path, data: Path, config: EncoderConfig) -> Path:
 
 def measure_model(model: Any, queries: list[str]) -> dict[str, float]:
     """Ask one query at a time, then many at once."""
-    inner = model.unwrap_python_model()
-    asked = queries[:NUM_QUERIES]
-    answered = timed_each(lambda query: model.predict([query]), asked)
-    encoded = timed_each(lambda query: inner.encode([query]), asked)
-    started = time.monotonic()
-    for start in range(0, len(queries), QUERIES_AT_ONCE):
-        model.predict(queries[start : start + QUERIES_AT_ONCE])
-    seconds = time.monotonic() - started
-    return {
-        "p50_ms": float(np.quantile(answered, 0.5)),
-        "p99_ms": float(np.quantile(answered, 0.99)),
-        "encoder_p50_ms": float(np.quantile(encoded, 0.5)),
-        "encoder_share": float(np.sum(encoded) / np.sum(answered)),
-        "queries_per_s": len(queries) / seconds,
-    }
-
-
-def timed_each(answer: Callable[[str], Any], queries: Sequence[str]) -> list[float]:
-    """Return the milliseconds of each query, after ten that are not counted."""
-    for query in queries[:10]:
-        answer(query)
-    milliseconds = []
-    for query in queries:
-        started = time.perf_counter()
-        answer(query)
-        milliseconds.append(1000 * (time.perf_counter() - started))
-    return milliseconds
+    answered = milliseconds_each(lambda query: model.predict([query]), queries[:NUM_QUERIES])
+    starts = range(0, len(queries), QUERIES_AT_ONCE)
+    blocks = [queries[start : start + QUERIES_AT_ONCE] for start in starts]
+    seconds = seconds_of(lambda: [model.predict(block) for block in blocks])
+    p50, p99 = np.quantile(answered, (0.5, 0.99)).tolist()
+    return {"p50_ms": p50, "p99_ms": p99, "queries_per_s": len(queries) / seconds}
 
 
 def measure_indexes(path: Path, config: EncoderConfig, num_ads: int) -> dict[str, dict[str, float]]:
@@ -181,16 +164,12 @@ def more_embeddings(known: Embeddings, count: int) -> Embeddings:
     """Draw unit-norm embeddings (count, D) between known ones (n, D) and their nearest ones."""
     draw = np.random.default_rng(0)
     nearest, _ = search(known, known, NEAREST + 1)
-    rows = np.empty((count, known.shape[1]), dtype=np.float32)
-    for start in range(0, count, ADS_PER_BLOCK):
-        some = rows[start : start + ADS_PER_BLOCK]
-        first = draw.integers(len(known), size=len(some))
-        second = nearest[first, draw.integers(1, NEAREST + 1, size=len(some))]
-        part = draw.random((len(some), 1), dtype=np.float32)
-        some[:] = (1 - part) * known[first] + part * known[second]
-        some += NOISE * draw.standard_normal(some.shape, dtype=np.float32)
-        some /= np.linalg.norm(some, axis=1, keepdims=True)
-    return rows
+    first = draw.integers(len(known), size=count)
+    second = nearest[first, draw.integers(1, NEAREST + 1, size=count)]
+    part = draw.random((count, 1), dtype=np.float32)
+    rows = (1 - part) * known[first] + part * known[second]
+    rows += NOISE * draw.standard_normal(rows.shape, dtype=np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def measure_index(
@@ -198,27 +177,70 @@ def measure_index(
 ) -> dict[str, float]:
     """Fill an index of one kind and search it."""
     started = time.monotonic()
-    index = new_index(kind, ads.shape[1], len(ads))
-    if not index.is_trained:
-        sample = np.random.default_rng(0).permutation(len(ads))[: sample_size(len(ads))]
-        index.train(ads[sample])
-    for start in range(0, len(ads), ADS_PER_BLOCK):
-        index.add(ads[start : start + ADS_PER_BLOCK])
+    index = filled_index(kind, ads)
     seconds = time.monotonic() - started
-    milliseconds, shares = [], []
-    for query, best in zip(queries, exact, strict=True):
-        before = time.perf_counter()
-        _, found = index.search(query[None], RECALL_AT)
-        milliseconds.append(1000 * (time.perf_counter() - before))
-        shares.append(np.isin(best, found).mean())
-    figures = {
+    ms = milliseconds_each(lambda query: index.search(query[None], RECALL_AT), queries)
+    _, found = index.search(queries, RECALL_AT)
+    return {
         "mb_per_million_ads": faiss.serialize_index(index).nbytes / len(ads),
-        "recall_at_100": float(np.mean(shares)),
-        "search_p50_ms": float(np.median(milliseconds)),
+        "recall_at_100": share_found(found, exact),
+        "search_p50_ms": float(np.median(ms)),
         "build_s": seconds,
     }
-    print(kind, figures, flush=True)
+
+
+def measure_new_ads(
+    path: Path, encoder: EncoderConfig, num_ads: int, stream: int
+) -> dict[str, float]:
+    """Return milliseconds per ad, and of the stream its seconds and what is found of it."""
+    torch.set_num_threads(NUM_THREADS)
+    faiss.omp_set_num_threads(NUM_THREADS)
+    texts = Dataset(DATASET).read("ads").sort_by("ad_id")["text"].to_pylist()
+    with tempfile.TemporaryDirectory() as aside:
+        made = make_retriever(Path(aside), path, encoder)
+        known = text_embedder(made)(texts)
+        seen = SeenAds(np.arange(len(known)), known, known)
+        combiner = Combiner("transformer", known.shape[1]).eval()
+        CombinedAds(combiner, seen, Lookup()).save(Path(aside) / "trained")
+        plain = Path(shutil.copytree(made, Path(aside) / "plain"))
+        use_combiner(made, Path(aside) / "trained", known, "flat")
+        combined = combiner_of(made)
+        assert combined is not None
+        new, more = new_texts(texts, num_ads), new_texts(texts, stream)
+        figures = {
+            "ms_per_ad": milliseconds(lambda: add(made, new, combined), num_ads),
+            "without_combiner_ms": milliseconds(lambda: add(plain, new, None), num_ads),
+        }
+        if stream:
+            before = faiss.read_index(str(made / "index.faiss")).ntotal
+            figures["stream_s"] = seconds_of(lambda: add(made, more, combined))
+            figures["found_first"] = share_found_first(made, more[:1000], before, combined)
     return figures
+
+
+def add(folder: Path, texts: list[str], combined: CombinedAds | None) -> int:
+    """Add ads to a retriever; returns how many it has."""
+    ads = pa.table({"ad_id": [f"new {number}" for number in range(len(texts))], "text": texts})
+    represent = None if combined is None else lambda _, vectors: combined.represent(vectors)
+    return add_ads(folder, ads, GB_PER_SHARD, represent)
+
+
+def share_found_first(folder: Path, texts: list[str], first: int, combined: CombinedAds) -> float:
+    """Return the share of added ads that a search for their own vector finds in the first ten."""
+    index = faiss.read_index(str(folder / "index.faiss"))
+    _, found = index.search(combined.represent(text_embedder(folder)(texts)), 10)
+    return float((found == first + np.arange(len(texts))[:, None]).any(axis=1).mean())
+
+
+def new_texts(texts: list[str], count: int) -> list[str]:
+    """Join the texts of two ads, drawn at random."""
+    pairs = np.random.default_rng(0).integers(len(texts), size=(count, 2))
+    return [f"{texts[first]} {texts[second]}" for first, second in pairs]
+
+
+def milliseconds(run: Callable[[], Any], num_ads: int) -> float:
+    """Return the milliseconds per ad of the fastest of three calls."""
+    return 1000 * min(seconds_of(run) for _ in range(3)) / num_ads
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ Examples:
     python jobs/index.py --model models:/MODEL_ID --ads new_ads.csv     with the URI that is printed
 
 Run the same command again to resume an interrupted one. The method is covered by a patent of its
-authors (docs/new_ads.md); find out whether you may use it before you do.
+authors (docs/how_to/new_ads.md); find out whether you may use it before you do.
 """
 
 import sys

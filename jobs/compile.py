@@ -13,7 +13,7 @@ import sys
 
 from rich.console import Console
 
-from ramen_ray.command_line import ModelSettings, parse_settings, run_job
+from ramen_ray.command_line import ModelSettings, asking, parse_settings, run_job
 from ramen_ray.orchestration.serve.compilation import compile_for_cpus
 from ramen_ray.reports.run import difference_table
 from ramen_ray.tracking.registry import Registry, RegistryError
@@ -39,7 +39,7 @@ def main() -> None:
     if made.refusal:
         raise RegistryError(f"{made.model_uri} does not replace {settings.model}: {made.refusal}")
     print(f"retriever: {made.model_uri}")
-    print(f'next: python jobs/ask.py "a query" --model {made.model_uri}')
+    print(f"next: {asking(made.model_uri)}")
 
 
 if __name__ == "__main__":

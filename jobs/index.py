@@ -20,7 +20,7 @@ from typing import Annotated
 
 import tyro
 
-from ramen_ray.command_line import ModelSettings, parse_settings, run_job
+from ramen_ray.command_line import ModelSettings, asking, parse_settings, run_job
 from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.orchestration.serve.new_ads import extend_retriever
 from ramen_ray.tracking.registry import Registry
@@ -48,7 +48,7 @@ def main() -> None:
     said += [f"{made.num_unknown:,} to be removed were not there"] * bool(made.num_unknown)
     model = settings.model if "@" in settings.model else made.model_uri
     print(f"{made.model_uri} has {made.num_ads:,} ads: {', '.join(said) or 'nothing to change'}")
-    print(f'next: python jobs/ask.py "a query" --model {model}')
+    print(f"next: {asking(model)}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Examples:
     python jobs/plan.py --queries 10M --ads 10M --encoder bag --epochs 20 --machine epyc
 
 Bytes are computed from the layout of arrays. Hours are given for machines that benchmarks were run
-on: docs/planning.md. Nothing is run.
+on: docs/how_to/planning.md. Nothing is run.
 """
 
 import re
@@ -86,7 +86,7 @@ def main() -> None:
         console.print("", terminal_table(_hours_table(run, hours)))
     else:
         name = run.machine.name
-        print(f"\nNo hours are known: no benchmark was run on {name} (docs/planning.md).")
+        print(f"\nNo hours are known: no benchmark was run on {name} (docs/how_to/planning.md).")
 
 
 def _run(request: PlanRequest) -> PlannedRun:

@@ -17,7 +17,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from ramen_ray.command_line import StoreSettings, parse_settings, run_job
+from ramen_ray.command_line import StoreSettings, asking, parse_settings, run_job
 from ramen_ray.config import ConfigError
 from ramen_ray.orchestration.serve.promotion import CHAMPION, IncomparableError, promote
 from ramen_ray.reports.run import difference_table
@@ -72,7 +72,7 @@ def main() -> int | None:
         print(f"version {found.version} is not promoted: {found.verdict}")
         return NOT_PROMOTED
     print(f"{name}@{alias} is version {found.version}: {found.verdict}")
-    print(f'next: python jobs/ask.py "a query" --model models:/{name}@{alias}')
+    print(f"next: {asking(f'models:/{name}@{alias}')}")
     return None
 
 

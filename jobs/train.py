@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ramen_ray.command_line import parse_with_run_config, run_job, training_command
+from ramen_ray.command_line import asking, parse_with_run_config, run_job, training_command
 from ramen_ray.config import RunConfig, Section
 from ramen_ray.orchestration.cluster.resources import start_ray
 
@@ -63,9 +63,9 @@ def main() -> None:
     print(f"encoder: {result.encoder}")
     print(f"run:     {result.run_directory} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
-    run = shlex.quote(str(Path(config.output, "runs", result.run_directory.name)))
-    print(f'next:    python jobs/ask.py "a query" --model {run}')
-    print(f"         python jobs/promote.py {run} --name NAME")
+    run = Path(config.output, "runs", result.run_directory.name)
+    print(f"next:    {asking(run)}")
+    print(f"         python jobs/promote.py {shlex.quote(str(run))} --name NAME")
 
 
 def _train(config: RunConfig) -> "TrainResult":

@@ -198,8 +198,10 @@ def parse_settings(
     return settings
 
 
-def parse_run_config(description: str, argv: Sequence[str] | None = None) -> RunConfig:
-    """Parse ``[PRESET | --config FILE] [--section.key value ...]``.
+def parse_with_run_config(
+    own: Settings, description: str, argv: Sequence[str] | None = None
+) -> tuple[Settings, RunConfig]:
+    """Parse ``[PRESET | --config FILE] [--section.key value ...]`` and the flags of ``own``.
 
     ``--dataset`` brings the λ of the preset's recipe on these data, and ``--base.kind`` and
     ``--base.loss`` the constants of that base; other flags then change single settings.
@@ -209,14 +211,6 @@ def parse_run_config(description: str, argv: Sequence[str] | None = None) -> Run
         DatasetError: the dataset directory that ``--dataset`` names is missing.
         SystemExit: with code 0 after ``--help``.
     """
-    default, rest = _starting_config(argv)
-    return _finished(_parse_changes(RunConfig, default, rest, description))
-
-
-def parse_with_run_config(
-    own: Settings, description: str, argv: Sequence[str] | None = None
-) -> tuple[Settings, RunConfig]:
-    """Parse like :func:`parse_run_config`, with the flags of a job's own section added."""
     default, rest = _starting_config(argv)
     unprefixed = tyro.conf.arg(name="")
     kind: Any = tuple[Annotated[type(own), unprefixed], Annotated[RunConfig, unprefixed]]  # type: ignore[misc]
@@ -319,6 +313,11 @@ def training_command(config: RunConfig) -> str:
         commands.append(["python", "jobs/train.py", name, *data, *base, *others])
     shortest = min(commands, key=len)
     return shlex.join(shortest)
+
+
+def asking(model: str | Path) -> str:
+    """Return the command that asks a run or a retriever one query."""
+    return shlex.join(["python", "jobs/ask.py", "a query", "--model", str(model)])
 
 
 def training_on(dataset: Path, added: Iterable[str]) -> str:

@@ -67,7 +67,9 @@ class ConfigError(UserError):
 class Section(BaseModel):
     """A part of the tree: immutable, and unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class EncoderConfig(Section):

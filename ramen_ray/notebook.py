@@ -7,7 +7,7 @@
     load_retriever(result.run_directory).search(["red shoes"], top_k=3).to_pandas()
 
 ``Dataset("mine").read("ads")`` is a table of Arrow, as all that is returned. Only ``fit`` and
-``evaluate`` need Ray, which they start if none runs. docs/notebook.ipynb has it all.
+``evaluate`` need Ray, which they start if none runs. docs/reference/python.md has it all.
 """
 
 from collections.abc import Mapping, Sequence

@@ -48,6 +48,7 @@ from support import (
     prepare_in_process,
     query_table,
     text_table,
+    the_error,
     wait_until,
 )
 
@@ -59,7 +60,7 @@ from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.presets import tiny
 
 # Repeatable, and nothing is left outside of tmp_path.
-hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=30)
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=20)
 hypothesis.settings.load_profile("repeatable")
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -77,7 +78,7 @@ FIRST = (
     *("test_train", "test_bases", "test_sweep", "test_walked_and_novel"),  # the longest
     *("test_jobs", "test_trials"),
 )
-GIVES_BACK_WITHIN_S = 30  # what a killed process had; Ray 2.60 can lose it
+GIVES_BACK_WITHIN_S = 6  # what a killed process had; Ray 2.60 can lose it, and restarts in 6 s
 NUM_LINKS = 30
 NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
 
@@ -387,6 +388,23 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         code = run_job(job.main)
         said = capsys.readouterr()
         return code, said.out + said.err
+
+    return call
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(run_here: RunHere) -> Refused:
+    """Runs a job that must refuse its arguments; returns the last line that it says: why."""
+
+    def call(job: ModuleType, *arguments: object) -> str:
+        code, said = run_here(job, *arguments)
+        assert code == 2, said
+        error = the_error(said)
+        assert said.endswith(f"{error}\n"), said
+        return error
 
     return call
 

@@ -21,6 +21,8 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
+from ramen_ray.command_line import parse_with_run_config
+from ramen_ray.config import RunConfig, Section
 from ramen_ray.data.checks import check, validate
 from ramen_ray.data.checks.structure import check_structure, read_tables
 from ramen_ray.data.describe.counts import dataset_statistics
@@ -120,6 +122,11 @@ def running(command: Sequence[str], log: Path, **options: Any) -> Iterator[subpr
 def errors_in(dataset: Dataset) -> list[str]:
     """List what makes ``dataset`` unusable."""
     return [str(finding) for finding in validate(dataset) if finding.severity == "error"]
+
+
+def run_config_of(words: Sequence[str]) -> RunConfig:
+    """Return the run that the words of a job's command line configure."""
+    return parse_with_run_config(Section(), "a job", words)[1]
 
 
 def text_table(id_column: str, texts: Sequence[str]) -> pa.Table:

@@ -2,6 +2,8 @@
 
 import csv
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,20 @@ def test_links_lead_somewhere() -> None:
             ):
                 lost.append(f"{page.name}: {link}")
     assert not lost
+
+
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr  # strict: a page outside the menu, a lost link
+    settings = (tmp_path / "reference" / "settings.html").read_text(encoding="utf-8")
+    for said in ("--training.epochs", "Passes over the train queries.", "lambda-z.SET", "rdocs"):
+        assert said in settings
+    commands = (tmp_path / "reference" / "commands.html").read_text(encoding="utf-8")
+    assert all(f'id="{job.stem}"' in commands for job in ROOT.glob("jobs/[a-z]*.py"))
+    loaded = r"""<(?:script|link|img)[^>]*(?:src|href)="(?:https?:)?//"""
+    for page in tmp_path.glob("**/*.html"):
+        assert not re.search(loaded, page.read_text(encoding="utf-8")), page
 
 
 @pytest.mark.parametrize("name", ["results", "oak"])

@@ -6,7 +6,7 @@ document may also hold the train queries that led to it, as a search engine's fi
 """
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,57 +14,51 @@ from tempfile import TemporaryDirectory
 import bm25s
 import numpy as np
 import Stemmer
+import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Rival, Settings, best, size_on_disk
+from benchmarks.peers.rivals import Corpus, Fitted, Rival, Settings, size_on_disk
 from ramen_ray.data.arrays import Int64s
 
 QUERIES_AT_ONCE = 256
-WITH_CLICKS = (False, True)
 
 
 class Tfidf:
-    """Cosines of sparse vectors."""
+    """Cosines of sparse vectors of the ads' words or characters."""
 
-    def __init__(self, vectorizer: TfidfVectorizer, documents: list[str]) -> None:
+    def __init__(
+        self, corpus: Corpus, _: None, settings: Settings, seed: int, threads: int
+    ) -> None:
         """Index the documents of the ads."""
-        self.vectorizer = vectorizer
-        self.documents = vectorizer.fit_transform(documents).T.tocsr()
-        self.model_bytes = len(pickle.dumps(vectorizer))
+        how = {name: settings[name] for name in ("analyzer", "ngram_range")}
+        self.vectorizer = TfidfVectorizer(**how, sublinear_tf=True, dtype=np.float32)
+        documents = corpus.documents(settings["with_clicks"])
+        self.documents = self.vectorizer.fit_transform(documents).T.tocsr()
+        self.model_bytes = len(pickle.dumps(self.vectorizer))
         parts = self.documents.data, self.documents.indices, self.documents.indptr
         self.index_bytes = sum(part.nbytes for part in parts)
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
         """Return the ads with the highest cosines; see :class:`Fitted`."""
-        starts = range(0, len(queries), QUERIES_AT_ONCE)
-        blocks = [queries[start : start + QUERIES_AT_ONCE] for start in starts]
-        return np.concatenate([best(self._scores(block), k) for block in blocks])
-
-    def _scores(self, queries: Sequence[str]) -> np.ndarray:
-        return (self.vectorizer.transform(queries) @ self.documents).toarray()
-
-
-def fit_tfidf(corpus: Corpus, _: None, settings: Settings, seed: int, threads: int) -> Tfidf:
-    """Index the ads' words or characters."""
-    low, high = settings["ngrams"]
-    vectorizer = TfidfVectorizer(
-        analyzer=settings["analyzer"],
-        ngram_range=(low, high),
-        sublinear_tf=True,
-        dtype=np.float32,
-    )
-    return Tfidf(vectorizer, corpus.documents(settings["with_clicks"]))
+        found = []
+        for start in range(0, len(queries), QUERIES_AT_ONCE):
+            rows = self.vectorizer.transform(queries[start : start + QUERIES_AT_ONCE])
+            cosines = torch.from_numpy((rows @ self.documents).toarray())
+            best, ads = cosines.topk(min(k, cosines.shape[1]))
+            found.append(np.where(best > 0, ads, -1))
+        return np.concatenate(found)
 
 
 class Bm25:
-    """BM25 scores, computed while indexing."""
+    """BM25 scores of the ads' words, computed while indexing."""
 
-    def __init__(self, documents: list[str], settings: Settings, threads: int) -> None:
+    def __init__(
+        self, corpus: Corpus, _: None, settings: Settings, seed: int, threads: int
+    ) -> None:
         """Index the documents of the ads."""
-        self.stemmer = Stemmer.Stemmer("english")
-        self.threads = threads
+        self.stemmer, self.threads = Stemmer.Stemmer("english"), threads
         self.index = bm25s.BM25(k1=settings["k1"], b=settings["b"])
+        documents = corpus.documents(settings["with_clicks"])
         self.index.index(self._tokens(documents), show_progress=False)
         self.model_bytes = 0
         with TemporaryDirectory() as folder:
@@ -82,29 +76,18 @@ class Bm25:
         return bm25s.tokenize(texts, stopwords="en", stemmer=self.stemmer, show_progress=False)
 
 
-def fit_bm25(corpus: Corpus, _: None, settings: Settings, seed: int, threads: int) -> Bm25:
-    """Index the ads' words."""
-    return Bm25(corpus.documents(settings["with_clicks"]), settings, threads)
+def _rival(fit: Callable[..., Fitted], tried: Sequence[Settings]) -> Rival:
+    with_clicks = [{"with_clicks": given} for given in (False, True)]
+    return Rival(fit, tuple({**one, **given} for given, one in product(with_clicks, tried)))
 
 
-def _tfidf(analyzer: str, ngrams: Sequence[tuple[int, int]]) -> Rival:
-    settings = tuple(
-        {"analyzer": analyzer, "ngrams": of, "with_clicks": with_clicks}
-        for with_clicks, of in product(WITH_CLICKS, ngrams)
-    )
-    return Rival(fit_tfidf, settings)
+def _tfidf(analyzer: str, *ranges: tuple[int, int]) -> Rival:
+    return _rival(Tfidf, [{"analyzer": analyzer, "ngram_range": one} for one in ranges])
 
 
+BM25 = ((1.5, 0.75), (0.9, 0.4), (1.2, 0.75), (0.6, 0.9))
 RIVALS = {
-    "TF-IDF, words": _tfidf("word", ((1, 1), (1, 2))),
-    "TF-IDF, characters": _tfidf("char_wb", ((3, 3), (2, 4), (3, 5))),
-    "BM25": Rival(
-        fit_bm25,
-        tuple(
-            {"k1": k1, "b": b, "with_clicks": with_clicks}
-            for with_clicks, (k1, b) in product(
-                WITH_CLICKS, ((1.5, 0.75), (0.9, 0.4), (1.2, 0.75), (0.6, 0.9))
-            )
-        ),
-    ),
+    "TF-IDF, words": _tfidf("word", (1, 1), (1, 2)),
+    "TF-IDF, characters": _tfidf("char_wb", (3, 3), (2, 4), (3, 5)),
+    "BM25": _rival(Bm25, [{"k1": k1, "b": b} for k1, b in BM25]),
 }

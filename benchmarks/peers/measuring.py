@@ -1,49 +1,45 @@
 """Choose a rival's settings on validation, then measure it; everything is kept."""
 
-import json
-import multiprocessing
-import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
-from benchmarks.common import CACHE, ENVIRONMENT, kept, kept_file, sampled_memory
-from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Fitted, Rival, Settings
-from ramen_ray.method.metrics.ranking import PerQuery, ratio
+from benchmarks.common import (
+    CACHE,
+    in_fresh_process,
+    milliseconds_each,
+    sampled,
+)
+from benchmarks.peers.rivals import Corpus, Fitted, Rival, Settings
+from benchmarks.tables import ByQuery, Found, kept, kept_file
+from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.search import drop_filtered, most_filters
 
 STORE = CACHE / "peers" / "runs"
-VERSION = 1  # of what is kept; a change of a rival makes its runs anew
+VERSION = 2  # of what is kept; a change of a rival makes its runs anew
 METRICS = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100", "tail/R@10")
 CHOSEN_BY = ("P@1", "R@10")
 VALIDATION, BOTH = ("validation",), ("validation", "test")
 DEPTH = 100
 SINGLE_QUERIES = 200
 
-T = TypeVar("T")
+# a try takes a tenth of a second, and to import torch anew takes several
+in_own_process = partial(in_fresh_process, method="fork")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of a rival gave.
+    """What a run of a rival gave."""
 
-    Attributes:
-        metrics: ``METRICS`` by split and query.
-        figures: seconds, bytes and rates.
-    """
-
-    metrics: Mapping[str, Mapping[str, PerQuery]]
-    figures: Mapping[str, float]
+    metrics: Mapping[str, ByQuery]  # ``METRICS`` by split
+    figures: Mapping[str, float]  # seconds, bytes and rates
 
     def value(self, metric: str, split: str = "test") -> float:
         """Return a metric over all queries."""
@@ -59,13 +55,8 @@ class Run:
 class Contest:
     """A rival on a dataset.
 
-    Attributes:
-        name: of the rival.
-        rival: the rival.
-        dataset: its folder.
-        budget: seconds of processor time for choosing settings; the last try may run over it, and
-            0 takes what is kept.
-        threads: of training and answering.
+    Its ``budget`` is seconds of processor time for choosing settings. The last try may run over it,
+    and 0 takes what is kept.
     """
 
     name: str
@@ -77,7 +68,8 @@ class Contest:
     @cached_property
     def prepared(self) -> Any:
         """What the rival wants to have before its clock starts."""
-        return self.rival.prepare(Corpus.read(self.dataset))
+        prepare = self.rival.prepare
+        return None if prepare is None else prepare(Corpus.read(self.dataset))
 
     def settings(self) -> Settings:
         """Return the settings that validation chose; tries that are kept count in any case."""
@@ -97,10 +89,6 @@ class Contest:
         """Return a run on validation and test with the settings that validation chose."""
         return self._kept(self.settings(), seed if self.rival.is_random else 0, BOTH)
 
-    def is_kept(self, seed: int) -> bool:
-        """Return whether the run of a seed is there, with the settings that are chosen."""
-        return kept_file(self._folder, self._content(self.settings(), seed, BOTH)).exists()
-
     @property
     def _folder(self) -> Path:
         return STORE / self.dataset.name
@@ -110,22 +98,13 @@ class Contest:
         return [VERSION, self.name, dict(settings), seed, splits, *threads]
 
     def _kept(self, settings: Settings, seed: int, splits: tuple[str, ...]) -> Run:
-        def measured() -> dict[str, NDArray[Any]]:
+        def measured() -> Found:
             how = (settings, seed, self.threads, splits)
-            run = in_forked_process(measure, self.rival, self.dataset, self.prepared, *how)
-            _say(self, settings, seed, run)
-            return {"figures": np.array(json.dumps(dict(run.figures)))} | {
-                f"{split}/{name}": np.stack(values)
-                for split, of_split in run.metrics.items()
-                for name, values in of_split.items()
-            }
+            process = in_own_process(measure, self.rival, self.dataset, self.prepared, *how)
+            _say(self, settings, seed, run := Run(*process))
+            return run.metrics, run.figures
 
-        stored = kept(self._folder, self._content(settings, seed, splits), measured)
-        metrics: dict[str, dict[str, PerQuery]] = {split: {} for split in splits}
-        for name in stored.keys() - {"figures"}:
-            split, _, metric = name.partition("/")
-            metrics[split][metric] = (stored[name][0], stored[name][1])
-        return Run(metrics, json.loads(str(stored["figures"])))
+        return Run(*kept(self._folder, self._content(settings, seed, splits), measured))
 
 
 def _say(contest: Contest, settings: Settings, seed: int, run: Run) -> None:
@@ -135,20 +114,9 @@ def _say(contest: Contest, settings: Settings, seed: int, run: Run) -> None:
     print(f"{what}: validation {found}, {seconds:.1f} s", file=sys.stderr, flush=True)
 
 
-def in_forked_process(function: Callable[..., T], *arguments: Any) -> T:
-    """Call ``function`` in a process that shares this one's imports but none of its later memory.
-
-    A try of a rival takes a tenth of a second, and to import torch takes several.
-    """
-    os.environ.update(ENVIRONMENT)
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(1, context) as pool:
-        return pool.submit(function, *arguments).result()
-
-
 def measure(
     rival: Rival, dataset: Path, prepared: Any, settings: Settings, seed: int, *how: Any
-) -> Run:
+) -> Found:
     """Fit a rival, ask it, and return what it gave; ``how`` is threads and splits.
 
     Memory is what the processes grew by from before the fit.
@@ -156,13 +124,13 @@ def measure(
     threads, splits = how
     corpus = Corpus.read(dataset)
     before = psutil.Process().memory_info().rss
-    started, processor = time.monotonic(), processor_seconds()
-    with sampled_memory() as peaks:
+    started = time.monotonic()
+    with sampled() as found:
         fitted = rival.fit(corpus, prepared, settings, seed, threads)
     figures = {
         "seconds": time.monotonic() - started,
-        "processor_s": processor_seconds() - processor,
-        "memory_bytes": max(peaks["driver"] - before, 0) + peaks["below"],
+        "processor_s": found["processor_s"],
+        "memory_bytes": max(found["driver"] - before, 0) + found["below"],
         "model_bytes": fitted.model_bytes,
         "index_bytes": fitted.index_bytes,
     }
@@ -172,38 +140,17 @@ def measure(
         metrics[split] = judged(fitted, corpus, split)
         figures["queries_per_s"] = len(corpus.queries[split]) / (time.monotonic() - started)
     if "test" in splits:
-        figures |= latencies(fitted, corpus.queries["test"][:SINGLE_QUERIES])
-    return Run(metrics, figures)
+        asked = corpus.queries["test"][:SINGLE_QUERIES]
+        ms = milliseconds_each(lambda query: fitted.answer([query], DEPTH), asked)
+        p50, p99 = np.quantile(ms, (0.5, 0.99)).tolist()
+        figures |= {"p50_ms": p50, "p99_ms": p99}
+    return metrics, figures
 
 
-def judged(fitted: Fitted, corpus: Corpus, split: str) -> dict[str, PerQuery]:
+def judged(fitted: Fitted, corpus: Corpus, split: str) -> ByQuery:
     """Ask all queries of a split, drop the filter pairs, and measure what is left."""
     filters = corpus.filters.get(split, np.empty((0, 2), dtype=np.int64))
     ads = fitted.answer(corpus.queries[split], DEPTH + most_filters(filters))
     kept, _ = drop_filtered((ads, np.zeros(ads.shape, dtype=np.float32)), filters, DEPTH)
     found = corpus.judgement(split).by_query(kept)
     return {name: found[name] for name in METRICS}
-
-
-def latencies(fitted: Fitted, queries: list[str]) -> dict[str, float]:
-    """Return the milliseconds of single queries, after ten that are not counted."""
-    for query in queries[:10]:
-        fitted.answer([query], DEPTH)
-    milliseconds = []
-    for query in queries:
-        started = time.perf_counter()
-        fitted.answer([query], DEPTH)
-        milliseconds.append(1000 * (time.perf_counter() - started))
-    return {
-        "p50_ms": float(np.quantile(milliseconds, 0.5)),
-        "p99_ms": float(np.quantile(milliseconds, 0.99)),
-    }
-
-
-def processor_seconds() -> float:
-    """Return the processor time of this process and of those below it, ended or not."""
-    spent = sum(os.times()[:4])
-    for child in psutil.Process().children(recursive=True):
-        times = child.cpu_times()
-        spent += times.user + times.system
-    return spent

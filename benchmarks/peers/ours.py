@@ -8,6 +8,8 @@ its index and its search count as OAK's.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -15,11 +17,10 @@ from typing import Any, get_args
 import numpy as np
 
 from benchmarks.common import ROOT
-from benchmarks.graph_gain import dataset_of, propagated
+from benchmarks.graph_gain import UNWALKED, dataset_of, propagated, recipe
 from benchmarks.in_process import train
 from benchmarks.oak_gain import link_dataset, oak_base, train_oak
-from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Rival, Settings, size_on_disk, use_threads
+from benchmarks.peers.rivals import Corpus, Rival, Settings, size_on_disk, use_threads
 from experiments.oak.augmentation import Augmentation
 from experiments.oak.links import bank_texts, links_own_text
 from experiments.oak.queries import AugmentedQueries
@@ -39,9 +40,8 @@ from ramen_ray.method.retrieval.search import (
 )
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.tune.variants import used_sets
-from ramen_ray.presets import bag_ramen, base_changes
+from ramen_ray.presets import base_changes
 
-PLAIN = {"walk.enabled": False, "pruning.mode": "never"}
 TRIED: dict[str, tuple[Settings, ...]] = {
     "unidec": (
         {},
@@ -66,13 +66,10 @@ class Ours:
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
         """Return the nearest ads; see :class:`Fitted`."""
-        return search_index(self.index, self.embed(self.tokens(queries)), k)[0]
-
-    def tokens(self, queries: Sequence[str]) -> TokenTable:
-        """Tokenise queries."""
         token_ids, lengths = self._tokenize(queries)
         offsets = np.append(0, lengths.cumsum())
-        return TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
+        table = TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
+        return search_index(self.index, self.embed(table), k)[0]
 
     def embed(self, table: TokenTable) -> Any:
         """Return the vectors (queries, D) that are searched with."""
@@ -123,23 +120,18 @@ def saved_bytes(config: RunConfig, model: DualEncoder) -> int:
 
 def config_of(name: str, base: BaseName, with_graph: bool, **changes: Any) -> RunConfig:
     """Return a dataset's preset with another base, with or without the graph, and changed."""
-    preset = bag_ramen(name)
-    graph = PLAIN if with_graph else WITHOUT_GRAPH
+    preset = recipe(name)
+    graph = UNWALKED if with_graph else WITHOUT_GRAPH
     dataset = {"dataset": str(ROOT / "datasets" / name)}
     own = base_changes(preset, {"base.kind": base})
     return overlay(preset, {**dataset, **own, **graph, **changes})
 
 
-def prepare(corpus: Corpus) -> Prepared:
-    """Prepare the dataset's tokens."""
-    config = config_of(corpus.name, "in_batch", False)
-    return dataset_of(config.dataset, config.encoder)
-
-
-def prepare_propagated(corpus: Corpus) -> Prepared:
-    """Prepare the tokens of the dataset whose clicks are propagated over the graph (AugGT)."""
-    config = config_of(corpus.name, "in_batch", True)
-    return dataset_of(str(propagated(config)), config.encoder)
+def prepare(corpus: Corpus, propagate: bool = False) -> Prepared:
+    """Prepare the dataset's tokens; with clicks propagated over the graph if asked for (AugGT)."""
+    config = config_of(corpus.name, "in_batch", propagate)
+    dataset = str(propagated(config)) if propagate else config.dataset
+    return dataset_of(dataset, config.encoder)
 
 
 def prepare_links(corpus: Corpus) -> tuple[Prepared, Prepared]:
@@ -168,21 +160,15 @@ def fit_oak(
     return Oak(base, oak, linker, train_oak(base, oak, of_dataset), of_dataset)
 
 
-def _settings(base: BaseName, with_graph: bool) -> tuple[Settings, ...]:
-    changes = TRIED.get(base, ({},))
-    return tuple({"base": base, "with_graph": with_graph, **one} for one in changes)
-
-
 RIVALS = {
     f"{base} + RAMEN" if with_graph else base: Rival(
         fit,
-        _settings(base, with_graph),
+        tuple({"base": base, "with_graph": with_graph, **one} for one in TRIED.get(base, ({},))),
         prepare,
         is_random=True,
     )
     for base in get_args(BaseName)
     for with_graph in (False, True)
-} | {
-    "AugGT": Rival(fit, _settings("in_batch", False), prepare_propagated, is_random=True),
-    "OAK": Rival(fit_oak, ({},), prepare_links, is_random=True),
 }
+RIVALS["AugGT"] = replace(RIVALS["in_batch"], prepare=partial(prepare, propagate=True))
+RIVALS["OAK"] = Rival(fit_oak, ({},), prepare_links, is_random=True)

@@ -27,8 +27,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from sentence_transformers.training_args import BatchSamplers
 from sentence_transformers.util import mine_hard_negatives
 
-from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Rival, Settings, use_threads
+from benchmarks.peers.rivals import Corpus, Rival, Settings, use_threads
 from datasets import Dataset as Pairs
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.model.pretrained import resolve_pretrained
@@ -110,30 +109,35 @@ def fit_trained(corpus: Corpus, _: None, settings: Settings, seed: int, threads:
         )
     model = ENCODERS[settings["encoder"]]()
     with TemporaryDirectory() as folder:
+        arguments = quiet_arguments(
+            folder,
+            num_train_epochs=settings["epochs"],
+            per_device_train_batch_size=settings["batch"],
+            learning_rate=settings["rate"],
+            warmup_steps=0.1,  # a share of all steps
+            batch_sampler=BatchSamplers.NO_DUPLICATES,
+            seed=seed,
+        )
         SentenceTransformerTrainer(
             model=model,
-            args=_arguments(folder, settings, seed),
+            args=arguments,
             train_dataset=pairs,
             loss=LOSSES[settings["loss"]](model),
         ).train()
     return Embedded(model, corpus.ads)
 
 
-def _arguments(folder: str, settings: Settings, seed: int) -> SentenceTransformerTrainingArguments:
+def quiet_arguments(folder: str, **given: Any) -> SentenceTransformerTrainingArguments:
+    """Return arguments of a training on the processor that saves, measures and says nothing."""
     return SentenceTransformerTrainingArguments(
         output_dir=folder,
-        num_train_epochs=settings["epochs"],
-        per_device_train_batch_size=settings["batch"],
-        learning_rate=settings["rate"],
-        warmup_steps=0.1,  # a share of all steps
-        batch_sampler=BatchSamplers.NO_DUPLICATES,
-        seed=seed,
         use_cpu=True,
         save_strategy="no",
         eval_strategy="no",
         logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        **given,
     )
 
 

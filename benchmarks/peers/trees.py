@@ -6,13 +6,11 @@ ad's own text too, as a query that led to it: then they know all ads.
 """
 
 import hashlib
-import os
 import pickle
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,15 +18,14 @@ from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
+from sklearn.base import clone
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.pipeline import FeatureUnion
 
-from benchmarks.common import CACHE, ROOT
-from benchmarks.peers.corpus import Corpus
-from benchmarks.peers.rivals import Rival, Settings, size_on_disk
-from benchmarks.peers.workers import Packed
+from benchmarks.common import CACHE, ROOT, run_python
+from benchmarks.peers.rivals import Corpus, Rival, Settings, size_on_disk
+from benchmarks.peers.workers import pack
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.errors import UserError
 
 ENVIRONMENTS = CACHE / "peers" / "environments"
 
@@ -40,35 +37,20 @@ class Environment:
     name: str
     packages: tuple[str, ...]
 
-    def python(self) -> Path:
-        """Return its Python, made now by uv or earlier.
-
-        Raises:
-            UserError: there is no uv, or it cannot install the packages.
-        """
+    def python(self, _: Corpus) -> Path:
+        """Return its Python, made now by uv (pip install uv) or earlier."""
         key = hashlib.blake2b(" ".join(self.packages).encode(), digest_size=4).hexdigest()
         folder = ENVIRONMENTS / f"{self.name}-{key}"
         if not folder.exists():
             ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
             aside = Path(tempfile.mkdtemp(dir=ENVIRONMENTS))
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
-            _uv("venv", "--quiet", "--relocatable", "--python", version, str(aside / "made"))
-            python = str(aside / "made" / "bin" / "python")
-            _uv("pip", "install", "--quiet", "--no-deps", "--python", python, *self.packages)
+            run_python("-m", "uv", "venv", "--relocatable", "--python", version, aside / "made")
+            to = ("--no-deps", "--python", aside / "made" / "bin" / "python")
+            run_python("-m", "uv", "pip", "install", *to, *self.packages)
             (aside / "made").rename(folder)
             aside.rmdir()
         return folder / "bin" / "python"
-
-
-def _uv(*arguments: str) -> None:
-    found = shutil.which(
-        "uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    )
-    if found is None:
-        raise UserError("uv makes the rivals' environments and is not installed: pip install uv")
-    made = subprocess.run([found, *arguments], check=False, capture_output=True, text=True)
-    if made.returncode:
-        raise UserError(f"uv {' '.join(arguments)} failed:\n{made.stderr.strip()}")
 
 
 NUMERIC = ("numpy==2.4.6", "scipy==1.17.1")
@@ -92,12 +74,13 @@ OMIKUJI = Environment(
 class Trees:
     """A tree rival that runs in another process, and the features that it is asked with."""
 
-    def __init__(self, program: str, python: Path, vectorizer: Any, ads: Int64s) -> None:
-        """Start the program, which waits to be trained to answer with ``ads``, ascending."""
+    def __init__(
+        self, command: list[str], vectorizer: Any, ads: Int64s, lessons: tuple[Any, ...]
+    ) -> None:
+        """Start the program, and train it on its ``lessons`` to answer with ``ads``, ascending."""
         self.aside = tempfile.TemporaryDirectory()
         self.folder = Path(self.aside.name)
         self.vectorizer, self.ads = vectorizer, ads
-        command = [str(python), "-m", "benchmarks.peers.workers", program]
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -105,15 +88,9 @@ class Trees:
             stdout=subprocess.PIPE,
             stderr=(self.folder / "log").open("wb"),
         )
-        self.model_bytes, self.index_bytes = 0, 0
-
-    def train(
-        self, features: csr_matrix, labels: csr_matrix, settings: Settings, *how: int
-    ) -> None:
-        """Train with seed and threads, and measure what was saved."""
-        model = self.folder / "model"
-        self._ask((pack(features), pack(labels), dict(settings), *how, model))
-        self.model_bytes = size_on_disk(model) + len(pickle.dumps(self.vectorizer))
+        self._ask((*lessons, self.folder / "model"))
+        self.model_bytes = size_on_disk(self.folder / "model") + len(pickle.dumps(vectorizer))
+        self.index_bytes = 0
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
         """Return the ads that the trees rank first; see :class:`Fitted`."""
@@ -135,24 +112,12 @@ class Trees:
             raise RuntimeError(f"the rival's program ended:\n{log[-2000:]}") from error
 
 
-def pack(matrix: csr_matrix) -> Packed:
-    """Return a matrix as plain values."""
-    matrix = csr_matrix(matrix)
-    matrix.sort_indices()
-    return (
-        tuple(matrix.shape),
-        matrix.indptr.astype(np.int64).tobytes(),
-        matrix.indices.astype(np.int32).tobytes(),
-        matrix.data.astype(np.float32).tobytes(),
-    )
-
-
 def fit(
     corpus: Corpus, python: Path, settings: Settings, seed: int, threads: int, *, program: str
 ) -> Trees:
     """Train on the clicked train queries and, if asked for, on the ads' own texts."""
     of = dict(settings)
-    vectorizer, with_texts = FEATURES[of.pop("features")](), of.pop("with_texts")
+    vectorizer, with_texts = clone(FEATURES[of.pop("features")]), of.pop("with_texts")
     rows, ads = corpus.train_pairs()
     texts = corpus.queries["train"]
     if with_texts:
@@ -165,84 +130,49 @@ def fit(
     known, of_ad = np.unique(ads[kept], return_inverse=True)
     of_row = np.searchsorted(taught, rows[kept])
     labels = csr_matrix((np.ones(len(of_ad)), (of_row, of_ad)), shape=(len(taught), len(known)))
-    features = features[taught]
-    trees = Trees(program, python, vectorizer, known)
-    trees.train(features, labels, of, seed, threads)
-    return trees
+    command = [str(python), "-m", "benchmarks.peers.workers", program]
+    lessons = pack(features[taught]), pack(labels), of, seed, threads
+    return Trees(command, vectorizer, known, lessons)
 
 
-def words() -> TfidfVectorizer:
-    """Return TF-IDF of words, as in the files of the extreme classification repository."""
-    return TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
-
-
-def words_and_characters() -> FeatureUnion:
-    """Return TF-IDF of words, pairs of words and runs of characters."""
-    pairs = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, dtype=np.float32)
-    characters = TfidfVectorizer(
-        analyzer="char_wb", ngram_range=(3, 4), sublinear_tf=True, dtype=np.float32
-    )
-    return FeatureUnion([("words", pairs), ("characters", characters)])
-
-
-FEATURES = {"words": words, "words and characters": words_and_characters}
+tfidf = partial(TfidfVectorizer, sublinear_tf=True, dtype=np.float32)
+pairs_of_words = tfidf(ngram_range=(1, 2))
+characters = tfidf(analyzer="char_wb", ngram_range=(3, 4))
+FEATURES = {
+    "words": tfidf(),  # as in the files of the extreme classification repository
+    "words and characters": FeatureUnion([("words", pairs_of_words), ("characters", characters)]),
+}
 XR_LINEAR = {"max_leaf_size": 100, "cp": 1.0, "threshold": 0.1, "negatives": "tfn", "beam": 10}
 PARABEL = {"beam": 10}
 BONSAI = {**PARABEL, "cluster_balanced": False, "cluster_k": 100, "max_depth": 3}
-
-
-def python_of(_: Corpus, *, environment: Environment) -> Path:
-    """Make the environment."""
-    return environment.python()
-
-
-def _rival(
-    program: str, environment: Environment, options: Sequence[Mapping[str, Any]], with_texts: bool
-) -> Rival:
-    settings = [
-        {"features": name, "with_texts": with_texts, **of} for of in options for name in FEATURES
-    ]
-    return Rival(
+TRIED: dict[str, tuple[str, Environment, Settings, list[Settings]]] = {
+    "PECOS XR-Linear": (
+        "xr_linear",
+        PECOS,
+        XR_LINEAR,
+        [{"negatives": "tfn+man"}, {"cp": 4.0}, {"max_leaf_size": 1_000_000}],  # one against all
+    ),
+    "napkinXC PLT": (
+        "plt",
+        NAPKINXC,
+        {},
+        [{"liblinear_c": 1}, {"loss": "l2", "liblinear_c": 1}, {"ensemble": 3}],
+    ),
+    "omikuji Parabel": ("forest", OMIKUJI, PARABEL, [{"beam": 50}, {"linear_c": 4.0}]),
+    "omikuji Bonsai": ("forest", OMIKUJI, BONSAI, [{"beam": 50}, {"linear_c": 4.0}]),
+}
+"""Programs and environments, what they are documented with, and changes that are tried."""
+RIVALS = {
+    f"{name} + texts" if with_texts else name: Rival(
         partial(fit, program=program),
-        tuple(settings),
-        prepare=partial(python_of, environment=environment),
+        tuple(
+            {"features": features, "with_texts": with_texts, **first, **changes}
+            for changes in ({}, *others)
+            for features in FEATURES
+        ),
+        prepare=environment.python,
         is_random=True,
     )
-
-
-def _rivals() -> dict[str, Rival]:
-    kinds: dict[str, tuple[str, Environment, list[dict[str, Any]]]] = {
-        "PECOS XR-Linear": (
-            "xr_linear",
-            PECOS,
-            [
-                XR_LINEAR,
-                {**XR_LINEAR, "negatives": "tfn+man"},
-                {**XR_LINEAR, "cp": 4.0},
-                {**XR_LINEAR, "max_leaf_size": 1_000_000},  # one against all
-            ],
-        ),
-        "napkinXC PLT": (
-            "plt",
-            NAPKINXC,
-            [{}, {"liblinear_c": 1}, {"loss": "l2", "liblinear_c": 1}, {"ensemble": 3}],
-        ),
-        "omikuji Parabel": (
-            "forest",
-            OMIKUJI,
-            [PARABEL, {**PARABEL, "beam": 50}, {**PARABEL, "linear_c": 4.0}],
-        ),
-        "omikuji Bonsai": (
-            "forest",
-            OMIKUJI,
-            [BONSAI, {**BONSAI, "beam": 50}, {**BONSAI, "linear_c": 4.0}],
-        ),
-    }
-    return {
-        f"{name} + texts" if with_texts else name: _rival(*kind, with_texts)
-        for name, kind in kinds.items()
-        for with_texts in (False, True)
-    }
-
-
-RIVALS = _rivals()
+    for name, (program, environment, first, others) in TRIED.items()
+    for with_texts in (False, True)
+}

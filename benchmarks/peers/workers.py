@@ -6,6 +6,7 @@ side closes the pipe.
     python -m benchmarks.peers.workers {forest,plt,xr_linear}
 """
 
+import io
 import os
 import pickle
 import sys
@@ -14,13 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, load_npz, save_npz
 
-Packed = tuple[tuple[int, int], bytes, bytes, bytes]
-"""A sparse matrix as shape, int64 row starts, int32 columns and float32 values.
-
-Arrays themselves would be pickled in the form of one version of numpy.
-"""
 Predict = Callable[[csr_matrix, int], Sequence[Sequence[int]]]
 """Gives the best k labels of each row of features."""
 
@@ -115,11 +111,17 @@ def xr_linear(task: Task) -> Predict:
     return predict
 
 
-def unpack(packed: Packed) -> csr_matrix:
+def pack(matrix: Any) -> bytes:
+    """Return a sparse matrix in a form that all versions of numpy and scipy read."""
+    stream, plain = io.BytesIO(), csr_matrix(matrix, dtype=np.float32)
+    plain.sort_indices()
+    save_npz(stream, plain, compressed=False)
+    return stream.getvalue()
+
+
+def unpack(packed: bytes) -> csr_matrix:
     """Return the matrix that was packed."""
-    shape, starts, columns, values = packed
-    parts = ((values, np.float32), (columns, np.int32), (starts, np.int64))
-    return csr_matrix(tuple(np.frombuffer(p, dtype).copy() for p, dtype in parts), shape=shape)
+    return csr_matrix(load_npz(io.BytesIO(packed)))
 
 
 def serve(train: Callable[[Task], Predict]) -> None:

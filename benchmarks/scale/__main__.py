@@ -1,30 +1,52 @@
 """Seconds and peak memory of every stage at growing sizes, from a user's tables to pruned graphs.
 
 A size is a number of queries, with as many ads and anchors, 2 clicks a query, and, unless it says
-otherwise (100000x20), 5 edges a node, so 10M queries have 100M edges; degrees follow power laws.
-The stages of a size follow one another, each in a process of its own with Ray started before: start
-of Ray, import of clicks, import of edges, validation, description, preparation, walks, training (a
-bag, batch 1024, 20 steps), pruning, co-session graphs, similar texts (by a bag). Figures of each:
-seconds, processor seconds, microseconds a row, peak memory of the driver with and without what it
-shares, of Ray's processes without, and of Ray's store. With --unit-costs, the costs of the stages
-are fitted too, and printed as ramen_ray/machines.toml has them, for jobs/plan.py: give at least
-four sizes, one with more edges; those of training come from batches of several sizes on the
-first. `ratio` is the training's queries per processor second at the largest size over the smallest.
+otherwise (100000x20), 5 edges a node; degrees follow power laws. Its stages (`stages.py`) follow
+one another, each in a process of its own with Ray started before; training is a bag's, batch 1024,
+20 steps. Figures of each: seconds, processor seconds, microseconds a row, peak memory of the driver
+with and without what it shares, of Ray's processes without, and of Ray's store. `--unit-costs`
+fits the costs of the stages too, and prints them as ramen_ray/machines.toml has them, for
+jobs/plan.py: give at least four sizes, one with more edges; those of training come from batches of
+several sizes on the first. `ratio` is the training's queries per processor second at the largest
+size over the smallest.
 
     python -m benchmarks.scale [--sizes 100000 1000000 10000000] [--unit-costs]
 """
 
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
 
 from benchmarks.common import finish, in_fresh_process, options
-from benchmarks.scale.fitting import COUNTED, as_toml, fit
 from benchmarks.scale.generated import Shape, generate
-from benchmarks.scale.stages import ANCHOR_SET, BATCH_SIZE, STAGES, Row, measure, time_steps
+from benchmarks.scale.stages import (
+    ANCHOR_SET,
+    BATCH_SIZE,
+    SIDES,
+    STAGES,
+    Row,
+    measure,
+    num_rows,
+    time_steps,
+)
 from ramen_ray.data.store.dataset import Dataset
 
+DATA = {"text_s": "texts", "edge_s": "edges"}
+COUNTED = {
+    "clicks": {"row_s": "rows"},
+    "edges": DATA,
+    "validate": DATA,
+    "describe": DATA,
+    "prepare": DATA,
+    "walk": {"hop_s": "rows"},
+    "train": {"text_s": "texts", "pair_s": "pairs"},
+    "prune": {"edge_s": "rows"},
+    "sessions": {"event_s": "rows"},
+}
 DEFAULT_EDGES = 5
 FITTED_BATCHES = (BATCH_SIZE // 2, BATCH_SIZE, BATCH_SIZE * 3 // 2, BATCH_SIZE * 2)
 
@@ -47,11 +69,9 @@ def main() -> None:
             of_sizes = [of_size[stage] for of_size in rows.values()]
             costs = fit(stage, steps if stage == "train" else of_sizes)
             print(as_toml(stage, costs, most_queries))
-    rates = [
-        of_size["train"]["rows_per_processor_s"] for of_size in rows.values() if "train" in of_size
-    ]
-    figures: dict[str, Any] = {"stages": rows, "steps": steps}
-    finish(rates[-1] / rates[0] if rates else 0.0, figures)
+    trained = [of_size["train"] for of_size in rows.values() if "train" in of_size]
+    rates = [row["rows_per_processor_s"] for row in trained] or [1.0]
+    finish(rates[-1] / rates[0], {"stages": rows, "steps": steps})
 
 
 def measure_size(shape: Shape, folder: Path, stages: list[str]) -> dict[str, Row]:
@@ -72,19 +92,37 @@ def measure_size(shape: Shape, folder: Path, stages: list[str]) -> dict[str, Row
 
 def _sizes(dataset: Dataset) -> dict[str, float]:
     """Count texts and edges of the dataset directory, without co-session graphs."""
-    tables = [f"queries/{split}" for split in dataset.splits] + ["ads", f"anchors/{ANCHOR_SET}"]
-    sides = [f"edges/{ANCHOR_SET}/{side}" for side in ("query", "ad")]
-    size = sum(
-        file.stat().st_size
-        for table in [*tables, *sides]
-        if dataset.has(table)
-        for file in dataset.files(table)
-    )
+    of_texts = [f"queries/{split}" for split in dataset.splits] + ["ads", f"anchors/{ANCHOR_SET}"]
+    of_edges = [f"edges/{one.path}" for one in SIDES]
+    texts, edges = ([t for t in tables if dataset.has(t)] for tables in (of_texts, of_edges))
+    files = (file for table in texts + edges for file in dataset.files(table))
     return {
-        "texts": sum(dataset.num_rows(table) for table in tables if dataset.has(table)),
-        "edges": sum(dataset.num_rows(table) for table in sides if dataset.has(table)),
-        "dataset_mb": size / 1e6,
+        "texts": num_rows(dataset, texts),
+        "edges": num_rows(dataset, edges),
+        "dataset_mb": sum(file.stat().st_size for file in files) / 1e6,
     }
+
+
+def fit(stage: str, rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the seconds of a stage's start, and of each of what it counts.
+
+    Relative errors are least. Sizes with different numbers of edges per node tell texts from edges;
+    batches of several sizes tell a step's texts from its pairs of a node with a candidate.
+    """
+    counted = COUNTED[stage]
+    features = np.array([[1.0, *(row[name] for name in counted.values())] for row in rows])
+    seconds = np.array([row["seconds"] for row in rows])
+    scale = features.max(axis=0)
+    found, _ = nnls(features / scale / seconds[:, None], np.ones(len(rows)))
+    return dict(zip(("start_s", *counted), (found / scale).tolist(), strict=True))
+
+
+def as_toml(stage: str, costs: Mapping[str, float], most_queries: int) -> str:
+    """Return the costs of a stage as lines of ``machines.toml``, to go below a machine's."""
+    lines = [f"{name} = {value:.3g}" for name, value in costs.items()]
+    source = "benchmarks.scale --unit-costs"
+    head = [f"[MACHINE.costs.{stage}]", f'source = "{source}"', f"most_queries = {most_queries}"]
+    return "\n".join([*head, *lines]) + "\n"
 
 
 def _shape(text: str) -> Shape:

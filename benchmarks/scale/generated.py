@@ -5,9 +5,9 @@ in proportion to 1 / r^0.9; a node has k edges or more with a probability that f
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import cumulative_sum
 from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.presets import MINILM
@@ -26,11 +27,8 @@ RANK_EXPONENT, DEGREE_EXPONENT = 0.9, 1.8
 PRIME = 2_654_435_761
 NODES_PER_BLOCK = 200_000
 
-Int64s = NDArray[np.int64]
 
-
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """Sizes of the tables: as many ads and anchors as queries."""
 
     queries: int
@@ -44,13 +42,15 @@ class Shape:
 def generate(folder: Path, shape: Shape, with_log: bool) -> None:
     """Write the tables query, ad, anchor, clicks, query_edges, ad_edges and, if asked for, log."""
     count = shape.queries
-    for number, kind in enumerate(("query", "ad", "anchor")):
-        _write(folder / kind, _nodes(kind, count, number))
-    _write(folder / "clicks", _clicks(count))
-    for number, kind in enumerate(("query", "ad")):
-        _write(folder / f"{kind}_edges", _edges(kind, shape, number))
+    tables = {kind: _nodes(kind, count, n) for n, kind in enumerate(("query", "ad", "anchor"))}
+    tables |= {f"{kind}_edges": _edges(kind, shape, n) for n, kind in enumerate(("query", "ad"))}
+    tables["clicks"] = _clicks(count)
     if with_log:
-        _write(folder / "log", _log(count))
+        tables["log"] = _log(count)
+    for name, blocks in tables.items():
+        (folder / name).mkdir()
+        for number, block in enumerate(blocks):
+            pq.write_table(block, folder / name / f"{number:06d}.parquet")
 
 
 def texts(draw: np.random.Generator, count: int) -> pa.Array:
@@ -73,12 +73,6 @@ def _words() -> tuple[pa.Array, NDArray[np.float64]]:
     words = np.random.default_rng(0).permutation(known)
     cumulative = cumulative_sum(1.0 / np.arange(1, len(words) + 1))[1:]
     return pa.array(words.tolist()), cumulative / cumulative[-1]
-
-
-def _write(folder: Path, blocks: Iterator[pa.Table]) -> None:
-    folder.mkdir()
-    for number, block in enumerate(blocks):
-        pq.write_table(block, folder / f"{number:06d}.parquet")
 
 
 def _blocks(count: int, *seed: int) -> Iterator[tuple[Int64s, np.random.Generator]]:

@@ -5,7 +5,7 @@ All take the folder of a size: ``source`` has the generated tables, and the stag
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import sampled_memory, sampled_processor_time
+from benchmarks.common import sampled, seconds_of
 from benchmarks.in_process import Run, begin
 from benchmarks.scale.generated import EVENTS_PER_QUERY
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
@@ -21,6 +21,8 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.training.prefetching import step_inputs
+from ramen_ray.method.training.step import train_steps
 from ramen_ray.presets import MINILM, tiny
 
 ANCHOR_SET = "links"
@@ -41,41 +43,37 @@ def measure(stage: str, folder: Path) -> Row:
     what they share, and the store is Ray's.
     """
     torch.set_num_threads(1)
-    if stage not in ("start", "edges", "sessions", "train"):
-        start(folder)()
+    if stage not in ("edges", "sessions", "train"):
+        _start_ray()
     run = STAGES[stage](folder)
     started = time.monotonic()
-    with sampled_memory() as peaks, sampled_processor_time() as used:
+    with sampled() as found:
         rows = run()
         seconds = time.monotonic() - started
     return {
         "seconds": seconds,
-        "processor_s": used[0],
+        "processor_s": found["processor_s"],
         "rows": rows,
-        "driver_peak_mb": peaks["driver"] / 1e6,
-        "driver_own_mb": peaks["driver_own"] / 1e6,
-        "processes_peak_mb": peaks["below"] / 1e6,
-        "store_peak_mb": peaks["object_store"] / 1e6,
+        "driver_peak_mb": found["driver"] / 1e6,
+        "driver_own_mb": found["driver_own"] / 1e6,
+        "processes_peak_mb": found["below"] / 1e6,
+        "store_peak_mb": found["object_store"] / 1e6,
     }
 
 
 Stage = Callable[[], int]
-"""What is measured, after everything that is not."""
+"""What is measured, after everything that is not, such as imports; returns the number of rows."""
 
 
-def start(_: Path) -> Stage:
+def _start_ray() -> None:
     """Start Ray and, on each CPU, a process that has loaded what the stages need."""
     import ray.data
 
     from ramen_ray.orchestration.cluster.resources import num_cpus, start_ray
 
-    def run() -> int:
-        start_ray()
-        tasks = num_cpus()
-        ray.data.range(tasks, override_num_blocks=tasks).map_batches(_load).take_all()
-        return tasks
-
-    return run
+    start_ray()
+    tasks = num_cpus()
+    ray.data.range(tasks, override_num_blocks=tasks).map_batches(_load).take_all()
 
 
 def _load(batch: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
@@ -95,7 +93,10 @@ def clicks(folder: Path) -> Stage:
     def run() -> int:
         dataset = import_tables(tables, folder / "dataset")
         splits = [f"queries/{split}" for split in dataset.splits]
-        return _num_rows(dataset, ["ads", *splits]) + _num_clicks(dataset)
+        clicked = (
+            rows["ad_ids"] for split in splits for rows in dataset.batches(split, ["ad_ids"])
+        )
+        return num_rows(dataset, ["ads", *splits]) + sum(len(ads.flatten()) for ads in clicked)
 
     return run
 
@@ -125,26 +126,14 @@ def validate(folder: Path) -> Stage:
     """Validate the dataset directory."""
     from ramen_ray.data.checks import validate
 
-    dataset = Dataset(folder / "dataset")
-
-    def run() -> int:
-        validate(dataset)
-        return _num_rows(dataset, dataset.tables)
-
-    return run
+    return _on_all_rows(folder, validate)
 
 
 def describe(folder: Path) -> Stage:
     """Describe the dataset directory."""
     from ramen_ray.reports.description import describe
 
-    dataset = Dataset(folder / "dataset")
-
-    def run() -> int:
-        describe(dataset, MINILM, max_length=32)
-        return _num_rows(dataset, dataset.tables)
-
-    return run
+    return _on_all_rows(folder, lambda dataset: describe(dataset, MINILM, max_length=32))
 
 
 def prepare(folder: Path) -> Stage:
@@ -152,11 +141,16 @@ def prepare(folder: Path) -> Stage:
     from ramen_ray.orchestration.prepare.pipeline import prepare
     from ramen_ray.orchestration.run.build import encoder_tokenizer
 
-    dataset, tokenizer = Dataset(folder / "dataset"), encoder_tokenizer(ENCODER)
+    tokenizer = encoder_tokenizer(ENCODER)
+    return _on_all_rows(folder, lambda dataset: prepare(dataset, folder / "prepared", tokenizer))
+
+
+def _on_all_rows(folder: Path, work: Callable[[Dataset], Any]) -> Stage:
+    dataset = Dataset(folder / "dataset")
 
     def run() -> int:
-        prepare(dataset, folder / "prepared", tokenizer)
-        return _num_rows(dataset, dataset.tables)
+        work(dataset)
+        return num_rows(dataset, dataset.tables)
 
     return run
 
@@ -186,7 +180,7 @@ def prune(folder: Path) -> Stage:
     from ramen_ray.orchestration.run.build import build_model
 
     data = prepared_in(folder)
-    build_model(_config(folder)).save(folder / "model", ENCODER.max_length)
+    build_model(_config(folder, BATCH_SIZE)).save(folder / "model", ENCODER.max_length)
     pruning = GraphPruning(data.path, data.path / "edges", SIDES, 0.0, use_bf16=False)
     (folder / "pruned").mkdir()
 
@@ -207,7 +201,7 @@ def sessions(folder: Path) -> Stage:
     from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
 
     dataset = Dataset(folder / "dataset")
-    num_queries = sum(dataset.num_rows(f"queries/{split}") for split in dataset.splits)
+    num_queries = num_rows(dataset, [f"queries/{split}" for split in dataset.splits])
     log = SessionLog(str(folder / "source" / "log"))
 
     def run() -> int:
@@ -230,15 +224,13 @@ def similar(folder: Path) -> Stage:
     def run() -> int:
         counts = add_similar(dataset.path, "similar", settings, gb_per_shard=GB_PER_SHARD)
         print(counts)  # with the recall
-        return _num_rows(dataset, ["ads", "queries/train"])
+        return num_rows(dataset, ["ads", "queries/train"])
 
     return run
 
 
 def train(folder: Path) -> Stage:
     """Train a bag for some steps, with the graph of both sides; the rows are queries."""
-    from ramen_ray.method.training.step import train_steps
-
     one = bag_run(folder, BATCH_SIZE)
     list(train_steps(one.state, one.sampler, one.objective, WARMUP_STEPS))
 
@@ -251,9 +243,6 @@ def train(folder: Path) -> Stage:
 
 def time_steps(folder: Path, batch_size: int) -> Row:
     """Return a step's seconds, distinct texts, and pairs of a node with a candidate."""
-    from ramen_ray.method.training.prefetching import step_inputs
-    from ramen_ray.method.training.step import train_steps
-
     torch.set_num_threads(1)
     one, stop, texts, pairs = bag_run(folder, batch_size), WARMUP_STEPS + STEPS, 0, 0
     steps, sources = range(WARMUP_STEPS, stop), one.state.draws
@@ -262,31 +251,22 @@ def time_steps(folder: Path, batch_size: int) -> Row:
         for compared in (inputs.task, *inputs.regularizers.values()):
             pairs += len(compared.rows) * len(compared.candidates)
     list(train_steps(one.state, one.sampler, one.objective, WARMUP_STEPS))
-    started = time.perf_counter()
-    list(train_steps(one.state, one.sampler, one.objective, stop))
-    seconds = time.perf_counter() - started
+    seconds = seconds_of(lambda: list(train_steps(one.state, one.sampler, one.objective, stop)))
     return {"seconds": seconds / STEPS, "texts": texts / STEPS, "pairs": pairs / STEPS}
 
 
 def bag_run(folder: Path, batch_size: int) -> Run:
     """Build the training of a bag, on the walked graph if there is one."""
-    config = overlay(_config(folder), {"training.global_batch_size": batch_size})
     walked = next(iter((folder / "walked").glob("*")), None)
-    return begin(config, prepared_in(folder), edges=walked)
+    return begin(_config(folder, batch_size), prepared_in(folder), edges=walked)
 
 
 STAGES: dict[str, Callable[[Path], Stage]] = {
-    "start": start,
-    "clicks": clicks,
-    "edges": edges,
-    "validate": validate,
-    "describe": describe,
-    "prepare": prepare,
-    "walk": walk,
-    "train": train,
-    "prune": prune,
-    "sessions": sessions,
-    "similar": similar,
+    stage.__name__: stage
+    for stage in (
+        *(clicks, edges, validate, describe, prepare),
+        *(walk, train, prune, sessions, similar),
+    )
 }
 
 
@@ -296,7 +276,7 @@ def prepared_in(folder: Path) -> Prepared:
     return Prepared(path)
 
 
-def _config(folder: Path) -> RunConfig:
+def _config(folder: Path, batch_size: int) -> RunConfig:
     weights = {ANCHOR_SET: 0.1}
     changes = {
         "dataset": str(folder / "dataset"),
@@ -304,16 +284,11 @@ def _config(folder: Path) -> RunConfig:
         "regularization.lambda_x": weights,
         "regularization.lambda_z": weights,
         "regularization.adaptive": False,
-        "training.global_batch_size": BATCH_SIZE,
+        "training.global_batch_size": batch_size,
     }
     return overlay(tiny(), changes)
 
 
-def _num_rows(dataset: Dataset, tables: list[str]) -> int:
+def num_rows(dataset: Dataset, tables: Iterable[str]) -> int:
+    """Return how many rows some tables have together."""
     return sum(dataset.num_rows(table) for table in tables)
-
-
-def _num_clicks(dataset: Dataset) -> int:
-    splits = [f"queries/{split}" for split in dataset.splits]
-    batches = (rows for split in splits for rows in dataset.batches(split, ["ad_ids"]))
-    return sum(len(rows["ad_ids"].flatten()) for rows in batches)

@@ -1,1 +1,1 @@
-"""OAK, which enriches queries by their anchors: docs/oak.md."""
+"""OAK, which enriches queries by their anchors: docs/evidence/oak.md."""

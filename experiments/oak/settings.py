@@ -9,7 +9,7 @@ from ramen_ray.config import NotNegative, Positive, Section
 
 
 class OakSettings(Section):
-    """What OAK adds to a run: queries are enriched by their anchors (docs/oak.md)."""
+    """What OAK adds to a run: queries are enriched by their anchors (docs/evidence/oak.md)."""
 
     anchor_sets: tuple[str, ...]
     """Anchor sets that queries are enriched by."""

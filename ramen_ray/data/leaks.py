@@ -71,26 +71,18 @@ def find_leaks(
 ) -> None:
     """Create ``table``: all pairs ``node`` and ``anchor`` that would leak if an edge joined them.
 
-    Call :func:`find_answers` before. ``nodes`` and ``anchors`` are SQL that selects their ``id``
-    and ``text``; ``pairs`` selects folded texts, and by default either can be the held-out query's.
+    Call :func:`find_answers` before. ``nodes`` and ``anchors`` are SQL that selects ``id`` and
+    ``folded``; ``pairs`` selects folded texts, and by default either can be the held-out query's.
     """
     run(
         connection,
         "looking for held-out clicks among edges",
         f"""
         CREATE TABLE {table} AS
-        WITH
-            answered AS ({pairs}),
-            folded_nodes AS (
-                SELECT id, folded FROM (SELECT id, fold(text) AS folded FROM ({nodes}))
-                WHERE folded IN (SELECT node FROM answered)),
-            folded_anchors AS (
-                SELECT id, folded FROM (SELECT id, fold(text) AS folded FROM ({anchors}))
-                WHERE folded IN (SELECT anchor FROM answered))
         SELECT DISTINCT one.id AS node, other.id AS anchor
-        FROM answered
-        JOIN folded_nodes AS one ON one.folded = answered.node
-        JOIN folded_anchors AS other ON other.folded = answered.anchor
+        FROM ({pairs}) AS answered
+        JOIN ({nodes}) AS one ON one.folded = answered.node
+        JOIN ({anchors}) AS other ON other.folded = answered.anchor
         """,
     )
 
@@ -129,3 +121,8 @@ def find_repeats(
 def texts_of(dataset: Dataset, table: str) -> str:
     """Return the SQL that selects ``id`` and ``text`` of a table's rows."""
     return f"SELECT {schema_of(table).names[0]} AS id, text FROM {files_of(dataset, table)}"
+
+
+def folded(texts: str) -> str:
+    """Return the SQL that selects ``id`` and ``folded`` of what ``texts`` selects."""
+    return f"SELECT id, fold(text) AS folded FROM ({texts})"

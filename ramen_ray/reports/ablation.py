@@ -4,13 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from rich.table import Table
 
+from ramen_ray.method.metrics.comparison import in_points
 from ramen_ray.reports.page import as_markdown
 
 TAIL = "tail/"
@@ -80,7 +77,7 @@ def verdict(variants: Mapping[str, VariantFigures]) -> list[str]:
     """Say in words which base is best, and whether the graph helps on each."""
     return [
         f"{_judged(name, figures)}: "
-        + ", ".join(f"{metric} {_difference(*figures.gains[metric])}" for metric in DECIDING)
+        + ", ".join(f"{metric} {_difference(figures.gains[metric])}" for metric in DECIDING)
         for name, figures in variants.items()
         if figures.gains and (_is_base(name, variants) or name == f"{figures.base}-ramen")
     ]
@@ -120,14 +117,14 @@ def _differences(variants: Mapping[str, VariantFigures], names: list[str]) -> st
     table = _table("variant", *(name.removeprefix(TAIL) for name in names))
     for variant, figures in variants.items():
         if figures.gains:
-            differences = (_difference(*figures.gains[name]) for name in names)
+            differences = (_difference(figures.gains[name]) for name in names)
             table.add_row(f"{variant} over {figures.base}", *differences)
     return as_markdown(table)
 
 
-def _difference(value: float, low: float, high: float) -> str:
+def _difference(difference: tuple[float, float, float]) -> str:
     """Format a difference in points; bold if its interval excludes 0."""
-    shown = f"{100 * value:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+    shown, (_, low, high) = in_points(difference), difference
     return f"**{shown}**" if low > 0 or high < 0 else shown
 
 
@@ -142,13 +139,8 @@ def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None
     """Plot each variant's differences with their intervals, one panel per metric."""
     compared = {variant: figures for variant, figures in variants.items() if figures.gains}
     places = range(len(compared))
-    figure, panels = plt.subplots(
-        1,
-        len(PLOTTED),
-        figsize=(13, 1 + 0.4 * len(compared)),
-        sharey=True,
-        layout="constrained",
-    )
+    figure = Figure(figsize=(13, 1 + 0.4 * len(compared)), layout="constrained")
+    panels = figure.subplots(1, len(PLOTTED), sharey=True)
     for axes, name in zip(panels, PLOTTED, strict=True):
         for place, figures in zip(places, compared.values(), strict=True):
             value, low, high = (100 * bound for bound in figures.gains[name])
@@ -161,4 +153,3 @@ def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None
     panels[0].set_yticks(places, names)
     panels[0].invert_yaxis()
     figure.savefig(file, dpi=120)
-    plt.close(figure)

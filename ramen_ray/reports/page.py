@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-
 from jinja2 import Environment
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 from rich.box import MARKDOWN
@@ -173,7 +170,8 @@ def write_page(
 
 def _draw_svg(plot: Plot) -> str:
     """Draw a plot as base64 SVG; the same plot always gives the same bytes."""
-    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
     for name, (x, y) in plot.lines.items():
         axes.plot(x, y, marker=".", markersize=3, linewidth=1, label=name)
     axes.set_xscale("log")
@@ -192,5 +190,4 @@ def _draw_svg(plot: Plot) -> str:
     nameless = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ramen_ray"}):
         figure.savefig(drawn, format="svg", metadata=nameless)
-    plt.close(figure)
     return b64encode(drawn.getvalue()).decode()

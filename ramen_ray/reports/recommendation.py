@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
+from ramen_ray.method.metrics.comparison import Difference, in_points
 
 DECIDING = ("P@1", "R@10")
-Difference = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ def verdict(
     """
     best = next(iter(outcomes))
     compared = {
-        other: ", ".join(f"{metric} {_shown(by[metric])}" for metric in DECIDING)
+        other: ", ".join(f"{metric} {in_points(by[metric], digits=1)}" for metric in DECIDING)
         for other, by in gains.items()
     }
     matters = [other for other, by in gains.items() if any(by[m][1] > 0 for m in DECIDING)]
@@ -93,8 +90,8 @@ def write_recommendation(
     folder.mkdir(exist_ok=True)
     said = "".join(f"- {sentence}\n" for sentence in sentences)
     (folder / "recommendation.md").write_text(f"{table}\n\n{said}")
-    figure, axes = plt.subplots(figsize=(9, 1 + 0.3 * len(outcomes)), layout="constrained")
-    places = range(len(outcomes))
+    figure = Figure(figsize=(9, 1 + 0.3 * len(outcomes)), layout="constrained")
+    axes, places = figure.subplots(), range(len(outcomes))
     for label, values in (
         ("P@1", [one.p_at_1 for one in outcomes.values()]),
         ("R@10", [one.r_at_10 for one in outcomes.values()]),
@@ -106,9 +103,3 @@ def write_recommendation(
     axes.grid(axis="x", alpha=0.3)
     axes.legend()
     figure.savefig(folder / "recommendation.png", dpi=120)
-    plt.close(figure)
-
-
-def _shown(difference: Difference) -> str:
-    by, low, high = (100 * bound for bound in difference)
-    return f"{by:+.1f} [{low:+.1f}, {high:+.1f}]"

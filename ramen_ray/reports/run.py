@@ -4,21 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
 from ramen_ray.errors import printable
+from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.tracking.runs import Run
 
 Metrics = Mapping[str, float]
 BySplit = Mapping[str, Mapping[str, Metrics]]
 """By row, split and metric."""
-Difference = tuple[float, float, float]
 Differences = Mapping[str, Mapping[str, Mapping[str, Difference]]]
 
 GROUPS = ("head", "torso", "tail")
@@ -96,8 +92,7 @@ def gains_table(gains: Mapping[str, Mapping[str, Difference]]) -> Table:
     """Return a table of what runs gain over others, in points with 95 % intervals, by row."""
     table = Table("test, points", *GAIN_METRICS)
     for row, by in gains.items():
-        shown = ([f"{100 * bound:+.2f}" for bound in by[name]] for name in GAIN_METRICS)
-        table.add_row(row, *(f"{value} [{low}, {high}]" for value, low, high in shown))
+        table.add_row(row, *(in_points(by[name]) for name in GAIN_METRICS))
     return table
 
 
@@ -113,10 +108,7 @@ def combiner_table(metrics: BySplit, differences: Differences) -> Table:
     for split in splits:
         for row, by_split in metrics.items():
             values = [f"{100 * by_split[split][name]:.2f}" for name in COMBINER_METRICS]
-            less_text = ""
-            if row in differences:
-                by, low, high = differences[row][split]["R@10"]
-                less_text = f"{100 * by:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+            less_text = in_points(differences[row][split]["R@10"]) if row in differences else ""
             table.add_row(split, row, *values, less_text)
     return table
 
@@ -152,7 +144,8 @@ def _plot_lines(
     y_label: str,
     marker: str = "",
 ) -> None:
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
     for name, (steps, values) in curves.items():
         axes.plot(steps, values, marker=marker, markersize=3, linewidth=1, label=name)
     axes.set_xlabel(x_label)
@@ -160,12 +153,11 @@ def _plot_lines(
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(file, dpi=120)
-    plt.close(figure)
 
 
 def _plot_groups(file: Path, untrained: Metrics, trained: Metrics) -> None:
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    width = 0.4
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes, width = figure.subplots(), 0.4
     for shift, (label, metrics) in enumerate((("untrained", untrained), ("trained", trained))):
         heights = [100 * metrics[f"{group}/{GROUP_METRIC}"] for group in GROUPS]
         places = [row + (shift - 0.5) * width for row in range(len(GROUPS))]
@@ -174,4 +166,3 @@ def _plot_groups(file: Path, untrained: Metrics, trained: Metrics) -> None:
     axes.set_ylabel(f"test {GROUP_METRIC} (%) of each group's ads")
     axes.legend()
     figure.savefig(file, dpi=120)
-    plt.close(figure)

@@ -1,7 +1,6 @@
 """The comparison with other packages: its measuring, its choices, and its lexical rivals."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,9 @@ from scipy.sparse import random as random_matrix
 from support import csr_of, query_table, rows_of, text_table
 
 from benchmarks.peers import lexical, measuring
-from benchmarks.peers.corpus import Corpus
 from benchmarks.peers.measuring import Contest, judged
-from benchmarks.peers.rivals import Rival
-from benchmarks.peers.trees import pack
-from benchmarks.peers.workers import unpack
+from benchmarks.peers.rivals import Corpus, Rival
+from benchmarks.peers.workers import pack, unpack
 from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.method.metrics.ranking import ratio
 
@@ -146,22 +143,20 @@ def test_validation_chooses_and_what_is_kept_is_not_run_again(folder, tmp_path, 
         asked.append(arguments[-1])
         return function(*arguments)
 
-    monkeypatch.setattr(measuring, "in_forked_process", in_this_process)
+    monkeypatch.setattr(measuring, "in_own_process", in_this_process)
     monkeypatch.setattr(measuring, "STORE", tmp_path / "runs")
     rival = Rival(fit_constant, ({"ad": 2}, {"ad": 1}, {"ad": 2}))
     contest = Contest("toy", rival, folder, 60.0, 1)
-    assert not replace(contest, budget=0.0).is_kept(0)
-    assert not asked
     run = contest.run(seed=5)
     assert contest.settings() == {"ad": 1}
     assert run.value("P@1") == pytest.approx(1 / 3)
     assert asked == [("validation",)] * 2 + [("validation", "test")]  # equal settings are one try
     assert contest.run(seed=6).figures == run.figures
-    assert len(asked) == 3 and contest.is_kept(0)
+    assert len(asked) == 3
 
 
 def test_the_search_ends_with_its_budget(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(measuring, "in_forked_process", lambda function, *of: function(*of))
+    monkeypatch.setattr(measuring, "in_own_process", lambda function, *of: function(*of))
     monkeypatch.setattr(measuring, "STORE", tmp_path / "runs")
     rival = Rival(fit_constant, ({"ad": 2}, {"ad": 1}))
     assert Contest("toy", rival, folder, 0.0, 1).settings() == {"ad": 2}

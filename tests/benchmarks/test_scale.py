@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from benchmarks.scale.fitting import as_toml, fit
+from benchmarks.scale.__main__ import as_toml, fit
 
 
 def test_fitted_costs_give_the_seconds_back() -> None:

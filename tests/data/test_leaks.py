@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 
 from ramen_ray.data.engine import engine
-from ramen_ray.data.leaks import REVERSED, find_answers, find_leaks, texts_of
+from ramen_ray.data.leaks import REVERSED, find_answers, find_leaks, folded, texts_of
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.store.schemas import NODE_TABLES
 
@@ -70,14 +70,14 @@ def test_leaks_are_those_of_plain_loops(
         assert sorted(connection.table("answers").fetchall()) == sorted(answers)
         for side, texts in (("query", train), ("ad", [_plain(text) for text in ads])):
             nodes, others = texts_of(dataset, NODE_TABLES[side]), texts_of(dataset, "anchors/mine")
-            find_leaks(connection, f"of_{side}", nodes, others)
+            find_leaks(connection, f"of_{side}", folded(nodes), folded(others))
             assert sorted(connection.table(f"of_{side}").fetchall()) == [
                 (node, anchor)
                 for node, text in enumerate(texts)
                 for anchor, other in enumerate(anchors)
                 if (text, _plain(other)) in both
             ]
-        queries_and_ads = [texts_of(dataset, table) for table in NODE_TABLES.values()]
+        queries_and_ads = [folded(texts_of(dataset, table)) for table in NODE_TABLES.values()]
         find_leaks(connection, "of_clicks", *queries_and_ads, REVERSED)
         assert sorted(connection.table("of_clicks").fetchall()) == [
             (query, ad)
@@ -94,5 +94,5 @@ def test_tables_may_have_nulls(tmp_path: Path) -> None:
     with engine(tmp_path) as connection:
         find_answers(connection, dataset)
         nodes = "SELECT * FROM (VALUES (1, 'SILK'), (NULL, 'silk'), (3, NULL)) of_nodes(id, text)"
-        find_leaks(connection, "leaks", nodes, "SELECT 5 AS id, 'Hat' AS text")
+        find_leaks(connection, "leaks", folded(nodes), "SELECT 5 AS id, 'hat' AS folded")
         assert set(connection.table("leaks").fetchall()) == {(1, 5), (None, 5)}

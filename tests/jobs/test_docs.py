@@ -54,21 +54,23 @@ def _run(language: str, block: str, folder: Path, environment: Mapping[str, str]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_bring_your_own_data(project: Path, environment: dict[str, str]) -> None:
-    printed = "".join(_run(*block, project, environment) for block in _blocks("your_own_data.md"))
-    assert "wrote mine to" in printed
+def test_first_hour_and_own_tables(project: Path, environment: dict[str, str]) -> None:
+    blocks = _blocks("tutorials/first_hour.md") + _blocks("how_to/own_tables.md")
+    printed = "".join(_run(*block, project, environment) for block in blocks)
+    outputs = project / "outputs"
+    assert "wrote shop to" in printed
     assert "errors: 0" in printed
-    assert (project / "outputs" / "descriptions" / "mine.html").exists()
-    assert {path.stem for path in (project / "mine" / "anchors").iterdir()} == {
+    assert (outputs / "descriptions" / "shop.html").exists()
+    assert {path.stem for path in (outputs / "shop" / "anchors").iterdir()} == {
+        "category",
         "co_click",
         "co_session",
-        "links",
         "similar",
     }
-    assert (project / "predictions.parquet").exists()
-    assert "| in_batch-ramen-only-links " in printed
-    for dataset in ("mine", "shop", "mine-again", "mine-novel"):
-        assert (project / dataset / "dataset.json").exists()
+    assert (project / "predictions.html").exists()
+    assert "| in_batch-ramen-only-category " in printed
+    for name in ("shop-by-time", "shop-as-given", "shop-again"):
+        assert (outputs / name / "dataset.json").exists()
 
 
 @pytest.mark.slow
@@ -76,7 +78,7 @@ def test_bring_your_own_data(project: Path, environment: dict[str, str]) -> None
 def test_from_sweep_to_service(project: Path, environment: dict[str, str]) -> None:
     printed = ""
     with ExitStack() as servers:
-        for language, block in _blocks("sweep_to_service.md"):
+        for language, block in _blocks("tutorials/sweep_to_service.md"):
             if not any(server in block for server in SERVERS):
                 printed += _run(language, block, project, environment)
                 continue

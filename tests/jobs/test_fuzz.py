@@ -13,7 +13,7 @@ from jobs import train, validate
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
 
-QUICK, THOROUGH = 25, 500
+QUICK, THOROUGH = 12, 500
 NAMES = ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet", "a.csv.gz"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

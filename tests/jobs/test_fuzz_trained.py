@@ -26,7 +26,7 @@ from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 
-QUICK, THOROUGH = 25, 250
+QUICK, THOROUGH = 12, 250
 SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 ODD = ["\u200b", "\u202e", "\ufeff", "a\0b", "é", "e\u0301", "robin", "ROBIN", "  heron ", "[SEP]"]
 TEXT = st.sampled_from(ODD) | st.text(st.characters(codec="utf-8"), max_size=12)

@@ -3,7 +3,6 @@
 import json
 import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import errors_in, prepare_in_process
+from conftest import Refused, RunHere
+from support import errors_in, prepare_in_process, run_config_of
 
 from jobs import graph
-from ramen_ray.command_line import parse_run_config, run_job
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
@@ -55,9 +54,11 @@ def _log(dataset: Dataset) -> pd.DataFrame:
     )
 
 
-def _run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    monkeypatch.setattr(sys, "argv", ["graph.py", *map(str, arguments)])
-    return run_job(graph.main)
+def _made(run_here: RunHere, *arguments: object) -> list[str]:
+    """Run the job, which succeeds; returns the lines that it prints."""
+    code, said = run_here(graph, *arguments)
+    assert code == 0, said
+    return said.splitlines()
 
 
 def _tables(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -69,13 +70,11 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     path: Path,
     encoder_path: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_here: RunHere,
 ) -> None:
     log = _log(Dataset(path))
     log.to_csv(tmp_path / "log.csv", index=False)
-    assert _run(monkeypatch, "co-session", path, "--sessions", tmp_path / "log.csv") == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = _made(run_here, "co-session", path, "--sessions", tmp_path / "log.csv")
     counts = {line[14:]: int(line[:12].replace(",", "")) for line in printed if line[12:14] == "  "}
     assert counts["sessions"] == 81
     assert counts["sessions cut"] == 1
@@ -85,11 +84,11 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     assert counts["clicks on unknown ads"] == 80
     command, hint = printed[-2:]
     flags = shlex.split(command.split("jobs/train.py")[1])
-    graph = parse_run_config("train", flags).regularization
+    graph = run_config_of(flags).regularization
     assert graph.adaptive and not graph.lambda_x
     assert graph.lambda_z["co_click"] == graph.adaptive_max
     assert hint.startswith("co_session stays out")
-    tried = parse_run_config("train", [*flags, *hint.split("try it: ")[1].split()])
+    tried = run_config_of([*flags, *hint.split("try it: ")[1].split()])
     assert tried.regularization.lambda_x == {"co_session": 0.3}
     dataset = Dataset(path)
     assert errors_in(dataset) == []
@@ -103,9 +102,7 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     log.astype({"time": str}).to_parquet(tmp_path / "log.parquet", row_group_size=1000)
     made = _tables(path)
     for source in ("log.csv", "log.parquet"):
-        assert (
-            _run(monkeypatch, "co-session", path, "--sessions", tmp_path / source, "--replace") == 0
-        )
+        _made(run_here, "co-session", path, "--sessions", tmp_path / source, "--replace")
         assert _tables(path) == made
 
     assert _share_of_loss_left(path, ["co_session", "co_click"], encoder_path, tmp_path) < 0.7
@@ -128,7 +125,7 @@ def _share_of_loss_left(
 
 
 def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
     log = _log(Dataset(path))
     numbers = {text: row for row, text in enumerate(Dataset(path).read("ads")["text"].to_pylist())}
@@ -136,9 +133,9 @@ def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(
     for name, rows in (("old", by_number), ("new", log.assign(ad_id=""))):
         rows.to_csv(tmp_path / f"{name}.csv", index=False)
     sessions = ["co-session", path, "--sessions"]
-    assert _run(monkeypatch, *sessions, tmp_path / "old.csv") == 0
+    _made(run_here, *sessions, tmp_path / "old.csv")
     assert {"co_click", "co_session"} < set(Dataset(path).anchor_sets)
-    assert _run(monkeypatch, *sessions, tmp_path / "new.csv", "--replace") == 0
+    _made(run_here, *sessions, tmp_path / "new.csv", "--replace")
     dataset = Dataset(path)
     assert "co_click" not in dataset.anchor_sets
     assert list(dataset.metadata["anchor_sets"]) == ["co_session"]
@@ -147,31 +144,26 @@ def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(
 
 
 def test_training_learns_from_similar_texts(
-    path: Path, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, encoder_path: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
-    assert _run(monkeypatch, "similar", path, "--top-k", "3") == 0
+    _made(run_here, "similar", path, "--top-k", 3)
     assert _share_of_loss_left(path, ["similar"], encoder_path, tmp_path) < 0.7
 
 
 def test_edges_of_the_users_own(
-    path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    path: Path, tmp_path: Path, run_here: RunHere, refused: Refused
 ) -> None:
     (tmp_path / "links.csv").write_text("query,anchor\n0,a bird\n1,a ship\n")
     command = ["edges", path, "--name", "mine", "--query-edges", tmp_path / "links.csv"]
-    assert _run(monkeypatch, *command) == 0
-    printed = capsys.readouterr().out
-    assert "           2  edges/mine/query\n" in printed
-    assert printed.splitlines()[-2:] == [
+    printed = _made(run_here, *command)
+    assert "           2  edges/mine/query" in printed
+    assert printed[-2:] == [
         f"added to {path}; train with it: python jobs/train.py --dataset {path}",
         "mine stays out, as on this side a graph gains little; try it: "
         "--regularization.lambda-x.mine 0.3",
     ]
-    assert _run(monkeypatch, *command) == 2
-    assert "already; give another name, or set replace" in capsys.readouterr().err
-    assert _run(monkeypatch, *command, "--replace") == 0
+    assert "already; give another name, or set replace" in refused(graph, *command)
+    _made(run_here, *command, "--replace")
 
 
 @pytest.mark.parametrize(
@@ -192,14 +184,14 @@ def test_a_log_without_edges_is_one_clear_error(
     message: str,
     path: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_here: RunHere,
 ) -> None:
     log = tmp_path / "log.csv"
     log.write_text(content)
     before = json.loads((path / "dataset.json").read_text())
-    assert _run(monkeypatch, "co-session", path, "--sessions", log) == 2
-    assert message in capsys.readouterr().err
+    code, said = run_here(graph, "co-session", path, "--sessions", log)
+    assert code == 2
+    assert message in said
     assert json.loads((path / "dataset.json").read_text()) == before
     assert not list(path.rglob(".*"))
 
@@ -209,8 +201,7 @@ def test_a_dataset_with_errors_gets_no_graph(
     command: str,
     path: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_here: RunHere,
 ) -> None:
     ads = Dataset(path).read("ads").to_pylist()
     ads[3]["text"] = " "
@@ -220,8 +211,9 @@ def test_a_dataset_with_errors_gets_no_graph(
         "edges": ["--name", "mine", "--query-edges", tmp_path / "log.csv"],
         "similar": [],
     }
-    assert _run(monkeypatch, command, path, *flags[command]) == 2
-    assert "ads.parquet, row 3, column 'text': empty text" in capsys.readouterr().err
+    code, said = run_here(graph, command, path, *flags[command])
+    assert code == 2
+    assert "ads.parquet, row 3, column 'text': empty text" in said
     assert not list(path.rglob(".*"))
 
 
@@ -230,8 +222,7 @@ def test_a_column_of_lists_is_one_clear_error(
     command: str,
     path: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     columns = {
         "session_id": ["s1"],
@@ -244,5 +235,4 @@ def test_a_column_of_lists_is_one_clear_error(
         "co-session": ["--sessions", tmp_path / "log.parquet"],
         "edges": ["--name", "mine", "--query-edges", tmp_path / "log.parquet"],
     }
-    assert _run(monkeypatch, command, path, *flags[command]) == 2
-    assert "log.parquet, column 'query': list<" in capsys.readouterr().err
+    assert "log.parquet, column 'query': list<" in refused(graph, command, path, *flags[command])

@@ -14,13 +14,12 @@ import mlflow
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Head, RunHere, free_port
+from conftest import Head, Refused, RunHere, free_port
 from mlflow.tracking import MlflowClient
 from ray.job_submission import JobStatus, JobSubmissionClient
 from support import PATIENCE_S, ROOT, answers, running, wait_until
 
 from jobs import train
-from ramen_ray.command_line import run_job
 from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.presets import tiny
@@ -182,18 +181,13 @@ def test_bad_input_is_one_clear_line(
     arguments: list[str],
     message: str,
     tmp_path: Path,
+    refused: Refused,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    if arguments[0] == "tiny" and "--output" not in arguments:
+    if "--output" not in arguments:
         arguments = [*arguments, "--output", str(tmp_path / "outputs")]
-    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
     monkeypatch.setattr(train, "start_ray", lambda **_: None)  # none of these needs it
-    assert run_job(train.main) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("error: ")
-    assert printed.count("\n") == 1
-    assert message in printed
+    assert message in refused(train, *arguments)
     assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("checkpoint*"))
 
 
@@ -227,12 +221,11 @@ def test_a_bad_row_is_reported_without_a_traceback(
 
 
 def test_print_config_shows_every_setting_and_trains_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, run_here: RunHere
 ) -> None:
     output = tmp_path / "outputs"
-    arguments = ["tiny", "--print-config", "--seed", "7", "--output", str(output)]
-    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-    assert run_job(train.main) == 0
+    code, said = run_here(train, "tiny", "--print-config", "--seed", 7, "--output", output)
+    assert code == 0, said
     config = overlay(tiny(), {"seed": 7, "output": str(output)})
-    assert json.loads(capsys.readouterr().out) == config.model_dump(mode="json")
+    assert json.loads(said) == config.model_dump(mode="json")
     assert not output.exists()

@@ -2,7 +2,6 @@
 
 import base64
 import re
-import sys
 from collections import Counter
 from fractions import Fraction
 from html.parser import HTMLParser
@@ -13,6 +12,7 @@ from xml.etree import ElementTree
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import Refused, RunHere
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlflow.tracking import MlflowClient
@@ -21,7 +21,6 @@ from transformers import AutoTokenizer
 
 from jobs import describe as job
 from jobs import validate as validating
-from ramen_ray.command_line import run_job
 from ramen_ray.data.describe.content import Description
 from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.describe.figures import sample_ids
@@ -193,12 +192,6 @@ def description(dataset_path: Path, encoder_path: Path) -> Description:
     return describe(Dataset(dataset_path), str(encoder_path), MAX_LENGTH)
 
 
-def _run_job(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(sys, "argv", ["describe.py", *arguments])
-    return run_job(job.main)
-
-
 def _counted(description: Description) -> dict[str, float]:
     """All metrics but those of the graphs' signals, which have a test of their own."""
     metrics = description.metrics
@@ -332,22 +325,18 @@ def test_texts_are_shown_as_they_are(encoder_path: Path, tmp_path: Path) -> None
 
 
 def test_a_terminal_shows_control_characters_and_does_not_act_on_them(
-    encoder_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    encoder_path: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
     text = "\x1b[2J\x1b]0;title\x07 caf\u00e9 \u202egnp.exe \x9b31m \u97b4"
     queries = query_table([text], [[0]])
     tables = {f"queries/{split}": queries for split in SPLITS} | {"ads": text_table("ad_id", ["x"])}
     path = write_dataset(tmp_path / "hostile", tables, name="hostile").path
     pq.write_table(pa.table({"a": [1]}), path / "\x1b[31mred.parquet")
-    flags = ["--encoder", str(encoder_path), "--output", str(tmp_path / "o")]
-    assert _run_job(monkeypatch, str(path), *flags) == 0
-    monkeypatch.setattr(sys, "argv", ["validate.py", str(path)])
-    assert run_job(validating.main) == 0
-    assert _run_job(monkeypatch, str(tmp_path / "no\x1bwhere")) == 2
-    printed = "".join(capsys.readouterr())
+    flags = ["--encoder", encoder_path, "--output", tmp_path / "o"]
+    calls = (job, path, *flags), (validating, path), (job, tmp_path / "no\x1bwhere")
+    codes, said = zip(*(run_here(*call) for call in calls), strict=True)
+    assert codes == (0, 0, 2)
+    printed = "".join(said)
     assert not set("\x1b\x07\x9b\u202e") & set(printed)
     assert "\\x1b[2J\\x1b]0;title\\x07 caf\u00e9 \\u202egnp.exe" in printed
     assert "\u97b4" in printed
@@ -389,13 +378,12 @@ def test_the_job_prints_writes_and_logs(
     encoder_path: Path,
     description: Description,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_here: RunHere,
 ) -> None:
     output = tmp_path / "outputs"
-    flags = ["--encoder", str(encoder_path), "--max-length", str(MAX_LENGTH), "--mlflow"]
-    assert _run_job(monkeypatch, str(dataset_path), *flags, "--output", str(output)) == 0
-    printed = capsys.readouterr().out
+    flags = ["--encoder", encoder_path, "--max-length", MAX_LENGTH, "--mlflow"]
+    code, printed = run_here(job, dataset_path, *flags, "--output", output)
+    assert code == 0, printed
     page = output / "descriptions" / "handmade.html"
     assert f"page:    {page}" in printed
     assert "ads without a train click" in printed
@@ -413,16 +401,20 @@ def test_the_job_prints_writes_and_logs(
 
 
 def test_without_mlflow_only_the_page_is_written(
-    dataset_path: Path, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset_path: Path,
+    encoder_path: Path,
+    tmp_path: Path,
+    run_here: RunHere,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = ["--encoder", str(encoder_path), "--page", "mine.html"]
-    assert _run_job(monkeypatch, str(dataset_path), *flags) == 0
+    code, said = run_here(job, dataset_path, "--encoder", encoder_path, "--page", "mine.html")
+    assert code == 0, said
     assert [path.name for path in tmp_path.iterdir()] == ["mine.html"]
 
 
 def test_all_errors_are_in_one_message_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, run_here: RunHere
 ) -> None:
     queries = query_table(["robin"], [[0]])
     tables = {
@@ -431,10 +423,11 @@ def test_all_errors_are_in_one_message_and_nothing_is_written(
         "ads": text_table("ad_id", ["x"]),
         "edges/links/ad": node_edges("ad_id", [[0]]),
     }
-    dataset = str(write_dataset(tmp_path / "broken", tables, name="broken").path)
-    assert _run_job(monkeypatch, dataset, "--output", str(tmp_path / "o")) == 2
+    dataset = write_dataset(tmp_path / "broken", tables, name="broken").path
+    code, said = run_here(job, dataset, "--output", tmp_path / "o")
+    assert code == 2
     assert [path.name for path in tmp_path.iterdir()] == ["broken"]
-    first, *errors = capsys.readouterr().err.splitlines()
+    first, *errors = said.splitlines()
     assert first == f"error: the dataset directory {dataset} is not usable:"
     assert [error.split(":")[0] for error in errors] == [
         "  - edges/links",
@@ -451,26 +444,15 @@ def test_all_errors_are_in_one_message_and_nothing_is_written(
     ],
 )
 def test_bad_flags_are_one_clear_line(
-    flags: list[str],
-    message: str,
-    dataset_path: Path,
-    encoder_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    flags: list[str], message: str, dataset_path: Path, encoder_path: Path, refused: Refused
 ) -> None:
-    encoder = [] if "--encoder" in flags else ["--encoder", str(encoder_path)]
-    assert _run_job(monkeypatch, str(dataset_path), *encoder, *flags) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("error: ")
-    assert printed.count("\n") == 1
-    assert message in printed
+    encoder = [] if "--encoder" in flags else ["--encoder", encoder_path]
+    assert message in refused(job, dataset_path, *encoder, *flags)
 
 
-def test_a_missing_dataset_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _run_job(monkeypatch, str(tmp_path / "none"), "--output", str(tmp_path / "o")) == 2
-    assert capsys.readouterr().err == f"error: there is no dataset directory at {tmp_path}/none\n"
+def test_a_missing_dataset_is_named(tmp_path: Path, refused: Refused) -> None:
+    said = refused(job, tmp_path / "none", "--output", tmp_path / "o")
+    assert said == f"error: there is no dataset directory at {tmp_path}/none"
     assert not list(tmp_path.iterdir())
 
 

@@ -7,7 +7,6 @@ from ramen_ray.data.checks.tables import TableRule, warning
 from ramen_ray.data.engine import count, name_literal
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.leaks import (
-    BOTH_WAYS,
     OTHER_END,
     REVERSED,
     create_answers,
@@ -29,65 +28,49 @@ def find_answers(tables: Tables) -> None:
 def edge_leaks(tables: Tables, table: str) -> list[Finding]:
     """Warn about edges of ``edges/<set>/<side>`` that join a held-out query to its answer.
 
-    Args:
-        tables: those in the engine; :func:`find_answers` was called.
-        table: the edges, at train queries or ads.
+    Call :func:`find_answers` before.
     """
     _, anchor_set, side = table.split("/")
-    nodes, anchors = _candidates(NODE_TABLES[side]), _candidates(f"anchors/{anchor_set}")
-    find_leaks(tables.connection, "leaks", nodes, anchors, BOTH_WAYS)
-    rule = warning(
-        table,
-        "anchor_id",
-        "edge that joins a held-out query to its answer",
+    nodes, anchors = _folded(NODE_TABLES[side]), _folded(f"anchors/{anchor_set}")
+    find_leaks(tables.connection, "leaks", nodes, anchors)
+    message = "edge that joins a held-out query to its answer"
+    advice = (
         "training sees the answer in the graph; leave these edges out (jobs/graph.py edges does),"
-        " or call the figures as published",
-        _found_edges(table),
+        " or call the figures as published"
     )
-    return _broken(tables, rule)
+    return _broken(tables, _edge_rule(table, message, advice))
 
 
 def edge_repeats(tables: Tables, table: str) -> list[Finding]:
     """Warn about edges of ``edges/<set>/<side>`` that repeat train clicks, if they are many."""
     _, anchor_set, side = table.split("/")
-    others, anchors = (
-        f"SELECT {schema_of(name).names[0]} AS id, folded FROM {name_literal(name)}"
-        for name in (NODE_TABLES[OTHER_END[side]], f"anchors/{anchor_set}")
-    )
+    others, anchors = _folded(NODE_TABLES[OTHER_END[side]]), _folded(f"anchors/{anchor_set}")
     clicks = f"SELECT query_id, ad_ids FROM {name_literal(TRAIN)}"
     find_repeats(tables.connection, "leaks", side, clicks, others, anchors)
-    rule = warning(
-        table,
-        "anchor_id",
-        "edge that repeats a train click",
+    message = "edge that repeats a train click"
+    advice = (
         "the graph says again what training sees, and may get a weight for that alone; compare it"
-        " with a graph without these edges (jobs/graph.py edges --protocol unclicked)",
-        _found_edges(table),
+        " with a graph without these edges (jobs/graph.py edges --protocol unclicked)"
     )
-    repeats = count(tables.connection, f"SELECT count(*) FROM ({rule.sql})")
-    edges = count(tables.connection, f"SELECT count(*) FROM {name_literal(table)}")
-    if repeats < MANY_REPEATS * edges:
-        tables.drop("leaks")
-        return []
-    return _broken(tables, rule)
+    return _broken(tables, _edge_rule(table, message, advice), MANY_REPEATS)
 
 
-def _found_edges(table: str) -> str:
-    """Select ``row`` and ``value`` of the edges of ``edges/<set>/<side>`` that are in ``leaks``."""
+def _edge_rule(table: str, message: str, advice: str) -> TableRule:
+    """Return the rule that edges of ``edges/<set>/<side>`` are not in ``leaks``."""
     _, anchor_set, side = table.split("/")
-    return f"""
+    found = f"""
         SELECT row, {{'{side}': one.text, 'anchor': other.text}} AS value
         FROM (SELECT rowid AS row, * FROM {name_literal(table)}) AS edge
         JOIN leaks ON node = edge.{side}_id AND anchor = edge.anchor_id
         JOIN {name_literal(NODE_TABLES[side])} AS one ON one.{side}_id = node
         JOIN {name_literal(f"anchors/{anchor_set}")} AS other ON other.anchor_id = anchor
         """
+    return warning(table, "anchor_id", message, advice, found)
 
 
 def click_leaks(tables: Tables) -> list[Finding]:
     """Warn about train clicks that are held-out clicks reversed; see :func:`edge_leaks`."""
-    ends = _candidates(TRAIN), _candidates("ads")
-    find_leaks(tables.connection, "leaks", *ends, REVERSED)
+    find_leaks(tables.connection, "leaks", _folded(TRAIN), _folded("ads"), REVERSED)
     tables.connection.execute(
         f"""
         CREATE VIEW clicks AS
@@ -108,16 +91,14 @@ def click_leaks(tables: Tables) -> list[Finding]:
     return _broken(tables, replace(rule, out_of="clicks"))
 
 
-def _broken(tables: Tables, rule: TableRule) -> list[Finding]:
-    """Return what breaks a rule on ``leaks``, and forget these."""
-    found = tables.broken(rule) if count(tables.connection, "SELECT count(*) FROM leaks") else []
+def _broken(tables: Tables, rule: TableRule, least: float = 0.0) -> list[Finding]:
+    """Return what breaks a rule on ``leaks``, if it is a share of ``least``; forget these."""
+    are_any = count(tables.connection, "SELECT count(*) FROM leaks")
+    found = tables.broken(rule, least) if are_any else []
     tables.drop("leaks")
     return found
 
 
-def _candidates(table: str) -> str:
-    """Select ``id`` and ``text`` of the rows whose folded text is in an answer."""
-    return f"""
-        SELECT {schema_of(table).names[0]} AS id, text FROM {name_literal(table)}
-        WHERE folded IN (SELECT query FROM answers UNION SELECT ad FROM answers)
-        """
+def _folded(table: str) -> str:
+    """Select ``id`` and ``folded`` of all rows."""
+    return f"SELECT {schema_of(table).names[0]} AS id, folded FROM {name_literal(table)}"

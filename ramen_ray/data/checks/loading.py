@@ -1,12 +1,12 @@
 """A dataset's tables, read once: their rows are checked as they pass into the engine."""
 
-from collections.abc import Iterator
+from collections import deque
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
-from ramen_ray.data.checks.reading import RowBatch, UnreadableFileError, read_batches
+from ramen_ray.data.checks.reading import RowBatch, read_batches
 from ramen_ray.data.checks.rows import RowChecks, Severities
 from ramen_ray.data.checks.tables import TableRule
 from ramen_ray.data.engine import count, name_literal, run
@@ -53,19 +53,12 @@ class Tables:
         checks = RowChecks(table, columns, self._num_rows, self._severities)
         damage: list[Finding] = []
         fields = self._fields(table, columns)
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            try:
-                for batch in checks.apply(read_batches(self._dataset, table)):
-                    yield _columns(batch, fields)
-            except UnreadableFileError as error:  # the engine would change it
-                damage.append(error.finding)
-
+        batches = checks.apply(read_batches(self._dataset, table, damage))
         if not fields.names:
-            for _ in batches():
-                pass
+            deque(batches, maxlen=0)
             return damage or checks.findings()
-        source = pa.RecordBatchReader.from_batches(fields, batches())
+        rows = (_columns(batch, fields) for batch in batches)
+        source = pa.RecordBatchReader.from_batches(fields, rows)
         self.connection.register("source", source)
         loading = f"CREATE TABLE {name_literal(table)} AS SELECT * FROM source"
         run(self.connection, f"reading {table}", loading)
@@ -83,8 +76,8 @@ class Tables:
         self.connection.execute(f"DROP TABLE {name_literal(table)}")
         self.columns.pop(table, None)
 
-    def broken(self, rule: TableRule) -> list[Finding]:
-        """Return what breaks a rule: one finding, or none."""
+    def broken(self, rule: TableRule, least: float = 0.0) -> list[Finding]:
+        """Return what breaks a rule: one finding, or none if fewer than the share ``least`` do."""
         kind = rule.kind
         if kind.severity not in self._severities:
             return []
@@ -94,18 +87,17 @@ class Tables:
             ORDER BY ALL LIMIT {MAX_EXAMPLES}
             """
         run(self.connection, f"looking in {rule.table} for a {kind.message}", looking)
+        found = self.connection.fetchall()
+        whole = name_literal(rule.out_of or rule.table)
+        num_rows = count(self.connection, f"SELECT count(*) FROM {whole}") if found else 0
+        if not found or found[0][2] < least * num_rows:
+            return []
         tally = Tally(kind)
-        for row, value, number in self.connection.fetchall():
+        for row, value, _ in found:
             file, row_of_file = self._place(rule.table, row)
             tally.add(file, [row_of_file], [value])
-            total = number
-        if not tally.count:
-            return []
-        tally.count = total
-        whole = name_literal(rule.out_of or rule.table)
-        is_warning = kind.severity == "warning"
-        rows = count(self.connection, f"SELECT count(*) FROM {whole}") if is_warning else None
-        return [tally.share(rows)]
+        tally.count = found[0][2]
+        return [tally.share(num_rows if kind.severity == "warning" else None)]
 
     def _place(self, table: str, row: int) -> tuple[Path, int]:
         """Return the file that has a row of the table, and the row's number there."""

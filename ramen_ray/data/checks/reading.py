@@ -17,26 +17,12 @@ from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.store.texts import not_utf8
 
 ROWS_PER_BATCH = 65_536
-READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
-
-
-class UnreadableFileError(DatasetError):
-    """A parquet file of a dataset directory is damaged; ``finding`` says which."""
-
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(str(finding))
-        self.finding = finding
+READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, DatasetError)
 
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Some rows of a file.
-
-    Attributes:
-        file: the parquet file, relative to the dataset directory.
-        first_row: the number of the first row within the file, from 0.
-        rows: the rows.
-    """
+    """Rows of a file, relative to the dataset directory, from its row ``first_row`` (0..) on."""
 
     file: Path
     first_row: int
@@ -56,11 +42,10 @@ class RowBatch:
         return pc.if_else(pa.array(broken), pa.scalar(None, pa.string()), self.rows[column])
 
 
-def read_batches(dataset: Dataset, table: str) -> Iterator[RowBatch]:
+def read_batches(dataset: Dataset, table: str, damage: list[Finding]) -> Iterator[RowBatch]:
     """Stream the columns of a table that the format defines, file by file.
 
-    Raises:
-        UnreadableFileError: a file is not parquet, or damaged.
+    A file that is not parquet, or damaged, ends it, and is added to ``damage``.
     """
     columns = dataset.schema(table).names
     for path in dataset.files(table):
@@ -72,11 +57,11 @@ def read_batches(dataset: Dataset, table: str) -> Iterator[RowBatch]:
                     yield RowBatch(file, row, rows.select(columns))
                     row += len(rows)
                 expected = parquet.metadata.num_rows
-        except (*READ_ERRORS, DatasetError) as error:
-            raise UnreadableFileError(unreadable(file, error)) from error
-        if row != expected:
-            why = "its number of rows differs from its footer"
-            raise UnreadableFileError(unreadable(file, why))
+            if row != expected:
+                raise DatasetError("its number of rows differs from its footer")
+        except READ_ERRORS as error:  # the engine would change it
+            damage.append(unreadable(file, error))
+            return
 
 
 def unreadable(file: str | Path, why: object) -> Finding:

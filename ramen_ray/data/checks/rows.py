@@ -20,6 +20,7 @@ Find = Callable[[RowBatch], Hits]
 Severities = tuple[Severity, ...]
 
 TEXTS = ("text", "source_id", "name", "of")
+WEIGHTS = ("weight", "weights")
 _INVISIBLE = r"^[\s\pZ\p{Cf}]*\p{Cf}[\s\pZ\p{Cf}]*$"  # zero-width and other formatting characters
 _DAMAGE = (
     r"\x{FFFD}|\x{FEFF}"  # replacement character, byte order mark
@@ -39,8 +40,7 @@ class RowRule:
 class RowChecks:
     """Applies the rules of one table to its batches as they pass.
 
-    Attributes:
-        ascends: whether every row's key, an id or the ids of an edge, was above the one before.
+    ``ascends`` says whether every row's key, of one id or two, was above the one before.
     """
 
     def __init__(
@@ -90,23 +90,22 @@ class RowChecks:
 def row_rules(table: str, columns: list[str], num_rows: dict[str, int]) -> list[RowRule]:
     """List the rules for rows of ``table``, which has ``columns``; ids are below ``num_rows``."""
     own_id = columns[0] if table.split("/")[0] in ("queries", "ads", "anchors") else None
+    filters = [name for name in columns if name.startswith(FILTER)]
     rules = [
         _error(name, "no value", "give every row one, or leave the row out", _nulls(name))
         for name in columns
-        if name not in MAY_BE_NULL and not name.startswith(FILTER)
+        if name not in (*MAY_BE_NULL, *filters)
     ]
-    for column, limit in id_limits(table, num_rows).items():
-        if column in columns:
-            is_own = column == own_id
-            advice = (
-                "number the rows from 0 without gaps" if is_own else "drop it, or add what it names"
-            )
-            outside = f"id outside 0..{limit - 1}"
-            rules.append(_error(column, outside, advice, _outside(column, limit)))
+    for name, limit in id_limits(table, num_rows).items():
+        advice = "drop it, or add what it names"
+        if name == own_id:
+            advice = "number the rows from 0 without gaps"
+        if name in columns:
+            rules.append(_error(name, f"id outside 0..{limit - 1}", advice, _outside(name, limit)))
     rules += [
         _error(name, "bytes that are not UTF-8", "convert the source", _broken(name))
         for name in columns
-        if name in TEXTS or name.startswith(FILTER)
+        if name in (*TEXTS, *filters)
     ]
     if table.startswith("queries/"):
         rules.append(_UNCLICKED if table == TRAIN else _UNANSWERED)
@@ -135,28 +134,25 @@ def id_limits(table: str, num_rows: dict[str, int]) -> dict[str, int]:
     return {column: num_rows[name] for column, name in numbered.items() if num_rows.get(name)}
 
 
+def _entries(values: pa.Array) -> tuple[Int64s, pa.Array]:
+    """Return values, or those in lists (n,), and the row of each."""
+    if pa.types.is_list(values.type):
+        return list_entries(values)
+    return np.arange(len(values)), values
+
+
 def _nulls(column: str) -> Find:
     def find(batch: RowBatch) -> Hits:
         values = batch.rows[column]
-        found = positions(values.is_null())
-        if pa.types.is_list(values.type):
-            parents, entries = list_entries(values)
-            found = np.union1d(found, parents[positions(entries.is_null())])
+        parents, entries = _entries(values)
+        found = np.union1d(positions(values.is_null()), parents[positions(entries.is_null())])
         return found, values.take(pa.array(found))
 
     return find
 
 
 def _outside(column: str, limit: int) -> Find:
-    def find(batch: RowBatch) -> Hits:
-        values = batch.rows[column]
-        parents = np.arange(len(values))
-        if pa.types.is_list(values.type):
-            parents, values = list_entries(values)
-        found = positions(pc.or_(pc.less(values, 0), pc.greater_equal(values, limit)))
-        return parents[found], values.take(pa.array(found))
-
-    return find
+    return _matching(column, lambda ids: pc.or_(pc.less(ids, 0), pc.greater_equal(ids, limit)))
 
 
 def _broken(column: str) -> Find:
@@ -168,12 +164,13 @@ def _broken(column: str) -> Find:
 
 
 def _matching(column: str, is_bad: Callable[[pa.Array], pa.Array]) -> Find:
-    """Find values that are bad in themselves."""
+    """Find values, or those in lists, that are bad in themselves."""
 
     def find(batch: RowBatch) -> Hits:
-        values = batch.texts(column) if column in batch.not_utf8 else batch.rows[column]
+        is_text = column in batch.not_utf8
+        parents, values = _entries(batch.texts(column) if is_text else batch.rows[column])
         found = positions(is_bad(values))
-        return found, values.take(pa.array(found))
+        return parents[found], values.take(pa.array(found))
 
     return find
 
@@ -200,12 +197,6 @@ def _ads_twice(batch: RowBatch) -> Hits:
     return parents[found], pa.array(ad_ids[found])
 
 
-def _bad_click_weights(batch: RowBatch) -> Hits:
-    parents, weights = list_entries(batch.rows["weights"])
-    found = positions(_is_not_positive(weights))
-    return parents[found], weights.take(pa.array(found))
-
-
 def _unpaired_click_weights(batch: RowBatch) -> Hits:
     counts = pc.list_value_length(batch.rows["weights"])
     found = positions(pc.not_equal(counts, pc.list_value_length(batch.rows["ad_ids"])))
@@ -223,8 +214,7 @@ _UNCLICKED = _warning(
 _RULES = [
     _error("text", "empty text", "give it a text, or leave it out", _matching("text", _is_blank)),
     _error("ad_ids", "one ad twice", "name each ad once", _ads_twice),
-    _error("weight", *_NOT_POSITIVE, _matching("weight", _is_not_positive)),
-    _error("weights", *_NOT_POSITIVE, _bad_click_weights),
+    *(_error(name, *_NOT_POSITIVE, _matching(name, _is_not_positive)) for name in WEIGHTS),
     _error(
         "weights",
         "other number of weights than of ad_ids",

@@ -1,5 +1,6 @@
 """Checks of tables from their parquet footers alone: present, of the right types, not empty."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -7,6 +8,7 @@ import pyarrow.parquet as pq
 
 from ramen_ray.data.checks.reading import unreadable
 from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.parquet_files import refused_columns
 from ramen_ray.data.store.schemas import (
@@ -32,12 +34,7 @@ _EMPTY_ADVICE = {
 
 @dataclass(frozen=True)
 class Structure:
-    """What the parquet footers show.
-
-    Attributes:
-        findings: what is wrong.
-        num_rows: row counts of the tables that can be read and have the right columns.
-    """
+    """What is wrong by the footers, and row counts of the tables with the right columns."""
 
     findings: list[Finding]
     num_rows: dict[str, int]
@@ -49,7 +46,7 @@ def read_tables(dataset: Dataset) -> list[str]:
     splits = [f"queries/{split}" for split in SPLITS]
     optional = [
         *(f"edges/{name}/{side}" for name in sets for side in sides),
-        *(f"filters/{split}" for split in (*SPLITS[1:], ZERO_SHOT)),
+        *(f"filters/{split}" for split in HELD_OUT),
         f"queries/{ZERO_SHOT}",
         "novel_ads",
     ]
@@ -72,23 +69,25 @@ def check_structure(dataset: Dataset) -> dict[str, int]:
 
 def inspect_structure(dataset: Dataset) -> Structure:
     """Read the footers of all tables and list what is wrong with tables, columns and counts."""
-    findings = _name_findings(dataset)
+    findings = [*_set_findings(dataset), *_name_findings(dataset)]
     num_rows: dict[str, int] = {}
+    stated = _stated_counts(dataset)
     wanted = dict.fromkeys([*read_tables(dataset), *dataset.tables])
     for table in filter(_is_known, wanted):
         if not dataset.has(table):
             message = f"there is no table {table!r}"
-            findings.append(_finding(f"{table}.parquet", message, "training needs it"))
+            findings.append(_error(f"{table}.parquet", message, "training needs it"))
             continue
-        found, count = _table_findings(dataset, table)
-        findings += found
-        if count is not None:
+        found, count = _read_footers(dataset, table)
+        if not found:
             num_rows[table] = count
-    return Structure(findings + _count_findings(dataset), num_rows)
+            found = [*_size_findings(table, count, stated.get(table, count))]
+        findings += found
+    return Structure([*findings, *_count_findings(dataset, stated)], num_rows)
 
 
-def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | None]:
-    """Check a table's footers; also returns its row count, or None if rows cannot be read."""
+def _read_footers(dataset: Dataset, table: str) -> tuple[list[Finding], int]:
+    """Return what is wrong with a table's columns, and its row count."""
     findings: list[Finding] = []
     schemas: dict[str, pa.Schema] = {}
     count = 0
@@ -104,30 +103,24 @@ def _table_findings(dataset: Dataset, table: str) -> tuple[list[Finding], int | 
     expected = pa.schema([*schema_of(table), *optional_fields(table, sorted(present))])
     for file, schema in schemas.items():
         findings += _column_findings(file, expected, schema)
-    if findings:
-        return findings, None
-    file = f"{table}.parquet"
-    if not count and not table.startswith(("filters/", "aliases/")):
-        advice = _EMPTY_ADVICE.get(table.split("/")[0], "it needs rows")
-        findings.append(_finding(file, f"table {table!r} is empty", advice))
-    stated = _stated_counts(dataset).get(table, count)
-    if stated != count:
-        findings.append(
-            _finding(
-                file,
-                f"it has {count} rows, but dataset.json says {stated}",
-                "a file was changed, truncated or lost: restore it, or correct dataset.json",
-            )
-        )
     return findings, count
 
 
-def _column_findings(file: str, expected: pa.Schema, found: pa.Schema) -> list[Finding]:
-    findings = []
+def _size_findings(table: str, count: int, stated: int) -> Iterator[Finding]:
+    file = f"{table}.parquet"
+    if not count and not table.startswith(("filters/", "aliases/")):
+        advice = _EMPTY_ADVICE.get(table.split("/")[0], "it needs rows")
+        yield _error(file, f"table {table!r} is empty", advice)
+    if stated != count:
+        message = f"it has {count} rows, but dataset.json says {stated}"
+        advice = "a file was changed, truncated or lost: restore it, or correct dataset.json"
+        yield _error(file, message, advice)
+
+
+def _column_findings(file: str, expected: pa.Schema, found: pa.Schema) -> Iterator[Finding]:
     for name, kind in refused_columns(found).items():
         message = f"the column is of the type {kind}, whose values may run code"
-        advice = "leave it out, or write it as plain values"
-        findings.append(Finding("error", file, message, advice, column=name))
+        yield _error(file, message, "leave it out, or write it as plain values", name)
     for field in expected:
         types = [column.type for column in found if column.name == field.name]
         if not types:
@@ -138,8 +131,7 @@ def _column_findings(file: str, expected: pa.Schema, found: pa.Schema) -> list[F
             message, advice = f"the column is {types[0]}, not {field.type}", "cast it"
         else:
             continue
-        findings.append(Finding("error", file, message, advice, column=field.name))
-    return findings
+        yield _error(file, message, advice, field.name)
 
 
 def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
@@ -148,51 +140,32 @@ def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
     return bool(found == expected)
 
 
-def _name_findings(dataset: Dataset) -> list[Finding]:
-    """Check that the names of tables fit together."""
+def _set_findings(dataset: Dataset) -> Iterator[Finding]:
+    """Check that anchor sets have anchors, edges, and names that can be used."""
     sets, tables = dataset.anchor_sets, dataset.tables
-    findings = [
-        _finding(
-            f"anchors/{name}.parquet",
-            f"anchor set: {fault}",
-            "rename its anchors and edges",
-        )
-        for name in sets
-        if (fault := naming_fault(name, dots=False))
-    ]
+    for name in sets:
+        if fault := naming_fault(name, dots=False):
+            file, message = f"anchors/{name}.parquet", f"anchor set: {fault}"
+            yield _error(file, message, "rename its anchors and edges")
     with_edges = {table.split("/")[1] for table in tables if table.startswith("edges/")}
-    findings += [
-        _finding(
-            f"edges/{name}",
-            f"the edges belong to no anchor set (there is no anchors/{name})",
-            "add the anchors, or remove the edges",
-        )
-        for name in sorted(with_edges - set(sets))
-    ]
-    findings += [
-        _finding(
-            f"anchors/{name}.parquet",
-            f"anchor set {name!r} has no edges (no edges/{name}/query or .../ad)",
-            "add edges, or remove the anchors",
-        )
-        for name in sets
-        if not any(dataset.has(f"edges/{name}/{side}") for side in ("query", "ad"))
-    ]
-    findings += [
-        _finding(f"{table}.parquet", f"it exists without {needed}", f"add {needed}")
-        for table, needed in _NEEDED_BY.items()
-        if dataset.has(table) and not dataset.has(needed)
-    ]
-    return findings + [
-        Finding(
-            "warning",
-            f"{table}.parquet",
-            f"the dataset directory has no table {table!r}; it is not read",
-            "check its name",
-        )
-        for table in tables
-        if not _is_known(table)
-    ]
+    for name in sorted(with_edges - set(sets)):
+        message = f"the edges belong to no anchor set (there is no anchors/{name})"
+        yield _error(f"edges/{name}", message, "add the anchors, or remove the edges")
+    for name in sets:
+        if not any(dataset.has(f"edges/{name}/{side}") for side in SIDES):
+            message = f"anchor set {name!r} has no edges (no edges/{name}/query or .../ad)"
+            yield _error(f"anchors/{name}.parquet", message, "add edges, or remove the anchors")
+
+
+def _name_findings(dataset: Dataset) -> Iterator[Finding]:
+    """Check that there are the tables that others need, and no unknown ones."""
+    for table, needed in _NEEDED_BY.items():
+        if dataset.has(table) and not dataset.has(needed):
+            yield _error(f"{table}.parquet", f"it exists without {needed}", f"add {needed}")
+    for table in dataset.tables:
+        if not _is_known(table):
+            message = f"the dataset directory has no table {table!r}; it is not read"
+            yield Finding("warning", f"{table}.parquet", message, "check its name")
 
 
 def _is_known(table: str) -> bool:
@@ -203,23 +176,17 @@ def _is_known(table: str) -> bool:
     return True
 
 
-def _count_findings(dataset: Dataset) -> list[Finding]:
+def _count_findings(dataset: Dataset, stated: Mapping[str, int]) -> Iterator[Finding]:
     """Check the row counts in dataset.json against the tables that exist."""
     file = "dataset.json"
-    counts = _stated_counts(dataset)
-    if dataset.metadata.get("num_rows", {}) != counts:
+    if dataset.metadata.get("num_rows", {}) != stated:
         message = "num_rows is not an object that gives each table's row count"
-        return [Finding("error", file, message, "correct it, or leave num_rows out")]
-    return [
-        Finding(
-            "warning",
-            file,
-            f"num_rows counts {count} rows of {table!r}, which does not exist",
-            "restore the table, or take it out of num_rows",
-        )
-        for table, count in counts.items()
-        if not dataset.has(table) and table not in read_tables(dataset)
-    ]
+        yield _error(file, message, "correct it, or leave num_rows out")
+        return
+    for table in sorted(stated.keys() - {*read_tables(dataset), *dataset.tables}):
+        message = f"num_rows counts {stated[table]} rows of {table!r}, which does not exist"
+        advice = "restore the table, or take it out of num_rows"
+        yield Finding("warning", file, message, advice)
 
 
 def _stated_counts(dataset: Dataset) -> dict[str, int]:
@@ -228,5 +195,5 @@ def _stated_counts(dataset: Dataset) -> dict[str, int]:
     return {table: count for table, count in counts if type(count) is int}
 
 
-def _finding(file: str, message: str, advice: str) -> Finding:
-    return Finding("error", file, message, advice)
+def _error(file: str, message: str, advice: str, column: str | None = None) -> Finding:
+    return Finding("error", file, message, advice, column=column)

@@ -28,7 +28,7 @@ from ramen_ray.data.describe.pairs import (
     words_in_common,
 )
 from ramen_ray.data.engine import count, engine, files_of, run
-from ramen_ray.data.leaks import find_answers, find_leaks, texts_of
+from ramen_ray.data.leaks import find_answers, find_leaks, folded, texts_of
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES
 
@@ -151,13 +151,13 @@ def _count_leaks(dataset: Dataset) -> dict[str, int]:
     with engine(Path(gettempdir())) as connection:
         find_answers(connection, dataset)
         for side, table in NODE_TABLES.items():
-            ends = f"SELECT * FROM ({texts_of(dataset, table)}) WHERE fold(text) IN ({in_answers})"
+            ends = f"FROM ({folded(texts_of(dataset, table))}) WHERE folded IN ({in_answers})"
             run(connection, f"reading {table}", f"CREATE TABLE ends AS {ends}")
             for name in dataset.anchor_sets:
                 edges = f"edges/{name}/{side}"
                 if dataset.has(edges):
-                    anchors = texts_of(dataset, f"anchors/{name}")
-                    find_leaks(connection, "leaks", "SELECT * FROM ends", anchors)
+                    anchors = folded(texts_of(dataset, f"anchors/{name}"))
+                    find_leaks(connection, "leaks", "FROM ends", anchors)
                     counts[name] += count(
                         connection,
                         f"""

@@ -6,20 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-import numpy as np
-
 MAX_CELL_BYTES = 1 << 24
 MAX_LINE_BYTES = 1 << 26
-MAX_NESTING = 100
-"""Lists and objects within each other in one line of JSON; Arrow's parser recurses."""
 MIN_STRANGE_BYTES = 4
 MAX_STRANGE_SHARE = 0.3
 """In Windows-1252, letters beyond ASCII mostly stand alone, or in twos."""
 
 MARK = b"\xef\xbb\xbf"
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?')
-_DEPTH = np.zeros(256, dtype=np.int64)
-_DEPTH[list(b"[{")], _DEPTH[list(b"]}")] = 1, -1
 _RUNS = re.compile(r"[^\x00-\x7f\udc80-\udcff]*[\udc80-\udcff][^\x00-\x7f]*")
 """Bad bytes and letters around them; a few letters may be bytes of another encoding by chance."""
 _UTF8 = re.compile("[^\udc80-\udcff]")
@@ -60,23 +53,6 @@ def whole_lines(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
             raise TooLargeError(message, lines)
     if rest := b"".join(unfinished):
         yield rest + b"\n"
-
-
-def check_nesting(lines: bytes) -> None:
-    """Raise a TooLargeError if a line of JSON is nested deeper than ``MAX_NESTING``."""
-    characters = np.frombuffer(lines, dtype=np.uint8)
-    opening = np.flatnonzero(_DEPTH[characters] > 0)
-    if len(opening) <= MAX_NESTING:
-        return
-    ends = np.flatnonzero(characters == ord("\n"))
-    line_of = np.searchsorted(ends, opening)
-    doubtful = line_of[MAX_NESTING:][line_of[MAX_NESTING:] == line_of[:-MAX_NESTING]]
-    for line in np.unique(doubtful).tolist():  # the brackets may be side by side, or in texts
-        first = ends[line - 1] + 1 if line else 0
-        last = ends[line] if line < len(ends) else len(lines)
-        brackets = _STRING.sub(b"", lines[first:last])
-        if _DEPTH[np.frombuffer(brackets, dtype=np.uint8)].cumsum().max(initial=0) > MAX_NESTING:
-            raise TooLargeError(f"is nested more than {MAX_NESTING} deep", line)
 
 
 @dataclass(frozen=True)

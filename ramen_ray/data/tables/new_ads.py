@@ -1,7 +1,7 @@
 """Read which ads come and go after training, and first clicks on those that come."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.store.texts import nearly, normalized
 from ramen_ray.data.tables.column_names import NewAdColumns
 from ramen_ray.data.tables.reading.columns import (
+    Column,
     NullWords,
     filter_columns,
     id_column,
@@ -132,8 +133,7 @@ def _num_refiltered(before: pa.Table, after: pa.Table) -> int:
 
 def _read_ids(given: NewAds, known: pa.Array) -> pa.Array:
     """Read the distinct ids of the ads that have ended."""
-    columns = {"ad_id": id_column(given.columns.ad_id, given.null_words)}
-    table = UserTable(str(given.remove), columns, skip_bad_rows=False, advice=ADVICE)
+    table = _open(given.remove, {"ad_id": id_column(given.columns.ad_id, given.null_words)})
     rows = table.read()
     _report_other_spellings(table, rows, known)
     _check(table)
@@ -152,7 +152,7 @@ def _read_ads(
         "text": text_column(given.columns.ad_text, given.null_words, normalized),
         **filter_columns(filters),
     }
-    table = UserTable(source, columns, skip_bad_rows=False, advice=ADVICE)
+    table = _open(source, columns)
     ads = table.read()
     twice = _repeats(ads["ad_id"]) | _among(ads["ad_id"], in_use)
     table.report_rows(
@@ -196,7 +196,7 @@ def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
         "ad_id": id_column(given.columns.clicks_ad, given.null_words),
         "query": text_column(given.columns.clicks_query, given.null_words, normalized),
     }
-    table = UserTable(str(given.clicks), columns, skip_bad_rows=False, advice=ADVICE)
+    table = _open(given.clicks, columns)
     clicks = table.read()
     rows = pc.index_in(clicks["ad_id"], new["ad_id"])
     table.report_rows(
@@ -215,6 +215,10 @@ def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
     return rows.to_numpy().astype(np.int64), clicks["query"].to_pylist()
 
 
+def _open(source: str | None, columns: Mapping[str, Column]) -> UserTable:
+    return UserTable(str(source), columns, skip_bad_rows=False, advice=ADVICE)
+
+
 def _check(table: UserTable) -> None:
     """Refuse bad rows; log how many are left out, and why."""
     table.check()
@@ -224,10 +228,7 @@ def _check(table: UserTable) -> None:
 
 def _repeats(cells: pa.ChunkedArray) -> Booleans:
     """Flag the cells (n,) that an earlier one equals."""
-    codes = cells.combine_chunks().dictionary_encode().indices.to_numpy()
-    repeats = np.ones(len(codes), dtype=bool)
-    repeats[np.unique(codes, return_index=True)[1]] = False
-    return repeats
+    return np.asarray(pc.index_in(cells, cells.combine_chunks())) != np.arange(len(cells))
 
 
 def _among(cells: pa.ChunkedArray, known: pa.Array) -> Booleans:

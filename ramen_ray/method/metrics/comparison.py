@@ -21,6 +21,12 @@ class Difference(NamedTuple):
     high: float
 
 
+def in_points(difference: tuple[float, float, float], digits: int = 2) -> str:
+    """Format a difference and its bounds in points: ``+1.78 [+0.75, +2.85]``."""
+    value, low, high = (f"{100 * bound:+.{digits}f}" for bound in difference)
+    return f"{value} [{low}, {high}]"
+
+
 def mean_over_seeds(runs: Sequence[Mapping[str, PerQuery]]) -> dict[str, PerQuery]:
     """Return each metric with every query's gains and possible gains averaged over the runs."""
     return {
@@ -33,17 +39,17 @@ def mean_over_seeds(runs: Sequence[Mapping[str, PerQuery]]) -> dict[str, PerQuer
 
 
 def paired_differences(
-    ours: Mapping[str, PerQuery], base: Mapping[str, PerQuery], seed: int = 0
+    ours: Mapping[str, PerQuery], base: Mapping[str, PerQuery]
 ) -> dict[str, Difference]:
     """Return how much the metrics of ``ours`` exceed those of ``base`` on the same queries.
 
     Intervals are percentiles of a paired bootstrap of 2,000 samples of the queries.
     """
-    return paired_differences_over_seeds([ours], [base], seed)
+    return paired_differences_over_seeds([ours], [base])
 
 
 def paired_differences_over_seeds(
-    ours: Sequence[Mapping[str, PerQuery]], base: Sequence[Mapping[str, PerQuery]], seed: int = 0
+    ours: Sequence[Mapping[str, PerQuery]], base: Sequence[Mapping[str, PerQuery]]
 ) -> dict[str, Difference]:
     """Return how much the metrics of ``ours`` exceed those of ``base``, as means over their runs.
 
@@ -54,7 +60,7 @@ def paired_differences_over_seeds(
     """
     sides = mean_over_seeds(ours), mean_over_seeds(base)
     names = list(sides[0])
-    sampled = [_sampled_ratios(runs, names, seed) for runs in (ours, base)]
+    sampled = [_sampled_ratios(runs, names) for runs in (ours, base)]
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(sampled[0] - sampled[1], [tail, 1 - tail], axis=0)
     values = [ratio(sides[0][name]) - ratio(sides[1][name]) for name in names]
@@ -62,11 +68,9 @@ def paired_differences_over_seeds(
     return dict(zip(names, map(Difference._make, bounds), strict=True))
 
 
-def _sampled_ratios(
-    runs: Sequence[Mapping[str, PerQuery]], names: Sequence[str], seed: int
-) -> Float64s:
+def _sampled_ratios(runs: Sequence[Mapping[str, PerQuery]], names: Sequence[str]) -> Float64s:
     """Return metrics (samples, metrics) over samples of queries and runs."""
-    draw = np.random.default_rng(seed)  # the same queries and runs for both sides
+    draw = np.random.default_rng(0)  # the same queries and runs for both sides
     values = np.stack([part for run in runs for name in names for part in run[name]], 1)
     num_queries, num_runs = len(values), len(runs)
     at_once = max(DRAWS_AT_ONCE // num_queries, 1)

@@ -5,6 +5,7 @@ unit-norm embeddings.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import faiss
@@ -145,13 +146,24 @@ def sample_size(num_ads: int) -> int:
     return min(num_ads, max(SAMPLED_ADS_PER_CELL * _num_cells(num_ads), FEWEST_IVF_PQ_ADS))
 
 
-def filled_index(kind: IndexKind | BulkKind, embeddings: NDArray[np.float32]) -> Any:
-    """Index ``embeddings`` (ads, D) float32, which may be mapped: only the index is in memory."""
-    num_ads, dim = embeddings.shape
+def trained_index(
+    kind: IndexKind | BulkKind,
+    dim: int,
+    num_ads: int,
+    embed: Callable[[NDArray[np.int64]], NDArray[np.float32]],
+) -> Any:
+    """Make an index, to which ads can be added; it learns from what ``embed`` returns of some."""
     index = new_index(kind, dim, num_ads)
     if not index.is_trained:
         sample = np.random.default_rng(0).permutation(num_ads)[: sample_size(num_ads)]
-        index.train(np.ascontiguousarray(embeddings[np.sort(sample)]))
+        index.train(embed(sample))
+    return index
+
+
+def filled_index(kind: IndexKind | BulkKind, embeddings: NDArray[np.float32]) -> Any:
+    """Index ``embeddings`` (ads, D) float32, which may be mapped: only the index is in memory."""
+    num_ads, dim = embeddings.shape
+    index = trained_index(kind, dim, num_ads, lambda rows: embeddings[np.sort(rows)])
     for start in range(0, num_ads, ADS_PER_BLOCK):
         index.add(np.ascontiguousarray(embeddings[start : start + ADS_PER_BLOCK]))
     return index

@@ -40,7 +40,12 @@ from ramen_ray.method.model.dual_encoder import (
 )
 from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.pretrained import EncoderError
-from ramen_ray.method.retrieval.index import IndexKind, new_index, sample_size, with_rows_only
+from ramen_ray.method.retrieval.index import (
+    ADS_PER_BLOCK,
+    IndexKind,
+    trained_index,
+    with_rows_only,
+)
 from ramen_ray.method.retrieval.index_file import extended_index_file, index_file
 from ramen_ray.method.retrieval.search import (
     TopK,
@@ -52,7 +57,6 @@ from ramen_ray.method.retrieval.search import (
 from ramen_ray.told import told_of
 
 INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
-ADS_PER_BLOCK = 65_536
 MOST_QUERIES = 1000
 RECALL_AT = 100
 
@@ -198,22 +202,15 @@ def _settings(model: DualEncoder, max_length: int) -> dict[str, Any]:
     }
 
 
-def _trained_index(kind: IndexKind, model: DualEncoder, data: Prepared) -> Any:
-    num_ads = len(data.ads)
-    index = new_index(kind, model.dim, num_ads)
-    if not index.is_trained:
-        sample = np.random.default_rng(0).permutation(num_ads)[: sample_size(num_ads)]
-        index.train(model.embed_ads(data.ads, sample))
-    return index
-
-
 def _write_index(
     file: Path, model: DualEncoder, data: Prepared, settings: RetrieverSettings
 ) -> float:
     """Write the index of all ads and return its recall; each ad is encoded once."""
     rows = np.arange(min(len(data.queries["test"]), MOST_QUERIES))
     queries = model.embed_queries(data.queries["test"], rows)
-    index = _trained_index(settings.kind, model, data)
+    index = trained_index(
+        settings.kind, model.dim, len(data.ads), lambda some: model.embed_ads(data.ads, some)
+    )
     exact: list[TopK] = []
     with index_file(file, index, settings.gb_of_index) as add:
         starts = range(0, len(data.ads), ADS_PER_BLOCK)

@@ -14,20 +14,16 @@ import numpy as np
 
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.retrieval.index import (
-    ADS_PER_BLOCK,
     BulkKind,
-    IndexKind,
     choose_bulk_kind,
     filled_index,
-    new_index,
     search_wider,
     short_code_bytes,
+    with_rows_only,
 )
-from ramen_ray.method.retrieval.index_file import replace_cells
 from ramen_ray.method.retrieval.search import ADS_PER_PRODUCT, Ids
 
 BYTES_PER_NUMBER = 4
-BY_ID_RANGE = 0  # faiss: InvertedLists::SUBSET_TYPE_ID_RANGE
 
 
 def shard_ranges(num_ads: int, bytes_per_ad: float, gb_per_shard: float) -> list[range]:
@@ -148,21 +144,7 @@ class IndexShard:
         whole = faiss.read_index(str(self.file), faiss.IO_FLAG_MMAP_IFC)
         if len(self.rows) == whole.ntotal:
             return faiss.read_index(str(self.file)), 0
-        if isinstance(whole, faiss.IndexIVF):
-            return self._keep_own(whole), 0
-        kind: IndexKind = "hnsw" if isinstance(whole, faiss.IndexHNSW) else "flat"
-        index = new_index(kind, whole.d, len(self.rows))
-        for start in range(self.rows.start, self.rows.stop, ADS_PER_BLOCK):
-            count = min(ADS_PER_BLOCK, self.rows.stop - start)
-            index.add(whole.reconstruct_n(start, count))
-        return index, self.rows.start
-
-    def _keep_own(self, whole: Any) -> Any:
-        own = faiss.ArrayInvertedLists(whole.nlist, whole.code_size)
-        whole.invlists.copy_subset_to(own, BY_ID_RANGE, self.rows.start, self.rows.stop)
-        replace_cells(whole, own)
-        whole.ntotal = len(self.rows)
-        return whole
+        return with_rows_only(whole, np.array(self.rows)), self.rows.start
 
 
 def index_shards(file: Path, gb_per_shard: float) -> list[IndexShard]:

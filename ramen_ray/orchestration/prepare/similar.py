@@ -26,7 +26,6 @@ from ramen_ray.data.tables.graphs.anchor_sets import (
     folder_beside,
     put_in_place,
 )
-from ramen_ray.data.tables.graphs.text_edges import BatchTexts, Neighbours, write_text_edges
 from ramen_ray.method.graph.ngrams import ngram_vectors, similar_by_ngrams
 from ramen_ray.method.graph.similar import (
     FOUND,
@@ -51,6 +50,7 @@ from ramen_ray.orchestration.embed import (
     TableRows,
     embed_tables,
 )
+from ramen_ray.orchestration.prepare.text_edges import BatchTexts, write_text_edges
 from ramen_ray.orchestration.search import keep_sample, search_shards
 from ramen_ray.told import told_of
 
@@ -95,9 +95,8 @@ def add_similar(
     ):
         with engine(folder) as connection:
             texts = BatchTexts.of_nodes(connection, dataset, Path(staging))
-        neighbours = Neighbours.none_yet(len(texts), settings.top_k, texts.folder)
         counts = Counter[str]()
-        neighbours.put_all(_similar(texts, settings, gb_per_shard, run, counts))
+        texts.keep_near(_similar(texts, settings, gb_per_shard, run, counts))
         with engine(folder) as connection:
             writer = DatasetWriter(folder)
             found = write_text_edges(connection, dataset, texts, settings.protocol, name, writer)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.method.metrics.comparison import Difference, paired_differences
+from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.retriever_folder import compile_retriever
 from ramen_ray.orchestration.serve.comparison import Answering, open_test_queries
@@ -99,10 +99,8 @@ def _refusal(compiled: Compiled, metric: str, int8: bool) -> str | None:
         return "it is not faster"
     if not int8 and compiled.score_difference > TOLERANCE:
         return f"its scores differ by up to {compiled.score_difference:.4f}"
-    by, low, high = (100 * value for value in compiled.differences[metric])
-    if high < 0:
-        return f"it costs {metric} {by:+.2f} [{low:+.2f}, {high:+.2f}]"
-    return None
+    difference = compiled.differences[metric]
+    return f"it costs {metric} {in_points(difference)}" if difference.high < 0 else None
 
 
 def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.method.metrics.comparison import in_points
 from ramen_ray.method.metrics.judgement import METRICS
 from ramen_ray.orchestration.run.finished import mlflow_run_id
 from ramen_ray.orchestration.serve.comparison import Answering, Compared, compare
@@ -48,9 +49,8 @@ class Promotion:
         if self.obstacle is not None:
             return f"not compared with version {self.champion}: {self.obstacle}"
         decisive = self.compared[0]
-        by, low, high = (100 * value for value in decisive.differences[self.metric])
-        found = f"{self.metric} {by:+.2f} [{low:+.2f}, {high:+.2f}] against version {self.champion}"
-        found += f" on {decisive.of}"
+        by = in_points(decisive.differences[self.metric])
+        found = f"{self.metric} {by} against version {self.champion} on {decisive.of}"
         if self.num_lost_ads > 0:
             found += f"; version {self.champion} has {self.num_lost_ads} more ads, added since"
         return found

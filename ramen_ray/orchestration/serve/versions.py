@@ -36,7 +36,9 @@ def log_copy(
         output: where artifacts go if no server keeps them.
     """
     parameters = {**registry.parameters(original.run_id), **changes}
-    name = "-".join([str(original.metadata.get("dataset")), *sorted({*changes} - {"num_ads"})])
+    name = "-".join(
+        [str(original.metadata.get("dataset", "copy")), *sorted({*changes} - {"num_ads"})]
+    )
     run = open_run(registry.uri, parameters["experiment"], name, output)
     with run.closing():
         run.log_parameters(parameters, {COPY_OF: original.uri})

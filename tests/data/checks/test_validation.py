@@ -703,7 +703,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), min_size=1, 
     PAIRS,
     st.integers(1, 9),
 )
-def test_cross_table_findings_are_those_of_plain_loops(
+def test_cross_table_findings_are_those_of_plain_loops(  # noqa: C901
     train, test, ads, anchors, edges, filters, batch
 ):
     def queries(rows):
@@ -782,12 +782,20 @@ def test_cross_table_findings_are_those_of_plain_loops(
     asked = {(plain(test[query][0]), plain(ads[ad])) for query, ad in answers}
     asked.add(("unseen", plain(ads[0])))
     either = asked | {(answer, query) for query, answer in asked}
-    leaks = [
-        (r, f"ad {ads[ad]!r} anchor {anchors[anchor]!r}")
-        for r, (ad, anchor) in enumerate(edges)
-        if ad < 12 and anchor < 15 and (plain(ads[ad]), plain(anchors[anchor])) in either
-    ]
+
+    def edges_where(is_found):
+        return [
+            (r, f"ad {ads[ad]!r} anchor {anchors[anchor]!r}")
+            for r, (ad, anchor) in enumerate(edges)
+            if ad < 12 and anchor < 15 and is_found(ad, plain(anchors[anchor]))
+        ]
+
+    leaks = edges_where(lambda ad, anchor: (plain(ads[ad]), anchor) in either)
     expected += _expected("edge that joins a held-out query to its answer", leaks, len(edges))
+    led_to = {(ad, plain(text)) for text, ad_ids in train for ad in ad_ids}
+    repeats = edges_where(lambda ad, anchor: (ad, anchor) in led_to)
+    if 10 * len(repeats) >= len(edges):
+        expected += _expected("edge that repeats a train click", repeats, len(edges))
     clicks = [
         (r, text, ad)
         for r, (text, ad_ids) in enumerate(train)

@@ -7,6 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from support import splitmix64
 
 from ramen_ray.data.prepared.hashing import (
     HashIndex,
@@ -22,25 +23,18 @@ WORD = 1 << 64
 texts_strategy = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1)
 
 
-def _splitmix64(seed: int) -> int:
-    z = (seed + 0x9E3779B97F4A7C15) % WORD
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % WORD
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % WORD
-    return z ^ (z >> 31)
-
-
 def _flat(texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     offsets = np.cumsum([0, *map(len, texts)])
     return np.array([token for text in texts for token in text], dtype=np.uint16), offsets
 
 
-def test_mix_gives_the_published_first_output_of_splitmix64():
+def test_mix_gives_the_published_first_output_ofsplitmix64():
     assert mix(np.array([1234567])).tolist() == [6457827717110365317]
 
 
 @given(st.lists(st.integers(0, WORD - 1), min_size=1))
 def test_mix_equals_splitmix64_in_python_integers(values):
-    assert mix(np.array(values, dtype=np.uint64)).tolist() == [_splitmix64(v) for v in values]
+    assert mix(np.array(values, dtype=np.uint64)).tolist() == [splitmix64(v) for v in values]
 
 
 def test_uniforms_are_uniform_and_below_one():

@@ -313,7 +313,7 @@ def _replace_id_4_by_id_3(rows: pa.Table) -> pa.Table:
     return rows.set_column(0, rows.column_names[0], pa.array(ids))
 
 
-@pytest.mark.parametrize("num_blocks", [1, 5, 300])
+@pytest.mark.parametrize("num_blocks", [1, 300])
 @pytest.mark.parametrize(
     ("table", "change", "fragments"),
     [

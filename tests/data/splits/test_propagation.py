@@ -1,7 +1,6 @@
 """Propagated clicks against plain loops, and training on them."""
 
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from conftest import Refused, RunHere
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support import errors_in, node_edges, query_table, text_table
 
 from jobs import ingest
 from jobs import validate as validate_job
-from ramen_ray.command_line import run_job
 from ramen_ray.data.splits import propagation
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
@@ -98,7 +97,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(st.integers(0, 10**6), st.booleans(), cases)
 def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen):
     with TemporaryDirectory() as folder:
@@ -242,16 +241,10 @@ def test_what_cannot_be_propagated_is_one_clear_line(
     message: str,
     dataset_path: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ):
-    known = ["--dataset", str(dataset_path), "--output", str(tmp_path / "output")]
-    monkeypatch.setattr(sys, "argv", ["ingest.py", "propagate", *known, *flags])
-    assert run_job(ingest.main) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("error: ")
-    assert printed.count("\n") == 1
-    assert message in printed
+    known = ["--dataset", dataset_path, "--output", tmp_path / "output"]
+    assert message in refused(ingest, "propagate", *known, *flags)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -271,17 +264,10 @@ def test_tables_that_the_format_does_not_know_are_not_copied(tmp_path: Path):
     assert made.tables == [table for table in star.tables if table != "edges/hub/banner"]
 
 
-def test_the_job_writes_a_sound_dataset(
-    dataset_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
+def test_the_job_writes_a_sound_dataset(dataset_path: Path, tmp_path: Path, run_here: RunHere):
     output = tmp_path / "made"
-    words = ["propagate", "--dataset", str(dataset_path), "--output", str(output), "--top-k", "2"]
-    monkeypatch.setattr(sys, "argv", ["ingest.py", *words])
-    assert run_job(ingest.main) == 0
-    assert f"wrote handmade-propagated to {output}" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["validate.py", str(output)])
-    assert run_job(validate_job.main) == 0
-    assert "errors: 0" in capsys.readouterr().out
+    words = ["propagate", "--dataset", dataset_path, "--output", output, "--top-k", 2]
+    code, said = run_here(ingest, *words)
+    assert code == 0 and f"wrote handmade-propagated to {output}" in said
+    code, said = run_here(validate_job, output)
+    assert code == 0 and "errors: 0" in said

@@ -3,6 +3,7 @@
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,19 @@ def test_anchors_may_be_listed_by_their_texts(path: Path, tmp_path: Path) -> Non
     anchors.write_text("text\nfelt\nwool\n")
     _add(path, **found)
     assert _edges(path, "query") == {(1, "felt"): 1.0, (1, "wool"): 1.0}
+
+
+def test_an_anchor_that_its_table_lists_may_be_called_na(path: Path, tmp_path: Path) -> None:
+    rows = pd.DataFrame({"query": TRAIN * 2, "anchor": "NA"})
+    source = _write(rows, tmp_path / "links.csv")
+    with pytest.raises(DatasetError, match="8 cells are words for nothing: 'NA'"):
+        _add(path, query_edges=source)
+    for name, message in (("NULL", "8 rows name anchors that the table"), ("NA", None)):
+        listed = pd.DataFrame({"anchor_id": [name], "text": ["missing values"]})
+        anchors = _write(listed, tmp_path / "anchors.csv")
+        with pytest.raises(DatasetError, match=message) if message else nullcontext():
+            _add(path, query_edges=source, anchors=anchors)
+    assert {anchor for _, anchor in _edges(path, "query")} == {"missing values"}
 
 
 def test_all_errors_are_reported_together(path: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ EDGE_ROWS = st.lists(
 )
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=EDGE_ROWS, listed=st.booleans())
 def test_a_users_edges_are_strict_by_default(
     rows: list[tuple[str, int, str]], listed: bool, shop: Path, tmp_path: Path

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ramen_ray.data.findings import Finding, Tallies
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.text_lines import MAX_CELL_BYTES, MAX_LINE_BYTES, MAX_NESTING
+from ramen_ray.data.store.text_lines import MAX_CELL_BYTES, MAX_LINE_BYTES
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.data.tables.reading.cells import as_numbers, as_seconds, as_strings
 from ramen_ray.data.tables.reading.columns import Column
@@ -263,13 +263,13 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
         r"has no column 'query'; it has 'my\\nquery'",
     ),
     # what would kill a reader
-    "lists": ("a.jsonl", GOOD + _nested("[", "]", DEEP), "row 41: is nested more than 100 deep"),
-    "objects": ("a.jsonl", _nested('{"a":', "}", DEEP) + GOOD, "row 1: is nested more than"),
-    "open lists": ("a.jsonl", GOOD + b'{"query":' + b"[" * DEEP, "row 41: is nested more than"),
+    "lists": ("a.jsonl", GOOD + _nested("[", "]", DEEP), "row 41: .*nested too deep"),
+    "objects": ("a.jsonl", _nested('{"a":', "}", DEEP) + GOOD, "row 1: .*nested too deep"),
+    "open lists": ("a.jsonl", GOOD + b'{"query":' + b"[" * DEEP, "row 41: .*nested too deep"),
     "compressed": (
         "a.jsonl.gz",
         gzip.compress(GOOD + _nested("[", "]", DEEP)),
-        "row 41: is nested more than",
+        "row 41: .*nested too deep",
     ),
     "a bomb": (
         "a.csv.gz",
@@ -282,7 +282,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
         "an open quote, or over 1048576 bytes",
     ),
     "a key twice": ("a.jsonl", GOOD + b'\n{"query": "a", "query": "b"}\n', "row 42: .*twice"),
-    "half a character": ("a.jsonl", GOOD + b'{"query": "\\ud800"}\n', "row 41: .*surrogate"),
+    "half a character": ("a.jsonl", GOOD + b'{"query": "\\ud800"}\n', "row 41, .*surrogate"),
     "pretty-printed": (
         "a.json",
         json.dumps([{"query": "a"}], indent=1).encode(),
@@ -305,7 +305,6 @@ def test_brackets_in_texts_or_side_by_side_do_not_count_as_nesting(tmp_path: Pat
     texts = ["[{" * DEEP, '\\"' + "[" * DEEP, "a"]
     lines = [json.dumps({"query": text, "x": [[]] * 1000}) for text in texts]
     lines.append(json.dumps({"query": "b"})[:-1] + ', "x": ' + "[" * 99 + "]" * 99 + "}")
-    assert MAX_NESTING == 100
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     rows = _rows(tmp_path / "a.jsonl", "query")
     assert [text for r in rows for text in r.cells["query"].to_pylist()] == [*texts, "b"]
@@ -366,7 +365,7 @@ def test_what_is_not_a_plain_file_is_refused(case: str, tmp_path: Path) -> None:
         find_files(source(tmp_path), ["query"])
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.binary(max_size=80), name=st.sampled_from(["a.csv", "a.jsonl", "a.parquet", "a.tsv"])
 )

@@ -170,7 +170,7 @@ def _expected_side(
     }
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS, limits=SETTINGS, threads=st.integers(1, 4))
 def test_edges_are_those_of_plain_loops(
     dataset: Dataset,

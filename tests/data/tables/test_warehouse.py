@@ -23,8 +23,8 @@ from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import Splits, UserTables
 from ramen_ray.data.tables.column_names import Columns
 
-PAGE = (ROOT / "docs" / "from_a_warehouse.md").read_text(encoding="utf-8")
-TABLES = (ROOT / "docs" / "from_a_warehouse.sql").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how_to" / "warehouse.md").read_text(encoding="utf-8")
+TABLES = (ROOT / "docs" / "how_to" / "warehouse.sql").read_text(encoding="utf-8")
 NAMES = ("clicks", "catalogue", "query_links", "ad_links")
 COLUMNS = Columns(
     clicks_query="query", clicks_ad="ad", ad_id="ad", edges_ad="ad", edges_weight="weight"

@@ -7,8 +7,7 @@ import pytest
 from ramen_ray.method.retrieval.index import (
     FEWEST_IVF_PQ_ADS,
     IndexKind,
-    new_index,
-    sample_size,
+    filled_index,
     with_rows_only,
 )
 from ramen_ray.method.retrieval.search import search_index
@@ -24,10 +23,7 @@ def _vectors(count: int, seed: int) -> np.ndarray:
 @pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.98), ("ivf_pq", 1.0)])
 def test_rows_that_stay_are_found_as_before(kind: IndexKind, least: float) -> None:
     ads, queries = _vectors(FEWEST_IVF_PQ_ADS + 500, 0), _vectors(NUM_QUERIES, 1)
-    index = new_index(kind, DIM, len(ads))
-    if not index.is_trained:
-        index.train(ads[: sample_size(len(ads))])
-    index.add(ads)
+    index = filled_index(kind, ads)
     rows = np.flatnonzero(np.random.default_rng(2).random(len(ads)) < 0.7)
     expected, expected_scores = search_index(index, queries, K, rows=rows)
     fewer = with_rows_only(index, rows)
@@ -51,10 +47,7 @@ def test_rows_that_stay_are_found_as_before(kind: IndexKind, least: float) -> No
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf_pq"])
 def test_few_rows_that_match_a_filter_are_all_searched(kind: IndexKind, number: int) -> None:
     ads, queries = _vectors(FEWEST_IVF_PQ_ADS + 500, 0), _vectors(NUM_QUERIES, 1)
-    index = new_index(kind, DIM, len(ads))
-    if not index.is_trained:
-        index.train(ads[: sample_size(len(ads))])
-    index.add(ads)
+    index = filled_index(kind, ads)
     rows = np.sort(np.random.default_rng(2).choice(len(ads), number, replace=False))
     if kind == "ivf_pq":
         index.make_direct_map()

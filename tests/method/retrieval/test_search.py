@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support import splitmix64
 
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.metrics.ranking import (
     group_metrics,
@@ -181,7 +182,7 @@ def test_torch_does_not_change_the_precision_of_training():
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_evaluation_ranks_all_ads_but_the_filtered_and_measures_that(
-    prepared: Prepared, encoder_path: Path, split: str
+    prepared: Prepared, dataset_path: Path, encoder_path: Path, split: str
 ):
     encoder = DualEncoder(build_transformer(str(encoder_path)))
     metrics, (ads, scores) = evaluate(encoder, prepared, split, Propensity(a=0.6, b=2.6))
@@ -200,4 +201,16 @@ def test_evaluation_ranks_all_ads_but_the_filtered_and_measures_that(
     truth, inverse = prepared.clicks[split], inverse_propensities(counts, 60, 0.6, 2.6)
     expected = query_metrics(ads, truth, inverse, [1, 3, 5, 10, 100])
     expected |= group_metrics(ads, truth, popularity_groups(counts), [1, 5, 10])
+    texts = Dataset(dataset_path).read(f"queries/{split}").sort_by("query_id")["text"].to_pylist()
+    trained = {*Dataset(dataset_path).read("queries/train")["text"].to_pylist()}
+    seen = np.array([text in trained for text in texts])
+    assert seen.any() and not seen.all()
+    for group, weight in (
+        ("traffic", truth.degrees(np.arange(12))),
+        ("seen", seen),
+        ("new", ~seen),
+    ):
+        for name in ("P@1", "P@5", "P@10", "R@1", "R@5", "R@10"):
+            hits, of = expected[name]
+            expected[f"{group}/{name}"] = hits * weight, of * weight
     assert metrics == pytest.approx(ratios(expected))

@@ -122,7 +122,10 @@ def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for
     assert code == 0, said
 
 
-@pytest.mark.parametrize("when", ["before the first step", "before the evaluation"])
+@pytest.mark.parametrize(
+    "when",
+    ["before the first step", pytest.param("before the evaluation", marks=pytest.mark.slow)],
+)
 def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(
     when: str, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +161,7 @@ def test_a_run_and_its_base_are_trained_on_the_same(
         fit_beside_base(config)
 
 
+@pytest.mark.slow
 def test_a_base_of_another_encoder_is_not_compared_unless_it_is_allowed(config: RunConfig) -> None:
     first = fit_beside_base(overlay(config, {"name": f"{config.name}-first"}))
     _retrain_encoder(config.encoder.pretrained)

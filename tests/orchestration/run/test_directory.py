@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from support import run_config_of
 
 import ramen_ray
-from ramen_ray.command_line import parse_run_config
 from ramen_ray.config import ConfigError, RunConfig, overlay, read_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.run import directory as run_directory
@@ -38,6 +38,11 @@ def _opened(config: RunConfig, dataset: Dataset) -> AbstractContextManager[RunDi
     return open_run_directory(config, dataset.name, identity_of(config, dataset))
 
 
+def _refused(config: RunConfig, dataset: Dataset, message: str) -> None:
+    with pytest.raises(RunError, match=message), _opened(config, dataset):
+        pass
+
+
 def test_an_interrupted_run_is_opened_again(config: RunConfig, dataset: Dataset) -> None:
     with _opened(config, dataset) as first:
         first.note(mlflow_run_id="abc")
@@ -61,9 +66,9 @@ def test_the_output_of_a_saved_configuration_is_where_its_run_is_now(
         run.note(finished=True)
     (tmp_path / "outputs").rename(tmp_path / "elsewhere")
     saved = tmp_path / "elsewhere" / "runs" / run.name / "config.json"
-    assert parse_run_config("a job", ["--config", str(saved)]).output == str(tmp_path / "elsewhere")
+    assert run_config_of(["--config", str(saved)]).output == str(tmp_path / "elsewhere")
     copied = shutil.copy(saved, tmp_path / "config.json")
-    assert parse_run_config("a job", ["--config", str(copied)]) == config
+    assert run_config_of(["--config", str(copied)]) == config
 
 
 def test_two_processes_never_share_a_run(config: RunConfig, dataset: Dataset) -> None:
@@ -82,11 +87,7 @@ def test_a_run_with_damaged_notes_is_refused_with_what_to_do(
         assert second.notes["mlflow_run_id"] == "abc"
         assert read_config(second.path / "config.json") == config
     (first.path / "run.json").write_text(content)
-    with (
-        pytest.raises(RunError, match=r"run\.json is damaged; to train this run from the start"),
-        _opened(config, dataset),
-    ):
-        pass
+    _refused(config, dataset, r"run\.json is damaged; to train this run from the start")
 
 
 @pytest.mark.parametrize("key", ["workers.num_workers", "experiment"])
@@ -106,11 +107,7 @@ def test_a_run_of_another_version_of_the_code_is_not_continued(
     named = overlay(config, {"name": "mine"})
     with _opened(named, dataset) as before:
         before.note(identity="as another version computes it")
-    with (
-        pytest.raises(RunError, match=r"or the version of ramen_ray, differs; choose another name"),
-        _opened(named, dataset),
-    ):
-        pass
+    _refused(named, dataset, r"or the version of ramen_ray, differs; choose another name")
 
 
 CHANGED = {
@@ -180,11 +177,7 @@ def test_a_run_of_an_earlier_version_that_noted_nothing_is_not_continued(
     notes = before.notes
     del notes["made_from"]
     (before.path / "run.json").write_text(json.dumps(notes))
-    with (
-        pytest.raises(RunError, match=r"encoder \(None there, '\w+' now\)"),
-        _opened(named, dataset),
-    ):
-        pass
+    _refused(named, dataset, r"encoder \(None there, '\w+' now\)")
 
 
 def test_a_taken_name_says_which_settings_differ(config: RunConfig, dataset: Dataset) -> None:
@@ -192,11 +185,7 @@ def test_a_taken_name_says_which_settings_differ(config: RunConfig, dataset: Dat
     with _opened(named, dataset):
         pass
     changed = overlay(named, {"optimizer.lr": 0.5, "regularization.lambda_x.links": 0.7})
-    with (
-        pytest.raises(RunError, match=r"optimizer.lr \(0.005 there, 0.5 now\).*lambda_x.links"),
-        _opened(changed, dataset),
-    ):
-        pass
+    _refused(changed, dataset, r"optimizer.lr \(0.005 there, 0.5 now\).*lambda_x.links")
 
 
 def test_a_finished_run_is_found_for_its_own_configuration_and_data_only(
@@ -217,18 +206,12 @@ def test_a_finished_run_is_found_for_its_own_configuration_and_data_only(
         finished_run(named, identity_of(named, other))
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_name_in_use_is_refused(finished: bool, config: RunConfig, dataset: Dataset) -> None:
+def test_a_name_in_use_is_refused(config: RunConfig, dataset: Dataset) -> None:
     named = overlay(config, {"name": "mine"})
-    reason = "is finished" if finished else "is in use"
     with _opened(named, dataset) as directory:
-        directory.note(finished=finished)
-        if not finished:
-            with pytest.raises(RunError, match=reason), _opened(named, dataset):
-                pass
-    if finished:
-        with pytest.raises(RunError, match=reason), _opened(named, dataset):
-            pass
+        _refused(named, dataset, "is in use")
+        directory.note(finished=True)
+    _refused(named, dataset, "is finished")
 
 
 def test_a_run_that_failed_at_the_start_leaves_no_folder(
@@ -283,8 +266,4 @@ def test_a_folder_that_cannot_be_made_is_reported(config: RunConfig, dataset: Da
     runs.mkdir()
     (runs / "mine").write_text("a file")
     named = overlay(config, {"name": "mine"})
-    with (
-        pytest.raises(RunError, match="runs/mine is a file, not the folder of a run"),
-        _opened(named, dataset),
-    ):
-        pass
+    _refused(named, dataset, "runs/mine is a file, not the folder of a run")

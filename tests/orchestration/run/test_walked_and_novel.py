@@ -1,8 +1,8 @@
 """A run on walked graphs and a zero-shot split, pruned meanwhile: what it trains on and finds."""
 
 import json
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import TOPICS
+from conftest import TOPICS, Refused, RunHere
 from mlflow.tracking import MlflowClient
-from ray.train import Checkpoint, UserCallback
 
 from jobs import evaluate as evaluate_job
-from ramen_ray.command_line import run_job
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.graph.walk import WalkSettings
@@ -35,7 +33,7 @@ from ramen_ray.orchestration.run.build import (
 )
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 
-NUM_EPOCHS = 6
+NUM_EPOCHS = 4
 ALIKE = 0.9999  # drops all edges but those between equal texts
 REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
 NAMES = {
@@ -65,30 +63,24 @@ def config(split_path: Path, small_run: RunConfig) -> RunConfig:
             "pruning.every_epochs": 1,
             "training.epochs": NUM_EPOCHS,
             "training.validate_every": NUM_EPOCHS,
-            "workers.num_workers": 2,
         },
     )
 
 
-def _waits_for_a_graph(graphs: Path) -> UserCallback:
-    """Keep a run at the ends of epochs until its first pruned graph is made and taken."""
-
-    class Waits(UserCallback):  # within a function, so that it travels as a whole
-        def after_report(
-            self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
-        ) -> None:
-            if metrics[0]["epoch"] > 1 and not any(graphs.glob("step_*")):
-                while not any(graphs.glob(f".pending/step_*/*/{REPORT_FILE}")):
-                    time.sleep(0.05)
-                time.sleep(1)  # its task ends right after
-
-    return Waits()
-
-
 @pytest.fixture(scope="module")
-def trained(cluster: None, config: RunConfig) -> TrainResult:
+def trained(cluster: None, config: RunConfig) -> Iterator[TrainResult]:
+    """Train in this process, and wait at the ends of epochs until a graph can be taken."""
     graphs = Path(config.output) / "runs" / "walked" / "graphs"
-    return fit(config, callbacks=[_waits_for_a_graph(graphs)])
+
+    def wait_for_a_graph(metrics: dict[str, Any]) -> None:
+        if metrics["epoch"] > 1 and not any(graphs.glob("step_*")):
+            while not any(graphs.glob(f".pending/step_*/*/{REPORT_FILE}")):
+                time.sleep(0.05)
+            time.sleep(1)  # its task ends right after
+
+    precision = torch.get_float32_matmul_precision()
+    yield fit(config, on_report=wait_for_a_graph)
+    torch.set_float32_matmul_precision(precision)
 
 
 def test_an_asynchronous_run_takes_a_generation_while_it_trains(trained: TrainResult) -> None:
@@ -147,16 +139,15 @@ def test_the_evaluation_job_does_the_same_and_writes_predictions(
     split_path: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_here: RunHere,
 ):
     monkeypatch.chdir(tmp_path)
-    command = ["evaluate.py", "--checkpoint", str(trained.encoder.parent), "--split", "zero_shot"]
+    command = ["--checkpoint", str(trained.encoder.parent), "--split", "zero_shot"]
     written = ["--predictions", "predictions.parquet", "--json-file", "metrics.json"]
     names = [f"{kind},{word}" for kind, words in NAMES.items() for word in words]
     Path("names.csv").write_text("\n".join(["kind,name", *names]))
-    monkeypatch.setattr(sys, "argv", [*command, *written, "--names", "names.csv"])
-    assert run_job(evaluate_job.main) == 0
-    printed = capsys.readouterr().out
+    code, printed = run_here(evaluate_job, *command, *written, "--names", "names.csv")
+    assert code == 0, printed
     assert "predictions: predictions.parquet; to look at: predictions.html" in printed
     assert all(f" {kind} " in printed for kind in ("grown", "made", "all"))
     measured = json.loads(Path("metrics.json").read_text())
@@ -175,9 +166,9 @@ def test_the_evaluation_job_does_the_same_and_writes_predictions(
     assert metrics["P@1"] == pytest.approx(np.mean(hits))
     assert [row["hit"] for row in rows if row["rank"] == 1] == hits
     assert {row["train_clicks"] for row in rows} == {0}
-    argv = [*command, "--predictions", "again.parquet", "--against", "predictions.parquet"]
-    monkeypatch.setattr(sys, "argv", argv)
-    assert run_job(evaluate_job.main) == 0
+    again = ["--predictions", "again.parquet", "--against", "predictions.parquet"]
+    code, printed = run_here(evaluate_job, *command, *again)
+    assert code == 0, printed
     assert f"0 less, {len(queries)} as much" in Path("again.html").read_text()
 
 
@@ -211,13 +202,7 @@ def test_what_cannot_be_evaluated_is_one_clear_line(
     flags: list[str],
     message: str,
     dataset_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ):
-    command = ["evaluate.py", "--checkpoint", str(trained.encoder.parent)]
-    monkeypatch.setattr(sys, "argv", [*command, "--dataset", str(dataset_path), *flags])
-    assert run_job(evaluate_job.main) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("error: ")
-    assert printed.count("\n") == 1
-    assert message in printed
+    command = ["--checkpoint", trained.encoder.parent, "--dataset", dataset_path]
+    assert message in refused(evaluate_job, *command, *flags)

@@ -31,17 +31,17 @@ def retriever(
     store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
     registry = Registry(store.uri)
     found = registry.find_logged(store.run(0.0, dataset_path), None)
-    registry.choose(registry.register("shop", *found), "champion")
-    yield load_retriever("models:/shop@champion", output)
+    registry.choose(registry.register("exported", *found), "champion")
+    yield load_retriever("models:/exported@champion", output)
     mlflow.set_tracking_uri(None)
 
 
 def test_others_find_the_same_in_what_is_exported(
     retriever: Retriever, output: Path, run_here: RunHere, tmp_path: Path
 ) -> None:
-    to, words = tmp_path / "made", ("retriever", "models:/shop@champion", "--output", output)
+    to, words = tmp_path / "made", ("retriever", "models:/exported@champion", "--output", output)
     code, printed = run_here(export, *words, "--to", to)
-    assert (code, printed) == (0, f"wrote {to}: 40 ads of models:/shop@champion\n")
+    assert (code, printed) == (0, f"wrote {to}: 40 ads of models:/exported@champion\n")
     assert {path.name for path in to.iterdir()} == {
         "ads.parquet",
         "vectors.npy",
@@ -99,9 +99,9 @@ def test_the_recipe_for_pgvector_finds_the_same(
     initdb = max(Path(server.__file__).parent.glob("pginstall*/bin/initdb"))
     (tmp_path / "outputs").symlink_to(output)
     monkeypatch.chdir(tmp_path)
-    words = ("retriever", "models:/shop@champion", "--to", "exports/shop")
+    words = ("retriever", "models:/exported@champion", "--to", "exports/shop")
     assert run_here(export, *words)[0] == 0
-    guide = (ROOT / "docs" / "other_engines.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "how_to" / "other_engines.md").read_text(encoding="utf-8")
     (recipe,) = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     names: dict[str, list[tuple[str, str, float]]] = {}
     with running_postgres(initdb.parent, free_port()) as address:

@@ -348,7 +348,7 @@ def test_a_table_of_queries_is_answered_with_what_matches(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 100)  # three shards
+    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", MANY // 2)  # two shards
     pq.write_table(pa.table({"text": [*QUERIES, ""]}), tmp_path / "queries.parquet")
     words = ["--model", large[0], "--queries", tmp_path / "queries.parquet", "--top-k", "40"]
     words += ["--output", store.output, "--answers", tmp_path / "answers", "--min-score", "0.1"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,10 +59,11 @@ def test_only_a_better_retriever_replaces_the_champion_and_it_can_be_restored(
     store: Store, job: Promote, good: str, bad: str
 ) -> None:
     code, printed = job(bad, "--name", "shop")
-    assert (code, printed) == (0, "shop@champion is version 1: the first of its name\n")
+    assert code == 0, printed
+    assert printed.startswith("shop@champion is version 1: the first of its name\nnext: ")
     code, printed = job(good, "--name", "shop")
     assert code == 0, printed
-    assert "against version 1 on the test split" in printed.splitlines()[-1]
+    assert "against version 1 on the test split" in printed.splitlines()[-2]
     assert "R@100" in printed
     assert _champion(store, "shop") == good
     for metric in ("P@1", "tail/R@10"):
@@ -263,7 +265,10 @@ def test_a_new_model_or_alias_needs_a_name(
 def test_a_model_keeps_the_name_that_it_has(store: Store, job: Promote, good: str) -> None:
     store.client.create_registered_model("our shop")
     code, printed = job(good, "--name", "our shop")
-    assert (code, printed) == (0, "our shop@champion is version 1: the first of its name\n")
+    assert code == 0, printed
+    said, command = printed.splitlines()
+    assert said == "our shop@champion is version 1: the first of its name"
+    assert shlex.split(command)[-1] == "models:/our shop@champion"
     assert Registry(store.uri).look_up("models:/our shop@champion").run_id == good
 
 

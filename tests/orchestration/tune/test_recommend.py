@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import run_config_of
 
-from ramen_ray.command_line import parse_run_config, training_command
+from ramen_ray.command_line import training_command
 from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.directory import RunDirectory
@@ -49,7 +50,7 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path: Path)
     assert len(bases) == 2 * len(module.BASES) * 2
     assert not bases["bag-ance"].regularization.lambda_z
     ours = overlay(bases["minilm-depsl-graph"], {"workers.cpus_per_worker": 2, "output": "outputs"})
-    theirs = parse_run_config("", ["minilm", "--base.kind", "depsl"])
+    theirs = run_config_of(["minilm", "--base.kind", "depsl"])
     assert ours == overlay(theirs, {"training.selection_metric": "R@10"})
     search.candidates |= bases
     assert search.near() == {}
@@ -101,7 +102,7 @@ def test_a_search_ends_in_time_with_a_command_and_goes_on_where_it_stopped(
     rows = [line.split("|")[1:4] for line in found.table.splitlines()[2:]]
     values = [float(p_at_1) + float(r_at_10) for _, p_at_1, r_at_10 in rows]
     assert values == sorted(values, reverse=True) and values
-    config = parse_run_config("train", shlex.split(training_command(found.config))[2:])
+    config = run_config_of(shlex.split(training_command(found.config))[2:])
     assert config == found.config
     assert config.encoder == PRESETS["bag"]("foldoc").encoder
     assert {file.name for file in found.report.iterdir()} == {

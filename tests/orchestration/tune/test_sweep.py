@@ -15,16 +15,16 @@ from typing import Any
 import mlflow.entities
 import pandas as pd
 import pytest
-from conftest import SPECIAL_TOKENS, RunHere
+from conftest import SPECIAL_TOKENS, Refused, RunHere
 from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from ray import tune
 from ray.tune.search.optuna import OptunaSearch
-from support import ROOT, node_edges, query_table, text_table, wait_until
+from support import ROOT, node_edges, query_table, run_config_of, text_table, wait_until
 from transformers import BertConfig, BertTokenizer
 
 from jobs import tune as tune_job
-from ramen_ray.command_line import parse_run_config, run_job, training_command
+from ramen_ray.command_line import training_command
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
@@ -195,17 +195,8 @@ def test_progress_is_told_while_trials_run(
         ),
     ],
 )
-def test_bad_input_is_one_clear_line(
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["tune.py", *arguments])
-    assert run_job(tune_job.main) == 2
-    (printed,) = capsys.readouterr().err.splitlines()
-    assert printed.startswith("error: ")
-    assert message in printed
+def test_bad_input_is_one_clear_line(arguments: list[str], message: str, refused: Refused) -> None:
+    assert message in refused(tune_job, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +223,7 @@ def test_a_command_gives_back_the_configuration(config, changes, words) -> None:
     config = overlay(config, changes)
     command = shlex.split(training_command(config))
     assert command[:2] == ["python", "jobs/train.py"]
-    assert parse_run_config("train", command[2:]) == config
+    assert run_config_of(command[2:]) == config
     assert words is None or command[2:] == words.split()
 
 
@@ -392,7 +383,7 @@ def test_the_table_and_the_command_are_of_the_best(result: SweepResult, config: 
     assert len(table) == 6
     best = result.trials[0]
     assert table["validation/R@10"].max() == pytest.approx(best.value)
-    back = parse_run_config("train", shlex.split(result.command)[2:])
+    back = run_config_of(shlex.split(result.command)[2:])
     assert back.regularization.lambda_x["links"] == best.params["regularization.lambda_x.links"]
 
 

@@ -85,7 +85,6 @@ def _write_edges(
     written: Dataset,
     writer: DatasetWriter,
 ) -> None:
-    """Write the anchor sets, whose edges name the queries and ads that have been written."""
     for name, edge_list in tables.edge_lists.items():
         found = write_edge_list(connection, written, edge_list, name, writer)
         _log(f"anchor set {name}", found.num_rows | found.counts)
@@ -102,24 +101,16 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
         "query": (tables.queries, _node_columns(tables, columns.query_id, columns.query_text)),
         "ad": (
             tables.ads,
-            {
-                **_node_columns(tables, columns.ad_id, columns.ad_text),
-                **filter_columns(columns.ad_filters),
-            },
+            _node_columns(tables, columns.ad_id, columns.ad_text)
+            | filter_columns(columns.ad_filters),
         ),
         "clicks": (tables.clicks, _click_columns(tables)),
-        "filters": (
-            tables.filters,
-            {
-                role: _name_column(tables, role, name)
-                for role, name in tables.filter_columns.items()
-            },
-        ),
+        "filters": (tables.filters, _name_columns(tables, tables.filter_columns)),
     }
     if tables.given_splits:
         source, names = tables.given_splits
-        query = _name_column(tables, "query", names["query"])
-        sources["splits"] = source, {"query": query, "split": splits.split_column(names["split"])}
+        query = _name_columns(tables, {"query": names["query"]})
+        sources["splits"] = source, query | {"split": splits.split_column(names["split"])}
     return {
         what: UserTable(source, of, tables.skip_bad_rows)
         for what, (source, of) in sources.items()
@@ -144,18 +135,15 @@ class _Import:
     def write(self, writer: DatasetWriter) -> None:
         """Do it all."""
         self._read()
-        self._leave_out()
+        if left_out := summing.leave_out(self.connection, self.tables):
+            _log("clicks", left_out)
         self._split()
-        listed = {side: side in self.opened for side in SIDES}
-        weighted = self.tables.columns.clicks_weight is not None
         filters = [FILTER + name for name in self.tables.columns.ad_filters]
-        writing.write_ads(self.connection, writer, ["source_id"] * listed["ad"] + filters)
+        ids = {side: ["source_id"] if side in self.opened else [] for side in SIDES}
+        weights = ["weights"] if self.tables.columns.clicks_weight else []
+        writing.write_ads(self.connection, writer, ids["ad"] + filters)
         writing.write_queries(
-            self.connection,
-            writer,
-            with_ids=listed["query"],
-            with_weights=weighted,
-            all_periods=self.all_periods,
+            self.connection, writer, ids["query"] + weights, all_periods=self.all_periods
         )
         for side in SIDES:
             writing.write_aliases(self.connection, side, writer)
@@ -169,7 +157,7 @@ class _Import:
         unlisted = [side for side in SIDES if side not in self.opened]
         for side in SIDES:
             if side in self.opened:
-                numbering.load_nodes(connection, side, self.opened[side])
+                self.opened[side].load(connection, f"{side}_rows", "FROM source")
                 self._finish(side)
         if unlisted:
             table.load(connection, "click_rows", summing.rows_sql(table.columns, bounds))
@@ -190,20 +178,15 @@ class _Import:
                 f" {roles} the right columns?"
             )
         pairs = count(connection, "SELECT count(*) FROM (SELECT DISTINCT query, ad FROM sums)")
-        _log(
-            "clicks",
-            {
-                "rows of known queries and ads": num_clicks,
-                "different pairs of query and ad among them": pairs,
-            },
-        )
+        known = {"rows of known queries and ads": num_clicks}
+        _log("clicks", known | {"different pairs of query and ad among them": pairs})
 
     def _finish(self, what: str) -> None:
         """Refuse or log what was wrong with a table's rows, and count them."""
         table = self.opened[what]
         table.check()
         _log(
-            _SHOWN.get(what, what),
+            PLURAL[what] if what in SIDES else what,
             {"rows read": table.rows_read}
             | {f"left out: {reason}": number for reason, number in table.left_out.items()},
         )
@@ -228,18 +211,6 @@ class _Import:
             )
         table.check()
 
-    def _leave_out(self) -> None:
-        """Leave out clicks that are not wanted."""
-        tables, counts = self.tables, dict[str, int]()
-        if tables.max_clicks_per_query is not None:
-            counts |= summing.drop_busy_queries(self.connection, tables.max_clicks_per_query)
-        if tables.min_click_weight:
-            counts |= summing.drop_light_pairs(self.connection, tables.min_click_weight)
-        if tables.drop_own_text:
-            counts |= summing.drop_own_pairs(self.connection)
-        if counts:
-            _log("clicks", counts)
-
     def _split(self) -> None:
         """Decide what is kept, and in which split."""
         tables, connection = self.tables, self.connection
@@ -247,7 +218,8 @@ class _Import:
         splits.keep_ads(connection, tables.min_queries_per_ad, all_periods=self.all_periods)
         counts: dict[str, int] = {}
         if tables.given_splits:
-            splits.load_splits(connection, self.opened["splits"])
+            given = numbering.numbered(["query"], "place, split,", "source")
+            self.opened["splits"].load(connection, "given", given)
             self._report_unknown("splits", "given", ("query",))
             splits.split_as_given(connection, self.opened["splits"], tables.splits)
         else:
@@ -263,16 +235,14 @@ class _Import:
     def _write_filters(self, writer: DatasetWriter) -> None:
         has_pairs = "filters" in self.opened
         if has_pairs:
-            writing.load_filters(self.connection, self.opened["filters"])
+            given = numbering.numbered(SIDES, "place,", "source")
+            self.opened["filters"].load(self.connection, "given_filters", given)
             self._report_unknown("filters", "given_filters", SIDES)
         counts = writing.find_filters(
             self.connection, given=has_pairs, own_text=self.tables.drop_own_text
         )
         _log("filters", counts)
         writing.write_filters(self.connection, writer)
-
-
-_SHOWN = {"query": "queries", "ad": "ads"}
 
 
 def _log(what: str, counts: Mapping[str, int]) -> None:
@@ -287,10 +257,13 @@ def _node_columns(tables: UserTables, name: str, text: tuple[str, ...]) -> dict[
     return {"id": texts if same else id_column(name, tables.null_words), "text": texts}
 
 
-def _name_column(tables: UserTables, side: str, name: str) -> Column:
-    """Read a column that names queries or ads, by ids if they have a table, else by texts."""
-    has_table = (tables.queries if side == "query" else tables.ads) is not None
-    return id_column(name, tables.null_words) if has_table else _text_column(tables, name)
+def _name_columns(tables: UserTables, names: Mapping[str, str]) -> dict[str, Column]:
+    """Read columns that name queries or ads, by ids if they have a table, else by texts."""
+    listed = {"query": tables.queries, "ad": tables.ads}
+    return {
+        side: id_column(name, tables.null_words) if listed[side] else _text_column(tables, name)
+        for side, name in names.items()
+    }
 
 
 def _text_column(tables: UserTables, name: str | tuple[str, ...]) -> Column:
@@ -301,7 +274,7 @@ def _text_column(tables: UserTables, name: str | tuple[str, ...]) -> Column:
 
 def _click_columns(tables: UserTables) -> dict[str, Column]:
     names = tables.click_columns
-    columns: dict[str, Column] = {side: _name_column(tables, side, names[side]) for side in SIDES}
+    columns = _name_columns(tables, {side: names[side] for side in SIDES})
     if "weight" in names:
         columns["weight"] = weight_column(
             names["weight"], MIN_WEIGHT, MAX_WEIGHT, zeros="impressions, rows of 0 clicks"

@@ -25,11 +25,6 @@ from ramen_ray.data.tables.reading.loading import UserTable
 LARGEST_SHARE_OF_OTHER_TEXTS = 0.05
 
 
-def load_nodes(connection: duckdb.DuckDBPyConnection, side: Side, table: UserTable) -> None:
-    """Read the user's table of queries or ads into ``*_rows``."""
-    table.load(connection, f"{side}_rows", "SELECT * FROM source")
-
-
 def rows_from_clicks(connection: duckdb.DuckDBPyConnection, side: Side) -> None:
     """Make ``*_rows`` of the texts in ``click_rows``."""
     run(

@@ -1,6 +1,8 @@
 """Settings of an import of a user's own tables."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -98,11 +100,33 @@ class UserTables:
 
     def __post_init__(self) -> None:
         """Raise a DatasetError if the settings do not fit together."""
-        _refuse_one_column_for_two(self.click_columns)
-        self._check_anchor_sets()
-        self._check_tables()
-        self._check_periods()
+        for name in {**self.query_edges, **self.ad_edges}:
+            check_spelling(name)
+        for fault in chain(self._table_faults(), self._split_faults(), self._time_faults()):
+            raise DatasetError(fault)
+
+    def _table_faults(self) -> Iterator[str]:
+        roles: dict[str, str] = {}
+        for role, name in self.click_columns.items():
+            if (other := roles.setdefault(name, role)) != role:
+                yield f"columns.clicks_{other} and columns.clicks_{role} are both {name!r}"
+        for name in sorted(self.anchors.keys() - {*self.query_edges, *self.ad_edges}):
+            yield f"anchors {name}: give query_edges or ad_edges too"
+        if self.columns.ad_filters and not self.ads:
+            yield "columns.ad_filters needs the table that has them: ads"
+        if self.columns.query_split and not self.queries:
+            yield "columns.query_split needs the table that has it: queries"
+
+    def _split_faults(self) -> Iterator[str]:
         splits = self.splits
+        given = {
+            "columns.query_split": self.columns.query_split,
+            "query_splits": self.query_splits,
+            "splits.test_from": splits.test_from,
+        }
+        chosen = [name for name, value in given.items() if value]
+        if len(chosen) > 1:
+            yield f"{' and '.join(chosen)} both say which queries are held out"
         fractions = {
             "splits.test_fraction": splits.test_fraction,
             "splits.validation_fraction": splits.validation_fraction,
@@ -110,50 +134,25 @@ class UserTables:
         }
         for name, fraction in fractions.items():
             if not 0 < fraction < 1:
-                raise DatasetError(f"{name} is {fraction:g}; it must be between 0 and 1")
-        if (self.clicks_from or self.clicks_until) and not self.columns.clicks_time:
-            raise DatasetError(
-                "clicks_from and clicks_until need a column of times: set columns.clicks_time"
-            )
+                yield f"{name} is {fraction:g}; it must be between 0 and 1"
+        if splits.validation_from and not splits.test_from:
+            yield "splits.validation_from needs splits.test_from"
+        if splits.held_out == "later-clicks" and not splits.validation_from:
+            yield "splits.held_out later-clicks needs splits.validation_from and splits.test_from"
+
+    def _time_faults(self) -> Iterator[str]:
+        if not self.columns.clicks_time:
+            needs = "a column of times: set columns.clicks_time"
+            if self.splits.test_from:
+                yield f"splits.test_from needs {needs}"
+            if self.clicks_from or self.clicks_until:
+                yield f"clicks_from and clicks_until need {needs}"
+        validation, test = self.period_bounds or (0.0, 1.0)
+        if self.splits.validation_from and validation >= test:
+            yield "splits.validation_from is not before splits.test_from"
         first, last = self.click_bounds
         if first >= last:
-            raise DatasetError("clicks_from is not before clicks_until")
-
-    def _check_periods(self) -> None:
-        splits = self.splits
-        if splits.validation_from and not splits.test_from:
-            raise DatasetError("splits.validation_from needs splits.test_from")
-        if splits.held_out == "later-clicks" and not splits.validation_from:
-            raise DatasetError(
-                "splits.held_out later-clicks needs splits.validation_from and splits.test_from"
-            )
-        if splits.test_from and not self.columns.clicks_time:
-            raise DatasetError("splits.test_from needs a column of times: set columns.clicks_time")
-        validation, test = self.period_bounds or (0.0, 1.0)
-        if splits.validation_from and validation >= test:
-            raise DatasetError("splits.validation_from is not before splits.test_from")
-
-    def _check_anchor_sets(self) -> None:
-        with_edges = {**self.query_edges, **self.ad_edges}
-        for name in with_edges:
-            check_spelling(name)
-        for name in self.anchors:
-            if name not in with_edges:
-                raise DatasetError(f"anchors {name}: give query_edges or ad_edges too")
-
-    def _check_tables(self) -> None:
-        if self.columns.ad_filters and not self.ads:
-            raise DatasetError("columns.ad_filters needs the table that has them: ads")
-        if self.columns.query_split and not self.queries:
-            raise DatasetError("columns.query_split needs the table that has it: queries")
-        given = {
-            "columns.query_split": self.columns.query_split,
-            "query_splits": self.query_splits,
-            "splits.test_from": self.splits.test_from,
-        }
-        chosen = [name for name, value in given.items() if value]
-        if len(chosen) > 1:
-            raise DatasetError(f"{' and '.join(chosen)} both say which queries are held out")
+            yield "clicks_from is not before clicks_until"
 
     @property
     def fewest_ads(self) -> int:
@@ -238,13 +237,3 @@ class UserTables:
             )
             for name in sorted({**self.query_edges, **self.ad_edges})
         }
-
-
-def _refuse_one_column_for_two(click_columns: dict[str, str]) -> None:
-    roles: dict[str, str] = {}
-    for role, name in click_columns.items():
-        if name in roles:
-            raise DatasetError(
-                f"columns.clicks_{roles[name]} and columns.clicks_{role} are both {name!r}"
-            )
-        roles[name] = role

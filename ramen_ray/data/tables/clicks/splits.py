@@ -24,7 +24,6 @@ from ramen_ray.data.engine import count, run
 from ramen_ray.data.prepared.hashing import hash_strings, uniforms
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.clicks.numbering import numbered
 from ramen_ray.data.tables.clicks.settings import Splits
 from ramen_ray.data.tables.reading.cells import as_strings
 from ramen_ray.data.tables.reading.columns import Column
@@ -52,11 +51,6 @@ def split_column(name: str) -> Column:
         return numbers.astype(np.int8), numbers < 0
 
     return Column(name, convert, f"are not one of {', '.join(SPLITS)}", pa.int8())
-
-
-def load_splits(connection: duckdb.DuckDBPyConnection, table: UserTable) -> None:
-    """Read the user's splits into ``given``; queries have been numbered."""
-    table.load(connection, "given", numbered(["query"], "place, split,", "source"))
 
 
 def find_periods(connection: duckdb.DuckDBPyConnection) -> None:
@@ -159,11 +153,10 @@ def split_as_given(connection: duckdb.DuckDBPyConnection, table: UserTable, spli
 def keep_queries(
     connection: duckdb.DuckDBPyConnection, fewest_ads: int, *, all_periods: bool
 ) -> dict[str, int]:
-    """Make ``kept_queries``, and count what is left out.
+    """Make ``kept_queries`` of those with ``fewest_ads`` that count, and count what is left out.
 
     Queries that are not in ``family_splits`` are train queries; with ``all_periods`` each is in the
-    splits of its clicks. In a split a query needs ``fewest_ads`` that count; with 0, train queries
-    need none.
+    splits of its clicks. Of 0 ads, train queries need none, and others one.
 
     Raises:
         DatasetError: a split would have no query with a click.

@@ -8,7 +8,6 @@
     the clicks of each pair in each period.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 
 import duckdb
@@ -16,12 +15,11 @@ import duckdb
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.store.schemas import SIDES
 from ramen_ray.data.tables.clicks.numbering import numbered
+from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.reading.loading import UserTable
 
 LARGEST_EXACT = 1 << 40
 """Whole weights up to this can be summed as integers."""
-
-logger = logging.getLogger(__name__)
 
 
 def rows_sql(roles: Mapping[str, object], bounds: Sequence[float]) -> str:
@@ -69,25 +67,23 @@ def sum_clicks(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute("DROP TABLE clicks")
 
 
-def drop_busy_queries(connection: duckdb.DuckDBPyConnection, most: float) -> dict[str, int]:
-    """Leave out the queries with more than ``most`` clicks in all; returns how many there are."""
-    busy = f"SELECT query FROM sums GROUP BY query HAVING sum(weight) > {most!r}"
-    return {f"queries left out for more than {most:g} clicks": _drop(connection, "query", busy)}
-
-
-def drop_light_pairs(connection: duckdb.DuckDBPyConnection, least: float) -> dict[str, int]:
-    """Leave out the pairs of query and ad whose weights sum to less than ``least``."""
-    light = f"SELECT query, ad FROM sums GROUP BY query, ad HAVING sum(weight) < {least!r}"
-    return {"pairs left out for their low weight": _drop(connection, "query, ad", light)}
-
-
-def drop_own_pairs(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """Leave out the pairs of a query and an ad of its own text."""
-    own = """SELECT DISTINCT sums.query, sums.ad FROM sums
-        JOIN queries ON queries.number = sums.query JOIN ads ON ads.number = sums.ad
-        WHERE fold(queries.text) = fold(ads.text)"""
-    what = "pairs left out as an ad of the query's own text"
-    return {what: _drop(connection, "query, ad", own)}
+def leave_out(connection: duckdb.DuckDBPyConnection, tables: UserTables) -> dict[str, int]:
+    """Leave out what has too many clicks, too few, or an ad of the query's text; counts them."""
+    counts = {}
+    if (most := tables.max_clicks_per_query) is not None:
+        busy = f"SELECT query FROM sums GROUP BY query HAVING sum(weight) > {most!r}"
+        what = f"queries left out for more than {most:g} clicks"
+        counts[what] = _drop(connection, "query", busy)
+    if least := tables.min_click_weight:
+        light = f"SELECT query, ad FROM sums GROUP BY query, ad HAVING sum(weight) < {least!r}"
+        counts["pairs left out for their low weight"] = _drop(connection, "query, ad", light)
+    if tables.drop_own_text:
+        own = """SELECT DISTINCT sums.query, sums.ad FROM sums
+            JOIN queries ON queries.number = sums.query JOIN ads ON ads.number = sums.ad
+            WHERE fold(queries.text) = fold(ads.text)"""
+        what = "pairs left out as an ad of the query's own text"
+        counts[what] = _drop(connection, "query, ad", own)
+    return counts
 
 
 def _drop(connection: duckdb.DuckDBPyConnection, key: str, unwanted: str) -> int:

@@ -13,10 +13,8 @@ import pyarrow as pa
 
 from ramen_ray.data.engine import ROWS_PER_BATCH, count, name_literal, run, stream
 from ramen_ray.data.store.dataset import DatasetWriter
-from ramen_ray.data.store.schemas import PLURAL, SIDES, SPLITS, Side
-from ramen_ray.data.tables.clicks.numbering import numbered
+from ramen_ray.data.store.schemas import PLURAL, SPLITS, Side
 from ramen_ray.data.tables.clicks.splits import TRAIN
-from ramen_ray.data.tables.reading.loading import UserTable
 
 QUERIES_AT_ONCE = 1 << 20
 """Lists of ads are made for so many queries at once, as the engine cannot spill them."""
@@ -35,12 +33,11 @@ def write_ads(
 def write_queries(
     connection: duckdb.DuckDBPyConnection,
     writer: DatasetWriter,
+    optional: Sequence[str],
     *,
-    with_ids: bool,
-    with_weights: bool,
     all_periods: bool,
 ) -> None:
-    """Write the queries of each split with their ads; with the user's ids and clicks' weights.
+    """Write the queries of each split with their ads, and the ``optional`` columns.
 
     With ``all_periods``, each has those of its split's period.
     """
@@ -53,8 +50,7 @@ def write_queries(
         JOIN kept_queries ON {own} JOIN kept_ads ON kept_ads.number = ad
         ORDER BY split, query_id, ad_id""",
     )
-    columns = ["query_id", "text", "ad_ids"]
-    columns += ["source_id"] * with_ids + ["weights"] * with_weights
+    columns = ["query_id", "text", "ad_ids", *optional]
     for number, split in enumerate(SPLITS):
         writer.write(f"queries/{split}", _with_ads(connection, number, columns))
 
@@ -63,7 +59,8 @@ def _with_ads(
     connection: duckdb.DuckDBPyConnection, split: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Yield these columns of a split's queries, in the order of their ids."""
-    for first in range(0, _num_queries(connection, split), QUERIES_AT_ONCE):
+    num_queries = count(connection, f"SELECT count(*) FROM kept_queries WHERE split = {split}")
+    for first in range(0, num_queries, QUERIES_AT_ONCE):
         some = f"split = {split} AND query_id BETWEEN {first} AND {first + QUERIES_AT_ONCE - 1}"
         low, high = connection.sql(
             f"SELECT min(number), max(number) FROM kept_queries WHERE {some}"
@@ -99,11 +96,6 @@ def write_aliases(connection: duckdb.DuckDBPyConnection, side: Side, writer: Dat
         writer.write(f"aliases/{side}", stream(connection, f"{rows} ORDER BY name"))
 
 
-def load_filters(connection: duckdb.DuckDBPyConnection, table: UserTable) -> None:
-    """Read the user's filter pairs into ``given_filters``; queries and ads have been numbered."""
-    table.load(connection, "given_filters", numbered(SIDES, "place,", "source"))
-
-
 def find_filters(
     connection: duckdb.DuckDBPyConnection, *, given: bool, own_text: bool
 ) -> dict[str, int]:
@@ -112,10 +104,7 @@ def find_filters(
     They are those of ``given_filters``, if any, and the ads of a query's ``own_text``. Returns how
     many each split has, and how many given ones are of no use.
     """
-    pairs = [
-        *(["SELECT query, ad FROM given_filters"] if given else []),
-        *([_OWN_TEXT] if own_text else []),
-    ]
+    pairs = ["SELECT query, ad FROM given_filters"] * given + [_OWN_TEXT] * own_text
     run(
         connection,
         "finding filter pairs",
@@ -125,17 +114,12 @@ def find_filters(
         JOIN kept_queries ON kept_queries.number = query
         JOIN kept_ads ON kept_ads.number = ad WHERE split > {TRAIN}""",
     )
-    counts = {
-        f"pairs of {split} queries": count(
-            connection, f"SELECT count(*) FROM filters WHERE split = {number}"
-        )
-        for number, split in enumerate(SPLITS)
-        if number > TRAIN
-    }
     unused = count(connection, _UNUSED) if given else 0
-    return {
-        "pairs of train queries, or of queries and ads that the import left out": unused
-    } | counts
+    counts = {"pairs of train queries, or of queries and ads that the import left out": unused}
+    found = connection.sql("SELECT split, count(*) FROM filters GROUP BY split ORDER BY split")
+    return counts | {
+        f"pairs of {SPLITS[split]} queries": pairs for split, pairs in found.fetchall()
+    }
 
 
 def write_filters(connection: duckdb.DuckDBPyConnection, writer: DatasetWriter) -> None:
@@ -151,10 +135,6 @@ _OWN_TEXT = f"""SELECT held_out.number AS query, ads.number AS ad
     FROM (SELECT queries.number, fold(text) AS folded FROM queries JOIN kept_queries USING (number)
           WHERE split > {TRAIN}) AS held_out
     JOIN ads ON fold(ads.text) = held_out.folded"""
-
-
-def _num_queries(connection: duckdb.DuckDBPyConnection, split: int) -> int:
-    return count(connection, f"SELECT count(*) FROM kept_queries WHERE split = {split}")
 
 
 _UNUSED = f"""SELECT count(*) FROM given_filters

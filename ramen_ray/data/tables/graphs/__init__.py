@@ -1,1 +1,1 @@
-"""Anchor sets of a user's edges, of sessions and of texts, for a dataset directory."""
+"""Anchor sets of a user's edges and of sessions, for a dataset directory."""

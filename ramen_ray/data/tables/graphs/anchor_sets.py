@@ -30,6 +30,7 @@ from ramen_ray.data.leaks import (
     find_answers,
     find_leaks,
     find_repeats,
+    folded,
     texts_of,
 )
 from ramen_ray.data.store.dataset import (
@@ -53,12 +54,7 @@ TEXTS_PER_BATCH = 2048
 
 @dataclass(frozen=True)
 class WrittenEdges:
-    """What was written.
-
-    Attributes:
-        num_rows: row counts of the tables; empty if there are no edges.
-        counts: how many nodes have no edges, and how many edges were left out or merged.
-    """
+    """Row counts of tables, if any edge is left, and ``counts`` of nodes without, and of merged."""
 
     num_rows: dict[str, int]
     counts: dict[str, int]
@@ -99,16 +95,13 @@ def _drop_clicks(
     """Drop the edges that ``protocol`` leaves out; returns how many of each side and kind."""
     dropped = {}
     find_answers(connection, dataset)
+    anchors = folded("FROM anchors")
     for side in sides:
-        nodes = texts_of(dataset, NODE_TABLES[side])
-        find_leaks(connection, "leaks", nodes, "SELECT id, text FROM anchors")
+        find_leaks(connection, "leaks", folded(texts_of(dataset, NODE_TABLES[side])), anchors)
         dropped[f"{side} {LEAKING_EDGES}"] = _drop_found(connection, side, "leaks")
         if protocol == "unclicked":
             clicks = f"SELECT query_id, ad_ids FROM {files_of(dataset, TRAIN)}"
-            others, anchors = (
-                f"SELECT id, fold(text) AS folded FROM ({texts})"
-                for texts in (texts_of(dataset, NODE_TABLES[OTHER_END[side]]), "FROM anchors")
-            )
+            others = folded(texts_of(dataset, NODE_TABLES[OTHER_END[side]]))
             find_repeats(connection, "repeats", side, clicks, others, anchors)
             dropped[f"{side} {REPEATING_EDGES}"] = _drop_found(connection, side, "repeats")
     return dropped
@@ -168,7 +161,7 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _write(writer: DatasetWriter, table: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
-    """Write a table in row groups of a fixed size; returns its row count."""
+    """Write a table; returns its row count."""
     writer.write(table, batches)
     num_rows: int = pq.read_metadata(writer.folder / f"{table}.parquet").num_rows
     return num_rows
@@ -218,7 +211,7 @@ def put_in_place(
 
     Raises:
         DatasetError: there is a set of this name, and ``replace`` is not set; or queries or ads
-            are no longer those that the edges were made for.
+            have changed.
     """
     with _as_it_is_now(dataset.path) as now:
         if _content_of_nodes(now) != (aside / NODES).read_text():

@@ -9,7 +9,7 @@ from typing import Any
 from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.checks import check
-from ramen_ray.data.engine import count, engine, run
+from ramen_ray.data.engine import engine, run
 from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
@@ -150,7 +150,8 @@ def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, U
     if not edge_list.of_sides:
         raise DatasetError("there are no edges; give query_edges, ad_edges or both")
     columns, null_words = edge_list.columns, edge_list.null_words
-    anchor = text_column(columns.edges_anchor, null_words)
+    is_listed = edge_list.anchors is not None and null_words == "refuse"  # NA may be a name
+    anchor = text_column(columns.edges_anchor, "keep" if is_listed else null_words)
     of_tables: dict[str, tuple[str, dict[str, Column]]] = {}
     if edge_list.anchors:
         of_anchors = {"name": text_column(columns.anchor_id, null_words)}
@@ -222,17 +223,13 @@ def _unknown(
             ANTI JOIN anchors ON anchors.name = one.anchor
         """
         message = "rows name anchors that the table of anchors does not have"
-        known = "SELECT name FROM anchors"
-        table.report(connection, "anchor", message, unknown, known=known)
+        table.report(connection, "anchor", message, unknown, known="SELECT name FROM anchors")
     of_kind = {
-        f"{side} edges of validation and test queries": HELD_OUT_NODE,
-        f"{side} edges of {PLURAL[side]} that the import left out": LEFT_OUT_NODE,
+        HELD_OUT_NODE: f"{side} edges of validation and test queries",
+        LEFT_OUT_NODE: f"{side} edges of {PLURAL[side]} that the import left out",
     }
-    counts = {
-        what: count(connection, f"SELECT count(*) FROM {side}_rows WHERE node = {node}")
-        for what, node in of_kind.items()
-    }
-    return +Counter(counts)
+    found = f"SELECT node, count(*) FROM {side}_rows WHERE node < 0 GROUP BY node ORDER BY 1 DESC"
+    return Counter({of_kind[node]: edges for node, edges in connection.sql(found).fetchall()})
 
 
 def _create_edges(connection: DuckDBPyConnection, side: str) -> None:

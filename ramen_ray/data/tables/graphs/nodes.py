@@ -13,7 +13,7 @@ from duckdb import DuckDBPyConnection
 from ramen_ray.data.engine import count, files_of, run, text_literal
 from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.schemas import NODE_TABLES, schema_of
+from ramen_ray.data.store.schemas import NODE_TABLES, PLURAL, Side, schema_of
 from ramen_ray.data.store.texts import normalized
 from ramen_ray.data.tables.reading.columns import (
     Column,
@@ -27,15 +27,10 @@ LEFT_OUT_NODE = -2
 NUMBER = "0|[1-9][0-9]{0,17}"
 
 
-def node_names(
-    metadata: Mapping[str, Any],
-    side: str,
-    name: str,
-    null_words: NullWords,
-) -> Column:
+def node_names(metadata: Mapping[str, Any], side: Side, name: str, null_words: NullWords) -> Column:
     """Read a column that names nodes of ``side``; texts are normalised if the dataset's were."""
     imported = metadata.get("imported", {})
-    if imported.get({"query": "queries", "ad": "ads"}[side]):
+    if imported.get(PLURAL[side]):
         return without_rounded(text_column(name, null_words))
     is_normal = imported.get("normalize_texts")
     return text_column(name, null_words, normalized if is_normal else pc.utf8_trim_whitespace)
@@ -45,11 +40,9 @@ def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) ->
     """Create ``{side}_names``: ``name`` and ``node``, all nodes that a name stands for.
 
     A node is a train query's or an ad's number, HELD_OUT_NODE, or LEFT_OUT_NODE; a query that is
-    also held out is a train query. Also created are
-    ``{side}_texts`` (``node``, ``text``) of the train queries or ads, without the white space
-    around their texts, and ``{side}_held_out`` (``folded``), the different folded texts of
-    validation and test queries, none of ads. Tables that exist are kept, so that several tables of
-    a user can be named.
+    also held out is a train query. Also created are ``{side}_texts`` (``node``, ``text``) of the
+    train queries or ads, trimmed, and ``{side}_held_out`` (``folded``), the different texts of
+    held-out queries. Tables that exist are kept, for the next table of a user.
     """
     nodes = NODE_TABLES[side]
     id_column = schema_of(nodes).names[0]
@@ -88,10 +81,7 @@ def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) ->
 
 
 def _with_aliases(dataset: Dataset, side: str) -> str:
-    """Return the SQL that adds aliases, and their nodes, to ``own``, the names that have a row.
-
-    It is empty if there are none.
-    """
+    """Return the SQL that adds aliases, if any, and their nodes to ``own``, names with a row."""
     table = f"aliases/{side}"
     if not dataset.has(table):
         return ""
@@ -125,21 +115,22 @@ def named(side: str, columns: str, source: str = "source") -> str:
 
 
 def read_numbers(connection: DuckDBPyConnection, dataset: Dataset, side: str, rows: str) -> None:
-    """Read the unknown names of the table ``rows`` as nodes' numbers, if all of them look so.
+    """Read the unknown names of the table ``rows`` as nodes' numbers, if most of them look so.
 
-    One that is a text would mean that the others are texts too, such as "2048".
+    Among unknown texts, "2048" is a text too.
     """
     if has_ids(dataset, side):
         return
-    unknown = f"FROM {rows} WHERE unknown IS NOT NULL"
     is_number = f"regexp_full_match(unknown, {text_literal(NUMBER)})"
-    if count(connection, f"SELECT count(*) {unknown} AND NOT {is_number}"):
+    names = f"FROM (SELECT DISTINCT unknown FROM {rows} WHERE unknown IS NOT NULL)"
+    num_numbers = count(connection, f"SELECT count(*) {names} WHERE {is_number}")
+    if 2 * num_numbers <= count(connection, f"SELECT count(*) {names}"):
         return
     num_nodes = dataset.num_rows(NODE_TABLES[side])
     connection.execute(
         f"""
         UPDATE {rows} SET node = unknown::BIGINT, unknown = NULL
-        WHERE unknown IS NOT NULL AND unknown::BIGINT < {num_nodes}
+        WHERE {is_number} AND try_cast(unknown AS BIGINT) < {num_nodes}
         """
     )
 

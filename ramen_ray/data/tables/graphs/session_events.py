@@ -153,6 +153,8 @@ def _count_nearly_known(connection: DuckDBPyConnection, dataset: Dataset) -> dic
     """Count the rows that name queries and ads that the dataset has in another spelling."""
     counts = {}
     for side in SIDES:
+        if not count(connection, f"SELECT count(unknown) FROM {side}_cells"):
+            continue  # to look through the log takes time
         unknown = f"""
             SELECT own.unknown AS name FROM log
             JOIN {side}_cells AS own ON own.cell = log.{side} AND own.unknown IS NOT NULL

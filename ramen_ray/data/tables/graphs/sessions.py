@@ -133,7 +133,11 @@ def create_edges(
     """
     made = {
         "pairs": _pairs(side, settings),
-        "items_sessions": _sessions(side),
+        "items_sessions": f"""
+            SELECT item, count(*) AS sessions
+            FROM (SELECT DISTINCT session, {side} AS item FROM events WHERE {side} IS NOT NULL)
+            GROUP BY item
+            """,
         "chosen": _chosen(side, settings, num_sessions),
         f"{side}_edges": _edges(side, settings),
     }
@@ -152,15 +156,6 @@ def _pairs(side: str, settings: SessionSettings) -> str:
                 ON left_.session = right_.session AND left_.{side} < right_.{side}
             WHERE abs(left_.time - right_.time) <= '{settings.window_s}'::DOUBLE)
         GROUP BY one, other HAVING sessions >= {settings.min_support}
-    """
-
-
-def _sessions(side: str) -> str:
-    """Select the number of ``sessions`` with each ``item``."""
-    return f"""
-        SELECT item, count(*) AS sessions
-        FROM (SELECT DISTINCT session, {side} AS item FROM events WHERE {side} IS NOT NULL)
-        GROUP BY item
     """
 
 

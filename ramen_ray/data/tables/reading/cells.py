@@ -83,9 +83,7 @@ def as_seconds(
 def fitting_unit(seconds: NDArray[np.float64], unit: TimeUnit) -> TimeUnit | None:
     """Return the unit in which most of the numbers lie in 1990 to 2100; None if there is none.
 
-    Args:
-        seconds: (n,) what :func:`as_seconds` made of numbers of ``unit``.
-        unit: one that counts; for days there is no other.
+    ``seconds`` (n,) are what :func:`as_seconds` made of them as numbers of ``unit``.
     """
     if unit == "yyyymmdd":
         return None
@@ -104,6 +102,8 @@ def in_our_time(seconds: NDArray[np.float64]) -> Booleans:
 
 def is_scientific(cells: pa.Array) -> Booleans:
     """Flag the strings (n,) that are whole numbers in scientific notation, such as 1.34E+18."""
+    if not pc.any(pc.less(cells, ":")).as_py():  # as digits, signs and spaces are; takes no time
+        return np.zeros(len(cells), dtype=bool)
     return np.asarray(pc.match_substring_regex(cells, SCIENTIFIC))
 
 
@@ -147,10 +147,8 @@ def _counted(column: pa.ChunkedArray, unit: TimeUnit) -> tuple[NDArray[np.float6
     if unit != "yyyymmdd":
         return numbers / UNITS_PER_SECOND[unit], bad
     digits = pa.array(np.where((numbers >= 1e7) & (numbers < 1e8), numbers, 0).astype(np.int64))
-    texts = pc.replace_substring_regex(
-        digits.cast(pa.string()), r"^(\d{4})(\d\d)(\d\d)$", r"\1-\2-\3"
-    )
-    return _iso_seconds(texts)
+    parts = r"^(\d{4})(\d\d)(\d\d)$"
+    return _iso_seconds(pc.replace_substring_regex(digits.cast(pa.string()), parts, r"\1-\2-\3"))
 
 
 def _iso_seconds(strings: pa.Array) -> tuple[NDArray[np.float64], Booleans]:

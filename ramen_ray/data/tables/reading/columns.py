@@ -1,6 +1,6 @@
 """What is read of a user's column: how cells are converted, and which are wrong or unwanted."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -35,26 +35,26 @@ ROUNDED = Kind(
 )
 NULL_WORDS = Kind("cells are words for nothing", NULL_ADVICE, most=FEW)
 
-Convert = Callable[[pa.ChunkedArray], tuple[Any, Booleans]]
-NullWords = Literal["refuse", "leave-out", "keep"]
-
-
 NULL_PARTS = Kind(
     "cells are words for nothing, and are left out of the texts that they are joined to",
     "empty these cells; or keep them with --null-words keep",
     severity="warning",
 )
 
-Flags = Callable[[Any], Booleans]
-"""Marks some of the values (rows,) of a column."""
+Convert = Callable[[pa.ChunkedArray], tuple[Any, Booleans]]
+NullWords = Literal["refuse", "leave-out", "keep"]
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """Values that are likely wrong: ``flags`` marks them, and ``kind`` says of them what is."""
+    """Values that are likely wrong: ``flags`` marks them, and ``kind`` says of them what is.
 
-    flags: Flags
+    If they are to ``leave_out``, their rows are no finding, and are only counted.
+    """
+
+    flags: Callable[[Any], Booleans]
     kind: Callable[[Any], Kind]
+    leave_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,7 @@ class Column:
         convert: turns its cells (rows,) into values (rows,) of ``type``, and flags the bad ones.
         fault: what is wrong with bad cells, as in "3 cells are empty".
         optional: whether a cell that is bad or unwanted is null, and its row is kept.
-        doubts: values that are likely wrong.
-        unwanted: good values whose rows are left out and counted, by the reason.
+        doubts: values that are likely wrong, or unwanted.
         null_words: what becomes of words for nothing in columns that are joined.
     """
 
@@ -77,7 +76,6 @@ class Column:
     type: pa.DataType = field(default_factory=pa.string)
     optional: bool = False
     doubts: tuple[Doubt, ...] = ()
-    unwanted: Mapping[str, Flags] = field(default_factory=dict)
     null_words: NullWords = "keep"
 
     @property
@@ -154,13 +152,11 @@ def weight_column(name: str, low: float, high: float, zeros: str = "") -> Column
     def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
         numbers, bad = as_numbers(cells)
         wrong = (numbers < low) | (numbers > high)
-        return numbers, bad | (wrong & ~is_zero(numbers) if zeros else wrong)
-
-    def is_zero(numbers: Any) -> Booleans:
-        return np.asarray(numbers) == 0
+        return numbers, bad | (wrong & (numbers != 0) if zeros else wrong)
 
     fault = f"are not positive numbers up to {high:g}"
-    return Column(name, convert, fault, pa.float64(), unwanted={zeros: is_zero} if zeros else {})
+    unwanted = _unwanted(zeros, lambda numbers: numbers == 0) if zeros else ()
+    return Column(name, convert, fault, pa.float64(), doubts=unwanted)
 
 
 def time_column(name: str, unit: TimeUnit, flag: str) -> Column:
@@ -184,18 +180,17 @@ def time_column(name: str, unit: TimeUnit, flag: str) -> Column:
 
 def within(column: Column, first: float, last: float, reasons: tuple[str, str]) -> Column:
     """Leave out rows of times before ``first`` and from ``last`` on, for these ``reasons``."""
-    before, after = reasons
-    unwanted: dict[str, Flags] = {
-        before: lambda seconds: np.asarray(seconds) < first,
-        after: lambda seconds: np.asarray(seconds) >= last,
-    }
-    return replace(column, unwanted=unwanted)
+    before = _unwanted(reasons[0], lambda seconds: seconds < first)
+    after = _unwanted(reasons[1], lambda seconds: seconds >= last)
+    return replace(column, doubts=(*column.doubts, *before, *after))
+
+
+def _unwanted(reason: str, flags: Callable[[Any], Booleans]) -> tuple[Doubt]:
+    """Leave out rows of numbers (n,) that are flagged."""
+    return (Doubt(lambda numbers: flags(np.asarray(numbers)), lambda _: Kind(reason), True),)
 
 
 def _named(column: Column, null_words: NullWords) -> Column:
     """Doubt words for nothing in a column of names or texts, or leave them out."""
-    if null_words == "leave-out":
-        column = replace(column, unwanted={NULL_WORDS.message: is_null_word})
-    elif null_words == "refuse":
-        column = replace(column, doubts=(Doubt(is_null_word, lambda _: NULL_WORDS),))
-    return replace(column, null_words=null_words)
+    doubt = Doubt(is_null_word, lambda _: NULL_WORDS, leave_out=null_words == "leave-out")
+    return replace(column, null_words=null_words, doubts=(doubt,) if null_words != "keep" else ())

@@ -4,9 +4,11 @@ A cell of CSV that begins with a quote ends with one, before a delimiter or the 
 quote within it is doubled (RFC 4180). Quotes within other cells, and all those of TSV, are letters.
 """
 
+import csv
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from io import StringIO
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +29,17 @@ from ramen_ray.errors import DatasetError
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 QUOTE, LINE_BREAK, COMMA = b'"\n,'
-_QUOTED_CELL = re.compile(rb'"[^"]*+(?:""[^"]*+)*+("?)')
-_PLAIN_CELL = re.compile(rb"[^,\n]*+")
+
+
+def _records_of(plain: bytes) -> tuple[bytes, re.Pattern[bytes]]:
+    """Return patterns of a cell, which is in quotes or ``plain``, and of a record of such cells."""
+    cell = rb'(?:"[^"]*+(?:""[^"]*+)*+"(?=[,\n])|%s)' % plain
+    return cell, re.compile(rb"%s(?:,%s)*+\n" % (cell, cell))
+
+
+_, _RECORD = _records_of(rb'[^",\n]*+')
+_CELL, _ODD_RECORD = _records_of(rb'(?!")[^,\n]*+')
+_BROKEN_CELL = re.compile(rb'(?:%s,)*+"[^"]*+(?:""[^"]*+)*+("?)' % _CELL)
 
 OPEN_QUOTE = Kind("lines begin a record with a quote that is not closed", "close it, or double it")
 BAD_QUOTE = Kind(
@@ -64,30 +75,26 @@ def header_of(start: bytes, kind: str) -> tuple[str, ...]:
     Raises:
         DatasetError: its first line names no columns.
     """
-    first = _first_record(start, kind)
-    if first is None:
+    whole = start[: start.rfind(b"\n") + 1]
+    if b"\r" in whole.partition(b"\n")[0]:
+        raise DatasetError("its lines end with carriage returns alone; save it with line feeds")
+    lines = StringIO(whole.decode(), newline="\n")
+    try:
+        records = csv.reader(
+            lines,
+            delimiter=DELIMITERS[kind],
+            quoting=csv.QUOTE_MINIMAL if kind == "csv" else csv.QUOTE_NONE,
+            strict=True,
+        )
+        first = next(records)
+    except (csv.Error, StopIteration):
         raise DatasetError(
             "its first line, which should name the columns, has an open quote, or over"
             f" {MAX_HEADER_BYTES} bytes"
-        )
-    if not first.strip():
+        ) from None
+    if not "".join(first).strip():
         raise DatasetError("its first line, which should name the columns, is empty")
-    if b"\r" in first.rstrip(b"\r\n"):
-        raise DatasetError("its lines end with carriage returns alone; save it with line feeds")
-    return tuple(pa.csv.read_csv(pa.BufferReader(first), parse_options=_options(kind)).column_names)
-
-
-def _first_record(start: bytes, kind: str) -> bytes | None:
-    """Return the first record of a file's beginning; None if it has no end."""
-    whole = start[: start.rfind(b"\n") + 1]
-    if kind == "tsv":
-        return whole[: whole.find(b"\n") + 1] or None
-    records = split_records(whole, False)
-    if len(records.lines) == 1:
-        return records.data
-    if not len(records.lines) or records.lines[0]:
-        return None
-    return b"".join(whole.splitlines(keepends=True)[: int(records.lines[1])])
+    return tuple(first)
 
 
 def parse_records(
@@ -233,47 +240,22 @@ def _split_slowly(data: bytes, at_end: bool) -> Records:
     faults: dict[Kind, list[int]] = {OPEN_QUOTE: [], BAD_QUOTE: [], INNER_QUOTE: []}
     lines: list[int] = []
     kept: list[bytes] = []
-    rest = b""
     position = line = 0
     while position < len(data):
-        quote = data.find(b'"', position)
-        start = len(data) if quote < 0 else max(data.rfind(b"\n", 0, quote) + 1, position)
-        stop, fault = (start, None) if quote < 0 else _end_of_record(data, start)
-        whole = data.count(b"\n", position, start)
-        kept.append(data[position:start])
-        lines += range(line, line + whole)
-        line, position = line + whole, start
-        if fault == OPEN_QUOTE and not at_end and len(data) - start <= MAX_LINE_BYTES:
-            rest = data[start:]
-            break
-        if fault is not None:
+        record, fault = _RECORD.match(data, position), None
+        if not record:
+            record, fault = _ODD_RECORD.match(data, position), INNER_QUOTE
+        if not record:
+            broken = _BROKEN_CELL.match(data, position)
+            fault = BAD_QUOTE if broken and broken[1] else OPEN_QUOTE
+            if fault == OPEN_QUOTE and not at_end and len(data) - position <= MAX_LINE_BYTES:
+                break
+        if fault:
             faults[fault].append(line)
-        if stop is None:
-            line, position = line + 1, data.index(b"\n", start) + 1
-        elif stop > start:
-            kept.append(data[start:stop])
+        stop = record.end() if record else data.index(b"\n", position) + 1
+        if record:
+            kept.append(data[position:stop])
             lines.append(line)
-            line, position = line + data.count(b"\n", start, stop), stop
-    return Records(np.array(lines, dtype=np.int64), b"".join(kept), rest, faults)
-
-
-def _end_of_record(data: bytes, start: int) -> tuple[int | None, Kind | None]:
-    """Return where the record ends that begins at ``start``, if it does, and what is wrong."""
-    position, fault = start, None
-    while True:
-        if data[position] == QUOTE:
-            cell = _QUOTED_CELL.match(data, position)
-            assert cell
-            if not cell[1]:
-                return None, OPEN_QUOTE
-            position = cell.end()
-            if data[position] not in (COMMA, LINE_BREAK):
-                return None, BAD_QUOTE
-        else:
-            plain = _PLAIN_CELL.match(data, position)
-            assert plain
-            fault = INNER_QUOTE if b'"' in plain[0] else fault
-            position = plain.end()
-        if data[position] == LINE_BREAK:
-            return position + 1, fault
-        position += 1
+        line += data.count(b"\n", position, stop)
+        position = stop
+    return Records(np.array(lines, dtype=np.int64), b"".join(kept), data[position:], faults)

@@ -3,8 +3,8 @@
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
@@ -59,19 +59,19 @@ def find_files(source: str, columns: Sequence[str]) -> list[TableFile]:
     """
     filesystem, listed = _listed(source)
     files: list[TableFile] = []
-    findings = list(_copies(filesystem, listed))
+    faults = list(_copies(filesystem, listed))
     for info in listed:
         try:
             file = open_file(filesystem, info, tuple(columns))
         except DatasetError as error:
-            findings.append(Finding("error", info.path, str(error).removeprefix(f"{info.path}: ")))
+            faults.append((info.path, str(error).removeprefix(f"{info.path}: ")))
         else:
             files += [file] if file else []
-    if not files and not findings:
-        findings.append(Finding("error", listed[0].path, "is empty"))
-    raise_errors(f"the source {redacted(source)}", _one_of_each(findings))
+    if not files and not faults:
+        faults.append((listed[0].path, "is empty"))
+    raise_errors(f"the source {redacted(source)}", _one_of_each(faults))
     _warn_of_columns_given_twice(files)
-    return [replace(file, partitions=_not_in_itself(file)) for file in files]
+    return files
 
 
 def _listed(source: str) -> tuple[FileSystem, list[FileInfo]]:
@@ -88,8 +88,8 @@ def _listed(source: str) -> tuple[FileSystem, list[FileInfo]]:
         raise DatasetError(f"cannot open {shown}: {first_line_of(error)}") from error
 
 
-def _copies(filesystem: FileSystem, listed: Sequence[FileInfo]) -> Iterator[Finding]:
-    """Yield a finding for each file that is another's copy by its name, or the same by links."""
+def _copies(filesystem: FileSystem, listed: Sequence[FileInfo]) -> Iterator[tuple[str, str]]:
+    """Yield each file that is another's copy by its name, or the same by links, and say so."""
     names: dict[str, str] = {}
     places: dict[str, str] = {}
     for info in listed:
@@ -97,35 +97,28 @@ def _copies(filesystem: FileSystem, listed: Sequence[FileInfo]) -> Iterator[Find
         place = os.path.realpath(path) if is_local else path
         name = path[: len(path) - len("".join(suffixes(path)))]
         if (first := places.setdefault(place, path)) != path:
-            yield Finding("error", path, f"is a link to {first}; take it away, or give a glob")
+            yield path, f"is a link to {first}; take it away, or give a glob"
         elif (first := names.setdefault(name, path)) != path:
             other = PurePosixPath(first).name
-            yield Finding("error", path, f"looks like a copy of {other}; give one, or a glob")
+            yield path, f"looks like a copy of {other}; give one, or a glob"
 
 
-def _one_of_each(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield the first finding of each message, with the number of its files."""
-    by_message: dict[str, list[Finding]] = {}
-    for finding in findings:
-        by_message.setdefault(finding.message, []).append(finding)
-    for message, same in by_message.items():
-        more = f" (so are {len(same) - 1} more files)" if len(same) > 1 else ""
-        yield Finding("error", same[0].file, message + more)
-
-
-def _not_in_itself(file: TableFile) -> dict[str, str | None]:
-    return {name: value for name, value in file.partitions.items() if name not in file.header}
+def _one_of_each(faults: Sequence[tuple[str, str]]) -> Iterator[Finding]:
+    """Yield a finding of each fault, with its first file and the number of its files."""
+    first = {fault: file for file, fault in reversed(faults)}
+    for fault, number in Counter(fault for _, fault in faults).items():
+        more = f" (so are {number - 1} more files)" if number > 1 else ""
+        yield Finding("error", first[fault], fault + more)
 
 
 def _warn_of_columns_given_twice(files: Sequence[TableFile]) -> None:
-    twice = [file for file in files if {*file.partitions} & {*file.header} & {*file.columns}]
+    twice = [file for file in files if file.given_twice]
     if twice:
-        names = sorted({*twice[0].partitions} & {*twice[0].header} & {*twice[0].columns})
         logger.warning(
             "%s: the columns %s are in the file and in the name of its folder; the file's are read"
             " (%d files)",
             printable(redacted(twice[0].path)),
-            ", ".join(map(repr, names)),
+            ", ".join(map(repr, twice[0].given_twice)),
             len(twice),
         )
 

@@ -50,13 +50,9 @@ class UserTable:
         skip_bad_rows: bool,
         advice: str = ADVICE,
     ) -> None:
-        """Find the files of ``source``, as :func:`find_files` does.
+        """Find the files of ``source``, as :func:`find_files` does; ``columns`` are by role.
 
-        Args:
-            source: a file, a folder or a glob.
-            columns: the columns to read, by role.
-            skip_bad_rows: whether bad rows are left out; else :meth:`check` refuses them.
-            advice: what to do about bad cells.
+        Bad rows are left out, or :meth:`check` refuses them, with ``advice`` for bad cells.
         """
         self.source = redacted(source)
         self.columns = dict(columns)
@@ -228,16 +224,14 @@ class UserTable:
         """Note values (rows,) that are likely wrong; returns the good rows that are wanted."""
         for doubt in column.doubts:
             flags = good & doubt.flags(values)
-            if flags.any():
-                kind = doubt.kind(values.filter(pa.array(flags)))
+            if not flags.any():
+                continue
+            kind = doubt.kind(values.filter(pa.array(flags)))
+            if not doubt.leave_out:
                 self._note(here, kind, flags)
-                if self.skip_bad_rows:
-                    self.left_out[kind.message] += int(flags.sum())
-                    good = good & ~flags
-        for reason, is_unwanted in column.unwanted.items():
-            out = good & is_unwanted(values)
-            self.left_out[reason] += int(out.sum())
-            good = good & ~out
+            if doubt.leave_out or self.skip_bad_rows:
+                self.left_out[kind.message] += int(flags.sum())
+                good = good & ~flags
         return good
 
     def _note(self, here: "_Cells", kind: Kind, flags: Booleans) -> None:

@@ -47,11 +47,11 @@ class TableFile:
     """A file of a user's table.
 
     Attributes:
-        filesystem: what it is on.
-        info: its path there, and its size and time when it was found.
+        info: its path on the file system, and its size and time when it was found.
         header: its columns, without those of folders; of JSON lines, the fields of the first.
         columns: the columns to read.
-        partitions: values of columns that folders' names give, as in ``day=2026-10-01``.
+        partitions: values of columns that only folders' names give, as in ``day=2026-10-01``.
+        given_twice: columns to read that the file and its folder's name have.
     """
 
     filesystem: FileSystem
@@ -59,10 +59,11 @@ class TableFile:
     header: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     partitions: dict[str, str | None] = field(default_factory=dict)
+    given_twice: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
-        """Its path on the file system."""
+        """Where it is."""
         return self.info.path
 
     @property
@@ -123,7 +124,9 @@ def open_file(filesystem: FileSystem, info: FileInfo, columns: tuple[str, ...]) 
             f"has no column {', '.join(map(repr, missing))}; it has"
             f" {', '.join([*map(_shown, header), *partitions])}"
         )
-    return replace(file, header=header, columns=columns, partitions=partitions)
+    twice = [name for name in columns if name in header and name in partitions]
+    partitions = {name: value for name, value in partitions.items() if name not in twice}
+    return TableFile(filesystem, info, header, columns, partitions, tuple(twice))
 
 
 def _header(file: TableFile) -> tuple[str, ...] | None:

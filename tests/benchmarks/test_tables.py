@@ -1,0 +1,47 @@
+"""The tables of evidence: rows that their commands make, and what is in a line."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import ROOT
+
+from benchmarks.graph_gain import recipe, variants
+from benchmarks.tables import compared, kept, write
+
+
+@pytest.mark.parametrize("dataset", ["foldoc", "debian", "rdocs"])
+def test_all_rows_of_the_results_are_made_by_the_command(dataset: str) -> None:
+    file = ROOT / "docs" / "evidence" / "results.csv"
+    with file.open(encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["dataset"] == dataset]
+    made = {
+        (name, over)
+        for name, one in variants(recipe(dataset)).items()
+        for over in one.over or ("",)
+    }
+    assert {(row["variant"], row["over"]) for row in rows} <= made
+
+
+def test_lines_have_per_cent_and_points_over_the_same_runs(tmp_path: Path) -> None:
+    ones = np.ones(50)
+    runs = {name: [{"P@1": (np.full(50, hits), ones)}] for name, hits in (("a", 0.5), ("b", 0.75))}
+    base = [*runs["a"], {"P@1": (np.zeros(50), ones)}]  # of a further seed
+    lines = [*compared("shop", "a", runs["a"]), *compared("shop", "b", runs["b"], "a", base)]
+    write("table", lines, str(tmp_path))
+    assert (tmp_path / "table.csv").read_text().splitlines() == [
+        "dataset,variant,over,runs,metric,percent,difference,low,high",
+        "shop,a,,1,P@1,50.00,,,",
+        "shop,b,a,1,P@1,75.00,+25.00,+25.00,+25.00",
+    ]
+
+
+def test_what_is_kept_is_read_as_it_was_made(tmp_path: Path) -> None:
+    gained, possible = np.arange(4.0), np.ones(4)
+    made = {"run": {"tail/R@10": (gained, possible)}}, {"seconds": 1.5}
+    for make in (lambda: made, None):
+        runs, figures = kept(tmp_path, [1, "x"], make)
+        assert figures == {"seconds": 1.5}
+        assert runs["run"]["tail/R@10"][0].tolist() == gained.tolist()
+        assert runs["run"]["tail/R@10"][1].tolist() == possible.tolist()
