@@ -8,7 +8,7 @@ from typing import Any
 
 import faiss
 import pyarrow.parquet as pq
-from mlflow.entities import LoggedModelOutput
+from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.models import Model, ModelSignature
 from mlflow.pyfunc import save_model
 from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
@@ -36,13 +36,16 @@ NO_COLUMNS = ("no columns to filter by",)  # MLflow ignores parameters that it d
 def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[str, Any]) -> str:
     """Log the retriever that ``write_retriever`` wrote into ``folder``; returns the model's id.
 
-    MLflow keeps the folder under its name, the ``example`` queries, and the ``metadata``.
+    MLflow keeps the folder under its name, the ``example`` queries, and the ``metadata``. A model
+    that a killed process has begun is finished. Files aside are beside ``folder``.
     """
     runtime = _runtime(folder)
     client = run.client
     experiment_id = client.get_run(run.id).info.experiment_id
-    model = client.create_logged_model(experiment_id, NAME, run.id, model_type=NAME)
-    with tempfile.TemporaryDirectory() as aside:
+    of_run = client.search_logged_models([experiment_id], f"source_run_id = '{run.id}'")
+    begun = next((one for one in of_run if one.status == LoggedModelStatus.PENDING), None)
+    model = begun or client.create_logged_model(experiment_id, NAME, run.id, model_type=NAME)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
         path = Path(aside) / "model"
         save_model(
             str(path),

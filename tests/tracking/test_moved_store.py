@@ -1,4 +1,4 @@
-"""Stores that were moved or copied with their artifacts."""
+"""Stores that were moved or copied, and retrievers whose logging was cut off."""
 
 import shutil
 from collections.abc import Iterator
@@ -8,11 +8,13 @@ from urllib.parse import unquote
 import mlflow
 import pytest
 from conftest import RunHere
+from mlflow.tracking import MlflowClient
 from stores import Store
 
 from jobs import promote
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
+from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
 
 CHAMPION = "models:/shop@champion"
@@ -100,3 +102,28 @@ def test_only_a_retriever_that_answers_is_promoted(
     with pytest.raises(RegistryError, match="cannot be loaded"):
         registry.restore("shop", "champion")
     assert registry.chosen("shop", "champion").version == later.version
+
+
+def test_a_retriever_whose_logging_was_killed_is_logged_once(
+    logged_retriever: str, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(f"sqlite:///{output}/mlflow.db")
+    made = registry.download(logged_retriever, tmp_path / "aside")
+    run = open_run(registry.uri, "tests", "killed", output)
+    upload = MlflowClient.log_model_artifacts
+
+    def cut_off(client: MlflowClient, model_id: str, folder: str) -> None:
+        upload(client, model_id, f"{folder}/artifacts", "artifacts")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(MlflowClient, "log_model_artifacts", cut_off)
+        log_retriever(run, made, ["robin"], {})
+    model_id = log_retriever(run, made, ["robin"], {})
+    experiment = run.client.get_run(run.id).info.experiment_id
+    (model,) = run.client.search_logged_models([experiment], f"source_run_id = '{run.id}'")
+    assert (model.model_id, model.status) == (model_id, "READY")
+    assert registry.find_logged(run.id, None) == (run.id, model_id)
+    (answer,) = registry.load(uri_of(model_id)).predict(["robin"])["ads"]
+    assert len(answer) == 10
+    mlflow.set_tracking_uri(None)

@@ -20,6 +20,7 @@ from ramen_ray.method.model.texts import NO_PROMPTS, Prompts, TextTokenizer
 logger = logging.getLogger(__name__)
 
 PACKAGE_PREFIX = "package:"
+MOST_LAYERS = 1000
 LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What transformers raises of damaged files."""
 POSITIONS_AFTER_PADDING = {
@@ -145,6 +146,8 @@ def load_config(name: str) -> PreTrainedConfig:
         )
     if not hasattr(config, "hidden_size") or not hasattr(config, "num_hidden_layers"):
         raise EncoderError(f"{name!r} is of type {kind}, which is no encoder of texts")
+    if config.num_hidden_layers > MOST_LAYERS:  # each takes time, whether there are weights or not
+        raise EncoderError(f"{name!r} claims to have {config.num_hidden_layers} layers")
     return config
 
 

@@ -15,9 +15,10 @@ from torch import nn
 
 from ramen_ray.config import TrainingConfig, WorkersConfig
 from ramen_ray.data.store.checksums import check_intact
+from ramen_ray.errors import first_line_of
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler
-from ramen_ray.method.training.checkpoints import restore_checkpoint
+from ramen_ray.method.training.checkpoints import CheckpointError, restore_checkpoint
 from ramen_ray.method.training.step import TrainState
 from ramen_ray.orchestration.background.task import BackgroundTask
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
@@ -189,19 +190,36 @@ class Training(Generic[Model]):
 
 
 def start_or_resume(setup: Setup[Model]) -> Training[Model]:
-    """Build the model and its training state, new or from the last checkpoint."""
+    """Build the model and its training state, new or from the last checkpoint.
+
+    Raises:
+        DamagedError: the last checkpoint is damaged.
+        CheckpointError: another version of the software has written it.
+    """
     last = setup.checkpoints.last()
-    if last is None:
-        model = setup.new_model()
-        run = Training(setup, model, setup.new_state(model))
-        for one in setup.background:
-            one.forget_after(0)
-        run.state.advance()
-        return run
-    check_intact(last.folder)
-    model = setup.open_model(last.folder)
+    if last is not None:
+        check_intact(last.folder)
+        try:
+            return _resumed(setup, last.folder)
+        except torch.OutOfMemoryError:
+            raise
+        except (FileNotFoundError, LookupError, RuntimeError, TypeError) as error:
+            raise CheckpointError(
+                f"cannot go on from {last.folder}: {first_line_of(error)}; if another version of "
+                f"ramen_ray has written it, delete {setup.folder} to train from the start"
+            ) from error
+    model = setup.new_model()
     run = Training(setup, model, setup.new_state(model))
-    run.progress = Progress(**restore_checkpoint(last.folder, run.state))
+    for one in setup.background:
+        one.forget_after(0)
+    run.state.advance()
+    return run
+
+
+def _resumed(setup: Setup[Model], checkpoint: Path) -> Training[Model]:
+    model = setup.open_model(checkpoint)
+    run = Training(setup, model, setup.new_state(model))
+    run.progress = Progress(**restore_checkpoint(checkpoint, run.state))
     for one in setup.background:
         one.forget_after(run.state.step)
         progress = run.progress.background[one.name]

@@ -1,5 +1,6 @@
 """Both encoders against transformers and sentence-transformers, one text at a time."""
 
+import json
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -265,3 +266,23 @@ def test_embedding_needs_memory_for_the_embeddings_once(encoder_path: Path) -> N
     tracemalloc.stop()
     assert embeddings == pytest.approx(_encode(encoder, TEXTS)[rows], abs=1e-6)
     assert peak < 1.5 * embeddings.nbytes
+
+
+CLAIMS: dict[str, tuple[str, bytes | dict[str, int]]] = {
+    "a header": ("model.safetensors", (1 << 62).to_bytes(8, "little") + b"{}"),
+    "layers": ("config.json", {"num_hidden_layers": 10**7}),
+    "positions": ("config.json", {"max_position_embeddings": 10**11}),
+    "tokens": ("config.json", {"vocab_size": 10**11}),
+}
+
+
+@pytest.mark.parametrize("claimed", CLAIMS)
+def test_a_small_file_that_claims_a_huge_size_is_refused_before_anything_is_made(
+    claimed: str, encoder_path: Path, tmp_path: Path
+) -> None:
+    copied, (name, content) = shutil.copytree(encoder_path, tmp_path / "encoder"), CLAIMS[claimed]
+    if isinstance(content, dict):
+        content = json.dumps({**json.loads((copied / name).read_text()), **content}).encode()
+    (copied / name).write_bytes(content)
+    with pytest.raises(EncoderError, match=r"cannot load the weights|claims to have 10000000"):
+        build_transformer(str(copied))

@@ -12,11 +12,13 @@ import pytest
 from conftest import RunHere
 from mlflow.tracking import MlflowClient
 from safetensors.numpy import load_file
+from support import the_error
 
 from jobs import combine as combine_job
 from jobs import index as index_job
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
+from ramen_ray.data.store.checksums import write_checksums
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import load_model
@@ -124,6 +126,15 @@ def _check_resumed(made: Made, run_here: RunHere, run_path: Path, tmp_path: Path
     assert (code, printed.count("\n")) == (2, 1)
     assert "torch ('1.0' there, " in printed and "--allow-changed" in printed
     directory.note(made_from=made_from)
+    *_, last = sorted(made.folder.glob("checkpoint_0*"))
+    kept = (last / "combiner.safetensors").rename(tmp_path / "kept")  # as if of another version
+    write_checksums(last)
+    code, printed = _combine(run_here, run_path, "--revealed", tmp_path / "os", "--allow-changed")
+    assert code == 2, printed
+    assert f"cannot go on from {last}: " in the_error(printed)
+    assert f"delete {made.folder} to train from the start" in the_error(printed)
+    kept.rename(last / "combiner.safetensors")
+    write_checksums(last)
     before = load_file(made.folder / "combiner" / "combiner.safetensors")
     code, printed = _combine(run_here, run_path, "--revealed", tmp_path / "os")
     assert code == 0, printed
