@@ -160,7 +160,7 @@ def bag(dataset: str = DEFAULT_DATASET) -> RunConfig:
 
 
 def bag_unidec(dataset: str = DEFAULT_DATASET) -> RunConfig:
-    """The bag with classifiers and a softmax: best on the built-in data, in twice the time."""
+    """The bag with classifiers and a softmax: best on average, in two to six times the seconds."""
     return with_base(bag(dataset), {"base.kind": "unidec"})
 
 

@@ -1,0 +1,134 @@
+"""Further data sets without graphs: of texts that packages bring, and of planted topics.
+
+``python``
+    functions and classes of seven Python packages, by name and first sentence; those that their
+    "See Also" lists are the answers.
+``few``, ``many``
+    texts drawn from topics' words. Few clicks an ad (3) and short texts that share one word in
+    four; or many (6.7) and longer texts that share six words in nine.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import CACHE, ROOT
+from ramen_ray.data.store.dataset import write_dataset
+from ramen_ray.method.model.pretrained import load_tokenizer
+from ramen_ray.presets import MINILM
+
+sys.path.append(str(ROOT / "datasets" / "build"))
+from corpus import Corpus, build_tables, split_by_hash
+
+PACKAGES = ("numpy", "scipy", "networkx", "sympy", "pandas", "sklearn", "matplotlib")
+TEST, VALIDATION = 0.1, 0.3
+"""Shares: what is chosen here is chosen on validation."""
+
+
+def made(name: str) -> str:
+    """Return the dataset directory of a made set; made if it does not exist."""
+    folder = CACHE / "made" / name
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        write_dataset(folder, build_tables(MADE[name]()), name=name, source="", licence="")
+    return str(folder)
+
+
+def python() -> Corpus:
+    """Read the docstrings of the packages' functions, methods and classes."""
+    texts: dict[str, str] = {}
+    see_also: dict[str, set[str]] = {}
+    for package in PACKAGES:
+        for name, docstring in _documented(package):
+            summary = " ".join(docstring.split("\n\n")[0].split())
+            key = f"{package}.{name}"
+            if name.startswith("_") or key in texts or len(summary.split()) < 3:
+                continue
+            first = re.split(r"(?<=[.:]) ", summary)[0].rstrip(".:")
+            texts[key] = " ".join([f"{_words(name)}:", *first.split()[:20]])
+            see_also[key] = {f"{package}.{one}" for one in _see_also(docstring)}
+    answers = {
+        texts[key]: {texts[one] for one in named & texts.keys()} - {texts[key]}
+        for key, named in see_also.items()
+    }
+    own = {text: text for text in texts.values()}
+    return _corpus(own, own, answers)
+
+
+def _documented(package: str) -> Iterator[tuple[str, str]]:
+    """Yield name and docstring of a package's functions, methods and classes."""
+    root = Path(str(find_spec(package).origin)).parent  # type: ignore[union-attr]
+    for file in sorted(root.rglob("*.py")):
+        if "tests" in file.parts:
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                docstring = ast.get_docstring(node)
+                if docstring:
+                    yield node.name, docstring
+
+
+def _see_also(docstring: str) -> set[str]:
+    """Return the names that the section "See Also" lists, without their modules."""
+    section = re.search(
+        r"^See Also\n[-=~]{3,}\n(.*?)(?=^\w[\w ]*\n[-=~]{3,}\n|\Z)",
+        docstring,
+        re.DOTALL | re.IGNORECASE | re.MULTILINE,
+    )
+    lines = section[1].splitlines() if section else []
+    listed = " ".join(line.partition(" :")[0] for line in lines if line[:1].strip())
+    names = re.findall(r"[A-Za-z][\w.]+", listed.replace(":func:", ""))
+    return {name.rpartition(".")[2] for name in names}
+
+
+def _words(name: str) -> str:
+    """Split snake_case and CamelCase."""
+    return " ".join(re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)).lower() or name
+
+
+def _planted(topics: int, ads: int, queries: int, clicks: int, words: int, shared: int) -> Corpus:
+    """Draw topics, whose queries and ads have ``words`` words each, of which some are shared.
+
+    Queries and ads have words of their own too, and a query names a word of its first ad.
+    """
+    draw = np.random.default_rng(0)
+    known = sorted(w for w in load_tokenizer(MINILM).get_vocab() if w.isalpha() and len(w) > 3)
+    query_texts: dict[str, str] = {}
+    ad_texts: dict[str, str] = {}
+    answers: dict[str, set[str]] = {}
+
+    def text(common: np.ndarray, own: np.ndarray, count: int) -> str:
+        some = draw.permutation(common)[: max(shared // 2, 1)]
+        return " ".join(draw.permutation([*some, *draw.choice(own, count - len(some))]))
+
+    for topic in range(topics):
+        chosen = draw.choice(known, shared + 4 * words, replace=False)
+        common, of_queries, of_ads = np.split(chosen, [shared, shared + 2 * words])
+        own = [f"ad {topic} {number}" for number in range(ads)]
+        ad_texts |= {ad: text(common, of_ads, words) for ad in own}
+        for number in range(queries):
+            query = f"query {topic} {number}"
+            clicked = draw.choice(own, clicks, replace=False).tolist()
+            named = draw.choice(ad_texts[clicked[0]].split())
+            query_texts[query] = f"{text(common, of_queries, words - 1)} {named}"
+            answers[query] = set(clicked)
+    return _corpus(query_texts, ad_texts, answers)
+
+
+def _corpus(
+    query_texts: dict[str, str], ad_texts: dict[str, str], answers: dict[str, set[str]]
+) -> Corpus:
+    split_of = {name: split_by_hash(name, TEST, VALIDATION) for name in query_texts}
+    return Corpus(query_texts, ad_texts, answers, split_of, {}, ad_texts)
+
+
+MADE = {
+    "python": python,
+    "few": lambda: _planted(topics=300, ads=8, queries=12, clicks=2, words=4, shared=1),
+    "many": lambda: _planted(topics=60, ads=12, queries=80, clicks=1, words=9, shared=6),
+}
