@@ -4,7 +4,9 @@ INSTALLED := $(VENV)/.installed
 # faiss for the CPU and for NVIDIA's GPUs are the same module
 FAISS := $(if $(shell command -v nvidia-smi),gpu,cpu)
 
-.PHONY: train lint test test-all test-gpu docs clean
+.PHONY: install train lint test test-all test-gpu docs clean
+
+install: $(INSTALLED)
 
 train: $(INSTALLED)
 	$(VENV)/bin/python jobs/train.py bag-unidec --with-base

@@ -5,7 +5,7 @@ encoder and the queries' vectors stay as they are.
 
 Examples:
     python jobs/ingest.py novel --dataset datasets/rdocs --output rdocs-zero-shot
-    python jobs/train.py --dataset rdocs-zero-shot --name zero-shot
+    python jobs/train.py bag --dataset rdocs-zero-shot --name zero-shot
     python jobs/combine.py --run outputs/runs/zero-shot
     python jobs/combine.py --run outputs/runs/zero-shot --variant draft
     python jobs/ingest.py novel --dataset datasets/rdocs --output rdocs-one-shot --one-shot

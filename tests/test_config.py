@@ -237,7 +237,7 @@ def _parse(*arguments: str) -> RunConfig:
 
 
 def test_without_arguments_it_is_the_default_preset():
-    assert _parse() == PRESETS["bag"]()
+    assert _parse() == PRESETS["bag-unidec"]()
 
 
 def test_results_in_rays_copy_of_a_job_are_warned_of(
@@ -281,7 +281,7 @@ def test_flags_change_a_preset_as_an_overlay_does():
         "walk.restart_probability": 0.6,
     }
     assert found == overlay(PRESETS["tiny"](), changes)
-    assert _parse("--seed", "7") == overlay(PRESETS["bag"](), {"seed": 7})
+    assert _parse("--seed", "7") == overlay(PRESETS["bag-unidec"](), {"seed": 7})
 
 
 @pytest.mark.parametrize("anchor_set", ["hyper_link", "hyper-link"])
