@@ -1,6 +1,7 @@
 """Parse the command line into settings, and turn errors into exit codes."""
 
 import argparse
+import errno
 import io
 import json
 import logging
@@ -57,6 +58,11 @@ _OF_PYDANTIC = re.compile(
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 logger = logging.getLogger(__name__)
+_TO_DO = {
+    errno.ENOENT: "; if it was deleted while the job ran, run the same command again",
+    errno.EROFS: "; make the folder writable, and run the same command again",
+}
+"""What is said after the system's own words, by the error's number."""
 
 
 class StoreSettings(Section):
@@ -151,7 +157,8 @@ def _what_to_do_about(error: Exception) -> str | None:
     if is_disk_full(error):
         return no_room_message(sys.argv[1:])
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
-        return f"{error.filename}: {error.strerror}"
+        what_to_do = _TO_DO.get(error.errno or 0, "")
+        return f"{error.filename}: {error.strerror}{what_to_do}"
     return None
 
 

@@ -1,6 +1,8 @@
 """The configuration tree, its overlays and files, and the command line that fills it."""
 
+import errno
 import json
+import os
 import re
 import shutil
 import sys
@@ -385,6 +387,26 @@ def test_bad_arguments_end_with_code_2_and_one_line_that_names_them(
     assert run_job(lambda: _parse(*arguments)) == 2
     shown = capsys.readouterr().err
     assert fragment in shown
+    assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOENT, "No such file or directory; if it was deleted while the job ran, run the"),
+        (errno.EROFS, "Read-only file system; make the folder writable, and run the same command"),
+        (errno.EACCES, "Permission denied"),
+    ],
+)
+def test_a_file_that_the_system_refuses_is_told_with_what_to_do(
+    number: int, said: str, capsys: pytest.CaptureFixture[str]
+):
+    def job() -> None:
+        raise OSError(number, os.strerror(number), "edges/indptr.npy")
+
+    assert run_job(job) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"error: edges/indptr.npy: {said}")
     assert shown.count("\n") == 1
 
 

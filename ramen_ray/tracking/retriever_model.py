@@ -5,10 +5,12 @@ without it and later versions do not change it. It imports torch only if the enc
 transformer that was not compiled.
 """
 
+import ctypes
 import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -41,6 +43,9 @@ MAX_ANSWER_BYTES = 16_000_000
 MAX_SECONDS = 30
 BYTES_BESIDE_TEXTS = 30  # of a score, and what is around it and the texts in JSON
 QUERIES_PER_BLOCK = 256
+LARGE_CHARACTERS, LARGE_ANSWERS = 100_000, 10_000
+FREEING_S, BETWEEN_S = 60, 1
+"""For how long after a large request what it took is given back to the system, and how often."""
 JSON_NAMES = {"dict": "an object", "list": "a list"}
 SURROGATE = re.compile("[\ud800-\udfff]")
 TEXTS_PER_PASS = 64
@@ -73,6 +78,7 @@ class Retriever(PythonModel):
         folder = Path(context.artifacts["retriever"])
         self.index = faiss.read_index(str(folder / "index.faiss"))
         self.num_threads = faiss.omp_get_max_threads()
+        self.freed_at = self.free_until = -math.inf
         ads = pq.read_table(folder / "ads.parquet")
         self.columns = columns_of(ads)
         self.ad_ids, self.ad_texts = (
@@ -120,6 +126,7 @@ class Retriever(PythonModel):
             MlflowException: the request asks for too much or has other columns, or no ad has a
                 value to filter by; a server answers with status 400.
         """
+        self._free_memory()
         given = {key: value for key, value in (params or {}).items() if value is not None}
         top_k, least = given.get("top_k", DEFAULT_TOP_K), given.get("min_score", -math.inf)
         among = matching(self.columns, wanted) if (wanted := given.get("filter")) else None
@@ -129,6 +136,9 @@ class Retriever(PythonModel):
                 f"it must be from 1 to {len(self.ad_ids)}"
             )
         queries = _queries_of(model_input)
+        sizes = (len(query) + 1 for query in queries if isinstance(query, str))
+        if sum(sizes) > LARGE_CHARACTERS or len(queries) * top_k > LARGE_ANSWERS:
+            self.free_until = time.monotonic() + FREEING_S
         errors = [find_error(query) for query in queries]
         answered = [row for row, error in enumerate(errors) if error is None]
         texts = [queries[row] for row in answered]
@@ -139,6 +149,13 @@ class Retriever(PythonModel):
             answers[row] = answer
         table = pd.DataFrame(answers, columns=["ad_ids", "ads", "scores"])
         return table.assign(error=pd.Series(errors, dtype=object))
+
+    def _free_memory(self) -> None:
+        """Give back what large requests took: glibc keeps it, and more with each thread."""
+        now = time.monotonic()
+        if self.freed_at + BETWEEN_S <= now <= self.free_until:
+            self.freed_at = now
+            _trim()
 
     def _within_limits(
         self, texts: list[str], top_k: int, among: Flags | None, least: float
@@ -205,6 +222,12 @@ class Retriever(PythonModel):
         ]
         split = [[part.tolist() for part in np.split(column, ends)] for column in columns]
         return list(zip(*split, strict=True))
+
+
+def _trim() -> None:
+    """Give memory that is not used back to the system, where the C library is glibc."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def columns_of(ads: pa.Table) -> Columns:

@@ -33,6 +33,7 @@ MODEL_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
 """Opens the view of trained models, in UIs without a switch of their own for it."""
 SIGNS_OF_NO_STORE = ("API request to", "OperationalError")
 """Found in MLflow's messages about a server that is gone or a database that cannot be used."""
+NO_SUCH_RUN = "RESOURCE_DOES_NOT_EXIST"
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 """How the URI of a store begins that is used without a server."""
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's 7 it is four
@@ -237,7 +238,10 @@ def open_run(
         created = client.create_run(experiment_id, run_name=name, tags=tags)
         return Run(uri, str(created.info.run_id))
     except (MlflowException, OSError, ImportError, sqlite3.Error) as error:
-        raise TrackingError(cannot_use(uri, error)) from None  # the cause may contain a password
+        is_gone = run_id is not None and getattr(error, "error_code", "") == NO_SUCH_RUN
+        hint = "; bring back the store that has this run, or choose another name" * is_gone
+        # no cause, as it may contain a password
+        raise TrackingError(cannot_use(uri, error) + hint) from None
 
 
 def _origin() -> dict[str, str]:

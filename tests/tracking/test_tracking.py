@@ -207,6 +207,11 @@ def test_a_store_that_is_read_only_is_named(
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_a_store_that_has_lost_a_run_is_told_with_what_to_do(run: Run, output: Path) -> None:
+    with pytest.raises(TrackingError, match="not found; bring back the store that has this run"):
+        open_run(run.uri, "tests", "a run", output, run_id="0" * 32)
+
+
 def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     uri = "sqlite:////proc/nowhere/mlflow.db"
     with pytest.raises(TrackingError, match="cannot use the MLflow store sqlite:////proc/nowhere"):

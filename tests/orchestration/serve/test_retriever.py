@@ -1,6 +1,7 @@
 """The logged model against exact search with the encoder that it was made from."""
 
 import json
+import math
 import os
 import sys
 import urllib.error
@@ -261,6 +262,26 @@ def test_an_answer_may_be_neither_too_large_nor_too_late(
         with pytest.raises(MlflowException, match="takes more than -1 s; send fewer") as refused:
             model.predict(asked)
     assert refused.value.get_http_status_code() == 400
+
+
+def test_what_a_large_request_took_is_given_back_by_the_next(logged: Logged) -> None:
+    retriever = logged.model.unwrap_python_model()
+    inside, given_back = retriever.encode.__globals__, []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(inside, "_trim", lambda: given_back.append(1))
+        patched.setitem(inside, "BETWEEN_S", 3600)
+        patched.setattr(retriever, "freed_at", -math.inf)
+        patched.setattr(retriever, "free_until", -math.inf)
+        logged.model.predict(["robin"])
+        logged.model.predict(["robin"])
+        assert not given_back
+        with pytest.raises(MlflowException):
+            logged.model.predict(["robin"] * 20_000)
+        assert not given_back
+        logged.model.predict(["robin"])
+        logged.model.predict(["robin"])
+        assert len(given_back) == 1
+    inside["_trim"]()
 
 
 def test_of_a_table_only_a_column_of_queries_is_answered(
