@@ -274,8 +274,8 @@ def nearly_known(
         """,
     )
     ((number, name, of),) = connection.fetchall()
-    example = f"case, spaces, leading zeros or a final .0, as {name!r} for {of!r}"
-    return int(number or 0), example
+    spelling = "case, spaces, leading zeros or a final .0"
+    return int(number or 0), f"{spelling}, as {name!r} for {of!r}" if number else spelling
 
 
 def _are_headers(cells: pa.Table) -> tuple[Booleans, Booleans]:
