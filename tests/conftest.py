@@ -271,7 +271,6 @@ def small_run(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> RunConfig:
     """A run of a few seconds on the handmade dataset, in a folder of the module's own."""
-    os.environ.pop("MLFLOW_TRACKING_URI", None)  # left by another module's registry
     output = tmp_path_factory.mktemp("outputs")
     shutil.copy(empty_store, output)
     (output / "prepared").symlink_to(prepared_by_runs)

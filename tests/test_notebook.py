@@ -14,6 +14,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.notebook import Columns, Dataset, load_retriever, write_dataset
 from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.tracking.runs import sqlite_uri, tracking_uri
 
 CLICKS = {
     "query": [f"query {number % 30}" for number in range(90)],
@@ -60,11 +61,12 @@ def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Iterator[
 
 
 def test_a_retriever_answers_with_a_table(
-    store: Store, dataset_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, dataset_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     run_id = store.run(0.0, dataset_path)
     retriever = load_retriever(run_id, store.output)
+    assert tracking_uri(tmp_path) == sqlite_uri(tmp_path), "the next run has its own store"
     found = retriever.search(["robin", "oak"], top_k=3).to_pydict()
     model = Registry(store.uri).load(retriever.uri)
     expected = model.predict(["robin", "oak"], params={"top_k": 3}).to_dict("records")

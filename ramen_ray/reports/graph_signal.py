@@ -70,7 +70,9 @@ def reading(signal: GraphSignal) -> str:
     if "ad" in signal.sides:
         sentences.append(_on_reach(signal))
     else:
-        sentences.append("It has no edges of ads, where a graph gains most")
+        sentences.append(
+            "It has no edges of ads, where a graph gains most, so presets leave it out"
+        )
     if signal.metrics["share_leaking_edges"] >= MANY_LEAKS:
         sentences.append(
             f"{signal.leaking_edges:,} of its edges give a held-out answer away: what it gains may"

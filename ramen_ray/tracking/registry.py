@@ -1,5 +1,6 @@
 """The model registry: versions of retrievers under a name, and the aliases that choose one."""
 
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from ramen_ray.errors import UserError, first_line_of, redacted
 from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.moved_store import find_artifacts_beside
 from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
-from ramen_ray.tracking.runs import TrackingError, cannot_use, metric_name
+from ramen_ray.tracking.runs import STORE_VARIABLE, TrackingError, cannot_use, metric_name
 
 ARTIFACTS = "artifacts"  # key of a model's artifacts in its pyfunc flavor
 ALIAS_HISTORY = "{}_history"
@@ -75,12 +76,25 @@ def _registry_errors(uri: str) -> Iterator[None]:
         raise TrackingError(message) from None  # the cause may contain a password
 
 
+@contextmanager
+def _same_environment() -> Iterator[None]:
+    """Undo what MLflow changes in MLFLOW_TRACKING_URI, by which the user names a store for all."""
+    before = os.environ.get(STORE_VARIABLE)
+    try:
+        yield
+    finally:
+        os.environ.pop(STORE_VARIABLE, None)
+        if before is not None:
+            os.environ[STORE_VARIABLE] = before
+
+
 class Registry:
     """The registered retrievers of an MLflow store; all methods raise TrackingError without it."""
 
     def __init__(self, uri: str) -> None:
         """Use the store at ``uri``, in the whole process: MLflow has one registry per process."""
-        mlflow.set_tracking_uri(uri)
+        with _same_environment():
+            mlflow.set_tracking_uri(uri)
         self.uri = uri
         try:
             find_artifacts_beside(uri)

@@ -37,6 +37,7 @@ NO_SUCH_RUN = "RESOURCE_DOES_NOT_EXIST"
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 """How the URI of a store begins that is used without a server."""
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's 7 it is four
+STORE_VARIABLE = "MLFLOW_TRACKING_URI"
 NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # MLflow prints them with the password
 LONGEST_DIGEST = 36  # of a dataset
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -51,7 +52,7 @@ class TrackingError(UserError):
 
 def tracking_uri(output: Path) -> str:
     """Return MLFLOW_TRACKING_URI, or else the URI of a sqlite store in ``output``."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or sqlite_uri(output)
+    return os.environ.get(STORE_VARIABLE) or sqlite_uri(output)
 
 
 def sqlite_uri(folder: Path) -> str:

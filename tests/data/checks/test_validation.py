@@ -693,6 +693,23 @@ QUERIES = st.lists(
 PAIRS = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), min_size=1, max_size=30)
 
 
+def _plain(text):
+    return " ".join(text.lower().split())
+
+
+def _again(values):
+    return [(row, value) for row, value in enumerate(values) if value in values[:row]]
+
+
+def _in_another_spelling(values):
+    rows = []
+    for row, value in enumerate(values):
+        earlier = {one for one in values[:row] if _plain(one) == _plain(value)}
+        if earlier and value not in earlier:
+            rows.append((row, value))
+    return rows
+
+
 @settings(max_examples=15)
 @given(
     QUERIES,
@@ -703,7 +720,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), min_size=1, 
     PAIRS,
     st.integers(1, 9),
 )
-def test_cross_table_findings_are_those_of_plain_loops(  # noqa: C901
+def test_cross_table_findings_are_those_of_plain_loops(
     train, test, ads, anchors, edges, filters, batch
 ):
     def queries(rows):
@@ -731,43 +748,29 @@ def test_cross_table_findings_are_those_of_plain_loops(  # noqa: C901
         of_rows = ("id outside", "no ads for query_id")
         found = [f.message for f in validate(dataset) if not f.message.startswith(of_rows)]
 
-    def plain(text):
-        return " ".join(text.lower().split())
-
-    def again(values):
-        return [(row, value) for row, value in enumerate(values) if value in values[:row]]
-
-    def in_another_spelling(values):
-        rows = []
-        for row, value in enumerate(values):
-            earlier = {one for one in values[:row] if plain(one) == plain(value)}
-            if earlier and value not in earlier:
-                rows.append((row, value))
-        return rows
-
     clicked = {ad for _, ad_ids in train for ad in ad_ids}
-    trained = {plain(text) for text, _ in train}
+    trained = {_plain(text) for text, _ in train}
     answers = {(query, ad) for query, (_, ad_ids) in enumerate(test) for ad in ad_ids}
     expected = _expected(
         "pair that an earlier row has",
-        [(r, f"ad_id {ad} anchor_id {anchor}") for r, (ad, anchor) in again(edges)],
+        [(r, f"ad_id {ad} anchor_id {anchor}") for r, (ad, anchor) in _again(edges)],
     )
     expected += _expected(
         "pair that an earlier row has",
-        [(r, f"query_id {q} ad_id {ad}") for r, (q, ad) in again(filters)],
+        [(r, f"query_id {q} ad_id {ad}") for r, (q, ad) in _again(filters)],
         len(filters),
     )
     expected += _expected(
-        "text that an earlier ad has", [(r, repr(text)) for r, text in again(ads)], 12
+        "text that an earlier ad has", [(r, repr(text)) for r, text in _again(ads)], 12
     )
     expected += _expected(
         "text that an earlier ad has, up to case and white space",
-        [(r, repr(text)) for r, text in in_another_spelling(ads)],
+        [(r, repr(text)) for r, text in _in_another_spelling(ads)],
         12,
     )
     expected += _expected(
         "query that queries/train has too, up to case and white space",
-        [(r, repr(text)) for r, (text, _) in enumerate(test) if plain(text) in trained],
+        [(r, repr(text)) for r, (text, _) in enumerate(test) if _plain(text) in trained],
         len(test),
     )
     without_click = [(query, query) for query, (_, ad_ids) in enumerate(train) if not ad_ids]
@@ -779,20 +782,20 @@ def test_cross_table_findings_are_those_of_plain_loops(  # noqa: C901
     expected += _expected("ad without a train click", unclicked, 12)
     right = [(r, f"query_id {p[0]} ad_id {p[1]}") for r, p in enumerate(filters) if p in answers]
     expected += _expected("pair that is a right answer in queries/test", right, len(filters))
-    asked = {(plain(test[query][0]), plain(ads[ad])) for query, ad in answers}
-    asked.add(("unseen", plain(ads[0])))
+    asked = {(_plain(test[query][0]), _plain(ads[ad])) for query, ad in answers}
+    asked.add(("unseen", _plain(ads[0])))
     either = asked | {(answer, query) for query, answer in asked}
 
     def edges_where(is_found):
         return [
             (r, f"ad {ads[ad]!r} anchor {anchors[anchor]!r}")
             for r, (ad, anchor) in enumerate(edges)
-            if ad < 12 and anchor < 15 and is_found(ad, plain(anchors[anchor]))
+            if ad < 12 and anchor < 15 and is_found(ad, _plain(anchors[anchor]))
         ]
 
-    leaks = edges_where(lambda ad, anchor: (plain(ads[ad]), anchor) in either)
+    leaks = edges_where(lambda ad, anchor: (_plain(ads[ad]), anchor) in either)
     expected += _expected("edge that joins a held-out query to its answer", leaks, len(edges))
-    led_to = {(ad, plain(text)) for text, ad_ids in train for ad in ad_ids}
+    led_to = {(ad, _plain(text)) for text, ad_ids in train for ad in ad_ids}
     repeats = edges_where(lambda ad, anchor: (ad, anchor) in led_to)
     if 10 * len(repeats) >= len(edges):
         expected += _expected("edge that repeats a train click", repeats, len(edges))
@@ -804,7 +807,7 @@ def test_cross_table_findings_are_those_of_plain_loops(  # noqa: C901
     turned = [
         (r, f"query {text!r} ad {ads[ad]!r}")
         for r, text, ad in clicks
-        if (plain(ads[ad]), plain(text)) in asked
+        if (_plain(ads[ad]), _plain(text)) in asked
     ]
     expected += _expected("train click that is a held-out click reversed", turned, len(clicks))
     assert Counter(found) == Counter(expected)

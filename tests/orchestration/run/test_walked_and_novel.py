@@ -193,7 +193,7 @@ def _assert_bad_matches(metrics: dict[str, float], rows: list[dict[str, Any]]) -
         (["--split", "zero_shot"], "handmade has no zero_shot split"),
         (["--predictions", "/no/such/folder/file.parquet"], "must be a file in a folder"),
         (["--predictions", "/tmp"], "must be a file in a folder"),
-        (["--against", "/tmp/none.parquet"], "--against compares --predictions"),
+        (["--against", "none.parquet"], "--against compares --predictions"),
         (["--predictions", "p", "--against", "/no/such"], "/no/such has no predictions of jobs"),
     ],
 )
