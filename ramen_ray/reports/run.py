@@ -90,7 +90,8 @@ def difference_table(
 
 def gains_table(gains: Mapping[str, Mapping[str, Difference]]) -> Table:
     """Return a table of what runs gain over others, in points with 95 % intervals, by row."""
-    table = Table("test, points", *GAIN_METRICS)
+    caption = "points, with 95 % intervals: one that contains 0 may be noise"
+    table = Table("test", *GAIN_METRICS, caption=caption)
     for row, by in gains.items():
         table.add_row(row, *(in_points(by[name]) for name in GAIN_METRICS))
     return table

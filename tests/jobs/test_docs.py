@@ -96,5 +96,5 @@ def test_from_sweep_to_service(project: Path, environment: dict[str, str]) -> No
     assert "python jobs/train.py tiny" in printed
     assert "dictionary@champion is version 1: the first of its name" in printed
     assert "is version 1 again, no longer version 2" in printed
-    assert "2 of them new" in printed
+    assert "2 new" in printed
     assert '"ads": ["large language model"' in printed

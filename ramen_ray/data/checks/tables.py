@@ -4,7 +4,7 @@ There, tables have the names of the dataset directory; ``rowid`` is a row's numb
 there also as ``folded``. Wrong ids join nothing.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ramen_ray.data.engine import name_literal
@@ -75,8 +75,8 @@ def repeat_rules(table: str, columns: Collection[str], ascends: bool) -> list[Ta
     return rules
 
 
-def cross_rules(tables: Collection[str]) -> list[TableRule]:
-    """List the rules that compare those of ``tables`` that are in the engine."""
+def cross_rules(tables: Mapping[str, Collection[str]]) -> list[TableRule]:
+    """List the rules that compare tables that are in the engine, given with their columns."""
     held_out = [split for split in HELD_OUT if f"queries/{split}" in tables]
     rules = []
     if TRAIN in tables:
@@ -86,7 +86,8 @@ def cross_rules(tables: Collection[str]) -> list[TableRule]:
     if {"novel_ads", f"queries/{ZERO_SHOT}"} <= set(tables):
         rules.append(_SEEN_ADS)
     if TRAIN in tables:
-        rules.append(_unclicked_ads(without_novel="novel_ads" in tables))
+        shown_id = "source_id" if "source_id" in tables["ads"] else "ad_id"
+        rules.append(_unclicked_ads(shown_id, without_novel="novel_ads" in tables))
     return rules + [_filtered_answers(split) for split in held_out if f"filters/{split}" in tables]
 
 
@@ -128,16 +129,16 @@ def _seen_in_training(table: str) -> TableRule:
     )
 
 
-def _unclicked_ads(without_novel: bool) -> TableRule:
+def _unclicked_ads(shown_id: str, without_novel: bool) -> TableRule:
     """Novel ads have no clicks by design."""
     novel = "UNION ALL SELECT ad_id FROM novel_ads" if without_novel else ""
     return warning(
         "ads",
-        "ad_id",
+        shown_id,
         "ad without a train click",
-        "this ad is found by its text alone; leave it out if it should not be",
+        "it is found by its text and its edges; leave ads out that are no longer shown",
         f"""
-        SELECT ads.rowid AS row, ads.ad_id AS value FROM ads
+        SELECT ads.rowid AS row, ads.{shown_id} AS value FROM ads
         ANTI JOIN (SELECT unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)} {novel}) USING (ad_id)
         WHERE ads.ad_id BETWEEN 0 AND (SELECT count(*) - 1 FROM ads)
         """,

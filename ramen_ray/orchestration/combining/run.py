@@ -27,7 +27,11 @@ from ramen_ray.orchestration.combining.task import CombineTask
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
-from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.directory import (
+    RunDirectory,
+    RunError,
+    told_how_to_go_on,
+)
 from ramen_ray.orchestration.run.identity import software
 from ramen_ray.orchestration.run.progress import shown_progress
 from ramen_ray.orchestration.run.results import EXAMPLE_QUERIES, SINCE_IT_BEGAN
@@ -85,7 +89,7 @@ def combine(settings: CombineSettings) -> CombineResult:
         run = open_run(registry.uri, config.experiment, directory.name, output, known, parent)
         directory.note(mlflow_run_id=run.id)
         keep_intact_checkpoints(directory.path)
-        with run.closing():
+        with told_how_to_go_on(directory.path), run.closing():
             own = {f"combine.{key}": value for key, value in flatten(settings).items()}
             run.log_parameters({**registry.parameters(parent.id), **own}, {})
             embeddings = directory.path / EMBEDDINGS_FILE

@@ -183,14 +183,17 @@ def open_run_directory(
             configuration, or made from something else; the message lists what differs.
     """
     identity = experiment_hash(config, made_from["dataset"])
-    default_name = joined_name(dataset_name, _summary_of(config), identity)
-    names = _numbered(default_name) if config.name is None else iter([config.name])
+    default = default_name(config, dataset_name, identity)
+    names = _numbered(default) if config.name is None else iter([config.name])
     for name in names:
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
         with folder_lock(directory.path) as is_ours:
             if is_ours and not directory.notes.get("finished"):
-                with _undone_on_early_failure(directory.path, is_made_here):
+                with (
+                    told_how_to_go_on(directory.path),
+                    _undone_on_early_failure(directory.path, is_made_here),
+                ):
                     _claim(directory, config, identity, made_from)
                     yield directory
                 return
@@ -200,11 +203,12 @@ def open_run_directory(
             raise RunError(f"the run {name!r} in {runs} {reason}; choose another name")
 
 
-def _summary_of(config: RunConfig) -> str:
-    """Return in a few words what is trained, such as ``bag-unidec-graph``."""
+def default_name(config: RunConfig, dataset_name: str, identity: str) -> str:
+    """Name a run after what is trained, as in ``shop-bag-unidec-graph-`` and its ``identity``."""
     graph = config.regularization
     has_graph = any(graph.lambda_x.values()) or any(graph.lambda_z.values())
-    return "-".join([config.encoder.kind, config.base.kind, *(["graph"] if has_graph else [])])
+    kinds = [config.encoder.kind, config.base.kind, *(["graph"] if has_graph else [])]
+    return joined_name(dataset_name, *kinds, identity)
 
 
 def is_finished(config: RunConfig) -> bool:
@@ -224,6 +228,17 @@ def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
     _refuse_another(directory, config, experiment_hash(config, made_from["dataset"]))
     directory.refuse_changed(made_from, config.allow_changed)
     return directory
+
+
+@contextmanager
+def told_how_to_go_on(path: Path) -> Iterator[None]:
+    """Let Ctrl-C say where the same command goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        last = max((one.name for one in path.glob("checkpoint_*")), default=None)
+        where = "starts anew" if last is None else f"goes on after step {int(last[-9:])}"
+        raise KeyboardInterrupt(f"the same command {where}") from stop
 
 
 @contextmanager

@@ -87,7 +87,12 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
         run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
         directory.note(mlflow_run_id=run.id, made_from=made_from)
         with run.closing():
-            yield run
+            try:
+                yield run
+            except KeyboardInterrupt as stop:
+                raise KeyboardInterrupt(
+                    "the same command keeps finished runs, and goes on"
+                ) from stop
 
 
 def run_trials(

@@ -249,7 +249,7 @@ CASES: dict[str, tuple[Change, *tuple[str, ...]]] = {
     "zero-shot queries without novel ads": (
         _remove("novel_ads"),
         "E queries/zero_shot it exists without novel_ads",
-        "W ads:12:ad_id ad without a train click (2 of 40, 5.0%): 12, 39 (row 39)",
+        "W ads:12:source_id ad without a train click (2 of 40, 5.0%): 'ads:12', 'ads:39' (row 39)",
     ),
     "zero-shot filters without queries": (
         _remove("queries/zero_shot"),
@@ -355,7 +355,7 @@ CASES: dict[str, tuple[Change, *tuple[str, ...]]] = {
         "E edges/links/ad:80:ad_id id outside 0..38: 39, 39 (row 81), 39 (row 82) and 1 more",
         "E edges/topics/ad:35:ad_id id outside 0..38: 39",
         "W ads:38:text text that an earlier ad has (1 of 39, 2.6%): 'lathe rasp anvil small'",
-        "W ads:12:ad_id ad without a train click (1 of 39, 2.6%): 12",
+        "W ads:12:source_id ad without a train click (1 of 39, 2.6%): 'ads:12'",
     ),
     "table lost": (
         _without_recount("filters/test"),
@@ -402,7 +402,7 @@ CASES: dict[str, tuple[Change, *tuple[str, ...]]] = {
             "W ads/1:18:text text that an earlier ad has (2 of 40, 5.0%): 'lathe rasp anvil "
             "small', 'lathe rasp anvil small' (row 19)"
         ),
-        "W ads/0:12:ad_id ad without a train click (1 of 40, 2.5%): 12",
+        "W ads/0:12:source_id ad without a train click (1 of 40, 2.5%): 'ads:12'",
     ),
     "null id": (
         _set("queries/test", "query_id", 3, None),
@@ -505,8 +505,8 @@ CASES: dict[str, tuple[Change, *tuple[str, ...]]] = {
             " 1), 2 (row 2) and 57 more"
         ),
         (
-            "W ads:0:ad_id ad without a train click (36 of 40, 90.0%): 0, 1 (row 1), 2 (row 2) "
-            "and 33 more"
+            "W ads:0:source_id ad without a train click (36 of 40, 90.0%): 'ads:0', 'ads:1' (row 1)"
+            ", 'ads:2' (row 2) and 33 more"
         ),
         "W queries/train:59:query_id train query without a click or an edge (1 of 60, 1.7%): 59",
     ),
@@ -522,7 +522,10 @@ CASES: dict[str, tuple[Change, *tuple[str, ...]]] = {
                 2, "ad_ids", pa.array([[n % 33] for n in range(60)])
             ).drop_columns(["weights"]),
         ),
-        "W ads:33:ad_id ad without a train click (3 of 40, 7.5%): 33, 34 (row 34), 35 (row 35)",
+        (
+            "W ads:33:source_id ad without a train click (3 of 40, 7.5%): 'ads:33', 'ads:34'"
+            " (row 34), 'ads:35' (row 35)"
+        ),
     ),
     "too few click weights": (
         _set("queries/train", "weights", 3, []),
@@ -601,7 +604,7 @@ DOUBTS = [
                 "W queries/test:2:text query that queries/train has too, up to case and white space"
                 " (1 of 12, 8.3%): 'rasp anvil'"
             ),
-            "W ads:12:ad_id ad without a train click (1 of 40, 2.5%): 12",
+            "W ads:12:source_id ad without a train click (1 of 40, 2.5%): 'ads:12'",
             (
                 "W edges/links/ad:71:anchor_id edge that joins a held-out query to its answer (1 of"
                 " 84, 1.2%): ad 'gneiss chert shale northern' anchor 'gneiss shale'"

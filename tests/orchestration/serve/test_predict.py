@@ -387,7 +387,7 @@ def test_new_ads_are_found_by_their_text_and_the_alias_follows(
     code, printed = run(index, model="models:/answering@champion", ads=ads)
     assert (code, printed) == (
         0,
-        "models:/answering/2 has 42 ads: 2 of them new\n"
+        "models:/answering/2 has 42 ads: 2 new\n"
         "next: python jobs/ask.py 'a query' --model models:/answering@champion\n",
     )
     after: Any = registry.load("models:/answering@champion")
