@@ -84,11 +84,12 @@ def _train_beside_base(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 
     ladder = fit_beside_base(config)
-    from ramen_ray.reports.run import gains_table, metrics_table
+    from ramen_ray.reports.run import GAINS_NOTE, gains_table, metrics_table
 
     console = Console(width=110)
     console.print(metrics_table(ladder.metrics))
     console.print(gains_table(ladder.gains))
+    print(GAINS_NOTE)
     return list(ladder.results.values())[-1]
 
 

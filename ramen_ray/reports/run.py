@@ -21,6 +21,7 @@ GROUPS = ("head", "torso", "tail")
 GROUP_METRIC = "R@10"
 COMBINER_METRICS = ("P@1", "P@5", "N@5", "R@10", "R@100")
 GAIN_METRICS = ("P@1", "N@5", "R@10")
+GAINS_NOTE = "in brackets: 95 % intervals; a gain whose interval contains 0 may be noise"
 TABLE_METRICS = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100")
 OF_QUERIES = {"train queries": "seen", "new queries": "new", "by clicks": "traffic"}
 CURVES = ("P@1", "P@3", "P@5", "R@10")
@@ -90,8 +91,7 @@ def difference_table(
 
 def gains_table(gains: Mapping[str, Mapping[str, Difference]]) -> Table:
     """Return a table of what runs gain over others, in points with 95 % intervals, by row."""
-    caption = "points, with 95 % intervals: one that contains 0 may be noise"
-    table = Table("test", *GAIN_METRICS, caption=caption)
+    table = Table("test, points", *GAIN_METRICS)
     for row, by in gains.items():
         table.add_row(row, *(in_points(by[name]) for name in GAIN_METRICS))
     return table

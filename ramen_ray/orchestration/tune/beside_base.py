@@ -93,11 +93,11 @@ def _describe(ladder: Ladder) -> None:
     # imported here, so that training does not wait for what only its end needs
     from ramen_ray.orchestration.run.results import PAGE
     from ramen_ray.reports.page import as_markdown
-    from ramen_ray.reports.run import gains_table, metrics_table
+    from ramen_ray.reports.run import GAINS_NOTE, gains_table, metrics_table
 
     run = list(ladder.results.values())[-1].run
     tables = as_markdown(metrics_table(ladder.metrics)), as_markdown(gains_table(ladder.gains))
-    run.describe("\n\n".join([*tables, run.link_to(PAGE)]))
+    run.describe("\n\n".join([*tables, GAINS_NOTE, run.link_to(PAGE)]))
 
 
 def _configs(config: RunConfig) -> dict[str, RunConfig]:
