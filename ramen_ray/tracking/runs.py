@@ -310,6 +310,11 @@ def few_retries() -> Iterator[None]:
                 os.environ[name] = value
 
 
+def prefixed(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return ``metrics`` under names that begin with ``prefix``."""
+    return {prefix + name: value for name, value in metrics.items()}
+
+
 def metric_name(name: str) -> str:
     """Return a metric's name as MLflow allows it: ``P@1`` becomes ``P_at_1``."""
     return name.replace("@", "_at_")

@@ -25,12 +25,21 @@ from ramen_ray.orchestration.run.directory import (
     is_finished,
     open_run_directory,
 )
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.run.progress import shown_progress
-from ramen_ray.orchestration.run.ready import edges_to_train
-from ramen_ray.orchestration.run.start import note_carried, resolved
-from ramen_ray.orchestration.run.task import OnReport, WorkerResult, WorkerTask
-from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
+from ramen_ray.orchestration.run.start import (
+    check_meanwhile,
+    edges_to_train,
+    identity_of,
+    note_carried,
+    resolved,
+)
+from ramen_ray.orchestration.run.workers import (
+    OnReport,
+    WorkerResult,
+    WorkerTask,
+    train_in_one_worker,
+    train_in_workers,
+)
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 logger = logging.getLogger(__name__)
@@ -137,18 +146,17 @@ def fit(
             from ramen_ray.orchestration.run.results import log_results
 
             log_results(task, trained, dataset, data, is_worker=on_report is not None)
-        ended = trained.evaluation
-        best = Path(ended.best_checkpoint)
+        best = Path(trained.best_checkpoint)
         directory.note(
             finished=True,
             best_checkpoint=best.name,
-            part=ended.part,
+            part=trained.part,
             trained_seconds=trained.trained_seconds,
             waited_seconds=trained.waited_seconds,
-            metrics=ended.metrics,
+            metrics=trained.metrics,
             **{LINKS_OF: dataset.metadata.get(LINKS_OF)},
         )
-    return TrainResult(ended.metrics, best / ENCODER_FOLDER, directory.path, run)
+    return TrainResult(trained.metrics, best / ENCODER_FOLDER, directory.path, run)
 
 
 def _train(

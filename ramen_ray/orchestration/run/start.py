@@ -1,33 +1,51 @@
-"""What a run starts from that an earlier one has trained: encoder, and classifiers of ads."""
+"""What a run starts from, and whether that is still the same: encoder, code, data, graph, ads."""
 
 import json
 import logging
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import ramen_ray
 from ramen_ray.config import ConfigError, RunConfig, overlay, read_config, with_absolute_paths
 from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open_unchanged
 from ramen_ray.method.model.classifiers import Classifiers
-from ramen_ray.method.model.dual_encoder import (
-    CLASSIFIER_FOLDER,
-    ENCODER_FOLDER,
-    copy_model,
-)
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
+from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
+from ramen_ray.orchestration.run.build import build_objective, encoder_tokenizer
+from ramen_ray.orchestration.run.checks import check_vocabulary
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
     RUN_FILE,
+    Identity,
     RunDirectory,
+    RunError,
+    differences,
 )
 from ramen_ray.tracking.runs import MODELS, tracking_uri
 
+if TYPE_CHECKING:
+    from ramen_ray.method.graph.walk import WalkSettings
+
+CHANGE_NUMBERS = ("torch", "transformers")
+"""Libraries whose other versions compute other numbers."""
+SETTINGS = {"dataset": "dataset", "encoder": "encoder.pretrained"}
+"""The setting that says where each part is that has no version."""
 CARRIED_FILE = "carried.npy"
 """In a run's folder, by ad (ads,): the ad of an earlier run whose classifier it starts from, or -1.
 """
@@ -55,11 +73,7 @@ def resolved(config: RunConfig) -> RunConfig:
 
 
 def _encoder_in(folder: Path) -> Path:
-    """Return the encoder's folder in that of a run, of a checkpoint, or of an encoder.
-
-    Raises:
-        ConfigError: it is a run that is not finished.
-    """
+    """Return the encoder's folder in that of a finished run, of a checkpoint, or of an encoder."""
     if (folder / RUN_FILE).is_file():
         best = RunDirectory(folder).notes.get("best_checkpoint")
         if best is None:
@@ -92,11 +106,104 @@ def _folder_of_model(uri: str, output: Path) -> Path:
     return kept
 
 
-def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
-    """Note in a run's folder which ads start from a classifier of the run that has the encoder.
+def identity_of(config: RunConfig, dataset: Dataset) -> Identity:
+    """Return what a run is made from besides its settings; take it before any of that is read.
 
-    Ads are told apart by the user's ids, or by their texts if a dataset has none. Nothing is noted
-    if there are no classifiers; if the other run's dataset has gone or changed, that is said.
+    Raises:
+        EncoderError: there is no such encoder.
+    """
+    parts = {"dataset": dataset.fingerprint, "encoder": content_of(config.encoder.pretrained)}
+    classifiers = Path(config.encoder.pretrained).parent / CLASSIFIER_FOLDER
+    if config.base.parts.heads == "classifier" and classifiers.is_dir():
+        parts["classifiers"] = content_of(str(classifiers))
+    return {**parts, **software()}
+
+
+def software() -> Identity:
+    """Return the versions of the project with its source, and of libraries."""
+    # Builds such as +cu126 belong to the machine, which is no part of a run.
+    versions = {name: version(name).partition("+")[0] for name in CHANGE_NUMBERS}
+    return {"ramen_ray": f"{ramen_ray.__version__}, source {_source_digest()}", **versions}
+
+
+def check_meanwhile(expected: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Check that what is used ``now`` is what was ``expected``, or a part of it, at the beginning.
+
+    Raises:
+        RunError: something has changed meanwhile.
+    """
+    changed = differences(expected, {key: now.get(key) for key in expected})
+    if changed:
+        raise RunError(
+            f"what is trained on has changed meanwhile: {changed}; put it back, and run the same "
+            f"command again"
+        )
+
+
+@cache
+def _source_digest() -> str:
+    root = Path(ramen_ray.__file__).parent
+    files = sorted((file.relative_to(root).as_posix(), file) for file in root.rglob("*.py"))
+    return content_digest(files)
+
+
+def make_ready(config: RunConfig) -> None:
+    """Do what a run needs other processes for before it trains: prepare its data, walk its graph.
+
+    Raises:
+        DatasetError, EncoderError, ClusterError: the data are not usable, or a process has died.
+    """
+    dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
+    data = prepare(dataset, Path(config.output) / "prepared", tokenizer)
+    check_vocabulary(config, data)
+    edges_to_train(config, data)
+
+
+def is_ready(config: RunConfig) -> bool:
+    """Say whether :func:`make_ready` has nothing to do.
+
+    Raises:
+        DatasetError, EncoderError: the dataset or the encoder is missing.
+    """
+    dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
+    data = prepared_folder(dataset, Path(config.output) / "prepared", tokenizer)
+    if not data.is_dir():
+        return False
+    if not config.walk.enabled:
+        return True
+    from ramen_ray.orchestration.prepare.walks import is_walked
+
+    return is_walked(*_walk(config, Prepared(data)))
+
+
+def edges_to_train(config: RunConfig, data: Prepared) -> Path:
+    """Return the folder of the graph to train on, walked if the configuration asks for it."""
+    if not config.walk.enabled:
+        return data.path / "edges"
+    from ramen_ray.orchestration.prepare.walks import walked_edges
+
+    return walked_edges(*_walk(config, data))
+
+
+def _walk(
+    config: RunConfig, data: Prepared
+) -> "tuple[Prepared, list[Regularizer], WalkSettings, int, Path]":
+    """Return what :func:`walked_edges` takes."""
+    from ramen_ray.method.graph.walk import WalkSettings  # importing numba takes half a second
+
+    walk = config.walk
+    settings = WalkSettings(
+        walk.num_hops, walk.restart_probability, walk.max_anchor_degree, walk.top_k
+    )
+    regularizers, walked = build_objective(config).regularizers, Path(config.output) / "walked"
+    return data, regularizers, settings, config.seed, walked
+
+
+def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
+    """Write CARRIED_FILE into a run's folder, if the run that has the encoder has classifiers.
+
+    Ads are told apart by the user's ids, or by their texts if a dataset has none. If the other
+    run's dataset has gone or changed, that is said, and nothing is written.
     """
     checkpoint = Path(config.encoder.pretrained).parent
     classifiers = checkpoint / CLASSIFIER_FOLDER

@@ -23,7 +23,7 @@ from ramen_ray.method.training.step import TrainState
 from ramen_ray.orchestration.background.task import BackgroundTask
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.task import OnReport
+from ramen_ray.orchestration.run.workers import OnReport
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables for torch's allocator of GPU memory; the second is its earlier name."""

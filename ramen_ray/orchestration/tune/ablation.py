@@ -33,8 +33,7 @@ from ramen_ray.orchestration.run.directory import (
     experiment_hash,
     finished_run,
 )
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.run.start import resolved
+from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, resolved
 from ramen_ray.orchestration.tune.trials import parent_run, run_trials
 from ramen_ray.orchestration.tune.variants import AblationConfig, Variant, used_sets, variants_of
 from ramen_ray.reports.ablation import VariantFigures, write_ablation_report

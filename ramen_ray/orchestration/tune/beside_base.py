@@ -15,8 +15,7 @@ from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, experiment_hash
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
-from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.run.start import resolved
+from ramen_ray.orchestration.run.start import identity_of, resolved
 from ramen_ray.orchestration.tune.variants import used_sets
 from ramen_ray.presets import with_base
 

@@ -12,7 +12,7 @@ from ray.tune.experiment import Trial
 
 from ramen_ray.config import TrainingConfig
 from ramen_ray.orchestration.run.directory import RunError
-from ramen_ray.orchestration.run.task import VALIDATION
+from ramen_ray.orchestration.run.workers import VALIDATION
 
 logger = logging.getLogger(__name__)
 

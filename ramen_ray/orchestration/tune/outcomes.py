@@ -11,7 +11,7 @@ from ray.tune.experiment import Trial
 
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.orchestration.run.directory import RunDirectory
-from ramen_ray.orchestration.run.task import VALIDATION
+from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.orchestration.tune.ends import EPOCH, SUMMARY, name_of
 from ramen_ray.reports.recommendation import Outcome
 

@@ -15,7 +15,7 @@ from ray.tune.experiment import Trial
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.run.directory import RunDirectory
-from ramen_ray.orchestration.run.task import VALIDATION
+from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.orchestration.tune.ends import name_of
 from ramen_ray.reports.sweep import (
     SweepTrial,

@@ -44,7 +44,7 @@ from ramen_ray.orchestration.run.directory import (
     RunError,
     experiment_hash,
 )
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.start import check_meanwhile, identity_of
 from ramen_ray.orchestration.tune.outcomes import Outcomes
 from ramen_ray.orchestration.tune.trials import Budget, parent_run, run_trials
 from ramen_ray.orchestration.tune.variants import used_sets

@@ -35,9 +35,13 @@ from ramen_ray.orchestration.run.directory import (
     deciding_settings,
     differences,
 )
-from ramen_ray.orchestration.run.identity import SETTINGS, check_meanwhile, identity_of
-from ramen_ray.orchestration.run.ready import make_ready
-from ramen_ray.orchestration.run.start import resolved
+from ramen_ray.orchestration.run.start import (
+    SETTINGS,
+    check_meanwhile,
+    identity_of,
+    make_ready,
+    resolved,
+)
 from ramen_ray.orchestration.tune.ends import Ends, name_of
 from ramen_ray.orchestration.tune.progress import ProgressCallback, SweepProgress
 from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, own_values

@@ -35,10 +35,8 @@ from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
-from ramen_ray.orchestration.run.identity import check_meanwhile
-from ramen_ray.orchestration.run.ready import is_ready, make_ready
-from ramen_ray.orchestration.run.task import VALIDATION
-from ramen_ray.orchestration.run.workers import START_TIMEOUT
+from ramen_ray.orchestration.run.start import check_meanwhile, is_ready, make_ready
+from ramen_ray.orchestration.run.workers import START_TIMEOUT, VALIDATION
 from ramen_ray.orchestration.tune.ends import EPOCH, NAME, SUMMARY, Ends, name_of
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 

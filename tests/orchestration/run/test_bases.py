@@ -31,8 +31,8 @@ from ramen_ray.orchestration.run.build import (
     encoder_tokenizer,
 )
 from ramen_ray.orchestration.run.checks import check_config
-from ramen_ray.orchestration.run.evaluation import PARTS
 from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.worker import PARTS
 from ramen_ray.presets import PRESETS
 
 
