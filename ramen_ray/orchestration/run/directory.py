@@ -56,7 +56,7 @@ class RunDirectory:
 
     @classmethod
     def of(cls, output: str, name: str) -> "RunDirectory":
-        """Return the folder of the run ``name``, which need not exist yet."""
+        """Return the folder of a run, which need not exist yet."""
         return cls(Path(output).absolute() / RUNS / name)
 
     @property
@@ -98,7 +98,7 @@ class RunDirectory:
         return True
 
     def note(self, **notes: Any) -> None:
-        """Add to the run's notes."""
+        """Add to the notes."""
         content = with_checksum({**self.notes, **notes})
         with whole_file(self.path / RUN_FILE) as aside:
             aside.write_text(content)
@@ -117,11 +117,9 @@ class RunDirectory:
             yield
 
     def refuse_changed(self, made_from: Identity, allow_changed: bool) -> None:
-        """Check that what the folder has so far is made from the same.
+        """Check that what the folder has so far is ``made_from`` the same.
 
-        Args:
-            made_from: what it would be made from now.
-            allow_changed: say so and go on, if it is not; but never on another dataset.
+        With ``allow_changed`` a change is only said, unless it is one of the dataset.
 
         Raises:
             RunError: it is not.
@@ -148,7 +146,7 @@ def read_run_config(file: Path) -> RunConfig:
     """Read a configuration; the ``output`` of one in a run's folder is where that folder is now.
 
     Raises:
-        ConfigError: the file is missing or does not hold a valid configuration.
+        ConfigError: as :func:`~ramen_ray.config.read_config`.
     """
     config = read_config(file)
     for folder in file.absolute().parents:
@@ -171,12 +169,8 @@ def open_run_directory(
     """Find the run that ``config`` starts or resumes, and lock it until the ``with`` block ends.
 
     The same configuration on the same data resumes a run that was interrupted. It starts a new run
-    (with a number after its name) when all earlier ones are finished or in use.
-
-    Args:
-        config: the run's.
-        dataset_name: with which a name begins that is not given.
-        made_from: what the run is made from.
+    (with a number after its name) when all earlier ones are finished or in use. A name that is not
+    given begins with ``dataset_name``.
 
     Raises:
         RunError: the name is taken by a finished or active run, or by one with a different
@@ -208,7 +202,7 @@ def _summary_of(config: RunConfig) -> str:
 
 
 def is_finished(config: RunConfig) -> bool:
-    """Return whether the run that ``config`` names is finished."""
+    """Say whether the run that ``config`` names is finished."""
     return bool(RunDirectory.of(config.output, str(config.name)).notes.get("finished"))
 
 
@@ -230,8 +224,7 @@ def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
 def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
     """Remove a new run that fails before its first checkpoint.
 
-    A folder that existed before may hold files of others. It stays, and only the run's own notes
-    are removed.
+    Of a folder that existed before, which may hold files of others, only the run's notes go.
     """
     notes = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
     try:
@@ -277,7 +270,7 @@ def _refuse_another(directory: RunDirectory, config: RunConfig, identity: str) -
 
 
 def deciding_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that determine a run's result, all but where it runs, by dotted key."""
+    """Return the settings that determine a run's result, by dotted key."""
     settings = flatten(config).items()
     return {key: value for key, value in settings if key.split(".")[0] not in WHERE_IT_RUNS}
 

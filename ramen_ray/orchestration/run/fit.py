@@ -17,7 +17,7 @@ from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
-from ramen_ray.orchestration.run.checks import check_config, check_prepared
+from ramen_ray.orchestration.run.checks import check_clicks, check_config, check_vocabulary
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     Identity,
@@ -47,30 +47,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Results of a finished run.
-
-    Attributes:
-        metrics: by row (``untrained``, ``trained``), then split, then metric name.
-        encoder: folder of the best encoder.
-        run_directory: folder with configuration and checkpoints.
-        run: the run in MLflow.
-    """
+    """A finished run; metrics are by row (``untrained``, ``trained``), split and name."""
 
     metrics: dict[str, dict[str, dict[str, float]]]
-    encoder: Path
+    encoder: Path  # the best one's folder
     run_directory: Path
-    run: Run
+    run: Run  # in MLflow
 
 
 def finished_result(config: RunConfig, expected: Identity) -> TrainResult | None:
     """Return the results of the run of this name, or None if it is not finished.
 
-    Args:
-        config: the run's.
-        expected: what the run must be made from, to be compared with others.
-
     Raises:
-        RunError: it has another configuration or other data, or something has changed meanwhile.
+        RunError: it has another configuration or other data, or is not made from what is expected.
     """
     if not is_finished(config):
         return None
@@ -130,7 +119,8 @@ def fit(
             logger.info("data:    %s\nrun:     %s", dataset.path, directory.path)
             with _timed(seconds, "prepare"):
                 data = prepare(dataset, output / "prepared", tokenizer)
-            check_prepared(config, data)
+            check_vocabulary(config, data)
+            check_clicks(config, data)
             note_carried(config, dataset, directory.path)
             with _timed(seconds, "walk"):
                 edges = str(edges_to_train(config, data))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.training.step_losses import StepLosses
+from ramen_ray.told import Pace, beside
 from ramen_ray.tracking.runs import Run
 from ramen_ray.tracking.step_logger import StepLogger
 
@@ -36,13 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LiveProgress:
-    """How far a run has come.
-
-    Attributes:
-        step: the last step that is done (from 1).
-        total_steps: steps of the whole training.
-        message: the results of the last epoch, or the latest news.
-    """
+    """How far a run has come: the last step that is done (from 1), and the latest news."""
 
     step: int
     total_steps: int
@@ -68,16 +63,8 @@ class RunLog:
     def __init__(
         self, steps: StepLogger, objective: Objective, total_steps: int, folder: Path
     ) -> None:
-        """Log to a run of MLflow.
-
-        Args:
-            steps: logger of the run's steps.
-            objective: it names the terms.
-            total_steps: steps of the whole training.
-            folder: the run's.
-        """
         self._steps = steps
-        self._objective = objective
+        self._objective = objective  # names the terms
         self._total_steps = total_steps
         self._folder = folder
         self._message = ""
@@ -99,13 +86,10 @@ class RunLog:
         step: int,
         queries_per_s: float,
     ) -> None:
-        """Log the latest steps.
+        """Log the latest steps, of which ``step`` (from 1) is the last.
 
-        Args:
-            losses: (steps, terms) global losses.
-            weights: each step's weights (terms,) if they are adapted, else empty.
-            step: the last of the steps (from 1).
-            queries_per_s: training speed during these steps.
+        ``losses`` (steps, terms) are global; ``weights`` are each step's (terms,) if they are
+        adapted, else none.
         """
         latest = StepLosses.from_terms(self._objective, step - len(losses), losses)
         moved = torch.stack(weights).cpu().numpy() if weights else None
@@ -135,7 +119,7 @@ class RunLog:
             self._steps.log_validation(metrics, step)
 
     def log_figures(self, name: str, figures: Mapping[str, float], step: int) -> None:
-        """Log what there is to say of a step's batch, under ``name``."""
+        """Log figures of a step's batch, if there are any, under ``name``."""
         if figures:
             self._steps.log_background(name, figures, step)
 
@@ -155,15 +139,9 @@ def shown_progress(folder: Path) -> Iterator[None]:
     end. The time left includes validations and checkpoints.
     """
     (folder / PROGRESS_FILE).unlink(missing_ok=True)  # of an earlier attempt
-    ended = Event()
     show = _show_bar if sys.stdout.isatty() else _log_lines
-    thread = Thread(target=show, args=(folder, ended))
-    thread.start()
-    try:
+    with beside(lambda ended: show(folder, ended)):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _show_bar(folder: Path, ended: Event) -> None:
@@ -190,24 +168,13 @@ def _log_lines(folder: Path, ended: Event) -> None:
 
 def _updates(folder: Path, ended: Event) -> Iterator[tuple[LiveProgress, str]]:
     """Yield the progress in ``folder`` and the time left until ``ended``, and once more then."""
-    first: tuple[int, float] | None = None
-    is_last = False
+    pace, is_last = Pace(), False
     while not is_last:
         is_last = ended.wait(SECONDS_BETWEEN_LOOKS)
         now = read_progress(folder)
-        if now is None:
-            continue
-        if first is None or now.step < first[0]:  # after a lost worker, from a checkpoint
-            first = (now.step, time.monotonic())
-        yield now, _time_left(now, *first)
-
-
-def _time_left(now: LiveProgress, first_step: int, first_seen: float) -> str:
-    steps, to_come = now.step - first_step, now.total_steps - now.step
-    if not steps or not to_come:
-        return ""
-    seconds = (time.monotonic() - first_seen) / steps * to_come
-    return f"{timedelta(seconds=round(seconds))} left"
+        if now is not None:
+            seconds = pace.seconds_left(now.step, now.total_steps)
+            yield now, f"{timedelta(seconds=round(seconds))} left" if seconds else ""
 
 
 def _line(now: LiveProgress, left: str) -> str:

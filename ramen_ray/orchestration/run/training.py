@@ -38,7 +38,6 @@ class Process:
     """What a worker's process offers: a worker of Ray Train, or the only one of a run.
 
     Attributes:
-        device: where it computes.
         is_first_on_machine: whether it is the one of its machine's workers that copies files there.
         wrap: returns what steps call: a model, or its wrapper for several workers.
         report: passes the metrics of a checkpoint on, once that outlives the process.
@@ -118,15 +117,10 @@ class Setup(ABC, Generic[Model]):
 
     Attributes:
         folder: the run's.
-        process: the one that it trains in.
-        checkpoints: what the run goes on from.
-        plan: when it writes checkpoints, validates and ends.
-        objective: the terms.
         sampler: draws this worker's share of the batches.
-        log: the run's log on the first worker; None on the others.
+        log: None but on the first worker.
         advice: what to do if losses or weights are not finite.
         background: the run's background tasks; these keep track of their own work.
-        use_bf16: whether it encodes under bfloat16 autocast.
         max_gradient_norm: gradients are clipped to it; None for no limit.
     """
 

@@ -30,7 +30,7 @@ from ramen_ray.orchestration.background.shortlists import shortlist_task
 from ramen_ray.orchestration.background.task import TaskContext
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.run.build import (
-    add_free_vectors,
+    build_classifiers,
     build_model,
     build_objective,
     build_propensity,
@@ -102,9 +102,11 @@ class RunSetup(Setup[DualEncoder]):
         model = build_model(self.config).to(self.process.device)
         expected = {"encoder": self.made_from["encoder"]}
         check_meanwhile(expected, {"encoder": content_of(self.config.encoder.pretrained)})
-        file = self.folder / CARRIED_FILE
-        carried = np.load(file) if file.is_file() else None
-        return add_free_vectors(self.config, model, self.data, carried)
+        if model.classifier_head is not None:
+            file = self.folder / CARRIED_FILE
+            carried = np.load(file) if file.is_file() else None
+            model.classifiers = build_classifiers(self.config, model, self.data, carried)
+        return model
 
     def open_model(self, checkpoint: Path) -> DualEncoder:
         """Open a checkpoint's model; its classifiers, otherwise mapped, go to the device too."""

@@ -14,7 +14,7 @@ from ramen_ray.method.metrics.comparison import Difference, in_points, paired_di
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.retriever_folder import compile_retriever
 from ramen_ray.orchestration.serve.comparison import Answering, open_test_queries
-from ramen_ray.orchestration.serve.versions import log_copy, take_place
+from ramen_ray.orchestration.serve.retrievers import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
 
@@ -44,10 +44,8 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
 
     It must be faster than the original, both on the CPU, and as good: the scores must agree within
     0.001 (not with 8-bit integers), and the selection metric on the test split must not be lower by
-    more than noise (see :mod:`~ramen_ray.orchestration.serve.promotion`).
-
-    See :func:`~ramen_ray.orchestration.serve.versions.take_place`; artifacts go into ``output`` if
-    no server keeps them.
+    more than noise. Artifacts go into ``output`` if no server keeps them. See
+    :func:`~ramen_ray.orchestration.serve.retrievers.take_place`.
 
     Raises:
         EncoderError: the encoder is a bag, or the packages for compiling are not installed.

@@ -22,7 +22,7 @@ from ramen_ray.method.retrieval.retriever_folder import (
     text_embedder,
     write_ads,
 )
-from ramen_ray.orchestration.serve.versions import log_copy, take_place
+from ramen_ray.orchestration.serve.retrievers import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 
 EXAMPLE_ADS = 2
@@ -49,7 +49,7 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
     """Log a copy of a retriever with other ads, and put it in the original's place.
 
     If nothing would change, there is no copy. See
-    :func:`~ramen_ray.orchestration.serve.versions.take_place`; artifacts go into ``output`` if no
+    :func:`~ramen_ray.orchestration.serve.retrievers.take_place`; artifacts go into ``output`` if no
     server keeps them.
 
     Raises:

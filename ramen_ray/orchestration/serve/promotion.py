@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.method.metrics.comparison import in_points
 from ramen_ray.method.metrics.judgement import METRICS
-from ramen_ray.orchestration.run.finished import mlflow_run_id
 from ramen_ray.orchestration.serve.comparison import Answering, Compared, compare
+from ramen_ray.orchestration.serve.retrievers import mlflow_run_id
 from ramen_ray.tracking.registry import Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
 
