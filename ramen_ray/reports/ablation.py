@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from ramen_ray.method.metrics.comparison import in_points
+from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.reports.page import as_markdown
 
 TAIL = "tail/"
-DECIDING = ("P@1", "R@10")
 PLOTTED = ("P@1", "R@10", "tail/P@1", "tail/R@10")
 TABLES_FILE = "ablation.md"
 PLOT_FILE = "ablation.png"
@@ -77,7 +77,7 @@ def verdict(variants: Mapping[str, VariantFigures]) -> list[str]:
     """Say in words which base is best, and whether the graph helps on each."""
     return [
         f"{_judged(name, figures)}: "
-        + ", ".join(f"{metric} {_difference(figures.gains[metric])}" for metric in DECIDING)
+        + ", ".join(f"{metric} {_difference(figures.gains[metric])}" for metric in HEADLINES)
         for name, figures in variants.items()
         if figures.gains and (_is_base(name, variants) or name == f"{figures.base}-ramen")
     ]
@@ -88,7 +88,7 @@ def _is_base(name: str, variants: Mapping[str, VariantFigures]) -> bool:
 
 
 def _judged(name: str, figures: VariantFigures) -> str:
-    bounds = [figures.gains[metric][1:] for metric in DECIDING]
+    bounds = [figures.gains[metric][1:] for metric in HEADLINES]
     is_better, is_worse = any(low > 0 for low, _ in bounds), any(high < 0 for _, high in bounds)
     word = {
         (True, False): "is better than",

@@ -7,8 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ramen_ray.method.metrics.comparison import Difference, in_points
-
-DECIDING = ("P@1", "R@10")
+from ramen_ray.method.metrics.judgement import HEADLINES
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,10 @@ def verdict(
     """
     best = next(iter(outcomes))
     compared = {
-        other: ", ".join(f"{metric} {in_points(by[metric], digits=1)}" for metric in DECIDING)
+        other: ", ".join(f"{metric} {in_points(by[metric], digits=1)}" for metric in HEADLINES)
         for other, by in gains.items()
     }
-    matters = [other for other, by in gains.items() if any(by[m][1] > 0 for m in DECIDING)]
+    matters = [other for other, by in gains.items() if any(by[m][1] > 0 for m in HEADLINES)]
     level = [other for other in gains if other not in matters]
     finished = sum(one.finished for one in outcomes.values())
     sentences = []

@@ -251,13 +251,12 @@ class Registry:
             raise RegistryError(f"{model_uri} is not a retriever of this project")
         return LoggedRetriever(str(model.model_id), model.run_id, metadata, model.model_size_bytes)
 
-    def trained_by(self, retriever: LoggedRetriever) -> tuple[str, str]:
-        """Return (id, name) of the run that trained a retriever, or what it was copied from."""
+    def trained_by(self, retriever: LoggedRetriever) -> str:
+        """Return the id of the run that trained a retriever, or what it was copied from."""
         with _registry_errors(self.uri):
-            run = self._client.get_run(retriever.run_id)
-            original = run.data.tags.get(COPY_OF)
+            original = self._client.get_run(retriever.run_id).data.tags.get(COPY_OF)
         if original is None:
-            return retriever.run_id, run.info.run_name
+            return retriever.run_id
         return self.trained_by(self.look_up(original))
 
     def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:

@@ -46,6 +46,8 @@ METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] 
     f"{group}/{name}" for group in ("head", "torso", "tail", "traffic") for name in OF_GROUPS
 ]
 """The names of the metrics that :meth:`Judgement.metrics` always returns."""
+HEADLINES = ("P@1", "R@10")
+"""The metrics that logs and reports show first."""
 NO_FILTERS = np.empty((0, 2), dtype=np.int64)
 QUERIES_PER_BLOCK = 1 << 14
 

@@ -1,25 +1,222 @@
-"""What every worker runs: train classifiers and combiner; the first one evaluates them."""
+"""What every worker of a combiner does: build its parts, train them, and evaluate them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+import torch
+
+from ramen_ray.bases import Part
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import world
-from ramen_ray.method.model.dual_encoder import load_model
-from ramen_ray.method.novel_ads.evaluation import Evaluation, RevealedClicks, compare
-from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER, open_combined_ads
-from ramen_ray.method.novel_ads.training import CombinerModel
+from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.model.classifiers import Classifiers
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.novel_ads.combiner import Combiner
+from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation, RevealedClicks, compare
+from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds, clicked_together
+from ramen_ray.method.novel_ads.representation import (
+    COMBINER_FOLDER,
+    CombinedAds,
+    open_combined_ads,
+)
+from ramen_ray.method.novel_ads.training import (
+    COMBINED,
+    CombinerModel,
+    CombinerPart,
+    bce,
+    clicks_on,
+    compared_with,
+    nearest_unclicked,
+    training_data,
+)
+from ramen_ray.method.objectives.classifier_terms import CLASSIFIERS
+from ramen_ray.method.objectives.losses import TripletLoss
+from ramen_ray.method.objectives.terms import Objective, task_term
+from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.training.classifier_training import ClassifierTraining
+from ramen_ray.method.training.optimization import build_schedule, head_groups
 from ramen_ray.method.training.step import TrainState
-from ramen_ray.orchestration.combining.build import Combining
-from ramen_ray.orchestration.combining.embeddings import open_embedded
-from ramen_ray.orchestration.combining.inputs import revealed_clicks
-from ramen_ray.orchestration.combining.task import CombineTask
+from ramen_ray.orchestration.combining.inputs import open_embedded, revealed_clicks
+from ramen_ray.orchestration.combining.settings import CombineSettings, Variant
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.loop import train
 from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume
+from ramen_ray.tracking.runs import Run
 
 NUM_CHECKPOINTS = 10
+NUM_NEGATIVES = 10
+WEIGHT_DECAY = 0.01
+
+
+@dataclass(frozen=True)
+class CombineTask:
+    """The task of training a combiner: plain values; paths that all machines can reach."""
+
+    settings: CombineSettings
+    model: str  # folder of the run's best model
+    part: Part  # which of its vectors answer
+    prepared: str
+    sibling: str | None  # the prepared one-shot sibling, if clicks are revealed
+    embeddings: str
+    folder: str  # where the result goes
+    propensity: Propensity
+    run: Run
+
+    def train(self, process: Process) -> Evaluation | None:
+        """Train to the end; the first worker then writes the combiner, and evaluates as served."""
+        process.settle(self.settings.seed, self.settings.workers)
+        data, folder = Prepared(Path(self.prepared)), Path(self.folder)
+        sibling = None if self.sibling is None else Prepared(Path(self.sibling))
+        model = load_model(Path(self.model), part=self.part)
+        embedded, of_sibling = open_embedded(model, data, sibling, Path(self.embeddings))
+        combining = Combining.of(self.settings, embedded, model)
+        objective, plan = combining.objective(), combining.plan
+        run = start_or_resume(
+            CombinerSetup(
+                folder=folder,
+                process=process,
+                checkpoints=Checkpoints(folder, process.device),
+                plan=plan,
+                objective=objective,
+                sampler=combining.sampler,
+                log=RunLog.of_first_worker(self.run, folder, objective, plan.total_steps),
+                advice="lower combiner.lr, or classifiers.lr",
+                combining=combining,
+            )
+        )
+        train(run)
+        if world()[0] != 0:
+            return None
+        combining.combined_ads(run.model).save(folder / COMBINER_FOLDER)
+        combined = open_combined_ads(folder / COMBINER_FOLDER)
+        revealed: RevealedClicks | None = None
+        if sibling is not None and of_sibling is not None:
+            ads, rows = revealed_clicks(sibling)
+            revealed = ads, of_sibling.take(rows)
+        return compare(embedded, combined, revealed, self.propensity)
+
+
+@dataclass(frozen=True)
+class Combining:
+    """What a combiner is trained with; it stays the same during training."""
+
+    settings: CombineSettings
+    variant: Variant  # the one of the settings, with what they set instead
+    queries: TextEmbeddings  # of the train queries
+    ads: TextEmbeddings  # of the seen ads, in rows of the same array
+    seen: SeenAds  # with the classifiers that training starts from
+    sampler: Sampler  # draws this worker's share of the batches
+
+    @classmethod
+    def of(
+        cls, settings: CombineSettings, embedded: Embedded, model: DualEncoder | None = None
+    ) -> "Combining":
+        """Take the ads of a dataset with enough train clicks as seen.
+
+        Their classifiers are the model's, if it answers by classifiers, or else begin as the texts.
+        """
+        data, queries = embedded.data, embedded.queries["train"]
+        ids = np.flatnonzero(data.train_click_counts >= settings.classifiers.min_clicks)
+        ads = replace(embedded.ads, positions=embedded.ads.positions[ids])
+        vectors = ads.take(np.arange(len(ids)))
+        classifiers = vectors if model is None else model.with_classifiers(vectors, ids)
+        seen = SeenAds(ids, vectors, classifiers)
+        drawn = training_data(data.query_ids, clicks_on(data, ids), queries, ads)
+        size, num_negatives = settings.combiner.batch_size, settings.classifiers.hard_negatives
+        sampler = Sampler(drawn, size, settings.seed, num_hard_negatives=num_negatives)
+        has_classifiers = model is not None and model.part != "encoder"
+        variant = settings.chosen_variant(has_classifiers)
+        return cls(settings, variant, queries, ads, seen, sampler)
+
+    @property
+    def first_steps(self) -> int:
+        """Number of steps that train classifiers only; the combiner's come after."""
+        return self.variant.classifier_epochs * self.sampler.steps_per_epoch
+
+    @property
+    def total_steps(self) -> int:
+        """Number of steps of the whole training."""
+        return self.first_steps + self.settings.combiner.epochs * self.sampler.steps_per_epoch
+
+    @property
+    def plan(self) -> Plan:
+        """Checkpoints at about every tenth of the epochs, and where the combiner's steps begin."""
+        per_epoch, total = self.sampler.steps_per_epoch, self.total_steps
+        every = max(total // per_epoch // NUM_CHECKPOINTS, 1) * per_epoch
+        stops = {*range(every, total, every), self.first_steps, total} - {0}
+        return Plan(per_epoch, sorted(stops))
+
+    def objective(self) -> Objective:
+        """Build the terms: that of the first steps, and those of the others."""
+        own, first, start = self.settings.combiner, self.settings.classifiers, self.first_steps
+        first_steps, others = range(start), range(start, self.total_steps)
+        terms = []
+        if start:
+            similarity = compared_with(CLASSIFIERS, first.dropout)
+            hinge = TripletLoss(first.margin, NUM_NEGATIVES)
+            terms.append(task_term(hinge, 1.0, "classifiers", similarity, first_steps))
+        loss = bce if self.variant.loss == "bce" else TripletLoss(own.margin, NUM_NEGATIVES)
+        terms.append(task_term(loss, 1.0, "combiner", compared_with(COMBINED), others))
+        if self.variant.loss == "triplet":
+            hinge = TripletLoss(own.classifier_margin, NUM_NEGATIVES)
+            similarity = compared_with(CLASSIFIERS)
+            terms.append(task_term(hinge, 1.0, "combiner_classifiers", similarity, others))
+        return Objective(tuple(terms))
+
+    def new_model(self, device: torch.device) -> CombinerModel:
+        """Build the model that training starts from."""
+        vectors = torch.from_numpy(self.seen.classifiers.copy()).to(device)
+        classifiers = Classifiers(vectors, 0, np.ones(len(vectors), dtype=bool))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.settings.seed)
+            kind, heads = self.variant.kind, self.settings.combiner.heads
+            combiner = Combiner(kind, vectors.shape[1], heads).to(device)
+        return CombinerModel(combiner, classifiers, self.ads)
+
+    def new_state(self, model: CombinerModel) -> TrainState:
+        """Build what changes besides the model, as it is before the first step."""
+        own, first, start = self.settings.combiner, self.settings.classifiers, self.first_steps
+        is_frozen = self.variant.loss == "bce"
+        num_moved = start if is_frozen else self.total_steps
+        training = ClassifierTraining(
+            model.classifiers,
+            first.lr,
+            partial(build_schedule, warmup_steps=0, total_steps=num_moved),
+        )
+        clicks, count = self.sampler.data.clicks, first.hard_negatives
+        part = CombinerPart(
+            model,
+            training,
+            self._neighbours(),
+            start,
+            lambda: nearest_unclicked(self.queries, clicks, self.seen, count),
+            is_frozen,
+        )
+        groups, num_steps = head_groups([model], own.lr, WEIGHT_DECAY), self.total_steps - start
+        optimizer = torch.optim.AdamW(groups, lr=own.lr, eps=1e-6)
+        warmup = round(own.warmup_fraction * num_steps)
+        schedule = build_schedule(optimizer, warmup, num_steps, first_step=start)
+        return TrainState(model, optimizer, schedule, DrawState({}), parts=[part])
+
+    def _neighbours(self) -> Int64s:
+        """Return the neighbours (S, K) of the seen ads in training."""
+        seen, own = self.seen, self.settings.combiner
+        if self.variant.neighbours_by == "clicks":
+            clicks = self.sampler.data.clicks
+            return clicked_together(clicks, seen.embeddings, own.neighbours)
+        return seen.nearest(seen.embeddings, own.neighbours, np.arange(len(seen.ids))).rows
+
+    def combined_ads(self, model: CombinerModel) -> CombinedAds:
+        """Return the representation of ads by what has been trained."""
+        own = self.settings.combiner
+        return model.combined_ads(
+            self.seen, Lookup(own.neighbours, own.shortlist, self.variant.threshold)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,45 +242,3 @@ class CombinerSetup(Setup[CombinerModel]):
     def save_model(self, model: CombinerModel, checkpoint: Path) -> None:
         """Write the combiner; the part that trains the classifiers writes these."""
         model.save(checkpoint)
-
-
-def run_worker(task: CombineTask, process: Process) -> Evaluation | None:
-    """Train to the end; the first worker then writes the combiner and evaluates it as served."""
-    process.settle(task.settings.seed, task.settings.workers)
-    data, folder = Prepared(Path(task.prepared)), Path(task.folder)
-    sibling = None if task.sibling is None else Prepared(Path(task.sibling))
-    model = load_model(Path(task.model), part=task.part)
-    embedded, of_sibling = open_embedded(model, data, sibling, Path(task.embeddings))
-    combining = Combining.of(task.settings, embedded, model)
-    objective, plan = combining.objective(), plan_of(combining)
-    run = start_or_resume(
-        CombinerSetup(
-            folder=folder,
-            process=process,
-            checkpoints=Checkpoints(folder, process.device),
-            plan=plan,
-            objective=objective,
-            sampler=combining.sampler,
-            log=RunLog.of_first_worker(task.run, folder, objective, plan.total_steps),
-            advice="lower combiner.lr, or classifiers.lr",
-            combining=combining,
-        )
-    )
-    train(run)
-    if world()[0] != 0:
-        return None
-    combining.combined_ads(run.model).save(folder / COMBINER_FOLDER)
-    combined = open_combined_ads(folder / COMBINER_FOLDER)
-    revealed: RevealedClicks | None = None
-    if sibling is not None and of_sibling is not None:
-        ads, rows = revealed_clicks(sibling)
-        revealed = ads, of_sibling.take(rows)
-    return compare(embedded, combined, revealed, task.propensity)
-
-
-def plan_of(combining: Combining) -> Plan:
-    """Plan checkpoints at about every tenth of the epochs, and where the combiner's steps begin."""
-    per_epoch, total = combining.sampler.steps_per_epoch, combining.total_steps
-    every = max(total // per_epoch // NUM_CHECKPOINTS, 1) * per_epoch
-    stops = {*range(every, total, every), combining.first_steps, total} - {0}
-    return Plan(per_epoch, sorted(stops))

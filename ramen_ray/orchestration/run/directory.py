@@ -1,11 +1,10 @@
 """A run's folder: its name, its configuration, its lock, and whether it is finished."""
 
-import hashlib
 import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +19,7 @@ from ramen_ray.config import (
 from ramen_ray.data.store.checksums import parse_checked, with_checksum
 from ramen_ray.data.store.whole_files import folder_lock, whole_file
 from ramen_ray.errors import UserError
-from ramen_ray.naming import joined_name
+from ramen_ray.naming import joined_name, short_hash
 
 WHERE_IT_RUNS = {
     "dataset",
@@ -155,11 +154,20 @@ def read_run_config(file: Path) -> RunConfig:
     return config
 
 
+def run_with_id(output: Path, mlflow_run_id: str) -> RunDirectory | None:
+    """Return the run in ``output`` that has this id in MLflow; None if there is none."""
+    for file in sorted((output.absolute() / RUNS).glob(f"*/{RUN_FILE}")):
+        directory = RunDirectory(file.parent)
+        with suppress(RunError):  # of another run, which is damaged
+            if directory.notes.get("mlflow_run_id") == mlflow_run_id:
+                return directory
+    return None
+
+
 def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
     """Hash what determines a run's result: the data, and all settings but where it runs."""
     settings = json.dumps(config.model_dump(exclude=WHERE_IT_RUNS), sort_keys=True)
-    content = f"{settings}{dataset_fingerprint}".encode()
-    return hashlib.blake2b(content, digest_size=4).hexdigest()
+    return short_hash(f"{settings}{dataset_fingerprint}")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
+from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.training.step_losses import StepLosses
 from ramen_ray.told import Pace, beside
@@ -27,7 +28,6 @@ from ramen_ray.tracking.runs import Run
 from ramen_ray.tracking.step_logger import StepLogger
 
 PROGRESS_FILE = "progress.json"
-SHOWN_METRICS = ("P@1", "R@10")
 SECONDS_BETWEEN_WRITES = 1
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_BEFORE_LINES, SECONDS_BETWEEN_LINES = 5, 20
@@ -110,7 +110,7 @@ class RunLog:
     ) -> None:
         """Show the results of an epoch, such as ``3/10``."""
         parts = [f"{name} {value:.4f}" for name, value in losses.items()]
-        parts += [f"{k} {100 * metrics[k]:.2f}" for k in SHOWN_METRICS if k in metrics]
+        parts += [f"{k} {100 * metrics[k]:.2f}" for k in HEADLINES if k in metrics]
         self._show(f"epoch {epoch}: {', '.join(parts)}", step)
 
     def log_validation(self, metrics: Mapping[str, float], step: int) -> None:

@@ -13,7 +13,7 @@ from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.whole_files import scratch_folder
-from ramen_ray.method.metrics.judgement import Judgement
+from ramen_ray.method.metrics.judgement import HEADLINES, Judgement
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
@@ -33,8 +33,6 @@ SINCE_IT_BEGAN = "since the run began; put it back, and run the same command aga
 EXAMPLE_QUERIES = 2
 MOST_QUERIES = 10_000
 PAGE = "predictions.html"
-IN_VIEW = ("P@1", "R@10")
-"""Metrics whose names have no prefix, so that the UI shows them first."""
 
 
 def log_results(
@@ -95,8 +93,8 @@ def log_results(
     for part in set(metrics) - {"untrained", "trained"}:
         for split, values in metrics[part].items():
             named |= prefixed(f"{part}/{split}/", values)
-    for split in ("validation", "test"):
-        named |= {f"{split}_{name}": metrics["trained"][split][name] for name in IN_VIEW}
+    for split in ("validation", "test"):  # without a prefix, so that the UI shows them first
+        named |= {f"{split}_{name}": metrics["trained"][split][name] for name in HEADLINES}
     run.log_metrics(named, model_id=model_id)
     with tempfile.TemporaryDirectory() as temporary:
         artifacts = Path(temporary)

@@ -36,6 +36,7 @@ from ramen_ray.orchestration.run.directory import (
     RunDirectory,
     RunError,
     differences,
+    run_with_id,
 )
 from ramen_ray.tracking.runs import MODELS, tracking_uri
 
@@ -91,9 +92,7 @@ def _folder_of_model(uri: str, output: Path) -> Path:
 
     registry = Registry(tracking_uri(output))
     retriever = registry.look_up(uri)
-    run_id, name = registry.trained_by(retriever)
-    directory = RunDirectory.of(str(output), name)
-    if (directory.path / RUN_FILE).is_file() and directory.notes.get("mlflow_run_id") == run_id:
+    if (directory := run_with_id(output, registry.trained_by(retriever))) is not None:
         return directory.path  # which has classifiers too
     kept = output.absolute() / "encoders" / retriever.model_id
     if not kept.is_dir():

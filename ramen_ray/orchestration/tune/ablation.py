@@ -1,6 +1,5 @@
 """Find which part of the method helps: train all variants with all seeds, and compare them."""
 
-import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
-from ramen_ray.naming import joined_name
+from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.checks import check_config
@@ -47,13 +46,7 @@ MEASURED = (*METRICS, *(f"tail/{name}" for name in METRICS))
 
 @dataclass(frozen=True)
 class AblationResult:
-    """The result of an ablation.
-
-    Attributes:
-        variants: the figures of each variant, by its name.
-        report: folder of the tables and plots.
-        run: the parent of all runs in MLflow.
-    """
+    """The figures of each variant, by its name, and the folder of the tables and plots."""
 
     variants: dict[str, VariantFigures]
     report: Path
@@ -121,7 +114,7 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
     None if these graphs lead from no query to a new ad, as graphs of one side do.
     """
     settings = PropagationSettings(anchor_sets=tuple(used_sets(config)))
-    key = hashlib.blake2b(f"{dataset.fingerprint}{settings}".encode(), digest_size=8).hexdigest()
+    key = short_hash(f"{dataset.fingerprint}{settings}", 8)
     folder = Path(config.output) / "propagated" / f"{dataset.name}-{key}"
     folder.parent.mkdir(exist_ok=True)
     with FileLock(folder.parent / f".{folder.name}.lock"):
@@ -137,7 +130,7 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
 def _run_config(
     ablation: str, name: str, variant: Variant, seed: int, propagated: Dataset | None
 ) -> RunConfig:
-    """Return the configuration of a variant's run in an ablation."""
+    """Return the configuration of a variant's run."""
     where = {"dataset": str(propagated.path)} if variant.propagated and propagated else {}
     own = joined_name(ablation, name, f"seed{seed}")
     return overlay(variant.config, {**where, "seed": seed, "name": own})

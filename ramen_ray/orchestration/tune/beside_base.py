@@ -24,11 +24,9 @@ PLAIN = "in_batch"
 
 @dataclass(frozen=True)
 class Rung:
-    """One of the runs, from the plainest to the one that was asked for.
+    """A run on the way from the plainest to the one asked for.
 
-    Attributes:
-        result: the run.
-        gains: by how much its test metrics exceed those of the rung before; none for the first.
+    ``gains`` say by how much its test metrics exceed those of the rung before; none for the first.
     """
 
     result: TrainResult
@@ -43,8 +41,7 @@ def fit_beside_base(config: RunConfig) -> dict[str, Rung]:
 
     Raises:
         ConfigError: the run is its own base.
-        DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: as
-            :func:`~ramen_ray.orchestration.run.fit.fit`.
+        UserError: as :func:`~ramen_ray.orchestration.run.fit.fit`.
     """
     config = resolved(config)
     dataset = Dataset(config.dataset)

@@ -13,6 +13,7 @@ from ray.tune.experiment import Trial
 from ramen_ray.config import TrainingConfig
 from ramen_ray.orchestration.run.directory import RunError
 from ramen_ray.orchestration.run.workers import VALIDATION
+from ramen_ray.told import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -33,17 +34,14 @@ def name_of(trial: Trial) -> str:
 class Ends(tune.Callback):
     """Logs the progress of trials, and how each ended, in files that outlive this process.
 
-    Attributes:
-        folder: folder of the files, one per ended trial, named after it; all machines can reach it.
-        total: number of trials expected.
-        training: epochs of a trial, and the metric that its validations report.
+    The ``folder``, which all machines can reach, has one for each ended trial, named after it.
     """
 
     def __init__(self, folder: Path, total: int, training: TrainingConfig) -> None:
-        """Make the folder."""
+        """Expect ``total`` trials of a run's training."""
         self.folder, self.total, self.training = folder, total, training
         self.metric = VALIDATION + training.selection_metric
-        self.started, self.next_line = (0.0, 0.0), 0.0
+        self.pace, self.next_line = Pace(), 0.0
         folder.mkdir(parents=True, exist_ok=True)
 
     def on_trial_result(
@@ -54,12 +52,11 @@ class Ends(tune.Callback):
         running = [one for one in trials if one.status == Trial.RUNNING]
         epochs = [one.last_result.get(EPOCH, 0) for one in running]
         done = self.count() + sum(epochs) / self.training.epochs
-        if not self.next_line:
-            self.started, self.next_line = (now, done), now + BETWEEN_LINES_S / 4
-        if now < self.next_line or done <= self.started[1]:
+        self.next_line = self.next_line or now + BETWEEN_LINES_S / 4
+        left = self.pace.seconds_left(done, self.total)
+        if now < self.next_line or left is None:
             return
         self.next_line = now + BETWEEN_LINES_S
-        left = (self.total - done) * (now - self.started[0]) / (done - self.started[1])
         values = [self._best(one) for one in trials]
         best = max((value for value in values if value is not None), default=0.0)
         logger.info(
@@ -81,7 +78,7 @@ class Ends(tune.Callback):
 
     @contextmanager
     def kept_of(self, name: str) -> Iterator[None]:
-        """Keep the message of an error that ends the trial, for :meth:`on_trial_error`.
+        """Keep the message of an error that ends a trial, for :meth:`on_trial_error`.
 
         Tune starts each trial again that fails; one whose process did not die ends at once then.
         """

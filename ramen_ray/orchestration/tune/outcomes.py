@@ -20,13 +20,12 @@ class Outcomes(tune.Callback):
     """Keeps the best validation of each candidate, and the seconds that all have taken."""
 
     def __init__(self, directory: RunDirectory) -> None:
-        """Keep them in the search's folder."""
         self.directory, self.folder = directory, directory.path / "outcomes"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.begin({})
 
     def begin(self, names: Mapping[str, str]) -> None:
-        """Expect trials, whose candidates are ``names``."""
+        """Expect trials, by name, of the candidates ``names``."""
         self.names, self.since = names, time.monotonic() - self.used_seconds
 
     @property
@@ -35,7 +34,7 @@ class Outcomes(tune.Callback):
         return float(self.directory.notes.get("used_seconds", 0.0))
 
     def note_time(self) -> None:
-        """Note the seconds that all trials have taken by now."""
+        """Note how long trials have run by now."""
         self.directory.note(used_seconds=time.monotonic() - self.since)
 
     def on_trial_result(
@@ -80,6 +79,6 @@ class Outcomes(tune.Callback):
         return {file.stem: json.loads(file.read_text()) for file in files}
 
     def write(self, name: str, outcome: Outcome, has_ended: bool) -> None:
-        """Keep the outcome of a candidate."""
+        """Keep a candidate's outcome."""
         with whole_file(self.folder / f"{name}.json") as aside:
             aside.write_text(json.dumps({**asdict(outcome), "ended": has_ended}))

@@ -33,9 +33,7 @@ class SweepProgress:
     """Sorts a sweep's trials, and shows them.
 
     Attributes:
-        config: the configuration that is tuned.
         distributions: Optuna's distributions of all tuned settings, by dotted key.
-        directory: the sweep's folder.
         run: the sweep's run in MLflow.
         command: returns the command that trains with a configuration.
     """
@@ -53,7 +51,7 @@ class SweepProgress:
 
     @property
     def ends(self) -> Path:
-        """Folder with a file for each ended trial that says how it ended."""
+        """Folder with a file for each ended trial."""
         return self.directory.path / "ends"
 
     @property
@@ -124,7 +122,6 @@ class ProgressCallback(tune.Callback):
     """Shows the sweep's progress whenever a trial has ended."""
 
     def __init__(self, progress: SweepProgress) -> None:
-        """Keep the progress to show."""
         self.progress = progress
 
     def on_trial_complete(

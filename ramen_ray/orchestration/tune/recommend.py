@@ -93,21 +93,13 @@ class RecommendConfig(Section):
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What was found.
-
-    Attributes:
-        config: the best candidate's configuration.
-        table: all candidates that were validated, best first.
-        sentences: what matters on these data, what does not, and how sure that is.
-        report: folder of the table and the plot.
-        run: the parent of all runs in MLflow.
-    """
+    """The best candidate's configuration, and all that were validated, best first."""
 
     config: RunConfig
     table: str
-    sentences: list[str]
-    report: Path
-    run: Run
+    sentences: list[str]  # what matters on these data, what does not, and how sure that is
+    report: Path  # folder of the table and the plot
+    run: Run  # the parent of all runs in MLflow
 
 
 def recommend(settings: RecommendConfig) -> Recommendation:
@@ -182,7 +174,7 @@ def _start(settings: RecommendConfig, encoder: str, dataset: str) -> RunConfig:
 
 @dataclass
 class _Search:
-    """A search in progress: candidates by name, and what has become of them."""
+    """A search in progress: its candidates by name, and what has become of them."""
 
     settings: RecommendConfig
     directory: RunDirectory

@@ -22,8 +22,7 @@ POINTS_OF_A_GRID = 3
 def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, BaseDistribution]:
     """Check that a sweep can draw from a space, and that training accepts every choice and bound.
 
-    Returns:
-        Optuna's distributions of all settings.
+    Returns Optuna's distributions of all settings.
 
     Raises:
         ConfigError, DatasetError, EncoderError: the space is empty, a key does not fit the
@@ -63,8 +62,8 @@ def own_values(config: RunConfig, space: Space) -> dict[str, Any] | None:
 def grid(distributions: Mapping[str, BaseDistribution]) -> dict[str, list[Any]]:
     """Return the values of each setting that a grid search combines.
 
-    These are all categories, or evenly spaced values from bound to bound (in the logarithm if the
-    sampler is logarithmic).
+    These are all categories, or values evenly spaced from bound to bound, in the logarithm if the
+    sampler is logarithmic.
     """
     return {key: _points(distribution) for key, distribution in distributions.items()}
 

@@ -21,12 +21,9 @@ class AblationConfig(Section):
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the comparison.
+    """One row of the comparison; the first base is compared with itself.
 
-    Attributes:
-        base: name of the variant that it is compared with; the first base's is its own.
-        config: what it trains with.
-        propagated: whether it trains on clicks propagated over the graph (AugGT).
+    If ``propagated``, it trains on clicks propagated over the graph (AugGT).
     """
 
     base: str

@@ -152,8 +152,8 @@ def test_a_trial_is_described_in_one_line() -> None:
 def test_progress_is_told_while_trials_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = iter([100.0, 101.0, 150.0, 160.0])
-    monkeypatch.setattr(ends.time, "monotonic", lambda: next(now))
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(ends.time, "monotonic", lambda: clock.now)
     training = tiny().training.model_copy(update={"epochs": 10})
     told = ends.Ends(tmp_path / "ends", 4, training)
 
@@ -168,10 +168,13 @@ def test_progress_is_told_while_trials_run(
 
     with caplog.at_level(logging.INFO):
         told.on_trial_result(1, [trial("a", 1, 0.2)], trial("a", 1, 0.2), {})
+        clock.now = 101.0
         told.on_trial_result(1, [trial("a", 2, 0.2)], trial("a", 2, 0.2), {})
         assert not caplog.messages, "the first line comes after five seconds"
         told.on_trial_complete(2, [], trial("a", 10, 0.4))
+        clock.now = 150.0
         told.on_trial_result(3, [trial("b", 1, 0.3)], trial("b", 1, 0.3), {})
+        clock.now = 160.0
         told.on_trial_result(3, [trial("b", 2, 0.3)], trial("b", 2, 0.3), {})
     assert caplog.messages == [
         "1/4 a: validation P@1 40.00, stopped early",

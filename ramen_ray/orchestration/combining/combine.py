@@ -1,6 +1,5 @@
 """Train a combiner on a finished run: embed once, run the workers, log a retriever."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,17 +12,18 @@ from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation
 from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER, use_combiner
-from ramen_ray.naming import joined_name
+from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
-from ramen_ray.orchestration.combining.embeddings import embed_texts, open_embedded
 from ramen_ray.orchestration.combining.inputs import (
     FinishedRun,
     check_sizes,
+    embed_texts,
+    open_embedded,
     open_finished_run,
     open_sibling,
 )
 from ramen_ray.orchestration.combining.settings import CombineSettings
-from ramen_ray.orchestration.combining.task import CombineTask
+from ramen_ray.orchestration.combining.worker import CombineTask
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
@@ -34,28 +34,21 @@ from ramen_ray.orchestration.run.start import software
 from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from ramen_ray.tracking.runs import Run, open_run, prefixed, tracking_uri
 from ramen_ray.tracking.step_logger import StepLogger
 
 EMBEDDINGS_FILE = "embeddings.npy"
-WHERE_IT_RUNS = {"run", "output", "workers", "revealed", "allow_changed"}
+SAYS_WHERE = {"run", "output", "workers", "revealed", "allow_changed"}
 
 
 @dataclass(frozen=True)
 class CombineResult:
-    """The result of a combiner's training.
-
-    Attributes:
-        evaluation: how the rows compare.
-        folder: the folder with the combiner.
-        model_uri: the retriever that uses it.
-        run: its run in MLflow, a child of the encoder's.
-    """
+    """A trained combiner, and how it compares."""
 
     evaluation: Evaluation
-    folder: Path
-    model_uri: str
-    run: Run
+    folder: Path  # with the combiner
+    model_uri: str  # of the retriever that uses it
+    run: Run  # in MLflow, a child of the encoder's
 
 
 def combine(settings: CombineSettings) -> CombineResult:
@@ -114,8 +107,7 @@ def combine(settings: CombineSettings) -> CombineResult:
             model_id = _log_retriever(registry, finished, embedded, directory.path, run)
             for row, by_split in evaluation.metrics.items():
                 for split, values in by_split.items():
-                    named = {f"{row}/{split}/{name}": value for name, value in values.items()}
-                    run.log_metrics(named)
+                    run.log_metrics(prefixed(f"{row}/{split}/", values))
         directory.note(finished=True)
     return CombineResult(evaluation, directory.path, f"models:/{model_id}", run)
 
@@ -129,10 +121,9 @@ def _open_directory(
     Raises:
         RunError: it is finished, in use, or begun by another version of the software.
     """
-    chosen = settings.model_dump_json(exclude=WHERE_IT_RUNS)
+    chosen = settings.model_dump_json(exclude=SAYS_WHERE)
     revealed = [one.fingerprint for one in siblings]
-    content = f"{chosen}{finished.retriever.model_id}{revealed}".encode()
-    key = hashlib.blake2b(content, digest_size=4).hexdigest()
+    key = short_hash(f"{chosen}{finished.retriever.model_id}{revealed}")
     name = joined_name(finished.directory.name, settings.variant, key)
     directory = RunDirectory(output / "combiners" / name)
     with directory.held():
@@ -150,15 +141,7 @@ def _open_directory(
 def _log_retriever(
     registry: Registry, finished: FinishedRun, embedded: Embedded, folder: Path, run: Run
 ) -> str:
-    """Log a run's retriever with combined vectors of all ads; returns the model's id.
-
-    Args:
-        registry: the registry of the run's store.
-        finished: the run.
-        embedded: its data.
-        folder: where the combiner's training wrote its result.
-        run: the MLflow run of the combiner.
-    """
+    """Log a run's retriever with combined vectors of all ads; returns the model's id."""
     with scratch_folder(folder / ".retriever") as aside:
         copied = registry.download(finished.retriever.uri, aside)
         kind = finished.retriever.metadata["index"]
