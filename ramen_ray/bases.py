@@ -15,20 +15,16 @@ Part = Literal["both", "encoder", "classifier"]
 
 @dataclass(frozen=True)
 class Combination:
-    """The parts of a base; each can be combined with all others.
+    """The parts of a base; each can be combined with all others."""
 
-    Attributes:
-        order: of the queries: random; clustered, so that similar ones share a batch, in clusters
-            that grow; or each batch of one cluster.
-        hard_negatives: ads drawn for a query besides those of the batch: none, or from shortlists
-            of its nearest ads.
-        loss: of the task: triplet, or a softmax over the pool, decoupled or not (supcon).
-        heads: what ads are found by: the encoder's embedding only, or also each ad's classifier.
-    """
-
+    # of the queries: random; clustered, so that similar ones share a batch, in clusters that grow;
+    # or each batch of one cluster
     order: Order
+    # ads drawn for a query besides those of the batch: none, or from shortlists of its nearest ads
     hard_negatives: HardNegatives
+    # of the task: triplet, or a softmax over the pool, decoupled or not (supcon)
     loss: TaskLoss = "triplet"
+    # what ads are found by: the encoder's embedding only, or also each ad's classifier
     heads: Heads = "none"
     num_positives: int = 1
     num_hard_negatives: int = 1

@@ -39,7 +39,7 @@ class TableRows:
 
 @dataclass(frozen=True)
 class EmbeddingResources:
-    """Resources of a process that embeds texts; without CPUs and GPUs, one task runs at a time."""
+    """What a process that embeds holds; without CPUs and GPUs, one task runs at a time."""
 
     num_threads: int
     num_cpus: float = 0
@@ -55,15 +55,11 @@ def embed_tables(
     dtype: type[np.floating[Any]] = np.float32,
     part: Part | None = None,
 ) -> NDArray[Any]:
-    """Embed texts into ``file``, one table after another: here if they are few, else in tasks.
+    """Embed texts into an ``.npy`` file, table after table: here if they are few, else in tasks.
 
-    Args:
-        model: folder of the model; all machines can reach it, and the folders of tables and file.
-        tables: the texts.
-        file: an ``.npy`` file to write.
-        resources: resources of each task; with a GPU, of each actor.
-        dtype: type of the embeddings.
-        part: which of the model's vectors they get; None for all that it has.
+    All machines can reach the folders of the model, the tables and the file. ``resources`` are
+    those of a task or, with a GPU, of an actor; ``part`` says which of the model's vectors texts
+    get.
 
     Returns:
         (texts of all tables, D), mapped from ``file``.

@@ -171,7 +171,6 @@ class SearchShard:
     """Holds a shard, and searches it for one block after another."""
 
     def __init__(self, shard: Shard, k: int, num_threads: int, attempts: Path) -> None:
-        """Index the shard."""
         faiss.omp_set_num_threads(num_threads)
         self.k, self.attempts, self.shard = k, attempts, shard
         with limited_attempts(attempts, f"indexing {shard}"):

@@ -19,25 +19,16 @@ PLOT_FILE = "ablation.png"
 
 @dataclass(frozen=True)
 class VariantFigures:
-    """A variant's figures: fractions by metric, with ``tail/`` for clicks on tail ads only.
+    """A variant's figures: fractions by metric, with ``tail/`` for clicks on tail ads only."""
 
-    Attributes:
-        base: name of the variant that it is compared with.
-        means: means over the seeds.
-        deviations: standard deviations over the seeds.
-        gains: the differences to ``base``, with the bounds of their intervals; empty for the first
-            base.
-        seconds_ratio: seconds of training and of waiting for background results, divided by those
-            of the base.
-        share_waited: share of these seconds that were spent waiting.
-    """
-
-    base: str
-    means: Mapping[str, float]
-    deviations: Mapping[str, float]
+    base: str  # name of the variant that it is compared with
+    means: Mapping[str, float]  # means over the seeds
+    deviations: Mapping[str, float]  # standard deviations over the seeds
+    # the differences to ``base``, with the bounds of their intervals; empty for the first base
     gains: Mapping[str, tuple[float, float, float]]
+    # seconds of training and of waiting for background results, divided by those of the base
     seconds_ratio: float
-    share_waited: float
+    share_waited: float  # share of these seconds that were spent waiting
 
     @property
     def logged(self) -> dict[str, float]:

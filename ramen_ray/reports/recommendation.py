@@ -12,21 +12,13 @@ from ramen_ray.method.metrics.judgement import HEADLINES
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far a candidate came on the validation split.
+    """How far a candidate came on the validation split."""
 
-    Attributes:
-        p_at_1: P@1 of its best epoch, a fraction.
-        r_at_10: R@10 of the same epoch.
-        epochs: epochs that it trained.
-        seconds: of training, with the start of the trial.
-        finished: whether it trained to the end.
-    """
-
-    p_at_1: float
-    r_at_10: float
-    epochs: int
-    seconds: float
-    finished: bool
+    p_at_1: float  # P@1 of its best epoch, a fraction
+    r_at_10: float  # R@10 of the same epoch
+    epochs: int  # epochs that it trained
+    seconds: float  # of training, with the start of the trial
+    finished: bool  # whether it trained to the end
 
     @property
     def value(self) -> float:

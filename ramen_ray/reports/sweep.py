@@ -24,21 +24,13 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class SweepTrial:
-    """One trial of a sweep.
+    """One trial of a sweep."""
 
-    Attributes:
-        name: the trial's name.
-        params: the sampled settings, by dotted key.
-        value: its best value of the metric; None if it has none.
-        end: how it ended, in words.
-        mlflow_run_id: its MLflow run; None if it never started one.
-    """
-
-    name: str
-    params: Mapping[str, Any]
-    value: float | None
-    end: str
-    mlflow_run_id: str | None
+    name: str  # the trial's name
+    params: Mapping[str, Any]  # the sampled settings, by dotted key
+    value: float | None  # its best value of the metric; None if it has none
+    end: str  # how it ended, in words
+    mlflow_run_id: str | None  # its MLflow run; None if it never started one
 
 
 def write_sweep_table(

@@ -42,19 +42,12 @@ class RegistryError(UserError):
 
 @dataclass(frozen=True)
 class LoggedRetriever:
-    """A retriever in MLflow.
+    """A retriever in MLflow."""
 
-    Attributes:
-        model_id: id of the logged model.
-        run_id: the run that logged it.
-        metadata: kept with it, such as the dataset's fingerprint and ``num_ads``.
-        num_bytes: size of its files, most of which are loaded into memory.
-    """
-
-    model_id: str
-    run_id: str
-    metadata: dict[str, Any]
-    num_bytes: int
+    model_id: str  # id of the logged model
+    run_id: str  # the run that logged it
+    metadata: dict[str, Any]  # kept with it, such as the dataset's fingerprint and ``num_ads``
+    num_bytes: int  # size of its files, most of which are loaded into memory
 
     @property
     def uri(self) -> str:

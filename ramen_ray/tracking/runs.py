@@ -63,15 +63,10 @@ def sqlite_uri(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run in an MLflow store; holds plain values only, as it is sent to Ray's workers.
+    """A run in an MLflow store; holds plain values only, as it is sent to Ray's workers."""
 
-    Attributes:
-        uri: URI of the store.
-        id: id of the run in it.
-    """
-
-    uri: str
-    id: str
+    uri: str  # URI of the store
+    id: str  # id of the run in it
 
     @property
     def client(self) -> "MlflowClient":

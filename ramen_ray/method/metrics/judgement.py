@@ -62,22 +62,15 @@ class Propensity:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What predictions are measured against.
+    """What predictions are measured against."""
 
-    Attributes:
-        truth: queries x ads, the clicks to be found.
-        inverse: (ads,) inverse propensities.
-        groups: the ads by popularity: head, torso and tail.
-        traffic: (queries,) the clicks that each query had, by weight.
-        trained: (queries,) bool, whether it is a train query too; None if that is not known.
-        filters: (pairs, 2) of (query row, ad id), which are dropped from predictions.
-    """
-
-    truth: Csr
-    inverse: Float64s
-    groups: Mapping[str, Booleans]
-    traffic: Float64s
+    truth: Csr  # queries x ads, the clicks to be found
+    inverse: Float64s  # (ads,) inverse propensities
+    groups: Mapping[str, Booleans]  # the ads by popularity: head, torso and tail
+    traffic: Float64s  # (queries,) the clicks that each query had, by weight
+    # (queries,) bool, whether it is a train query too; None if that is not known
     trained: Booleans | None = None
+    # (pairs, 2) of (query row, ad id), which are dropped from predictions
     filters: NDArray[np.int64] = field(default_factory=lambda: NO_FILTERS)
 
     @classmethod

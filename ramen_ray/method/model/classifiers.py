@@ -22,16 +22,12 @@ IS_TRAINED_FILE = "is_trained.npy"
 
 @dataclass(frozen=True)
 class Classifiers:
-    """The classifiers of all ads, or a worker's share of them.
+    """The classifiers of all ads, or a worker's share of them."""
 
-    Attributes:
-        vectors: (held rows, d) float32, of consecutive ads from ``first`` on; not normalised.
-        is_trained: (ads,) bool, the ads whose classifiers answer for them. Those of ads without a
-            train click are only ever pushed away from queries, so their texts answer instead.
-    """
-
-    vectors: Tensor
+    vectors: Tensor  # (held rows, d) float32, of consecutive ads from ``first`` on; not normalised
     first: int
+    # (ads,) bool, the ads whose classifiers answer for them. Those of ads without a train click are
+    # only ever pushed away from queries, so their texts answer instead
     is_trained: Booleans
 
     @property

@@ -38,15 +38,11 @@ Embeddings = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Scoring:
-    """How classifiers take part in a score.
+    """How classifiers take part in a score."""
 
-    Attributes:
-        weight: of the classifier's cosine if both vectors answer; the encoder's is 1.
-        text_scale: norm of the vector of an ad's text that takes the place of a classifier.
-    """
-
-    weight: float = 1.0
+    weight: float = 1.0  # of the classifier's cosine if both vectors answer; the encoder's is 1
     # Below 1: a query is more like the texts it shares words with than like any classifier.
+    # norm of the vector of an ad's text that takes the place of a classifier
     text_scale: float = 1.0
 
 

@@ -12,17 +12,11 @@ from ramen_ray.data.prepared.tokens import TokenTable
 
 @dataclass(frozen=True)
 class TextEmbeddings:
-    """The embeddings of one table's texts.
+    """The embeddings of one table's texts."""
 
-    Attributes:
-        embeddings: (U, D) unit-norm float16 or float32, one per distinct text.
-        positions: (texts,) the row of each text among them.
-        scales: (D,) factors of what is taken; None for 1.
-    """
-
-    embeddings: NDArray[Any]
-    positions: Int64s
-    scales: NDArray[np.float32] | None = None
+    embeddings: NDArray[Any]  # (U, D) unit-norm float16 or float32, one per distinct text
+    positions: Int64s  # (texts,) the row of each text among them
+    scales: NDArray[np.float32] | None = None  # (D,) factors of what is taken; None for 1
 
     def take(self, rows: NDArray[Any]) -> NDArray[np.float32]:
         """Return the embeddings (n, D) float32 of the texts ``rows`` (n,)."""

@@ -29,30 +29,20 @@ RevealedClicks = tuple[Int64s, Vectors]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How the rows compare.
+    """How the rows compare."""
 
-    Attributes:
-        metrics: by row, split and name.
-        differences: how much a row exceeds text alone, with intervals; in the same order.
-    """
-
-    metrics: Mapping[str, Mapping[str, Mapping[str, float]]]
+    metrics: Mapping[str, Mapping[str, Mapping[str, float]]]  # by row, split and name
+    # how much a row exceeds text alone, with intervals; in the same order
     differences: Mapping[str, Mapping[str, Mapping[str, Difference]]]
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """A prepared dataset and the frozen embeddings of its texts.
+    """A prepared dataset and the frozen embeddings of its texts."""
 
-    Attributes:
-        data: the dataset.
-        queries: embeddings of the queries, by split.
-        ads: embeddings of all ads; rows of the same array as those of the queries.
-    """
-
-    data: Prepared
-    queries: Mapping[str, TextEmbeddings]
-    ads: TextEmbeddings
+    data: Prepared  # the dataset
+    queries: Mapping[str, TextEmbeddings]  # embeddings of the queries, by split
+    ads: TextEmbeddings  # embeddings of all ads; rows of the same array as those of the queries
 
     def all_ads(self) -> Vectors:
         """Return the embeddings (ads, D) float32 of all ads' texts."""

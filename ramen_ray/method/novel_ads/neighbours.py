@@ -34,17 +34,11 @@ class Ranked(NamedTuple):
 
 @dataclass(frozen=True)
 class Lookup:
-    """How the neighbours of an ad are found.
+    """How the neighbours of an ad are found."""
 
-    Attributes:
-        neighbours: K, the largest number that is kept.
-        shortlist: how many of the nearest ads by text classifiers choose from.
-        threshold: τ; a classifier w chooses the text z if w·z is above it. None takes the nearest
-            by text.
-    """
-
-    neighbours: int = 3
-    shortlist: int = 200
+    neighbours: int = 3  # K, the largest number that is kept
+    shortlist: int = 200  # how many of the nearest ads by text classifiers choose from
+    # τ; a classifier w chooses the text z if w·z is above it. None takes the nearest by text
     threshold: float | None = None
 
 

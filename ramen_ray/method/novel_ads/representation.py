@@ -32,18 +32,12 @@ TABLES = ("seen_ads", "embeddings", "classifiers")
 
 @dataclass(frozen=True)
 class CombinedAds:
-    """Represents ads by a combiner.
+    """Represents ads by a combiner."""
 
-    Attributes:
-        combiner: in evaluation mode, on the CPU.
-        seen: the ads that can be neighbours.
-        lookup: how neighbours are found.
-        scale: vectors are divided by it, so that none of the first index is longer than 1.
-    """
-
-    combiner: Combiner
-    seen: SeenAds
-    lookup: Lookup
+    combiner: Combiner  # in evaluation mode, on the CPU
+    seen: SeenAds  # the ads that can be neighbours
+    lookup: Lookup  # how neighbours are found
+    # vectors are divided by it, so that none of the first index is longer than 1
     scale: float = 1.0
 
     def represent(

@@ -127,17 +127,11 @@ def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
 
 
 class LinkedAnchors(NamedTuple):
-    """Those anchors of a regulariser's pool that the batch's own queries or ads are linked to.
+    """Those anchors of a regulariser's pool that the batch's own queries or ads are linked to."""
 
-    Attributes:
-        positions: (links,) int64, of their texts, row by row.
-        starts: (b,) int64, where each row's begin.
-        is_linked: (b, 1) bool, which rows have any.
-    """
-
-    positions: Tensor
-    starts: Tensor
-    is_linked: Tensor
+    positions: Tensor  # (links,) int64, of their texts, row by row
+    starts: Tensor  # (b,) int64, where each row's begin
+    is_linked: Tensor  # (b, 1) bool, which rows have any
 
 
 def linked_anchors(

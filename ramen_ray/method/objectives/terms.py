@@ -19,22 +19,19 @@ TASK = "task"
 
 @dataclass(frozen=True)
 class Term:
-    """One part of the objective.
-
-    Attributes:
-        loss: computes this worker's part of the term, a scalar, from an encoded batch: the sum over
-            this worker's rows, divided by the number of rows of the global batch.
-        regularizer: the one whose anchors the batch must have; None if the term needs no anchors.
-        every_steps: N; the term is computed in every N-th step, and then counts N times. On average
-            the objective is the same, with fewer texts to encode.
-        steps: those in which the term is computed at all; None for the whole training.
-    """
+    """One part of the objective."""
 
     name: str
     weight: float
+    # computes this worker's part of the term, a scalar, from an encoded batch: the sum over this
+    # worker's rows, divided by the number of rows of the global batch
     loss: Callable[[EncodedBatch], Tensor]
+    # the one whose anchors the batch must have; None if the term needs no anchors
     regularizer: Regularizer | None = None
+    # N; the term is computed in every N-th step, and then counts N times. On average the objective
+    # is the same, with fewer texts to encode
     every_steps: int = 1
+    # those in which the term is computed at all; None for the whole training
     steps: range | None = None
 
     def is_due(self, step: int) -> bool:

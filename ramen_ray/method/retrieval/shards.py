@@ -45,23 +45,14 @@ def shard_ranges(num_ads: int, bytes_per_ad: float, gb_per_shard: float) -> list
 
 @dataclass(frozen=True)
 class EmbeddedShard:
-    """Ads whose embeddings are in a file.
+    """Ads whose embeddings are in a file."""
 
-    Attributes:
-        file: an ``.npy`` file of embeddings float32, which all machines can reach.
-        rows: the rows of the file that are the shard's ads.
-        first: the number of the shard's first ad.
-        kind: how they are indexed.
-        effort: short codes look at so many times the cells and candidates.
-        ids: an ``.npy`` file (ads,) of all shards' ads; None if numbers are ids.
-    """
-
-    file: Path
-    rows: range
-    first: int
-    kind: BulkKind = "flat"
-    effort: int = 1
-    ids: Path | None = None
+    file: Path  # an ``.npy`` file of embeddings float32, which all machines can reach
+    rows: range  # the rows of the file that are the shard's ads
+    first: int  # the number of the shard's first ad
+    kind: BulkKind = "flat"  # how they are indexed
+    effort: int = 1  # short codes look at so many times the cells and candidates
+    ids: Path | None = None  # an ``.npy`` file (ads,) of all shards' ads; None if numbers are ids
 
     def __str__(self) -> str:
         return f"ads {self.first} to {self.first + len(self.rows)} in {self.file}"

@@ -20,15 +20,10 @@ LEAST_GAIN = 1e-4
 
 @dataclass(frozen=True)
 class Clusters:
-    """Rows in clusters whose sizes differ by at most one.
+    """Rows in clusters whose sizes differ by at most one."""
 
-    Attributes:
-        rows: (N,) int64, a permutation of the rows, one cluster after another.
-        num_clusters: K; cluster i is ``rows[i * N // K : (i + 1) * N // K]``.
-    """
-
-    rows: Int64s
-    num_clusters: int
+    rows: Int64s  # (N,) int64, a permutation of the rows, one cluster after another
+    num_clusters: int  # K; cluster i is ``rows[i * N // K : (i + 1) * N // K]``
 
 
 def balanced_clusters(

@@ -20,15 +20,11 @@ from ramen_ray.method.similarity import similarities
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """A batch and the embeddings of its texts.
-
-    Attributes:
-        embeddings_UD: (U, D) float32, the embeddings of the distinct texts.
-        added: what the parts of the step have added for the losses, by name.
-    """
+    """A batch and the embeddings of its texts."""
 
     inputs: StepInputs
-    embeddings_UD: Tensor
+    embeddings_UD: Tensor  # (U, D) float32, the embeddings of the distinct texts
+    # what the parts of the step have added for the losses, by name
     added: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property

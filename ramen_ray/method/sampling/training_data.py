@@ -29,20 +29,15 @@ def node_table(regularizer: Regularizer) -> str:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Texts, clicks (query rows x ads) and edges of a run.
+    """Texts, clicks (query rows x ads) and edges of a run."""
 
-    Attributes:
-        query_ids: (train queries,) int64, the ids of the query rows.
-        graphs: what the regularisers draw from at first; pruning replaces them as training goes.
-        known_edges: per regulariser, graphs whose edges are never negatives, drawn or not.
-        tables: texts of ``queries``, ``ads`` and ``anchors/SET``.
-    """
-
-    query_ids: NDArray[np.int64]
+    query_ids: NDArray[np.int64]  # (train queries,) int64, the ids of the query rows
     clicks: Csr
+    # what the regularisers draw from at first; pruning replaces them as training goes
     graphs: Graphs
+    # per regulariser, graphs whose edges are never negatives, drawn or not
     known_edges: Mapping[Regularizer, Sequence[Csr]]
-    tables: Mapping[str, TokenTable]
+    tables: Mapping[str, TokenTable]  # texts of ``queries``, ``ads`` and ``anchors/SET``
 
     @cached_property
     def clicked_rows(self) -> Int64s:

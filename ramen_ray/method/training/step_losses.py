@@ -51,16 +51,11 @@ def check_weights(model: nn.Module, step: int, advice: str) -> None:
 
 @dataclass(frozen=True)
 class StepLosses:
-    """The losses of consecutive steps.
-
-    Attributes:
-        values: (steps, terms) means over the batch, in the order of the objective.
-        known: (steps, terms) bool, whether the term was due in the step.
-    """
+    """The losses of consecutive steps."""
 
     objective: Objective
-    values: Floats
-    known: NDArray[np.bool_]
+    values: Floats  # (steps, terms) means over the batch, in the order of the objective
+    known: NDArray[np.bool_]  # (steps, terms) bool, whether the term was due in the step
 
     @classmethod
     def from_terms(cls, objective: Objective, first_step: int, losses: Floats) -> "StepLosses":

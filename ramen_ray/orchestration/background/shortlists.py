@@ -38,9 +38,7 @@ EMBEDDINGS_FILE = "embeddings.npy"
 class ShortlistMining:
     """Makes the shortlists of all train queries; plain values, as it is sent to a task.
 
-    Attributes:
-        size: how many nearest ads of a query to search for.
-        gb_per_shard: cut the ads into shards of this size; None searches them in the task itself.
+    A shortlist has ``size`` nearest ads. If ``gb_per_shard`` is given, tasks search in shards.
     """
 
     data: Path  # prepared

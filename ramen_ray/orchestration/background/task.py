@@ -93,31 +93,23 @@ class BackgroundTask:
 
     The first worker submits tasks and checks on them. All workers call :meth:`advance`, and switch
     to a new result at the same step.
-
-    Attributes:
-        name: the kind's name, in logs and metrics.
-        folder: folder of the results.
-        compute: computes a result from a saved model (its folder) into another folder, and returns
-            figures for the report; run as a Ray task, on a GPU if one is free.
-        take: returns the state of the draws, changed to use a result (its folder).
-        schedule: when to compute.
-        device: this worker's.
-        has_own_tasks: whether ``compute`` only starts other tasks, and so needs no CPU of its own.
-        local: where this machine has its copy of the result in use.
-        taken: step of the checkpoint that the result in use was made from.
-        waited_s: seconds that training has waited for results so far.
     """
 
-    name: str
-    folder: Path
+    name: str  # the kind's name, in logs and metrics
+    folder: Path  # of the results
+    # computes a result from a saved model (its folder) into another folder, and returns figures for
+    # the report; run as a Ray task, on a GPU if one is free
     compute: Compute
+    # returns the state of the draws, changed to use a result (its folder)
     take: Callable[[Path, DrawState], DrawState]
     schedule: Schedule
     device: torch.device
+    # whether ``compute`` only starts other tasks, and so needs no CPU of its own
     has_own_tasks: bool = False
+    # where this machine has its copy of the result in use
     local: LocalFolder = field(default_factory=LocalFolder)
-    taken: int | None = None
-    waited_s: float = 0.0
+    taken: int | None = None  # step of the checkpoint that the result in use was made from
+    waited_s: float = 0.0  # seconds that training has waited for results so far
     _task: ray.ObjectRef | None = field(default=None, init=False)
     _seen: tuple[int, int, float] | None = field(default=None, init=False)
     """What is pending, and the step and time at which this process first saw it."""
@@ -156,9 +148,9 @@ class BackgroundTask:
         return {"taken": self.taken, "waited_s": self.waited_s}
 
     def restore(self, progress: dict[str, Any], draws: DrawState) -> DrawState:
-        """Restore what :attr:`progress` returned, and take the result that was in use then.
+        """Take the result that was in use when :attr:`progress` was kept, on every worker.
 
-        Every worker calls this. If the result is damaged, an older one is taken, or none.
+        If it is damaged, an older one is taken, or none.
         """
         self.waited_s = progress["waited_s"]
         if progress["taken"] is None:
@@ -167,10 +159,7 @@ class BackgroundTask:
         return draws if step is None else self._take(step, draws)
 
     def forget_after(self, step: int) -> None:
-        """Remove what was computed from later checkpoints than that of ``step``.
-
-        There is some if a run goes on from an older checkpoint because a newer one is damaged.
-        """
+        """Remove what was computed from later checkpoints, of which one must have been damaged."""
         if world()[0] != 0:
             return
         if (self._pending or 0) > step:
@@ -203,7 +192,7 @@ class BackgroundTask:
         return newest
 
     def _epochs_too_late(self, step: int) -> int:
-        """Return for how many epochs a result has been pending if for half of the run, else 0.
+        """Return for how many epochs a result has been pending, if for half of the run; else 0.
 
         A warning says so when the next one would be due.
         """

@@ -39,7 +39,7 @@ def in_tasks(tasks: Sequence[Task], name: str = "working", cpus_per_task: float 
 
     Raises:
         Exception: a function raised it; none runs any more.
-        ClusterError: the process of a function died more than ``MAX_ATTEMPTS`` times.
+        ClusterError: the process of a function died more than MAX_ATTEMPTS times.
         KeyboardInterrupt: Ctrl-C; this process has left the cluster.
     """
     start_ray()
@@ -90,7 +90,7 @@ def _is_task() -> bool:
 
 @contextmanager
 def limited_attempts(folder: Path, work: str) -> Iterator[None]:
-    """Do ``work``, which the error names, in the block, unless ``MAX_ATTEMPTS`` processes died.
+    """Do ``work``, which the error names, in the block, unless MAX_ATTEMPTS processes died at it.
 
     An attempt leaves a mark in ``folder``, which all machines can reach, until it ends.
 

@@ -99,24 +99,16 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """What a worker returns; the driver uses that of the first. Times are seconds since 1970.
+    """What a worker returns; the driver uses that of the first. Times are seconds since 1970."""
 
-    Attributes:
-        metrics: by row (``untrained``, ``trained``), then split, then metric name. With
-            classifiers there are also ``encoder``, ``classifier`` and ``both``.
-        best_checkpoint: the best model's folder.
-        best_step: the step after which it was written.
-        part: which part of its vectors answers best on the validation split.
-        trained_seconds: time spent in steps, over all attempts.
-        waited_seconds: time spent waiting for background tasks.
-    """
-
+    # by row (``untrained``, ``trained``), then split, then metric name. With classifiers there are
+    # also ``encoder``, ``classifier`` and ``both``
     metrics: dict[str, dict[str, dict[str, float]]]
-    best_checkpoint: str
-    best_step: int
-    part: Part
-    trained_seconds: float
-    waited_seconds: float
+    best_checkpoint: str  # the best model's folder
+    best_step: int  # the step after which it was written
+    part: Part  # which part of its vectors answers best on the validation split
+    trained_seconds: float  # time spent in steps, over all attempts
+    waited_seconds: float  # time spent waiting for background tasks
     entered_at: float
     first_step_at: float
 

@@ -25,10 +25,7 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Compiled:
-    """A retriever with a compiled encoder, and how it compares with the original.
-
-    ``metrics`` are those on the test split, ``differences`` by how much they exceed the original's.
-    """
+    """A retriever with a compiled encoder, compared with the original on the test split."""
 
     model_uri: str  # models:/NAME/VERSION if the original was given by a name
     milliseconds: float  # median of a single query

@@ -54,12 +54,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class QueryTable:
-    """A table of queries.
-
-    Attributes:
-        queries: Parquet: a file, a folder or a glob.
-        column: The column with the queries' texts.
-    """
+    """Queries in parquet (a file, a folder or a glob), and the column with their texts."""
 
     queries: str
     column: str = "text"
@@ -67,17 +62,12 @@ class QueryTable:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What each query gets.
-
-    Attributes:
-        top_k: Ads; fewer if fewer match.
-        filter: By column, the values that ads may have.
-        min_score: The lowest score.
-    """
+    """What each query gets: at most ``top_k`` ads that match."""
 
     top_k: int
+    # by column, the values that ads may have
     filter: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    min_score: float | None = None
+    min_score: float | None = None  # the lowest score
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -88,7 +78,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Answered:
-    """The result of a call: all rows, rows without an answer, partitions done by earlier calls."""
+    """All rows, rows without an answer, partitions, and those done by earlier calls."""
 
     rows: int
     errors: int
@@ -98,14 +88,11 @@ class Answered:
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that answer.
+    """The processes that answer."""
 
-    Attributes:
-        use_gpu: Wait for a machine with GPUs; else GPUs are used only if the cluster has some now.
-        gb_per_shard: GB of a retriever that one process holds; a larger one is cut into shards.
-    """
-
+    # wait for a machine with GPUs; else GPUs are used only if the cluster has some now
     use_gpu: bool = False
+    # GB of a retriever that one process holds; a larger one is cut into shards
     gb_per_shard: float = GB_PER_SHARD
 
 
@@ -121,14 +108,6 @@ def predict(
 
     A partition's file has the source's columns and those of ANSWERS, and only appears when it is
     whole, so the same call resumes an interrupted one. ``error`` says why a row has no answer.
-
-    Args:
-        registry: the registry of the retriever's store.
-        model_uri: the retriever, such as ``models:/NAME@champion``.
-        table: the queries, on any file system that pyarrow knows.
-        output: made if it is missing.
-        wanted: which ads each query gets.
-        processes: what may answer.
 
     Raises:
         DatasetError: the source cannot be read.
@@ -206,7 +185,7 @@ def _num_gpus(retriever: LoggedRetriever, processes: Processes) -> int:
 
 
 def _answer(work: Work, missing: list[int], gb_per_shard: float, num_gpus: int) -> None:
-    """Answer the partitions ``missing``, by number, with ``num_gpus`` GPUs for each encoder."""
+    """Answer the partitions ``missing`` with ``num_gpus`` GPUs for each encoder."""
     shards = index_shards(work.retriever / INDEX, gb_per_shard)
     items = [{"partition": number} for number in missing]
     rows = ray.data.from_items(items, override_num_blocks=len(items))
@@ -238,8 +217,7 @@ def _answer_with_shards(
 ) -> None:
     """Let a process hold each shard; all run at once.
 
-    Others may hold CPUs, and those of one machine may not divide by a share: if a share is not free
-    now, a half or a quarter of it does.
+    Others may hold CPUs: if a share of them is not free now, a half or a quarter of it does.
     """
     share = min(CPUS_PER_ACTOR, num_cpus() / (len(shards) + 1))
     writer = {"memory": float(BYTES_PER_PROCESS + _bytes_of_ads(work.retriever))}

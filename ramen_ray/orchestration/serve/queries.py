@@ -82,10 +82,7 @@ def row_groups(filesystem: FileSystem, path: str) -> list[RowGroup]:
 def _read(
     stream: BinaryIO, footer: pq.FileMetaData, number: int, keep: bool
 ) -> tuple[str, int, bytearray]:
-    """Return a hash of a row group and the footer, the row group's first byte, and its bytes.
-
-    The bytes are none unless ``keep`` is set.
-    """
+    """Return a hash of a row group and the footer, its first byte, and, to ``keep``, its bytes."""
     group = footer.row_group(number)
     columns = [group.column(column) for column in range(group.num_columns)]
     pages = ((column.dictionary_page_offset, column.data_page_offset) for column in columns)
@@ -148,8 +145,6 @@ class Partition:
 
     def batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Open the row group; returns its schema, and the rows batch by batch.
-
-        Rows before ``start`` are read and dropped.
 
         Raises:
             DatasetError: the file cannot be read, or has changed.

@@ -30,19 +30,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """Sorts a sweep's trials, and shows them.
-
-    Attributes:
-        distributions: Optuna's distributions of all tuned settings, by dotted key.
-        run: the sweep's run in MLflow.
-        command: returns the command that trains with a configuration.
-    """
+    """Sorts a sweep's trials, and shows them."""
 
     config: RunConfig
+    # Optuna's distributions of all tuned settings, by dotted key
     distributions: Mapping[str, BaseDistribution]
     directory: RunDirectory
-    run: Run
-    command: Callable[[RunConfig], str]
+    run: Run  # the sweep's run in MLflow
+    command: Callable[[RunConfig], str]  # returns the command that trains with a configuration
 
     @property
     def metric(self) -> str:
