@@ -187,11 +187,9 @@ def write_json(json_file: Path, content: Any) -> None:
 def parse_settings(
     kind: type[Settings] | Mapping[str, type[Settings]], description: str
 ) -> Settings:
-    """Parse the command line into the settings of a job.
+    """Parse the command line into the settings of a job, which its first word may choose.
 
-    Args:
-        kind: the section whose fields become flags, or several sections by the first word.
-        description: the beginning of the ``--help`` text.
+    The ``--help`` text begins with the ``description``.
 
     Raises:
         ConfigError: an argument is unknown, missing or bad.

@@ -44,9 +44,7 @@ def beside(work: Callable[[Event], None]) -> Iterator[None]:
 def told(what: str, share_done: Callable[[], float] = lambda: 0.0) -> Iterator[None]:
     """Log how long the block has taken, and the time left, after five seconds and now and again.
 
-    Args:
-        what: what the block does.
-        share_done: returns the share that is done, in [0, 1]; 0 if it is not known.
+    ``share_done`` returns the share that is done, in [0, 1]; 0 if it is not known.
     """
     started, pace = time.monotonic(), Pace()
 

@@ -99,9 +99,8 @@ def embed_distinct(
 ) -> list[TextEmbeddings]:
     """Embed the distinct texts of all ``tables`` as queries, with the cluster's free resources.
 
-    Returns:
-        One per table, all sharing one (U, D) float16 array, mapped from ``file``: in half precision
-        the error of a cosine is below 0.001.
+    Returns one per table, all sharing one (U, D) float16 array, mapped from ``file``: in half
+    precision the error of a cosine is below 0.001.
     """
     rows, positions = number_distinct([TokenTable.open(table) for table in tables])
     parts = [TableRows(table, some, "queries") for table, some in zip(tables, rows, strict=True)]

@@ -33,11 +33,8 @@ def write_predictions_page(
 ) -> None:
     """Write a page about the best ads of each query that has clicks.
 
-    Args:
-        file: the page.
-        title: its title.
-        found: columns of :data:`~ramen_ray.data.store.predictions.PREDICTIONS`, ranks up to ``AT``.
-        other: the same of another run; the page then begins with the differences.
+    ``found`` has the columns of PREDICTIONS, ranks up to AT. With the same of an ``other`` run, the
+    page begins with the differences.
     """
     queries = _by_query(found)
     missed = (queries["hits"] == 0).mean()

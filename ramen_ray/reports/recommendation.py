@@ -46,10 +46,7 @@ def verdict(
 ) -> list[str]:
     """Say what matters on the data, what does not, and how sure that is.
 
-    Args:
-        outcomes: best first.
-        gains: differences of the best to others, by name of the other.
-        num_queries: queries of the validation split.
+    ``outcomes`` come best first; ``gains`` are differences of the best to others, by these names.
     """
     best = next(iter(outcomes))
     compared = {

@@ -36,14 +36,7 @@ class SweepTrial:
 def write_sweep_table(
     folder: Path, trials: Sequence[SweepTrial], metric: str, command: str | None
 ) -> None:
-    """Write the table of trials, best first, and the command with the best trial's settings.
-
-    Args:
-        folder: the folder to write into, made if missing; files are replaced.
-        trials: the trials, best first.
-        metric: name of the metric of their values.
-        command: the content of BEST_FILE, which is not written without it.
-    """
+    """Write the table of trials, best first, and the command of the best one, if any."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"trial": t.name, metric: t.value, "end": t.end, **t.params, "run": t.mlflow_run_id}
@@ -62,13 +55,7 @@ def write_sweep_plots(
 ) -> None:
     """Write parallel coordinates, importances and contours of λ_x × λ_z as HTML and PNG.
 
-    Plots that need more trials are left out.
-
-    Args:
-        folder: the folder to write into; must exist.
-        trials: the trials; those without a value are ignored.
-        distributions: Optuna's distributions of all settings, by dotted key.
-        metric: name of the metric of the values; higher is better.
+    Plots that need more trials are left out. ``distributions`` are Optuna's, by dotted key.
     """
     study = _study(trials, distributions)
     if len(study.trials) < FEWEST:

@@ -25,9 +25,6 @@ def find_artifacts_beside(uri: str) -> None:
 
     Artifacts that are elsewhere on purpose are left alone: some of theirs are not beside the store.
 
-    Args:
-        uri: any store's.
-
     Raises:
         sqlite3.Error: the store cannot be written.
     """

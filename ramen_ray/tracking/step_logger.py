@@ -54,7 +54,6 @@ class StepLogger:
     """
 
     def __init__(self, run: Run, folder: Path) -> None:
-        """Log to a run whose folder is ``folder``; the store is used when there is something."""
         self._run = run
         self._unsent = folder / UNSENT_FILE
         self._next_try = 0.0

@@ -63,12 +63,8 @@ def row_vectors(
 ) -> Iterable[tuple[str, Vectors]]:
     """Yield the vectors (ads, D) of all ads by row: text alone, the sum, the combiner.
 
-    Every ad is represented as if it were new. Revealed clicks make a further row.
-
-    Args:
-        combined: the trained combiner.
-        text: (ads, D) the embeddings of all ads' texts.
-        revealed: clicks on novel ads, if any.
+    Every ad is represented as if it were new, from the embedding of its ``text`` (ads, D). Revealed
+    clicks make a further row.
     """
     own = combined.seen.rows_of(np.arange(len(text)))
     mean = Combiner("mean", text.shape[1]).eval()

@@ -67,10 +67,8 @@ class SeenAds:
     def nearest(self, embeddings: Vectors, count: int, own: Int64s | None = None) -> Ranked:
         """Return the nearest seen ads by text; of equally near ones, those of lower rows.
 
-        Args:
-            embeddings: (n, D) float32, unit norm.
-            count: K.
-            own: (n,) the row of each ad itself, which is left out; -1 if it is not seen.
+        ``embeddings`` (n, D) float32 have unit norm. The row of each ad itself, ``own`` (n,), is
+        left out; -1 if it is not seen.
         """
         searched = min(count + 1 + SPARE, len(self.ids))
         _, found = self._index.search(np.ascontiguousarray(embeddings), searched)
@@ -112,8 +110,7 @@ def refine(near: Ranked, vectors: Vectors, classifiers: Vectors, threshold: floa
 def max_vote(lists: list[Ranked], count: int) -> Int64s:
     """Merge lists of neighbours: first those in most lists, then those with the highest score.
 
-    Returns:
-        (n, count) rows, best first, -1 after the last.
+    Returns rows (n, count), best first, -1 after the last.
     """
     rows = np.concatenate([one.rows for one in lists], axis=1)
     scores = np.concatenate([one.scores for one in lists], axis=1)
@@ -174,15 +171,10 @@ def _first(ranked: Ranked, count: int) -> Ranked:
 
 
 def clicked_together(clicks: Csr, embeddings: Vectors, count: int) -> Int64s:
-    """Find, among the ads that share a train query with a seen ad, the most similar by text.
+    """Find, of the ads that share a train query with a seen ad, the ``count`` nearest by text.
 
-    Args:
-        clicks: train query rows x seen rows.
-        embeddings: (S, D) unit norm.
-        count: K.
-
-    Returns:
-        (S, K) rows, best first, -1 after the last; never the ad itself.
+    ``clicks`` are train query rows x seen rows; ``embeddings`` (S, D) have unit norm. Returns rows
+    (S, K), best first, -1 after the last; never the ad itself.
     """
     num_ads = len(embeddings)
     queries, ads = clicks.gather(np.arange(clicks.num_rows))

@@ -133,15 +133,11 @@ class CombinerPart(ClassifierPart):
         shortlists: Callable[[], NDArray[np.int32]],
         is_frozen: bool,
     ) -> None:
-        """Train the classifiers of ``training`` beside a model's combiner.
+        """Train classifiers, alone in the first steps; then beside a combiner, if not frozen.
 
-        Args:
-            model: it has the combiner.
-            training: of the classifiers.
-            neighbours: (S, K) of each seen ad, -1 after the last; never an ad itself.
-            first_steps: how many train classifiers only.
-            shortlists: returns ads (train queries, H) to draw hard negatives from, in these.
-            is_frozen: whether the other steps leave the classifiers as they are.
+        ``neighbours`` (S, K) are of each seen ad, -1 after the last; never an ad itself.
+        ``shortlists`` returns ads (train queries, H) to draw hard negatives from, in the first
+        steps.
         """
         super().__init__(training)
         self._model, self._neighbours, self._is_frozen = model, neighbours, is_frozen

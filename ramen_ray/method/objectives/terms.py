@@ -137,14 +137,8 @@ def ramen_objective(
 ) -> Objective:
     """Build RAMEN's objective (section 3): the task, and R_x and R_z of each anchor set.
 
-    A regulariser of weight 0 is none: its anchors are neither drawn nor encoded.
-
-    Args:
-        loss: of the regularisers, and of the task if ``task`` has no terms.
-        lambda_x: λ_x, the weights of R_x by anchor set.
-        lambda_z: λ_z, the weights of R_z by anchor set.
-        every_steps: of the regularisers.
-        task: the terms of the task.
+    A regulariser of weight 0 is none: its anchors are neither drawn nor encoded. Regularisers are
+    due every ``every_steps``, by the same ``loss`` as the task, if ``task`` has no terms.
     """
     weights = {Regularizer(name, "query"): weight for name, weight in lambda_x.items()}
     weights |= {Regularizer(name, "ad"): weight for name, weight in lambda_z.items()}

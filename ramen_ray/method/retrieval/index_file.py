@@ -29,13 +29,10 @@ AddAds = Callable[[NDArray[np.float32]], None]
 def index_file(
     file: Path, index: Any, gb_per_part: float, earlier: Sequence[Path] = ()
 ) -> Iterator[AddAds]:
-    """Fill an index, and write it when the block ends, whole or not at all.
+    """Fill a trained index, empty in memory, and write it when the block ends, whole or not at all.
 
-    Args:
-        file: the file to write.
-        index: trained, without ads in memory.
-        gb_per_part: GB of an index in cells that memory holds; another is in memory as a whole.
-        earlier: files of indexes with the same cells, whose ads come before.
+    Of one in cells memory holds ``gb_per_part`` GB; another is in memory as a whole. Ads of
+    ``earlier`` files of indexes with the same cells come before.
     """
     with whole_file(file) as aside, TemporaryDirectory(prefix=".parts-", dir=file.parent) as parts:
         if isinstance(index, faiss.IndexIVF):

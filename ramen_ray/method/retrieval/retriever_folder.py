@@ -79,16 +79,11 @@ def write_retriever(
 ) -> dict[str, float]:
     """Write a retriever of all ads into ``folder``; memory holds its index and a batch of ads.
 
-    Args:
-        folder: made if it is missing.
-        model: on the device to run it on.
-        dataset: has the ads' texts and the users' ids.
-        data: the same dataset, prepared.
-        settings: how it is made.
+    The model is on the device to run it on; ``data`` is the dataset, prepared.
 
     Returns:
-        ``recall@100``, the share of the 100 best ads by exact search that the index finds, over
-        at most a thousand test queries, and the index's size in ``megabytes``.
+        ``recall@100``, the share of the 100 best ads by exact search that the index finds, over at
+        most a thousand test queries, and the index's size in ``megabytes``.
     """
     model.save(folder, settings.max_length)
     _write_ads_of(folder / ADS, dataset)
@@ -105,10 +100,7 @@ def known_ads(folder: Path) -> pa.Table:
 
 
 def keep_ads(folder: Path, rows: NDArray[np.int64], few_exactly: bool = False) -> None:
-    """Take all ads out of a retriever but those in these rows of its index, which ascend.
-
-    ``few_exactly`` is that of :func:`~ramen_ray.method.retrieval.index.with_rows_only`.
-    """
+    """Take all ads out of a retriever but those in these rows of its index, which ascend."""
     mapped = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC)
     with whole_file(folder / INDEX) as aside:
         faiss.write_index(with_rows_only(mapped, rows, few_exactly), str(aside))
@@ -158,8 +150,6 @@ def text_embedder(
 
 def compile_retriever(folder: Path, int8: bool) -> None:
     """Compile a retriever's encoder for queries; ads are still added with the original.
-
-    See :func:`ramen_ray.method.model.compilation.write_onnx`.
 
     Raises:
         EncoderError: its encoder is a bag, or the packages for this are not installed.

@@ -51,13 +51,13 @@ def search(
     gpu: int | None = None,
     ids: Ids = 0,
 ) -> TopK:
-    """Find each query's k most similar ads by inner product.
+    """Find each query's k most similar ads by inner product, on a ``gpu`` or the CPU.
 
     Args:
         query_embeddings: (queries, D) float32.
         ad_embeddings: (ads, D) float32; may be mapped, as a CPU copies a part at a time.
         k: ads per query.
-        gpu: search on this GPU; None for the CPU.
+        gpu: its number; None for the CPU.
         ids: the ads'.
     """
     num_ads, best = len(ad_embeddings), list[TopK]()
@@ -92,13 +92,13 @@ def search_index(
     ids: Ids = 0,
     rows: range | NDArray[np.int64] | None = None,
 ) -> TopK:
-    """Find each query's k most similar ads of an index.
+    """Find each query's k most similar ads of an index of faiss or torch.
 
     But for faiss's graphs and GPUs, :func:`tie_keys` also decides which of equally similar ads are
     among the k; so an exact search over parts finds the same ads as one over all.
 
     Args:
-        index: of faiss or torch, without ads of its own numbering.
+        index: without ads of its own numbering.
         query_embeddings: (queries, D) float32.
         k: ads per query.
         ids: those of the index's rows.

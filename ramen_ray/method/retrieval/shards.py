@@ -29,13 +29,8 @@ BYTES_PER_NUMBER = 4
 def shard_ranges(num_ads: int, bytes_per_ad: float, gb_per_shard: float) -> list[range]:
     """Cut ads into shards of about equal size, of at least ADS_PER_PRODUCT ads; one if all fit.
 
-    Args:
-        num_ads: the number of ads.
-        bytes_per_ad: memory of an ad in an index.
-        gb_per_shard: GB of ads that a process may hold.
-
-    Returns:
-        The rows of each shard, in order.
+    An ad takes ``bytes_per_ad`` in an index; a process may hold ``gb_per_shard`` GB of ads. Returns
+    the rows of each shard, in order.
     """
     num_products = max(math.ceil(num_ads / ADS_PER_PRODUCT), 1)
     most = max(int(gb_per_shard * 1e9 / bytes_per_ad) // ADS_PER_PRODUCT, 1)

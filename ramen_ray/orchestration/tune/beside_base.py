@@ -36,8 +36,7 @@ class Rung:
 def fit_beside_base(config: RunConfig) -> dict[str, Rung]:
     """Train a run's bases, unless they are trained already, then the run, and compare them.
 
-    Returns:
-        The rungs by name: plain batches; the run's own base, if it is another; with the graph.
+    The rungs are plain batches; the run's own base, if it is another; and with the graph.
 
     Raises:
         ConfigError: the run is its own base.

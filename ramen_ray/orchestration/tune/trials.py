@@ -201,13 +201,9 @@ def trainable_runs(
 ) -> Any:
     """Return a trainable, run ``at_once`` at a time, whose trials are runs below ``parent``.
 
-    Args:
-        config_of: returns a trial's configuration, from its parameters and its name.
-        expected_of: returns what a run must be made from.
-        parent: the MLflow run that they are part of.
-        ends: where it is kept how each ended.
-        at_once: the most trials at a time.
-        says_test: whether an end says the metrics of the test split.
+    ``config_of`` returns a trial's configuration, from its parameters and its name; ``expected_of``
+    what a run must be made from. How each ended is kept in ``ends``, with the metrics of the test
+    split if ``says_test``.
     """
 
     def train(params: dict[str, Any], ends: Ends) -> None:
