@@ -13,6 +13,7 @@ It is a folder with
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,10 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.data.store.schemas import FILTER
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.whole_files import new_folder, whole_file
 from ramen_ray.method.model.compilation import write_onnx
 from ramen_ray.method.model.dual_encoder import (
     ENCODER_FOLDER,
@@ -57,6 +59,7 @@ from ramen_ray.method.retrieval.search import (
 from ramen_ray.told import told_of
 
 INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
+VECTORS, VECTOR = "vectors.npy", "vector"
 MOST_QUERIES = 1000
 RECALL_AT = 100
 
@@ -160,6 +163,39 @@ def compile_retriever(folder: Path, int8: bool) -> None:
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     settings["onnx"] = write_onnx(encoder, folder / ENCODER_FOLDER, int8)
     _write_settings(folder, settings)
+
+
+def export_retriever(folder: Path, output: Path) -> int:
+    """Write a retriever's parts into ``output``; returns the number of its ads.
+
+    - ``ads.parquet``: its table of ads, with a column ``vector`` (float32, unit norm); vectors of
+      an ``ivf_pq`` index are what its codes stand for.
+    - ``vectors.npy``: (ads, D) float32, in the same order.
+    - ``index.faiss``: its index, searched by inner product; row numbers are ids.
+    - ``encoder``: a sentence-transformers folder that embeds queries, if no classifiers answer.
+
+    Raises:
+        DatasetError: ``output`` exists, or cannot be written.
+    """
+    index, ads = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC), known_ads(folder)
+    if isinstance(index, faiss.IndexIVF):
+        index.make_direct_map()
+    kind = pa.list_(pa.float32(), index.d)
+    schema = ads.schema.append(pa.field(VECTOR, kind))
+    with new_folder(output) as aside:
+        vectors = map_new_array(aside / VECTORS, np.float32, (index.ntotal, index.d))
+        with pq.ParquetWriter(aside / ADS, schema, compression="zstd") as out:
+            for start in range(0, index.ntotal, ADS_PER_BLOCK):
+                rows = ads[start : start + ADS_PER_BLOCK]
+                block = index.reconstruct_n(start, len(rows))
+                vectors[start : start + len(rows)] = block
+                column = pa.FixedSizeListArray.from_arrays(pa.array(block.ravel()), type=kind)
+                out.write_table(pa.table([*rows.columns, column], schema=schema))
+        vectors.flush()
+        shutil.copy(folder / INDEX, aside)
+        if json.loads((folder / SETTINGS).read_text())["part"] == "encoder":
+            shutil.copytree(folder / ENCODER_FOLDER, aside / ENCODER_FOLDER)
+    return int(index.ntotal)
 
 
 def _write_ads_of(file: Path, dataset: Dataset) -> None:

@@ -4,23 +4,22 @@ All searches of the library, of evaluation, and of served retrievers break ties 
 :func:`tie_keys`, so that no ad gains by its place in a table.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ramen_ray.data.arrays import UInt64s
 from ramen_ray.data.prepared.hashing import mix
-from ramen_ray.method.retrieval.torch_search import TorchIndex
 
 try:
     import faiss
-
-    SCANNED: tuple[Any, ...] = (TorchIndex, faiss.IndexFlat, faiss.IndexIVF)
 except ImportError:  # other indexes than the exact one need it
-    faiss, SCANNED = None, (TorchIndex,)
+    faiss = None
 
 TopK = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Ads (queries, k), -1 after the last, and similarities (queries, k), -inf there; best first."""
@@ -28,6 +27,7 @@ Ids = NDArray[np.int64] | int
 """The ids (rows,) of an index's rows, or the first of consecutive ids."""
 
 QUERIES_PER_PASS = 1024
+ADS_PER_TORCH_BLOCK = 1 << 14
 ADS_PER_PART = 262_144
 ADS_PER_PRODUCT = 1024  # that faiss multiplies at once: parts of multiples give the same bits
 SPARE, MOST_EQUAL = 8, 1024
@@ -218,3 +218,62 @@ def share_found(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
     span = int(max(exact.max(), found.max())) + 2  # of -1, too: numbers of two rows never meet
     rows = np.arange(len(exact))[:, None] * span
     return float(np.isin(rows + exact, rows + found)[exact >= 0].mean())
+
+
+class TorchIndex:
+    """All ads on one device, searched by torch as faiss's ``IndexFlatIP`` is.
+
+    It is for machines where faiss is missing or does not know the GPU. Memory holds the ads, and
+    the scores of all queries and a block of ads.
+    """
+
+    def __init__(self, ad_embeddings: NDArray[np.float32], device: torch.device) -> None:
+        """Copy the embeddings (ads, D) float32 to ``device``."""
+        self._ads_LD = torch.from_numpy(ad_embeddings).to(device)
+        self.ntotal = len(ad_embeddings)
+
+    @torch.inference_mode()
+    def search(
+        self, query_embeddings: NDArray[np.float32], k: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return the k largest inner products (queries, k) and their ads' rows; of equal ones, any.
+
+        With fewer than k ads, the rest is -inf and -1.
+        """
+        num_found = min(k, self.ntotal)
+        with _full_precision():
+            queries_BD = torch.from_numpy(query_embeddings).to(self._ads_LD.device)
+            best, ads = (one.cpu().numpy() for one in self._best(queries_BD, num_found))
+        missing = [(0, 0), (0, k - num_found)]
+        best = np.pad(best, missing, constant_values=-np.inf)
+        return best, np.pad(ads, missing, constant_values=-1)
+
+    def _best(self, queries_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k highest scores (B, k) of each query, highest first, and their rows."""
+        best_Bk = queries_BD.new_empty((len(queries_BD), 0))
+        ads_Bk = torch.empty_like(best_Bk, dtype=torch.int64)
+        for first in range(0, self.ntotal, ADS_PER_TORCH_BLOCK):
+            scores_BL = queries_BD @ self._ads_LD[first : first + ADS_PER_TORCH_BLOCK].T
+            num_best = min(k, scores_BL.shape[1])
+            of_block_Bk, places_Bk = scores_BL.topk(num_best, dim=1)
+            candidates = torch.cat([best_Bk, of_block_Bk], dim=1)
+            best_Bk, chosen_Bk = candidates.topk(min(k, candidates.shape[1]), dim=1)
+            ads_Bk = torch.cat([ads_Bk, places_Bk + first], dim=1).gather(1, chosen_Bk)
+        return best_Bk, ads_Bk
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Multiply float32 matrices as such within the ``with`` block; training may allow TF32."""
+    kept = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(kept)
+
+
+SCANNED: tuple[Any, ...] = (TorchIndex,)
+"""Indexes that can be searched deeper without finding others."""
+if faiss is not None:
+    SCANNED = (TorchIndex, faiss.IndexFlat, faiss.IndexIVF)

@@ -16,12 +16,14 @@ from ramen_ray.data.prepared.csr import Csr, cumulative_sum
 from ramen_ray.method.distributed import gather_rows, world
 from ramen_ray.method.sampling.clustering import Clusters
 from ramen_ray.method.sampling.draws import (
+    clustered_order,
     draw_ads,
     draw_anchors,
     draw_hard_negatives,
     draw_nodes,
+    num_steps,
+    random_order,
 )
-from ramen_ray.method.sampling.orders import clustered_order, num_steps, random_order
 from ramen_ray.method.sampling.regularizers import Graphs, NodeChoice, Regularizer
 from ramen_ray.method.sampling.training_data import (
     ADS,

@@ -45,7 +45,7 @@ class ClassifierTraining:
         self.schedule = build_schedule(self.optimizer)
 
     def rows(self, ads: Int64s) -> Tensor:
-        """Return the vectors (n, d) of ads (n,), distinct and the same on every worker, as a leaf."""
+        """Return the vectors (n, d) of distinct ads (n,), on every worker the same, as a leaf."""
         table = self.classifiers
         if not table.is_share:
             return table.take(ads).detach().requires_grad_()

@@ -45,7 +45,7 @@ from ramen_ray.orchestration.run.directory import (
     experiment_hash,
 )
 from ramen_ray.orchestration.run.start import check_meanwhile, identity_of
-from ramen_ray.orchestration.tune.outcomes import Outcomes
+from ramen_ray.orchestration.tune.ends import Outcomes
 from ramen_ray.orchestration.tune.trials import Budget, parent_run, run_trials
 from ramen_ray.orchestration.tune.variants import used_sets
 from ramen_ray.presets import PRESETS, lambdas, with_base

@@ -13,8 +13,7 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.sampling import batches
 from ramen_ray.method.sampling.batches import Batch, DrawState, Sampler
-from ramen_ray.method.sampling.draws import draw_ads
-from ramen_ray.method.sampling.orders import num_steps, random_order
+from ramen_ray.method.sampling.draws import draw_ads, num_steps, random_order
 from ramen_ray.method.sampling.regularizers import Graphs, NodeChoice, Regularizer
 from ramen_ray.method.sampling.training_data import TrainingData
 
