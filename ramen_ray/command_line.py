@@ -90,11 +90,7 @@ class FilterSettings(Section):
 
     @property
     def wanted(self) -> dict[str, list[str]]:
-        """The values to filter by, by column.
-
-        Raises:
-            ConfigError: one is not written as COLUMN=VALUE.
-        """
+        """The values to filter by, by column; a ConfigError if one is not COLUMN=VALUE."""
         values: dict[str, list[str]] = {}
         for word in self.filter:
             name, equals, value = word.partition("=")

@@ -27,11 +27,7 @@ def naming_fault(name: str, dots: bool = True) -> str | None:
 
 
 def checked_name(name: str) -> str:
-    """Return ``name`` as it is.
-
-    Raises:
-        BadNameError: it is not a valid name.
-    """
+    """Return ``name`` as it is; a BadNameError if it is not a valid name."""
     if fault := naming_fault(name):
         raise BadNameError(fault)
     return name

@@ -130,13 +130,7 @@ def as_markdown(table: Table) -> str:
 def write_page(
     file: Path, title: str, note: str, words: Sequence[str], tables: Sequence[ReportTable]
 ) -> None:
-    """Write one HTML page that loads nothing from elsewhere: words, then plots, then tables.
-
-    The file is never half-written.
-
-    Raises:
-        TrackingError: ``file`` cannot be written.
-    """
+    """Write one HTML page that loads nothing from elsewhere, or raise a TrackingError."""
     template = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE)
     plots = [plot for table in tables for plot in table.plots]
     html = template.render(

@@ -17,11 +17,7 @@ FOUND = f"Found: how many of the clicked ads are among the best {AT}; ✓ marks 
 
 
 def read_predictions(file: Path) -> pd.DataFrame:
-    """Read each query's best ads from what jobs/evaluate.py has written.
-
-    Raises:
-        UserError: it has not written the file.
-    """
+    """Read each query's best ads from what jobs/evaluate.py has written; else a UserError."""
     try:
         return pq.read_table(file, filters=pc.field("rank") <= AT).cast(PREDICTIONS).to_pandas()
     except (OSError, ValueError, pa.ArrowInvalid) as error:

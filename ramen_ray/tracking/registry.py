@@ -323,11 +323,7 @@ def matching_rows(ads: pa.Table, wanted: Mapping[str, Sequence[str]]) -> Int64s:
 
 
 def ask_once(retriever: PyFuncModel) -> None:
-    """Ask a retriever a query before it is promoted.
-
-    Raises:
-        RegistryError: it does not answer.
-    """
+    """Ask a retriever a query before it is promoted; a RegistryError if it does not answer."""
     try:
         (row,) = ask(retriever, ["a query"], {"top_k": 1})
         fault = row["error"] or ("" if len(row["ads"]) else "it finds no ad")

@@ -114,11 +114,7 @@ class Run:
             self.client.log_artifact(self.id, str(path), folder)
 
     def log_first_artifact(self, file: Path) -> None:
-        """Upload a file early, to see that artifacts can be kept before hours of training.
-
-        Raises:
-            TrackingError: they cannot be.
-        """
+        """Upload a file early, to see before hours of training that it can be; or TrackingError."""
         try:
             self.log_artifacts(file)
         except Exception as error:  # each store of artifacts has classes of its own

@@ -95,11 +95,7 @@ class StepLogger:
         self._log(points, LAST_STEP.format(name), step)
 
     def send_unsent(self) -> None:
-        """Send what has been kept.
-
-        Raises:
-            TrackingError: the store does not answer.
-        """
+        """Send what has been kept; a TrackingError if the store does not answer."""
         from mlflow.exceptions import MlflowException
 
         try:

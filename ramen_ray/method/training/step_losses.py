@@ -28,11 +28,7 @@ def global_losses(steps: list[Tensor]) -> NDArray[np.float32]:
 def check_losses(
     losses: NDArray[np.float32], names: Sequence[str], last_step: int, advice: str
 ) -> None:
-    """Check that the losses (steps, terms) of the steps up to ``last_step`` (from 1) are finite.
-
-    Raises:
-        DivergedError: they are not; the message ends with ``advice``.
-    """
+    """Check that losses (steps, terms) up to step ``last_step`` are finite; or DivergedError."""
     bad = np.argwhere(~np.isfinite(losses))
     if len(bad):
         row, column = bad[0].tolist()

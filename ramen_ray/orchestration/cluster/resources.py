@@ -319,11 +319,7 @@ def worker_task(
 
 
 def check_resources(workers: WorkersConfig) -> None:
-    """Wait until the cluster can hold all workers at once.
-
-    Raises:
-        ClusterError: it still cannot after ``startup_timeout_s``.
-    """
+    """Wait until the cluster can hold all workers at once; a ClusterError if it still cannot."""
     worker = worker_share(workers)
     if has_room([worker] * workers.num_workers, workers.startup_timeout_s):
         return

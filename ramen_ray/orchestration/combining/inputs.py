@@ -114,11 +114,7 @@ def novel_split(dataset: Dataset) -> dict[str, Any] | None:
 
 
 def open_sibling(dataset: Dataset, revealed: Path) -> Dataset:
-    """Open the one-shot sibling of a zero-shot split.
-
-    Raises:
-        CombinerError: it is not the one-shot split of the same parent, fraction and seed.
-    """
+    """Open the one-shot sibling of a zero-shot split; a CombinerError if it is another's."""
     sibling = Dataset(revealed)
     own, other = novel_split(dataset), novel_split(sibling)
     if own is None or other is None or not other["one_shot"]:
@@ -148,11 +144,7 @@ def revealed_clicks(sibling: Prepared) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_sizes(settings: CombineSettings, data: Prepared, dim: int) -> None:
-    """Check that there is enough to train on, and that the heads fit.
-
-    Raises:
-        CombinerError: there are too few seen ads or train queries, or the heads do not fit.
-    """
+    """Check that there is enough to train on, and that the heads fit; else a CombinerError."""
     own, name, least = settings.combiner, data.metadata["name"], settings.classifiers.min_clicks
     is_seen = data.train_click_counts >= least
     rows, ads = data.clicks["train"].gather(data.clicked_queries)
@@ -194,11 +186,7 @@ def embed_texts(
 def open_embedded(
     model: DualEncoder, data: Prepared, sibling: Prepared | None, file: Path
 ) -> tuple[Embedded, TextEmbeddings | None]:
-    """Map what :func:`embed_texts` wrote with a model.
-
-    Returns:
-        The dataset's embeddings, and those of the sibling's train queries.
-    """
+    """Map what :func:`embed_texts` wrote: the dataset's, and of the sibling's train queries."""
     tables = [TokenTable.open(folder) for folder in _tables(data, sibling)]
     vectors = np.load(file, mmap_mode="r")
     found = [TextEmbeddings(vectors, places) for places in number_distinct(tables)[1]]

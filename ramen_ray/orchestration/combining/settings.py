@@ -111,11 +111,7 @@ class CombineSettings(Section):
     """Go on with what another version of ramen_ray or its libraries has begun."""
 
     def chosen_variant(self, has_classifiers: bool = False) -> Variant:
-        """Return the variant, with what is set instead.
-
-        Args:
-            has_classifiers: the run has classifiers already, so none are trained before.
-        """
+        """Return the variant, with what is set instead; a run's own classifiers are not trained."""
         variant, own, first = VARIANTS[self.variant], self.combiner, self.classifiers
         epochs = 0 if has_classifiers else variant.classifier_epochs
         return Variant(

@@ -81,11 +81,7 @@ class RunDirectory:
             ) from error
 
     def create(self) -> bool:
-        """Make the folder if it does not exist; returns whether it was made.
-
-        Raises:
-            RunError: it cannot be written.
-        """
+        """Make the folder, or raise a RunError; returns whether it did not exist yet."""
         try:
             self.path.mkdir(parents=True)
         except FileExistsError as error:
@@ -104,11 +100,7 @@ class RunDirectory:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder, made if it is missing, until the block ends.
-
-        Raises:
-            RunError: another process has the lock, or the folder cannot be written.
-        """
+        """Lock the folder, made if it is missing; a RunError if it is in use or not writable."""
         self.create()
         with folder_lock(self.path) as is_ours:
             if not is_ours:

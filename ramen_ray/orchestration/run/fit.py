@@ -56,11 +56,7 @@ class TrainResult:
 
 
 def finished_result(config: RunConfig, expected: Identity) -> TrainResult | None:
-    """Return the results of the run of this name, or None if it is not finished.
-
-    Raises:
-        RunError: it has another configuration or other data, or is not made from what is expected.
-    """
+    """Return the results of the run of this name; None if not finished, RunError if another."""
     if not is_finished(config):
         return None
     made_from = identity_of(config, Dataset(config.dataset))

@@ -126,11 +126,7 @@ def software() -> Identity:
 
 
 def check_meanwhile(expected: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check that what is used ``now`` is what was ``expected``, or a part of it, at the beginning.
-
-    Raises:
-        RunError: something has changed meanwhile.
-    """
+    """Check that what is used ``now`` is what was ``expected``, or a part of it; else RunError."""
     changed = differences(expected, {key: now.get(key) for key in expected})
     if changed:
         raise RunError(

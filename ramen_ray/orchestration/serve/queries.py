@@ -61,11 +61,7 @@ class RowGroup:
 
 
 def row_groups(filesystem: FileSystem, path: str) -> list[RowGroup]:
-    """Read a parquet file once, and note what its row groups hold.
-
-    Raises:
-        DatasetError: it cannot be read, or has a column that may run code.
-    """
+    """Read a parquet file once, and note what its row groups hold; DatasetError if it cannot be."""
     try:
         with filesystem.open_input_file(path) as stream:
             footer = open_parquet(path, opened=stream).metadata
@@ -144,11 +140,7 @@ class Partition:
         return f"{self.group.path}, row group {self.group.number}, rows from {self.start}"
 
     def batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """Open the row group; returns its schema, and the rows batch by batch.
-
-        Raises:
-            DatasetError: the file cannot be read, or has changed.
-        """
+        """Open the row group; returns its schema and the rows batch by batch, or a DatasetError."""
         parquet = self.group.open()
         return parquet.schema_arrow, self._read(parquet)
 
