@@ -113,6 +113,11 @@ def lambdas(config: RunConfig) -> dict[str, dict[str, float]]:
     return {"lambda_x": graph.lambda_x, "lambda_z": graph.lambda_z}
 
 
+def used_sets(config: RunConfig) -> list[str]:
+    """Return the anchor sets that have a weight in ``config``, sorted."""
+    return sorted({name for weights in lambdas(config).values() for name in weights})
+
+
 def linked_sets(dataset: Dataset) -> dict[str, list[str]]:
     """Return the anchor sets with edges of queries, as ``lambda_x``, and of ads, ``lambda_z``."""
     tables = {

@@ -15,6 +15,7 @@ from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError
 from ramen_ray.data.store.predictions import shown_ads, write_predictions
 from ramen_ray.method.metrics import bad_matches
 from ramen_ray.method.metrics.judgement import Judgement
+from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
@@ -27,6 +28,8 @@ from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
     RUN_FILE,
+    TEST_ADS_FILE,
+    VALIDATION_ADS_FILE,
     RunDirectory,
     read_run_config,
 )
@@ -81,6 +84,15 @@ def evaluate_checkpoint(
         with opened.unchanged(WHILE_READ):
             metrics |= _measure_bad_matches(name_list, opened, split, shown)
     return metrics
+
+
+def scores_of_run(
+    folder: Path, config: RunConfig, data: Prepared, split: str
+) -> dict[str, PerQuery]:
+    """Return the metrics of a finished run by query, from the best ads that it has kept."""
+    file = {"test": TEST_ADS_FILE, "validation": VALIDATION_ADS_FILE}[split]
+    judgement = Judgement.from_prepared(data, split, build_propensity(config))
+    return judgement.by_query(np.load(folder / file))
 
 
 def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:

@@ -108,6 +108,8 @@ class StepLogger:
     def _log(self, points: list[Point], tag: str, step: int) -> None:
         from mlflow.exceptions import MlflowException
 
+        if not points:
+            return
         figures = _Figures(tag, step, time.time(), points)
         if time.monotonic() < self._next_try:
             self._keep(figures)

@@ -20,6 +20,7 @@ from ramen_ray.data.store.checksums import parse_checked, with_checksum
 from ramen_ray.data.store.whole_files import folder_lock, whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name, short_hash
+from ramen_ray.presets import used_sets
 
 WHERE_IT_RUNS = {
     "dataset",
@@ -196,9 +197,8 @@ def open_run_directory(
 
 def _summary_of(config: RunConfig) -> str:
     """Return in a few words what is trained, such as ``bag-unidec-graph``."""
-    graph = config.regularization
-    has_graph = any(graph.lambda_x.values()) or any(graph.lambda_z.values())
-    return "-".join([config.encoder.kind, config.base.kind, *(["graph"] if has_graph else [])])
+    has_graph = ["graph"] if used_sets(config) else []
+    return "-".join([config.encoder.kind, config.base.kind, *has_graph])
 
 
 def is_finished(config: RunConfig) -> bool:

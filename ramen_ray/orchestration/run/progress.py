@@ -63,7 +63,7 @@ class RunLog:
     def __init__(
         self, steps: StepLogger, objective: Objective, total_steps: int, folder: Path
     ) -> None:
-        self._steps = steps
+        self.steps = steps
         self._objective = objective  # names the terms
         self._total_steps = total_steps
         self._folder = folder
@@ -93,7 +93,7 @@ class RunLog:
         """
         latest = StepLosses.from_terms(self._objective, step - len(losses), losses)
         moved = torch.stack(weights).cpu().numpy() if weights else None
-        self._steps.log_losses(*latest.figures(moved, queries_per_s), step)
+        self.steps.log_losses(*latest.figures(moved, queries_per_s), step)
 
     def show_step(self, step: int) -> None:
         """Show which step is done; at most once a second, so every step may call this."""
@@ -113,19 +113,9 @@ class RunLog:
         parts += [f"{k} {100 * metrics[k]:.2f}" for k in HEADLINES if k in metrics]
         self._show(f"epoch {epoch}: {', '.join(parts)}", step)
 
-    def log_validation(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of a validation after ``step`` steps."""
-        if metrics:
-            self._steps.log_validation(metrics, step)
-
-    def log_figures(self, name: str, figures: Mapping[str, float], step: int) -> None:
-        """Log figures of a step's batch, if there are any, under ``name``."""
-        if figures:
-            self._steps.log_background(name, figures, step)
-
     def log_background(self, name: str, figures: Mapping[str, float], step: int) -> None:
         """Log a background task's figures, and show which result is in use from ``step`` on."""
-        self._steps.log_background(name, figures, step)
+        self.steps.log_background(name, figures, step)
         if "step" in figures:
             parts = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
             self._show(f"new {name}: {parts}", step)

@@ -142,14 +142,18 @@ def _source_digest() -> str:
     return content_digest(files)
 
 
+def prepared_for(config: RunConfig, dataset: Dataset) -> Prepared:
+    """Prepare a dataset for a run's encoder, unless that is done."""
+    return prepare(dataset, Path(config.output) / "prepared", encoder_tokenizer(config.encoder))
+
+
 def make_ready(config: RunConfig) -> None:
     """Do what a run needs other processes for before it trains: prepare its data, walk its graph.
 
     Raises:
         DatasetError, EncoderError, ClusterError: the data are not usable, or a process has died.
     """
-    dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
-    data = prepare(dataset, Path(config.output) / "prepared", tokenizer)
+    data = prepared_for(config, Dataset(config.dataset))
     check_vocabulary(config, data)
     edges_to_train(config, data)
 

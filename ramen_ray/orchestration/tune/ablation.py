@@ -21,7 +21,6 @@ from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.naming import joined_name, short_hash
-from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
@@ -32,9 +31,10 @@ from ramen_ray.orchestration.run.directory import (
     experiment_hash,
     finished_run,
 )
-from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, resolved
+from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prepared_for, resolved
 from ramen_ray.orchestration.tune.trials import parent_run, run_trials
-from ramen_ray.orchestration.tune.variants import AblationConfig, Variant, used_sets, variants_of
+from ramen_ray.orchestration.tune.variants import AblationConfig, Variant, variants_of
+from ramen_ray.presets import used_sets
 from ramen_ray.reports.ablation import VariantFigures, write_ablation_report
 from ramen_ray.tracking.runs import Run
 
@@ -71,19 +71,19 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     made_from = identity_of(config, dataset)
     variants = variants_of(config, ablation.bases)
     for variant in variants.values():
-        tokenizer = check_config(variant.config, dataset)
+        check_config(variant.config, dataset)
     key = experiment_hash(config, dataset.fingerprint)
     name = config.name or joined_name(dataset.name, "ablation", key)
     directory = RunDirectory(output / "ablations" / name)
     with parent_run(directory, config, made_from) as run:
         settings = {name: str(value) for name, value in ablation.model_dump().items()}
         run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
-        data = prepare(dataset, output / "prepared", tokenizer)
+        data = prepared_for(config, dataset)
         propagated = propagated_dataset(config, dataset)
         if propagated is None:
             variants = {name: one for name, one in variants.items() if not one.propagated}
         else:
-            prepare(propagated, output / "prepared", tokenizer)
+            prepared_for(config, propagated)
         seeds = range(config.seed, config.seed + ablation.seeds)
         runs = {
             of: [_run_config(name, of, variant, seed, propagated) for seed in seeds]

@@ -2,22 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
-
-import numpy as np
 
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
-from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, experiment_hash
+from ramen_ray.orchestration.evaluate import scores_of_run
+from ramen_ray.orchestration.run.directory import experiment_hash
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
-from ramen_ray.orchestration.run.start import identity_of, resolved
-from ramen_ray.orchestration.tune.variants import used_sets
-from ramen_ray.presets import with_base
+from ramen_ray.orchestration.run.start import identity_of, prepared_for, resolved
+from ramen_ray.presets import used_sets, with_base
 
 PLAIN = "in_batch"
 
@@ -54,13 +48,11 @@ def fit_beside_base(config: RunConfig) -> dict[str, Rung]:
             key = experiment_hash(one, dataset.fingerprint)
             base = overlay(one, {"name": joined_name(dataset.name, "base", key)})
             results[name] = finished_result(base, made_from) or fit(base, expected=made_from)
-    tokenizer = encoder_tokenizer(config.encoder)
-    data = prepare(dataset, Path(config.output) / "prepared", tokenizer)
-    judgement = Judgement.from_prepared(data, "test", build_propensity(config))
+    data = prepared_for(config, dataset)
     rungs: dict[str, Rung] = {}
     before = None
     for name, result in results.items():
-        scores = judgement.by_query(np.load(result.run_directory / TEST_ADS_FILE))
+        scores = scores_of_run(result.run_directory, config, data, "test")
         rungs[name] = Rung(result, {} if before is None else paired_differences(scores, before))
         before = scores
     return rungs

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from ramen_ray.bases import BaseName
 from ramen_ray.config import (
     DEFAULT_EXPERIMENT,
@@ -32,23 +30,19 @@ from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
-    VALIDATION_ADS_FILE,
     RunDirectory,
     RunError,
     experiment_hash,
 )
-from ramen_ray.orchestration.run.start import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prepared_for
 from ramen_ray.orchestration.tune.ends import Outcomes
 from ramen_ray.orchestration.tune.trials import Budget, parent_run, run_trials
-from ramen_ray.orchestration.tune.variants import used_sets
-from ramen_ray.presets import PRESETS, lambdas, with_base
+from ramen_ray.presets import PRESETS, lambdas, used_sets, with_base
 from ramen_ray.reports.recommendation import (
     Outcome,
     outcome_table,
@@ -127,7 +121,7 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         if not search.outcomes:
             raise RunError(f"{settings.minutes:g} minutes are too few: no candidate was validated")
         check_meanwhile(made_from, identity_of(first, Dataset(first.dataset)))
-        data = prepare(dataset, output / "prepared", encoder_tokenizer(first.encoder))
+        data = prepared_for(first, dataset)
         outcomes = search.outcomes
         table = outcome_table(outcomes)
         sentences = verdict(outcomes, search.gains(data), len(data.queries["validation"]))
@@ -268,5 +262,5 @@ class _Search:
 
     def _scores(self, name: str, data: Prepared) -> dict[str, PerQuery]:
         config, own = self.candidates[name], joined_name(self.directory.name, name)
-        ads = np.load(RunDirectory.of(config.output, own).path / VALIDATION_ADS_FILE)
-        return Judgement.from_prepared(data, "validation", build_propensity(config)).by_query(ads)
+        folder = RunDirectory.of(config.output, own).path
+        return scores_of_run(folder, config, data, "validation")

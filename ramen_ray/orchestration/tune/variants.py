@@ -5,7 +5,7 @@ from typing import Any
 
 from ramen_ray.bases import BaseName
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, Positive, RunConfig, Section, overlay
-from ramen_ray.presets import lambdas, with_base
+from ramen_ray.presets import lambdas, used_sets, with_base
 
 
 class AblationConfig(Section):
@@ -54,11 +54,6 @@ def variants_of(config: RunConfig, bases: tuple[BaseName, ...] = ()) -> dict[str
         variants[f"{first}-ramen-{part}"] = Variant(first, overlay(whole, changes))
     variants[f"{first}-auggt"] = Variant(first, variants[first].config, propagated=True)
     return variants
-
-
-def used_sets(config: RunConfig) -> list[str]:
-    """Return the anchor sets that have a weight in ``config``, sorted."""
-    return sorted({name for weights in lambdas(config).values() for name in weights})
 
 
 def _parts(config: RunConfig) -> dict[str, dict[str, Any]]:
