@@ -82,10 +82,7 @@ def with_base(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 
 def base_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``changes`` of ``base.kind`` or ``base.loss``, with the constants that the loss needs.
-
-    A softmax has half the learning rates of the triplet loss, and ten times its λ.
-    """
+    """Return ``changes`` of base kind or loss, with the constants that the loss needs."""
     is_softmax = overlay(config, changes).base.parts.loss != "triplet"
     if is_softmax == (config.base.parts.loss != "triplet"):
         return dict(changes)

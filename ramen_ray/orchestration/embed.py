@@ -99,12 +99,12 @@ def embed_distinct(
 ) -> list[TextEmbeddings]:
     """Embed the distinct texts of all ``tables`` as queries, with the cluster's free resources.
 
-    Returns one per table, all sharing one (U, D) float16 array, mapped from ``file``: in half
-    precision the error of a cosine is below 0.001.
+    Returns one per table, all sharing one (U, D) float16 array, mapped from ``file``.
     """
     rows, positions = number_distinct([TokenTable.open(table) for table in tables])
     parts = [TableRows(table, some, "queries") for table, some in zip(tables, rows, strict=True)]
     resources = EmbeddingResources(num_threads, **free_share(num_threads), use_bf16=use_bf16)
+    # In half precision the error of a cosine is below 0.001.
     embeddings = embed_tables(model, parts, file, resources, np.float16, part)
     return [TextEmbeddings(embeddings, places) for places in positions]
 

@@ -53,12 +53,9 @@ def write_sweep_plots(
     distributions: Mapping[str, BaseDistribution],
     metric: str,
 ) -> None:
-    """Write parallel coordinates, importances and contours of λ_x × λ_z as HTML and PNG.
-
-    Plots that need more trials are left out. ``distributions`` are Optuna's, by dotted key.
-    """
+    """Write parallel coordinates, importances and contours of λ_x × λ_z as HTML and PNG."""
     study = _study(trials, distributions)
-    if len(study.trials) < FEWEST:
+    if len(study.trials) < FEWEST:  # too few for any plot
         return
     _write(folder, "parallel_coordinates", study, "plot_parallel_coordinate", target_name=metric)
     if _has_importances(study):
@@ -73,10 +70,7 @@ def write_sweep_plots(
 def parameter_importances(
     trials: Sequence[SweepTrial], distributions: Mapping[str, BaseDistribution]
 ) -> dict[str, float]:
-    """Return the share of the metric's variance that each setting explains (Optuna's fANOVA).
-
-    Empty if there are too few trials.
-    """
+    """Return the share of the metric's variance that each setting explains (fANOVA), if known."""
     study = _study(trials, distributions)
     if not _has_importances(study):
         return {}

@@ -117,10 +117,7 @@ class Registry:
         )
 
     def explain_choice(self, run_id: str, chosen_id: str, metric: str) -> str | None:
-        """Say which child of ``run_id`` was chosen by ``metric``; None if the run itself was.
-
-        A better one may have ended without a retriever, which is said too.
-        """
+        """Say which child of ``run_id`` was chosen by ``metric``; None if the run itself was."""
         if run_id == chosen_id:
             return None
         with _registry_errors(self.uri):
@@ -129,7 +126,7 @@ class Registry:
         choice = f"best finished run: {chosen.info.run_name}, validation {metric} {reached:.2f}"
         if best - reached < 0.005:
             return choice
-        return f"{choice}; the sweep's best, {best:.2f}, ended without a retriever"
+        return f"{choice}; the sweep's best, {best:.2f}, ended without a retriever"  # a better one
 
     def _latest_retriever(self, run: Run) -> str | None:
         outputs = run.outputs.model_outputs if run.outputs else []

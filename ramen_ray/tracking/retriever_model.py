@@ -270,12 +270,10 @@ def _named(what: str, names: Iterable[str]) -> str:
 
 
 def _only(index: Any, among: Flags) -> tuple[Any, Any]:
-    """Return what to search for the ads that are flagged (ads,), and the parameters of a search.
-
-    Few are all compared; of more, about as many are looked at as without a filter.
-    """
+    """Return what to search for the ads that are flagged (ads,), and the parameters of a search."""
     number = max(int(among.sum()), 1)
     only = faiss.IDSelectorBitmap(np.packbits(among, bitorder="little"))
+    # Few are all compared; of more, about as many are looked at as without a filter.
     is_few = number <= MOST_SCANNED
     if isinstance(index, faiss.IndexHNSW):
         if is_few:
@@ -302,11 +300,8 @@ def _tie_keys(rows: Rows) -> NDArray[np.uint64]:
 
 
 def _queries_of(table: pd.DataFrame) -> list[Any]:
-    """Return the queries of a request, which a list has in a column that has a number for a name.
-
-    MLflow drops all columns but the first, so whether there were others cannot be told.
-    """
-    name = table.columns[0]
+    """Return the queries of a request: of a list, in a column that has a number for a name."""
+    name = table.columns[0]  # MLflow drops all others
     if isinstance(name, str) and name not in QUERY_COLUMNS:
         _refuse(
             f"the first column is {name!r}; put the queries first, in a column named "
@@ -351,10 +346,7 @@ def find_error(query: object) -> str | None:
 
 
 def _load_heads(folder: Path, settings: dict[str, Any]) -> Callable[[Embeddings], Embeddings]:
-    """Load what turns pooled states (texts, width) into unit-norm vectors for search.
-
-    The vectors are the encoder's, those compared with classifiers, or both concatenated.
-    """
+    """Load what turns pooled states (texts, width) into unit-norm vectors for search."""
     part, weight = settings.get("part", "encoder"), settings.get("classifier_weight", 1.0)
     project = _load_head(next((folder / "encoder").glob("*_Dense"), None))
     ask = _load_head(folder / "classifier_head" if part != "encoder" else None)

@@ -161,8 +161,6 @@ class Run:
     def closing(self, nested: bool = False) -> Iterator[None]:
         """End the run with the block: as FINISHED, as KILLED if interrupted, or else as FAILED.
 
-        A sweep that stops the process of a ``nested`` run sets its status itself.
-
         Raises:
             TrackingError: the store has stopped answering; the run's status is as it was.
         """
@@ -172,7 +170,7 @@ class Run:
             yield
             self.close("FINISHED")
         except SystemExit:
-            if not nested:
+            if not nested:  # else the sweep that stops its process sets it
                 self._close_if_possible("KILLED")
             raise
         except MlflowException as error:
@@ -204,8 +202,6 @@ def open_run(
 ) -> Run:
     """Create a run, as a child of ``parent`` if given, or reopen ``run_id``.
 
-    A new experiment keeps its artifacts in ``output``, unless a server keeps them.
-
     Raises:
         TrackingError: the store cannot be read or written.
     """
@@ -220,6 +216,7 @@ def open_run(
             client.update_run(run_id, status="RUNNING")
             return Run(uri, run_id)
         is_database = uri.startswith(DATABASES)
+        # A server keeps them itself.
         artifacts = (output.absolute() / ARTIFACTS).as_uri() if is_database else None
         experiment_id = (
             known.experiment_id

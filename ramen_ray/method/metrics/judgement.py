@@ -82,10 +82,7 @@ class Judgement:
         propensity: Propensity,
         filters: NDArray[np.int64] = NO_FILTERS,
     ) -> "Judgement":
-        """Compute popularity and propensity from the train clicks (ads,) and clicked queries.
-
-        All clicks weigh the same.
-        """
+        """Compute popularity and propensity from train clicks (ads,), which all weigh the same."""
         a, b = propensity.a, propensity.b
         inverse = inverse_propensities(train_click_counts, num_train_queries, a, b)
         traffic = np.diff(truth.indptr).astype(np.float64)

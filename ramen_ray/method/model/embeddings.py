@@ -27,8 +27,7 @@ class TextEmbeddings:
 def number_distinct(tables: list[TokenTable]) -> tuple[list[Int64s], list[Int64s]]:
     """Number the distinct texts of all ``tables``, by their hashes, in order of first appearance.
 
-    Returns:
-        Per table, the rows (n,) whose texts no earlier row has; per table, all rows' numbers.
+    Per table, returns the rows (n,) whose texts no earlier row has; and all rows' numbers.
     """
     hashes = np.concatenate([table.hashes for table in tables])
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)

@@ -99,11 +99,11 @@ def open_combined_ads(folder: Path) -> CombinedAds:
 def use_combiner(folder: Path, combiner: Path, embeddings: Vectors, kind: IndexKind) -> None:
     """Give a retriever's folder a saved combiner, and an index of its ads' combined vectors.
 
-    All vectors are divided by the length of the longest, as indexes expect none above 1. The
     ``embeddings`` (ads, D) are those of its ads' texts.
     """
     combined = open_combined_ads(combiner)
     vectors = combined.represent(embeddings, combined.seen.rows_of(np.arange(len(embeddings))))
+    # Indexes expect no vector to be longer than 1.
     longest = float(np.linalg.norm(vectors, axis=1).max())
     replace(combined, scale=combined.scale * longest).save(folder / COMBINER_FOLDER)
     vectors /= np.float32(longest)

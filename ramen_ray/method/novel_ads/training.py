@@ -106,12 +106,10 @@ def clicks_on(data: Prepared, seen: Int64s) -> Csr:
 def training_data(
     query_ids: NDArray[np.int64], clicks: Csr, queries: TextEmbeddings, seen: TextEmbeddings
 ) -> TrainingData:
-    """Return what steps draw from: train queries, seen ads, and clicks between these.
-
-    As the encoder is frozen, each text is a single token: the number of its embedding.
-    """
+    """Return what steps draw from: train queries, seen ads, and clicks between these."""
 
     def table(texts: TextEmbeddings) -> TokenTable:
+        # As the encoder is frozen, each text is a single token: the number of its embedding.
         numbers = texts.positions
         return TokenTable(numbers, np.arange(len(numbers) + 1), numbers.astype(np.uint64))
 
@@ -216,11 +214,7 @@ def compared_with(added: str, dropout: float = 0.0) -> Callable[[EncodedBatch], 
 
 
 def bce(similarity_bL: Tensor, positives_bP: Tensor, is_positive_bL: Tensor) -> Tensor:
-    """Return the mean cross-entropy (b,) of each ad's score against whether it was clicked.
-
-    A loss as in :mod:`~ramen_ray.method.objectives.losses`. It has no bias: the scores of ads that
-    were not clicked must reach about -log L.
-    """
+    """Return the mean cross-entropy (b,), a loss, of each ad's score against its clicks."""
     targets_bL = is_positive_bL.to(similarity_bL.dtype)
     return functional.binary_cross_entropy_with_logits(
         similarity_bL, targets_bL, reduction="none"

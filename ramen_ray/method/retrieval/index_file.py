@@ -95,9 +95,9 @@ class _InParts:
 def _merge(parts: list[Path], empty: Any, file: Path) -> None:
     """Write an index whose cells have what they have in all parts, one part after the other.
 
-    ``empty`` has the cells and codes of the parts, no ads, but their number. faiss's own merge
-    (``merge_ondisk``) writes a second file, which the index then needs at the same path.
+    ``empty`` has the cells and codes of the parts, no ads, but their number.
     """
+    # faiss's own merge (merge_ondisk) writes a second file, which the index then needs there.
     indexes = [faiss.read_index(str(part), faiss.IO_FLAG_MMAP_IFC) for part in parts]
     lists, cells = [index.invlists for index in indexes], range(empty.nlist)
     sizes = np.array([[of_part.list_size(cell) for cell in cells] for of_part in lists])

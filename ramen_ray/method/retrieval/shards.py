@@ -59,16 +59,14 @@ class EmbeddedShard:
         return round(_bytes_per_ad(dim, self.kind) * len(self.rows))
 
     def open(self) -> tuple[Any, Ids]:
-        """Index the ads; returns the index, and the ids of its rows.
-
-        An index of short codes takes long to make, and is kept beside the embeddings.
-        """
+        """Index the ads; returns the index, and the ids of its rows."""
         embeddings = np.load(self.file, mmap_mode="r")[self.rows.start : self.rows.stop]
         own: Ids = self.first
         if self.ids is not None:
             own = np.load(self.ids, mmap_mode="r")[self.first : self.first + len(self.rows)]
         if self.kind == "flat":
             return filled_index("flat", embeddings), own
+        # Short codes take long to make, so their index is kept.
         kept = self.file.with_name(f"{self.file.stem}-{self.rows.start}.faiss")
         if not kept.exists():
             with whole_file(kept) as aside:
@@ -122,14 +120,11 @@ class IndexShard:
         return f"ads {self.rows.start} to {self.rows.stop} in {self.file}"
 
     def open(self) -> tuple[Any, int]:
-        """Make an index of the ads; returns it, and the id of its first row.
-
-        An index in compressed cells keeps its cells and codes, so that it finds what the whole one
-        does. One with a graph gets a graph of these ads alone.
-        """
+        """Make an index of the ads; returns it, and the id of its first row."""
         whole = faiss.read_index(str(self.file), faiss.IO_FLAG_MMAP_IFC)
         if len(self.rows) == whole.ntotal:
             return faiss.read_index(str(self.file)), 0
+        # Cells and codes stay, so that it finds what the whole one does; a graph is made anew.
         return with_rows_only(whole, np.array(self.rows)), self.rows.start
 
 

@@ -90,15 +90,13 @@ def draw_ads(
 def draw_several(
     edges: Csr, query_rows: Int64s, own_keys: UInt64s, count: int, key: tuple[int, ...]
 ) -> Int64s:
-    """Draw distinct columns (b, count) of rows (b,) under ``own_keys`` (b,), by weight.
-
-    Each entry gets the key log(u) / weight of a uniform u, and those with the highest keys are
-    drawn, as successive draws without replacement would do (Efraimidis and Spirakis 2006).
-    """
+    """Draw distinct columns (b, count) of rows (b,) under ``own_keys`` (b,), by weight."""
     rows, columns = edges.gather(query_rows)
     starts, degrees = edges.indptr[query_rows], edges.degrees(query_rows)
     places = ragged_positions(np.zeros_like(degrees), degrees)
     chances = uniforms(key, own_keys[rows] ^ keyed_hash((), places))
+    # Those with the highest log(u) / weight of a uniform u are drawn, as successive draws without
+    # replacement would do (Efraimidis and Spirakis 2006).
     log_chances = np.log1p(-chances)
     if edges.cumulative_weights is not None:
         log_chances /= edges.weights(ragged_positions(starts, degrees))

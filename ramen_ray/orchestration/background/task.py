@@ -192,10 +192,7 @@ class BackgroundTask:
         return newest
 
     def _epochs_too_late(self, step: int) -> int:
-        """Return for how many epochs a result has been pending, if for half of the run; else 0.
-
-        A warning says so when the next one would be due.
-        """
+        """Return for how many epochs a result has been pending, if for half of the run; else 0."""
         pending = self._pending
         if pending is None:
             return 0
@@ -204,7 +201,7 @@ class BackgroundTask:
         _, since, at = self._seen
         epochs = (step - since) // self.schedule.steps_per_epoch
         if epochs and epochs % self.schedule.every == 0:
-            logger.warning(self._said_of_late(epochs))
+            logger.warning(self._said_of_late(epochs))  # when the next one would be due
         is_too_late = 2 * epochs >= self.schedule.num_epochs
         return epochs if is_too_late and time.monotonic() - at >= PATIENCE_S else 0
 

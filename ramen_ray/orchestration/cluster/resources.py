@@ -202,15 +202,12 @@ def quiet_ray_data() -> None:
 
 
 def free_share(num_cpus: int = 1) -> dict[str, float]:
-    """Return the free resources that a background task takes: a quarter of a GPU, CPUs, or none.
-
-    It takes none if the workers hold everything, as they may be waiting for it.
-    """
+    """Return the free resources that a background task takes: a quarter of a GPU, CPUs, or none."""
     free = ray.available_resources()
     for name, amount in (("GPU", GPU_SHARE), ("CPU", float(num_cpus))):
         if free.get(name, 0) >= amount and has_room([{name: amount}], MOMENT_S):
             return {"num_cpus": 0, "num_gpus": 0, f"num_{name.lower()}s": amount}
-    return {"num_cpus": 0, "num_gpus": 0}
+    return {"num_cpus": 0, "num_gpus": 0}  # the workers hold everything, and may be waiting for it
 
 
 def num_cpus() -> int:
@@ -338,13 +335,11 @@ def check_resources(workers: WorkersConfig) -> None:
 
 @contextmanager
 def no_placement_group_left() -> Iterator[None]:
-    """At the end, remove the placement groups that this job still has.
-
-    Ray Train leaves one of each trial that Tune ends, which would keep its CPUs and GPUs.
-    """
+    """At the end, remove the placement groups that this job still has."""
     try:
         yield
     finally:
+        # Ray Train leaves one of each trial that Tune ends, which would keep its CPUs and GPUs.
         job = ray.get_runtime_context().get_job_id()
         groups = {} if is_lost() else placement_group_table()
         for group, entry in groups.items():

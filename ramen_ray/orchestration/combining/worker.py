@@ -116,14 +116,12 @@ class Combining:
     def of(
         cls, settings: CombineSettings, embedded: Embedded, model: DualEncoder | None = None
     ) -> "Combining":
-        """Take the ads of a dataset with enough train clicks as seen.
-
-        Their classifiers are the model's, if it answers by classifiers, or else begin as the texts.
-        """
+        """Take the ads of a dataset with enough train clicks as seen."""
         data, queries = embedded.data, embedded.queries["train"]
         ids = np.flatnonzero(data.train_click_counts >= settings.classifiers.min_clicks)
         ads = replace(embedded.ads, positions=embedded.ads.positions[ids])
         vectors = ads.take(np.arange(len(ids)))
+        # The model's, if it answers by them; or else they begin as the texts.
         classifiers = vectors if model is None else model.with_classifiers(vectors, ids)
         seen = SeenAds(ids, vectors, classifiers)
         drawn = training_data(data.query_ids, clicks_on(data, ids), queries, ads)

@@ -222,10 +222,7 @@ def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
 
 @contextmanager
 def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
-    """Remove a new run that fails before its first checkpoint.
-
-    Of a folder that existed before, which may hold files of others, only the run's notes go.
-    """
+    """Remove a new run that fails before its first checkpoint."""
     notes = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
     try:
         yield
@@ -233,7 +230,7 @@ def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
         if path / CONFIG_FILE in notes and not any(path.glob("checkpoint_*")):
             if is_made_here:
                 shutil.rmtree(path)
-            else:
+            else:  # it may hold files of others
                 for note in notes:
                     note.unlink(missing_ok=True)
         raise

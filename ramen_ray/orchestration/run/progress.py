@@ -123,12 +123,9 @@ class RunLog:
 
 @contextmanager
 def shown_progress(folder: Path) -> Iterator[None]:
-    """Show the progress of the run in ``folder`` until the ``with`` block ends.
-
-    A terminal shows one line that changes. Elsewhere a line is logged now and again, and at the
-    end. The time left includes validations and checkpoints.
-    """
+    """Show the progress of the run in ``folder`` until the ``with`` block ends."""
     (folder / PROGRESS_FILE).unlink(missing_ok=True)  # of an earlier attempt
+    # One line that changes, or a line now and again.
     show = _show_bar if sys.stdout.isatty() else _log_lines
     with beside(lambda ended: show(folder, ended)):
         yield

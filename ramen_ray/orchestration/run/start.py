@@ -199,11 +199,7 @@ def _walk(
 
 
 def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
-    """Write CARRIED_FILE into a run's folder, if the run that has the encoder has classifiers.
-
-    Ads are told apart by the user's ids, or by their texts if a dataset has none. If the other
-    run's dataset has gone or changed, that is said, and nothing is written.
-    """
+    """Write CARRIED_FILE into a run's folder, if the run that has the encoder has classifiers."""
     checkpoint = Path(config.encoder.pretrained).parent
     classifiers = checkpoint / CLASSIFIER_FOLDER
     if config.base.parts.heads == "none" or not classifiers.is_dir():
@@ -216,6 +212,7 @@ def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
         with before.unchanged(since), dataset.unchanged(WHILE_READ):
             names = [_names(one, before, dataset) for one in (dataset, before)]
     except DatasetError as error:
+        # The other run's dataset has gone or changed.
         logger.warning("warning: classifiers start from the ads' texts, as %s", error)
         return
     found: Int64s = np.asarray(pc.fill_null(pc.index_in(*names), -1), dtype=np.int64)

@@ -218,11 +218,7 @@ def train_in_workers(
 
 
 def train_loop_per_worker(settings: dict[str, Any]) -> Any:
-    """Run the ``task`` of ``settings`` in a worker of Ray Train.
-
-    An error that all workers find at once, and would find again, is returned: Ray Train would
-    start them anew if it was raised.
-    """
+    """Run a worker of Ray Train; an error that all would find again is returned."""
     logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
     from ramen_ray.data.store.checksums import DamagedError
     from ramen_ray.method.training.step_losses import DivergedError
@@ -233,7 +229,7 @@ def train_loop_per_worker(settings: dict[str, Any]) -> Any:
     try:
         return settings["task"].train(ray_train_worker())
     except (DivergedError, DamagedError, LateError, RunError) as error:
-        return error
+        return error  # Ray Train would start the workers anew if it was raised
 
 
 def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> UserError | None:
@@ -263,14 +259,11 @@ class MemoryFailures:
     _step: str | None = None
 
     def recurring(self, errors: Iterable[Exception]) -> UserError | None:
-        """Return what to end with if the workers' ``errors`` say the same of the same step again.
-
-        Once may have been for what another process held.
-        """
+        """Return what to end with if the ``errors`` say the same of the same step again."""
         before, self._step = self._step, None
         for found in filter(None, (OUT_OF_MEMORY.search(str(error)) for error in errors)):
             self._step = found[1]
-            if self._step == before:
+            if self._step == before:  # once may have been for what another process held
                 return UserError(found[0])
         return None
 

@@ -99,11 +99,8 @@ def _refusal(compiled: Compiled, metric: str, int8: bool) -> str | None:
 
 
 def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:
-    """Return each model's median time for a single query, in milliseconds.
-
-    The models, as MLflow loads them, take turns, so that a busy machine slows all of them. The
-    first of ``texts`` are answered once before timing starts.
-    """
+    """Return each model's median time for a single query, in milliseconds."""
+    # The first are not timed. Models take turns, so that a busy machine slows all of them.
     timed_texts = [*texts[:UNTIMED_QUERIES], *texts]
     seconds = np.empty((len(timed_texts), len(models)))
     for row, text in zip(seconds, timed_texts, strict=True):

@@ -215,10 +215,7 @@ def _answer_in_each(rows: ray.data.Dataset, work: Work, shard: Shard, encoder: N
 def _answer_with_shards(
     rows: ray.data.Dataset, work: Work, shards: Sequence[Shard], encoder: Needs
 ) -> None:
-    """Let a process hold each shard; all run at once.
-
-    Others may hold CPUs: if a share of them is not free now, a half or a quarter of it does.
-    """
+    """Let a process hold each shard; all run at once."""
     share = min(CPUS_PER_ACTOR, num_cpus() / (len(shards) + 1))
     writer = {"memory": float(BYTES_PER_PROCESS + _bytes_of_ads(work.retriever))}
 
@@ -226,6 +223,7 @@ def _answer_with_shards(
         return [{**encoder, "CPU": cpus}, writer, *(needs_of(shard, cpus) for shard in shards)]
 
     what = f"{len(shards)} shards of the retriever at once"
+    # Others may hold CPUs: if a share of them is not free now, a half or a quarter of it does.
     cpus = find_room(all_needs, [_whole(share / part) for part in (1, 2, 4)], what)
     logger.info("answering with %d shards, in a process each", len(shards))
     encoded = rows.map(

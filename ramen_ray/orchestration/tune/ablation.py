@@ -109,10 +109,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
 
 
 def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
-    """Return the dataset of AugGT for the graphs of ``config``; made if it does not exist.
-
-    None if these graphs lead from no query to a new ad, as graphs of one side do.
-    """
+    """Return the dataset of AugGT for the graphs of ``config``, made if need be; or None."""
     settings = PropagationSettings(anchor_sets=tuple(used_sets(config)))
     key = short_hash(f"{dataset.fingerprint}{settings}", 8)
     folder = Path(config.output) / "propagated" / f"{dataset.name}-{key}"
@@ -122,6 +119,7 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
             try:
                 propagate_clicks(dataset, folder, settings)
             except NothingPropagatedError as error:
+                # Graphs of one side lead from no query to a new ad.
                 logger.info("no variant for AugGT: %s", error)
                 return None
     return Dataset(folder)

@@ -82,12 +82,9 @@ class Ends(tune.Callback):
 
     @contextmanager
     def kept_of(self, name: str) -> Iterator[None]:
-        """Keep the message of an error that ends a trial, for :meth:`on_trial_error`.
-
-        Tune starts each trial again that fails; one whose process did not die ends at once then.
-        """
+        """Keep the message of an error that ends a trial, for :meth:`on_trial_error`."""
         file = self._message_of(name)
-        if file.exists():
+        if file.exists():  # Tune starts each trial again that fails
             raise RunError(file.read_text())
         try:
             yield

@@ -223,11 +223,7 @@ def trainable_runs(
 
 
 def train_in_trial(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:
-    """Train within a Tune trial, if not done yet; reports each validation that has ``metric``.
-
-    The data are prepared in a separate task: within a trial, Ray Data's tasks would be limited to
-    the trial's own resources, which include no CPU then.
-    """
+    """Train within a Tune trial, if not done yet; reports each validation that has ``metric``."""
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
     os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
@@ -235,6 +231,8 @@ def train_in_trial(config: RunConfig, parent: Run, expected: Identity, metric: s
     check_meanwhile(expected, {**expected, "dataset": dataset.fingerprint})  # before it is prepared
     tokenizer = encoder_tokenizer(config.encoder)
     if not prepared_folder(dataset, cache, tokenizer).is_dir():
+        # Within a trial, Ray Data's tasks would be limited to the trial's own resources, which
+        # include no CPU then.
         apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
         with user_errors():
             ray.get(apart.remote(dataset, cache, tokenizer))
@@ -272,13 +270,11 @@ def trainable(
 ) -> Any:
     """Return ``train(params, **arguments)`` as a Tune trainable, run ``at_once`` at a time.
 
-    Each trial takes a part of the head node's own resource. This also limits the trials that a
-    restored search runs again; a searcher's own limit does not. A trial that trains in its own
-    process takes what a worker needs besides. One that still needs other processes does not, or
-    there might be no CPU left for them; nor does one that waits for its workers. All trials share
-    one copy of the arguments. ``config_of`` returns the configuration of a trial's run.
+    ``config_of`` returns the configuration of a trial's run. A trial takes what a worker needs if
+    it trains in its own process, and needs no others before. All share one copy of the arguments.
     """
     address = ray.get_runtime_context().gcs_address.rpartition(":")[0]
+    # This also limits the trials that a restored search runs again; a searcher's limit does not.
     part = 10_000 // at_once / 10_000  # Ray counts in units of 1/10,000, and would round up
     of_head = {f"node:{address}": part}
 
