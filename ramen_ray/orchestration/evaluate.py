@@ -27,7 +27,6 @@ from ramen_ray.orchestration.run.build import build_propensity, trained_tokenize
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
-    RUN_FILE,
     TEST_ADS_FILE,
     VALIDATION_ADS_FILE,
     RunDirectory,
@@ -97,12 +96,12 @@ def scores_of_run(
 
 def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
     """Return a run's best checkpoint and the part that answers; other folders as they are."""
-    if not (folder / RUN_FILE).is_file():
+    directory = RunDirectory(folder)
+    if not directory.is_run:
         return folder, None
-    notes = RunDirectory(folder).notes
-    if "best_checkpoint" not in notes:
+    if (best := directory.best_checkpoint) is None:
         raise CheckpointError(f"the run {folder} is not finished; give one of its checkpoints")
-    return folder / notes["best_checkpoint"], notes.get("part")
+    return best, directory.notes.get("part")
 
 
 def _open_dataset(

@@ -70,12 +70,8 @@ def verdict(variants: Mapping[str, VariantFigures]) -> list[str]:
         f"{_judged(name, figures)}: "
         + ", ".join(f"{metric} {_difference(figures.gains[metric])}" for metric in HEADLINES)
         for name, figures in variants.items()
-        if figures.gains and (_is_base(name, variants) or name == f"{figures.base}-ramen")
+        if figures.gains and (f"{name}-ramen" in variants or name == f"{figures.base}-ramen")
     ]
-
-
-def _is_base(name: str, variants: Mapping[str, VariantFigures]) -> bool:
-    return f"{name}-ramen" in variants
 
 
 def _judged(name: str, figures: VariantFigures) -> str:

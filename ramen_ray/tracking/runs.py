@@ -223,8 +223,7 @@ def open_run(
             if known is not None
             else _new_experiment(client, experiment, artifacts)
         )
-        tags = _origin() if parent is None else _origin_of(parent)
-        created = client.create_run(experiment_id, run_name=name, tags=tags)
+        created = client.create_run(experiment_id, run_name=name, tags=_origin(parent))
         return Run(uri, str(created.info.run_id))
     except (MlflowException, OSError, ImportError, sqlite3.Error) as error:
         is_gone = run_id is not None and getattr(error, "error_code", "") == NO_SUCH_RUN
@@ -233,15 +232,12 @@ def open_run(
         raise TrackingError(cannot_use(uri, error) + hint) from None
 
 
-def _origin() -> dict[str, str]:
-    """Return the tags by which the UI shows user, source and git commit."""
+def _origin(parent: Run | None) -> dict[str, str]:
+    """Return the tags by which the UI shows user, source, git commit and parent."""
     from mlflow.tracking.context.registry import resolve_tags
 
-    return dict(resolve_tags())
-
-
-def _origin_of(parent: Run) -> dict[str, str]:
-    """Return those of a run's child, whose process was started by Ray."""
+    if parent is None:
+        return dict(resolve_tags())
     known = parent.client.get_run(parent.id).data.tags
     names = [name for name in known if name.startswith(ORIGIN_TAGS)]
     return {PARENT_TAG: parent.id, **{name: known[name] for name in names}}

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -140,15 +139,8 @@ class Judgement:
         return replace(self, truth=clicks_on(self.truth, self.groups["tail"]))
 
 
-class JudgedQueries(NamedTuple):
-    """The texts of queries, in the order of their ids, and what measures predictions for them."""
-
-    texts: list[str]
-    judgement: Judgement
-
-
-def read_test_queries(dataset: Dataset, propensity: Propensity) -> JudgedQueries:
-    """Read a dataset's test queries."""
+def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[str], Judgement]:
+    """Read the texts of a dataset's test queries, by id, and what measures predictions of them."""
     queries = dataset.read("queries/test").sort_by("query_id")
     train = count_clicks(dataset, "train")
     clicked = queries["ad_ids"].combine_chunks()
@@ -164,7 +156,7 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> JudgedQueries
         weights = queries["weights"].combine_chunks().flatten().to_numpy()
         traffic = np.bincount(rows, weights, minlength=len(clicked)).astype(np.float64)
         judgement = replace(judgement, traffic=traffic)
-    return JudgedQueries(queries["text"].to_pylist(), judgement)
+    return queries["text"].to_pylist(), judgement
 
 
 def evaluate(

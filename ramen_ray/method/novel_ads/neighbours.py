@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.best import best_of_each
-from ramen_ray.method.retrieval.index import choose_kind, new_index, sample_size
+from ramen_ray.method.retrieval.index import choose_kind, filled_index
 
 SPARE = 8  # searched besides the K nearest, for ads that are equally near
 DECIMALS = 5  # of a similarity; ads that differ by less are equally near
@@ -54,10 +54,7 @@ class SeenAds:
     def __init__(self, ids: Int64s, embeddings: Vectors, classifiers: Vectors) -> None:
         """Build the index; it is exact for few ads."""
         self.ids, self.embeddings, self.classifiers = ids, embeddings, classifiers
-        self._index = new_index(choose_kind(len(ids)), embeddings.shape[1], len(ids))
-        if not self._index.is_trained:
-            self._index.train(embeddings[: sample_size(len(ids))])
-        self._index.add(np.ascontiguousarray(embeddings))
+        self._index = filled_index(choose_kind(len(ids)), embeddings)
 
     def rows_of(self, ads: Int64s) -> Int64s:
         """Return the rows (n,) of ``ads`` (n,); -1 for those that are not seen."""

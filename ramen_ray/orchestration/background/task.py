@@ -180,15 +180,16 @@ class BackgroundTask:
         is_first = world()[0] == 0
         if is_first:
             self._check()
-            if self._pending is None and self.schedule.is_due(step, self._newest):
+            newest = max(_steps(self.folder), default=None)
+            if self._pending is None and self.schedule.is_due(step, newest):
                 self._submit(step, checkpoint)
         if self.schedule.wait:
             self._wait(step)
         elif late := from_first_worker(self._epochs_too_late(step) if is_first else 0):
             raise LateError(self._said_of_late(late))
         newest = self._newest_intact()
-        if is_first:
-            self._remove_old()
+        for old in sorted(_steps(self.folder))[:-NUM_KEPT] if is_first else ():
+            shutil.rmtree(self.result(old))
         return newest
 
     def _epochs_too_late(self, step: int) -> int:
@@ -243,10 +244,6 @@ class BackgroundTask:
             for step in _steps(self.folder):
                 if step != self.taken:
                     shutil.rmtree(self.result(step))
-
-    @property
-    def _newest(self) -> int | None:
-        return max(_steps(self.folder), default=None)
 
     def _newest_intact(self, last: int | None = None) -> int | None:
         """Return, on all workers, the step of the newest result up to ``last`` that is whole."""
@@ -311,10 +308,6 @@ class BackgroundTask:
         self._task = None
         shutil.rmtree(self.folder / ".pending", ignore_errors=True)
         return True
-
-    def _remove_old(self) -> None:
-        for step in sorted(_steps(self.folder))[:-NUM_KEPT]:
-            shutil.rmtree(self.result(step))
 
 
 def _steps(folder: Path) -> list[int]:

@@ -34,7 +34,7 @@ from ramen_ray.orchestration.run.start import software
 from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import Run, open_run, prefixed, tracking_uri
+from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
 from ramen_ray.tracking.step_logger import StepLogger
 
 EMBEDDINGS_FILE = "embeddings.npy"
@@ -73,10 +73,8 @@ def combine(settings: CombineSettings) -> CombineResult:
     check_sizes(settings, data, model.dim)
     sibling = prepared[0] if prepared else None
     with _open_directory(output, settings, finished, siblings) as directory:
-        parent = Run(registry.uri, finished.directory.notes["mlflow_run_id"])
-        known = directory.notes.get("mlflow_run_id")
-        run = open_run(registry.uri, config.experiment, directory.name, output, known, parent)
-        directory.note(mlflow_run_id=run.id)
+        parent = Run(registry.uri, str(finished.directory.mlflow_run_id))
+        run = directory.open_run(registry.uri, config.experiment, output, parent)
         keep_intact_checkpoints(directory.path)
         with run.closing():
             own = {f"combine.{key}": value for key, value in flatten(settings).items()}
@@ -127,10 +125,10 @@ def _open_directory(
     name = joined_name(finished.directory.name, settings.variant, key)
     directory = RunDirectory(output / "combiners" / name)
     with directory.held():
-        if directory.notes.get("finished"):
+        if directory.is_finished:
             raise RunError(
                 f"the combiner {directory.path} is finished (MLflow run "
-                f"{directory.notes['mlflow_run_id']}); change a setting, or remove the folder"
+                f"{directory.mlflow_run_id}); change a setting, or remove the folder"
             )
         made_from = {"dataset": finished.dataset.fingerprint, **software()}
         directory.refuse_changed(made_from, settings.allow_changed)

@@ -21,7 +21,6 @@ from ramen_ray.orchestration.combining.settings import CombineSettings
 from ramen_ray.orchestration.embed import embed_distinct
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
-    RUN_FILE,
     RunDirectory,
     RunError,
     run_with_id,
@@ -48,7 +47,9 @@ class FinishedRun:
     @property
     def model(self) -> Path:
         """Folder of its best model."""
-        return self.directory.path / str(self.directory.notes["best_checkpoint"])
+        best = self.directory.best_checkpoint
+        assert best is not None, "it is finished"
+        return best
 
     @property
     def part(self) -> Part:
@@ -71,9 +72,9 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
     if run.startswith(MODELS):
         directory = _that_logged(run, registry.look_up(run).run_id, output)
     path = directory.path
-    if not (path / RUN_FILE).is_file():
+    if not directory.is_run:
         raise RunError(f"{path} is not the folder of a run; see {output.absolute() / 'runs'}")
-    if not directory.notes.get("finished"):
+    if not directory.is_finished:
         raise RunError(f"the run {path} is not finished; run its command again to finish it")
     config = read_config(path / CONFIG_FILE)
     dataset = Dataset(config.dataset)
@@ -89,7 +90,7 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
             f"{dataset.path}, on which the run was trained, reveals a click of each novel ad to "
             f"training; train on its zero-shot split, and give this one as --revealed"
         )
-    run_id, model_id = registry.find_logged(directory.notes["mlflow_run_id"], None)
+    run_id, model_id = registry.find_logged(str(directory.mlflow_run_id), None)
     retriever = registry.look_up(f"{MODELS}{model_id}")
     if dataset.fingerprint != retriever.metadata["dataset_fingerprint"]:
         raise DatasetError(

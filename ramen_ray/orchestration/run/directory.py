@@ -21,6 +21,7 @@ from ramen_ray.data.store.whole_files import folder_lock, whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.presets import used_sets
+from ramen_ray.tracking.runs import Run, open_run
 
 WHERE_IT_RUNS = {
     "dataset",
@@ -80,6 +81,33 @@ class RunDirectory:
             raise RunError(
                 f"{file} is damaged; to train this run from the start, delete {self.path}"
             ) from error
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run, sweep or other search has begun here."""
+        return (self.path / RUN_FILE).is_file()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended."""
+        return bool(self.notes.get("finished"))
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The folder of the best model of a finished run."""
+        best = self.notes.get("best_checkpoint")
+        return None if best is None else self.path / best
+
+    @property
+    def mlflow_run_id(self) -> str | None:
+        """The id of its run in MLflow."""
+        return self.notes.get("mlflow_run_id")
+
+    def open_run(self, uri: str, experiment: str, output: Path, parent: Run | None = None) -> Run:
+        """Open its run in MLflow, new or known; see :func:`~ramen_ray.tracking.runs.open_run`."""
+        run = open_run(uri, experiment, self.name, output, self.mlflow_run_id, parent)
+        self.note(mlflow_run_id=run.id)
+        return run
 
     def create(self) -> bool:
         """Make the folder, or raise a RunError; returns whether it did not exist yet."""
@@ -142,7 +170,7 @@ def read_run_config(file: Path) -> RunConfig:
     """
     config = read_config(file)
     for folder in file.absolute().parents:
-        if folder.parent.name == RUNS and (folder / RUN_FILE).is_file():
+        if folder.parent.name == RUNS and RunDirectory(folder).is_run:
             return config.model_copy(update={"output": str(folder.parent.parent)})
     return config
 
@@ -152,7 +180,7 @@ def run_with_id(output: Path, mlflow_run_id: str) -> RunDirectory | None:
     for file in sorted((output.absolute() / RUNS).glob(f"*/{RUN_FILE}")):
         directory = RunDirectory(file.parent)
         with suppress(RunError):  # of another run, which is damaged
-            if directory.notes.get("mlflow_run_id") == mlflow_run_id:
+            if directory.mlflow_run_id == mlflow_run_id:
                 return directory
     return None
 
@@ -184,7 +212,7 @@ def open_run_directory(
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
         with folder_lock(directory.path) as is_ours:
-            if is_ours and not directory.notes.get("finished"):
+            if is_ours and not directory.is_finished:
                 with _undone_on_early_failure(directory.path, is_made_here):
                     _claim(directory, config, identity, made_from)
                     yield directory
@@ -201,20 +229,15 @@ def _summary_of(config: RunConfig) -> str:
     return "-".join([config.encoder.kind, config.base.kind, *has_graph])
 
 
-def is_finished(config: RunConfig) -> bool:
-    """Say whether the run that ``config`` names is finished."""
-    return bool(RunDirectory.of(config.output, str(config.name)).notes.get("finished"))
-
-
 def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
     """Return the folder of the run that ``config`` names, or None if it is not finished.
 
     Raises:
         RunError: it has another configuration or other data, or is made from something else.
     """
-    if not is_finished(config):
-        return None
     directory = RunDirectory.of(config.output, str(config.name))
+    if not directory.is_finished:
+        return None
     _refuse_another(directory, config, experiment_hash(config, made_from["dataset"]))
     directory.refuse_changed(made_from, config.allow_changed)
     return directory

@@ -21,8 +21,8 @@ from ramen_ray.orchestration.run.checks import check_clicks, check_config, check
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     Identity,
+    RunDirectory,
     finished_run,
-    is_finished,
     open_run_directory,
 )
 from ramen_ray.orchestration.run.progress import shown_progress
@@ -40,7 +40,7 @@ from ramen_ray.orchestration.run.workers import (
     train_in_one_worker,
     train_in_workers,
 )
-from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from ramen_ray.tracking.runs import Run, tracking_uri
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class TrainResult:
 
 def finished_result(config: RunConfig, expected: Identity) -> TrainResult | None:
     """Return the results of the run of this name; None if not finished, RunError if another."""
-    if not is_finished(config):
+    if not RunDirectory.of(config.output, str(config.name)).is_finished:
         return None
     made_from = identity_of(config, Dataset(config.dataset))
     check_meanwhile(expected, made_from)
@@ -101,9 +101,7 @@ def fit(
     output = Path(config.output)
     with open_run_directory(config, dataset.name, made_from) as directory:
         uri = tracking_uri(output) if parent is None else parent.uri
-        known = directory.notes.get("mlflow_run_id")
-        run = open_run(uri, config.experiment, directory.name, output, known, parent)
-        directory.note(mlflow_run_id=run.id)
+        run = directory.open_run(uri, config.experiment, output, parent)
         keep_intact_checkpoints(directory.path)
         with run.closing(is_nested := parent is not None):
             run.log_first_artifact(directory.path / CONFIG_FILE)

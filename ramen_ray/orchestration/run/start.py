@@ -31,7 +31,6 @@ from ramen_ray.orchestration.run.checks import check_vocabulary
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
-    RUN_FILE,
     Identity,
     RunDirectory,
     RunError,
@@ -75,13 +74,13 @@ def resolved(config: RunConfig) -> RunConfig:
 
 def _encoder_in(folder: Path) -> Path:
     """Return the encoder's folder in that of a finished run, of a checkpoint, or of an encoder."""
-    if (folder / RUN_FILE).is_file():
-        best = RunDirectory(folder).notes.get("best_checkpoint")
+    if RunDirectory(folder).is_run:
+        best = RunDirectory(folder).best_checkpoint
         if best is None:
             raise ConfigError(
                 f"encoder.pretrained {folder}: the run is not finished; give one of its checkpoints"
             )
-        folder = folder / best
+        folder = best
     encoder = folder / ENCODER_FOLDER
     return encoder if encoder.is_dir() else folder
 

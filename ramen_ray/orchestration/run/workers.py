@@ -130,7 +130,8 @@ def train_in_one_worker(task: Task[Result], workers: WorkersConfig) -> Result:
                 result: Result = ray.get(running)
                 return result
             except RayTaskError as error:
-                if failures == workers.max_failures or _recurs(error.cause):
+                recurs = isinstance(error.cause, UserError) or is_disk_full(error.cause)
+                if failures == workers.max_failures or recurs:
                     raise
                 if (known := memory.recurring([error.cause])) is not None:
                     raise known from error
@@ -152,10 +153,6 @@ def train_alone(task: Task[Result]) -> Result:
     from ramen_ray.orchestration.run.training import only_worker
 
     return task.train(only_worker())
-
-
-def _recurs(error: Exception) -> bool:
-    return isinstance(error, UserError) or is_disk_full(error)
 
 
 def train_in_workers(

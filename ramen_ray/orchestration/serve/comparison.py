@@ -13,7 +13,6 @@ from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.data.store.texts import fold
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import (
-    JudgedQueries,
     Judgement,
     Propensity,
     read_test_queries,
@@ -155,7 +154,7 @@ def _compared(of: str, candidate: dict[str, PerQuery], champion: dict[str, PerQu
 
 def open_test_queries(
     registry: Registry, retriever: LoggedRetriever, test: str | None = None
-) -> tuple[Dataset, JudgedQueries]:
+) -> tuple[Dataset, tuple[list[str], Judgement]]:
     """Read the test split of a retriever's dataset, or of the dataset directory ``test``.
 
     Raises:

@@ -144,8 +144,10 @@ def predict(
         )
         if missing:
             start_ray()
+            has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
+            num_gpus = int(processes.use_gpu or (retriever.uses_gpu and has_gpus))
             with user_errors():
-                _answer(work, missing, processes.gb_per_shard, _num_gpus(retriever, processes))
+                _answer(work, missing, processes.gb_per_shard, num_gpus)
             counts |= work.answers.counts(missing)
     whole = [found for found in counts.values() if found is not None]
     if len(whole) < len(pieces):
@@ -177,11 +179,6 @@ def _parquet_files(table: QueryTable) -> dict[str, FileSystem]:
                 f"; rename it"
             )
     return {file.path: file.filesystem for file in files}
-
-
-def _num_gpus(retriever: LoggedRetriever, processes: Processes) -> int:
-    has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
-    return int(processes.use_gpu or (retriever.uses_gpu and has_gpus))
 
 
 def _answer(work: Work, missing: list[int], gb_per_shard: float, num_gpus: int) -> None:

@@ -39,11 +39,11 @@ def mlflow_run_id(run: str) -> str:
         RegistryError: the folder does not exist, is not that of a run, or its run has not begun.
     """
     folder = Path(run)
-    if (folder / RUN_FILE).is_file():
-        found = RunDirectory(folder).notes.get("mlflow_run_id")
+    if RunDirectory(folder).is_run:
+        found = RunDirectory(folder).mlflow_run_id
         if found is None:
             raise RegistryError(f"the run {run} has not started yet")
-        return str(found)
+        return found
     if folder.is_dir() or len(folder.parts) > 1:  # which no id is
         lack = "is not that of a run" if folder.is_dir() else "does not exist"
         raise RegistryError(f"the folder {run} {lack}; give one such as outputs/{RUNS}/NAME")
@@ -53,7 +53,7 @@ def mlflow_run_id(run: str) -> str:
 def _last_finished(output: Path) -> RunDirectory:
     files = sorted((output / RUNS).glob(f"*/{RUN_FILE}"), key=lambda file: file.stat().st_mtime)
     for file in reversed(files):
-        if RunDirectory(file.parent).notes.get("finished"):
+        if RunDirectory(file.parent).is_finished:
             return RunDirectory(file.parent)
     raise RegistryError(
         f"{output / RUNS} has no finished run; train one (python jobs/train.py), or name a "

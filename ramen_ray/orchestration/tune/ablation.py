@@ -175,7 +175,9 @@ def _compare(
         figures[name] = VariantFigures(
             base=variant.base,
             means={metric: float(np.mean(values)) for metric, values in by_seed.items()},
-            deviations={metric: _deviation(values) for metric, values in by_seed.items()},
+            deviations={
+                metric: float(np.std(of, ddof=len(of) > 1)) for metric, of in by_seed.items()
+            },
             gains=(
                 {}
                 if variant.base == name
@@ -193,11 +195,6 @@ def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
     tail = {f"tail/{name}": values for name, values in judgement.on_tail().by_query(ads).items()}
     scores = {**tail, **judgement.by_query(ads)}
     return {name: scores[name] for name in MEASURED}
-
-
-def _deviation(values: list[float]) -> float:
-    """Return the standard deviation over the seeds; 0 for one seed."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def _directory(run: RunConfig) -> RunDirectory:

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,11 +28,31 @@ STOPPED_EARLY = "stopped early"
 OUT_OF_TIME = "out of time"
 FAILED = "failed: "
 BETWEEN_LINES_S = 20.0
+OnEnd = Callable[[list[Trial], Trial, str], None]
+"""Called with all trials, the one that has ended, and the status of its MLflow run."""
 
 
 def name_of(trial: Trial) -> str:
     """Return a trial's name."""
     return str(trial.config.get(NAME, trial.trial_id))
+
+
+@contextmanager
+def kept_error(folder: Path, name: str) -> Iterator[None]:
+    """Keep, in that of :class:`Ends`, the message of an error that ends a trial."""
+    file = _message_of(folder, name)
+    if file.exists():  # Tune starts each trial again that fails
+        raise RunError(file.read_text())
+    try:
+        yield
+    except Exception as error:
+        message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        file.write_text(message[0])
+        raise
+
+
+def _message_of(folder: Path, name: str) -> Path:
+    return folder / f".{name}"
 
 
 class Ends(tune.Callback):
@@ -41,8 +61,11 @@ class Ends(tune.Callback):
     The ``folder``, which all machines can reach, has one for each ended trial, named after it.
     """
 
-    def __init__(self, folder: Path, total: int, training: TrainingConfig) -> None:
+    def __init__(
+        self, folder: Path, total: int, training: TrainingConfig, on_end: OnEnd | None = None
+    ) -> None:
         """Expect ``total`` trials of a run's training."""
+        self.on_end = on_end or (lambda trials, ended, status: None)
         self.folder, self.total, self.training = folder, total, training
         self.metric = VALIDATION + training.selection_metric
         self.pace, self.next_line = Pace(), 0.0
@@ -80,25 +103,9 @@ class Ends(tune.Callback):
         value = trial.metric_analysis.get(self.metric, {}).get("max")
         return None if value is None else float(value)
 
-    @contextmanager
-    def kept_of(self, name: str) -> Iterator[None]:
-        """Keep the message of an error that ends a trial, for :meth:`on_trial_error`."""
-        file = self._message_of(name)
-        if file.exists():  # Tune starts each trial again that fails
-            raise RunError(file.read_text())
-        try:
-            yield
-        except Exception as error:
-            message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-            file.write_text(message[0])
-            raise
-
-    def _message_of(self, name: str) -> Path:
-        return self.folder / f".{name}"
-
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Let a trial whose process did not die be started again but once."""
-        if self._message_of(name_of(trial)).exists():
+        if _message_of(self.folder, name_of(trial)).exists():
             trial.run_metadata.num_failures = trial.max_failures
 
     def on_trial_complete(
@@ -108,10 +115,11 @@ class Ends(tune.Callback):
         value = self._best(trial)
         reached = "" if value is None else f"{self.metric.replace('/', ' ')} {100 * value:.2f}, "
         self._end(name_of(trial), trial.last_result.get(SUMMARY, STOPPED_EARLY), reached)
+        self.on_end(trials, trial, "FINISHED")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Record why a trial failed."""
-        file = self._message_of(name_of(trial))
+        file = _message_of(self.folder, name_of(trial))
         error = (
             file.read_text()
             if file.exists()
@@ -120,6 +128,7 @@ class Ends(tune.Callback):
         )
         trial.run_metadata.num_failures = 0  # a sweep that is resumed tries it again
         self._end(name_of(trial), f"{FAILED}{error}")
+        self.on_end(trials, trial, "FAILED")
 
     def _end(self, name: str, end: str, reached: str = "") -> None:
         is_repeated = end.startswith(FAILED) and end.removeprefix(FAILED) in self.errors().values()

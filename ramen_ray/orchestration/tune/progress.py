@@ -86,7 +86,7 @@ class SweepProgress:
 
     def _mlflow_run_of(self, name: str) -> str | None:
         directory = RunDirectory.of(self.config.output, joined_name(self.directory.name, name))
-        return directory.notes.get("mlflow_run_id")
+        return directory.mlflow_run_id
 
     def command_of(self, trial: SweepTrial) -> str:
         """Return the command that trains with a trial's settings."""
@@ -106,37 +106,15 @@ class SweepProgress:
             ended = sum(bool(trial.end) for trial in trials)
             self.run.log_metrics(named, ended)
 
-    def close(self, name: str, status: str) -> None:
-        """End the MLflow run of a trial that was stopped from outside."""
-        run_id = self._mlflow_run_of(name)
-        if run_id is not None:
-            Run(self.run.uri, run_id).close_if_open(status)
-
-
-class ProgressCallback(tune.Callback):
-    """Shows the sweep's progress whenever a trial has ended."""
-
-    def __init__(self, progress: SweepProgress) -> None:
-        self.progress = progress
-
-    def on_trial_complete(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """Show a trial that finished or was stopped early."""
-        self._show(trials, trial, "FINISHED")
-
-    def on_trial_error(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """Show a trial that failed."""
-        self._show(trials, trial, "FAILED")
-
-    def _show(self, trials: list[Trial], ended: Trial, status: str) -> None:
+    def on_end(self, trials: list[Trial], ended: Trial, status: str) -> None:
+        """Show a trial that has ended, and end its MLflow run, which others may have stopped."""
+        name = name_of(ended)
         try:
-            self.progress.close(name_of(ended), status)
-            self.progress.show(self.progress.rank_running(trials))
+            if (run_id := self._mlflow_run_of(name)) is not None:
+                Run(self.run.uri, run_id).close_if_open(status)
+            self.show(self.rank_running(trials))
         except Exception as error:  # an error here would fail the trial; the end shows all again
-            logger.warning("%s is not shown in MLflow yet: %s", name_of(ended), error)
+            logger.warning("%s is not shown in MLflow yet: %s", name, error)
 
 
 def _params(result: tune.Result) -> dict[str, Any]:

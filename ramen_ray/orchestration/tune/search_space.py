@@ -31,7 +31,10 @@ def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, 
     if not space:
         raise ConfigError("the search space is empty: nothing would be tuned")
     distributions = {key: _distribution(key, domain) for key, domain in space.items()}
-    for setting in _whole_settings(grid(distributions)):
+    values = grid(distributions)
+    # the fewest whole settings that use every value of each key
+    for row in range(max(map(len, values.values()))):
+        setting = {key: of[row % len(of)] for key, of in values.items()}
         check_config(overlay(config, setting), dataset)
     return distributions
 
@@ -44,12 +47,6 @@ def _distribution(key: str, domain: Domain) -> BaseDistribution:
             f"{key}: a search space needs choices, or a sampler with bounds (tune.choice, "
             f"tune.uniform, tune.loguniform, tune.randint, tune.lograndint or tune.quniform)"
         ) from None
-
-
-def _whole_settings(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return the fewest complete settings that together use every value of each key."""
-    size = max(map(len, values.values()))
-    return [{key: of[row % len(of)] for key, of in values.items()} for row in range(size)]
 
 
 def own_values(config: RunConfig, space: Space) -> dict[str, Any] | None:

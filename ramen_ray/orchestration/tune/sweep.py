@@ -42,7 +42,7 @@ from ramen_ray.orchestration.run.start import (
     resolved,
 )
 from ramen_ray.orchestration.tune.ends import Ends
-from ramen_ray.orchestration.tune.progress import ProgressCallback, SweepProgress
+from ramen_ray.orchestration.tune.progress import SweepProgress
 from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, own_values
 from ramen_ray.orchestration.tune.trials import (
     fit_trials,
@@ -154,14 +154,14 @@ class RunningSweep:
     def run(self) -> SweepResult:
         """Run all trials and report on them."""
         progress, config, name = self.progress, self.config, self.progress.directory.name
-        ends = Ends(progress.ends, self._num_trials(), config.training)
+        ends = Ends(progress.ends, self._num_trials(), config.training, progress.on_end)
         is_known = {key: of for key, of in self.made_from.items() if self._is_fixed(key)}
 
         def config_of(params: dict[str, Any], trial: str) -> RunConfig:
             return overlay(config, {**params, "name": joined_name(name, trial)})
 
         at_once = self.settings.at_once or num_at_once(config.workers)
-        runnable = trainable_runs(config_of, lambda _: is_known, progress.run, ends, at_once)
+        runnable = trainable_runs(config_of, lambda _: is_known, progress.run, ends.folder, at_once)
         if config.workers.num_workers == 1:
             make_ready(config)  # most trials need nothing else then
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -218,7 +218,7 @@ class RunningSweep:
             "num_samples": 1 if is_grid else settings.num_samples,
             "time_budget_s": settings.time_budget,
         }
-        callbacks = [ends, ProgressCallback(self.progress), JsonLoggerCallback()]
+        callbacks = [ends, JsonLoggerCallback()]
         return new_tuner(runnable, space, folder, self.config.workers, callbacks, how)
 
     def _search_algorithm(self, decides: Mapping[str, str]) -> Any:

@@ -38,8 +38,8 @@ from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
 from ramen_ray.orchestration.run.start import check_meanwhile, is_ready, make_ready
 from ramen_ray.orchestration.run.workers import START_TIMEOUT, VALIDATION
-from ramen_ray.orchestration.tune.ends import EPOCH, NAME, SUMMARY, Ends, name_of
-from ramen_ray.tracking.runs import Run, open_run, prefixed, tracking_uri
+from ramen_ray.orchestration.tune.ends import EPOCH, NAME, SUMMARY, Ends, kept_error, name_of
+from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
 
 REDUCTION_FACTOR = 3
 THREAD_TIMEOUT = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
@@ -73,9 +73,8 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
         # a trial that is stopped early prints a traceback
         start_ray(show_workers=False, for_ray_train=True)
         check_resources(config.workers)
-        known = directory.notes.get("mlflow_run_id")
-        run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
-        directory.note(mlflow_run_id=run.id, made_from=made_from)
+        run = directory.open_run(tracking_uri(output), config.experiment, output)
+        directory.note(made_from=made_from)
         with run.closing():
             yield run
 
@@ -113,7 +112,7 @@ def run_trials(
             lambda params, _: configs[params[NAME]],
             lambda config: expected[config.dataset],
             parent,
-            ends,
+            ends.folder,
             num_at_once(first.workers),
             says_test=budget is None,
         )
@@ -195,7 +194,7 @@ def trainable_runs(
     config_of: Callable[[dict[str, Any], str], RunConfig],
     expected_of: Callable[[RunConfig], Identity],
     parent: Run,
-    ends: Ends,
+    ends: Path,
     at_once: int,
     says_test: bool = True,
 ) -> Any:
@@ -206,9 +205,9 @@ def trainable_runs(
     split if ``says_test``.
     """
 
-    def train(params: dict[str, Any], ends: Ends) -> None:
+    def train(params: dict[str, Any], folder: Path) -> None:
         name = params.get(NAME) or tune.get_context().get_trial_id()
-        with ends.kept_of(name):
+        with kept_error(folder, name):
             config = config_of(params, name)
             metric, started = VALIDATION + config.training.selection_metric, time.monotonic()
             result = train_in_trial(config, parent, expected_of(config), metric)
@@ -219,7 +218,7 @@ def trainable_runs(
             named = prefixed(VALIDATION, reached["validation"])
             tune.report({**named, SUMMARY: test, EPOCH: config.training.epochs})
 
-    return trainable(train, at_once, lambda params: config_of(params, "trial"), ends=ends)
+    return trainable(train, at_once, lambda params: config_of(params, "trial"), folder=ends)
 
 
 def train_in_trial(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:

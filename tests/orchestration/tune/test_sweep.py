@@ -302,7 +302,7 @@ def test_a_failing_store_does_not_end_trials(
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
     shown = progress.SweepProgress(config, {}, directory, Run("unused", "unused"), training_command)
     trial: Any = SimpleNamespace(trial_id="7", config={"loss.margin": -1}, metric_analysis={})
-    progress.ProgressCallback(shown).on_trial_error(1, [trial], trial)
+    shown.on_end([trial], trial, "FAILED")
     assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 
