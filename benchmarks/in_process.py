@@ -19,8 +19,7 @@ from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState, Sampler
-from ramen_ray.method.sampling.regularizers import Graphs
-from ramen_ray.method.sampling.training_data import TrainingData, node_table
+from ramen_ray.method.sampling.training_data import Graphs, TrainingData, node_table
 from ramen_ray.method.training.step import TrainState, train_steps
 from ramen_ray.orchestration.run.build import (
     build_classifiers,

@@ -9,6 +9,9 @@ HardNegatives = Literal["none", "shortlists"]
 TaskLoss = Literal["triplet", "decoupled", "supcon"]
 Heads = Literal["none", "classifier"]
 BaseName = Literal["in_batch", "ance", "ngame", "depsl", "unidec"]
+NodeChoice = Literal["all", "rare", "clicked"]
+"""Which nodes regularisers draw: all with edges alike, or the rarely clicked more often, or the
+batch's queries and ads."""
 Part = Literal["both", "encoder", "classifier"]
 """What a model with classifiers finds ads by: the cosines of both its vectors, or of one."""
 

@@ -33,14 +33,7 @@ from ramen_ray.config import (
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import LOST, UserError, is_disk_full, no_room_message, printable, redacted
 from ramen_ray.orchestration.run.directory import read_run_config
-from ramen_ray.presets import (
-    DEFAULT_PRESET,
-    PRESETS,
-    lambdas,
-    linked_sets,
-    on_dataset,
-    with_base,
-)
+from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, linked_sets, on_dataset, with_base
 
 UNADVISED_LAMBDA = 0.3
 BASE_PARTS = ("base.kind", "base.loss")  # they bring constants of other settings with them

@@ -15,11 +15,11 @@ from ramen_ray.bases import (
     Combination,
     HardNegatives,
     Heads,
+    NodeChoice,
     Order,
     TaskLoss,
 )
 from ramen_ray.errors import UserError
-from ramen_ray.method.sampling.regularizers import NodeChoice
 from ramen_ray.naming import checked_name
 
 BUILT_IN = ("rdocs", "foldoc", "debian")

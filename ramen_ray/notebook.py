@@ -60,8 +60,7 @@ ANSWERS = pa.schema(
     ]
 )
 
-Frame = Any
-"""A table of pandas, polars or Arrow: anything with ``__arrow_c_stream__``."""
+Frame = Any  # a table of pandas, polars or Arrow: anything with ``__arrow_c_stream__``
 
 
 def write_dataset(
@@ -147,7 +146,6 @@ class Retriever:
     """A retriever in memory, which answers on the CPU."""
 
     def __init__(self, uri: str, registry: Registry) -> None:
-        """Load the retriever at ``uri``."""
         self.uri = uri
         self._model = registry.load(uri, "cpu")
 

@@ -15,12 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from ramen_ray.config import RunConfig
 from ramen_ray.errors import UserError
-from ramen_ray.method.retrieval.index import (
-    DIMENSIONS_PER_CODE,
-    HNSW_LINKS,
-    IndexKind,
-    choose_kind,
-)
+from ramen_ray.method.retrieval.index import DIMENSIONS_PER_CODE, HNSW_LINKS, IndexKind, choose_kind
 
 MACHINES = Path(__file__).with_name("machines.toml")
 THIS = "this"

@@ -147,13 +147,11 @@ class _Work:
         return self.file.with_suffix(".attempts")
 
     def load(self) -> DualEncoder:
-        """Load the model in the process that embeds."""
         torch.set_num_threads(self.resources.num_threads)
         device = "cuda" if ray.get_gpu_ids() else "cpu"
         return load_model(self.model, part=self.part).to(device)
 
     def embed(self, batch: _Batch, model: DualEncoder) -> None:
-        """Embed a batch and write it to its place."""
         chosen = np.asarray(batch.table.rows[batch.start : batch.stop])
         use_bf16 = self.resources.use_bf16 and bool(ray.get_gpu_ids())
         view = {"queries": model.embed_queries, "ads": model.embed_ads}[batch.table.view]
@@ -164,7 +162,6 @@ class _Work:
             opened.write(np.ascontiguousarray(embeddings, rows.dtype).data)
 
     def in_task(self, batch: _Batch) -> None:
-        """Load the model and embed one batch, in a task."""
         with limited_attempts(self.attempts, str(batch)):
             self.embed(batch, self.load())
 

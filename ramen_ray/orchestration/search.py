@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, Dataset
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.retrieval.search import (
-    QUERIES_PER_PASS,
-    Ids,
-    TopK,
-    merge_topk,
-    search_index,
-)
+from ramen_ray.method.retrieval.search import QUERIES_PER_PASS, Ids, TopK, merge_topk, search_index
 from ramen_ray.orchestration.cluster.resources import (
     Needs,
     find_room,

@@ -40,9 +40,7 @@ def outcome_table(outcomes: Mapping[str, Outcome]) -> str:
 
 
 def verdict(
-    outcomes: Mapping[str, Outcome],
-    gains: Mapping[str, Mapping[str, Difference]],
-    num_queries: int,
+    outcomes: Mapping[str, Outcome], gains: Mapping[str, Mapping[str, Difference]], num_queries: int
 ) -> list[str]:
     """Say what matters on the data, what does not, and how sure that is.
 

@@ -13,8 +13,7 @@ from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.tracking.runs import Run
 
 Metrics = Mapping[str, float]
-BySplit = Mapping[str, Mapping[str, Metrics]]
-"""By row, split and metric."""
+BySplit = Mapping[str, Mapping[str, Metrics]]  # by row, split and metric
 Differences = Mapping[str, Mapping[str, Mapping[str, Difference]]]
 
 GROUPS = ("head", "torso", "tail")

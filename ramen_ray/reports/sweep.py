@@ -18,8 +18,7 @@ from optuna.trial import TrialState
 
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
-FEWEST = 4
-"""Least number of trials for a plot or importances to be useful."""
+FEWEST = 4  # least number of trials for a plot or importances to be useful
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,6 @@ def _has_importances(study: optuna.Study) -> bool:
 def _study(
     trials: Sequence[SweepTrial], distributions: Mapping[str, BaseDistribution]
 ) -> optuna.Study:
-    """Return a study with the trials that have a value."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
     for trial in trials:
@@ -111,7 +109,6 @@ def _pairs(distributions: Mapping[str, BaseDistribution]) -> list[tuple[str, str
 
 
 def _write(folder: Path, name: str, study: optuna.Study, plot: str, **options: Any) -> None:
-    """Write one of Optuna's plots as HTML and PNG."""
     getattr(optuna.visualization, plot)(study, **options).write_html(folder / f"{name}.html")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -9,8 +9,7 @@ from urllib.parse import unquote
 logger = logging.getLogger(__name__)
 
 SQLITE = "sqlite:///"
-ARTIFACTS = "mlartifacts"
-"""The folder of a sqlite store's artifacts, beside it."""
+ARTIFACTS = "mlartifacts"  # the folder of a sqlite store's artifacts, beside it
 ADDRESSES = {
     "experiments": "artifact_location",
     "runs": "artifact_uri",

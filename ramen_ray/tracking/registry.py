@@ -1,6 +1,5 @@
 """The model registry: versions of retrievers under a name, and the aliases that choose one."""
 
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,13 +24,18 @@ from ramen_ray.errors import UserError, first_line_of, redacted
 from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.moved_store import find_artifacts_beside
 from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
-from ramen_ray.tracking.runs import STORE_VARIABLE, TrackingError, cannot_use, metric_name
+from ramen_ray.tracking.runs import (
+    STORE_VARIABLE,
+    TrackingError,
+    cannot_use,
+    kept_environment,
+    metric_name,
+)
 
 ARTIFACTS = "artifacts"  # key of a model's artifacts in its pyfunc flavor
 ALIAS_HISTORY = "{}_history"
 """Tag of a registered model: the versions that have had an alias, the latest last."""
-COPY_OF = "copy_of"
-"""Tag of a run that logged a changed copy of a retriever: the original's URI."""
+COPY_OF = "copy_of"  # tag of a run that logged a changed copy of a retriever: the original's URI
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for a model that does not exist, and for a name that no model can have."""
 
@@ -69,24 +73,13 @@ def _registry_errors(uri: str) -> Iterator[None]:
         raise TrackingError(message) from None  # the cause may contain a password
 
 
-@contextmanager
-def _same_environment() -> Iterator[None]:
-    """Undo what MLflow changes in MLFLOW_TRACKING_URI, by which the user names a store for all."""
-    before = os.environ.get(STORE_VARIABLE)
-    try:
-        yield
-    finally:
-        os.environ.pop(STORE_VARIABLE, None)
-        if before is not None:
-            os.environ[STORE_VARIABLE] = before
-
-
 class Registry:
     """The registered retrievers of an MLflow store; all methods raise TrackingError without it."""
 
     def __init__(self, uri: str) -> None:
         """Use the store at ``uri``, in the whole process: MLflow has one registry per process."""
-        with _same_environment():
+        # MLflow sets it too, by which the user names a store for all.
+        with kept_environment(STORE_VARIABLE):
             mlflow.set_tracking_uri(uri)
         self.uri = uri
         try:

@@ -61,8 +61,7 @@ Flags = NDArray[np.bool_]
 Columns = dict[str, tuple[dict[str, int], NDArray[np.int32]]]
 """By name of a column, the number of each of its values, and those of the ads (ads,), -1 for none.
 """
-Answer = tuple[list[Any], ...]
-"""Ids, texts and scores of a query's best ads."""
+Answer = tuple[list[Any], ...]  # ids, texts and scores of a query's best ads
 TokenIds = list[list[int]]
 TokenMatrix = NDArray[np.int64]
 StatesOf = Callable[[TokenMatrix, TokenMatrix], Embeddings]
@@ -263,7 +262,6 @@ def matching(columns: Columns, wanted: Mapping[str, Any]) -> Flags:
 
 
 def _named(what: str, names: Iterable[str]) -> str:
-    """Say what there is, but not very much of it."""
     shown = sorted(names)
     more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
     return f"its {what} are {', '.join(shown[:MOST_NAMED])}{more}" if shown else "it has none"

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
-MODELS = "models:/"
-"""How the URI of a model begins."""
+MODELS = "models:/"  # how the URI of a model begins
 PARENT_TAG = "mlflow.parentRunId"
 ORIGIN_TAGS = ("mlflow.source.", "mlflow.user")
 DESCRIPTION_TAG = "mlflow.note.content"
@@ -42,8 +41,7 @@ NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # MLflow prints them wi
 LONGEST_DIGEST = 36  # of a dataset
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
-Point = tuple[str, float, int]
-"""A metric's name, its value and the step."""
+Point = tuple[str, float, int]  # a metric's name, its value and the step
 
 
 class TrackingError(UserError):
@@ -283,8 +281,15 @@ def mlflow_metrics(
 @contextmanager
 def few_retries() -> Iterator[None]:
     """Let requests in the block fail within seconds, not minutes, if the server is gone."""
-    before = {name: os.environ.pop(name, None) for name in FEW_RETRIES}
-    os.environ.update(FEW_RETRIES)
+    with kept_environment(*FEW_RETRIES):
+        os.environ.update(FEW_RETRIES)
+        yield
+
+
+@contextmanager
+def kept_environment(*names: str) -> Iterator[None]:
+    """Undo what the block does to these variables of the environment."""
+    before = {name: os.environ.get(name) for name in names}
     try:
         yield
     finally:

@@ -30,13 +30,7 @@ from ramen_ray.method.metrics.ranking import (
     ratios,
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.retrieval.search import (
-    TopK,
-    drop_filtered,
-    merge_topk,
-    most_filters,
-    search,
-)
+from ramen_ray.method.retrieval.search import TopK, drop_filtered, merge_topk, most_filters, search
 
 KS = (1, 3, 5, 10, 100)
 GROUP_KS = (1, 5, 10)
@@ -45,8 +39,7 @@ METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] 
     f"{group}/{name}" for group in ("head", "torso", "tail", "traffic") for name in OF_GROUPS
 ]
 """The names of the metrics that :meth:`Judgement.metrics` always returns."""
-HEADLINES = ("P@1", "R@10")
-"""The metrics that logs and reports show first."""
+HEADLINES = ("P@1", "R@10")  # the metrics that logs and reports show first
 NO_FILTERS = np.empty((0, 2), dtype=np.int64)
 QUERIES_PER_BLOCK = 1 << 14
 
@@ -160,11 +153,7 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[st
 
 
 def evaluate(
-    model: DualEncoder,
-    data: Prepared,
-    split: str,
-    propensity: Propensity,
-    use_bf16: bool = False,
+    model: DualEncoder, data: Prepared, split: str, propensity: Propensity, use_bf16: bool = False
 ) -> tuple[dict[str, float], TopK]:
     """Embed, search and measure one split, divided among the workers.
 

@@ -13,8 +13,7 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import ragged_positions
 from ramen_ray.method.model.texts import TokenBatch
 
-LEAST_WIDTH = 64
-"""Wide enough to be filled well, and narrow enough for attention to cost little."""
+LEAST_WIDTH = 64  # wide enough to be filled well, and narrow enough for attention to cost little
 PADDING = 0  # no token of a text attends to it, so any will do
 
 

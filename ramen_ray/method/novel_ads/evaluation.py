@@ -20,8 +20,7 @@ from ramen_ray.method.retrieval.search import search
 SPLITS = (ZERO_SHOT, "test")
 TEXT, SUM, COMBINER, ONE_SHOT = "text", "sum", "combiner", "combiner one-shot"
 """Names of the rows that are compared."""
-COMPARED = ("P@1", "P@5", "N@5", "R@10", "R@100")
-"""The metrics whose differences get intervals."""
+COMPARED = ("P@1", "P@5", "N@5", "R@10", "R@100")  # the metrics whose differences get intervals
 
 RevealedClicks = tuple[Int64s, Vectors]
 """Ads (r,) with a known click, and the embeddings (r, D) of the clicks' queries."""

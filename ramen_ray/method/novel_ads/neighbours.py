@@ -52,7 +52,6 @@ class SeenAds:
     """
 
     def __init__(self, ids: Int64s, embeddings: Vectors, classifiers: Vectors) -> None:
-        """Build the index; it is exact for few ads."""
         self.ids, self.embeddings, self.classifiers = ids, embeddings, classifiers
         self._index = filled_index(choose_kind(len(ids)), embeddings)
 

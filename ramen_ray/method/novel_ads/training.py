@@ -40,8 +40,7 @@ from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 
 QUERIES_PER_BLOCK = 4096
-COMBINED = "combined_LD"
-"""What is added to a batch: (L, D), the combined vectors of the pool's ads."""
+COMBINED = "combined_LD"  # what is added to a batch: (L, D), the combined vectors of the pool's ads
 
 
 class CombinerModel(nn.Module):
@@ -165,9 +164,7 @@ class CombinerPart(ClassifierPart):
         text = encoded.vectors(encoded.copied(encoded.inputs.task.candidates)[mine])
         places = np.searchsorted(rows, near_LK[mine].clip(min=rows[0]))
         own = self._model.combine(
-            text,
-            _taken(vectors, places),
-            to_device(near_LK[mine] >= 0, device),
+            text, _taken(vectors, places), to_device(near_LK[mine] >= 0, device)
         )
         return gather_dealt(own, len(near_LK))
 

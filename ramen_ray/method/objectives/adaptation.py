@@ -36,9 +36,9 @@ from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.step_part import StepPart
+from ramen_ray.method.sampling.training_data import Regularizer
 
 LINKED = "linked_anchors"
 """What is added to a step's inputs: by regulariser, :class:`LinkedAnchors`."""

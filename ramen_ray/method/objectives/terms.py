@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ramen_ray.method.objectives.losses import LEFT_OUT, Loss
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import Regularizer
 
 TASK = "task"
 

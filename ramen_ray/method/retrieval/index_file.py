@@ -21,8 +21,7 @@ from ramen_ray.data.store.whole_files import whole_file
 BYTES_PER_ID = 8
 MOST_GROWTH = 2  # a full cell moves to twice its memory
 
-AddAds = Callable[[NDArray[np.float32]], None]
-"""Adds the vectors (n, D) of the next ads."""
+AddAds = Callable[[NDArray[np.float32]], None]  # adds the vectors (n, D) of the next ads
 
 
 @contextmanager
@@ -77,7 +76,6 @@ class _InParts:
         self.index.add(vectors)
 
     def write(self, file: Path) -> None:
-        """Write the index of all ads."""
         if not self.files:
             faiss.write_index(self.index, str(file))
             return

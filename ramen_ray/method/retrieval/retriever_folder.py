@@ -42,20 +42,9 @@ from ramen_ray.method.model.dual_encoder import (
 )
 from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.pretrained import EncoderError
-from ramen_ray.method.retrieval.index import (
-    ADS_PER_BLOCK,
-    IndexKind,
-    trained_index,
-    with_rows_only,
-)
+from ramen_ray.method.retrieval.index import ADS_PER_BLOCK, IndexKind, trained_index, with_rows_only
 from ramen_ray.method.retrieval.index_file import extended_index_file, index_file
-from ramen_ray.method.retrieval.search import (
-    TopK,
-    merge_topk,
-    search,
-    search_index,
-    share_found,
-)
+from ramen_ray.method.retrieval.search import TopK, merge_topk, search, search_index, share_found
 from ramen_ray.told import told_of
 
 INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"

@@ -23,8 +23,7 @@ except ImportError:  # other indexes than the exact one need it
 
 TopK = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Ads (queries, k), -1 after the last, and similarities (queries, k), -inf there; best first."""
-Ids = NDArray[np.int64] | int
-"""The ids (rows,) of an index's rows, or the first of consecutive ids."""
+Ids = NDArray[np.int64] | int  # the ids (rows,) of an index's rows, or the first of consecutive ids
 
 QUERIES_PER_PASS = 1024
 ADS_PER_TORCH_BLOCK = 1 << 14

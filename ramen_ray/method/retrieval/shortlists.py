@@ -37,7 +37,6 @@ class Shortlists:
     """
 
     def __init__(self, data: Prepared, size: int, file: Path) -> None:
-        """Make the file."""
         self.size = size
         self._clicks, self._hashes = data.clicks["train"], data.queries["train"].hashes
         self._same_text = HashIndex.from_hashes(data.ads.hashes)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ramen_ray.bases import NodeChoice
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
 from ramen_ray.method.distributed import gather_rows, world
@@ -24,10 +25,11 @@ from ramen_ray.method.sampling.draws import (
     num_steps,
     random_order,
 )
-from ramen_ray.method.sampling.regularizers import Graphs, NodeChoice, Regularizer
 from ramen_ray.method.sampling.training_data import (
     ADS,
     QUERIES,
+    Graphs,
+    Regularizer,
     TrainingData,
     anchor_table,
     node_table,

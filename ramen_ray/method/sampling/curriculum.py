@@ -84,7 +84,6 @@ class Curriculum(StepPart):
             self._keep()
 
     def _keep(self) -> None:
-        """Put the embeddings of the last steps into memory."""
         for rows, vectors_BD in self._coming:
             assert self.seen is not None, "only collected ones are coming"
             self.seen[rows] = vectors_BD.cpu()

@@ -19,8 +19,7 @@ from ramen_ray.method.devices import staged
 from ramen_ray.method.distributed import dealt_rows, world
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.batches import Batch
-from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
 
 NUM_MARKS = 1 << 18
 

@@ -1,9 +1,10 @@
-"""What a run trains on; it stays the same during the run."""
+"""What a run trains on: texts, clicks, and the graphs of its regularisers R_x and R_z."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,33 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.sampling.regularizers import Graphs, Regularizer, open_graphs
 
 QUERIES, ADS = "queries", "ads"
+
+
+class Regularizer(NamedTuple):
+    """R_x (side query) or R_z (side ad) of an anchor set: pulls nodes to their anchors."""
+
+    anchor_set: str
+    side: Literal["query", "ad"]
+
+    @property
+    def name(self) -> str:
+        """Its name among the terms of the objective."""
+        return f"R_{'x' if self.side == 'query' else 'z'}/{self.anchor_set}"
+
+    @property
+    def path(self) -> str:
+        """Where its edges are in a folder of graphs."""
+        return f"{self.anchor_set}/{self.side}"
+
+
+Graphs = Mapping[Regularizer, Csr]  # each regulariser's edges: train query rows, or ads, x anchors
+
+
+def open_graphs(edges: Path, regularizers: Iterable[Regularizer]) -> Graphs:
+    """Map the graphs in the folder ``edges``, stored as SET/{query,ad}."""
+    return {one: Csr.open(edges / one.path) for one in regularizers}
 
 
 def anchor_table(anchor_set: str) -> str:

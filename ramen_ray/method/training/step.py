@@ -26,7 +26,6 @@ class StepMemoryError(RuntimeError):
         super().__init__(step, num_texts, num_tokens)
 
     def __str__(self) -> str:
-        """Return one line, with what to do."""
         step, num_texts, num_tokens = self.args
         return (
             f"out of memory in step {step}: a worker's share of it has {num_texts:,} texts of "

@@ -12,7 +12,7 @@ import torch
 from ramen_ray.data.store.checksums import DamagedError, copy_folder
 from ramen_ray.errors import first_line_of
 from ramen_ray.method.distributed import sum_over_workers
-from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import Regularizer
 
 SECONDS_BETWEEN_SIGNS = 10
 CPU = torch.device("cpu")

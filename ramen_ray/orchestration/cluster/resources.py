@@ -42,6 +42,7 @@ from ramen_ray.orchestration.cluster.joining import (
     is_lost,
     watch_own_ray,
 )
+from ramen_ray.tracking.runs import kept_environment
 
 GPU_SHARE = 0.25
 NUM_RETRIES = 3
@@ -71,8 +72,7 @@ RAY_SETTINGS = {
 
 logger = logging.getLogger(__name__)
 
-Needs = dict[str, float]
-"""What Ray reserves for a process, by its names; memory in bytes."""
+Needs = dict[str, float]  # what Ray reserves for a process, by its names; memory in bytes
 Option = TypeVar("Option")
 
 
@@ -145,8 +145,7 @@ def kept_handler(number: signal.Signals) -> Iterator[None]:
 def _known_dashboard() -> Iterator[int]:
     """Choose the dashboard's port, and tell the processes of a cluster that starts in the block."""
     # Ray Train's actors, which would look for it, may find that of another job's Ray.
-    before = os.environ.get(DASHBOARD_ADDRESS)
-    with socket.socket() as held:
+    with kept_environment(DASHBOARD_ADDRESS), socket.socket() as held:
         try:
             held.bind((LOOPBACK, DASHBOARD_PORT))
         except OSError:  # another's
@@ -155,12 +154,7 @@ def _known_dashboard() -> Iterator[int]:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port: int = held.getsockname()[1]
         os.environ[DASHBOARD_ADDRESS] = f"http://{LOOPBACK}:{port}"
-        try:
-            yield port
-        finally:
-            del os.environ[DASHBOARD_ADDRESS]
-            if before is not None:
-                os.environ[DASHBOARD_ADDRESS] = before
+        yield port
 
 
 def keep_token_private() -> None:
@@ -180,7 +174,6 @@ def _keep_private(session: Path) -> None:
 
 
 def _advice(error: Exception) -> str:
-    """Say why a cluster was not joined."""
     said = first_line_of(error).rstrip(".")
     if TOO_SLOW in said:
         return "Ray has not started in time; is the machine too busy? Run the same command again"

@@ -9,12 +9,7 @@ from typing import Any
 
 import ray
 
-from ramen_ray.orchestration.cluster.resources import (
-    ClusterError,
-    num_cpus,
-    start_ray,
-    user_errors,
-)
+from ramen_ray.orchestration.cluster.resources import ClusterError, num_cpus, start_ray, user_errors
 from ramen_ray.told import told
 
 Task = Callable[[], Any]

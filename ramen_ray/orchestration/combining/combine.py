@@ -31,7 +31,7 @@ from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.progress import shown_progress
 from ramen_ray.orchestration.run.results import EXAMPLE_QUERIES, SINCE_IT_BEGAN
 from ramen_ray.orchestration.run.start import software
-from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
+from ramen_ray.orchestration.run.workers import train_task
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
@@ -95,10 +95,7 @@ def combine(settings: CombineSettings) -> CombineResult:
                 run,
             )
             with shown_progress(directory.path):
-                if workers.num_workers == 1:
-                    evaluation = train_in_one_worker(task, workers)
-                else:
-                    evaluation = train_in_workers(task, workers, directory.path)
+                evaluation = train_task(task, workers, directory.path)
             assert evaluation is not None, "the first worker evaluates"
             StepLogger(run, directory.path).send_unsent()
             embedded, _ = open_embedded(model, data, sibling, embeddings)
@@ -139,7 +136,6 @@ def _open_directory(
 def _log_retriever(
     registry: Registry, finished: FinishedRun, embedded: Embedded, folder: Path, run: Run
 ) -> str:
-    """Log a run's retriever with combined vectors of all ads; returns the model's id."""
     with scratch_folder(folder / ".retriever") as aside:
         copied = registry.download(finished.retriever.uri, aside)
         kind = finished.retriever.metadata["index"]

@@ -22,12 +22,10 @@ from ramen_ray.orchestration.run.directory import RunError
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
 CHECKPOINTS = "checkpoint_[0-9]*"
 ASIDE = ".checkpoint-{}"
-REPORT_FILE = "report.json"
-"""In a checkpoint: what was reported with it."""
+REPORT_FILE = "report.json"  # in a checkpoint: what was reported with it
 WRITER_FILE = ".writer"
 """In a run's folder: the token of whoever may write checkpoints, the latest to begin."""
-SCORE = "score"
-"""In a report: the higher, the better."""
+SCORE = "score"  # in a report: the higher, the better
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ramen_ray.config import (
-    RunConfig,
-    flatten,
-    read_config,
-    write_config,
-)
+from ramen_ray.config import RunConfig, flatten, read_config, write_config
 from ramen_ray.data.store.checksums import parse_checked, with_checksum
 from ramen_ray.data.store.whole_files import folder_lock, whole_file
 from ramen_ray.errors import UserError
@@ -36,8 +31,7 @@ RUNS = "runs"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
 TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
-IDENTITY_FILE = "made_from.json"
-"""In a checkpoint: what its run is made from."""
+IDENTITY_FILE = "made_from.json"  # in a checkpoint: what its run is made from
 
 Identity = dict[str, str]
 """What a run is made from besides its settings, by name; see :mod:`.identity`."""

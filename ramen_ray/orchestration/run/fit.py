@@ -33,13 +33,8 @@ from ramen_ray.orchestration.run.start import (
     note_carried,
     resolved,
 )
-from ramen_ray.orchestration.run.workers import (
-    OnReport,
-    WorkerResult,
-    WorkerTask,
-    train_in_one_worker,
-    train_in_workers,
-)
+from ramen_ray.orchestration.run.training import only_worker
+from ramen_ray.orchestration.run.workers import OnReport, WorkerTask, train_task
 from ramen_ray.tracking.runs import Run, tracking_uri
 
 logger = logging.getLogger(__name__)
@@ -122,7 +117,11 @@ def fit(
             task = WorkerTask(config, str(data.path), edges, str(directory.path), run, made_from)
             called = time.time()
             with nullcontext() if is_nested else shown_progress(directory.path):
-                trained = _train(task, parent, callbacks, on_report)
+                trained = (
+                    train_task(task, config.workers, directory.path, callbacks)
+                    if on_report is None
+                    else task.train(only_worker(on_report))
+                )
             seconds["workers"] = trained.entered_at - called
             seconds["first_step"] = trained.first_step_at - trained.entered_at
             run.log_metrics({f"startup/{name}_s": s for name, s in seconds.items()})
@@ -141,22 +140,6 @@ def fit(
             **{LINKS_OF: dataset.metadata.get(LINKS_OF)},
         )
     return TrainResult(trained.metrics, best / ENCODER_FOLDER, directory.path, run)
-
-
-def _train(
-    task: WorkerTask,
-    parent: Run | None,
-    callbacks: Sequence[UserCallback],
-    on_report: OnReport | None,
-) -> WorkerResult:
-    if on_report is not None:
-        from ramen_ray.orchestration.run.training import only_worker
-
-        return task.train(only_worker(on_report))
-    workers = task.config.workers
-    if workers.num_workers == 1 and parent is None:
-        return train_in_one_worker(task, workers)
-    return train_in_workers(task, workers, Path(task.run_directory), callbacks)
 
 
 @contextmanager

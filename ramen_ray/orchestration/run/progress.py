@@ -80,11 +80,7 @@ class RunLog:
         return cls(StepLogger(run, folder), objective, total_steps, folder)
 
     def log_steps(
-        self,
-        losses: NDArray[np.float32],
-        weights: list[Tensor],
-        step: int,
-        queries_per_s: float,
+        self, losses: NDArray[np.float32], weights: list[Tensor], step: int, queries_per_s: float
     ) -> None:
         """Log the latest steps, of which ``step`` (from 1) is the last.
 

@@ -24,7 +24,7 @@ from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
 from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
-from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import build_objective, encoder_tokenizer
 from ramen_ray.orchestration.run.checks import check_vocabulary
@@ -42,8 +42,7 @@ from ramen_ray.tracking.runs import MODELS, tracking_uri
 if TYPE_CHECKING:
     from ramen_ray.method.graph.walk import WalkSettings
 
-CHANGE_NUMBERS = ("torch", "transformers")
-"""Libraries whose other versions compute other numbers."""
+CHANGE_NUMBERS = ("torch", "transformers")  # libraries whose other versions compute other numbers
 SETTINGS = {"dataset": "dataset", "encoder": "encoder.pretrained"}
 """The setting that says where each part is that has no version."""
 CARRIED_FILE = "carried.npy"

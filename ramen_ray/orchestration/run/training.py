@@ -18,7 +18,7 @@ from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.errors import first_line_of
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler
-from ramen_ray.method.training.checkpoints import CheckpointError, restore_checkpoint
+from ramen_ray.method.training.saved_state import CheckpointError, restore_checkpoint
 from ramen_ray.method.training.step import TrainState
 from ramen_ray.orchestration.background.task import BackgroundTask
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
@@ -27,8 +27,7 @@ from ramen_ray.orchestration.run.workers import OnReport
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables for torch's allocator of GPU memory; the second is its earlier name."""
-NOT_VALIDATED = -1.0
-"""The score of a model that was not validated: below all others."""
+NOT_VALIDATED = -1.0  # the score of a model that was not validated: below all others
 
 Model = TypeVar("Model", bound=nn.Module)
 

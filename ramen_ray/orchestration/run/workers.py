@@ -59,10 +59,8 @@ START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 DEATHS = (NodeDiedError, OutOfMemoryError, WorkerCrashedError)
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interfaces by which several workers find each other."""
-RAY_TRAIN = ".ray_train"
-"""In a run's folder: Ray Train's own files, none of which outlives it."""
-VALIDATION = "validation/"
-"""Begins the names of validation's metrics in reports."""
+RAY_TRAIN = ".ray_train"  # in a run's folder: Ray Train's own files, none of which outlives it
+VALIDATION = "validation/"  # begins the names of validation's metrics in reports
 OUT_OF_MEMORY = re.compile(r"out of memory in step (\d+): .*")
 """What :class:`~ramen_ray.method.training.step.StepMemoryError` says."""
 OnReport = Callable[[dict[str, Any]], None]
@@ -113,6 +111,18 @@ class WorkerResult:
     first_step_at: float
 
 
+def train_task(
+    task: Task[Result], workers: WorkersConfig, folder: Path, callbacks: Sequence[UserCallback] = ()
+) -> Result:
+    """Run ``task`` in all workers, and return what the first one returns.
+
+    One process does without Ray Train, unless there are ``callbacks`` of that.
+    """
+    if workers.num_workers == 1 and not callbacks:
+        return train_in_one_worker(task, workers)
+    return train_in_workers(task, workers, folder, callbacks)
+
+
 def train_in_one_worker(task: Task[Result], workers: WorkersConfig) -> Result:
     """Run ``task`` in one process; if it fails, another one goes on from the last checkpoint.
 
@@ -156,10 +166,7 @@ def train_alone(task: Task[Result]) -> Result:
 
 
 def train_in_workers(
-    task: Task[Result],
-    workers: WorkersConfig,
-    folder: Path,
-    callbacks: Sequence[UserCallback] = (),
+    task: Task[Result], workers: WorkersConfig, folder: Path, callbacks: Sequence[UserCallback] = ()
 ) -> Result:
     """Run ``task`` in every worker of Ray Train; returns what the first one returns.
 

@@ -12,11 +12,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, open_unchanged
 from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.data.store.texts import fold
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.judgement import (
-    Judgement,
-    Propensity,
-    read_test_queries,
-)
+from ramen_ray.method.metrics.judgement import Judgement, Propensity, read_test_queries
 from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
 from ramen_ray.method.retrieval.search import TopK, search_index
 from ramen_ray.told import told_of

@@ -182,7 +182,6 @@ def _parquet_files(table: QueryTable) -> dict[str, FileSystem]:
 
 
 def _answer(work: Work, missing: list[int], gb_per_shard: float, num_gpus: int) -> None:
-    """Answer the partitions ``missing`` with ``num_gpus`` GPUs for each encoder."""
     shards = index_shards(work.retriever / INDEX, gb_per_shard)
     items = [{"partition": number} for number in missing]
     rows = ray.data.from_items(items, override_num_blocks=len(items))
@@ -247,7 +246,6 @@ def _needs_to_encode(work: Work, num_gpus: int) -> Needs:
 
 
 def _bytes_of_ads(retriever: Path) -> int:
-    """Return the memory of the ads' ids and texts."""
     footer = pq.read_metadata(retriever / ADS)
     return sum(footer.row_group(n).total_byte_size for n in range(footer.num_row_groups))
 

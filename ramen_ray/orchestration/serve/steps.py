@@ -79,7 +79,6 @@ class Write:
     def _beside(
         self, batches: Iterator[pa.RecordBatch], schema: pa.Schema, block: Block
     ) -> Iterator[pa.Table]:
-        """Yield the queries with their answers beside them."""
         at_once, done = queries_at_once(self.work.top_k), 0
         for batch in batches:
             for start in range(0, len(batch), at_once):

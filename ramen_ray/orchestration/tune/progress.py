@@ -124,7 +124,6 @@ def _params(result: tune.Result) -> dict[str, Any]:
 
 
 def _best(history: Any, metric: str) -> float | None:
-    """Return the best value in a trial's table of reports."""
     if history is None or metric not in history or not history[metric].notna().any():
         return None
     return float(history[metric].max())

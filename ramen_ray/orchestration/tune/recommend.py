@@ -34,28 +34,18 @@ from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
-from ramen_ray.orchestration.run.directory import (
-    RunDirectory,
-    RunError,
-    experiment_hash,
-)
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError, experiment_hash
 from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prepared_for
 from ramen_ray.orchestration.tune.ends import Outcomes
 from ramen_ray.orchestration.tune.trials import Budget, parent_run, run_trials
 from ramen_ray.presets import PRESETS, lambdas, used_sets, with_base
-from ramen_ray.reports.recommendation import (
-    Outcome,
-    outcome_table,
-    verdict,
-    write_recommendation,
-)
+from ramen_ray.reports.recommendation import Outcome, outcome_table, verdict, write_recommendation
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 
 BASES: tuple[BaseName, ...] = ("unidec", "in_batch", "ance", "depsl")
-FIRST_STAGE = 0.55
-"""Share of the time for bases; the rest is for what is near the best of them."""
+FIRST_STAGE = 0.55  # share of the time for bases; the rest is for what is near the best of them
 FACTORS = {"third": 1 / 3, "triple": 3.0}
 GRACE = 0.3
 """Share of the epochs that each candidate gets: shortlists and clusters need a fifth to begin."""
@@ -147,7 +137,6 @@ def _sampled(whole: Dataset, directory: RunDirectory, settings: RecommendConfig)
 
 
 def _about_the_sample(sample: Dataset, whole: Dataset) -> str:
-    """Say how small a sample is."""
     counts = {
         what: f"{sample.num_rows(table):,} of {whole.num_rows(table):,} {what}"
         for what, table in (("train queries", TRAIN), ("ads", "ads"))
@@ -186,7 +175,6 @@ class _Search:
         return dict(sorted(found, key=lambda one: (-one[1].value, one[0])))
 
     def bases(self) -> dict[str, RunConfig]:
-        """Return every base of every encoder, with the graph and without."""
         found = {}
         for encoder in self.settings.encoders:
             start = _start(self.settings, encoder, str(self.dataset.path))
@@ -217,7 +205,6 @@ class _Search:
         return {f"{name}-{what}": overlay(best, change) for what, change in changes.items()}
 
     def train(self, candidates: Mapping[str, RunConfig], share: float) -> None:
-        """Train candidates until a share of the time is over."""
         self.candidates |= candidates
         left = 60 * self.settings.minutes * share - self.kept.used_seconds
         missing = {
@@ -238,7 +225,6 @@ class _Search:
             logger.warning("%s failed: %s", name, error)
 
     def best(self) -> RunConfig:
-        """Return the best candidate's configuration, without a name."""
         return overlay(self.candidates[next(iter(self.outcomes))], {"name": None})
 
     def gains(self, data: Prepared) -> dict[str, dict[str, Difference]]:

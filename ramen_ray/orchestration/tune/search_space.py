@@ -13,8 +13,7 @@ from ramen_ray.config import ConfigError, RunConfig, flatten, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.checks import check_config
 
-Space = Mapping[str, Domain]
-"""Samplers by dotted key of the configuration."""
+Space = Mapping[str, Domain]  # samplers by dotted key of the configuration
 
 POINTS_OF_A_GRID = 3
 

@@ -17,13 +17,7 @@ from ray.tune.search import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.search.sample import Domain
 
-from ramen_ray.config import (
-    Positive,
-    PositiveFloat,
-    RunConfig,
-    Section,
-    overlay,
-)
+from ramen_ray.config import Positive, PositiveFloat, RunConfig, Section, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.run.checks import check_config

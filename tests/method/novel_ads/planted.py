@@ -16,7 +16,7 @@ from ramen_ray.method.novel_ads.neighbours import SeenAds
 from ramen_ray.method.novel_ads.representation import CombinedAds
 from ramen_ray.method.novel_ads.training import training_data
 from ramen_ray.method.sampling.batches import Sampler
-from ramen_ray.method.training.checkpoints import restore_checkpoint, save_checkpoint
+from ramen_ray.method.training.saved_state import restore_checkpoint, save_checkpoint
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.combining.settings import CombineSettings
 from ramen_ray.orchestration.combining.worker import Combining
