@@ -16,7 +16,6 @@ import ray.data
 from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, Dataset
 
-from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.retrieval.search import QUERIES_PER_PASS, Ids, TopK, merge_topk, search_index
 from ramen_ray.orchestration.cluster.resources import (
     Needs,
@@ -95,16 +94,6 @@ def put_together(blocks: Iterable[tuple[int, TopK]], num_queries: int, k: int) -
     for start, found in blocks:
         ads[start : start + len(found[0])], scores[start : start + len(found[0])] = found
     return ads, scores
-
-
-def keep_sample(
-    blocks: Iterable[tuple[int, TopK]], sample: Int64s, found: Int64s
-) -> Iterator[tuple[int, TopK]]:
-    """Pass on blocks, and keep in ``found`` (n, k) the ads of the queries ``sample`` (n,)."""
-    for start, best in blocks:
-        inside = (sample >= start) & (sample < start + len(best[0]))
-        found[inside] = best[0][sample[inside] - start]
-        yield start, best
 
 
 def query_blocks(file: Path, num_queries: int) -> list[Block]:

@@ -4,7 +4,7 @@ All searches of the library, of evaluation, and of served retrievers break ties 
 :func:`tie_keys`, so that no ad gains by its place in a table.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ramen_ray.data.arrays import UInt64s
+from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.prepared.hashing import mix
 
 try:
@@ -217,6 +217,16 @@ def share_found(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
     span = int(max(exact.max(), found.max())) + 2  # of -1, too: numbers of two rows never meet
     rows = np.arange(len(exact))[:, None] * span
     return float(np.isin(rows + exact, rows + found)[exact >= 0].mean())
+
+
+def keep_sample(
+    blocks: Iterable[tuple[int, TopK]], sample: Int64s, found: Int64s
+) -> Iterator[tuple[int, TopK]]:
+    """Pass on blocks, and keep in ``found`` (n, k) the ads of the queries ``sample`` (n,)."""
+    for start, best in blocks:
+        inside = (sample >= start) & (sample < start + len(best[0]))
+        found[inside] = best[0][sample[inside] - start]
+        yield start, best
 
 
 class TorchIndex:
