@@ -127,12 +127,10 @@ def fit(config: RunConfig) -> "TrainResult":
 def evaluate(
     run: str | Path, split: str = "test", dataset: str | Path | None = None
 ) -> dict[str, float]:
-    """Return the metrics, by name, of a finished run or one of its checkpoints.
+    """Return the metrics, by name, of a finished run, or one of its checkpoints, in that folder.
 
-    Args:
-        run: its folder.
-        split: ``validation``, ``test`` or ``zero_shot``.
-        dataset: a dataset directory other than the one trained on.
+    The split is ``validation``, ``test`` or ``zero_shot``; ``dataset`` another than the one trained
+    on.
 
     Raises:
         UserError: the folder or the dataset is missing, or not what it was.

@@ -59,10 +59,7 @@ def embed_tables(
 
     All machines can reach the folders of the model, the tables and the file. ``resources`` are
     those of a task or, with a GPU, of an actor; ``part`` says which of the model's vectors texts
-    get.
-
-    Returns:
-        (texts of all tables, D), mapped from ``file``.
+    get. Returns (texts of all tables, D), mapped from ``file``.
 
     Raises:
         ClusterError: processes have died.

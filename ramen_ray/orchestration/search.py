@@ -55,15 +55,9 @@ def search_shards(
 ) -> Iterator[tuple[int, TopK]]:
     """Find the k most similar of all shards' ads for queries whose embeddings are in a file.
 
-    Args:
-        shards: the ads, in order.
-        queries: an ``.npy`` file (rows, D) float32 in a folder that all machines can reach, and how
-            many of its first rows are queries.
-        k: ads per query.
-        num_threads: threads of each actor; None for an even share of the CPUs.
-
-    Yields:
-        the first query of a block, and what was found for the block; in any order.
+    ``queries`` are an ``.npy`` file (rows, D) float32 in a folder that all machines can reach, and
+    how many of its first rows are queries. Actors have ``num_threads``; None shares the CPUs
+    evenly. Yields the first query of a block, and what was found for the block; in any order.
 
     Raises:
         ClusterError: no machine has had room for a shard, or processes have died at it.

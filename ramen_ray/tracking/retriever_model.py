@@ -109,13 +109,8 @@ class Retriever(PythonModel):
         """Answer every query with its ``top_k`` best ads.
 
         Of a table with names, MLflow hands on the first column, which must be ``query`` or
-        ``text``.
-
-        Args:
-            context: not used.
-            model_input: the queries.
-            params: ``top_k``; ``filter``, which says for columns which value, or one of which, ads
-                must have; ``min_score``, below which ads are left out.
+        ``text``. ``params`` are ``top_k``; ``filter``, which says for columns which value, or one
+        of which, ads must have; ``min_score``, below which ads are left out.
 
         Returns:
             One row per query with ``ad_ids``, ``ads`` (their texts) and ``scores``, lists of equal

@@ -31,11 +31,6 @@ class Classifiers:
     is_trained: Booleans
 
     @property
-    def num_ads(self) -> int:
-        """Number of ads, of which this may be a share."""
-        return len(self.is_trained)
-
-    @property
     def held(self) -> range:
         """The ads whose classifiers are here."""
         return range(self.first, self.first + len(self.vectors))
@@ -43,7 +38,7 @@ class Classifiers:
     @property
     def is_share(self) -> bool:
         """Whether other workers hold the other ads."""
-        return len(self.vectors) < self.num_ads
+        return len(self.vectors) < len(self.is_trained)
 
     @property
     def dim(self) -> int:

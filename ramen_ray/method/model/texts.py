@@ -141,13 +141,8 @@ def measure_tokens(
 ) -> tuple[NDArray[np.int64], TextFigures]:
     """Count the tokens of texts; memory holds those of few texts at a time.
 
-    Args:
-        tokenizer: does not cut texts.
-        texts: the texts.
-        max_length: what texts are cut to before they are compared.
-
-    Returns:
-        the token counts (texts,) int64 before that, and figures of the texts.
+    ``tokenizer`` does not cut texts, but they are cut to ``max_length`` before they are compared.
+    Returns the token counts (texts,) int64 before that, and figures of the texts.
     """
     num_after = len(tokenizer.special_tokens[1])
     lengths, hashes, unknown = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], 0

@@ -43,12 +43,9 @@ class Lookup:
 
 
 class SeenAds:
-    """The seen ads: their ids (S,), and the embeddings of their texts (S, D), which are searched.
+    """The seen ads: ids (S,), ascending, and their texts' embeddings (S, D), of unit norm.
 
-    Attributes:
-        ids: (S,) int64, ascending.
-        embeddings: (S, D) float32, unit norm.
-        classifiers: (S, D) float32; may be trained in place.
+    Their ``classifiers`` (S, D) float32 may be trained in place.
     """
 
     def __init__(self, ids: Int64s, embeddings: Vectors, classifiers: Vectors) -> None:
@@ -131,16 +128,10 @@ def find_neighbours(
 ) -> Int64s:
     """Find the neighbours of ads, which are represented as if they were new.
 
-    Args:
-        seen: the ads with classifiers.
-        lookup: how to find them.
-        embeddings: (n, D) embeddings of the ads' texts.
-        own: as in :meth:`SeenAds.nearest`.
-        revealed: positions (r,) of ads with a known click, and the embeddings (r, D) of the clicks'
-            queries. Classifiers that score the query above τ choose too, and both lists vote.
-
-    Returns:
-        (n, K) rows of seen ads, best first, -1 after the last.
+    The ads have ``embeddings`` (n, D), and ``own`` rows as in :meth:`SeenAds.nearest`. Of those
+    with a known click, positions (r,) are ``revealed``, and the embeddings (r, D) of the clicks'
+    queries: classifiers that score the query above τ choose too, and both lists vote. Returns (n,
+    K) rows of seen ads, best first, -1 after the last.
     """
     count, threshold = lookup.neighbours, lookup.threshold
     if threshold is None and revealed is None:

@@ -44,12 +44,9 @@ COMBINED = "combined_LD"  # what is added to a batch: (L, D), the combined vecto
 
 
 class CombinerModel(nn.Module):
-    """A combiner in training, over frozen embeddings of texts.
+    """A combiner in training, over frozen embeddings (U, D) float16 or float32 of texts.
 
-    Attributes:
-        combiner: on the device where it is trained.
-        classifiers: of the seen ads; no parameters of the module, as steps train a few rows only.
-        embeddings: (U, D) float16 or float32, of distinct texts.
+    The classifiers of the seen ads are no parameters of the module, as steps train a few rows only.
     """
 
     def __init__(self, combiner: Combiner, classifiers: Classifiers, ads: TextEmbeddings) -> None:
@@ -223,8 +220,7 @@ def nearest_unclicked(
 ) -> NDArray[np.int32]:
     """Find, for every train query, the nearest seen ads by text that were not clicked for it.
 
-    Returns:
-        (train queries, count) int32 rows of seen ads; -1 where there are fewer.
+    Returns rows (train queries, count) int32; -1 where there are fewer.
     """
     num_queries = clicks.num_rows
     shortlists = np.full((num_queries, count), -1, dtype=np.int32)

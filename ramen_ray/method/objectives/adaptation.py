@@ -47,11 +47,9 @@ LEAST_SHARE = 0.01
 
 
 class AdaptiveWeights(StepPart):
-    """The weights of a run's terms, the same on every worker.
+    """The weights (terms,) float32 of a run's terms, the same on every worker.
 
-    Attributes:
-        weights: (terms,) float32, in the objective's order; those of terms without a regulariser
-            never move.
+    Those of terms without a regulariser never move.
     """
 
     name = "adaptive"
@@ -192,7 +190,7 @@ def _query_leads(encoded: EncodedBatch) -> Tensor:
 def _ad_leads(encoded: EncodedBatch) -> Tensor:
     """Return the leads (b, D) of these ads, whose rivals are other queries of the batch."""
     others_BD, places_b = encoded.all_queries_BD, encoded.own_places[:, 0]
-    if len(encoded.local.queries) == len(others_BD):
+    if len(encoded.inputs.local.queries) == len(others_BD):
         similarity_Bb = encoded.own_similarity[:, places_b]
     else:
         similarity_Bb = others_BD @ _own_ads(encoded).T

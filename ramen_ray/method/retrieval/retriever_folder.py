@@ -71,11 +71,9 @@ def write_retriever(
 ) -> dict[str, float]:
     """Write a retriever of all ads into ``folder``; memory holds its index and a batch of ads.
 
-    The model is on the device to run it on; ``data`` is the dataset, prepared.
-
-    Returns:
-        ``recall@100``, the share of the 100 best ads by exact search that the index finds, over at
-        most a thousand test queries, and the index's size in ``megabytes``.
+    The model is on the device to run it on; ``data`` is the dataset, prepared. Returns
+    ``recall@100``, the share of the 100 best ads by exact search that the index finds, over at most
+    a thousand test queries, and the index's size in ``megabytes``.
     """
     model.save(folder, settings.max_length)
     _write_ads_of(folder / ADS, dataset)

@@ -50,14 +50,10 @@ def search(
     gpu: int | None = None,
     ids: Ids = 0,
 ) -> TopK:
-    """Find each query's k most similar ads by inner product, on a ``gpu`` or the CPU.
+    """Find each query's k most similar ads by inner product.
 
-    Args:
-        query_embeddings: (queries, D) float32.
-        ad_embeddings: (ads, D) float32; may be mapped, as a CPU copies a part at a time.
-        k: ads per query.
-        gpu: its number; None for the CPU.
-        ids: the ads'.
+    Queries (queries, D) and ads (ads, D) are float32; ads may be mapped, as a CPU copies a part at
+    a time. ``gpu`` is the number of one to search on; ``ids`` are the ads'.
     """
     num_ads, best = len(ad_embeddings), list[TopK]()
     per_part = ADS_PER_PART if gpu is None else max(num_ads, 1)
@@ -91,17 +87,12 @@ def search_index(
     ids: Ids = 0,
     rows: range | NDArray[np.int64] | None = None,
 ) -> TopK:
-    """Find each query's k most similar ads of an index of faiss or torch.
+    """Find each query's k most similar ads of an index, of faiss or torch, of rows from 0 on.
 
     But for faiss's graphs and GPUs, :func:`tie_keys` also decides which of equally similar ads are
-    among the k; so an exact search over parts finds the same ads as one over all.
-
-    Args:
-        index: without ads of its own numbering.
-        query_embeddings: (queries, D) float32.
-        k: ads per query.
-        ids: those of the index's rows.
-        rows: find about what would be found if the index had only these of its rows.
+    among the k; so an exact search over parts finds the same ads as one over all. Queries (queries,
+    D) are float32; ``ids`` are those of the index's rows. With ``rows`` it finds about what would
+    be found if the index had only these.
     """
     find, queries = _finder(index, ids, rows), np.ascontiguousarray(query_embeddings)
     depths = [k + SPARE, k + MOST_EQUAL, index.ntotal if rows is None else len(rows)]

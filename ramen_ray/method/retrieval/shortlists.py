@@ -67,10 +67,8 @@ def keep_shortlists(
 
     A row is what is left of the ``size`` nearest, best first, without a query's own ads and those
     of its own text; then -1. Blocks that were ``found`` begin at a query, and name ads by their
-    numbers among the candidates.
-
-    Returns:
-        ``recall`` of the search, against what ``exact`` finds for a sample of queries, if given.
+    numbers among the candidates. Returns the ``recall`` of the search, against what ``exact`` finds
+    for a sample of queries, if given.
     """
     clicks, hashes = data.clicks["train"], data.queries["train"].hashes
     same_text = HashIndex.from_hashes(data.ads.hashes)

@@ -35,11 +35,6 @@ class EncodedBatch:
         return self.inputs.batch
 
     @property
-    def local(self) -> Batch:
-        """This worker's share of the batch."""
-        return self.inputs.local
-
-    @property
     def ad_pool(self) -> Pool:
         """All ads that the queries of the global batch drew."""
         return self.inputs.task.pool

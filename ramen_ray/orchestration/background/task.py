@@ -124,11 +124,8 @@ class BackgroundTask:
         """At the start of an epoch, start what is due and take the newest result.
 
         Every worker calls this after the same steps. If the schedule says to wait, it returns when
-        the result is ready.
-
-        Returns:
-            What batches are drawn from now on, and figures: ``waited_s``; if a result was taken,
-            also its ``step`` and the figures of its report.
+        the result is ready. Returns what batches are drawn from now on, and figures: ``waited_s``;
+        if a result was taken, also its ``step`` and the figures of its report.
 
         Raises:
             LateError: a result has not come for half of the epochs of the run.

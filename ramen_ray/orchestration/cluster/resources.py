@@ -92,10 +92,8 @@ def died_too_often(max_failures: int, failure: Exception) -> ClusterError:
 def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
     """Join the running cluster (RAY_ADDRESS, or one on this machine), or start one.
 
-    Args:
-        show_workers: show the output of tasks and workers.
-        for_ray_train: start a dashboard, too, which Ray Train's actors ask about each other. It is
-            a dozen processes, which small machines had better do without.
+    Tasks' output is shown if ``show_workers``. ``for_ray_train`` starts a dashboard, too, which its
+    actors ask about each other: a dozen processes, which small machines had better do without.
 
     Raises:
         NoClusterError: RAY_ADDRESS names a cluster that does not answer.

@@ -42,14 +42,9 @@ def log_results(
     data: Prepared,
     is_worker: bool = False,
 ) -> None:
-    """Log a finished run.
+    """Log a finished run, whose workers were sent ``task`` and have returned ``trained``.
 
-    Args:
-        task: what its workers were sent.
-        trained: what the first of them returned.
-        dataset: the dataset it was trained on.
-        data: the same dataset, prepared.
-        is_worker: whether this process holds what a worker needs.
+    ``is_worker`` says whether this process holds what a worker needs.
 
     Raises:
         DatasetError: the dataset has changed since the run began; no retriever is logged.

@@ -193,10 +193,8 @@ def evaluate_best(
 
     The first worker writes the best ads of every test and validation query into the run's folder,
     as ids (queries, k) in TEST_ADS_FILE and VALIDATION_ADS_FILE, so that runs can be compared; test
-    ads by each part of a model with classifiers are in ``test_ads_PART.npy``.
-
-    Returns:
-        metrics by row, split and name, and the part that answers, as in a WorkerResult.
+    ads by each part of a model with classifiers are in ``test_ads_PART.npy``. Returns metrics by
+    row, split and name, and the part that answers.
     """
     config, splits, folder = setup.config, setup.data.splits[1:], setup.folder
     untrained = setup.new_model()

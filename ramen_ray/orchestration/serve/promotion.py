@@ -61,7 +61,7 @@ def promote(
     retriever of a name becomes champion without a comparison.
 
     Args:
-        registry: the registry of the run's store.
+        registry: of the run's store.
         run: folder of a finished run, or an MLflow run id; for that of a sweep, its best child by
             the metric on the validation split is taken.
         named: name of the registered model, and, after an @, the alias to give if it is not
@@ -71,10 +71,9 @@ def promote(
         test: a dataset with the test queries; None for the one that the run was trained on.
 
     Raises:
-        RegistryError: ``name`` or ``alias`` is not a valid name, there is no such metric or no
-            retriever, it is the champion already, or it does not answer.
-        IncomparableError: the champion is not a retriever, or not to be loaded, and ``force`` is
-            not given.
+        RegistryError: a name is not valid, there is no such metric or no retriever, it is the
+            champion already, or it does not answer.
+        IncomparableError: the champion is no retriever or cannot be loaded, without ``force``.
         DatasetError: the dataset that the run was trained on is missing, or has changed since.
     """
     name, at, given = named.partition("@")

@@ -88,16 +88,9 @@ def run_trials(
 ) -> dict[str, str]:
     """Train every configuration as a part of one MLflow run; if one fails, the others go on.
 
-    Args:
-        configs: configurations by trial name; paths are absolute, all have the same workers and
-            selection metric.
-        parent: the parent of all runs in MLflow.
-        folder: where Tune keeps its own files while trials run; all machines can reach it.
-        expected: what all runs must be made from, by the path of their dataset.
-        budget: what limits them; None to train all of them to the end.
-
-    Returns:
-        The errors, one line each, by the name of the failed trial.
+    They come by trial name, with absolute paths, the same workers and the same selection metric.
+    All machines can reach the ``folder`` where Tune keeps its files. What runs must be made from is
+    ``expected``, by the path of their dataset. Returns the errors, a line each, by name.
     """
     if not configs:
         return {}
