@@ -32,7 +32,7 @@ from ramen_ray.orchestration.run.directory import (
     RunDirectory,
     read_run_config,
 )
-from ramen_ray.orchestration.search import put_together, search_shards
+from ramen_ray.orchestration.sharded_search import put_together, search_shards
 
 
 def evaluate_checkpoint(

@@ -58,7 +58,7 @@ from ramen_ray.orchestration.embed import (
     embed_tables,
 )
 from ramen_ray.orchestration.prepare.text_edges import BatchTexts, write_text_edges
-from ramen_ray.orchestration.search import search_shards
+from ramen_ray.orchestration.sharded_search import search_shards
 from ramen_ray.told import told_of
 
 ROWS_COPIED_AT_ONCE = 4096

@@ -22,8 +22,8 @@ from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
 from ramen_ray.orchestration.run.workers import WorkerResult, WorkerTask
 from ramen_ray.reports.page import as_markdown
-from ramen_ray.reports.predictions import AT, write_predictions_page
-from ramen_ray.reports.run import metrics_table, write_plots
+from ramen_ray.reports.predictions_page import AT, write_predictions_page
+from ramen_ray.reports.run_report import metrics_table, write_plots
 from ramen_ray.tracking.retriever import NAME as RETRIEVER
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import prefixed

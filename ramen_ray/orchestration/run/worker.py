@@ -25,8 +25,8 @@ from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.step_inputs import pool_figures
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import TrainState
-from ramen_ray.orchestration.background.pruning import pruning_task
-from ramen_ray.orchestration.background.shortlists import shortlist_task
+from ramen_ray.orchestration.background.mining import shortlist_task
+from ramen_ray.orchestration.background.pruned_graphs import pruning_task
 from ramen_ray.orchestration.background.task import TaskContext
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.run.build import (

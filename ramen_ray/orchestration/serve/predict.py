@@ -33,10 +33,10 @@ from ramen_ray.orchestration.cluster.resources import (
     start_ray,
     user_errors,
 )
-from ramen_ray.orchestration.search import Shard, needs_of, through_shards
 from ramen_ray.orchestration.serve.answers import ANSWERS, claim, locked
 from ramen_ray.orchestration.serve.queries import partitions
 from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
+from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
 from ramen_ray.tracking.registry import (
     LoggedRetriever,
     Registry,

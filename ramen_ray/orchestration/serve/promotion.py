@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.method.metrics.comparison import in_points
 from ramen_ray.method.metrics.judgement import METRICS
-from ramen_ray.orchestration.serve.comparison import Answering, Compared, compare
+from ramen_ray.orchestration.serve.comparing import Answering, Compared, compare
 from ramen_ray.orchestration.serve.retrievers import mlflow_run_id
 from ramen_ray.tracking.registry import Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
@@ -57,7 +57,7 @@ def promote(
     """Register a run's retriever, and give it an alias if it beats the current champion.
 
     It does if its metric on test queries is higher by more than noise: the 95 % interval of a
-    paired bootstrap over the queries lies above zero (:func:`~.comparison.compare`). The first
+    paired bootstrap over the queries lies above zero (:func:`~.comparing.compare`). The first
     retriever of a name becomes champion without a comparison.
 
     Args:

@@ -47,7 +47,7 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prepared_for, resolved
 from ramen_ray.orchestration.tune.trials import parent_run, run_trials
 from ramen_ray.presets import lambdas, used_sets, with_base
-from ramen_ray.reports.ablation import VariantFigures, write_ablation_report
+from ramen_ray.reports.ablation_report import VariantFigures, write_ablation_report
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)

@@ -36,8 +36,8 @@ from ramen_ray.orchestration.run.start import (
     resolved,
 )
 from ramen_ray.orchestration.tune.ends import Ends
-from ramen_ray.orchestration.tune.progress import SweepProgress
 from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, own_values
+from ramen_ray.orchestration.tune.sweep_progress import SweepProgress
 from ramen_ray.orchestration.tune.trials import (
     fit_trials,
     halving,
@@ -46,7 +46,7 @@ from ramen_ray.orchestration.tune.trials import (
     parent_run,
     trainable_runs,
 )
-from ramen_ray.reports.sweep import SweepTrial
+from ramen_ray.reports.sweep_report import SweepTrial
 from ramen_ray.tracking.runs import Run
 
 TUNE_FOLDER = "tune"

@@ -29,7 +29,7 @@ from ramen_ray.orchestration.tune.ablation import (
 )
 from ramen_ray.orchestration.tune.trials import run_trials
 from ramen_ray.presets import PRESETS, bag, ramen_ance, tiny
-from ramen_ray.reports.ablation import VariantFigures, verdict
+from ramen_ray.reports.ablation_report import VariantFigures, verdict
 
 VARIANTS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
 

@@ -28,14 +28,15 @@ from ramen_ray.command_line import training_command
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
-from ramen_ray.orchestration.tune import ends, progress
+from ramen_ray.orchestration.tune import ends
 from ramen_ray.orchestration.tune import sweep as sweep_module
+from ramen_ray.orchestration.tune import sweep_progress as progress
 from ramen_ray.orchestration.tune.ends import STOPPED_EARLY
 from ramen_ray.orchestration.tune.search_space import check_space, grid, own_values
 from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.tune.trials import num_held
 from ramen_ray.presets import PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
-from ramen_ray.reports.sweep import SweepTrial
+from ramen_ray.reports.sweep_report import SweepTrial
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 from tune_spaces import SPACES
 

@@ -17,7 +17,7 @@ from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.orchestration.tune.ends import name_of
-from ramen_ray.reports.sweep import (
+from ramen_ray.reports.sweep_report import (
     SweepTrial,
     parameter_importances,
     write_sweep_plots,

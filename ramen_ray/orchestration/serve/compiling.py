@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.retriever_folder import compile_retriever
-from ramen_ray.orchestration.serve.comparison import Answering, open_test_queries
+from ramen_ray.orchestration.serve.comparing import Answering, open_test_queries
 from ramen_ray.orchestration.serve.retrievers import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run

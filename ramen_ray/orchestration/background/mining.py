@@ -22,7 +22,7 @@ from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
 from ramen_ray.orchestration.cluster.resources import free_share
 from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
-from ramen_ray.orchestration.search import search_shards
+from ramen_ray.orchestration.sharded_search import search_shards
 
 SHORTLISTS_FILE = "shortlists.npy"
 EMBEDDINGS_FILE = "embeddings.npy"
