@@ -329,7 +329,7 @@ def own_folder(copied: Path) -> Path:
     return copied / artifacts[NAME]["path"]
 
 
-def content_of(copied: Path) -> str:
+def content_of_retriever(copied: Path) -> str:
     """Hash the content of all files of a retriever."""
     files = sorted(path for path in copied.rglob("*") if path.is_file())
     return content_digest((str(file.relative_to(copied)), file) for file in files)

@@ -74,7 +74,7 @@ def row_vectors(
         yield ONE_SHOT, combined.represent(text, own, revealed)
 
 
-def compare(
+def compare_rows(
     embedded: Embedded,
     combined: CombinedAds,
     revealed: RevealedClicks | None,

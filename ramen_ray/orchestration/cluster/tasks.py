@@ -12,8 +12,8 @@ import ray
 from ramen_ray.orchestration.cluster.resources import ClusterError, num_cpus, start_ray, user_errors
 from ramen_ray.told import told
 
-Task = Callable[[], Any]
-RunTasks = Callable[[Sequence[Task]], list[Any]]
+Call = Callable[[], Any]
+RunTasks = Callable[[Sequence[Call]], list[Any]]
 """Runs tasks in any order; returns the results in the given order."""
 
 ROWS_HERE = 2_000_000  # about those that one process works on while a cluster starts
@@ -26,7 +26,7 @@ def runner_for(num_rows: int) -> RunTasks:
     return in_tasks if num_rows > ROWS_HERE else lambda tasks: [task() for task in tasks]
 
 
-def in_tasks(tasks: Sequence[Task], name: str = "working", cpus_per_task: float = 1) -> list[Any]:
+def in_tasks(tasks: Sequence[Call], name: str = "working", cpus_per_task: float = 1) -> list[Any]:
     """Run functions on the cluster, which is started if need be; returns results in their order.
 
     A function whose process dies is run again. With ``cpus_per_task`` 0 they run one after the
@@ -71,7 +71,7 @@ def in_tasks(tasks: Sequence[Task], name: str = "working", cpus_per_task: float 
     return results
 
 
-def _run_one(tasks: Sequence[Task], number: int) -> Any:
+def _run_one(tasks: Sequence[Call], number: int) -> Any:
     return tasks[number]()
 
 

@@ -14,6 +14,7 @@ from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation
 from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER, use_combiner
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.combining.combine_settings import CombineSettings
 from ramen_ray.orchestration.combining.combiner_worker import CombineTask
 from ramen_ray.orchestration.combining.inputs import (
     FinishedRun,
@@ -23,7 +24,6 @@ from ramen_ray.orchestration.combining.inputs import (
     open_finished_run,
     open_sibling,
 )
-from ramen_ray.orchestration.combining.settings import CombineSettings
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints

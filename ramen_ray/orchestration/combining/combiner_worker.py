@@ -16,14 +16,7 @@ from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.novel_ads.combiner import Combiner
-from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation, RevealedClicks, compare
-from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds, clicked_together
-from ramen_ray.method.novel_ads.representation import (
-    COMBINER_FOLDER,
-    CombinedAds,
-    open_combined_ads,
-)
-from ramen_ray.method.novel_ads.training import (
+from ramen_ray.method.novel_ads.combiner_training import (
     COMBINED,
     CombinerModel,
     CombinerPart,
@@ -33,6 +26,13 @@ from ramen_ray.method.novel_ads.training import (
     nearest_unclicked,
     training_data,
 )
+from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation, RevealedClicks, compare_rows
+from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds, clicked_together
+from ramen_ray.method.novel_ads.representation import (
+    COMBINER_FOLDER,
+    CombinedAds,
+    open_combined_ads,
+)
 from ramen_ray.method.objectives.classifier_terms import CLASSIFIERS
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, task_term
@@ -40,8 +40,8 @@ from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.optimization import build_schedule, head_groups
 from ramen_ray.method.training.step import TrainState
+from ramen_ray.orchestration.combining.combine_settings import CombineSettings, IreneVariant
 from ramen_ray.orchestration.combining.inputs import open_embedded, revealed_clicks
-from ramen_ray.orchestration.combining.settings import CombineSettings, Variant
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.loop import train
 from ramen_ray.orchestration.run.progress import RunLog
@@ -98,7 +98,7 @@ class CombineTask:
         if sibling is not None and of_sibling is not None:
             ads, rows = revealed_clicks(sibling)
             revealed = ads, of_sibling.take(rows)
-        return compare(embedded, combined, revealed, self.propensity)
+        return compare_rows(embedded, combined, revealed, self.propensity)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Combining:
     """What a combiner is trained with; it stays the same during training."""
 
     settings: CombineSettings
-    variant: Variant  # the one of the settings, with what they set instead
+    variant: IreneVariant  # the one of the settings, with what they set instead
     queries: TextEmbeddings  # of the train queries
     ads: TextEmbeddings  # of the seen ads, in rows of the same array
     seen: SeenAds  # with the classifiers that training starts from

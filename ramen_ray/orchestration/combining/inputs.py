@@ -17,7 +17,7 @@ from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.novel_ads.evaluation import Embedded
-from ramen_ray.orchestration.combining.settings import CombineSettings
+from ramen_ray.orchestration.combining.combine_settings import CombineSettings
 from ramen_ray.orchestration.embed import embed_distinct
 from ramen_ray.orchestration.run.directory import CONFIG_FILE, RunDirectory, RunError, run_with_id
 from ramen_ray.tracking.registry import LoggedRetriever, Registry

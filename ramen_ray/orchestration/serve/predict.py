@@ -40,7 +40,7 @@ from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shar
 from ramen_ray.tracking.registry import (
     LoggedRetriever,
     Registry,
-    content_of,
+    content_of_retriever,
     matching_rows,
     own_folder,
 )
@@ -122,7 +122,7 @@ def predict(
     files = _parquet_files(table)
     with locked(output) as aside:
         copied = registry.copy(retriever.uri, aside / "retriever")
-        folder, content = own_folder(copied), content_of(copied)
+        folder, content = own_folder(copied), content_of_retriever(copied)
         if wanted.filter:
             keep_ads(folder, matching_rows(known_ads(folder), wanted.filter), few_exactly=True)
         pieces = partitions(files)

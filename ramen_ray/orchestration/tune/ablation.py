@@ -52,8 +52,8 @@ from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 
-METRICS = ("P@1", "P@3", "P@5", "N@3", "N@5", "PSP@1", "PSP@5", "R@10")
-MEASURED = (*METRICS, *(f"tail/{name}" for name in METRICS))
+SHOWN_METRICS = ("P@1", "P@3", "P@5", "N@3", "N@5", "PSP@1", "PSP@5", "R@10")
+MEASURED = (*SHOWN_METRICS, *(f"tail/{name}" for name in SHOWN_METRICS))
 
 
 class AblationConfig(Section):
