@@ -477,7 +477,7 @@ def _left_out(encoded: EncodedBatch, sampler: Sampler) -> list[list[bool]]:
             tables["ads"].hashes[ad] == tables["queries"].hashes[query] and ad not in clicks[query]
             for ad in encoded.ad_pool.ids
         ]
-        for query in encoded.local.queries
+        for query in encoded.inputs.local.queries
     ]
 
 
