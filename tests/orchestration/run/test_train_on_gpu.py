@@ -11,7 +11,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.method.retrieval.shortlists import open_shortlists
 from ramen_ray.method.sampling.batches import DrawState
-from ramen_ray.orchestration.background.shortlists import SHORTLISTS_FILE
+from ramen_ray.orchestration.background.mining import SHORTLISTS_FILE
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, read_report
 from ramen_ray.orchestration.run.fit import fit
 
