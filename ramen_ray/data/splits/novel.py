@@ -125,18 +125,17 @@ def _find_novel_texts(parent: Dataset, novel: Booleans, aside: Path) -> dict[str
     """Flag the ads, train queries and anchors (rows,), by id, that have a novel ad's text."""
     tables = ["ads", TRAIN, *(f"anchors/{name}" for name in parent.anchor_sets)]
     flags = {table: np.zeros(parent.num_rows(table), dtype=bool) for table in tables}
-    with engine(aside) as connection:
+    with engine(aside, dataset=parent) as connection:
         connection.register("novel", pa.table({"id": np.flatnonzero(novel)}))
         run(
             connection,
             "reading the novel ads' texts",
             f"""CREATE TABLE novel_texts AS
-            SELECT DISTINCT fold(text) AS folded FROM ({texts_of(parent, "ads")}) JOIN novel
-            USING (id)""",
+            SELECT DISTINCT folded FROM ({texts_of("ads")}) JOIN novel USING (id)""",
         )
         for table, found in flags.items():
-            with_text = f"""SELECT id FROM ({texts_of(parent, table)})
-                WHERE fold(text) IN (SELECT folded FROM novel_texts)"""
+            of_novel = "folded IN (SELECT folded FROM novel_texts)"
+            with_text = f"SELECT id FROM ({texts_of(table)}) WHERE {of_novel}"
             for rows in stream(connection, with_text):
                 found[rows["id"]] = True
     return flags

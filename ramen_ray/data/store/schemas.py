@@ -1,6 +1,7 @@
 """The tables of a dataset directory: their names and Arrow schemas."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Literal
 
 import pyarrow as pa
@@ -62,6 +63,13 @@ def schema_of(table: str) -> pa.Schema:
         case _ if table in _SINGLE:
             return _SINGLE[table]
     raise KeyError(f"the dataset directory has no table named {table!r}")
+
+
+def is_known(table: str) -> bool:
+    """Return whether the format has such a table."""
+    with suppress(KeyError):
+        return bool(schema_of(table))
+    return False
 
 
 def optional_fields(table: str, present: Collection[str]) -> list[pa.Field]:

@@ -100,11 +100,11 @@ def add_similar(
         folder_beside(dataset, name) as folder,
         TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
     ):
-        with engine(folder) as connection:
-            texts = BatchTexts.of_nodes(connection, dataset, Path(staging))
+        with engine(folder, dataset=dataset) as connection:
+            texts = BatchTexts.of_nodes(connection, Path(staging))
         counts = Counter[str]()
         texts.keep_near(_similar(texts, settings, gb_per_shard, run, counts))
-        with engine(folder) as connection:
+        with engine(folder, dataset=dataset) as connection:
             writer = DatasetWriter(folder)
             found = write_text_edges(connection, dataset, texts, settings.protocol, name, writer)
         if not found.num_rows:

@@ -31,11 +31,9 @@ class BatchTexts:
     folder: Path
 
     @classmethod
-    def of_nodes(
-        cls, connection: DuckDBPyConnection, dataset: Dataset, folder: Path
-    ) -> "BatchTexts":
-        """Write the texts of a dataset's nodes into ``folder``."""
-        nodes = " UNION ALL ".join(texts_of(dataset, table) for table in NODE_TABLES.values())
+    def of_nodes(cls, connection: DuckDBPyConnection, folder: Path) -> "BatchTexts":
+        """Write the texts of the nodes of the engine's dataset into ``folder``."""
+        nodes = " UNION ALL ".join(texts_of(table) for table in NODE_TABLES.values())
         distinct = f"SELECT DISTINCT text FROM ({nodes}) ORDER BY text"
         with pa.ipc.new_file(str(folder / "texts.arrow"), TEXTS) as file:
             for batch in stream(connection, distinct, TEXTS_PER_BATCH):
@@ -90,7 +88,7 @@ def write_text_edges(
             f"""
             CREATE TABLE {side}_edges AS
             SELECT nodes.id AS node, near.anchor, 0 AS place, near.weight::DOUBLE AS weight
-            FROM ({texts_of(dataset, table)}) AS nodes
+            FROM ({texts_of(table)}) AS nodes
             JOIN anchors ON anchors.text = nodes.text
             JOIN near ON near.text = anchors.id
             """,

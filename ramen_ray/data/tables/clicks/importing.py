@@ -71,8 +71,9 @@ def import_tables(
         with engine(writer.folder, memory) as connection:
             _Import(tables, opened, connection).write(writer)
         if tables.edge_lists:
-            with engine(writer.folder, memory) as connection:
-                _write_edges(connection, tables, Dataset(writer.folder, metadata), writer)
+            written = Dataset(writer.folder, metadata)
+            with engine(writer.folder, memory, written) as connection:
+                _write_edges(connection, tables, written, writer)
     dataset = Dataset(output)
     queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
     logger.info("wrote %s queries and %s ads", queries, f"{dataset.num_rows('ads'):,}")

@@ -21,16 +21,14 @@ import pyarrow.parquet as pq
 from duckdb import DuckDBPyConnection
 from filelock import FileLock
 
-from ramen_ray.data.engine import count, files_of, run, stream
+from ramen_ray.data.engine import count, run, stream
 from ramen_ray.data.leaks import (
     LEAKING_EDGES,
-    OTHER_END,
     REPEATING_EDGES,
     Protocol,
     find_answers,
     find_leaks,
     find_repeats,
-    folded,
     texts_of,
 )
 from ramen_ray.data.store.dataset import (
@@ -41,7 +39,7 @@ from ramen_ray.data.store.dataset import (
     DatasetWriter,
     write_metadata,
 )
-from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
+from ramen_ray.data.store.schemas import NODE_TABLES
 from ramen_ray.errors import without_passwords
 from ramen_ray.naming import naming_fault
 
@@ -71,7 +69,7 @@ def write_edges(
     """Write the anchor set ``name``; a side without edges gets no table, nor does an empty set."""
     num_rows, counts = dict[str, int](), dict[str, int]()
     if protocol != "as-published":
-        counts = _drop_clicks(connection, dataset, sides, protocol)
+        counts = _drop_clicks(connection, dataset.tables, sides, protocol)
     staged = {side: count(connection, f"SELECT count(*) FROM {side}_edges") for side in sides}
     if any(staged.values()):
         _number_anchors(connection, sides)
@@ -90,33 +88,33 @@ def write_edges(
 
 
 def _drop_clicks(
-    connection: DuckDBPyConnection, dataset: Dataset, sides: Sequence[str], protocol: Protocol
+    connection: DuckDBPyConnection,
+    tables: Sequence[str],
+    sides: Sequence[str],
+    protocol: Protocol,
 ) -> dict[str, int]:
     """Drop the edges that ``protocol`` leaves out; returns how many of each side and kind."""
     dropped = {}
-    find_answers(connection, dataset)
-    anchors = folded("FROM anchors")
+    find_answers(connection, tables)
+    anchors = "SELECT id, fold(text) AS folded FROM anchors"
     for side in sides:
-        find_leaks(connection, "leaks", folded(texts_of(dataset, NODE_TABLES[side])), anchors)
-        dropped[f"{side} {LEAKING_EDGES}"] = _drop_found(connection, side, "leaks")
+        find_leaks(connection, texts_of(NODE_TABLES[side]), anchors)
+        dropped[f"{side} {LEAKING_EDGES}"] = _drop_leaks(connection, side)
         if protocol == "unclicked":
-            clicks = f"SELECT query_id, ad_ids FROM {files_of(dataset, TRAIN)}"
-            others = folded(texts_of(dataset, NODE_TABLES[OTHER_END[side]]))
-            find_repeats(connection, "repeats", side, clicks, others, anchors)
-            dropped[f"{side} {REPEATING_EDGES}"] = _drop_found(connection, side, "repeats")
+            find_repeats(connection, side, anchors)
+            dropped[f"{side} {REPEATING_EDGES}"] = _drop_leaks(connection, side)
     return dropped
 
 
-def _drop_found(connection: DuckDBPyConnection, side: str, found: str) -> int:
-    """Drop the edges that are in the table ``found``, and then the table; returns how many."""
-    ((number,),) = connection.execute(
+def _drop_leaks(connection: DuckDBPyConnection, side: str) -> int:
+    """Drop the edges that are in the table ``leaks``; returns how many."""
+    return count(
+        connection,
         f"""
-        DELETE FROM {side}_edges AS edges USING {found} AS found
-        WHERE edges.node = found.node AND edges.anchor = found.anchor
-        """
-    ).fetchall()
-    connection.execute(f"DROP TABLE {found}")
-    return int(number)
+        DELETE FROM {side}_edges AS edges USING leaks
+        WHERE edges.node = leaks.node AND edges.anchor = leaks.anchor
+        """,
+    )
 
 
 def _number_anchors(connection: DuckDBPyConnection, sides: Sequence[str]) -> None:

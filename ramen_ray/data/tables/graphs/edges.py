@@ -94,7 +94,7 @@ def add_edge_list(
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
     check(dataset)
-    with folder_beside(dataset, name) as aside, engine(aside, memory) as connection:
+    with folder_beside(dataset, name) as aside, engine(aside, memory, dataset) as connection:
         found = write_edge_list(connection, dataset, edge_list, name, DatasetWriter(aside))
         put_in_place(aside, dataset, name, made_by("edges", edge_list), found.num_rows, replace)
     return found.num_rows | found.counts

@@ -99,7 +99,7 @@ def add_co_session(
         folders = {
             side: stack.enter_context(folder_beside(dataset, name)) for side, name in sets.items()
         }
-        connection = stack.enter_context(engine(folders["query"], memory))
+        connection = stack.enter_context(engine(folders["query"], memory, dataset))
         summary = create_events(connection, dataset, table, settings.max_session_length)
         written = {}
         for side, name in sets.items():
