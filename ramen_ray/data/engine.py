@@ -40,9 +40,7 @@ def engine(
     takes the white space of Unicode off both ends. It has the tables of a ``dataset`` under their
     names (:func:`name_literal`), with texts also ``folded``. What is beyond ``memory``, such as
     ``4GB`` or by default 60 % of the machine's, goes into a subfolder of ``folder``.
-
-    Raises:
-        UserError: ``memory`` is not a size.
+    Raises a UserError if ``memory`` is not a size.
     """
     limit = memory or f"{int(SHARE_OF_MEMORY * psutil.virtual_memory().total)}B"
     with TemporaryDirectory(prefix=".engine-", dir=folder) as aside:
@@ -78,8 +76,7 @@ def engine(
 def run(connection: duckdb.DuckDBPyConnection, what: str, sql: str) -> None:
     """Run a statement, whose rows can then be fetched; log how far ``what`` is from 5 s on.
 
-    Raises:
-        UserError: it needs more memory or disk than it may have.
+    Raises a UserError if it needs more memory or disk than it may have.
     """
     with told(what, lambda: max(connection.query_progress(), 0.0) / 100):
         try:

@@ -44,11 +44,7 @@ _SINGLE = {"ads": ADS, "novel_ads": NOVEL_ADS, "aliases/query": ALIASES, "aliase
 
 
 def schema_of(table: str) -> pa.Schema:
-    """Return the columns that a table, such as ``queries/train`` or ``edges/links/ad``, must have.
-
-    Raises:
-        KeyError: the format has no such table.
-    """
+    """Return the columns that a table such as ``edges/links/ad`` must have; KeyError if unknown."""
     match table.split("/"):
         case ["queries", split] if split in (*SPLITS, ZERO_SHOT):
             return QUERIES

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from duckdb import DuckDBPyConnection
 from filelock import FileLock
 
@@ -75,14 +74,14 @@ def write_edges(
         _number_anchors(connection, sides)
         numbered = "SELECT number AS anchor_id, text FROM numbered ORDER BY number"
         anchors = stream(connection, numbered, TEXTS_PER_BATCH)
-        num_rows[f"anchors/{name}"] = _write(writer, f"anchors/{name}", anchors)
+        num_rows[f"anchors/{name}"] = writer.write(f"anchors/{name}", anchors)
     for side in sides if num_rows else ():
         linked = count(connection, f"SELECT count(DISTINCT node) FROM {side}_edges")
         nodes = NODE_TABLES[side]
         counts[f"{SHOWN[side]} without edges"] = dataset.num_rows(nodes) - linked
         if staged[side]:
             table = f"edges/{name}/{side}"
-            num_rows[table] = _write(writer, table, _summed(stream(connection, _in_order(side))))
+            num_rows[table] = writer.write(table, _summed(stream(connection, _in_order(side))))
             counts[f"repeated {side} edges merged"] = staged[side] - num_rows[table]
     return WrittenEdges(num_rows, counts)
 
@@ -156,13 +155,6 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         waiting = [column[-1:] for column in edges]
     if waiting is not None:
         yield pa.table(waiting, names=names)
-
-
-def _write(writer: DatasetWriter, table: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
-    """Write a table; returns its row count."""
-    writer.write(table, batches)
-    num_rows: int = pq.read_metadata(writer.folder / f"{table}.parquet").num_rows
-    return num_rows
 
 
 def check_spelling(name: str) -> None:
