@@ -31,7 +31,7 @@ CANDIDATES = 64
 TEXTS_AT_ONCE = 8192
 
 
-def ngram_vectors(texts: pa.StringArray) -> csr_matrix:
+def ngram_vectors(texts: pa.ChunkedArray) -> csr_matrix:
     """Return the TF-IDF (texts, n-grams) float32 of texts (n,) strings, unit norm."""
     vectorizer = TfidfVectorizer(
         analyzer="char_wb", ngram_range=NGRAM_LENGTHS, sublinear_tf=True, dtype=np.float32

@@ -164,10 +164,7 @@ def check_spelling(name: str) -> None:
 
 
 def check_name(dataset: Dataset, name: str, replace: bool) -> None:
-    """Raise a DatasetError if a set cannot be called so, or is and ``replace`` is not set.
-
-    Call it before the work.
-    """
+    """Raise a DatasetError if a set cannot be called so, or is, and ``replace`` is not set."""
     check_spelling(name)
     if name in dataset.anchor_sets and not replace:
         raise DatasetError(
@@ -196,12 +193,9 @@ def put_in_place(
 ) -> None:
     """Move an anchor set's tables from :func:`folder_beside` into the dataset directory.
 
-    Sets that other jobs have put in place since ``dataset`` was opened stay. ``made`` says how the
-    set was made, for ``dataset.json``; ``written`` has the row counts of its tables.
-
-    Raises:
-        DatasetError: there is a set of this name, and ``replace`` is not set; or queries or ads
-            have changed.
+    ``made`` says how the set was made, for ``dataset.json``; ``written`` has the row counts of its
+    tables. Raises a DatasetError if there is a set of this name, unless ``replace`` is set, or if
+    queries or ads have changed.
     """
     with _as_it_is_now(dataset.path) as now:
         if _content_of_nodes(now) != (aside / NODES).read_text():

@@ -37,12 +37,12 @@ def node_names(metadata: Mapping[str, Any], side: Side, name: str, null_words: N
 
 
 def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
-    """Create ``{side}_names``: ``name`` and ``node``, all nodes that a name stands for.
+    """Create what names the nodes of ``side``, unless an earlier table of the user has needed it.
 
-    A node is a train query's or an ad's number, HELD_OUT_NODE, or LEFT_OUT_NODE; a query that is
-    also held out is a train query. Also created are ``{side}_texts`` (``node``, ``text``) of the
-    train queries or ads, trimmed, and ``{side}_held_out`` (``folded``), the different texts of
-    held-out queries. Tables that exist are kept, for the next table of a user.
+    * ``{side}_names`` (``name``, ``node``): all nodes that a name stands for, each a train query's
+      or an ad's number, HELD_OUT_NODE or LEFT_OUT_NODE. A query also held out is a train query.
+    * ``{side}_texts`` (``node``, ``text``): of the train queries or ads, trimmed.
+    * ``{side}_held_out`` (``folded``): the different texts of held-out queries.
     """
     nodes = NODE_TABLES[side]
     id_column = schema_of(nodes).names[0]
