@@ -22,11 +22,7 @@ from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 
 
 def check(dataset: Dataset) -> None:
-    """Refuse a dataset directory in which :func:`validate` finds errors.
-
-    Raises:
-        DatasetError: lists all of them.
-    """
+    """Raise a DatasetError that lists all errors that :func:`validate` finds, if there are any."""
     raise_errors(dataset, _find(dataset, ("error",)))
 
 
@@ -36,11 +32,8 @@ def validate(
     """Check the whole dataset directory; returns all findings, errors first.
 
     Tables that cannot be read are reported and left out of the later checks. Tables of texts, and
-    one of edges, are in memory, or beside it in the folder for temporary files.
-
-    Args:
-        dataset: the dataset directory.
-        progress: called with the name of each table before it is read.
+    one of edges, are in memory, or beside it in the folder for temporary files. ``progress`` is
+    called with the name of each table before it is read.
     """
     return _find(dataset, ("error", "warning"), progress)
 

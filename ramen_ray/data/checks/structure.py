@@ -56,12 +56,9 @@ def read_tables(dataset: Dataset) -> list[str]:
 
 
 def check_structure(dataset: Dataset) -> dict[str, int]:
-    """Check that all needed tables exist with the right columns and are not empty.
+    """Return each table's row count, by the parquet footers alone.
 
-    Only parquet footers are read. Returns each table's row count.
-
-    Raises:
-        DatasetError: something is wrong; names every table, file and column.
+    Raises a DatasetError that names each table, file and column that is missing, wrong or empty.
     """
     structure = inspect_structure(dataset)
     raise_errors(dataset, structure.findings)

@@ -58,12 +58,9 @@ def make_novel_split(
     Follows "Datasets creation details" of the IRENE paper. Train and validation queries keep their
     clicks on the other, seen ads, and are left out, with their edges and filters, if they lose all.
     The test split stays whole; ``zero_shot`` has its clicks on novel ads. Ads and anchors keep
-    their ids. A novel ad did not exist when the graph was made: an edge is left out if an end has
-    its text, be it the ad, a query or an anchor. An anchor set without edges is dropped.
-
-    Raises:
-        DatasetError: the dataset is not usable, the fraction makes no or all ads novel, a split
-            would be empty, or ``output`` exists; nothing new is left there.
+    their ids. An edge is left out if an end has a novel ad's text, as that ad did not exist when
+    the graph was made. Raises a DatasetError if the dataset is not usable, the fraction makes no or
+    all ads novel, a split would be empty, or ``output`` exists.
     """
     parent = Dataset(dataset)
     metadata = _metadata(parent, settings)  # takes the fingerprint before all reading
@@ -183,7 +180,7 @@ class _Split:
     ) -> Int64s:
         """Write the queries that do not lose all clicks, nor are ``left_out``, as ``target``.
 
-        Returns the new ids (queries of ``source``,) by old id, -1 for those that are not written.
+        Returns the new ids (queries of ``source``,), -1 for those that are not written.
         """
         table = f"queries/{source}"
         new_ids = np.full(self.parent.num_rows(table), -1)

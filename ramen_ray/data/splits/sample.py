@@ -28,18 +28,10 @@ def sample_dataset(dataset: Path, output: Path, num_queries: int, seed: int = 0)
 
     One in 64 is drawn uniformly. The others share ads with those chosen before them, rarely clicked
     ads counting more. All their clicks and edges are kept, and what these join. Ads without train
-    clicks, and held-out queries that led to a kept ad, are kept in the same proportion as clicked
-    ads, the queries with all their answers. So ads have about as many clicks, and nodes as many
-    edges, as before; but fewer ads compete, which makes metrics better.
-
-    Args:
-        dataset: a dataset directory. Novel ads count as ads without clicks.
-        output: the dataset directory to write; must not exist.
-        num_queries: train queries to keep.
-        seed: seeds all draws.
-
-    Raises:
-        DatasetError: the dataset is not usable, or has changed meanwhile.
+    clicks (novel ones too), and held-out queries that led to a kept ad, are kept in the same
+    proportion as clicked ads, the queries with all their answers. So ads have about as many clicks,
+    and nodes as many edges, as before; but fewer ads compete, which makes metrics better. Raises a
+    DatasetError if the dataset is not usable, or changes meanwhile, or ``output`` exists.
     """
     parent = Dataset(dataset)
     made = {"parent_fingerprint": parent.fingerprint, "num_queries": num_queries, "seed": seed}

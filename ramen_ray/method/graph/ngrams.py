@@ -70,12 +70,9 @@ def similar_by_sketches(
 ) -> Iterator[Similar]:
     """Yield what is similar to some texts at a time, among the candidates of a search.
 
-    Args:
-        vectors: (n, n-grams), as of :func:`ngram_vectors`.
-        nearest: blocks of all texts (m,), and those whose sketches are nearest (m, k).
-        plain: (n,) of :func:`~ramen_ray.method.graph.similar.plain_hashes`.
-        settings: which texts are similar.
-        counts: gets, as FOUND, the recall in per cent.
+    ``vectors`` are (n, n-grams), as of :func:`ngram_vectors`, ``plain`` (n,) hashes of
+    :func:`~ramen_ray.method.graph.similar.plain_hashes`. ``nearest`` has blocks of all texts (m,),
+    and those whose sketches are nearest (m, k). ``counts`` gets, as FOUND, the recall in per cent.
     """
     num_texts = vectors.shape[0]
     sample, sampled = sampled_queries(num_texts, SAMPLED_TEXTS), []

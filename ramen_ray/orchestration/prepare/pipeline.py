@@ -55,10 +55,8 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     """Return ``dataset`` prepared with ``tokenizer``, from ``cache`` if it is there and intact.
 
     The cache is keyed by the content of the tables, the tokenizer and its settings; a process waits
-    for another that makes the same. Warnings about the dataset are logged once by a process.
-
-    Raises:
-        DatasetError: a table is missing, a row is wrong, or the tables have changed meanwhile.
+    for another that makes the same. Warnings about the dataset are logged once by a process. Raises
+    a DatasetError if a table is missing, a row is wrong, or the tables change meanwhile.
     """
     target = prepared_folder(dataset, cache, tokenizer)  # takes the fingerprint before all reading
     structure = inspect_structure(dataset)

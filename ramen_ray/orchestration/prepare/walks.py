@@ -44,10 +44,7 @@ def walked_edges(
     """Return the folder of the walked graphs of ``regularizers``, from ``cache`` if they are there.
 
     The cache is keyed by the content of the dataset's graphs, the settings and the seed; a process
-    waits for another that makes the same.
-
-    Raises:
-        DamagedError: the graphs have changed meanwhile.
+    waits for another that makes the same. Raises a DamagedError if the graphs change meanwhile.
     """
     folder = cache / _cache_key(data.path / "edges", settings, seed)
     folder.mkdir(parents=True, exist_ok=True)
