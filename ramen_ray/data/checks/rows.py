@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from ramen_ray.data.checks.loading import Rule, error, in_bytes, warning
 from ramen_ray.data.engine import name_literal
-from ramen_ray.data.store.schemas import FILTER, HELD_OUT_SIDES, MAY_BE_NULL, TRAIN
+from ramen_ray.data.store.schemas import FILTER, MAY_BE_NULL, TRAIN, ids_in
 
 TEXTS = ("text", "source_id", "name", "of")
 LISTS = ("ad_ids", "weights")
@@ -90,29 +90,15 @@ def row_rules(table: str, columns: Collection[str], num_rows: Mapping[str, int])
     filters = [name for name in columns if name.startswith(FILTER)]
     texts = [name for name in columns if name in (*TEXTS, *filters)]
     needed = [name for name in columns if name not in (*MAY_BE_NULL, *filters)]
-    limits = {name: top for name, top in id_limits(table, num_rows).items() if name in columns}
+    limits = {name: num_rows.get(of) for name, of in ids_in(table).items()}
     rules = [
         *(_no_value(name, name in texts) for name in needed),
-        *(_outside(table, name, limit) for name, limit in limits.items()),
+        *(_outside(table, name, limit) for name, limit in limits.items() if limit),
         *map(_not_utf8, texts),
     ]
     if table.startswith("queries/"):
         rules.append(_UNCLICKED if table == TRAIN else _UNANSWERED)
     return rules + [rule for rule in _RULES if rule.kind.column in columns]
-
-
-def id_limits(table: str, num_rows: Mapping[str, int]) -> dict[str, int]:
-    """Return the limits that the ids in a table's columns must be below, where these are known."""
-    numbered = {"ad_id": "ads", "ad_ids": "ads", "query_id": TRAIN}
-    match table.split("/"):
-        case ["queries" | "filters", split]:
-            numbered["query_id"] = f"queries/{split}"
-        case ["anchors" | "edges", name, *side]:
-            numbered["anchor_id"] = f"anchors/{name}"
-            for split, held_out in HELD_OUT_SIDES.items():
-                if side == [held_out]:
-                    numbered["query_id"] = f"queries/{split}"
-    return {column: num_rows[name] for column, name in numbered.items() if num_rows.get(name)}
 
 
 def _no_value(column: str, is_text: bool) -> Rule:

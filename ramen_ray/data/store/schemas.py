@@ -61,6 +61,20 @@ def schema_of(table: str) -> pa.Schema:
     raise KeyError(f"the dataset directory has no table named {table!r}")
 
 
+def ids_in(table: str) -> dict[str, str]:
+    """Return, by column of ids that a table must have, the table whose rows they number."""
+    numbered = {"ad_id": "ads", "ad_ids": "ads", "query_id": TRAIN}
+    match table.split("/"):
+        case ["queries" | "filters", split]:
+            numbered["query_id"] = f"queries/{split}"
+        case ["anchors" | "edges", name, *side]:
+            numbered["anchor_id"] = f"anchors/{name}"
+            for split, held_out in HELD_OUT_SIDES.items():
+                if side == [held_out]:
+                    numbered["query_id"] = f"queries/{split}"
+    return {name: numbered[name] for name in schema_of(table).names if name in numbered}
+
+
 def is_known(table: str) -> bool:
     """Return whether the format has such a table."""
     with suppress(KeyError):
