@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import query_table, text_table
 
-from ramen_ray.data.checks import check, reading, validate
+from ramen_ray.data.checks import check, loading, validate
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
@@ -43,7 +43,7 @@ def _repeats(dataset: Dataset) -> list[Finding]:
 def test_repeated_edges_are_found_in_any_order(
     rows_per_batch: int, is_sorted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "ROWS_PER_BATCH", rows_per_batch)
+    monkeypatch.setattr(loading, "ROWS_PER_BATCH", rows_per_batch)
     draw = np.random.default_rng(0)
     pairs = np.stack([draw.integers(0, NUM_NODES, 150), draw.integers(0, NUM_ANCHORS, 150)], axis=1)
     if is_sorted:
@@ -60,7 +60,7 @@ def test_repeated_edges_are_found_in_any_order(
 def test_a_repeat_at_the_edge_of_a_batch_is_found(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "ROWS_PER_BATCH", 16)
+    monkeypatch.setattr(loading, "ROWS_PER_BATCH", 16)
     pairs = np.stack([np.arange(NUM_NODES), np.arange(NUM_NODES) % NUM_ANCHORS], axis=1)
     assert _repeats(_dataset(tmp_path / "none", pairs)) == []
     pairs = np.insert(pairs, at, pairs[at], axis=0)
@@ -120,13 +120,13 @@ def test_each_table_is_opened_once_for_its_rows(
     dataset_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[Path] = []
-    open_parquet = reading.open_parquet
+    open_parquet = loading.open_parquet
 
     def counted(path: Path) -> pq.ParquetFile:
         opened.append(path)
         return open_parquet(path)
 
-    monkeypatch.setattr(reading, "open_parquet", counted)
+    monkeypatch.setattr(loading, "open_parquet", counted)
     dataset = Dataset(dataset_path)
     validate(dataset)
     assert sorted(opened) == sorted(file for t in dataset.tables for file in dataset.files(t))
