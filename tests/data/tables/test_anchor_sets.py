@@ -67,12 +67,6 @@ def test_a_set_is_added_and_nothing_else_changes(path: Path) -> None:
     assert errors_in(dataset) == []
 
 
-def test_a_side_without_edges_is_left_out(path: Path) -> None:
-    _add(path, "more", ["query"])
-    assert not Dataset(path).has("edges/more/ad")
-    assert errors_in(Dataset(path)) == []
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -19,7 +19,6 @@ from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_sessio
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.orchestration.prepare.similar import add_similar
 
-START = 1_700_000_000
 PROTOCOLS = ("strict", "as-published")
 ADS = ["Shoe  shop", "hat shop", "silk", "Silk Tie", "gloves"]
 QUERIES = {

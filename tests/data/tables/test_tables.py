@@ -22,8 +22,6 @@ from support import (
     errors_in,
     import_in_process,
     prepare_in_process,
-    rows_of,
-    shares_of,
     wait_until,
 )
 
@@ -36,8 +34,6 @@ from ramen_ray.data.tables.clicks.settings import Splits, UserTables
 from ramen_ray.data.tables.column_names import Columns
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.method.metrics.judgement import Judgement, Propensity, read_test_queries
-from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
-from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.presets import MINILM
 
 Clicks = dict[str, dict[str, float]]
@@ -438,36 +434,6 @@ def test_an_import_leaves_a_dataset_and_nothing_else(tmp_path: Path) -> None:
     assert (found.name, found.metadata["source"]) == ("found", tables.clicks)
 
 
-def test_clicks_keep_their_weights_from_the_source_to_the_prepared_arrays(
-    cluster: None, tmp_path: Path, encoder_path: Path
-) -> None:
-    events = [(n % 8, n % 5, 1 + n % 3, 1) for n in range(100)]
-    _write_shop(tmp_path, events)
-    dataset = import_tables(_shop(tmp_path, splits=Splits(0.3, 0.3)), tmp_path / "out")
-    tokenizer = text_tokenizer(load_tokenizer(str(encoder_path)), 16, True)
-    prepared = prepare(dataset, tmp_path / "cache", tokenizer)
-    expected: dict[tuple[str, str], float] = defaultdict(float)
-    for query, ad, count, _ in events:
-        expected[QUERY_TEXTS[query], f"ad number {ad}"] += count
-    queries, ads = (dataset.read(table)["text"].to_pylist() for table in ("queries/train", "ads"))
-    clicks = prepared.weighted_clicks
-    of_queries = zip(prepared.query_ids.tolist(), rows_of(clicks), shares_of(clicks), strict=True)
-    found = {
-        (queries[query], ads[ad]): share
-        for query, own, shares in of_queries
-        for ad, share in zip(own, shares, strict=True)
-    }
-    of_query: dict[str, float] = defaultdict(float)
-    for (query, _), count in expected.items():
-        of_query[query] += count
-    assert found == {
-        (query, ad): pytest.approx(count / of_query[query])
-        for (query, ad), count in expected.items()
-        if query in set(queries)
-    }
-    assert len(set(found.values())) > 1
-
-
 CLICKS = "query_id,ad_id,count,day\n"
 GOOD = "".join(f"q{n % 8},{100 + n % 7},1,2026-03-{n % 28 + 1:02d}\n" for n in range(60))
 BAD_CLICKS: dict[str, tuple[str, list[str]]] = {
@@ -604,13 +570,13 @@ def test_clicks_that_match_nothing_are_refused(tmp_path: Path) -> None:
         import_tables(tables, tmp_path / "out")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_import_that_is_ended_leaves_no_dataset_directory(
     number: signal.Signals, run_here: RunHere, tmp_path: Path
 ) -> None:
     """End the process in the middle; after SIGKILL, import again with the same command."""
-    rows = pd.DataFrame({"query": [f"q{n % 20_000}" for n in range(600_000)]})
-    rows["ad"] = [f"ad {n % 3_000}" for n in range(600_000)]
+    rows = pd.DataFrame({"query": [f"q{n % 20_000}" for n in range(300_000)]})
+    rows["ad"] = [f"ad {n % 3_000}" for n in range(300_000)]
     rows.to_csv(tmp_path / "clicks.csv", index=False)
     words = ["tables", "--clicks", str(tmp_path / "clicks.csv")]
     words += ["--output", str(tmp_path / "out")]
