@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import import_in_process
+from written_out import clicked_pairs
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
@@ -36,22 +37,12 @@ def _import(folder: Path, name: str, content: bytes | str, **changes: Any) -> tu
     return dataset, "\n".join(map(str, findings))
 
 
-def _clicks(dataset: Dataset) -> set[tuple[str, str]]:
-    ads = dataset.read("ads")["text"].to_pylist()
-    return {
-        (row["text"], ads[ad])
-        for split in SPLITS
-        for row in dataset.read(f"queries/{split}").to_pylist()
-        for ad in row["ad_ids"]
-    }
-
-
 def test_quotes_of_tsv_are_letters(tmp_path: Path) -> None:
     odd = [('"Cold Play', "band"), ('"nike shoes"', "shoe"), ('5" nails', '6" nails')]
     start = "query\tad\n" + LINES.replace(",", "\t")
     rows = "".join(f"{query}\t{ad}\n" for query, ad in odd)
     dataset, found = _import(tmp_path, "a.tsv", start + rows)
-    assert _clicks(dataset) == {*CLICKS, *odd}
+    assert clicked_pairs(dataset) == {*CLICKS, *odd}
     assert "row 303, column" not in found
     assert "a.tsv, row 303: 1 lines have cells in quotes, which are kept" in found
     with pytest.raises(DatasetError, match="row 302: 1 lines have cells in quotes as CSV has them"):
@@ -73,7 +64,7 @@ def test_records_are_told_apart_wherever_quotes_are_wrong(tmp_path: Path) -> Non
     assert "a.csv, row 5: " in str(error.value)
     assert "lines have a closing quote that no delimiter follows" in str(error.value)
     dataset, found = _import(tmp_path, "b.csv", content, skip_bad_rows=True)
-    assert _clicks(dataset) == {*CLICKS, ('"', "x"), ('in"ner', "two\nlines")}
+    assert clicked_pairs(dataset) == {*CLICKS, ('"', "x"), ('in"ner', "two\nlines")}
     assert "row 2: 1 lines have a quote in the middle of a cell, which is kept" in found
 
 
@@ -211,7 +202,7 @@ def test_marks_and_headers_of_joined_files_are_taken_out(tmp_path: Path) -> None
     one = b"\xef\xbb\xbfquery,ad\n" + LINES.encode()
     two = b"\xef\xbb\xbfquery,ad\n\xef\xbb\xbfa,b\nquery,b\n"
     dataset, found = _import(tmp_path, "a.csv", one + two)
-    assert _clicks(dataset) == {*CLICKS, ("a", "b"), ("query", "b")}
+    assert clicked_pairs(dataset) == {*CLICKS, ("a", "b"), ("query", "b")}
     assert "row 302: 1 rows repeat the header, and are left out" in found
     assert "row 302: 2 lines have byte order marks" in found
 
@@ -219,7 +210,7 @@ def test_marks_and_headers_of_joined_files_are_taken_out(tmp_path: Path) -> None
 def test_words_for_nothing_are_refused_if_many(tmp_path: Path) -> None:
     few = f"query,ad\n{LINES}NULL,a\nx,None\n"
     dataset, found = _import(tmp_path, "a.csv", few)
-    assert ("NULL", "a") in _clicks(dataset)
+    assert ("NULL", "a") in clicked_pairs(dataset)
     assert "row 302, column 'query': 1 cells are words for nothing: 'NULL'" in found
     words = ["NULL", "null", r"\N", "N/A", "#N/A"]
     many = f"query,ad\n{LINES}" + "".join(f"{word},a\n" for word in words)
@@ -230,7 +221,7 @@ def test_words_for_nothing_are_refused_if_many(tmp_path: Path) -> None:
         ("d", "keep", {(word, "a") for word in words}),
     ):
         dataset, _ = _import(tmp_path / name, "a.csv", many, null_words=option)
-        assert _clicks(dataset) == {*CLICKS, *expected}
+        assert clicked_pairs(dataset) == {*CLICKS, *expected}
 
 
 def test_a_header_cell_may_have_a_line_break(tmp_path: Path) -> None:
@@ -240,7 +231,7 @@ def test_a_header_cell_may_have_a_line_break(tmp_path: Path) -> None:
         '"my\nquery",ad\n' + LINES,
         columns=Columns(clicks_query="my query"),
     )
-    assert _clicks(dataset) == set(CLICKS)
+    assert clicked_pairs(dataset) == set(CLICKS)
 
 
 def test_a_log_as_companies_have_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -269,7 +260,7 @@ def test_a_log_as_companies_have_it(tmp_path: Path, caplog: pytest.LogCaptureFix
     dataset, findings = import_in_process(tables, tmp_path / "out")
     assert findings == []
     texts = ["ad 0", "ad 1", *(f"ad {n} cheap {n}" for n in range(2, 7))]
-    assert _clicks(dataset) == {(f"query {n}", texts[n % 7]) for n in range(kept)}
+    assert clicked_pairs(dataset) == {(f"query {n}", texts[n % 7]) for n in range(kept)}
     for counted in (
         "100 left out: impressions, rows of 0 clicks",
         "1 left out: clicks before clicks_from",
@@ -322,11 +313,11 @@ def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(
     caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
     lines = f"query,ad\n{LINES}".encode()
     dataset, _ = _import(tmp_path, "a.csv", lines + b"caf\x81,x\n")
-    assert _clicks(dataset) == {*CLICKS, ("caf\x81", "x")}
+    assert clicked_pairs(dataset) == {*CLICKS, ("caf\x81", "x")}
     assert "clicks: 301 rows read\n" in caplog.text
     many = b"".join(b"caf\x81 %d,x\n" % n for n in range(9))
     dataset, _ = _import(tmp_path / "2", "a.csv", lines + many, skip_bad_rows=True)
-    assert _clicks(dataset) == set(CLICKS)
+    assert clicked_pairs(dataset) == set(CLICKS)
     assert "clicks: 309 rows read, 9 left out: unreadable lines" in caplog.text
     with pytest.raises(DatasetError, match="row 302: 4 lines have NUL bytes"):
         _import(tmp_path / "3", "a.csv", lines + b"a\0b,c\n" * 4)
@@ -335,7 +326,7 @@ def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(
 def test_marks_and_headers_in_other_forms_are_found(tmp_path: Path) -> None:
     start = '"query","ad"\r\n' + LINES.replace("\n", "\r\n")
     dataset, found = _import(tmp_path, "a.csv", start + "Query, AD \na\ufeffb,c\n")
-    assert _clicks(dataset) == {*CLICKS, ("ab", "c")}
+    assert clicked_pairs(dataset) == {*CLICKS, ("ab", "c")}
     assert "row 302: 1 rows repeat the header" in found
     assert "row 303: 1 lines have byte order marks" in found
     for skip in (False, True):
@@ -349,7 +340,7 @@ def test_headers_are_found_beside_columns_of_folders(tmp_path: Path) -> None:
     (folder / "a.csv").write_text(f"query,ad\n{LINES}query,ad\n")
     tables = UserTables(str(tmp_path / "t"), columns=Columns(clicks_time="day"))
     dataset, (finding,) = import_in_process(tables, tmp_path / "out")
-    assert _clicks(dataset) == set(CLICKS)
+    assert clicked_pairs(dataset) == set(CLICKS)
     assert "row 302: 1 rows repeat the header" in str(finding)
 
 
@@ -362,7 +353,7 @@ def test_other_ways_to_lose_digits_of_ids(tmp_path: Path) -> None:
     pq.write_table(pa.table(table, schema), tmp_path / "a.parquet")
     tables = UserTables(str(tmp_path / "a.parquet"), ads=str(tmp_path / "ads.csv"))
     dataset, _ = import_in_process(tables, tmp_path / "out")
-    assert _clicks(dataset) == set(CLICKS)
+    assert clicked_pairs(dataset) == set(CLICKS)
     rows = "".join(f'query {n},"1,{n % 7}E+18"\n' for n in range(300))
     with pytest.raises(DatasetError, match="300 cells are numbers in scientific notation"):
         _import(tmp_path / "2", "a.csv", "query,ad_id\n" + rows, ads=str(tmp_path / "ads.csv"))
@@ -393,7 +384,7 @@ def test_a_column_of_file_and_folder_is_read_from_the_file(
     else:
         frame.to_parquet(file)
     dataset, _ = import_in_process(UserTables(str(file)), tmp_path / "out")
-    assert _clicks(dataset) == set(CLICKS)
+    assert clicked_pairs(dataset) == set(CLICKS)
     assert "the columns 'ad' are in the file and in the name of its folder" in caplog.text
 
 
@@ -403,7 +394,7 @@ def test_rows_without_a_query_and_an_ad_are_said_unless_they_are_blank(tmp_path:
     with pytest.raises(DatasetError, match="row 304, column 'query': 1 cells are empty"):
         _import(tmp_path, "a.csv", content)
     dataset, found = _import(tmp_path / "2", "a.csv", content.removesuffix(",,US\n"))
-    assert (_clicks(dataset), found) == (set(CLICKS), "")
+    assert (clicked_pairs(dataset), found) == (set(CLICKS), "")
 
 
 ODD_TIMES: dict[str, tuple[Callable[[int], object], str]] = {
@@ -447,7 +438,7 @@ def test_headers_are_found_in_texts_of_any_type(kind: pa.DataType, tmp_path: Pat
     pq.write_table(pa.table(columns, names=["query", "ad"]), tmp_path / "a.parquet")
     tables = UserTables(str(tmp_path / "a.parquet"))
     dataset, (finding,) = import_in_process(tables, tmp_path / "out")
-    assert _clicks(dataset) == set(CLICKS)
+    assert clicked_pairs(dataset) == set(CLICKS)
     assert "1 rows repeat the header" in str(finding)
     query, ad = (*query[:-1], " "), (*ad[:-1], None)
     columns = [pa.array(cells).cast(kind) for cells in (query, ad)]
@@ -463,7 +454,7 @@ def test_columns_whose_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
     for name in ("query", "a.b"):
         tables = UserTables(str(tmp_path / "a.parquet"), columns=Columns(clicks_query=name))
         dataset, findings = import_in_process(tables, tmp_path / name)
-        assert (_clicks(dataset), findings) == (set(CLICKS), [])
+        assert (clicked_pairs(dataset), findings) == (set(CLICKS), [])
 
 
 def _broken_link(folder: Path) -> str:

@@ -24,6 +24,7 @@ from support import (
     prepare_in_process,
     wait_until,
 )
+from written_out import clicked_pairs
 
 from jobs import ingest
 from ramen_ray.data.engine import engine, run
@@ -169,24 +170,17 @@ def test_reversed_clicks_are_left_out_on_request(tmp_path: Path) -> None:
     names = [f"Page {n}" for n in range(60)]
     pairs = [(names[a], names[b].lower()) for a, b in draw.integers(0, 60, (500, 2)).tolist()]
     pd.DataFrame(pairs, columns=["query", "ad"]).to_csv(tmp_path / "clicks.csv", index=False)
-    whole = _pairs(_random_shop(tmp_path))
-    kept = _pairs(_random_shop(tmp_path, "kept", drop_reversed_clicks=True))
+    whole, kept = (
+        {split: clicked_pairs(dataset, split) for split in SPLITS}
+        for dataset in (
+            _random_shop(tmp_path),
+            _random_shop(tmp_path, "kept", drop_reversed_clicks=True),
+        )
+    )
     answers = {(ad, query.lower()) for query, ad in whole["test"] | whole["validation"]}
     left = {one for one in whole["train"] if (one[0].lower(), one[1]) not in answers}
     assert 0 < len(left) < len(whole["train"])
     assert kept == {**whole, "train": left}
-
-
-def _pairs(dataset: Dataset) -> dict[str, set[tuple[str, str]]]:
-    ads = dataset.read("ads")["text"].to_pylist()
-    return {
-        split: {
-            (row["text"], ads[ad])
-            for row in dataset.read(f"queries/{split}").to_pylist()
-            for ad in row["ad_ids"]
-        }
-        for split in SPLITS
-    }
 
 
 def _write_log(folder: Path) -> list[tuple[str, str]]:

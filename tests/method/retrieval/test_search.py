@@ -89,13 +89,6 @@ def test_filters_of_ads_beyond_the_result_do_not_hit_the_next_query():
     assert found.tolist() == ads.tolist()
 
 
-@pytest.mark.parametrize(
-    ("pairs", "expected"), [([], 0), ([(3, 1)], 1), ([(0, 1), (2, 1), (2, 5), (2, 4)], 3)]
-)
-def test_most_filters_counts_the_pairs_of_one_query(pairs, expected):
-    assert most_filters(_as_pairs(pairs)) == expected
-
-
 @pytest.mark.parametrize("per_part", [search_module.ADS_PER_PART, 64])
 @given(st.integers(0, 250), pairs_strategy, st.integers(0, 9))
 def test_a_search_sorts_all_ads_but_the_filtered(per_part, num_ads, pairs, seed):

@@ -1,4 +1,3 @@
-import json
 import re
 import shutil
 from contextlib import AbstractContextManager
@@ -166,18 +165,6 @@ def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
     assert not read_config(before.path / "config.json").allow_changed
     if not finished:
         assert opened(named) == before, "it is made from that now"
-
-
-def test_a_run_of_an_earlier_version_that_noted_nothing_is_not_continued(
-    config: RunConfig, dataset: Dataset
-) -> None:
-    named = overlay(config, {"name": "mine"})
-    with _opened(named, dataset) as before:
-        pass
-    notes = before.notes
-    del notes["made_from"]
-    (before.path / "run.json").write_text(json.dumps(notes))
-    _refused(named, dataset, r"encoder \(None there, '\w+' now\)")
 
 
 def test_a_taken_name_says_which_settings_differ(config: RunConfig, dataset: Dataset) -> None:
