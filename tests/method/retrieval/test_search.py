@@ -133,10 +133,10 @@ TIED = {  # in whole numbers, so that products are exact
 
 @pytest.mark.parametrize("index", ["faiss", "torch"])
 @pytest.mark.parametrize("made", TIED)
-@pytest.mark.parametrize("k", [1, 5, 130, 4000])
+@pytest.mark.parametrize("k", [1, 130, 4000])
 def test_equal_ads_come_in_a_fixed_shuffle_whatever_part_has_them(made, index, k, monkeypatch):
     draw = np.random.default_rng(2)
-    queries, ads = (TIED[made](draw, rows).astype(np.float32) for rows in (40, 3000))
+    queries, ads = (TIED[made](draw, rows).astype(np.float32) for rows in (10, 3000))
     if index == "torch":
         monkeypatch.setattr(search_module, "faiss", None)
         monkeypatch.setattr(torch_search, "ADS_PER_BLOCK", 700)
