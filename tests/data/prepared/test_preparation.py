@@ -136,29 +136,6 @@ def test_train_clicks_keep_their_weights(
         assert rows_of(found.clicks[split]) == rows_of(prepared.clicks[split])
 
 
-@pytest.mark.parametrize("num_blocks", [1, 7])
-def test_a_row_of_huge_weights_does_not_hide_those_of_the_others(
-    dataset_path: Path, encoder_path: Path, tmp_path: Path, num_blocks: int
-):
-    def weight_of(query: int, other: int) -> float:
-        return 1e30 if query == 7 else 1e-30 if query == 9 else 1 + other % 3
-
-    path = _with_weights(dataset_path, tmp_path / "weighted", weight_of)
-    file = path / "edges/links/query.parquet"
-    edges = pq.read_table(file)
-    pairs = zip(edges["query_id"].to_pylist(), edges["anchor_id"].to_pylist(), strict=True)
-    weights = pa.array([weight_of(*pair) for pair in pairs], pa.float32())
-    pq.write_table(edges.set_column(2, "weight", weights), file)
-    found = _prepare(path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
-    for rows in (found.weighted_clicks, found.edges("links", "query")):
-        for query, others, shares in zip(
-            found.query_ids.tolist(), rows_of(rows), shares_of(rows), strict=True
-        ):
-            own = [weight_of(query, other) for other in others]
-            assert shares == pytest.approx([weight / sum(own) for weight in own])
-        assert max(map(len, rows_of(rows))) > 1
-
-
 def test_equal_click_weights_are_not_stored(
     prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path
 ):

@@ -413,21 +413,6 @@ def test_edges_name_texts_if_the_clicks_do(tmp_path: Path) -> None:
     assert normal.metadata["num_rows"]["edges/links/query"] == len(expected)
 
 
-def test_an_import_leaves_a_dataset_and_nothing_else(tmp_path: Path) -> None:
-    _write_log(tmp_path)
-    links = pd.DataFrame({"query": [f"query {3 * n}" for n in range(130)], "anchor": "divisible"})
-    links.to_csv(tmp_path / "links.csv", index=False)
-    edges = {"links": str(tmp_path / "links.csv")}
-    tables = UserTables(str(tmp_path / "clicks.csv"), query_edges=edges)
-    found = import_tables(tables, tmp_path / "found")
-    files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["clicks.csv", "found", "links.csv"]
-    folders = sorted(path.name for path in found.path.iterdir())
-    assert folders == ["ads.parquet", "anchors", "dataset.json", "edges", "queries"]
-    assert found.metadata["anchor_sets"]["links"]["made_by"] == "edges"
-    assert (found.name, found.metadata["source"]) == ("found", tables.clicks)
-
-
 CLICKS = "query_id,ad_id,count,day\n"
 GOOD = "".join(f"q{n % 8},{100 + n % 7},1,2026-03-{n % 28 + 1:02d}\n" for n in range(60))
 BAD_CLICKS: dict[str, tuple[str, list[str]]] = {
@@ -510,15 +495,6 @@ def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
         tables = _shop(tmp_path, **{name: str(tmp_path / f"{name}.csv")})
         with pytest.raises(DatasetError, match=f"{name}.csv has no rows that can be used"):
             import_tables(tables, tmp_path / "out")
-
-
-def test_texts_may_be_ids(tmp_path: Path) -> None:
-    _write_log(tmp_path)
-    ads = "".join(f"ad {n}\n" for n in range(40))
-    (tmp_path / "ads.csv").write_text("title\n" + ads)
-    columns = Columns(clicks_ad="ad", ad_id="title", ad_text="title")
-    dataset = _random_shop(tmp_path, ads=str(tmp_path / "ads.csv"), columns=columns)
-    assert dataset.read("ads")["source_id"].to_pylist() == ads.split("\n")[:-1]
 
 
 def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
