@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from support import query_table, text_table
 
 from ramen_ray.data.checks import check, validate
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.store import parquet_files
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.dataset import Dataset, write_dataset
 
 NUM_NODES, NUM_ANCHORS = 40, 25
 
@@ -52,15 +51,6 @@ def test_rows_keep_their_numbers_in_large_tables_of_several_files(tmp_path: Path
     (finding,) = _repeats(Dataset(path))
     assert (finding.file, finding.row) == ("ads.parquet/0.parquet", again[0])
     assert ": 7, 8 (1.parquet, row 1), 9 (1.parquet, row 99999)" in finding.message
-
-
-def test_ids_of_users_that_are_not_utf8_are_found(dataset_path: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(dataset_path, tmp_path / "mine")
-    rows = pq.read_table(path / "anchors" / "links.parquet")
-    own = pa.array([b"na\xefve"] * len(rows), pa.binary()).view(pa.string())
-    pq.write_table(rows.append_column("source_id", own), path / "anchors" / "links.parquet")
-    with pytest.raises(DatasetError, match=r"links\.parquet, row 0, column 'source_id': bytes"):
-        check(Dataset(path))
 
 
 def test_columns_that_may_run_code_are_named_and_not_read(

@@ -334,16 +334,6 @@ def test_marks_and_headers_in_other_forms_are_found(tmp_path: Path) -> None:
             _import(tmp_path / "2", "a.csv", start + "ad,query\nad 1,query 9\n", skip_bad_rows=skip)
 
 
-def test_headers_are_found_beside_columns_of_folders(tmp_path: Path) -> None:
-    folder = tmp_path / "t" / "day=2026-04-01"
-    folder.mkdir(parents=True)
-    (folder / "a.csv").write_text(f"query,ad\n{LINES}query,ad\n")
-    tables = UserTables(str(tmp_path / "t"), columns=Columns(clicks_time="day"))
-    dataset, (finding,) = import_in_process(tables, tmp_path / "out")
-    assert clicked_pairs(dataset) == set(CLICKS)
-    assert "row 302: 1 rows repeat the header" in str(finding)
-
-
 def test_other_ways_to_lose_digits_of_ids(tmp_path: Path) -> None:
     ads = [f"{n},ad {n}" for n in range(7)]
     (tmp_path / "ads.csv").write_text("\n".join(["ad_id,text", *ads]))

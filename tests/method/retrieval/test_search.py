@@ -83,12 +83,6 @@ def test_drop_filtered_equals_a_loop(pairs, k, num_found, seed):
         assert found_scores[query].tolist() == [score for _, score in kept]
 
 
-def test_filters_of_ads_beyond_the_result_do_not_hit_the_next_query():
-    ads, scores = np.array([[1, 0], [0, 1]]), np.array([[0.9, 0.8], [0.7, 0.6]], dtype=np.float32)
-    found, _ = drop_filtered((ads, scores), _as_pairs([(0, 2), (0, 3)]), 2)
-    assert found.tolist() == ads.tolist()
-
-
 @pytest.mark.parametrize("per_part", [search_module.ADS_PER_PART, 64])
 @given(st.integers(0, 250), pairs_strategy, st.integers(0, 9))
 def test_a_search_sorts_all_ads_but_the_filtered(per_part, num_ads, pairs, seed):

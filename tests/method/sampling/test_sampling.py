@@ -134,26 +134,6 @@ def test_draws_follow_clicks_and_edges_of_their_nodes(prepared: Prepared):
         assert (nodes.tolist() == batch.queries.tolist()) == (regularizer.side == "query")
 
 
-def test_a_draw_belongs_to_its_query_wherever_that_comes_in_the_order(prepared: Prepared):
-    data = TrainingData.from_prepared(prepared, REGULARIZERS)
-    clusters = batches.Clusters(np.arange(len(data.query_ids))[::-1].copy(), 1)
-    sampler = Sampler(data, len(data.query_ids), seed=0, nodes="clicked")
-    draws = [DrawState(data.graphs), DrawState(data.graphs, clusters)]
-    one, other = (_columns(sampler.draw(0, some, REGULARIZERS)) for some in draws)
-    assert one.tolist() != other.tolist()
-    assert sorted(one.tolist()) == sorted(other.tolist())
-
-
-def test_only_requested_regularisers_are_drawn(prepared: Prepared):
-    data = TrainingData.from_prepared(prepared, REGULARIZERS)
-    sampler = Sampler(data, 16, seed=0)
-    full = sampler.draw(0, DrawState(data.graphs), REGULARIZERS)
-    part = sampler.draw(0, DrawState(data.graphs), REGULARIZERS[2:3])
-    assert list(part.anchors) == REGULARIZERS[2:3]
-    drawn = part.anchors[REGULARIZERS[2]].anchors
-    assert drawn.tolist() == full.anchors[REGULARIZERS[2]].anchors.tolist()
-
-
 def test_all_nodes_with_edges_are_drawn_alike_clicked_or_not():
     clicks = csr_of([[0, 1]] * 10)
     edges = csr_of([[7], [1, 3], [], [2], [4]])

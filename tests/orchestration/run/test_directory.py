@@ -89,17 +89,6 @@ def test_a_run_with_damaged_notes_is_refused_with_what_to_do(
     _refused(config, dataset, r"run\.json is damaged; to train this run from the start")
 
 
-@pytest.mark.parametrize("key", ["workers.num_workers", "experiment"])
-def test_where_it_runs_does_not_make_another_run(
-    key: str, config: RunConfig, dataset: Dataset
-) -> None:
-    value: object = 2 if key.startswith("workers") else "other"
-    with _opened(config, dataset) as first:
-        pass
-    with _opened(overlay(config, {key: value}), dataset) as second:
-        assert second == first
-
-
 def test_a_run_of_another_version_of_the_code_is_not_continued(
     config: RunConfig, dataset: Dataset
 ) -> None:

@@ -25,16 +25,17 @@ from ramen_ray.orchestration.run.task import EndIfItRecurs, WorkerTask
 from ramen_ray.presets import minilm
 from ramen_ray.tracking.runs import Run
 
-Train = Callable[[Callable[[WorkerTask], Any]], Any]
+Train = Callable[..., Any]
 
 
 @pytest.fixture
 def train(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Let the only worker, of one failure at most, do something else than training."""
-    config = overlay(minilm("foldoc"), {"workers.cpus_per_worker": 1, "workers.max_failures": 1})
-    task = WorkerTask(config, "", "", str(tmp_path), Run("", ""), {})
 
-    def called(worker: Callable[[WorkerTask], Any]) -> Any:
+    def called(worker: Callable[[WorkerTask], Any], max_failures: int = 1) -> Any:
+        changes = {"workers.cpus_per_worker": 1, "workers.max_failures": max_failures}
+        config = overlay(minilm("foldoc"), changes)
+        task = WorkerTask(config, "", "", str(tmp_path), Run("", ""), {})
         monkeypatch.setattr(workers, "train_alone", worker)
         return workers.train_in_one_worker(task, config.workers)
 
@@ -81,7 +82,7 @@ def test_a_step_that_does_not_fit_is_tried_twice_and_told_in_one_line(
         raise StepMemoryError(7, 5000, 36_000)
 
     with pytest.raises(UserError, match=r"out of memory in step 7: .* 36,000 tokens;") as told:
-        train(is_full)
+        train(is_full, max_failures=2)
     assert "\n" not in str(told.value)
     assert (tmp_path / "tries").stat().st_size == 2
 
