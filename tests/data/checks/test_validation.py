@@ -788,7 +788,7 @@ def _write_json(value: Any) -> Change:
     return lambda path: (path / "dataset.json").write_text(json.dumps(value))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(st.lists(mutations(), min_size=1, max_size=3))
 def test_any_damage_gives_findings_and_without_errors_a_dataset_can_be_trained_on(
     dataset_path: Path, encoder_path: Path, changes: list[Change]
@@ -811,7 +811,7 @@ def test_any_damage_gives_findings_and_without_errors_a_dataset_can_be_trained_o
             prepare_in_process(Dataset(path), prepared, str(encoder_path), MAX_LENGTH, True)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.integers(0, 100), st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255))))
 def test_changed_bytes_of_a_file_give_findings(dataset_path: Path, choice: int, changes):
     with tempfile.TemporaryDirectory() as folder:

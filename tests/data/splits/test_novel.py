@@ -127,7 +127,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.integers(0, 10**6), st.integers(4, 14), cases)
 def test_a_split_is_what_plain_loops_make_of_the_rule(dataset_seed, num_ads, case):
     with TemporaryDirectory() as folder:
@@ -239,7 +239,7 @@ def test_the_seed_decides(tmp_path: Path):
 
 
 def test_ads_and_the_queries_of_an_ad_are_drawn_about_equally_often(tmp_path: Path):
-    draws = 60
+    draws = 30
     ads = text_table("ad_id", [f"ad {a}" for a in range(4)])
     every = [[0, 1, 2, 3]] * 5
     tables = {
@@ -258,8 +258,8 @@ def test_ads_and_the_queries_of_an_ad_are_drawn_about_equally_often(tmp_path: Pa
     for counts, outcomes in ((novel, 4), (revealed, 5)):
         expected = 2 * draws / outcomes
         assert len(counts) == outcomes
-        assert min(counts.values()) > 0.6 * expected
-        assert max(counts.values()) < 1.4 * expected
+        assert min(counts.values()) > 0.5 * expected
+        assert max(counts.values()) < 1.5 * expected
     assert 0.5 * draws / 5 < together < 1.5 * draws / 5
 
 

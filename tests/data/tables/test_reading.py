@@ -65,8 +65,8 @@ def _write(frame: pd.DataFrame, path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "a.csv.gz"])
-@pytest.mark.parametrize("block_size", [7, 64, 1 << 20])
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("block_size", [7, 1 << 20])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
 def test_every_format_gives_the_cells_that_were_written(
     name: str, block_size: int, tmp_path: Path, rows: list[tuple[str, str, int]]
@@ -338,7 +338,7 @@ def test_what_is_not_a_plain_file_is_refused(case: str, tmp_path: Path) -> None:
         find_files(source(tmp_path), ["query"])
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.binary(max_size=80), name=st.sampled_from(["a.csv", "a.jsonl", "a.parquet", "a.tsv"])
 )

@@ -28,7 +28,7 @@ from ramen_ray.data.xc.matrices import read_matrix, write_matrix
 from ramen_ray.data.xc.texts import TextFile
 
 NUM_TRAIN, NUM_TEST, NUM_ADS, NUM_ANCHORS = 60, 20, 25, 15
-HARMLESS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+HARMLESS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12)
 
 
 class World(NamedTuple):
