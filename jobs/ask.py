@@ -36,8 +36,8 @@ def main() -> None:
     """Load the retriever, and print what it answers."""
     settings = parse_settings(AskSettings, __doc__)
     with told("loading libraries"):
-        from ramen_ray.orchestration.run.finished import retriever_uri
-        from ramen_ray.reports.run import answers_table
+        from ramen_ray.orchestration.serve.retrievers import retriever_uri
+        from ramen_ray.reports.run_report import answers_table
         from ramen_ray.tracking.registry import Registry, ask
     registry = Registry(tracking_uri(settings.output))
     uri = retriever_uri(registry, settings.model, settings.output)

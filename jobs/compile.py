@@ -29,8 +29,8 @@ def main() -> None:
     """Compile, print how the two compare, and print the new retriever's URI."""
     settings = parse_settings(CompileSettings, __doc__)
     with told("loading libraries"):
-        from ramen_ray.orchestration.serve.compilation import compile_for_cpus
-        from ramen_ray.reports.run import difference_table
+        from ramen_ray.orchestration.serve.compiling import compile_for_cpus
+        from ramen_ray.reports.run_report import difference_table
         from ramen_ray.tracking.registry import Registry, RegistryError
     registry = Registry(tracking_uri(settings.output))
     made = compile_for_cpus(registry, settings.model, settings.int8, settings.output.absolute())

@@ -47,7 +47,7 @@ def main() -> None:
     settings = parse_settings(DescribeSettings, __doc__)
     dataset = Dataset(settings.dataset)
     with told("loading libraries"):
-        from ramen_ray.reports.dataset import dataset_note, dataset_tables, dataset_words
+        from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words
         from ramen_ray.reports.description import describe, log_description
         from ramen_ray.reports.page import terminal_table, write_page
     description = describe(dataset, settings.encoder, settings.max_length)

@@ -54,8 +54,8 @@ def main() -> None:
         raise ConfigError("--against compares --predictions; give a file for both")
     with told("loading libraries"):
         from ramen_ray.orchestration.evaluate import evaluate_checkpoint
-        from ramen_ray.reports.predictions import read_predictions, write_predictions_page
-        from ramen_ray.reports.run import bad_match_table, metrics_table
+        from ramen_ray.reports.predictions_page import read_predictions, write_predictions_page
+        from ramen_ray.reports.run_report import bad_match_table, metrics_table
     other = None if settings.against is None else read_predictions(settings.against)
     metrics = evaluate_checkpoint(
         checkpoint.absolute(),

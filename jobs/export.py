@@ -44,8 +44,8 @@ class ExportRetriever(Export, StoreSettings):
     def write(self) -> str:
         """Copy the retriever and write its parts."""
         with told("loading libraries"):
-            from ramen_ray.method.retrieval.exporting import export_retriever
-            from ramen_ray.orchestration.run.finished import retriever_uri
+            from ramen_ray.method.retrieval.retriever_folder import export_retriever
+            from ramen_ray.orchestration.serve.retrievers import retriever_uri
             from ramen_ray.tracking.registry import Registry
         registry = Registry(tracking_uri(self.output))
         uri = retriever_uri(registry, self.model, self.output)

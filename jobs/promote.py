@@ -48,7 +48,7 @@ def main() -> int | None:
     settings = parse_settings(PromoteSettings, __doc__)
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.promotion import CHAMPION, IncomparableError, promote
-        from ramen_ray.reports.run import difference_table
+        from ramen_ray.reports.run_report import difference_table
         from ramen_ray.tracking.registry import Registry
     registry = Registry(tracking_uri(settings.output))
     name, at, alias = settings.name.partition("@")

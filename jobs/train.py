@@ -73,7 +73,7 @@ def _train(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.run.fit import fit
 
     result = fit(config)
-    from ramen_ray.reports.run import metrics_table
+    from ramen_ray.reports.run_report import metrics_table
 
     rows = {name: result.metrics[name] for name in ("untrained", "trained")}
     Console(width=110).print(metrics_table(rows))
@@ -84,7 +84,7 @@ def _train_beside_base(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 
     ladder = fit_beside_base(config)
-    from ramen_ray.reports.run import GAINS_NOTE, gains_table, metrics_table
+    from ramen_ray.reports.run_report import GAINS_NOTE, gains_table, metrics_table
 
     console = Console(width=110)
     console.print(metrics_table(ladder.metrics))

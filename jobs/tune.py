@@ -18,7 +18,7 @@ from ramen_ray.command_line import parse_with_run_config, run_job, training_comm
 from ramen_ray.config import ConfigError
 from ramen_ray.errors import shown_path
 from ramen_ray.orchestration.tune.sweep import SweepConfig, sweep
-from ramen_ray.reports.sweep import SweepTrial, settings_of
+from ramen_ray.reports.sweep_report import SweepTrial, settings_of
 from ramen_ray.tracking.runs import ui_command
 from tune_spaces import SPACES
 

@@ -83,11 +83,8 @@ def similar_by_embeddings(
 ) -> Iterator[Similar]:
     """Yield what is similar to some texts at a time; searches deeper if duplicates fill the top.
 
-    Args:
-        find: searches the embeddings of all texts.
-        plain: (n,) of :func:`plain_hashes`.
-        settings: which texts are similar.
-        counts: gets, as GIVEN_UP, how many texts might have more beyond their MAX_NEIGHBOURS.
+    ``find`` searches the embeddings of all texts, whose :func:`plain_hashes` are ``plain`` (n,).
+    ``counts`` gets, as GIVEN_UP, how many might have more beyond their MAX_NEIGHBOURS.
     """
     texts: Int64s | range = range(len(plain))
     k = settings.top_k + SPARE_NEIGHBOURS

@@ -4,23 +4,16 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from pathlib import Path
-
-import numpy as np
 
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.judgement import Judgement
-from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import build_propensity
+from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
-from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, default_name, experiment_hash
+from ramen_ray.orchestration.run.directory import default_name, experiment_hash
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
-from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.run.start import resolved
-from ramen_ray.orchestration.tune.variants import used_sets
-from ramen_ray.presets import with_base
+from ramen_ray.orchestration.run.start import identity_of, prepared_for, resolved
+from ramen_ray.presets import used_sets, with_base
 
 PLAIN = "in_batch"
 
@@ -56,15 +49,14 @@ def fit_beside_base(config: RunConfig) -> Ladder:
 
     Raises:
         ConfigError: the run is its own base.
-        DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: as
-            :func:`~ramen_ray.orchestration.run.fit.fit`.
+        UserError: as :func:`~ramen_ray.orchestration.run.fit.fit`.
     """
     config = resolved(config)
     dataset = Dataset(config.dataset)
     made_from = identity_of(config, dataset)
     configs = _configs(config)
     for one in configs.values():
-        tokenizer = check_config(one, dataset)
+        check_config(one, dataset)
     results = {}
     for number, (name, one) in enumerate(configs.items(), 1):
         logger.info("training %d of %d: %s", number, len(configs), name)
@@ -74,10 +66,9 @@ def fit_beside_base(config: RunConfig) -> Ladder:
             key = experiment_hash(one, dataset.fingerprint)
             base = overlay(one, {"name": default_name(one, dataset.name, key)})
             results[name] = finished_result(base, made_from) or fit(base, expected=made_from)
-    data = prepare(dataset, Path(config.output) / "prepared", tokenizer)
-    judgement = Judgement.from_prepared(data, "test", build_propensity(config))
+    data = prepared_for(config, dataset)
     scores = {
-        name: judgement.by_query(np.load(result.run_directory / TEST_ADS_FILE))
+        name: scores_of_run(result.run_directory, config, data, "test")
         for name, result in results.items()
     }
     gains = {
@@ -93,7 +84,7 @@ def _describe(ladder: Ladder) -> None:
     # imported here, so that training does not wait for what only its end needs
     from ramen_ray.orchestration.run.results import PAGE
     from ramen_ray.reports.page import as_markdown
-    from ramen_ray.reports.run import GAINS_NOTE, gains_table, metrics_table
+    from ramen_ray.reports.run_report import GAINS_NOTE, gains_table, metrics_table
 
     run = list(ladder.results.values())[-1].run
     tables = as_markdown(metrics_table(ladder.metrics)), as_markdown(gains_table(ladder.gains))
