@@ -54,9 +54,11 @@ def _run(language: str, block: str, folder: Path, environment: Mapping[str, str]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_first_hour_and_own_tables(project: Path, environment: dict[str, str]) -> None:
-    blocks = _blocks("tutorials/first_hour.md") + _blocks("how_to/own_tables.md")
+def test_first_hour_next_week_and_own_tables(project: Path, environment: dict[str, str]) -> None:
+    guides = ("tutorials/first_hour.md", "tutorials/next_week.md", "how_to/own_tables.md")
+    blocks = [block for guide in guides for block in _blocks(guide)]
     printed = "".join(_run(*block, project, environment) for block in blocks)
+    assert "shop@champion is version 3" in printed
     outputs = project / "outputs"
     assert "wrote shop to" in printed
     assert "errors: 0" in printed
