@@ -104,9 +104,9 @@ class RunLog:
     def show_epoch(
         self, epoch: str, step: int, losses: Mapping[str, float], metrics: Mapping[str, float]
     ) -> None:
-        """Show the results of an epoch, such as ``3/10``."""
-        parts = [f"{name} {value:.4f}" for name, value in losses.items()]
-        parts += [f"{k} {100 * metrics[k]:.2f}" for k in HEADLINES if k in metrics]
+        """Show the results of an epoch, such as ``3/10``; metrics first, as terminals cut lines."""
+        parts = [f"{k} {100 * metrics[k]:.2f}" for k in HEADLINES if k in metrics]
+        parts += [f"{name} {value:.4f}" for name, value in losses.items()]
         self._show(f"epoch {epoch}: {', '.join(parts)}", step)
 
     def log_background(self, name: str, figures: Mapping[str, float], step: int) -> None:
