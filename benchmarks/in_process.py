@@ -12,18 +12,17 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.graph.pruning import prune
-from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
+from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState, Sampler
-from ramen_ray.method.sampling.regularizers import Graphs
-from ramen_ray.method.sampling.training_data import TrainingData, node_table
+from ramen_ray.method.sampling.training_data import Graphs, TrainingData, node_table
 from ramen_ray.method.training.step import TrainState, train_steps
 from ramen_ray.orchestration.run.build import (
-    add_free_vectors,
+    build_classifiers,
     build_model,
     build_objective,
     build_sampler,
@@ -58,7 +57,8 @@ def begin(config: RunConfig, data: Prepared, *changes: Change, edges: Path | Non
     """Build what :func:`train` trains, on the graphs in ``edges``, by default the dataset's own."""
     model = build_model(config)
     keep_tokens(model.encoder, data.occurring_tokens)
-    add_free_vectors(config, model, data)
+    if model.classifier_head is not None:
+        model.classifiers = build_classifiers(config, model, data)
     objective = build_objective(config)
     training_data = TrainingData.from_prepared(data, objective.regularizers, edges)
     if config.walk.enabled:
@@ -90,7 +90,7 @@ def walked_graphs(config: RunConfig, graphs: Graphs) -> Graphs:
     walked = {}
     for one, edges in graphs.items():
         graph = WalkGraph.of(edges, settings.max_anchor_degree)
-        walked[one] = visited_edges(most_visited(graph, 0, edges.num_rows, settings, config.seed))
+        walked[one] = most_visited(graph, 0, edges.num_rows, settings, config.seed)
     return walked
 
 

@@ -37,7 +37,7 @@ from ramen_ray.config import (
 )
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.directory import experiment_hash
-from ramen_ray.orchestration.tune.variants import variants_of
+from ramen_ray.orchestration.tune.ablation import variants_of
 from ramen_ray.presets import PRESETS, check_sets, on_dataset, with_base
 
 positive = st.integers(1, 1000)

@@ -26,7 +26,7 @@ from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.describe.figures import sample_ids
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.reports import description as describing
-from ramen_ray.reports.dataset import dataset_note, dataset_tables, dataset_words
+from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words
 from ramen_ray.reports.description import describe
 from ramen_ray.reports.page import write_page
 from ramen_ray.tracking.runs import TrackingError

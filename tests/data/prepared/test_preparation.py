@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.checks.vocabulary import text_findings
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.stages import join_parts
+from ramen_ray.data.prepared.stages import Part, join_parts
 from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import SPLITS, schema_of
@@ -221,7 +221,7 @@ def test_a_join_that_a_lost_machine_interrupted_is_done_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    def join_twice(parts: pa.Table, folder: Path, *rest: Any) -> None:
+    def join_twice(parts: list[Part], folder: Path, *rest: Any) -> None:
         join_parts(parts, folder, *rest)
         for half_written in folder.rglob("tokens/*/*.npy"):
             half_written.write_bytes(b"half")

@@ -179,7 +179,7 @@ def test_any_number_of_threads_writes_the_same_bytes(path: Path, tmp_path: Path)
     for threads in (1, 4):
         folder = tmp_path / f"by_{threads}"
         folder.mkdir()
-        with engine(folder) as connection:
+        with engine(folder, dataset=Dataset(path)) as connection:
             connection.execute(f"SET threads = {threads}")
             write_edge_list(connection, Dataset(path), edge_list, "mine", DatasetWriter(folder))
         files = sorted(folder.rglob("*.parquet"))
@@ -192,7 +192,7 @@ def test_a_long_table_of_edges_needs_little_memory(path: Path, tmp_path: Path) -
     rows = pa.table({"query": TRAIN[:2] * 400_000, "anchor": [f"an anchor {'x' * 90}"] * 800_000})
     pq.write_table(rows, tmp_path / "links.parquet")
     edge_list = EdgeList(query_edges=str(tmp_path / "links.parquet"), protocol="as-published")
-    with engine(tmp_path, "60MB") as connection:
+    with engine(tmp_path, "60MB", Dataset(path)) as connection:
         connection.execute("SET threads = 1")
         write_edge_list(connection, Dataset(path), edge_list, "mine", DatasetWriter(tmp_path))
     weights = pq.read_table(tmp_path / "edges" / "mine" / "query.parquet")["weight"]

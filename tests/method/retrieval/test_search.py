@@ -23,7 +23,6 @@ from ramen_ray.method.metrics.ranking import (
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.retrieval import search as search_module
-from ramen_ray.method.retrieval import torch_search
 from ramen_ray.method.retrieval.search import (
     drop_filtered,
     merge_topk,
@@ -133,7 +132,7 @@ def test_equal_ads_come_in_a_fixed_shuffle_whatever_part_has_them(made, index, k
     queries, ads = (TIED[made](draw, rows).astype(np.float32) for rows in (10, 3000))
     if index == "torch":
         monkeypatch.setattr(search_module, "faiss", None)
-        monkeypatch.setattr(torch_search, "ADS_PER_BLOCK", 700)
+        monkeypatch.setattr(search_module, "ADS_PER_TORCH_BLOCK", 700)
     whole = search(queries, ads, k)
     bounds = [0, 1024, 2048, 3000]
     ids, order = np.arange(3000), [2, 0, 1]
@@ -161,7 +160,7 @@ def test_torch_does_not_change_the_precision_of_training():
     torch.set_float32_matmul_precision("high")
     try:
         unit = np.eye(3, dtype=np.float32)
-        search_index(torch_search.TorchIndex(unit, torch.device("cpu")), unit, 2)
+        search_index(search_module.TorchIndex(unit, torch.device("cpu")), unit, 2)
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from support import csr_of, rows_of
 
+from ramen_ray.bases import NodeChoice
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.sampling import batches
 from ramen_ray.method.sampling.batches import Batch, DrawState, Sampler
-from ramen_ray.method.sampling.draws import draw_ads
-from ramen_ray.method.sampling.orders import num_steps, random_order
-from ramen_ray.method.sampling.regularizers import Graphs, NodeChoice, Regularizer
-from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.sampling.draws import draw_ads, num_steps, random_order
+from ramen_ray.method.sampling.training_data import Graphs, Regularizer, TrainingData
 
 NUM_EPOCHS = 400
 SIDES = ("query", "ad")

@@ -20,10 +20,11 @@ import torch
 from short_runs import Run, build_encoder, run_two_workers
 from torch import distributed
 
+from ramen_ray.bases import NodeChoice
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.pruning import prune
-from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
+from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
@@ -32,8 +33,7 @@ from ramen_ray.method.objectives.terms import ramen_objective, task_term
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
-from ramen_ray.method.sampling.regularizers import NodeChoice, open_graphs
-from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.sampling.training_data import TrainingData, open_graphs
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import global_losses
 
@@ -160,8 +160,7 @@ class RecordedRun:
             for one in self.regularizers:
                 edges = self.data.edges(one.anchor_set, one.side)
                 graph = WalkGraph.of(edges, WALK.max_anchor_degree)
-                visits = most_visited(graph, 0, edges.num_rows, WALK, seed=3)
-                visited_edges(visits).save(walked / one.path)
+                most_visited(graph, 0, edges.num_rows, WALK, seed=3).save(walked / one.path)
         if distributed.is_initialized():
             distributed.barrier()
         return walked

@@ -29,13 +29,12 @@ from ramen_ray.method.objectives.terms import (
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.encoded import EncodedBatch, encode
-from ramen_ray.method.sampling.regularizers import open_graphs
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.step_part import StepPart
-from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.checkpoints import CheckpointError, restore_checkpoint
+from ramen_ray.method.sampling.training_data import TrainingData, open_graphs
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
 from ramen_ray.method.training.prefetching import step_inputs
+from ramen_ray.method.training.saved_state import CheckpointError, restore_checkpoint
 from ramen_ray.method.training.step import StepMemoryError, train_steps
 from ramen_ray.method.training.step_losses import global_losses
 
@@ -453,7 +452,7 @@ def _left_out(encoded: EncodedBatch, sampler: Sampler) -> list[list[bool]]:
             tables["ads"].hashes[ad] == tables["queries"].hashes[query] and ad not in clicks[query]
             for ad in encoded.ad_pool.ids
         ]
-        for query in encoded.local.queries
+        for query in encoded.inputs.local.queries
     ]
 
 

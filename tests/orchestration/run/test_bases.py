@@ -18,7 +18,7 @@ from ramen_ray.method.metrics.judgement import evaluate
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import StepLosses, global_losses
-from ramen_ray.orchestration.background.pruning import GraphPruning
+from ramen_ray.orchestration.background.pruned_graphs import GraphPruning
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import (
@@ -31,8 +31,8 @@ from ramen_ray.orchestration.run.build import (
     encoder_tokenizer,
 )
 from ramen_ray.orchestration.run.checks import check_config
-from ramen_ray.orchestration.run.evaluation import PARTS
 from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.worker import PARTS
 from ramen_ray.presets import PRESETS
 
 

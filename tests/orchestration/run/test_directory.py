@@ -10,14 +10,14 @@ import ramen_ray
 from ramen_ray.config import ConfigError, RunConfig, overlay, read_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.run import directory as run_directory
-from ramen_ray.orchestration.run import identity
+from ramen_ray.orchestration.run import start
 from ramen_ray.orchestration.run.directory import (
     RunDirectory,
     RunError,
     finished_run,
     open_run_directory,
 )
-from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.start import identity_of
 from ramen_ray.presets import tiny
 
 
@@ -135,11 +135,11 @@ def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
         case "ramen_ray":
             monkeypatch.setattr(ramen_ray, "__version__", "0.2.0")
         case "source":
-            monkeypatch.setattr(identity, "_source_digest", lambda: "abc")
+            monkeypatch.setattr(start, "_source_digest", lambda: "abc")
         case _:
-            known = identity.version
+            known = start.version
             other = {changed: "9.9.9+cu128"}
-            monkeypatch.setattr(identity, "version", lambda name: other.get(name) or known(name))
+            monkeypatch.setattr(start, "version", lambda name: other.get(name) or known(name))
     message = f"what {before.path} is made from has changed: {CHANGED[changed]}; choose another"
     with pytest.raises(RunError, match=message):
         opened(named)

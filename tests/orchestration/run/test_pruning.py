@@ -26,10 +26,10 @@ from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.sampling.batches import DrawState
-from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration import embed as embedding
 from ramen_ray.orchestration.background import task as background
-from ramen_ray.orchestration.background.pruning import GraphPruning
+from ramen_ray.orchestration.background.pruned_graphs import GraphPruning
 from ramen_ray.orchestration.background.task import (
     BackgroundTask,
     Compute,

@@ -25,8 +25,8 @@ from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.checksums import checksum_files, with_checksum
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
-from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.training.checkpoints import CheckpointError
+from ramen_ray.method.sampling.training_data import Regularizer
+from ramen_ray.method.training.saved_state import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, RunDirectory

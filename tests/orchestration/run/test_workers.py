@@ -21,7 +21,7 @@ from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.run import workers
-from ramen_ray.orchestration.run.task import EndIfItRecurs, WorkerTask
+from ramen_ray.orchestration.run.workers import EndIfItRecurs, WorkerTask
 from ramen_ray.presets import minilm
 from ramen_ray.tracking.runs import Run
 
