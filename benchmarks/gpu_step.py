@@ -44,10 +44,15 @@ from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective, task_term
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.step_part import StepPart
-from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData, anchor_table
+from ramen_ray.method.sampling.training_data import (
+    ADS,
+    QUERIES,
+    Regularizer,
+    TrainingData,
+    anchor_table,
+)
 from ramen_ray.method.training import step as step_module
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule

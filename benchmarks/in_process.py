@@ -19,11 +19,10 @@ from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState, Sampler
-from ramen_ray.method.sampling.regularizers import Graphs
-from ramen_ray.method.sampling.training_data import TrainingData, node_table
+from ramen_ray.method.sampling.training_data import Graphs, TrainingData, node_table
 from ramen_ray.method.training.step import TrainState, train_steps
 from ramen_ray.orchestration.run.build import (
-    add_free_vectors,
+    build_classifiers,
     build_model,
     build_objective,
     build_sampler,
@@ -58,7 +57,8 @@ def begin(config: RunConfig, data: Prepared, *changes: Change, edges: Path | Non
     """Build what :func:`train` trains, on the graphs in ``edges``, by default the dataset's own."""
     model = build_model(config)
     keep_tokens(model.encoder, data.occurring_tokens)
-    add_free_vectors(config, model, data)
+    if model.classifier_head is not None:
+        model.classifiers = build_classifiers(config, model, data)
     objective = build_objective(config)
     training_data = TrainingData.from_prepared(data, objective.regularizers, edges)
     if config.walk.enabled:

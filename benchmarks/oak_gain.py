@@ -38,8 +38,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.orchestration.tune.variants import used_sets
-from ramen_ray.presets import bag_ramen
+from ramen_ray.presets import bag_ramen, used_sets
 
 VERSION = 3  # of what is kept; a change of the method makes the runs anew
 STORE = CACHE / "oak_gain"

@@ -17,9 +17,8 @@ Run the same command again to resume an interrupted comparison.
 import sys
 
 from ramen_ray.command_line import parse_with_run_config, run_job
-from ramen_ray.orchestration.tune.ablation import ablate
-from ramen_ray.orchestration.tune.variants import AblationConfig
-from ramen_ray.reports.ablation import ablation_tables, verdict
+from ramen_ray.orchestration.tune.ablation import AblationConfig, ablate
+from ramen_ray.reports.ablation_report import ablation_tables, verdict
 from ramen_ray.tracking.runs import ui_command
 
 

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from ramen_ray.command_line import FilterSettings, StoreSettings, parse_settings, run_job
 from ramen_ray.config import Positive
-from ramen_ray.orchestration.run.finished import retriever_uri
-from ramen_ray.reports.run import answers_table
+from ramen_ray.orchestration.serve.retrievers import retriever_uri
+from ramen_ray.reports.run_report import answers_table
 from ramen_ray.tracking.registry import Registry, ask
 from ramen_ray.tracking.runs import tracking_uri
 

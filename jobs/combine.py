@@ -21,9 +21,9 @@ import sys
 from rich.console import Console
 
 from ramen_ray.command_line import parse_settings, run_job
-from ramen_ray.orchestration.combining.run import combine
-from ramen_ray.orchestration.combining.settings import CombineSettings
-from ramen_ray.reports.run import combiner_table
+from ramen_ray.orchestration.combining.combine import combine
+from ramen_ray.orchestration.combining.combine_settings import CombineSettings
+from ramen_ray.reports.run_report import combiner_table
 from ramen_ray.tracking.runs import ui_command
 
 

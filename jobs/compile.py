@@ -14,8 +14,8 @@ import sys
 from rich.console import Console
 
 from ramen_ray.command_line import ModelSettings, asking, parse_settings, run_job
-from ramen_ray.orchestration.serve.compilation import compile_for_cpus
-from ramen_ray.reports.run import difference_table
+from ramen_ray.orchestration.serve.compiling import compile_for_cpus
+from ramen_ray.reports.run_report import difference_table
 from ramen_ray.tracking.registry import Registry, RegistryError
 from ramen_ray.tracking.runs import tracking_uri
 

@@ -18,7 +18,7 @@ from ramen_ray.config import DEFAULT_EXPERIMENT, Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import printable
 from ramen_ray.presets import MINILM
-from ramen_ray.reports.dataset import dataset_note, dataset_tables, dataset_words
+from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words
 from ramen_ray.reports.description import describe, log_description
 from ramen_ray.reports.page import terminal_table, write_page
 from ramen_ray.tracking.runs import ui_command

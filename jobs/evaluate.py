@@ -20,8 +20,8 @@ from ramen_ray.bases import Part
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import ConfigError, Section
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
-from ramen_ray.reports.predictions import read_predictions, write_predictions_page
-from ramen_ray.reports.run import bad_match_table, metrics_table
+from ramen_ray.reports.predictions_page import read_predictions, write_predictions_page
+from ramen_ray.reports.run_report import bad_match_table, metrics_table
 
 
 class EvaluateSettings(Section):

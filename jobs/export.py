@@ -20,8 +20,8 @@ from ramen_ray.command_line import StoreSettings, parse_settings, run_job
 from ramen_ray.config import Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.xc.exporting import export_xc
-from ramen_ray.method.retrieval.exporting import export_retriever
-from ramen_ray.orchestration.run.finished import retriever_uri
+from ramen_ray.method.retrieval.retriever_folder import export_retriever
+from ramen_ray.orchestration.serve.retrievers import retriever_uri
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 

@@ -22,7 +22,7 @@ import tyro
 
 from ramen_ray.command_line import ModelSettings, asking, parse_settings, run_job
 from ramen_ray.data.tables.new_ads import NewAds
-from ramen_ray.orchestration.serve.new_ads import extend_retriever
+from ramen_ray.orchestration.serve.changed_ads import extend_retriever
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from ramen_ray.command_line import StoreSettings, asking, parse_settings, run_job
 from ramen_ray.config import ConfigError
 from ramen_ray.orchestration.serve.promotion import CHAMPION, IncomparableError, promote
-from ramen_ray.reports.run import difference_table
+from ramen_ray.reports.run_report import difference_table
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 

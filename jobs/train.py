@@ -72,7 +72,7 @@ def _train(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.run.fit import fit
 
     result = fit(config)
-    from ramen_ray.reports.run import metrics_table
+    from ramen_ray.reports.run_report import metrics_table
 
     Console(width=110).print(metrics_table(result.metrics))
     return result
@@ -82,7 +82,7 @@ def _train_beside_base(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 
     rungs = fit_beside_base(config)
-    from ramen_ray.reports.run import gains_table, metrics_table
+    from ramen_ray.reports.run_report import gains_table, metrics_table
 
     last = list(rungs.values())[-1].result
     rows = {"untrained": last.metrics["untrained"]}

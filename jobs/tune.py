@@ -16,7 +16,7 @@ import sys
 from ramen_ray.command_line import parse_with_run_config, run_job, training_command
 from ramen_ray.config import ConfigError
 from ramen_ray.orchestration.tune.sweep import SweepConfig, sweep
-from ramen_ray.reports.sweep import SweepTrial
+from ramen_ray.reports.sweep_report import SweepTrial
 from ramen_ray.tracking.runs import ui_command
 from tune_spaces import SPACES
 

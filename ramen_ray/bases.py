@@ -9,26 +9,25 @@ HardNegatives = Literal["none", "shortlists"]
 TaskLoss = Literal["triplet", "decoupled", "supcon"]
 Heads = Literal["none", "classifier"]
 BaseName = Literal["in_batch", "ance", "ngame", "depsl", "unidec"]
+NodeChoice = Literal["all", "rare", "clicked"]
+"""Which nodes regularisers draw: all with edges alike, or the rarely clicked more often, or the
+batch's queries and ads."""
 Part = Literal["both", "encoder", "classifier"]
 """What a model with classifiers finds ads by: the cosines of both its vectors, or of one."""
 
 
 @dataclass(frozen=True)
 class Combination:
-    """The parts of a base; each can be combined with all others.
+    """The parts of a base; each can be combined with all others."""
 
-    Attributes:
-        order: of the queries: random; clustered, so that similar ones share a batch, in clusters
-            that grow; or each batch of one cluster.
-        hard_negatives: ads drawn for a query besides those of the batch: none, or from shortlists
-            of its nearest ads.
-        loss: of the task: triplet, or a softmax over the pool, decoupled or not (supcon).
-        heads: what ads are found by: the encoder's embedding only, or also each ad's classifier.
-    """
-
+    # of the queries: random; clustered, so that similar ones share a batch, in clusters that grow;
+    # or each batch of one cluster
     order: Order
+    # ads drawn for a query besides those of the batch: none, or from shortlists of its nearest ads
     hard_negatives: HardNegatives
+    # of the task: triplet, or a softmax over the pool, decoupled or not (supcon)
     loss: TaskLoss = "triplet"
+    # what ads are found by: the encoder's embedding only, or also each ad's classifier
     heads: Heads = "none"
     num_positives: int = 1
     num_hard_negatives: int = 1

@@ -33,14 +33,7 @@ from ramen_ray.config import (
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import LOST, UserError, is_disk_full, no_room_message, printable, redacted
 from ramen_ray.orchestration.run.directory import read_run_config
-from ramen_ray.presets import (
-    DEFAULT_PRESET,
-    PRESETS,
-    lambdas,
-    linked_sets,
-    on_dataset,
-    with_base,
-)
+from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, linked_sets, on_dataset, with_base
 
 UNADVISED_LAMBDA = 0.3
 BASE_PARTS = ("base.kind", "base.loss")  # they bring constants of other settings with them
@@ -90,11 +83,7 @@ class FilterSettings(Section):
 
     @property
     def wanted(self) -> dict[str, list[str]]:
-        """The values to filter by, by column.
-
-        Raises:
-            ConfigError: one is not written as COLUMN=VALUE.
-        """
+        """The values to filter by, by column; a ConfigError if one is not COLUMN=VALUE."""
         values: dict[str, list[str]] = {}
         for word in self.filter:
             name, equals, value = word.partition("=")
@@ -187,11 +176,9 @@ def write_json(json_file: Path, content: Any) -> None:
 def parse_settings(
     kind: type[Settings] | Mapping[str, type[Settings]], description: str
 ) -> Settings:
-    """Parse the command line into the settings of a job.
+    """Parse the command line into the settings of a job, which its first word may choose.
 
-    Args:
-        kind: the section whose fields become flags, or several sections by the first word.
-        description: the beginning of the ``--help`` text.
+    The ``--help`` text begins with the ``description``.
 
     Raises:
         ConfigError: an argument is unknown, missing or bad.

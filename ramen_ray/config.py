@@ -15,11 +15,11 @@ from ramen_ray.bases import (
     Combination,
     HardNegatives,
     Heads,
+    NodeChoice,
     Order,
     TaskLoss,
 )
 from ramen_ray.errors import UserError
-from ramen_ray.method.sampling.regularizers import NodeChoice
 from ramen_ray.naming import checked_name
 
 BUILT_IN = ("rdocs", "foldoc", "debian")
@@ -442,11 +442,7 @@ def write_config(config: RunConfig, file: Path) -> None:
 
 
 def read_config(file: Path) -> RunConfig:
-    """Read what :func:`write_config` wrote.
-
-    Raises:
-        ConfigError: the file is missing or does not hold a valid configuration.
-    """
+    """Read what :func:`write_config` wrote; a ConfigError if it is missing or not valid."""
     try:
         if stat.S_ISFIFO(mode := file.stat().st_mode) or stat.S_ISCHR(mode):
             raise ConfigError(f"{file} is a pipe or a device; write what it gives to a file")

@@ -8,7 +8,6 @@ import unicodedata
 from ramen_ray.errors import UserError
 
 MAX_BYTES = 100  # file systems allow 255, and other names are made from these
-_DIGEST_BYTES = 4
 
 
 class BadNameError(UserError):
@@ -28,11 +27,7 @@ def naming_fault(name: str, dots: bool = True) -> str | None:
 
 
 def checked_name(name: str) -> str:
-    """Return ``name`` as it is.
-
-    Raises:
-        BadNameError: it is not a valid name.
-    """
+    """Return ``name`` as it is; a BadNameError if it is not a valid name."""
     if fault := naming_fault(name):
         raise BadNameError(fault)
     return name
@@ -43,9 +38,14 @@ def joined_name(*parts: str) -> str:
     whole = "-".join(parts)
     if len(whole.encode()) <= MAX_BYTES:
         return whole
-    digest = hashlib.blake2b(whole.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    digest = short_hash(whole)
     kept = whole.encode()[: MAX_BYTES - len(digest) - 1].decode(errors="ignore")
     return f"{kept}-{digest}"
+
+
+def short_hash(content: str, num_bytes: int = 4) -> str:
+    """Hash what a name stands for; the name gets two characters for each byte."""
+    return hashlib.blake2b(content.encode(), digest_size=num_bytes).hexdigest()
 
 
 def name_like(text: str, otherwise: str) -> str:

@@ -30,7 +30,7 @@ from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.column_names import Columns as Columns
 from ramen_ray.errors import first_line_of
-from ramen_ray.orchestration.run.finished import retriever_uri
+from ramen_ray.orchestration.serve.retrievers import retriever_uri
 from ramen_ray.tracking.registry import Registry, RegistryError, ask
 from ramen_ray.tracking.runs import tracking_uri
 
@@ -60,8 +60,7 @@ ANSWERS = pa.schema(
     ]
 )
 
-Frame = Any
-"""A table of pandas, polars or Arrow: anything with ``__arrow_c_stream__``."""
+Frame = Any  # a table of pandas, polars or Arrow: anything with ``__arrow_c_stream__``
 
 
 def write_dataset(
@@ -128,12 +127,10 @@ def fit(config: RunConfig) -> "TrainResult":
 def evaluate(
     run: str | Path, split: str = "test", dataset: str | Path | None = None
 ) -> dict[str, float]:
-    """Return the metrics, by name, of a finished run or one of its checkpoints.
+    """Return the metrics, by name, of a finished run, or one of its checkpoints, in that folder.
 
-    Args:
-        run: its folder.
-        split: ``validation``, ``test`` or ``zero_shot``.
-        dataset: a dataset directory other than the one trained on.
+    The split is ``validation``, ``test`` or ``zero_shot``; ``dataset`` another than the one trained
+    on.
 
     Raises:
         UserError: the folder or the dataset is missing, or not what it was.
@@ -147,7 +144,6 @@ class Retriever:
     """A retriever in memory, which answers on the CPU."""
 
     def __init__(self, uri: str, registry: Registry) -> None:
-        """Load the retriever at ``uri``."""
         self.uri = uri
         self._model = registry.load(uri, "cpu")
 

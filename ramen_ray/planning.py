@@ -15,12 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from ramen_ray.config import RunConfig
 from ramen_ray.errors import UserError
-from ramen_ray.method.retrieval.index import (
-    DIMENSIONS_PER_CODE,
-    HNSW_LINKS,
-    IndexKind,
-    choose_kind,
-)
+from ramen_ray.method.retrieval.index import DIMENSIONS_PER_CODE, HNSW_LINKS, IndexKind, choose_kind
 
 MACHINES = Path(__file__).with_name("machines.toml")
 THIS = "this"
@@ -337,13 +332,11 @@ def held_by_stage(run: PlannedRun) -> dict[str, Held]:
 
 
 def machines_by_stage(run: PlannedRun) -> dict[str, list[Machine]]:
-    """Return, for each stage, the known machines that keep what it reads, least memory first.
-
-    One without GPUs is not named for the training of a transformer, unless it was asked for.
-    """
+    """Return, for each stage, the known machines that keep what it reads, least memory first."""
     found: dict[str, list[Machine]] = {stage: [] for stage in held_by_stage(run)}
     for machine in sorted(known_machines().values(), key=lambda one: one.memory):
         for stage, held in held_by_stage(replace(run, machine=machine)).items():
+            # A transformer trains without GPUs only if that was asked for.
             can_train = machine.gpus or not run.encoder.layers or machine == run.machine
             if held.fits(machine) and (can_train or stage != "training"):
                 found[stage].append(machine)

@@ -82,10 +82,7 @@ def with_base(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
 
 
 def base_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``changes`` of ``base.kind`` or ``base.loss``, with the constants that the loss needs.
-
-    A softmax has half the learning rates of the triplet loss, and ten times its λ.
-    """
+    """Return ``changes`` of base kind or loss, with the constants that the loss needs."""
     is_softmax = overlay(config, changes).base.parts.loss != "triplet"
     if is_softmax == (config.base.parts.loss != "triplet"):
         return dict(changes)
@@ -111,6 +108,11 @@ def lambdas(config: RunConfig) -> dict[str, dict[str, float]]:
     """Return the weights of the anchor sets in use, by ``lambda_x`` and ``lambda_z``."""
     graph = config.regularization
     return {"lambda_x": graph.lambda_x, "lambda_z": graph.lambda_z}
+
+
+def used_sets(config: RunConfig) -> list[str]:
+    """Return the anchor sets that have a weight in ``config``, sorted."""
+    return sorted({name for weights in lambdas(config).values() for name in weights})
 
 
 def linked_sets(dataset: Dataset) -> dict[str, list[str]]:

@@ -13,38 +13,54 @@ Item = TypeVar("Item")
 logger = logging.getLogger(__name__)
 
 
+class Pace:
+    """Estimates the seconds that are left, by what was done since it was first asked."""
+
+    _first: tuple[float, float] | None = None
+
+    def seconds_left(self, done: float, total: float) -> float | None:
+        """Return them; None before there is more ``done``. If less is done, it starts anew."""
+        now = time.monotonic()
+        if self._first is None or done < self._first[0]:
+            self._first = done, now
+        before, at = self._first
+        return (total - done) * (now - at) / (done - before) if done > before else None
+
+
 @contextmanager
-def told(what: str, share_done: Callable[[], float] = lambda: 0.0) -> Iterator[None]:
-    """Log how long the block has taken, and the time left, after five seconds and now and again.
-
-    Args:
-        what: what the block does.
-        share_done: returns the share that is done, in [0, 1]; 0 if it is not known. The time until
-            its first value above 0 does not count for the time left, as processes start in it.
-    """
-    ended, started = Event(), time.monotonic()
-
-    def tell() -> None:
-        first, next_line = (started, 0.0), started + FIRST_LINE_S
-        while not ended.wait(BETWEEN_LOOKS_S):
-            now, share = time.monotonic(), share_done()
-            if not first[1]:
-                first = now, share
-            if now >= next_line:
-                next_line = now + BETWEEN_LINES_S
-                left = ""
-                if share > first[1]:
-                    seconds = (1 - share) * (now - first[0]) / (share - first[1])
-                    left = f", about {seconds:.0f} s left"
-                logger.info("%s: %.0f s%s", what, now - started, left)
-
-    thread = Thread(target=tell, daemon=True)
+def beside(work: Callable[[Event], None]) -> Iterator[None]:
+    """Do ``work`` in a thread during the block; the event is set when the block ends."""
+    ended = Event()
+    thread = Thread(target=work, args=[ended], daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
+
+
+@contextmanager
+def told(what: str, share_done: Callable[[], float] = lambda: 0.0) -> Iterator[None]:
+    """Log how long the block has taken, and the time left, after five seconds and now and again.
+
+    ``share_done`` returns the share that is done, in [0, 1]; 0 if it is not known.
+    """
+    started, pace = time.monotonic(), Pace()
+
+    def tell(ended: Event) -> None:
+        next_line = started + FIRST_LINE_S
+        while not ended.wait(BETWEEN_LOOKS_S):
+            now, share = time.monotonic(), share_done()
+            # before anything is done, processes start
+            seconds = pace.seconds_left(share, 1) if share else None
+            if now >= next_line:
+                next_line = now + BETWEEN_LINES_S
+                left = "" if seconds is None else f", about {seconds:.0f} s left"
+                logger.info("%s: %.0f s%s", what, now - started, left)
+
+    with beside(tell):
+        yield
 
 
 def told_of(

@@ -89,9 +89,9 @@ def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> Non
     """Run ``worker(rank, *arguments)`` in two processes, forked from one that has loaded torch."""
     from torch.multiprocessing import start_processes
 
-    method = ("metrics.judgement", "training.checkpoints", "training.step")
-    loaded = [f"ramen_ray.method.{name}" for name in method]
-    multiprocessing.set_forkserver_preload(["pytest", "support", *loaded])
+    # the last is what transformers loads with its first model: two seconds of each process
+    loaded = ["pytest", "support", "short_runs", "transformers.models.bert.modeling_bert"]
+    multiprocessing.set_forkserver_preload(loaded)
     start_processes(worker, arguments, nprocs=2, start_method="forkserver")
 
 

@@ -39,8 +39,7 @@ from ramen_ray.method.retrieval.search import (
     search_index,
 )
 from ramen_ray.orchestration.run.build import encoder_tokenizer
-from ramen_ray.orchestration.tune.variants import used_sets
-from ramen_ray.presets import base_changes
+from ramen_ray.presets import base_changes, used_sets
 
 TRIED: dict[str, tuple[Settings, ...]] = {
     "unidec": (

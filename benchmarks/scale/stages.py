@@ -20,7 +20,7 @@ from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.method.training.prefetching import step_inputs
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.presets import MINILM, tiny
@@ -176,7 +176,7 @@ def prune(folder: Path) -> Stage:
     """Prune the dataset's own edges with an untrained bag, as a run's task; the rows are edges."""
     import ray
 
-    from ramen_ray.orchestration.background.pruning import GraphPruning
+    from ramen_ray.orchestration.background.pruned_graphs import GraphPruning
     from ramen_ray.orchestration.run.build import build_model
 
     data = prepared_in(folder)

@@ -50,7 +50,7 @@ class OakPart(StepPart):
 
     def before(self, encoded: EncodedBatch) -> EncodedBatch:
         """Return the batch with enriched queries."""
-        links = self._links.draw(self._step, encoded.local.queries)
+        links = self._links.draw(self._step, encoded.inputs.local.queries)
         anchors = np.unique(links[links >= 0])
         bank = self.augmentation.bank
         rows = bank.take(anchors) if self.bank is None else self.bank.rows(anchors)

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ramen_ray.method.objectives.losses import Loss
 from ramen_ray.method.objectives.terms import TASK, Term, task_term
-from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.similarity import similarities
+from ramen_ray.method.sampling.encoded import EncodedBatch, similarities
 
 ENCODER, CALIBRATION = "encoder", "calibration"
 ENRICHED = "enriched_bD"

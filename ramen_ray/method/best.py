@@ -9,15 +9,10 @@ from ramen_ray.data.arrays import Int64s
 
 
 def best_of_each(groups: NDArray[Any], k: int, *keys: NDArray[Any]) -> tuple[Int64s, Int64s]:
-    """Return the first k rows of each group in the order of ``keys``, and their ranks from 0.
+    """Return the first k rows of each group (rows,) in order of ``keys``, and ranks from 0.
 
-    Args:
-        groups: (rows,) the group of each row.
-        k: largest number of rows of a group.
-        keys: (rows,) each; lower values come first, and each key breaks the ties of those before.
-
-    Returns:
-        rows and ranks (kept,) each, by group, then by rank.
+    Lower values of the keys (rows,) come first, and each key breaks the ties of those before. Rows
+    and ranks (kept,) come by group, then by rank.
     """
     order = np.lexsort((*reversed(keys), groups))
     ordered = groups[order]

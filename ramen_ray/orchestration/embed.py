@@ -39,7 +39,7 @@ class TableRows:
 
 @dataclass(frozen=True)
 class EmbeddingResources:
-    """Resources of a process that embeds texts; without CPUs and GPUs, one task runs at a time."""
+    """What a process that embeds holds; without CPUs and GPUs, one task runs at a time."""
 
     num_threads: int
     num_cpus: float = 0
@@ -55,18 +55,11 @@ def embed_tables(
     dtype: type[np.floating[Any]] = np.float32,
     part: Part | None = None,
 ) -> NDArray[Any]:
-    """Embed texts into ``file``, one table after another: here if they are few, else in tasks.
+    """Embed texts into an ``.npy`` file, table after table: here if they are few, else in tasks.
 
-    Args:
-        model: folder of the model; all machines can reach it, and the folders of tables and file.
-        tables: the texts.
-        file: an ``.npy`` file to write.
-        resources: resources of each task; with a GPU, of each actor.
-        dtype: type of the embeddings.
-        part: which of the model's vectors they get; None for all that it has.
-
-    Returns:
-        (texts of all tables, D), mapped from ``file``.
+    All machines can reach the folders of the model, the tables and the file. ``resources`` are
+    those of a task or, with a GPU, of an actor; ``part`` says which of the model's vectors texts
+    get. Returns (texts of all tables, D), mapped from ``file``.
 
     Raises:
         ClusterError: processes have died.
@@ -103,13 +96,12 @@ def embed_distinct(
 ) -> list[TextEmbeddings]:
     """Embed the distinct texts of all ``tables`` as queries, with the cluster's free resources.
 
-    Returns:
-        One per table, all sharing one (U, D) float16 array, mapped from ``file``: in half precision
-        the error of a cosine is below 0.001.
+    Returns one per table, all sharing one (U, D) float16 array, mapped from ``file``.
     """
     rows, positions = number_distinct([TokenTable.open(table) for table in tables])
     parts = [TableRows(table, some, "queries") for table, some in zip(tables, rows, strict=True)]
     resources = EmbeddingResources(num_threads, **free_share(num_threads), use_bf16=use_bf16)
+    # In half precision the error of a cosine is below 0.001.
     embeddings = embed_tables(model, parts, file, resources, np.float16, part)
     return [TextEmbeddings(embeddings, places) for places in positions]
 
@@ -152,13 +144,11 @@ class _Work:
         return self.file.with_suffix(".attempts")
 
     def load(self) -> DualEncoder:
-        """Load the model in the process that embeds."""
         torch.set_num_threads(self.resources.num_threads)
         device = "cuda" if ray.get_gpu_ids() else "cpu"
         return load_model(self.model, part=self.part).to(device)
 
     def embed(self, batch: _Batch, model: DualEncoder) -> None:
-        """Embed a batch and write it to its place."""
         chosen = np.asarray(batch.table.rows[batch.start : batch.stop])
         use_bf16 = self.resources.use_bf16 and bool(ray.get_gpu_ids())
         view = {"queries": model.embed_queries, "ads": model.embed_ads}[batch.table.view]
@@ -169,7 +159,6 @@ class _Work:
             opened.write(np.ascontiguousarray(embeddings, rows.dtype).data)
 
     def in_task(self, batch: _Batch) -> None:
-        """Load the model and embed one batch, in a task."""
         with limited_attempts(self.attempts, str(batch)):
             self.embed(batch, self.load())
 

@@ -15,10 +15,11 @@ from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError
 from ramen_ray.data.store.predictions import shown_ads, write_predictions
 from ramen_ray.method.metrics import bad_matches
 from ramen_ray.method.metrics.judgement import Judgement
+from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
-from ramen_ray.method.training.checkpoints import CheckpointError
+from ramen_ray.method.training.saved_state import CheckpointError
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.prepare.pipeline import prepare
@@ -26,11 +27,12 @@ from ramen_ray.orchestration.run.build import build_propensity, trained_tokenize
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
-    RUN_FILE,
+    TEST_ADS_FILE,
+    VALIDATION_ADS_FILE,
     RunDirectory,
     read_run_config,
 )
-from ramen_ray.orchestration.search import put_together, search_shards
+from ramen_ray.orchestration.sharded_search import put_together, search_shards
 
 
 def evaluate_checkpoint(
@@ -83,14 +85,23 @@ def evaluate_checkpoint(
     return metrics
 
 
+def scores_of_run(
+    folder: Path, config: RunConfig, data: Prepared, split: str
+) -> dict[str, PerQuery]:
+    """Return the metrics of a finished run by query, from the best ads that it has kept."""
+    file = {"test": TEST_ADS_FILE, "validation": VALIDATION_ADS_FILE}[split]
+    judgement = Judgement.from_prepared(data, split, build_propensity(config))
+    return judgement.by_query(np.load(folder / file))
+
+
 def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
     """Return a run's best checkpoint and the part that answers; other folders as they are."""
-    if not (folder / RUN_FILE).is_file():
+    directory = RunDirectory(folder)
+    if not directory.is_run:
         return folder, None
-    notes = RunDirectory(folder).notes
-    if "best_checkpoint" not in notes:
+    if (best := directory.best_checkpoint) is None:
         raise CheckpointError(f"the run {folder} is not finished; give one of its checkpoints")
-    return folder / notes["best_checkpoint"], notes.get("part")
+    return best, directory.notes.get("part")
 
 
 def _open_dataset(

@@ -32,10 +32,7 @@ UNCUT = 2**31
 def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
     """Compute the description of ``dataset``, whose tables are read as streams.
 
-    Args:
-        dataset: the dataset directory.
-        encoder: its tokenizer counts the tokens; a folder, package:MODULE/FOLDER or a hub id.
-        max_length: texts with more tokens count as too long.
+    The encoder's tokenizer counts tokens; texts with more than ``max_length`` are too long.
 
     Raises:
         DatasetError: the dataset directory has errors; lists all of them.

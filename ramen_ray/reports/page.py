@@ -84,44 +84,26 @@ summary { font-weight: 600; margin: 1rem 0 .2rem; cursor: pointer }
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines over one pair of axes.
+    """Lines over one pair of axes."""
 
-    Attributes:
-        x_label: label of the x axis, which also names the plot.
-        y_label: label of the y axis.
-        lines: x and y values by name.
-        log_y: whether the y axis is logarithmic too; the x axis always is.
-        mark: x of a vertical line, and its name.
-    """
-
-    x_label: str
-    y_label: str
-    lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
-    log_y: bool = True
-    mark: tuple[float, str] | None = None
+    x_label: str  # label of the x axis, which also names the plot
+    y_label: str  # label of the y axis
+    lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]  # x and y values by name
+    log_y: bool = True  # whether the y axis is logarithmic too; the x axis always is
+    mark: tuple[float, str] | None = None  # x of a vertical line, and its name
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table with a title, a note and plots.
+    """A table with a title, a note and plots."""
 
-    Attributes:
-        title: shown above the table.
-        columns: headings.
-        rows: cells as they are shown.
-        text_columns: number of first columns with words; the others have numbers.
-        note: how to read the table.
-        plots: shown before all tables of a page.
-        is_open: whether a page shows it before it is clicked on.
-    """
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    text_columns: int = 1
-    note: str = ""
-    plots: Sequence[Plot] = ()
-    is_open: bool = False
+    title: str  # shown above the table
+    columns: Sequence[str]  # headings
+    rows: Sequence[Sequence[str]]  # cells as they are shown
+    text_columns: int = 1  # number of first columns with words; the others have numbers
+    note: str = ""  # how to read the table
+    plots: Sequence[Plot] = ()  # shown before all tables of a page
+    is_open: bool = False  # whether a page shows it before it is clicked on
 
 
 def terminal_table(report: ReportTable) -> Table:
@@ -148,13 +130,7 @@ def as_markdown(table: Table) -> str:
 def write_page(
     file: Path, title: str, note: str, words: Sequence[str], tables: Sequence[ReportTable]
 ) -> None:
-    """Write one HTML page that loads nothing from elsewhere: words, then plots, then tables.
-
-    The file is never half-written.
-
-    Raises:
-        TrackingError: ``file`` cannot be written.
-    """
+    """Write one HTML page that loads nothing from elsewhere, or raise a TrackingError."""
     template = Environment(autoescape=True, trim_blocks=True).from_string(TEMPLATE)
     plots = [plot for table in tables for plot in table.plots]
     html = template.render(

@@ -7,27 +7,18 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ramen_ray.method.metrics.comparison import Difference, in_points
-
-DECIDING = ("P@1", "R@10")
+from ramen_ray.method.metrics.judgement import HEADLINES
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far a candidate came on the validation split.
+    """How far a candidate came on the validation split."""
 
-    Attributes:
-        p_at_1: P@1 of its best epoch, a fraction.
-        r_at_10: R@10 of the same epoch.
-        epochs: epochs that it trained.
-        seconds: of training, with the start of the trial.
-        finished: whether it trained to the end.
-    """
-
-    p_at_1: float
-    r_at_10: float
-    epochs: int
-    seconds: float
-    finished: bool
+    p_at_1: float  # P@1 of its best epoch, a fraction
+    r_at_10: float  # R@10 of the same epoch
+    epochs: int  # epochs that it trained
+    seconds: float  # of training, with the start of the trial
+    finished: bool  # whether it trained to the end
 
     @property
     def value(self) -> float:
@@ -49,23 +40,18 @@ def outcome_table(outcomes: Mapping[str, Outcome]) -> str:
 
 
 def verdict(
-    outcomes: Mapping[str, Outcome],
-    gains: Mapping[str, Mapping[str, Difference]],
-    num_queries: int,
+    outcomes: Mapping[str, Outcome], gains: Mapping[str, Mapping[str, Difference]], num_queries: int
 ) -> list[str]:
     """Say what matters on the data, what does not, and how sure that is.
 
-    Args:
-        outcomes: best first.
-        gains: differences of the best to others, by name of the other.
-        num_queries: queries of the validation split.
+    ``outcomes`` come best first; ``gains`` are differences of the best to others, by these names.
     """
     best = next(iter(outcomes))
     compared = {
-        other: ", ".join(f"{metric} {in_points(by[metric], digits=1)}" for metric in DECIDING)
+        other: ", ".join(f"{metric} {in_points(by[metric], digits=1)}" for metric in HEADLINES)
         for other, by in gains.items()
     }
-    matters = [other for other, by in gains.items() if any(by[m][1] > 0 for m in DECIDING)]
+    matters = [other for other, by in gains.items() if any(by[m][1] > 0 for m in HEADLINES)]
     level = [other for other in gains if other not in matters]
     finished = sum(one.finished for one in outcomes.values())
     sentences = []

@@ -9,8 +9,7 @@ from urllib.parse import unquote
 logger = logging.getLogger(__name__)
 
 SQLITE = "sqlite:///"
-ARTIFACTS = "mlartifacts"
-"""The folder of a sqlite store's artifacts, beside it."""
+ARTIFACTS = "mlartifacts"  # the folder of a sqlite store's artifacts, beside it
 ADDRESSES = {
     "experiments": "artifact_location",
     "runs": "artifact_uri",
@@ -24,9 +23,6 @@ def find_artifacts_beside(uri: str) -> None:
     """Point a sqlite store to the artifacts beside it, if it was moved or copied with them.
 
     Artifacts that are elsewhere on purpose are left alone: some of theirs are not beside the store.
-
-    Args:
-        uri: any store's.
 
     Raises:
         sqlite3.Error: the store cannot be written.

@@ -1,6 +1,5 @@
 """The model registry: versions of retrievers under a name, and the aliases that choose one."""
 
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,13 +24,18 @@ from ramen_ray.errors import UserError, first_line_of, redacted
 from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.moved_store import find_artifacts_beside
 from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
-from ramen_ray.tracking.runs import STORE_VARIABLE, TrackingError, cannot_use, metric_name
+from ramen_ray.tracking.runs import (
+    STORE_VARIABLE,
+    TrackingError,
+    cannot_use,
+    kept_environment,
+    metric_name,
+)
 
 ARTIFACTS = "artifacts"  # key of a model's artifacts in its pyfunc flavor
 ALIAS_HISTORY = "{}_history"
 """Tag of a registered model: the versions that have had an alias, the latest last."""
-COPY_OF = "copy_of"
-"""Tag of a run that logged a changed copy of a retriever: the original's URI."""
+COPY_OF = "copy_of"  # tag of a run that logged a changed copy of a retriever: the original's URI
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for a model that does not exist, and for a name that no model can have."""
 
@@ -42,19 +46,12 @@ class RegistryError(UserError):
 
 @dataclass(frozen=True)
 class LoggedRetriever:
-    """A retriever in MLflow.
+    """A retriever in MLflow."""
 
-    Attributes:
-        model_id: id of the logged model.
-        run_id: the run that logged it.
-        metadata: kept with it, such as the dataset's fingerprint and ``num_ads``.
-        num_bytes: size of its files, most of which are loaded into memory.
-    """
-
-    model_id: str
-    run_id: str
-    metadata: dict[str, Any]
-    num_bytes: int
+    model_id: str  # id of the logged model
+    run_id: str  # the run that logged it
+    metadata: dict[str, Any]  # kept with it, such as the dataset's fingerprint and ``num_ads``
+    num_bytes: int  # size of its files, most of which are loaded into memory
 
     @property
     def uri(self) -> str:
@@ -76,24 +73,13 @@ def _registry_errors(uri: str) -> Iterator[None]:
         raise TrackingError(message) from None  # the cause may contain a password
 
 
-@contextmanager
-def _same_environment() -> Iterator[None]:
-    """Undo what MLflow changes in MLFLOW_TRACKING_URI, by which the user names a store for all."""
-    before = os.environ.get(STORE_VARIABLE)
-    try:
-        yield
-    finally:
-        os.environ.pop(STORE_VARIABLE, None)
-        if before is not None:
-            os.environ[STORE_VARIABLE] = before
-
-
 class Registry:
     """The registered retrievers of an MLflow store; all methods raise TrackingError without it."""
 
     def __init__(self, uri: str) -> None:
         """Use the store at ``uri``, in the whole process: MLflow has one registry per process."""
-        with _same_environment():
+        # MLflow sets it too, by which the user names a store for all.
+        with kept_environment(STORE_VARIABLE):
             mlflow.set_tracking_uri(uri)
         self.uri = uri
         try:
@@ -124,10 +110,7 @@ class Registry:
         )
 
     def explain_choice(self, run_id: str, chosen_id: str, metric: str) -> str | None:
-        """Say which child of ``run_id`` was chosen by ``metric``; None if the run itself was.
-
-        A better one may have ended without a retriever, which is said too.
-        """
+        """Say which child of ``run_id`` was chosen by ``metric``; None if the run itself was."""
         if run_id == chosen_id:
             return None
         with _registry_errors(self.uri):
@@ -136,7 +119,7 @@ class Registry:
         choice = f"best finished run: {chosen.info.run_name}, validation {metric} {reached:.2f}"
         if best - reached < 0.005:
             return choice
-        return f"{choice}; the sweep's best, {best:.2f}, ended without a retriever"
+        return f"{choice}; the sweep's best, {best:.2f}, ended without a retriever"  # a better one
 
     def _latest_retriever(self, run: Run) -> str | None:
         outputs = run.outputs.model_outputs if run.outputs else []
@@ -251,13 +234,12 @@ class Registry:
             raise RegistryError(f"{model_uri} is not a retriever of this project")
         return LoggedRetriever(str(model.model_id), model.run_id, metadata, model.model_size_bytes)
 
-    def trained_by(self, retriever: LoggedRetriever) -> tuple[str, str]:
-        """Return (id, name) of the run that trained a retriever, or what it was copied from."""
+    def trained_by(self, retriever: LoggedRetriever) -> str:
+        """Return the id of the run that trained a retriever, or what it was copied from."""
         with _registry_errors(self.uri):
-            run = self._client.get_run(retriever.run_id)
-            original = run.data.tags.get(COPY_OF)
+            original = self._client.get_run(retriever.run_id).data.tags.get(COPY_OF)
         if original is None:
-            return retriever.run_id, run.info.run_name
+            return retriever.run_id
         return self.trained_by(self.look_up(original))
 
     def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
@@ -331,11 +313,7 @@ def matching_rows(ads: pa.Table, wanted: Mapping[str, Sequence[str]]) -> Int64s:
 
 
 def ask_once(retriever: PyFuncModel) -> None:
-    """Ask a retriever a query before it is promoted.
-
-    Raises:
-        RegistryError: it does not answer.
-    """
+    """Ask a retriever a query before it is promoted; a RegistryError if it does not answer."""
     try:
         (row,) = ask(retriever, ["a query"], {"top_k": 1})
         fault = row["error"] or ("" if len(row["ads"]) else "it finds no ad")
@@ -351,7 +329,7 @@ def own_folder(copied: Path) -> Path:
     return copied / artifacts[NAME]["path"]
 
 
-def content_of(copied: Path) -> str:
+def content_of_retriever(copied: Path) -> str:
     """Hash the content of all files of a retriever."""
     files = sorted(path for path in copied.rglob("*") if path.is_file())
     return content_digest((str(file.relative_to(copied)), file) for file in files)

@@ -34,15 +34,12 @@ NO_COLUMNS = ("no columns to filter by",)  # MLflow ignores parameters that it d
 
 
 def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[str, Any]) -> str:
-    """Log the retriever that ``write_retriever`` wrote into ``folder``; returns the model's id.
-
-    MLflow keeps the folder under its name, the ``example`` queries, and the ``metadata``. A model
-    that a killed process has begun is finished. Files aside are beside ``folder``.
-    """
+    """Log the retriever in ``folder``, with an ``example`` of queries; returns its model's id."""
     runtime = _runtime(folder)
     client = run.client
     experiment_id = client.get_run(run.id).info.experiment_id
     of_run = client.search_logged_models([experiment_id], f"source_run_id = '{run.id}'")
+    # What a process that was killed has begun is finished.
     begun = next((one for one in of_run if one.status == LoggedModelStatus.PENDING), None)
     model = begun or client.create_logged_model(experiment_id, NAME, run.id, model_type=NAME)
     with tempfile.TemporaryDirectory(dir=folder.parent) as aside:

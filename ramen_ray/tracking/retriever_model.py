@@ -61,8 +61,7 @@ Flags = NDArray[np.bool_]
 Columns = dict[str, tuple[dict[str, int], NDArray[np.int32]]]
 """By name of a column, the number of each of its values, and those of the ads (ads,), -1 for none.
 """
-Answer = tuple[list[Any], ...]
-"""Ids, texts and scores of a query's best ads."""
+Answer = tuple[list[Any], ...]  # ids, texts and scores of a query's best ads
 TokenIds = list[list[int]]
 TokenMatrix = NDArray[np.int64]
 StatesOf = Callable[[TokenMatrix, TokenMatrix], Embeddings]
@@ -110,13 +109,8 @@ class Retriever(PythonModel):
         """Answer every query with its ``top_k`` best ads.
 
         Of a table with names, MLflow hands on the first column, which must be ``query`` or
-        ``text``.
-
-        Args:
-            context: not used.
-            model_input: the queries.
-            params: ``top_k``; ``filter``, which says for columns which value, or one of which, ads
-                must have; ``min_score``, below which ads are left out.
+        ``text``. ``params`` are ``top_k``; ``filter``, which says for columns which value, or one
+        of which, ads must have; ``min_score``, below which ads are left out.
 
         Returns:
             One row per query with ``ad_ids``, ``ads`` (their texts) and ``scores``, lists of equal
@@ -263,19 +257,16 @@ def matching(columns: Columns, wanted: Mapping[str, Any]) -> Flags:
 
 
 def _named(what: str, names: Iterable[str]) -> str:
-    """Say what there is, but not very much of it."""
     shown = sorted(names)
     more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
     return f"its {what} are {', '.join(shown[:MOST_NAMED])}{more}" if shown else "it has none"
 
 
 def _only(index: Any, among: Flags) -> tuple[Any, Any]:
-    """Return what to search for the ads that are flagged (ads,), and the parameters of a search.
-
-    Few are all compared; of more, about as many are looked at as without a filter.
-    """
+    """Return what to search for the ads that are flagged (ads,), and the parameters of a search."""
     number = max(int(among.sum()), 1)
     only = faiss.IDSelectorBitmap(np.packbits(among, bitorder="little"))
+    # Few are all compared; of more, about as many are looked at as without a filter.
     is_few = number <= MOST_SCANNED
     if isinstance(index, faiss.IndexHNSW):
         if is_few:
@@ -302,11 +293,8 @@ def _tie_keys(rows: Rows) -> NDArray[np.uint64]:
 
 
 def _queries_of(table: pd.DataFrame) -> list[Any]:
-    """Return the queries of a request, which a list has in a column that has a number for a name.
-
-    MLflow drops all columns but the first, so whether there were others cannot be told.
-    """
-    name = table.columns[0]
+    """Return the queries of a request: of a list, in a column that has a number for a name."""
+    name = table.columns[0]  # MLflow drops all others
     if isinstance(name, str) and name not in QUERY_COLUMNS:
         _refuse(
             f"the first column is {name!r}; put the queries first, in a column named "
@@ -351,10 +339,7 @@ def find_error(query: object) -> str | None:
 
 
 def _load_heads(folder: Path, settings: dict[str, Any]) -> Callable[[Embeddings], Embeddings]:
-    """Load what turns pooled states (texts, width) into unit-norm vectors for search.
-
-    The vectors are the encoder's, those compared with classifiers, or both concatenated.
-    """
+    """Load what turns pooled states (texts, width) into unit-norm vectors for search."""
     part, weight = settings.get("part", "encoder"), settings.get("classifier_weight", 1.0)
     project = _load_head(next((folder / "encoder").glob("*_Dense"), None))
     ask = _load_head(folder / "classifier_head" if part != "encoder" else None)

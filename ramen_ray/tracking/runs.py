@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
-MODELS = "models:/"
-"""How the URI of a model begins."""
+MODELS = "models:/"  # how the URI of a model begins
 PARENT_TAG = "mlflow.parentRunId"
 ORIGIN_TAGS = ("mlflow.source.", "mlflow.user")
 DESCRIPTION_TAG = "mlflow.note.content"
@@ -42,8 +41,7 @@ NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # MLflow prints them wi
 LONGEST_DIGEST = 36  # of a dataset
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
-Point = tuple[str, float, int]
-"""A metric's name, its value and the step."""
+Point = tuple[str, float, int]  # a metric's name, its value and the step
 
 
 class TrackingError(UserError):
@@ -63,15 +61,10 @@ def sqlite_uri(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run in an MLflow store; holds plain values only, as it is sent to Ray's workers.
+    """A run in an MLflow store; holds plain values only, as it is sent to Ray's workers."""
 
-    Attributes:
-        uri: URI of the store.
-        id: id of the run in it.
-    """
-
-    uri: str
-    id: str
+    uri: str  # URI of the store
+    id: str  # id of the run in it
 
     @property
     def client(self) -> "MlflowClient":
@@ -119,11 +112,7 @@ class Run:
             self.client.log_artifact(self.id, str(path), folder)
 
     def log_first_artifact(self, file: Path) -> None:
-        """Upload a file early, to see that artifacts can be kept before hours of training.
-
-        Raises:
-            TrackingError: they cannot be.
-        """
+        """Upload a file early, to see before hours of training that it can be; or TrackingError."""
         try:
             self.log_artifacts(file)
         except Exception as error:  # each store of artifacts has classes of its own
@@ -170,8 +159,6 @@ class Run:
     def closing(self, nested: bool = False) -> Iterator[None]:
         """End the run with the block: as FINISHED, as KILLED if interrupted, or else as FAILED.
 
-        A sweep that stops the process of a ``nested`` run sets its status itself.
-
         Raises:
             TrackingError: the store has stopped answering; the run's status is as it was.
         """
@@ -181,7 +168,7 @@ class Run:
             yield
             self.close("FINISHED")
         except SystemExit:
-            if not nested:
+            if not nested:  # else the sweep that stops its process sets it
                 self._close_if_possible("KILLED")
             raise
         except MlflowException as error:
@@ -213,8 +200,6 @@ def open_run(
 ) -> Run:
     """Create a run, as a child of ``parent`` if given, or reopen ``run_id``.
 
-    A new experiment keeps its artifacts in ``output``, unless a server keeps them.
-
     Raises:
         TrackingError: the store cannot be read or written.
     """
@@ -229,14 +214,14 @@ def open_run(
             client.update_run(run_id, status="RUNNING")
             return Run(uri, run_id)
         is_database = uri.startswith(DATABASES)
+        # A server keeps them itself.
         artifacts = (output.absolute() / ARTIFACTS).as_uri() if is_database else None
         experiment_id = (
             known.experiment_id
             if known is not None
             else _new_experiment(client, experiment, artifacts)
         )
-        tags = _origin() if parent is None else _origin_of(parent)
-        created = client.create_run(experiment_id, run_name=name, tags=tags)
+        created = client.create_run(experiment_id, run_name=name, tags=_origin(parent))
         return Run(uri, str(created.info.run_id))
     except (MlflowException, OSError, ImportError, sqlite3.Error) as error:
         is_gone = run_id is not None and getattr(error, "error_code", "") == NO_SUCH_RUN
@@ -245,15 +230,12 @@ def open_run(
         raise TrackingError(cannot_use(uri, error) + hint) from None
 
 
-def _origin() -> dict[str, str]:
-    """Return the tags by which the UI shows user, source and git commit."""
+def _origin(parent: Run | None) -> dict[str, str]:
+    """Return the tags by which the UI shows user, source, git commit and parent."""
     from mlflow.tracking.context.registry import resolve_tags
 
-    return dict(resolve_tags())
-
-
-def _origin_of(parent: Run) -> dict[str, str]:
-    """Return those of a run's child, whose process was started by Ray."""
+    if parent is None:
+        return dict(resolve_tags())
     known = parent.client.get_run(parent.id).data.tags
     names = [name for name in known if name.startswith(ORIGIN_TAGS)]
     return {PARENT_TAG: parent.id, **{name: known[name] for name in names}}
@@ -299,8 +281,15 @@ def mlflow_metrics(
 @contextmanager
 def few_retries() -> Iterator[None]:
     """Let requests in the block fail within seconds, not minutes, if the server is gone."""
-    before = {name: os.environ.pop(name, None) for name in FEW_RETRIES}
-    os.environ.update(FEW_RETRIES)
+    with kept_environment(*FEW_RETRIES):
+        os.environ.update(FEW_RETRIES)
+        yield
+
+
+@contextmanager
+def kept_environment(*names: str) -> Iterator[None]:
+    """Undo what the block does to these variables of the environment."""
+    before = {name: os.environ.get(name) for name in names}
     try:
         yield
     finally:
@@ -308,6 +297,11 @@ def few_retries() -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def prefixed(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return ``metrics`` under names that begin with ``prefix``."""
+    return {prefix + name: value for name, value in metrics.items()}
 
 
 def metric_name(name: str) -> str:

@@ -54,7 +54,6 @@ class StepLogger:
     """
 
     def __init__(self, run: Run, folder: Path) -> None:
-        """Log to a run whose folder is ``folder``; the store is used when there is something."""
         self._run = run
         self._unsent = folder / UNSENT_FILE
         self._next_try = 0.0
@@ -96,11 +95,7 @@ class StepLogger:
         self._log(points, LAST_STEP.format(name), step)
 
     def send_unsent(self) -> None:
-        """Send what has been kept.
-
-        Raises:
-            TrackingError: the store does not answer.
-        """
+        """Send what has been kept; a TrackingError if the store does not answer."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -113,6 +108,8 @@ class StepLogger:
     def _log(self, points: list[Point], tag: str, step: int) -> None:
         from mlflow.exceptions import MlflowException
 
+        if not points:
+            return
         figures = _Figures(tag, step, time.time(), points)
         if time.monotonic() < self._next_try:
             self._keep(figures)

@@ -32,7 +32,7 @@ def _shop(folder: Path, splits: dict[str, tuple[list[str], list[list[int]]]], **
     return write_dataset(folder / "shop", tables | more, name="shop").path
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     queries=st.fixed_dictionaries(
         {split: st.tuples(TEXTS, CLICKS) for split in ("train", "validation", "test", "zero_shot")}

@@ -11,10 +11,10 @@ from support import prepare_in_process
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.training import step
-from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.run.loop import run_worker
-from ramen_ray.orchestration.run.task import WorkerTask
+from ramen_ray.orchestration.run.start import identity_of
 from ramen_ray.orchestration.run.training import only_worker
+from ramen_ray.orchestration.run.worker import run_worker
+from ramen_ray.orchestration.run.workers import WorkerTask
 from ramen_ray.tracking.runs import open_run, tracking_uri
 
 DEVICE = "cuda:0"
@@ -56,7 +56,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
         task = WorkerTask(config, str(data.path), str(edges), str(folder), tracked, made_from)
         return run_worker(
             task, replace(only_worker(on_report), device=torch.device(DEVICE))
-        ).evaluation.metrics
+        ).metrics
 
     devices = set[torch.device]()
     monkeypatch.setattr(step, "encode", _noting_devices(step.encode, devices))

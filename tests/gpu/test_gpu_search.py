@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramen_ray.method.retrieval.search import build_index, search_index
-from ramen_ray.method.retrieval.torch_search import TorchIndex
+from ramen_ray.method.retrieval.search import TorchIndex, build_index, search_index
 
 pytestmark = [
     pytest.mark.gpu,

@@ -22,8 +22,8 @@ from ramen_ray.method.retrieval import index, search, shards
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
-from ramen_ray.orchestration import search as searching
-from ramen_ray.orchestration.background.shortlists import (
+from ramen_ray.orchestration import sharded_search as searching
+from ramen_ray.orchestration.background.mining import (
     SHORTLISTS_FILE,
     ShortlistMining,
     shortlist_task,
@@ -33,7 +33,7 @@ from ramen_ray.orchestration.cluster import resources
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.cluster.resources import ClusterError, no_placement_group_left
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
-from ramen_ray.orchestration.search import put_together, search_shards
+from ramen_ray.orchestration.sharded_search import put_together, search_shards
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 
 from ramen_ray.data.store.predictions import PREDICTIONS
 from ramen_ray.errors import UserError
-from ramen_ray.reports.predictions import read_predictions, write_predictions_page
+from ramen_ray.reports.predictions_page import read_predictions, write_predictions_page
 
 CLICKED = {"robin": ["wren", "heron"], "sloop": ["ketch"], "<b>": ["waltz"], "none": []}
 ADS = ["wren", "heron", "ketch", "waltz", "maple"]

@@ -14,7 +14,7 @@ from conftest import free_port
 from mlflow.tracking import MlflowClient
 
 from ramen_ray.errors import redacted
-from ramen_ray.reports.run import metrics_table
+from ramen_ray.reports.run_report import metrics_table
 from ramen_ray.tracking.runs import (
     Run,
     TrackingError,

@@ -28,15 +28,10 @@ def bad_match_metrics(
 ) -> dict[str, float]:
     """Return bad match rates (fractions), such as ``brand/BMR@1``, and ``BMR@1`` for any kind.
 
-    A kind's rate is the share of bad matches among the first k predictions for the queries that
-    have a name of this kind; ``brand/named_queries`` is the share of such queries.
-
-    Args:
-        topk_ad_ids: (queries, at least 5), best first, -1 after the last.
-        query_names: (queries, named) bool.
-        ad_names: (ads, named) bool.
-        kind_of: (named,) index into ``kinds`` of each name.
-        kinds: the kinds of names.
+    A kind's rate is the share of bad matches among the first k predictions (queries, at least 5),
+    best first, -1 after the last, for the queries that have a name of this kind;
+    ``brand/named_queries`` is the share of such queries. Names are (queries, named) and (ads,
+    named) bool; ``kind_of`` (named,) is the index of each in ``kinds``.
     """
     shown = topk_ad_ids[:, : max(KS)]
     names_any = np.zeros(len(shown), dtype=np.bool_)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -31,13 +30,7 @@ from ramen_ray.method.metrics.ranking import (
     ratios,
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.retrieval.search import (
-    TopK,
-    drop_filtered,
-    merge_topk,
-    most_filters,
-    search,
-)
+from ramen_ray.method.retrieval.search import TopK, drop_filtered, merge_topk, most_filters, search
 
 KS = (1, 3, 5, 10, 100)
 GROUP_KS = (1, 5, 10)
@@ -46,6 +39,7 @@ METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] 
     f"{group}/{name}" for group in ("head", "torso", "tail", "traffic") for name in OF_GROUPS
 ]
 """The names of the metrics that :meth:`Judgement.metrics` always returns."""
+HEADLINES = ("P@1", "R@10")  # the metrics that logs and reports show first
 NO_FILTERS = np.empty((0, 2), dtype=np.int64)
 QUERIES_PER_BLOCK = 1 << 14
 
@@ -60,22 +54,15 @@ class Propensity:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What predictions are measured against.
+    """What predictions are measured against."""
 
-    Attributes:
-        truth: queries x ads, the clicks to be found.
-        inverse: (ads,) inverse propensities.
-        groups: the ads by popularity: head, torso and tail.
-        traffic: (queries,) the clicks that each query had, by weight.
-        trained: (queries,) bool, whether it is a train query too; None if that is not known.
-        filters: (pairs, 2) of (query row, ad id), which are dropped from predictions.
-    """
-
-    truth: Csr
-    inverse: Float64s
-    groups: Mapping[str, Booleans]
-    traffic: Float64s
+    truth: Csr  # queries x ads, the clicks to be found
+    inverse: Float64s  # (ads,) inverse propensities
+    groups: Mapping[str, Booleans]  # the ads by popularity: head, torso and tail
+    traffic: Float64s  # (queries,) the clicks that each query had, by weight
+    # (queries,) bool, whether it is a train query too; None if that is not known
     trained: Booleans | None = None
+    # (pairs, 2) of (query row, ad id), which are dropped from predictions
     filters: NDArray[np.int64] = field(default_factory=lambda: NO_FILTERS)
 
     @classmethod
@@ -87,10 +74,7 @@ class Judgement:
         propensity: Propensity,
         filters: NDArray[np.int64] = NO_FILTERS,
     ) -> "Judgement":
-        """Compute popularity and propensity from the train clicks (ads,) and clicked queries.
-
-        All clicks weigh the same.
-        """
+        """Compute popularity and propensity from train clicks (ads,), which all weigh the same."""
         a, b = propensity.a, propensity.b
         inverse = inverse_propensities(train_click_counts, num_train_queries, a, b)
         traffic = np.diff(truth.indptr).astype(np.float64)
@@ -148,15 +132,8 @@ class Judgement:
         return replace(self, truth=clicks_on(self.truth, self.groups["tail"]))
 
 
-class JudgedQueries(NamedTuple):
-    """The texts of queries, in the order of their ids, and what measures predictions for them."""
-
-    texts: list[str]
-    judgement: Judgement
-
-
-def read_test_queries(dataset: Dataset, propensity: Propensity) -> JudgedQueries:
-    """Read a dataset's test queries."""
+def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[str], Judgement]:
+    """Read the texts of a dataset's test queries, by id, and what measures predictions of them."""
     queries = dataset.read("queries/test").sort_by("query_id")
     train = count_clicks(dataset, "train")
     clicked = queries["ad_ids"].combine_chunks()
@@ -172,15 +149,11 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> JudgedQueries
         weights = queries["weights"].combine_chunks().flatten().to_numpy()
         traffic = np.bincount(rows, weights, minlength=len(clicked)).astype(np.float64)
         judgement = replace(judgement, traffic=traffic)
-    return JudgedQueries(queries["text"].to_pylist(), judgement)
+    return queries["text"].to_pylist(), judgement
 
 
 def evaluate(
-    model: DualEncoder,
-    data: Prepared,
-    split: str,
-    propensity: Propensity,
-    use_bf16: bool = False,
+    model: DualEncoder, data: Prepared, split: str, propensity: Propensity, use_bf16: bool = False
 ) -> tuple[dict[str, float], TopK]:
     """Embed, search and measure one split, divided among the workers.
 

@@ -91,13 +91,9 @@ def query_metrics(
 ) -> dict[str, PerQuery]:
     """Return P, N, R, PSP and PSN at each of ``ks`` by query.
 
-    Queries without clicks have gain 0, and only P counts them.
-
-    Args:
-        topk_ad_ids: (queries, at least max(ks)), best first, -1 after the last.
-        truth: queries x ads.
-        inverse: (ads,) inverse propensities.
-        ks: cut-offs.
+    Queries without clicks have gain 0, and only P counts them. Predictions (queries, at least
+    max(ks)) are best first, -1 after the last; ``truth`` is queries x ads, ``inverse`` (ads,) the
+    inverse propensities.
     """
     hits = find_hits(topk_ad_ids, truth)
     num_clicks = np.diff(truth.indptr)

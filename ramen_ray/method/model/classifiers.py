@@ -22,22 +22,13 @@ IS_TRAINED_FILE = "is_trained.npy"
 
 @dataclass(frozen=True)
 class Classifiers:
-    """The classifiers of all ads, or a worker's share of them.
+    """The classifiers of all ads, or a worker's share of them."""
 
-    Attributes:
-        vectors: (held rows, d) float32, of consecutive ads from ``first`` on; not normalised.
-        is_trained: (ads,) bool, the ads whose classifiers answer for them. Those of ads without a
-            train click are only ever pushed away from queries, so their texts answer instead.
-    """
-
-    vectors: Tensor
+    vectors: Tensor  # (held rows, d) float32, of consecutive ads from ``first`` on; not normalised
     first: int
+    # (ads,) bool, the ads whose classifiers answer for them. Those of ads without a train click are
+    # only ever pushed away from queries, so their texts answer instead
     is_trained: Booleans
-
-    @property
-    def num_ads(self) -> int:
-        """Number of ads, of which this may be a share."""
-        return len(self.is_trained)
 
     @property
     def held(self) -> range:
@@ -47,7 +38,7 @@ class Classifiers:
     @property
     def is_share(self) -> bool:
         """Whether other workers hold the other ads."""
-        return len(self.vectors) < self.num_ads
+        return len(self.vectors) < len(self.is_trained)
 
     @property
     def dim(self) -> int:

@@ -33,10 +33,7 @@ def write_onnx(encoder: TransformerEncoder, folder: Path, int8: bool) -> str:
     """Write an encoder's transformer, on the CPU, as an ONNX graph of token ids and mask.
 
     ``int8`` multiplies matrices of 8-bit integers: weights are quantised here, per output channel,
-    activations at run time.
-
-    Returns:
-        The graph's file, relative to the encoder's ``folder``.
+    activations at run time. Returns the graph's file, relative to the encoder's ``folder``.
 
     Raises:
         EncoderError: the packages for this are not installed.

@@ -38,15 +38,11 @@ Embeddings = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Scoring:
-    """How classifiers take part in a score.
+    """How classifiers take part in a score."""
 
-    Attributes:
-        weight: of the classifier's cosine if both vectors answer; the encoder's is 1.
-        text_scale: norm of the vector of an ad's text that takes the place of a classifier.
-    """
-
-    weight: float = 1.0
+    weight: float = 1.0  # of the classifier's cosine if both vectors answer; the encoder's is 1
     # Below 1: a query is more like the texts it shares words with than like any classifier.
+    # norm of the vector of an ad's text that takes the place of a classifier
     text_scale: float = 1.0
 
 
@@ -110,10 +106,7 @@ class DualEncoder(nn.Module):
         return self._embed(texts, rows, use_bf16, lambda pooled, _: self._text_vectors(pooled, 1.0))
 
     def embed_ads(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
-        """Return the vectors for search of ads that the model was trained on, by their texts' rows.
-
-        Ads without a trained classifier have a lower norm.
-        """
+        """Return the vectors for search of trained ads; of lower norm without own classifiers."""
         if self.classifiers is None or self.part == "encoder":
             return self.embed_new_ads(texts, rows, use_bf16)
         return self._embed(texts, rows, use_bf16, self._ad_vectors)

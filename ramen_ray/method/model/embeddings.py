@@ -12,17 +12,11 @@ from ramen_ray.data.prepared.tokens import TokenTable
 
 @dataclass(frozen=True)
 class TextEmbeddings:
-    """The embeddings of one table's texts.
+    """The embeddings of one table's texts."""
 
-    Attributes:
-        embeddings: (U, D) unit-norm float16 or float32, one per distinct text.
-        positions: (texts,) the row of each text among them.
-        scales: (D,) factors of what is taken; None for 1.
-    """
-
-    embeddings: NDArray[Any]
-    positions: Int64s
-    scales: NDArray[np.float32] | None = None
+    embeddings: NDArray[Any]  # (U, D) unit-norm float16 or float32, one per distinct text
+    positions: Int64s  # (texts,) the row of each text among them
+    scales: NDArray[np.float32] | None = None  # (D,) factors of what is taken; None for 1
 
     def take(self, rows: NDArray[Any]) -> NDArray[np.float32]:
         """Return the embeddings (n, D) float32 of the texts ``rows`` (n,)."""
@@ -33,8 +27,7 @@ class TextEmbeddings:
 def number_distinct(tables: list[TokenTable]) -> tuple[list[Int64s], list[Int64s]]:
     """Number the distinct texts of all ``tables``, by their hashes, in order of first appearance.
 
-    Returns:
-        Per table, the rows (n,) whose texts no earlier row has; per table, all rows' numbers.
+    Per table, returns the rows (n,) whose texts no earlier row has; and all rows' numbers.
     """
     hashes = np.concatenate([table.hashes for table in tables])
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)

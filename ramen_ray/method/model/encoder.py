@@ -54,13 +54,7 @@ the neighbours of a text (ModernBERT's windows, DeBERTa's distances), and get on
 
 
 class PooledEncoder(nn.Module):
-    """What both encoders share: pool, project if there is a projection, normalise.
-
-    Attributes:
-        width: width of a pooled state.
-        tokenizer: makes the token ids.
-        prompts: what stands before texts.
-    """
+    """What both encoders share: pool, project if there is a projection, normalise."""
 
     add_special_tokens: bool
 

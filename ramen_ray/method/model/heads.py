@@ -15,7 +15,6 @@ class Head(nn.Module):
     """A linear layer, with tanh or without: g1 and g2 of UniDEC (section 3), but no dropout."""
 
     def __init__(self, linear: nn.Linear, has_tanh: bool) -> None:
-        """Wrap a linear layer."""
         super().__init__()
         self.linear = linear
         self.has_tanh = has_tanh

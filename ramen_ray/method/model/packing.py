@@ -13,30 +13,20 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import ragged_positions
 from ramen_ray.method.model.texts import TokenBatch
 
-LEAST_WIDTH = 64
-"""Wide enough to be filled well, and narrow enough for attention to cost little."""
+LEAST_WIDTH = 64  # wide enough to be filled well, and narrow enough for attention to cost little
 PADDING = 0  # no token of a text attends to it, so any will do
 
 
 @dataclass(frozen=True)
 class PackedTexts:
-    """Texts in rows of one width, and where their tokens are; all int64.
+    """Texts in rows of one width, and where their tokens are; all int64."""
 
-    Attributes:
-        numbers: (N,) which texts of the batch these are, ascending.
-        lengths: (N,) the tokens of each.
-        token_ids: (R, W) PADDING where there is no text.
-        texts: (R, W) which of the N texts a token belongs to; -1 for padding.
-        positions: (R, W) the position of a token in its text; 0 for padding.
-        places: (tokens,) row times W plus column of each token, one text after another.
-    """
-
-    numbers: Int64s
-    lengths: Int64s
-    token_ids: Int64s
-    texts: Int64s
-    positions: Int64s
-    places: Int64s
+    numbers: Int64s  # (N,) which texts of the batch these are, ascending
+    lengths: Int64s  # (N,) the tokens of each
+    token_ids: Int64s  # (R, W) PADDING where there is no text
+    texts: Int64s  # (R, W) which of the N texts a token belongs to; -1 for padding
+    positions: Int64s  # (R, W) the position of a token in its text; 0 for padding
+    places: Int64s  # (tokens,) row times W plus column of each token, one text after another
 
 
 @dataclass(frozen=True)

@@ -40,24 +40,16 @@ QUERY_PROMPTS, AD_PROMPTS = ("query",), ("document", "passage", "corpus")
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """What was found; the defaults are those of a folder that only transformers knows.
+    """What was found; the defaults are those of a folder that only transformers knows."""
 
-    Attributes:
-        kind: what the first module is.
-        table: file of a bag's token embeddings; None for a transformer.
-        pooling: how token states become one, in the words of sentence-transformers.
-        dense: folder of the projection, which is ``dense_dim`` wide; None without one.
-        prompts: what stands before texts.
-        notes: what training does otherwise than its authors, for the user.
-    """
-
-    kind: Kind = "transformer"
-    table: Path | None = None
-    pooling: str = "mean"
+    kind: Kind = "transformer"  # what the first module is
+    table: Path | None = None  # file of a bag's token embeddings; None for a transformer
+    pooling: str = "mean"  # how token states become one, in the words of sentence-transformers
+    # folder of the projection, which is ``dense_dim`` wide; None without one
     dense: Path | None = None
     dense_dim: int | None = None
-    prompts: Prompts = NO_PROMPTS
-    notes: tuple[str, ...] = ()
+    prompts: Prompts = NO_PROMPTS  # what stands before texts
+    notes: tuple[str, ...] = ()  # what training does otherwise than its authors, for the user
 
 
 @dataclass(frozen=True)

@@ -40,20 +40,14 @@ NO_PROMPTS = Prompts()
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer and its settings as plain values, from which tasks rebuild it.
+    """A tokenizer and its settings as plain values, from which tasks rebuild it."""
 
-    Attributes:
-        definition: the tokenizer as JSON of the library ``tokenizers``.
-        max_length: longer texts are cut to this many tokens, special ones and prompts included.
-        placeholder: token id that stands for a text without tokens.
-        unknown: token id for what the vocabulary does not have; None if it has everything.
-    """
-
-    definition: str
-    max_length: int
+    definition: str  # the tokenizer as JSON of the library ``tokenizers``
+    max_length: int  # longer texts are cut to this many tokens, special ones and prompts included
     add_special_tokens: bool
-    placeholder: int
+    placeholder: int  # token id that stands for a text without tokens
     vocab_size: int
+    # token id for what the vocabulary does not have; None if it has everything
     unknown: int | None = None
     prompts: Prompts = NO_PROMPTS
 
@@ -147,13 +141,8 @@ def measure_tokens(
 ) -> tuple[NDArray[np.int64], TextFigures]:
     """Count the tokens of texts; memory holds those of few texts at a time.
 
-    Args:
-        tokenizer: does not cut texts.
-        texts: the texts.
-        max_length: what texts are cut to before they are compared.
-
-    Returns:
-        the token counts (texts,) int64 before that, and figures of the texts.
+    ``tokenizer`` does not cut texts, but they are cut to ``max_length`` before they are compared.
+    Returns the token counts (texts,) int64 before that, and figures of the texts.
     """
     num_after = len(tokenizer.special_tokens[1])
     lengths, hashes, unknown = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], 0
@@ -171,12 +160,7 @@ def measure_tokens(
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Texts of one encoder pass, sorted by length.
+    """Texts of one encoder pass, sorted by length."""
 
-    Attributes:
-        token_ids: (tokens,) int64, one text after another.
-        lengths: (texts,) int64, ascending.
-    """
-
-    token_ids: NDArray[np.int64]
-    lengths: NDArray[np.int64]
+    token_ids: NDArray[np.int64]  # (tokens,) int64, one text after another
+    lengths: NDArray[np.int64]  # (texts,) int64, ascending

@@ -20,8 +20,7 @@ from ramen_ray.method.retrieval.search import search
 SPLITS = (ZERO_SHOT, "test")
 TEXT, SUM, COMBINER, ONE_SHOT = "text", "sum", "combiner", "combiner one-shot"
 """Names of the rows that are compared."""
-COMPARED = ("P@1", "P@5", "N@5", "R@10", "R@100")
-"""The metrics whose differences get intervals."""
+COMPARED = ("P@1", "P@5", "N@5", "R@10", "R@100")  # the metrics whose differences get intervals
 
 RevealedClicks = tuple[Int64s, Vectors]
 """Ads (r,) with a known click, and the embeddings (r, D) of the clicks' queries."""
@@ -29,30 +28,20 @@ RevealedClicks = tuple[Int64s, Vectors]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How the rows compare.
+    """How the rows compare."""
 
-    Attributes:
-        metrics: by row, split and name.
-        differences: how much a row exceeds text alone, with intervals; in the same order.
-    """
-
-    metrics: Mapping[str, Mapping[str, Mapping[str, float]]]
+    metrics: Mapping[str, Mapping[str, Mapping[str, float]]]  # by row, split and name
+    # how much a row exceeds text alone, with intervals; in the same order
     differences: Mapping[str, Mapping[str, Mapping[str, Difference]]]
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """A prepared dataset and the frozen embeddings of its texts.
+    """A prepared dataset and the frozen embeddings of its texts."""
 
-    Attributes:
-        data: the dataset.
-        queries: embeddings of the queries, by split.
-        ads: embeddings of all ads; rows of the same array as those of the queries.
-    """
-
-    data: Prepared
-    queries: Mapping[str, TextEmbeddings]
-    ads: TextEmbeddings
+    data: Prepared  # the dataset
+    queries: Mapping[str, TextEmbeddings]  # embeddings of the queries, by split
+    ads: TextEmbeddings  # embeddings of all ads; rows of the same array as those of the queries
 
     def all_ads(self) -> Vectors:
         """Return the embeddings (ads, D) float32 of all ads' texts."""
@@ -73,12 +62,8 @@ def row_vectors(
 ) -> Iterable[tuple[str, Vectors]]:
     """Yield the vectors (ads, D) of all ads by row: text alone, the sum, the combiner.
 
-    Every ad is represented as if it were new. Revealed clicks make a further row.
-
-    Args:
-        combined: the trained combiner.
-        text: (ads, D) the embeddings of all ads' texts.
-        revealed: clicks on novel ads, if any.
+    Every ad is represented as if it were new, from the embedding of its ``text`` (ads, D). Revealed
+    clicks make a further row.
     """
     own = combined.seen.rows_of(np.arange(len(text)))
     mean = Combiner("mean", text.shape[1]).eval()
@@ -89,7 +74,7 @@ def row_vectors(
         yield ONE_SHOT, combined.represent(text, own, revealed)
 
 
-def compare(
+def compare_rows(
     embedded: Embedded,
     combined: CombinedAds,
     revealed: RevealedClicks | None,

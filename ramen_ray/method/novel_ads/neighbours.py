@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.best import best_of_each
-from ramen_ray.method.retrieval.index import choose_kind, new_index, sample_size
+from ramen_ray.method.retrieval.index import choose_kind, filled_index
 
 SPARE = 8  # searched besides the K nearest, for ads that are equally near
 DECIMALS = 5  # of a similarity; ads that differ by less are equally near
@@ -34,36 +34,23 @@ class Ranked(NamedTuple):
 
 @dataclass(frozen=True)
 class Lookup:
-    """How the neighbours of an ad are found.
+    """How the neighbours of an ad are found."""
 
-    Attributes:
-        neighbours: K, the largest number that is kept.
-        shortlist: how many of the nearest ads by text classifiers choose from.
-        threshold: τ; a classifier w chooses the text z if w·z is above it. None takes the nearest
-            by text.
-    """
-
-    neighbours: int = 3
-    shortlist: int = 200
+    neighbours: int = 3  # K, the largest number that is kept
+    shortlist: int = 200  # how many of the nearest ads by text classifiers choose from
+    # τ; a classifier w chooses the text z if w·z is above it. None takes the nearest by text
     threshold: float | None = None
 
 
 class SeenAds:
-    """The seen ads: their ids (S,), and the embeddings of their texts (S, D), which are searched.
+    """The seen ads: ids (S,), ascending, and their texts' embeddings (S, D), of unit norm.
 
-    Attributes:
-        ids: (S,) int64, ascending.
-        embeddings: (S, D) float32, unit norm.
-        classifiers: (S, D) float32; may be trained in place.
+    Their ``classifiers`` (S, D) float32 may be trained in place.
     """
 
     def __init__(self, ids: Int64s, embeddings: Vectors, classifiers: Vectors) -> None:
-        """Build the index; it is exact for few ads."""
         self.ids, self.embeddings, self.classifiers = ids, embeddings, classifiers
-        self._index = new_index(choose_kind(len(ids)), embeddings.shape[1], len(ids))
-        if not self._index.is_trained:
-            self._index.train(embeddings[: sample_size(len(ids))])
-        self._index.add(np.ascontiguousarray(embeddings))
+        self._index = filled_index(choose_kind(len(ids)), embeddings)
 
     def rows_of(self, ads: Int64s) -> Int64s:
         """Return the rows (n,) of ``ads`` (n,); -1 for those that are not seen."""
@@ -73,10 +60,8 @@ class SeenAds:
     def nearest(self, embeddings: Vectors, count: int, own: Int64s | None = None) -> Ranked:
         """Return the nearest seen ads by text; of equally near ones, those of lower rows.
 
-        Args:
-            embeddings: (n, D) float32, unit norm.
-            count: K.
-            own: (n,) the row of each ad itself, which is left out; -1 if it is not seen.
+        ``embeddings`` (n, D) float32 have unit norm. The row of each ad itself, ``own`` (n,), is
+        left out; -1 if it is not seen.
         """
         searched = min(count + 1 + SPARE, len(self.ids))
         _, found = self._index.search(np.ascontiguousarray(embeddings), searched)
@@ -118,8 +103,7 @@ def refine(near: Ranked, vectors: Vectors, classifiers: Vectors, threshold: floa
 def max_vote(lists: list[Ranked], count: int) -> Int64s:
     """Merge lists of neighbours: first those in most lists, then those with the highest score.
 
-    Returns:
-        (n, count) rows, best first, -1 after the last.
+    Returns rows (n, count), best first, -1 after the last.
     """
     rows = np.concatenate([one.rows for one in lists], axis=1)
     scores = np.concatenate([one.scores for one in lists], axis=1)
@@ -144,16 +128,10 @@ def find_neighbours(
 ) -> Int64s:
     """Find the neighbours of ads, which are represented as if they were new.
 
-    Args:
-        seen: the ads with classifiers.
-        lookup: how to find them.
-        embeddings: (n, D) embeddings of the ads' texts.
-        own: as in :meth:`SeenAds.nearest`.
-        revealed: positions (r,) of ads with a known click, and the embeddings (r, D) of the clicks'
-            queries. Classifiers that score the query above τ choose too, and both lists vote.
-
-    Returns:
-        (n, K) rows of seen ads, best first, -1 after the last.
+    The ads have ``embeddings`` (n, D), and ``own`` rows as in :meth:`SeenAds.nearest`. Of those
+    with a known click, positions (r,) are ``revealed``, and the embeddings (r, D) of the clicks'
+    queries: classifiers that score the query above τ choose too, and both lists vote. Returns (n,
+    K) rows of seen ads, best first, -1 after the last.
     """
     count, threshold = lookup.neighbours, lookup.threshold
     if threshold is None and revealed is None:
@@ -180,15 +158,10 @@ def _first(ranked: Ranked, count: int) -> Ranked:
 
 
 def clicked_together(clicks: Csr, embeddings: Vectors, count: int) -> Int64s:
-    """Find, among the ads that share a train query with a seen ad, the most similar by text.
+    """Find, of the ads that share a train query with a seen ad, the ``count`` nearest by text.
 
-    Args:
-        clicks: train query rows x seen rows.
-        embeddings: (S, D) unit norm.
-        count: K.
-
-    Returns:
-        (S, K) rows, best first, -1 after the last; never the ad itself.
+    ``clicks`` are train query rows x seen rows; ``embeddings`` (S, D) have unit norm. Returns rows
+    (S, K), best first, -1 after the last; never the ad itself.
     """
     num_ads = len(embeddings)
     queries, ads = clicks.gather(np.arange(clicks.num_rows))

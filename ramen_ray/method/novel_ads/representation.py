@@ -32,18 +32,12 @@ TABLES = ("seen_ads", "embeddings", "classifiers")
 
 @dataclass(frozen=True)
 class CombinedAds:
-    """Represents ads by a combiner.
+    """Represents ads by a combiner."""
 
-    Attributes:
-        combiner: in evaluation mode, on the CPU.
-        seen: the ads that can be neighbours.
-        lookup: how neighbours are found.
-        scale: vectors are divided by it, so that none of the first index is longer than 1.
-    """
-
-    combiner: Combiner
-    seen: SeenAds
-    lookup: Lookup
+    combiner: Combiner  # in evaluation mode, on the CPU
+    seen: SeenAds  # the ads that can be neighbours
+    lookup: Lookup  # how neighbours are found
+    # vectors are divided by it, so that none of the first index is longer than 1
     scale: float = 1.0
 
     def represent(
@@ -52,13 +46,11 @@ class CombinedAds:
         own: Int64s | None = None,
         revealed: tuple[Int64s, Vectors] | None = None,
     ) -> Vectors:
-        """Return the vectors (n, D) float32 of ads, each as if it were new.
+        """Return the vectors (n, D) float32 of ads, given the ``embeddings`` (n, D) of their texts.
 
-        Args:
-            embeddings: (n, D) of the ads' texts.
-            own: (n,) row of each among the seen ads, -1 for none; an ad's own classifier is never
-                used.
-            revealed: as for :func:`~ramen_ray.method.novel_ads.neighbours.find_neighbours`.
+        Each is represented as if it were new: its own classifier, in row ``own`` (n,) of the seen
+        ads (-1 for none), is never used. See
+        :func:`~ramen_ray.method.novel_ads.neighbours.find_neighbours`.
         """
         return self.combine(
             embeddings, find_neighbours(self.seen, self.lookup, embeddings, own, revealed)
@@ -105,18 +97,13 @@ def open_combined_ads(folder: Path) -> CombinedAds:
 
 
 def use_combiner(folder: Path, combiner: Path, embeddings: Vectors, kind: IndexKind) -> None:
-    """Give a retriever a combiner, and an index of the combined vectors of its ads.
+    """Give a retriever's folder a saved combiner, and an index of its ads' combined vectors.
 
-    All vectors are divided by the length of the longest, as indexes expect none above 1.
-
-    Args:
-        folder: the retriever.
-        combiner: what :meth:`CombinedAds.save` wrote.
-        embeddings: (ads, D) the embeddings of its ads' texts.
-        kind: the kind of index.
+    ``embeddings`` (ads, D) are those of its ads' texts.
     """
     combined = open_combined_ads(combiner)
     vectors = combined.represent(embeddings, combined.seen.rows_of(np.arange(len(embeddings))))
+    # Indexes expect no vector to be longer than 1.
     longest = float(np.linalg.norm(vectors, axis=1).max())
     replace(combined, scale=combined.scale * longest).save(folder / COMBINER_FOLDER)
     vectors /= np.float32(longest)

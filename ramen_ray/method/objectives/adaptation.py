@@ -36,9 +36,9 @@ from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.regularizers import Regularizer
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.step_part import StepPart
+from ramen_ray.method.sampling.training_data import Regularizer
 
 LINKED = "linked_anchors"
 """What is added to a step's inputs: by regulariser, :class:`LinkedAnchors`."""
@@ -47,11 +47,9 @@ LEAST_SHARE = 0.01
 
 
 class AdaptiveWeights(StepPart):
-    """The weights of a run's terms, the same on every worker.
+    """The weights (terms,) float32 of a run's terms, the same on every worker.
 
-    Attributes:
-        weights: (terms,) float32, in the objective's order; those of terms without a regulariser
-            never move.
+    Those of terms without a regulariser never move.
     """
 
     name = "adaptive"
@@ -127,17 +125,11 @@ def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
 
 
 class LinkedAnchors(NamedTuple):
-    """Those anchors of a regulariser's pool that the batch's own queries or ads are linked to.
+    """Those anchors of a regulariser's pool that the batch's own queries or ads are linked to."""
 
-    Attributes:
-        positions: (links,) int64, of their texts, row by row.
-        starts: (b,) int64, where each row's begin.
-        is_linked: (b, 1) bool, which rows have any.
-    """
-
-    positions: Tensor
-    starts: Tensor
-    is_linked: Tensor
+    positions: Tensor  # (links,) int64, of their texts, row by row
+    starts: Tensor  # (b,) int64, where each row's begin
+    is_linked: Tensor  # (b, 1) bool, which rows have any
 
 
 def linked_anchors(
@@ -198,7 +190,7 @@ def _query_leads(encoded: EncodedBatch) -> Tensor:
 def _ad_leads(encoded: EncodedBatch) -> Tensor:
     """Return the leads (b, D) of these ads, whose rivals are other queries of the batch."""
     others_BD, places_b = encoded.all_queries_BD, encoded.own_places[:, 0]
-    if len(encoded.local.queries) == len(others_BD):
+    if len(encoded.inputs.local.queries) == len(others_BD):
         similarity_Bb = encoded.own_similarity[:, places_b]
     else:
         similarity_Bb = others_BD @ _own_ads(encoded).T

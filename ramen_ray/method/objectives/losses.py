@@ -27,15 +27,11 @@ class TripletLoss:
     """Hinge of each row's positives against its K hardest in-batch negatives.
 
     RAMEN section 3.1: the mean of [s(row, negative) - s(row, positive) + γ]_+.
-
-    Attributes:
-        margin: γ.
-        num_negatives: K; rows with fewer negatives use all they have.
-        softmax_weighting: weight a row's violations by softmax(similarity / 0.1), as NGAME does.
     """
 
-    margin: float
-    num_negatives: int
+    margin: float  # γ
+    num_negatives: int  # K; rows with fewer negatives use all they have
+    # weight a row's violations by softmax(similarity / 0.1), as NGAME does
     softmax_weighting: bool = False
 
     def __call__(

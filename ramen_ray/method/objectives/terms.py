@@ -12,29 +12,26 @@ from torch import Tensor
 
 from ramen_ray.method.objectives.losses import LEFT_OUT, Loss
 from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import Regularizer
 
 TASK = "task"
 
 
 @dataclass(frozen=True)
 class Term:
-    """One part of the objective.
-
-    Attributes:
-        loss: computes this worker's part of the term, a scalar, from an encoded batch: the sum over
-            this worker's rows, divided by the number of rows of the global batch.
-        regularizer: the one whose anchors the batch must have; None if the term needs no anchors.
-        every_steps: N; the term is computed in every N-th step, and then counts N times. On average
-            the objective is the same, with fewer texts to encode.
-        steps: those in which the term is computed at all; None for the whole training.
-    """
+    """One part of the objective."""
 
     name: str
     weight: float
+    # computes this worker's part of the term, a scalar, from an encoded batch: the sum over this
+    # worker's rows, divided by the number of rows of the global batch
     loss: Callable[[EncodedBatch], Tensor]
+    # the one whose anchors the batch must have; None if the term needs no anchors
     regularizer: Regularizer | None = None
+    # N; the term is computed in every N-th step, and then counts N times. On average the objective
+    # is the same, with fewer texts to encode
     every_steps: int = 1
+    # those in which the term is computed at all; None for the whole training
     steps: range | None = None
 
     def is_due(self, step: int) -> bool:
@@ -140,14 +137,8 @@ def ramen_objective(
 ) -> Objective:
     """Build RAMEN's objective (section 3): the task, and R_x and R_z of each anchor set.
 
-    A regulariser of weight 0 is none: its anchors are neither drawn nor encoded.
-
-    Args:
-        loss: of the regularisers, and of the task if ``task`` has no terms.
-        lambda_x: λ_x, the weights of R_x by anchor set.
-        lambda_z: λ_z, the weights of R_z by anchor set.
-        every_steps: of the regularisers.
-        task: the terms of the task.
+    A regulariser of weight 0 is none: its anchors are neither drawn nor encoded. Regularisers are
+    due every ``every_steps``, by the same ``loss`` as the task, if ``task`` has no terms.
     """
     weights = {Regularizer(name, "query"): weight for name, weight in lambda_x.items()}
     weights |= {Regularizer(name, "ad"): weight for name, weight in lambda_z.items()}

@@ -50,13 +50,11 @@ def choose_kind(num_ads: int) -> IndexKind:
 
 
 def with_rows_only(index: Any, rows: NDArray[np.int64], few_exactly: bool = False) -> Any:
-    """Return an index of some rows of another, which may be mapped.
+    """Return an index of some rows, which ascend, of another; they get the numbers 0, 1, ...
 
-    Args:
-        index: the other; of one in cells, what it has in memory is replaced.
-        rows: ascending; they get the numbers 0, 1, ...
-        few_exactly: search all of them if they are at most MOST_FLAT_ADS, and of more about as many
-            as the other does. Vectors in cells stay compressed, with approximate scores.
+    Of an index in cells, what it has in memory is replaced. ``few_exactly`` searches all rows if
+    they are at most MOST_FLAT_ADS, and of more about as many as the other does. Vectors in cells
+    stay compressed, with approximate scores.
     """
     is_few = few_exactly and len(rows) <= MOST_FLAT_ADS
     if isinstance(index, faiss.IndexIVF):

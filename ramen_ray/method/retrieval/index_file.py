@@ -21,21 +21,17 @@ from ramen_ray.data.store.whole_files import whole_file
 BYTES_PER_ID = 8
 MOST_GROWTH = 2  # a full cell moves to twice its memory
 
-AddAds = Callable[[NDArray[np.float32]], None]
-"""Adds the vectors (n, D) of the next ads."""
+AddAds = Callable[[NDArray[np.float32]], None]  # adds the vectors (n, D) of the next ads
 
 
 @contextmanager
 def index_file(
     file: Path, index: Any, gb_per_part: float, earlier: Sequence[Path] = ()
 ) -> Iterator[AddAds]:
-    """Fill an index, and write it when the block ends, whole or not at all.
+    """Fill a trained index, empty in memory, and write it when the block ends, whole or not at all.
 
-    Args:
-        file: the file to write.
-        index: trained, without ads in memory.
-        gb_per_part: GB of an index in cells that memory holds; another is in memory as a whole.
-        earlier: files of indexes with the same cells, whose ads come before.
+    Of one in cells memory holds ``gb_per_part`` GB; another is in memory as a whole. Ads of
+    ``earlier`` files of indexes with the same cells come before.
     """
     with whole_file(file) as aside, TemporaryDirectory(prefix=".parts-", dir=file.parent) as parts:
         if isinstance(index, faiss.IndexIVF):
@@ -80,7 +76,6 @@ class _InParts:
         self.index.add(vectors)
 
     def write(self, file: Path) -> None:
-        """Write the index of all ads."""
         if not self.files:
             faiss.write_index(self.index, str(file))
             return
@@ -98,9 +93,9 @@ class _InParts:
 def _merge(parts: list[Path], empty: Any, file: Path) -> None:
     """Write an index whose cells have what they have in all parts, one part after the other.
 
-    ``empty`` has the cells and codes of the parts, no ads, but their number. faiss's own merge
-    (``merge_ondisk``) writes a second file, which the index then needs at the same path.
+    ``empty`` has the cells and codes of the parts, no ads, but their number.
     """
+    # faiss's own merge (merge_ondisk) writes a second file, which the index then needs there.
     indexes = [faiss.read_index(str(part), faiss.IO_FLAG_MMAP_IFC) for part in parts]
     lists, cells = [index.invlists for index in indexes], range(empty.nlist)
     sizes = np.array([[of_part.list_size(cell) for cell in cells] for of_part in lists])

@@ -13,6 +13,7 @@ It is a folder with
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,10 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.data.store.schemas import FILTER
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.whole_files import new_folder, whole_file
 from ramen_ray.method.model.compilation import write_onnx
 from ramen_ray.method.model.dual_encoder import (
     ENCODER_FOLDER,
@@ -40,23 +42,13 @@ from ramen_ray.method.model.dual_encoder import (
 )
 from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.pretrained import EncoderError
-from ramen_ray.method.retrieval.index import (
-    ADS_PER_BLOCK,
-    IndexKind,
-    trained_index,
-    with_rows_only,
-)
+from ramen_ray.method.retrieval.index import ADS_PER_BLOCK, IndexKind, trained_index, with_rows_only
 from ramen_ray.method.retrieval.index_file import extended_index_file, index_file
-from ramen_ray.method.retrieval.search import (
-    TopK,
-    merge_topk,
-    search,
-    search_index,
-    share_found,
-)
+from ramen_ray.method.retrieval.search import TopK, merge_topk, search, search_index, share_found
 from ramen_ray.told import told_of
 
 INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
+VECTORS, VECTOR = "vectors.npy", "vector"
 MOST_QUERIES = 1000
 RECALL_AT = 100
 
@@ -79,16 +71,9 @@ def write_retriever(
 ) -> dict[str, float]:
     """Write a retriever of all ads into ``folder``; memory holds its index and a batch of ads.
 
-    Args:
-        folder: made if it is missing.
-        model: on the device to run it on.
-        dataset: has the ads' texts and the users' ids.
-        data: the same dataset, prepared.
-        settings: how it is made.
-
-    Returns:
-        ``recall@100``, the share of the 100 best ads by exact search that the index finds, over
-        at most a thousand test queries, and the index's size in ``megabytes``.
+    The model is on the device to run it on; ``data`` is the dataset, prepared. Returns
+    ``recall@100``, the share of the 100 best ads by exact search that the index finds, over at most
+    a thousand test queries, and the index's size in ``megabytes``.
     """
     model.save(folder, settings.max_length)
     _write_ads_of(folder / ADS, dataset)
@@ -105,10 +90,7 @@ def known_ads(folder: Path) -> pa.Table:
 
 
 def keep_ads(folder: Path, rows: NDArray[np.int64], few_exactly: bool = False) -> None:
-    """Take all ads out of a retriever but those in these rows of its index, which ascend.
-
-    ``few_exactly`` is that of :func:`~ramen_ray.method.retrieval.index.with_rows_only`.
-    """
+    """Take all ads out of a retriever but those in these rows of its index, which ascend."""
     mapped = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC)
     with whole_file(folder / INDEX) as aside:
         faiss.write_index(with_rows_only(mapped, rows, few_exactly), str(aside))
@@ -159,8 +141,6 @@ def text_embedder(
 def compile_retriever(folder: Path, int8: bool) -> None:
     """Compile a retriever's encoder for queries; ads are still added with the original.
 
-    See :func:`ramen_ray.method.model.compilation.write_onnx`.
-
     Raises:
         EncoderError: its encoder is a bag, or the packages for this are not installed.
     """
@@ -170,6 +150,39 @@ def compile_retriever(folder: Path, int8: bool) -> None:
     settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     settings["onnx"] = write_onnx(encoder, folder / ENCODER_FOLDER, int8)
     _write_settings(folder, settings)
+
+
+def export_retriever(folder: Path, output: Path) -> int:
+    """Write a retriever's parts into ``output``; returns the number of its ads.
+
+    - ``ads.parquet``: its table of ads, with a column ``vector`` (float32, unit norm); vectors of
+      an ``ivf_pq`` index are what its codes stand for.
+    - ``vectors.npy``: (ads, D) float32, in the same order.
+    - ``index.faiss``: its index, searched by inner product; row numbers are ids.
+    - ``encoder``: a sentence-transformers folder that embeds queries, if no classifiers answer.
+
+    Raises:
+        DatasetError: ``output`` exists, or cannot be written.
+    """
+    index, ads = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC), known_ads(folder)
+    if isinstance(index, faiss.IndexIVF):
+        index.make_direct_map()
+    kind = pa.list_(pa.float32(), index.d)
+    schema = ads.schema.append(pa.field(VECTOR, kind))
+    with new_folder(output) as aside:
+        vectors = map_new_array(aside / VECTORS, np.float32, (index.ntotal, index.d))
+        with pq.ParquetWriter(aside / ADS, schema, compression="zstd") as out:
+            for start in range(0, index.ntotal, ADS_PER_BLOCK):
+                rows = ads[start : start + ADS_PER_BLOCK]
+                block = index.reconstruct_n(start, len(rows))
+                vectors[start : start + len(rows)] = block
+                column = pa.FixedSizeListArray.from_arrays(pa.array(block.ravel()), type=kind)
+                out.write_table(pa.table([*rows.columns, column], schema=schema))
+        vectors.flush()
+        shutil.copy(folder / INDEX, aside)
+        if json.loads((folder / SETTINGS).read_text())["part"] == "encoder":
+            shutil.copytree(folder / ENCODER_FOLDER, aside / ENCODER_FOLDER)
+    return int(index.ntotal)
 
 
 def _write_ads_of(file: Path, dataset: Dataset) -> None:

@@ -4,30 +4,29 @@ All searches of the library, of evaluation, and of served retrievers break ties 
 :func:`tie_keys`, so that no ad gains by its place in a table.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ramen_ray.data.arrays import UInt64s
+from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.prepared.hashing import mix
-from ramen_ray.method.retrieval.torch_search import TorchIndex
 
 try:
     import faiss
-
-    SCANNED: tuple[Any, ...] = (TorchIndex, faiss.IndexFlat, faiss.IndexIVF)
 except ImportError:  # other indexes than the exact one need it
-    faiss, SCANNED = None, (TorchIndex,)
+    faiss = None
 
 TopK = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Ads (queries, k), -1 after the last, and similarities (queries, k), -inf there; best first."""
-Ids = NDArray[np.int64] | int
-"""The ids (rows,) of an index's rows, or the first of consecutive ids."""
+Ids = NDArray[np.int64] | int  # the ids (rows,) of an index's rows, or the first of consecutive ids
 
 QUERIES_PER_PASS = 1024
+ADS_PER_TORCH_BLOCK = 1 << 14
 ADS_PER_PART = 262_144
 ADS_PER_PRODUCT = 1024  # that faiss multiplies at once: parts of multiples give the same bits
 SPARE, MOST_EQUAL = 8, 1024
@@ -53,12 +52,8 @@ def search(
 ) -> TopK:
     """Find each query's k most similar ads by inner product.
 
-    Args:
-        query_embeddings: (queries, D) float32.
-        ad_embeddings: (ads, D) float32; may be mapped, as a CPU copies a part at a time.
-        k: ads per query.
-        gpu: search on this GPU; None for the CPU.
-        ids: the ads'.
+    Queries (queries, D) and ads (ads, D) are float32; ads may be mapped, as a CPU copies a part at
+    a time. ``gpu`` is the number of one to search on; ``ids`` are the ads'.
     """
     num_ads, best = len(ad_embeddings), list[TopK]()
     per_part = ADS_PER_PART if gpu is None else max(num_ads, 1)
@@ -92,17 +87,12 @@ def search_index(
     ids: Ids = 0,
     rows: range | NDArray[np.int64] | None = None,
 ) -> TopK:
-    """Find each query's k most similar ads of an index.
+    """Find each query's k most similar ads of an index, of faiss or torch, of rows from 0 on.
 
     But for faiss's graphs and GPUs, :func:`tie_keys` also decides which of equally similar ads are
-    among the k; so an exact search over parts finds the same ads as one over all.
-
-    Args:
-        index: of faiss or torch, without ads of its own numbering.
-        query_embeddings: (queries, D) float32.
-        k: ads per query.
-        ids: those of the index's rows.
-        rows: find about what would be found if the index had only these of its rows.
+    among the k; so an exact search over parts finds the same ads as one over all. Queries (queries,
+    D) are float32; ``ids`` are those of the index's rows. With ``rows`` it finds about what would
+    be found if the index had only these.
     """
     find, queries = _finder(index, ids, rows), np.ascontiguousarray(query_embeddings)
     depths = [k + SPARE, k + MOST_EQUAL, index.ntotal if rows is None else len(rows)]
@@ -218,3 +208,72 @@ def share_found(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
     span = int(max(exact.max(), found.max())) + 2  # of -1, too: numbers of two rows never meet
     rows = np.arange(len(exact))[:, None] * span
     return float(np.isin(rows + exact, rows + found)[exact >= 0].mean())
+
+
+def keep_sample(
+    blocks: Iterable[tuple[int, TopK]], sample: Int64s, found: Int64s
+) -> Iterator[tuple[int, TopK]]:
+    """Pass on blocks, and keep in ``found`` (n, k) the ads of the queries ``sample`` (n,)."""
+    for start, best in blocks:
+        inside = (sample >= start) & (sample < start + len(best[0]))
+        found[inside] = best[0][sample[inside] - start]
+        yield start, best
+
+
+class TorchIndex:
+    """All ads on one device, searched by torch as faiss's ``IndexFlatIP`` is.
+
+    It is for machines where faiss is missing or does not know the GPU. Memory holds the ads, and
+    the scores of all queries and a block of ads.
+    """
+
+    def __init__(self, ad_embeddings: NDArray[np.float32], device: torch.device) -> None:
+        """Copy the embeddings (ads, D) float32 to ``device``."""
+        self._ads_LD = torch.from_numpy(ad_embeddings).to(device)
+        self.ntotal = len(ad_embeddings)
+
+    @torch.inference_mode()
+    def search(
+        self, query_embeddings: NDArray[np.float32], k: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return the k largest inner products (queries, k) and their ads' rows; of equal ones, any.
+
+        With fewer than k ads, the rest is -inf and -1.
+        """
+        num_found = min(k, self.ntotal)
+        with _full_precision():
+            queries_BD = torch.from_numpy(query_embeddings).to(self._ads_LD.device)
+            best, ads = (one.cpu().numpy() for one in self._best(queries_BD, num_found))
+        missing = [(0, 0), (0, k - num_found)]
+        best = np.pad(best, missing, constant_values=-np.inf)
+        return best, np.pad(ads, missing, constant_values=-1)
+
+    def _best(self, queries_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k highest scores (B, k) of each query, highest first, and their rows."""
+        best_Bk = queries_BD.new_empty((len(queries_BD), 0))
+        ads_Bk = torch.empty_like(best_Bk, dtype=torch.int64)
+        for first in range(0, self.ntotal, ADS_PER_TORCH_BLOCK):
+            scores_BL = queries_BD @ self._ads_LD[first : first + ADS_PER_TORCH_BLOCK].T
+            num_best = min(k, scores_BL.shape[1])
+            of_block_Bk, places_Bk = scores_BL.topk(num_best, dim=1)
+            candidates = torch.cat([best_Bk, of_block_Bk], dim=1)
+            best_Bk, chosen_Bk = candidates.topk(min(k, candidates.shape[1]), dim=1)
+            ads_Bk = torch.cat([ads_Bk, places_Bk + first], dim=1).gather(1, chosen_Bk)
+        return best_Bk, ads_Bk
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Multiply float32 matrices as such within the ``with`` block; training may allow TF32."""
+    kept = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(kept)
+
+
+SCANNED: tuple[Any, ...] = (TorchIndex,)
+"""Indexes that can be searched deeper without finding others."""
+if faiss is not None:
+    SCANNED = (TorchIndex, faiss.IndexFlat, faiss.IndexIVF)

@@ -29,13 +29,8 @@ BYTES_PER_NUMBER = 4
 def shard_ranges(num_ads: int, bytes_per_ad: float, gb_per_shard: float) -> list[range]:
     """Cut ads into shards of about equal size, of at least ADS_PER_PRODUCT ads; one if all fit.
 
-    Args:
-        num_ads: the number of ads.
-        bytes_per_ad: memory of an ad in an index.
-        gb_per_shard: GB of ads that a process may hold.
-
-    Returns:
-        The rows of each shard, in order.
+    An ad takes ``bytes_per_ad`` in an index; a process may hold ``gb_per_shard`` GB of ads. Returns
+    the rows of each shard, in order.
     """
     num_products = max(math.ceil(num_ads / ADS_PER_PRODUCT), 1)
     most = max(int(gb_per_shard * 1e9 / bytes_per_ad) // ADS_PER_PRODUCT, 1)
@@ -45,23 +40,14 @@ def shard_ranges(num_ads: int, bytes_per_ad: float, gb_per_shard: float) -> list
 
 @dataclass(frozen=True)
 class EmbeddedShard:
-    """Ads whose embeddings are in a file.
+    """Ads whose embeddings are in a file."""
 
-    Attributes:
-        file: an ``.npy`` file of embeddings float32, which all machines can reach.
-        rows: the rows of the file that are the shard's ads.
-        first: the number of the shard's first ad.
-        kind: how they are indexed.
-        effort: short codes look at so many times the cells and candidates.
-        ids: an ``.npy`` file (ads,) of all shards' ads; None if numbers are ids.
-    """
-
-    file: Path
-    rows: range
-    first: int
-    kind: BulkKind = "flat"
-    effort: int = 1
-    ids: Path | None = None
+    file: Path  # an ``.npy`` file of embeddings float32, which all machines can reach
+    rows: range  # the rows of the file that are the shard's ads
+    first: int  # the number of the shard's first ad
+    kind: BulkKind = "flat"  # how they are indexed
+    effort: int = 1  # short codes look at so many times the cells and candidates
+    ids: Path | None = None  # an ``.npy`` file (ads,) of all shards' ads; None if numbers are ids
 
     def __str__(self) -> str:
         return f"ads {self.first} to {self.first + len(self.rows)} in {self.file}"
@@ -73,16 +59,14 @@ class EmbeddedShard:
         return round(_bytes_per_ad(dim, self.kind) * len(self.rows))
 
     def open(self) -> tuple[Any, Ids]:
-        """Index the ads; returns the index, and the ids of its rows.
-
-        An index of short codes takes long to make, and is kept beside the embeddings.
-        """
+        """Index the ads; returns the index, and the ids of its rows."""
         embeddings = np.load(self.file, mmap_mode="r")[self.rows.start : self.rows.stop]
         own: Ids = self.first
         if self.ids is not None:
             own = np.load(self.ids, mmap_mode="r")[self.first : self.first + len(self.rows)]
         if self.kind == "flat":
             return filled_index("flat", embeddings), own
+        # Short codes take long to make, so their index is kept.
         kept = self.file.with_name(f"{self.file.stem}-{self.rows.start}.faiss")
         if not kept.exists():
             with whole_file(kept) as aside:
@@ -136,14 +120,11 @@ class IndexShard:
         return f"ads {self.rows.start} to {self.rows.stop} in {self.file}"
 
     def open(self) -> tuple[Any, int]:
-        """Make an index of the ads; returns it, and the id of its first row.
-
-        An index in compressed cells keeps its cells and codes, so that it finds what the whole one
-        does. One with a graph gets a graph of these ads alone.
-        """
+        """Make an index of the ads; returns it, and the id of its first row."""
         whole = faiss.read_index(str(self.file), faiss.IO_FLAG_MMAP_IFC)
         if len(self.rows) == whole.ntotal:
             return faiss.read_index(str(self.file)), 0
+        # Cells and codes stay, so that it finds what the whole one does; a graph is made anew.
         return with_rows_only(whole, np.array(self.rows)), self.rows.start
 
 

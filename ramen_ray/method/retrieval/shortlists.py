@@ -4,6 +4,7 @@ They are ANCE's hard negatives. Ads with the query's own text are left out, sinc
 push them away: both have the same embedding. So are ads that training must not see (novel ads).
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from ramen_ray.method.retrieval.search import (
     build_index,
     costs_too_much,
     drop_filtered,
+    keep_sample,
     search,
     search_index,
     share_found,
@@ -29,46 +31,10 @@ SAMPLED_QUERIES = 1000
 RECALL = "recall"
 
 
-class Shortlists:
-    """The ``.npy`` file of all train queries' shortlists, which is written block by block.
-
-    It holds (train queries, size) int32 ads: what is left of the ``size`` nearest, best first,
-    then -1.
-    """
-
-    def __init__(self, data: Prepared, size: int, file: Path) -> None:
-        """Make the file."""
-        self.size = size
-        self._clicks, self._hashes = data.clicks["train"], data.queries["train"].hashes
-        self._same_text = HashIndex.from_hashes(data.ads.hashes)
-        self._ad_ids = np.append(data.candidates("validation"), -1)  # search returns -1 for no ad
-        self._lists = map_new_array(file, np.int32, (len(self._hashes), size))
-
-    def write(self, rows: Int64s, found: TopK) -> None:
-        """Write the shortlists of queries (n,), without their own ads and their own texts.
-
-        What was ``found`` are their nearest (n, size), by number among the candidates.
-        """
-        dropped = zip(
-            self._clicks.gather(rows), self._same_text.all(self._hashes[rows]), strict=True
-        )
-        pairs = np.stack([np.concatenate(parts) for parts in dropped], axis=1)
-        ads, scores = found
-        self._lists[rows] = drop_filtered((self._ad_ids[ads], scores), pairs, self.size)[0]
-
-    def close(self) -> None:
-        """Write what is still in memory."""
-        self._lists.flush()
-
-
 def write_shortlists(
     model: DualEncoder, data: Prepared, size: int, file: Path, use_bf16: bool = False
 ) -> dict[str, float]:
-    """Search the ads for every train query, a batch at a time; see :class:`Shortlists`.
-
-    Returns:
-        ``recall`` of the search, measured on some queries, if an exact one would cost too much.
-    """
+    """Search the ads for every train query, a batch at a time; see :func:`keep_shortlists`."""
     queries, ads = data.queries["train"], data.candidates("validation")
     embeddings, gpu = model.embed_texts(data.ads, ads, use_bf16), model.device.index
     is_exact = gpu is not None or not costs_too_much(len(queries), *embeddings.shape)
@@ -78,18 +44,45 @@ def write_shortlists(
         from ramen_ray.method.retrieval.index import choose_bulk_kind, filled_index  # need faiss
 
         index = filled_index(choose_bulk_kind(len(ads)), embeddings)
-    shortlists = Shortlists(data, size, file)
-    for start in range(0, len(queries), QUERIES_PER_BLOCK):
-        rows = np.arange(start, min(start + QUERIES_PER_BLOCK, len(queries)))
-        shortlists.write(
-            rows, search_index(index, model.embed_texts(queries, rows, use_bf16), size)
-        )
-    shortlists.close()
-    if is_exact:
-        return {}
-    sample = model.embed_texts(queries, sampled_queries(len(queries)), use_bf16)
-    exact, _ = search(sample, embeddings, size)
-    return {RECALL: share_found(search_index(index, sample, size)[0], exact)}
+
+    def blocks() -> Iterator[tuple[int, TopK]]:
+        for start in range(0, len(queries), QUERIES_PER_BLOCK):
+            rows = np.arange(start, min(start + QUERIES_PER_BLOCK, len(queries)))
+            yield start, search_index(index, model.embed_texts(queries, rows, use_bf16), size)
+
+    def exact(sample: Int64s) -> TopK:
+        return search(model.embed_texts(queries, sample, use_bf16), embeddings, size)
+
+    return keep_shortlists(blocks(), data, size, file, None if is_exact else exact)
+
+
+def keep_shortlists(
+    found: Iterable[tuple[int, TopK]],
+    data: Prepared,
+    size: int,
+    file: Path,
+    exact: Callable[[Int64s], TopK] | None = None,
+) -> dict[str, float]:
+    """Write an ``.npy`` file of all train queries' shortlists (train queries, size) int32.
+
+    A row is what is left of the ``size`` nearest, best first, without a query's own ads and those
+    of its own text; then -1. Blocks that were ``found`` begin at a query, and name ads by their
+    numbers among the candidates. Returns the ``recall`` of the search, against what ``exact`` finds
+    for a sample of queries, if given.
+    """
+    clicks, hashes = data.clicks["train"], data.queries["train"].hashes
+    same_text = HashIndex.from_hashes(data.ads.hashes)
+    ad_ids = np.append(data.candidates("validation"), -1)  # search returns -1 for no ad
+    lists = map_new_array(file, np.int32, (len(hashes), size))
+    sample = sampled_queries(len(hashes))
+    of_sample = np.full((len(sample), size), -1)
+    for start, (ads, scores) in keep_sample(found, sample, of_sample):
+        rows = np.arange(start, start + len(ads))
+        dropped = zip(clicks.gather(rows), same_text.all(hashes[rows]), strict=True)
+        pairs = np.stack([np.concatenate(parts) for parts in dropped], axis=1)
+        lists[rows] = drop_filtered((ad_ids[ads], scores), pairs, size)[0]
+    lists.flush()
+    return {} if exact is None else {RECALL: share_found(of_sample, exact(sample)[0])}
 
 
 def sampled_queries(num_queries: int, most: int = SAMPLED_QUERIES) -> Int64s:
@@ -99,5 +92,5 @@ def sampled_queries(num_queries: int, most: int = SAMPLED_QUERIES) -> Int64s:
 
 
 def open_shortlists(file: Path) -> NDArray[np.int32]:
-    """Memory-map what :class:`Shortlists` wrote; processes on one machine share its pages."""
+    """Memory-map what :func:`keep_shortlists` wrote; processes on one machine share its pages."""
     return np.asarray(np.load(file, mmap_mode="r"))

@@ -11,21 +11,25 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ramen_ray.bases import NodeChoice
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
 from ramen_ray.method.distributed import gather_rows, world
 from ramen_ray.method.sampling.clustering import Clusters
 from ramen_ray.method.sampling.draws import (
+    clustered_order,
     draw_ads,
     draw_anchors,
     draw_hard_negatives,
     draw_nodes,
+    num_steps,
+    random_order,
 )
-from ramen_ray.method.sampling.orders import clustered_order, num_steps, random_order
-from ramen_ray.method.sampling.regularizers import Graphs, NodeChoice, Regularizer
 from ramen_ray.method.sampling.training_data import (
     ADS,
     QUERIES,
+    Graphs,
+    Regularizer,
     TrainingData,
     anchor_table,
     node_table,
@@ -41,18 +45,12 @@ class NodeAnchors(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step draws; ids are int64, and -1 means that nothing was drawn.
+    """What a step draws; ids are int64, and -1 means that nothing was drawn."""
 
-    Attributes:
-        queries: (b,) rows of train queries.
-        ads: (b, P) ads that were clicked for each query.
-        hard_negatives: (b, H) ads that were never clicked for each query.
-        anchors: per regulariser, its nodes, which need not be of the batch, and their anchors.
-    """
-
-    queries: Int64s
-    ads: Int64s
-    hard_negatives: Int64s
+    queries: Int64s  # (b,) rows of train queries
+    ads: Int64s  # (b, P) ads that were clicked for each query
+    hard_negatives: Int64s  # (b, H) ads that were never clicked for each query
+    # per regulariser, its nodes, which need not be of the batch, and their anchors
     anchors: Mapping[Regularizer, NodeAnchors]
 
     def drawn(self) -> list[tuple[str, Int64s]]:
@@ -82,41 +80,31 @@ class Batch:
 
 @dataclass(frozen=True)
 class DrawState:
-    """The state of the draws: what batches are drawn from now; replaced as the run goes on.
+    """The state of the draws: what batches are drawn from now; replaced as the run goes on."""
 
-    Attributes:
-        graphs: one graph per regulariser.
-        clusters: queries of a cluster come in the same batches; None for random order.
-        shortlists: (train queries, size) ads to draw hard negatives from; None to draw none.
-    """
-
-    graphs: Graphs
+    graphs: Graphs  # one graph per regulariser
+    # queries of a cluster come in the same batches; None for random order
     clusters: Clusters | None = None
+    # (train queries, size) ads to draw hard negatives from; None to draw none
     shortlists: NDArray[np.int32] | None = None
 
 
 @dataclass
 class Sampler:
-    """Draws this worker's share of each batch.
-
-    Attributes:
-        batch_size: B, queries of a global batch.
-        clicks: what a query's ads are drawn from, by its weights; None for ``data.clicks``.
-        num_hard_negatives: H; batches have as many columns before there are shortlists.
-        nodes: ``all`` draws B nodes for each regulariser, uniformly among those with edges: the
-            paper's sums run over all ads (section 3.1). ``rare`` draws them in proportion to
-            1 / (1 + train clicks). ``clicked`` takes the batch's queries and ads, as the paper's
-            training does (section 3.2); ads without clicks are then never drawn.
-        num_positives: P; more than one for losses over several of a query's ads.
-    """
+    """Draws this worker's share of each batch."""
 
     data: TrainingData
-    batch_size: int
+    batch_size: int  # B, queries of a global batch
     seed: int
+    # what a query's ads are drawn from, by its weights; None for ``data.clicks``
     clicks: Csr | None = None
-    num_hard_negatives: int = 0
+    num_hard_negatives: int = 0  # H; batches have as many columns before there are shortlists
+    # ``all`` draws B nodes for each regulariser, uniformly among those with edges: the paper's sums
+    # run over all ads (section 3.1). ``rare`` draws them in proportion to 1 / (1 + train clicks).
+    # ``clicked`` takes the batch's queries and ads, as the paper's training does (section 3.2); ads
+    # without clicks are then never drawn
     nodes: NodeChoice = "all"
-    num_positives: int = 1
+    num_positives: int = 1  # P; more than one for losses over several of a query's ads
     _order: tuple[int, Clusters | None, Int64s] | None = field(default=None, init=False)
     _linked: dict[Regularizer, tuple[Csr, Csr]] = field(default_factory=dict, init=False)
 

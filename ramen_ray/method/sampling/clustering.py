@@ -20,31 +20,21 @@ LEAST_GAIN = 1e-4
 
 @dataclass(frozen=True)
 class Clusters:
-    """Rows in clusters whose sizes differ by at most one.
+    """Rows in clusters whose sizes differ by at most one."""
 
-    Attributes:
-        rows: (N,) int64, a permutation of the rows, one cluster after another.
-        num_clusters: K; cluster i is ``rows[i * N // K : (i + 1) * N // K]``.
-    """
-
-    rows: Int64s
-    num_clusters: int
+    rows: Int64s  # (N,) int64, a permutation of the rows, one cluster after another
+    num_clusters: int  # K; cluster i is ``rows[i * N // K : (i + 1) * N // K]``
 
 
 def balanced_clusters(
     embeddings: Tensor, num_clusters: int, seed: int, device: torch.device | None = None
 ) -> Clusters:
-    """Cut the rows in two, then each part, until every part is one cluster.
+    """Cut the rows in two, then each part, until every part is one of ``num_clusters``, at most N.
 
     Cutting is spherical 2-means with sides of given sizes: rows are ordered by how much more
-    similar they are to one centre than to the other.
-
-    Args:
-        embeddings: (N, D) unit-norm, of any float type and on any device; a row of zeros is similar
-            to nothing and may end up in any cluster.
-        num_clusters: K, at most N.
-        seed: of the samples and the first centres.
-        device: where to compute, a part of the embeddings at a time; None for where they are.
+    similar they are to one centre than to the other. ``embeddings`` (N, D) are unit-norm, of any
+    float type and on any device; a row of zeros is similar to nothing and may end up in any
+    cluster. They go to ``device`` a part at a time; None for where they are.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.arange(len(embeddings), device=device or embeddings.device)

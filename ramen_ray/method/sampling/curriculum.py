@@ -29,21 +29,15 @@ STEPS_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class ClusterSchedule:
-    """When clusters are made (every so many epochs), and how large they are.
+    """When clusters are made (every so many epochs), and how large they are."""
 
-    Attributes:
-        first_epoch: the first with clustered batches, at least 1.
-        cluster_size: the most queries of a cluster, before any doubling; clusters of as many as a
-            batch fill one each.
-        double_at: epochs from which on new clusters are twice as large.
-        num_epochs: of the whole run.
-    """
-
-    first_epoch: int
+    first_epoch: int  # the first with clustered batches, at least 1
     refresh_every: int
+    # the most queries of a cluster, before any doubling; clusters of as many as a batch fill one
+    # each
     cluster_size: int
-    double_at: Sequence[int]
-    num_epochs: int
+    double_at: Sequence[int]  # epochs from which on new clusters are twice as large
+    num_epochs: int  # of the whole run
 
     def is_due(self, epoch: int) -> bool:
         """Say whether ``epoch`` (from 0) begins with new clusters."""
@@ -90,7 +84,6 @@ class Curriculum(StepPart):
             self._keep()
 
     def _keep(self) -> None:
-        """Put the embeddings of the last steps into memory."""
         for rows, vectors_BD in self._coming:
             assert self.seen is not None, "only collected ones are coming"
             self.seen[rows] = vectors_BD.cpu()

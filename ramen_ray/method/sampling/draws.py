@@ -1,4 +1,9 @@
-"""Random draws for queries and nodes: pure functions of (seed, epoch, query).
+"""Random draws for queries and nodes, and the order of an epoch's queries.
+
+All are pure functions of seed, epoch and query, whatever the number of workers. A batch takes one
+query from each of ``batch_size`` slots, and a worker owns whole slots. In random order slot i is
+the i-th equal share of the globally shuffled queries, so a worker needs only its own share. In
+clustered order, which keeps similar queries together, a slot takes queries from all of them.
 
 Shapes: b queries, P ads and H hard negatives of each. A key is (seed, epoch), or (seed, step) for
 nodes; where a row has too few to draw from, -1 comes after them.
@@ -14,6 +19,7 @@ from ramen_ray.data.arrays import Int64s, UInt64s
 from ramen_ray.data.prepared.csr import Csr, ragged_positions
 from ramen_ray.data.prepared.hashing import keyed_hash, uniforms
 from ramen_ray.method.best import best_of_each
+from ramen_ray.method.sampling.clustering import Clusters
 
 
 class Stream(IntEnum):
@@ -31,6 +37,46 @@ class Stream(IntEnum):
     IN_CLUSTER = 9
 
 
+def num_steps(num_queries: int, batch_size: int) -> int:
+    """Return the steps of an epoch; the last ``num_queries % batch_size`` queries are left out."""
+    return num_queries // batch_size
+
+
+def random_order(num_queries: int, batch_size: int, slots: range, seed: int, epoch: int) -> Int64s:
+    """Return the query rows (steps, slots) that an epoch's steps take from the given slots."""
+    bounds = np.arange(slots.start, slots.stop + 1, dtype=np.int64) * num_queries // batch_size
+    starts, lengths = bounds[:-1], np.diff(bounds)
+    offsets = np.arange(lengths.max())
+    rows = starts[:, None] + offsets
+    keys = keyed_hash((seed, epoch, Stream.ORDER), rows)
+    keys[offsets >= lengths[:, None]] = np.iinfo(np.uint64).max
+    order = np.argsort(keys, axis=1, kind="stable")[:, : num_steps(num_queries, batch_size)]
+    return (starts[:, None] + order).T
+
+
+def clustered_order(
+    clusters: Clusters, batch_size: int, slots: range, seed: int, epoch: int
+) -> Int64s:
+    """Return query rows (steps, slots) as :func:`random_order`, with the clusters in random order.
+
+    A batch may span several clusters. If there are as many clusters as steps, each fills a batch.
+    """
+    num_queries, num_clusters = len(clusters.rows), clusters.num_clusters
+    steps = num_steps(num_queries, batch_size)
+    bounds = np.arange(num_clusters + 1) * num_queries // num_clusters
+    sizes = np.diff(bounds)
+    shuffled = np.argsort(keyed_hash((seed, epoch, Stream.CLUSTERS), np.arange(num_clusters)))
+    rows = clusters.rows
+    if num_clusters == steps:
+        # A cluster has a few queries more than a batch: leave others out in each epoch.
+        keys = keyed_hash((seed, epoch, Stream.IN_CLUSTER), rows)
+        rows = rows[np.lexsort((keys, np.repeat(np.arange(num_clusters), sizes)))]
+        sizes = np.full(num_clusters, batch_size)
+    places = ragged_positions(bounds[shuffled], sizes[shuffled])
+    batches = rows[places[: steps * batch_size]].reshape(steps, batch_size)
+    return batches[:, slots.start : slots.stop]
+
+
 def draw_ads(
     clicks: Csr, query_rows: Int64s, query_ids: NDArray[Any], key: tuple[int, int], num_ads: int = 1
 ) -> Int64s:
@@ -44,15 +90,13 @@ def draw_ads(
 def draw_several(
     edges: Csr, query_rows: Int64s, own_keys: UInt64s, count: int, key: tuple[int, ...]
 ) -> Int64s:
-    """Draw distinct columns (b, count) of rows (b,) under ``own_keys`` (b,), by weight.
-
-    Each entry gets the key log(u) / weight of a uniform u, and those with the highest keys are
-    drawn, as successive draws without replacement would do (Efraimidis and Spirakis 2006).
-    """
+    """Draw distinct columns (b, count) of rows (b,) under ``own_keys`` (b,), by weight."""
     rows, columns = edges.gather(query_rows)
     starts, degrees = edges.indptr[query_rows], edges.degrees(query_rows)
     places = ragged_positions(np.zeros_like(degrees), degrees)
     chances = uniforms(key, own_keys[rows] ^ keyed_hash((), places))
+    # Those with the highest log(u) / weight of a uniform u are drawn, as successive draws without
+    # replacement would do (Efraimidis and Spirakis 2006).
     log_chances = np.log1p(-chances)
     if edges.cumulative_weights is not None:
         log_chances /= edges.weights(ragged_positions(starts, degrees))

@@ -7,6 +7,7 @@ D width of an embedding, d width of a classifier.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,31 +16,23 @@ from torch.nn import functional
 from ramen_ray.method.distributed import gather_dealt, gather_tensors, world
 from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.step_inputs import Comparison, Pool, StepInputs
-from ramen_ray.method.similarity import similarities
+
+SPARSE_SHARE = 1 / 16
 
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """A batch and the embeddings of its texts.
-
-    Attributes:
-        embeddings_UD: (U, D) float32, the embeddings of the distinct texts.
-        added: what the parts of the step have added for the losses, by name.
-    """
+    """A batch and the embeddings of its texts."""
 
     inputs: StepInputs
-    embeddings_UD: Tensor
+    embeddings_UD: Tensor  # (U, D) float32, the embeddings of the distinct texts
+    # what the parts of the step have added for the losses, by name
     added: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def batch(self) -> Batch:
         """The global batch."""
         return self.inputs.batch
-
-    @property
-    def local(self) -> Batch:
-        """This worker's share of the batch."""
-        return self.inputs.local
 
     @property
     def ad_pool(self) -> Pool:
@@ -118,3 +111,29 @@ def encode(model: nn.Module, inputs: StepInputs, use_bf16: bool = False) -> Enco
         # DDP averages the workers' gradients, which here are parts of one sum.
         embeddings.register_hook(lambda gradient: num_workers * gradient)
     return EncodedBatch(inputs, gather_dealt(embeddings, len(inputs.texts.rows)))
+
+
+def similarities(rows_bD: Tensor, candidates_LD: Tensor) -> Tensor:
+    """Return the inner products (b, L) of rows (b, D) and candidates (L, D)."""
+    products: Tensor = _Products.apply(rows_bD, candidates_LD)
+    return products
+
+
+class _Products(torch.autograd.Function):
+    """The matrix product; its backward takes few of the products if most gradients are zero."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_bD: Tensor, candidates_LD: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_bD, candidates_LD)
+        return rows_bD @ candidates_LD.T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        rows_bD, candidates_LD = ctx.saved_tensors
+        gradient_bL = gradients[0]
+        # A triplet loss has a gradient at a row's positives and hardest negatives only. A GPU would
+        # have to be waited for, and does the whole product as fast.
+        is_cpu, num_most = gradient_bL.device.type == "cpu", SPARSE_SHARE * gradient_bL.numel()
+        if is_cpu and gradient_bL.count_nonzero() < num_most:
+            gradient_bL = gradient_bL.to_sparse()
+        return gradient_bL @ candidates_LD, gradient_bL.t() @ rows_bD

@@ -19,27 +19,20 @@ from ramen_ray.method.devices import staged
 from ramen_ray.method.distributed import dealt_rows, world
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.batches import Batch
-from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
 
 NUM_MARKS = 1 << 18
 
 
 @dataclass(frozen=True)
 class BatchTexts:
-    """The distinct texts of a global batch, shortest first.
+    """The distinct texts of a global batch, shortest first."""
 
-    Attributes:
-        tables: (U,) number of the table that a text comes from.
-        rows: (U,) its row in that table.
-        lengths: (U,) how many tokens it has, ascending.
-        positions: where among the U the texts of all ids of :meth:`Batch.drawn` are, in their
-            shapes; 0 for those of id -1.
-    """
-
-    tables: Int64s
-    rows: Int64s
-    lengths: Int64s
+    tables: Int64s  # (U,) number of the table that a text comes from
+    rows: Int64s  # (U,) its row in that table
+    lengths: Int64s  # (U,) how many tokens it has, ascending
+    # where among the U the texts of all ids of :meth:`Batch.drawn` are, in their shapes; 0 for
+    # those of id -1
     positions: list[Int64s]
 
     @classmethod
@@ -129,44 +122,29 @@ class Comparison:
     """This worker's rows, and the candidates of the global batch that they are compared with.
 
     int64 tensors on the CPU, copies of which to the step's device need no waiting.
-
-    Attributes:
-        pool: the candidates.
-        rows: (n,) positions of the rows' texts among the U.
-        candidates: (L,) positions of the candidates' texts.
-        drawn: (n, P) places in the pool of what each row drew; -1 for none.
-        known: (links,) all known positives, as row * L + place, ascending.
     """
 
-    pool: Pool
-    rows: Tensor
-    candidates: Tensor
-    drawn: Tensor
-    known: Tensor
+    pool: Pool  # the candidates
+    rows: Tensor  # (n,) positions of the rows' texts among the U
+    candidates: Tensor  # (L,) positions of the candidates' texts
+    drawn: Tensor  # (n, P) places in the pool of what each row drew; -1 for none
+    known: Tensor  # (links,) all known positives, as row * L + place, ascending
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """A batch, its texts, and what is compared with what.
-
-    Attributes:
-        batch: the global batch.
-        local: this worker's share of it.
-        tokens: this worker's share of the texts.
-        queries: (B,) int64, positions of the batch's queries among the U, as in a comparison.
-        task: this worker's queries, and the ads that the batch drew.
-        regularizers: those that drew, with this worker's nodes and the anchors of their set.
-        added: what the parts of the step have added, by name.
-    """
+    """A batch, its texts, and what is compared with what."""
 
     data: TrainingData
-    batch: Batch
-    local: Batch
+    batch: Batch  # the global batch
+    local: Batch  # this worker's share of it
     texts: BatchTexts
-    tokens: TokenBatch
-    queries: Tensor
-    task: Comparison
+    tokens: TokenBatch  # this worker's share of the texts
+    queries: Tensor  # (B,) int64, positions of the batch's queries among the U, as in a comparison
+    task: Comparison  # this worker's queries, and the ads that the batch drew
+    # those that drew, with this worker's nodes and the anchors of their set
     regularizers: Mapping[Regularizer, Comparison]
+    # what the parts of the step have added, by name
     added: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -11,15 +11,10 @@ from ramen_ray.method.sampling.step_inputs import StepInputs
 
 
 class StepPart:
-    """A part that does nothing; others override what they need.
+    """A part that does nothing; others override what they need."""
 
-    Attributes:
-        name: of its state in checkpoints.
-        is_shared: whether each worker saves a share, and not the first worker all.
-    """
-
-    name: str
-    is_shared: bool = False
+    name: str  # of its state in checkpoints
+    is_shared: bool = False  # whether each worker saves a share, and not the first worker all
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
         """Return a step's inputs with what this part needs of them; a thread may call it."""

@@ -1,9 +1,10 @@
-"""What a run trains on; it stays the same during the run."""
+"""What a run trains on: texts, clicks, and the graphs of its regularisers R_x and R_z."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,33 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.sampling.regularizers import Graphs, Regularizer, open_graphs
 
 QUERIES, ADS = "queries", "ads"
+
+
+class Regularizer(NamedTuple):
+    """R_x (side query) or R_z (side ad) of an anchor set: pulls nodes to their anchors."""
+
+    anchor_set: str
+    side: Literal["query", "ad"]
+
+    @property
+    def name(self) -> str:
+        """Its name among the terms of the objective."""
+        return f"R_{'x' if self.side == 'query' else 'z'}/{self.anchor_set}"
+
+    @property
+    def path(self) -> str:
+        """Where its edges are in a folder of graphs."""
+        return f"{self.anchor_set}/{self.side}"
+
+
+Graphs = Mapping[Regularizer, Csr]  # each regulariser's edges: train query rows, or ads, x anchors
+
+
+def open_graphs(edges: Path, regularizers: Iterable[Regularizer]) -> Graphs:
+    """Map the graphs in the folder ``edges``, stored as SET/{query,ad}."""
+    return {one: Csr.open(edges / one.path) for one in regularizers}
 
 
 def anchor_table(anchor_set: str) -> str:
@@ -29,20 +54,15 @@ def node_table(regularizer: Regularizer) -> str:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Texts, clicks (query rows x ads) and edges of a run.
+    """Texts, clicks (query rows x ads) and edges of a run."""
 
-    Attributes:
-        query_ids: (train queries,) int64, the ids of the query rows.
-        graphs: what the regularisers draw from at first; pruning replaces them as training goes.
-        known_edges: per regulariser, graphs whose edges are never negatives, drawn or not.
-        tables: texts of ``queries``, ``ads`` and ``anchors/SET``.
-    """
-
-    query_ids: NDArray[np.int64]
+    query_ids: NDArray[np.int64]  # (train queries,) int64, the ids of the query rows
     clicks: Csr
+    # what the regularisers draw from at first; pruning replaces them as training goes
     graphs: Graphs
+    # per regulariser, graphs whose edges are never negatives, drawn or not
     known_edges: Mapping[Regularizer, Sequence[Csr]]
-    tables: Mapping[str, TokenTable]
+    tables: Mapping[str, TokenTable]  # texts of ``queries``, ``ads`` and ``anchors/SET``
 
     @cached_property
     def clicked_rows(self) -> Int64s:

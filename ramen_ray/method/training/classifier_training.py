@@ -45,11 +45,7 @@ class ClassifierTraining:
         self.schedule = build_schedule(self.optimizer)
 
     def rows(self, ads: Int64s) -> Tensor:
-        """Return the vectors (n, d) of ``ads`` as a leaf that collects gradients.
-
-        Args:
-            ads: (n,) distinct ads, the same on every worker.
-        """
+        """Return the vectors (n, d) of distinct ads (n,), on every worker the same, as a leaf."""
         table = self.classifiers
         if not table.is_share:
             return table.take(ads).detach().requires_grad_()
@@ -112,7 +108,6 @@ class ClassifierPart(StepPart):
     name = "classifiers"
 
     def __init__(self, training: ClassifierTraining) -> None:
-        """Train the classifiers of ``training``."""
         self.training = training
         self.is_shared = training.classifiers.is_share
 

@@ -26,7 +26,6 @@ class StepMemoryError(RuntimeError):
         super().__init__(step, num_texts, num_tokens)
 
     def __str__(self) -> str:
-        """Return one line, with what to do."""
         step, num_texts, num_tokens = self.args
         return (
             f"out of memory in step {step}: a worker's share of it has {num_texts:,} texts of "
@@ -41,22 +40,15 @@ DROPOUT_KEY = 1
 
 @dataclass
 class TrainState:
-    """What a run changes as it goes.
+    """What a run changes as it goes."""
 
-    Attributes:
-        model: the model that is trained, or its wrapper for several workers.
-        draws: what batches are drawn from now.
-        step: number of steps done; all random draws depend on it.
-        parts: what extends the steps, in their order.
-        weights: (terms,) the weights of the last step's losses.
-    """
-
-    model: nn.Module
+    model: nn.Module  # the model that is trained, or its wrapper for several workers
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
-    draws: DrawState
-    step: int = 0
-    parts: Sequence[StepPart] = ()
+    draws: DrawState  # what batches are drawn from now
+    step: int = 0  # number of steps done; all random draws depend on it
+    parts: Sequence[StepPart] = ()  # what extends the steps, in their order
+    # (terms,) the weights of the last step's losses
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def advance(self) -> None:

@@ -28,11 +28,7 @@ def global_losses(steps: list[Tensor]) -> NDArray[np.float32]:
 def check_losses(
     losses: NDArray[np.float32], names: Sequence[str], last_step: int, advice: str
 ) -> None:
-    """Check that the losses (steps, terms) of the steps up to ``last_step`` (from 1) are finite.
-
-    Raises:
-        DivergedError: they are not; the message ends with ``advice``.
-    """
+    """Check that losses (steps, terms) up to step ``last_step`` are finite; or DivergedError."""
     bad = np.argwhere(~np.isfinite(losses))
     if len(bad):
         row, column = bad[0].tolist()
@@ -51,16 +47,11 @@ def check_weights(model: nn.Module, step: int, advice: str) -> None:
 
 @dataclass(frozen=True)
 class StepLosses:
-    """The losses of consecutive steps.
-
-    Attributes:
-        values: (steps, terms) means over the batch, in the order of the objective.
-        known: (steps, terms) bool, whether the term was due in the step.
-    """
+    """The losses of consecutive steps."""
 
     objective: Objective
-    values: Floats
-    known: NDArray[np.bool_]
+    values: Floats  # (steps, terms) means over the batch, in the order of the objective
+    known: NDArray[np.bool_]  # (steps, terms) bool, whether the term was due in the step
 
     @classmethod
     def from_terms(cls, objective: Objective, first_step: int, losses: Floats) -> "StepLosses":

@@ -29,7 +29,7 @@ from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.distributed import from_first_worker, world
 from ramen_ray.method.model.dual_encoder import copy_model
 from ramen_ray.method.sampling.batches import DrawState
-from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.cluster.resources import free_share
 
@@ -93,31 +93,23 @@ class BackgroundTask:
 
     The first worker submits tasks and checks on them. All workers call :meth:`advance`, and switch
     to a new result at the same step.
-
-    Attributes:
-        name: the kind's name, in logs and metrics.
-        folder: folder of the results.
-        compute: computes a result from a saved model (its folder) into another folder, and returns
-            figures for the report; run as a Ray task, on a GPU if one is free.
-        take: returns the state of the draws, changed to use a result (its folder).
-        schedule: when to compute.
-        device: this worker's.
-        has_own_tasks: whether ``compute`` only starts other tasks, and so needs no CPU of its own.
-        local: where this machine has its copy of the result in use.
-        taken: step of the checkpoint that the result in use was made from.
-        waited_s: seconds that training has waited for results so far.
     """
 
-    name: str
-    folder: Path
+    name: str  # the kind's name, in logs and metrics
+    folder: Path  # of the results
+    # computes a result from a saved model (its folder) into another folder, and returns figures for
+    # the report; run as a Ray task, on a GPU if one is free
     compute: Compute
+    # returns the state of the draws, changed to use a result (its folder)
     take: Callable[[Path, DrawState], DrawState]
     schedule: Schedule
     device: torch.device
+    # whether ``compute`` only starts other tasks, and so needs no CPU of its own
     has_own_tasks: bool = False
+    # where this machine has its copy of the result in use
     local: LocalFolder = field(default_factory=LocalFolder)
-    taken: int | None = None
-    waited_s: float = 0.0
+    taken: int | None = None  # step of the checkpoint that the result in use was made from
+    waited_s: float = 0.0  # seconds that training has waited for results so far
     _task: ray.ObjectRef | None = field(default=None, init=False)
     _seen: tuple[int, int, float] | None = field(default=None, init=False)
     """What is pending, and the step and time at which this process first saw it."""
@@ -132,11 +124,8 @@ class BackgroundTask:
         """At the start of an epoch, start what is due and take the newest result.
 
         Every worker calls this after the same steps. If the schedule says to wait, it returns when
-        the result is ready.
-
-        Returns:
-            What batches are drawn from now on, and figures: ``waited_s``; if a result was taken,
-            also its ``step`` and the figures of its report.
+        the result is ready. Returns what batches are drawn from now on, and figures: ``waited_s``;
+        if a result was taken, also its ``step`` and the figures of its report.
 
         Raises:
             LateError: a result has not come for half of the epochs of the run.
@@ -156,9 +145,9 @@ class BackgroundTask:
         return {"taken": self.taken, "waited_s": self.waited_s}
 
     def restore(self, progress: dict[str, Any], draws: DrawState) -> DrawState:
-        """Restore what :attr:`progress` returned, and take the result that was in use then.
+        """Take the result that was in use when :attr:`progress` was kept, on every worker.
 
-        Every worker calls this. If the result is damaged, an older one is taken, or none.
+        If it is damaged, an older one is taken, or none.
         """
         self.waited_s = progress["waited_s"]
         if progress["taken"] is None:
@@ -167,10 +156,7 @@ class BackgroundTask:
         return draws if step is None else self._take(step, draws)
 
     def forget_after(self, step: int) -> None:
-        """Remove what was computed from later checkpoints than that of ``step``.
-
-        There is some if a run goes on from an older checkpoint because a newer one is damaged.
-        """
+        """Remove what was computed from later checkpoints, of which one must have been damaged."""
         if world()[0] != 0:
             return
         if (self._pending or 0) > step:
@@ -191,22 +177,20 @@ class BackgroundTask:
         is_first = world()[0] == 0
         if is_first:
             self._check()
-            if self._pending is None and self.schedule.is_due(step, self._newest):
+            newest = max(_steps(self.folder), default=None)
+            if self._pending is None and self.schedule.is_due(step, newest):
                 self._submit(step, checkpoint)
         if self.schedule.wait:
             self._wait(step)
         elif late := from_first_worker(self._epochs_too_late(step) if is_first else 0):
             raise LateError(self._said_of_late(late))
         newest = self._newest_intact()
-        if is_first:
-            self._remove_old()
+        for old in sorted(_steps(self.folder))[:-NUM_KEPT] if is_first else ():
+            shutil.rmtree(self.result(old))
         return newest
 
     def _epochs_too_late(self, step: int) -> int:
-        """Return for how many epochs a result has been pending if for half of the run, else 0.
-
-        A warning says so when the next one would be due.
-        """
+        """Return for how many epochs a result has been pending, if for half of the run; else 0."""
         pending = self._pending
         if pending is None:
             return 0
@@ -215,7 +199,7 @@ class BackgroundTask:
         _, since, at = self._seen
         epochs = (step - since) // self.schedule.steps_per_epoch
         if epochs and epochs % self.schedule.every == 0:
-            logger.warning(self._said_of_late(epochs))
+            logger.warning(self._said_of_late(epochs))  # when the next one would be due
         is_too_late = 2 * epochs >= self.schedule.num_epochs
         return epochs if is_too_late and time.monotonic() - at >= PATIENCE_S else 0
 
@@ -257,10 +241,6 @@ class BackgroundTask:
             for step in _steps(self.folder):
                 if step != self.taken:
                     shutil.rmtree(self.result(step))
-
-    @property
-    def _newest(self) -> int | None:
-        return max(_steps(self.folder), default=None)
 
     def _newest_intact(self, last: int | None = None) -> int | None:
         """Return, on all workers, the step of the newest result up to ``last`` that is whole."""
@@ -325,10 +305,6 @@ class BackgroundTask:
         self._task = None
         shutil.rmtree(self.folder / ".pending", ignore_errors=True)
         return True
-
-    def _remove_old(self) -> None:
-        for step in sorted(_steps(self.folder))[:-NUM_KEPT]:
-            shutil.rmtree(self.result(step))
 
 
 def _steps(folder: Path) -> list[int]:

@@ -33,11 +33,7 @@ class NoClusterError(UserError):
 
 
 def check_that_it_answers() -> None:
-    """Check that the cluster that this process is to join, if there is one, answers.
-
-    Raises:
-        NoClusterError: RAY_ADDRESS is no address of a cluster, or nothing answers there.
-    """
+    """Check that the cluster that this process is to join answers; else a NoClusterError."""
     # Ray itself would wait seven minutes for it, deaf to signals.
     address, named_by = _address()
     if address is None:

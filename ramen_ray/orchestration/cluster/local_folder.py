@@ -12,7 +12,7 @@ import torch
 from ramen_ray.data.store.checksums import DamagedError, copy_folder
 from ramen_ray.errors import first_line_of
 from ramen_ray.method.distributed import sum_over_workers
-from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import Regularizer
 
 SECONDS_BETWEEN_SIGNS = 10
 CPU = torch.device("cpu")
@@ -24,16 +24,12 @@ logger = logging.getLogger(__name__)
 class LocalFolder:
     """A folder on this machine's own disk that mirrors shared folders, which are copied whole.
 
-    No part of them belongs to one worker: all read the clicks and edges of each batch.
-
-    Attributes:
-        path: the shared folders' copies are here, at the same paths; None to copy nothing.
-        is_first: whether this worker is the one of its machine that copies.
-        device: this worker's.
+    All workers read the clicks and edges of each batch, so no part belongs to one of them.
     """
 
+    # the shared folders' copies are here, at the same paths; None to copy nothing
     path: Path | None = None
-    is_first: bool = True
+    is_first: bool = True  # whether this worker is the one of its machine that copies
     device: torch.device = CPU
 
     def copy_of(self, folder: Path) -> Path:

@@ -42,6 +42,7 @@ from ramen_ray.orchestration.cluster.joining import (
     is_lost,
     watch_own_ray,
 )
+from ramen_ray.tracking.runs import kept_environment
 
 GPU_SHARE = 0.25
 NUM_RETRIES = 3
@@ -71,8 +72,7 @@ RAY_SETTINGS = {
 
 logger = logging.getLogger(__name__)
 
-Needs = dict[str, float]
-"""What Ray reserves for a process, by its names; memory in bytes."""
+Needs = dict[str, float]  # what Ray reserves for a process, by its names; memory in bytes
 Option = TypeVar("Option")
 
 
@@ -92,10 +92,8 @@ def died_too_often(max_failures: int, failure: Exception) -> ClusterError:
 def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
     """Join the running cluster (RAY_ADDRESS, or one on this machine), or start one.
 
-    Args:
-        show_workers: show the output of tasks and workers.
-        for_ray_train: start a dashboard, too, which Ray Train's actors ask about each other. It is
-            a dozen processes, which small machines had better do without.
+    Tasks' output is shown if ``show_workers``. ``for_ray_train`` starts a dashboard, too, which its
+    actors ask about each other: a dozen processes, which small machines had better do without.
 
     Raises:
         NoClusterError: RAY_ADDRESS names a cluster that does not answer.
@@ -145,8 +143,7 @@ def kept_handler(number: signal.Signals) -> Iterator[None]:
 def _known_dashboard() -> Iterator[int]:
     """Choose the dashboard's port, and tell the processes of a cluster that starts in the block."""
     # Ray Train's actors, which would look for it, may find that of another job's Ray.
-    before = os.environ.get(DASHBOARD_ADDRESS)
-    with socket.socket() as held:
+    with kept_environment(DASHBOARD_ADDRESS), socket.socket() as held:
         try:
             held.bind((LOOPBACK, DASHBOARD_PORT))
         except OSError:  # another's
@@ -155,12 +152,7 @@ def _known_dashboard() -> Iterator[int]:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port: int = held.getsockname()[1]
         os.environ[DASHBOARD_ADDRESS] = f"http://{LOOPBACK}:{port}"
-        try:
-            yield port
-        finally:
-            del os.environ[DASHBOARD_ADDRESS]
-            if before is not None:
-                os.environ[DASHBOARD_ADDRESS] = before
+        yield port
 
 
 def keep_token_private() -> None:
@@ -180,7 +172,6 @@ def _keep_private(session: Path) -> None:
 
 
 def _advice(error: Exception) -> str:
-    """Say why a cluster was not joined."""
     said = first_line_of(error).rstrip(".")
     if TOO_SLOW in said:
         return "Ray has not started in time; is the machine too busy? Run the same command again"
@@ -202,15 +193,12 @@ def quiet_ray_data() -> None:
 
 
 def free_share(num_cpus: int = 1) -> dict[str, float]:
-    """Return the free resources that a background task takes: a quarter of a GPU, CPUs, or none.
-
-    It takes none if the workers hold everything, as they may be waiting for it.
-    """
+    """Return the free resources that a background task takes: a quarter of a GPU, CPUs, or none."""
     free = ray.available_resources()
     for name, amount in (("GPU", GPU_SHARE), ("CPU", float(num_cpus))):
         if free.get(name, 0) >= amount and has_room([{name: amount}], MOMENT_S):
             return {"num_cpus": 0, "num_gpus": 0, f"num_{name.lower()}s": amount}
-    return {"num_cpus": 0, "num_gpus": 0}
+    return {"num_cpus": 0, "num_gpus": 0}  # the workers hold everything, and may be waiting for it
 
 
 def num_cpus() -> int:
@@ -319,11 +307,7 @@ def worker_task(
 
 
 def check_resources(workers: WorkersConfig) -> None:
-    """Wait until the cluster can hold all workers at once.
-
-    Raises:
-        ClusterError: it still cannot after ``startup_timeout_s``.
-    """
+    """Wait until the cluster can hold all workers at once; a ClusterError if it still cannot."""
     worker = worker_share(workers)
     if has_room([worker] * workers.num_workers, workers.startup_timeout_s):
         return
@@ -342,13 +326,11 @@ def check_resources(workers: WorkersConfig) -> None:
 
 @contextmanager
 def no_placement_group_left() -> Iterator[None]:
-    """At the end, remove the placement groups that this job still has.
-
-    Ray Train leaves one of each trial that Tune ends, which would keep its CPUs and GPUs.
-    """
+    """At the end, remove the placement groups that this job still has."""
     try:
         yield
     finally:
+        # Ray Train leaves one of each trial that Tune ends, which would keep its CPUs and GPUs.
         job = ray.get_runtime_context().get_job_id()
         groups = {} if is_lost() else placement_group_table()
         for group, entry in groups.items():

@@ -9,16 +9,11 @@ from typing import Any
 
 import ray
 
-from ramen_ray.orchestration.cluster.resources import (
-    ClusterError,
-    num_cpus,
-    start_ray,
-    user_errors,
-)
+from ramen_ray.orchestration.cluster.resources import ClusterError, num_cpus, start_ray, user_errors
 from ramen_ray.told import told
 
-Task = Callable[[], Any]
-RunTasks = Callable[[Sequence[Task]], list[Any]]
+Call = Callable[[], Any]
+RunTasks = Callable[[Sequence[Call]], list[Any]]
 """Runs tasks in any order; returns the results in the given order."""
 
 ROWS_HERE = 2_000_000  # about those that one process works on while a cluster starts
@@ -31,7 +26,7 @@ def runner_for(num_rows: int) -> RunTasks:
     return in_tasks if num_rows > ROWS_HERE else lambda tasks: [task() for task in tasks]
 
 
-def in_tasks(tasks: Sequence[Task], name: str = "working", cpus_per_task: float = 1) -> list[Any]:
+def in_tasks(tasks: Sequence[Call], name: str = "working", cpus_per_task: float = 1) -> list[Any]:
     """Run functions on the cluster, which is started if need be; returns results in their order.
 
     A function whose process dies is run again. With ``cpus_per_task`` 0 they run one after the
@@ -39,7 +34,7 @@ def in_tasks(tasks: Sequence[Task], name: str = "working", cpus_per_task: float 
 
     Raises:
         Exception: a function raised it; none runs any more.
-        ClusterError: the process of a function died more than ``MAX_ATTEMPTS`` times.
+        ClusterError: the process of a function died more than MAX_ATTEMPTS times.
         KeyboardInterrupt: Ctrl-C; this process has left the cluster.
     """
     start_ray()
@@ -76,7 +71,7 @@ def in_tasks(tasks: Sequence[Task], name: str = "working", cpus_per_task: float 
     return results
 
 
-def _run_one(tasks: Sequence[Task], number: int) -> Any:
+def _run_one(tasks: Sequence[Call], number: int) -> Any:
     return tasks[number]()
 
 
@@ -90,7 +85,7 @@ def _is_task() -> bool:
 
 @contextmanager
 def limited_attempts(folder: Path, work: str) -> Iterator[None]:
-    """Do ``work``, which the error names, in the block, unless ``MAX_ATTEMPTS`` processes died.
+    """Do ``work``, which the error names, in the block, unless MAX_ATTEMPTS processes died at it.
 
     An attempt leaves a mark in ``folder``, which all machines can reach, until it ends.
 

@@ -1,8 +1,7 @@
-"""What a combiner's training starts from: a finished run, its data, and revealed clicks."""
+"""What a combiner's training starts from: a finished run, its frozen embeddings, its data."""
 
-import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,20 @@ import numpy as np
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig, read_config
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
-from ramen_ray.orchestration.combining.settings import CombineSettings
-from ramen_ray.orchestration.run.directory import (
-    CONFIG_FILE,
-    RUN_FILE,
-    RunDirectory,
-    RunError,
-)
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
+from ramen_ray.method.novel_ads.evaluation import Embedded
+from ramen_ray.orchestration.combining.combine_settings import CombineSettings
+from ramen_ray.orchestration.embed import embed_distinct
+from ramen_ray.orchestration.run.directory import CONFIG_FILE, RunDirectory, RunError, run_with_id
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
+from ramen_ray.tracking.runs import MODELS
 
-MODELS = "models:/"
+TRAIN_QUERIES = Path("tokens/queries/train")
 
 
 class CombinerError(UserError):
@@ -31,24 +32,19 @@ class CombinerError(UserError):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that a combiner extends.
-
-    Attributes:
-        directory: its folder.
-        config: its configuration.
-        dataset: the zero-shot split that it was trained on.
-        retriever: its logged retriever.
-    """
+    """A run that a combiner extends."""
 
     directory: RunDirectory
     config: RunConfig
-    dataset: Dataset
+    dataset: Dataset  # the zero-shot split that it was trained on
     retriever: LoggedRetriever
 
     @property
     def model(self) -> Path:
         """Folder of its best model."""
-        return self.directory.path / str(self.directory.notes["best_checkpoint"])
+        best = self.directory.best_checkpoint
+        assert best is not None, "it is finished"
+        return best
 
     @property
     def part(self) -> Part:
@@ -60,21 +56,20 @@ class FinishedRun:
 def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun:
     """Open a run, and check that its dataset is the novel split that it was trained on.
 
-    Args:
-        registry: the registry of the run's store.
-        run: the run's folder, or the URI of its retriever.
-        output: the folder that has ``runs``; searched if ``run`` is a URI.
+    ``run`` is its folder, or the URI of its retriever, to look for the run in ``output``.
 
     Raises:
         RunError: there is no such run, or it is not finished.
         CombinerError: its dataset has no novel ads, or reveals clicks on them.
         DatasetError: its dataset is missing or has changed since.
     """
-    path = _folder_of(registry, run, output) if run.startswith(MODELS) else Path(run).absolute()
-    directory = RunDirectory(path)
-    if not (path / RUN_FILE).is_file():
+    directory = RunDirectory(Path(run).absolute())
+    if run.startswith(MODELS):
+        directory = _that_logged(run, registry.look_up(run).run_id, output)
+    path = directory.path
+    if not directory.is_run:
         raise RunError(f"{path} is not the folder of a run; see {output.absolute() / 'runs'}")
-    if not directory.notes.get("finished"):
+    if not directory.is_finished:
         raise RunError(f"the run {path} is not finished; run its command again to finish it")
     config = read_config(path / CONFIG_FILE)
     dataset = Dataset(config.dataset)
@@ -90,7 +85,7 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
             f"{dataset.path}, on which the run was trained, reveals a click of each novel ad to "
             f"training; train on its zero-shot split, and give this one as --revealed"
         )
-    run_id, model_id = registry.find_logged(directory.notes["mlflow_run_id"], None)
+    run_id, model_id = registry.find_logged(str(directory.mlflow_run_id), None)
     retriever = registry.look_up(f"{MODELS}{model_id}")
     if dataset.fingerprint != retriever.metadata["dataset_fingerprint"]:
         raise DatasetError(
@@ -100,17 +95,22 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
     return FinishedRun(directory, config, dataset, retriever)
 
 
+def _that_logged(uri: str, run_id: str, output: Path) -> RunDirectory:
+    if (found := run_with_id(output, run_id)) is not None:
+        return found
+    raise RunError(
+        f"no run in {output.absolute() / 'runs'} logged {uri} (MLflow run {run_id}); give "
+        f"the folder of the run that trained its encoder"
+    )
+
+
 def novel_split(dataset: Dataset) -> dict[str, Any] | None:
     """Return how a dataset's novel ads were drawn; None if it was not made from another."""
     return dataset.metadata.get("novel_split")
 
 
 def open_sibling(dataset: Dataset, revealed: Path) -> Dataset:
-    """Open the one-shot sibling of a zero-shot split.
-
-    Raises:
-        CombinerError: it is not the one-shot split of the same parent, fraction and seed.
-    """
+    """Open the one-shot sibling of a zero-shot split; a CombinerError if it is another's."""
     sibling = Dataset(revealed)
     own, other = novel_split(dataset), novel_split(sibling)
     if own is None or other is None or not other["one_shot"]:
@@ -140,11 +140,7 @@ def revealed_clicks(sibling: Prepared) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_sizes(settings: CombineSettings, data: Prepared, dim: int) -> None:
-    """Check that there is enough to train on, and that the heads fit.
-
-    Raises:
-        CombinerError: there are too few seen ads or train queries, or the heads do not fit.
-    """
+    """Check that there is enough to train on, and that the heads fit; else a CombinerError."""
     own, name, least = settings.combiner, data.metadata["name"], settings.classifiers.min_clicks
     is_seen = data.train_click_counts >= least
     rows, ads = data.clicks["train"].gather(data.clicked_queries)
@@ -168,13 +164,35 @@ def check_sizes(settings: CombineSettings, data: Prepared, dim: int) -> None:
         raise CombinerError(f"combiner.heads {own.heads} must divide the vectors' width {dim}")
 
 
-def _folder_of(registry: Registry, model_uri: str, output: Path) -> Path:
-    """Return the folder of the run that logged a retriever."""
-    run_id = registry.look_up(model_uri).run_id
-    for file in sorted((output.absolute() / "runs").glob(f"*/{RUN_FILE}")):
-        if json.loads(file.read_text()).get("mlflow_run_id") == run_id:
-            return file.parent
-    raise RunError(
-        f"no run in {output.absolute() / 'runs'} logged {model_uri} (MLflow run {run_id}); give "
-        f"the folder of the run that trained its encoder"
-    )
+def embed_texts(
+    model: Path, part: Part, data: Prepared, sibling: Prepared | None, file: Path, num_threads: int
+) -> None:
+    """Write the embeddings of all distinct queries and ads into ``file``, unless it exists.
+
+    Train queries of the one-shot ``sibling`` are among them.
+    """
+    if file.exists():
+        return
+    with whole_file(file) as aside:
+        named = aside.with_suffix(".npy")
+        embed_distinct(model, _tables(data, sibling), named, False, num_threads, part)
+        named.rename(aside)
+
+
+def open_embedded(
+    model: DualEncoder, data: Prepared, sibling: Prepared | None, file: Path
+) -> tuple[Embedded, TextEmbeddings | None]:
+    """Map what :func:`embed_texts` wrote: the dataset's, and of the sibling's train queries."""
+    tables = [TokenTable.open(folder) for folder in _tables(data, sibling)]
+    vectors = np.load(file, mmap_mode="r")
+    found = [TextEmbeddings(vectors, places) for places in number_distinct(tables)[1]]
+    queries = dict(zip(data.splits, found, strict=False))
+    of_sibling = found[-1] if sibling is not None else None
+    ads = replace(found[len(queries)], scales=model.text_scales)
+    return Embedded(data, queries, ads), of_sibling
+
+
+def _tables(data: Prepared, sibling: Prepared | None) -> list[Path]:
+    queries = [data.path / "tokens" / "queries" / split for split in data.splits]
+    of_sibling = [] if sibling is None else [sibling.path / TRAIN_QUERIES]
+    return [*queries, data.path / "tokens" / "ads", *of_sibling]

@@ -46,7 +46,7 @@ from ramen_ray.method.graph.similar import (
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
 from ramen_ray.method.model.texts import TextTokenizer
-from ramen_ray.method.retrieval.search import TopK, search, share_found
+from ramen_ray.method.retrieval.search import TopK, keep_sample, search, share_found
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import sampled_queries
 from ramen_ray.orchestration.cluster.resources import free_share, start_ray
@@ -63,7 +63,7 @@ from ramen_ray.orchestration.prepare.text_edges import (
     write_text_edges,
     write_texts,
 )
-from ramen_ray.orchestration.search import keep_sample, search_shards
+from ramen_ray.orchestration.sharded_search import search_shards
 from ramen_ray.told import told_of
 
 ROWS_COPIED_AT_ONCE = 4096

@@ -25,7 +25,7 @@ from ramen_ray.data.store.checksums import (
 from ramen_ray.data.store.mapped_files import publish
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
-from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.cluster.tasks import in_tasks
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""A training run as its job sees it: checks, workers, and what it leaves behind."""
+"""A training run, to be read from ``fit``, its driver, through ``workers`` to the ``loop``."""

@@ -100,22 +100,12 @@ def choose_prompts(config: EncoderConfig, own: Prompts) -> Prompts:
     )
 
 
-def add_free_vectors(
-    config: RunConfig, model: DualEncoder, data: Prepared, carried: Int64s | None = None
-) -> DualEncoder:
-    """Add to a new model, on its device, what is made of the data: classifiers."""
-    if model.classifier_head is not None:
-        model.classifiers = build_classifiers(config, model, data, carried)
-    return model
-
-
 def build_classifiers(
     config: RunConfig, model: DualEncoder, data: Prepared, carried: Int64s | None = None
 ) -> Classifiers:
     """Build the classifiers that training starts from: the head's vectors of the ads' texts.
 
-    Ads with a number in ``carried`` (ads,) start from that classifier of the run which has the
-    encoder.
+    Ads with a number in ``carried`` (ads,) start from that classifier of the encoder's own run.
     """
     num_ads = len(data.ads)
     own = own_range(num_ads)
@@ -192,7 +182,7 @@ def _task_terms(config: RunConfig, triplet: TripletLoss) -> list[Term]:
 
 
 def build_propensity(config: RunConfig) -> Propensity:
-    """Take the propensity model's constants out of the configuration."""
+    """Return the propensity model of the metrics."""
     return Propensity(config.evaluation.propensity_a, config.evaluation.propensity_b)
 
 
@@ -227,11 +217,7 @@ def build_state(
 ) -> TrainState:
     """Build the state that a run changes as it goes, before the first step.
 
-    Args:
-        config: the run's.
-        model: on the device where it is trained.
-        trained: what steps call: the model, or its wrapper for several workers.
-        sampler: the run's.
+    Steps call ``trained``: the ``model``, on its device, or its wrapper for several workers.
     """
     rates, regularization, device = config.optimizer, config.regularization, model.device
     num_steps = sampler.steps_per_epoch * config.training.epochs

@@ -1,7 +1,6 @@
 """The checkpoints of a run: folders that come and go by renaming; the best and the last stay.
 
-They are the run's own, whether one process trains it or several: the run's folder is on a disk that
-all machines can reach, and Ray Train is told of no checkpoint.
+The run's folder is on a disk that all machines can reach, so Ray Train is told of no checkpoint.
 """
 
 import json
@@ -23,12 +22,10 @@ from ramen_ray.orchestration.run.directory import RunError
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
 CHECKPOINTS = "checkpoint_[0-9]*"
 ASIDE = ".checkpoint-{}"
-REPORT_FILE = "report.json"
-"""In a checkpoint: what was reported with it."""
+REPORT_FILE = "report.json"  # in a checkpoint: what was reported with it
 WRITER_FILE = ".writer"
 """In a run's folder: the token of whoever may write checkpoints, the latest to begin."""
-SCORE = "score"
-"""In a report: the higher, the better."""
+SCORE = "score"  # in a report: the higher, the better
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,7 @@ class Checkpoints:
     """What the workers of a run write and go on from; all of them make one together."""
 
     def __init__(self, run: Path, device: torch.device) -> None:
-        """Take over the run in a folder; a writer that began before, and lives, can write no more.
-
-        Args:
-            run: the run's folder.
-            device: this worker's.
-        """
+        """Take over the run in a folder: a writer that began before can write no more."""
         self._run, self._device = run, device
         self._token = str(from_first_worker(secrets.randbits(62)))
         self._asides = [run / ASIDE.format(f"{self._token}-{rank}") for rank in range(world()[1])]
@@ -75,9 +67,8 @@ class Checkpoints:
     def written(self, report: Mapping[str, Any], is_shared: bool) -> Iterator[Path]:
         """Yield a folder of this worker's own; the checkpoint of ``report["step"]`` has all files.
 
-        Args:
-            report: plain values, ``step`` and SCORE among them.
-            is_shared: whether all workers write into it, or else only the first.
+        The ``report`` has plain values, SCORE among them. If it ``is_shared``, all workers write
+        into the checkpoint, or else only the first.
 
         Raises:
             RunError: another process has taken over the run.
@@ -133,11 +124,7 @@ def kept_in(run: Path) -> list[Checkpoint]:
 
 
 def keep_intact_checkpoints(run: Path) -> None:
-    """Remove the damaged checkpoints of a run's folder before it is resumed, with a warning each.
-
-    The run resumes from the newest one that is left, or else starts anew. One that is not the
-    newest was the best so far; the best of the others takes its place.
-    """
+    """Remove the damaged checkpoints of a run before it is resumed, with a warning each."""
     found, kept = sorted(run.glob(CHECKPOINTS)), list[Path]()
     for folder in found:
         otherwise = "the run goes on from " + (kept[-1].name if kept else "its start")

@@ -32,10 +32,7 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
 
     Raises:
         DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
-        ConfigError: an anchor set, its edges or the selection metric do not exist; layers are more,
-            or heads wider, than the encoder has; training ends before pruning or the base's hard
-            negatives begin; clusters outgrow a batch, or are to double in an epoch that makes none;
-            ads are to be ranked for queries, and also the reverse, by a triplet loss.
+        ConfigError: a setting does not fit the dataset, the encoder or another setting.
         EncoderError: encoder or tokenizer cannot be found, or do what training would leave out;
             texts may be longer than the encoder takes.
     """
@@ -84,21 +81,11 @@ def check_clicks(config: RunConfig, data: Prepared) -> None:
         )
 
 
-def check_prepared(config: RunConfig, data: Prepared) -> None:
-    """Check what only the prepared data tell.
-
-    Raises:
-        DatasetError, ConfigError, EncoderError: as :func:`check_clicks`, :func:`check_vocabulary`.
-    """
-    check_vocabulary(config, data)
-    check_clicks(config, data)
-
-
 def check_vocabulary(config: RunConfig, data: Prepared) -> None:
     """Check that the encoder's vocabulary has what train queries and ads are written in.
 
     Raises:
-        EncoderError: more than ``MOST_UNKNOWN`` of a table's tokens are unknown.
+        EncoderError: more than MOST_UNKNOWN of a table's tokens are unknown.
     """
     name = config.encoder.pretrained
     for table in ("queries/train", "ads"):

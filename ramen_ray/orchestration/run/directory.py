@@ -1,26 +1,22 @@
 """A run's folder: its name, its configuration, its lock, and whether it is finished."""
 
-import hashlib
 import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ramen_ray.config import (
-    RunConfig,
-    flatten,
-    read_config,
-    write_config,
-)
+from ramen_ray.config import RunConfig, flatten, read_config, write_config
 from ramen_ray.data.store.checksums import parse_checked, with_checksum
 from ramen_ray.data.store.whole_files import folder_lock, whole_file
 from ramen_ray.errors import UserError
-from ramen_ray.naming import joined_name
+from ramen_ray.naming import joined_name, short_hash
+from ramen_ray.presets import used_sets
+from ramen_ray.tracking.runs import Run, open_run
 
 WHERE_IT_RUNS = {
     "dataset",
@@ -35,8 +31,7 @@ RUNS = "runs"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
 TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
-IDENTITY_FILE = "made_from.json"
-"""In a checkpoint: what its run is made from."""
+IDENTITY_FILE = "made_from.json"  # in a checkpoint: what its run is made from
 
 Identity = dict[str, str]
 """What a run is made from besides its settings, by name; see :mod:`.identity`."""
@@ -56,7 +51,7 @@ class RunDirectory:
 
     @classmethod
     def of(cls, output: str, name: str) -> "RunDirectory":
-        """Return the folder of the run ``name``, which need not exist yet."""
+        """Return the folder of a run, which need not exist yet."""
         return cls(Path(output).absolute() / RUNS / name)
 
     @property
@@ -81,12 +76,35 @@ class RunDirectory:
                 f"{file} is damaged; to train this run from the start, delete {self.path}"
             ) from error
 
-    def create(self) -> bool:
-        """Make the folder if it does not exist; returns whether it was made.
+    @property
+    def is_run(self) -> bool:
+        """Whether a run, sweep or other search has begun here."""
+        return (self.path / RUN_FILE).is_file()
 
-        Raises:
-            RunError: it cannot be written.
-        """
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended."""
+        return bool(self.notes.get("finished"))
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The folder of the best model of a finished run."""
+        best = self.notes.get("best_checkpoint")
+        return None if best is None else self.path / best
+
+    @property
+    def mlflow_run_id(self) -> str | None:
+        """The id of its run in MLflow."""
+        return self.notes.get("mlflow_run_id")
+
+    def open_run(self, uri: str, experiment: str, output: Path, parent: Run | None = None) -> Run:
+        """Open its run in MLflow, new or known; see :func:`~ramen_ray.tracking.runs.open_run`."""
+        run = open_run(uri, experiment, self.name, output, self.mlflow_run_id, parent)
+        self.note(mlflow_run_id=run.id)
+        return run
+
+    def create(self) -> bool:
+        """Make the folder, or raise a RunError; returns whether it did not exist yet."""
         try:
             self.path.mkdir(parents=True)
         except FileExistsError as error:
@@ -98,18 +116,14 @@ class RunDirectory:
         return True
 
     def note(self, **notes: Any) -> None:
-        """Add to the run's notes."""
+        """Add to the notes."""
         content = with_checksum({**self.notes, **notes})
         with whole_file(self.path / RUN_FILE) as aside:
             aside.write_text(content)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder, made if it is missing, until the block ends.
-
-        Raises:
-            RunError: another process has the lock, or the folder cannot be written.
-        """
+        """Lock the folder, made if it is missing; a RunError if it is in use or not writable."""
         self.create()
         with folder_lock(self.path) as is_ours:
             if not is_ours:
@@ -117,11 +131,9 @@ class RunDirectory:
             yield
 
     def refuse_changed(self, made_from: Identity, allow_changed: bool) -> None:
-        """Check that what the folder has so far is made from the same.
+        """Check that what the folder has so far is ``made_from`` the same.
 
-        Args:
-            made_from: what it would be made from now.
-            allow_changed: say so and go on, if it is not; but never on another dataset.
+        With ``allow_changed`` a change is only said, unless it is one of the dataset.
 
         Raises:
             RunError: it is not.
@@ -148,20 +160,29 @@ def read_run_config(file: Path) -> RunConfig:
     """Read a configuration; the ``output`` of one in a run's folder is where that folder is now.
 
     Raises:
-        ConfigError: the file is missing or does not hold a valid configuration.
+        ConfigError: as :func:`~ramen_ray.config.read_config`.
     """
     config = read_config(file)
     for folder in file.absolute().parents:
-        if folder.parent.name == RUNS and (folder / RUN_FILE).is_file():
+        if folder.parent.name == RUNS and RunDirectory(folder).is_run:
             return config.model_copy(update={"output": str(folder.parent.parent)})
     return config
+
+
+def run_with_id(output: Path, mlflow_run_id: str) -> RunDirectory | None:
+    """Return the run in ``output`` that has this id in MLflow; None if there is none."""
+    for file in sorted((output.absolute() / RUNS).glob(f"*/{RUN_FILE}")):
+        directory = RunDirectory(file.parent)
+        with suppress(RunError):  # of another run, which is damaged
+            if directory.mlflow_run_id == mlflow_run_id:
+                return directory
+    return None
 
 
 def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
     """Hash what determines a run's result: the data, and all settings but where it runs."""
     settings = json.dumps(config.model_dump(exclude=WHERE_IT_RUNS), sort_keys=True)
-    content = f"{settings}{dataset_fingerprint}".encode()
-    return hashlib.blake2b(content, digest_size=4).hexdigest()
+    return short_hash(f"{settings}{dataset_fingerprint}")
 
 
 @contextmanager
@@ -171,12 +192,8 @@ def open_run_directory(
     """Find the run that ``config`` starts or resumes, and lock it until the ``with`` block ends.
 
     The same configuration on the same data resumes a run that was interrupted. It starts a new run
-    (with a number after its name) when all earlier ones are finished or in use.
-
-    Args:
-        config: the run's.
-        dataset_name: with which a name begins that is not given.
-        made_from: what the run is made from.
+    (with a number after its name) when all earlier ones are finished or in use. A name that is not
+    given begins with ``dataset_name``.
 
     Raises:
         RunError: the name is taken by a finished or active run, or by one with a different
@@ -189,7 +206,7 @@ def open_run_directory(
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
         with folder_lock(directory.path) as is_ours:
-            if is_ours and not directory.notes.get("finished"):
+            if is_ours and not directory.is_finished:
                 with _undone_on_early_failure(directory.path, is_made_here):
                     _claim(directory, config, identity, made_from)
                     yield directory
@@ -202,14 +219,8 @@ def open_run_directory(
 
 def _summary_of(config: RunConfig) -> str:
     """Return in a few words what is trained, such as ``bag-unidec-graph``."""
-    graph = config.regularization
-    has_graph = any(graph.lambda_x.values()) or any(graph.lambda_z.values())
-    return "-".join([config.encoder.kind, config.base.kind, *(["graph"] if has_graph else [])])
-
-
-def is_finished(config: RunConfig) -> bool:
-    """Return whether the run that ``config`` names is finished."""
-    return bool(RunDirectory.of(config.output, str(config.name)).notes.get("finished"))
+    has_graph = ["graph"] if used_sets(config) else []
+    return "-".join([config.encoder.kind, config.base.kind, *has_graph])
 
 
 def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
@@ -218,9 +229,9 @@ def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
     Raises:
         RunError: it has another configuration or other data, or is made from something else.
     """
-    if not is_finished(config):
-        return None
     directory = RunDirectory.of(config.output, str(config.name))
+    if not directory.is_finished:
+        return None
     _refuse_another(directory, config, experiment_hash(config, made_from["dataset"]))
     directory.refuse_changed(made_from, config.allow_changed)
     return directory
@@ -228,11 +239,7 @@ def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
 
 @contextmanager
 def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
-    """Remove a new run that fails before its first checkpoint.
-
-    A folder that existed before may hold files of others. It stays, and only the run's own notes
-    are removed.
-    """
+    """Remove a new run that fails before its first checkpoint."""
     notes = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
     try:
         yield
@@ -240,7 +247,7 @@ def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
         if path / CONFIG_FILE in notes and not any(path.glob("checkpoint_*")):
             if is_made_here:
                 shutil.rmtree(path)
-            else:
+            else:  # it may hold files of others
                 for note in notes:
                     note.unlink(missing_ok=True)
         raise
@@ -277,7 +284,7 @@ def _refuse_another(directory: RunDirectory, config: RunConfig, identity: str) -
 
 
 def deciding_settings(config: RunConfig) -> dict[str, Any]:
-    """Return the settings that determine a run's result, all but where it runs, by dotted key."""
+    """Return the settings that determine a run's result, by dotted key."""
     settings = flatten(config).items()
     return {key: value for key, value in settings if key.split(".")[0] not in WHERE_IT_RUNS}
 

@@ -17,53 +17,42 @@ from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
-from ramen_ray.orchestration.run.checks import check_config, check_prepared
+from ramen_ray.orchestration.run.checks import check_clicks, check_config, check_vocabulary
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     Identity,
+    RunDirectory,
     finished_run,
-    is_finished,
     open_run_directory,
 )
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.run.progress import shown_progress
-from ramen_ray.orchestration.run.ready import edges_to_train
-from ramen_ray.orchestration.run.start import note_carried, resolved
-from ramen_ray.orchestration.run.task import OnReport, WorkerResult, WorkerTask
-from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
-from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from ramen_ray.orchestration.run.start import (
+    check_meanwhile,
+    edges_to_train,
+    identity_of,
+    note_carried,
+    resolved,
+)
+from ramen_ray.orchestration.run.training import only_worker
+from ramen_ray.orchestration.run.workers import OnReport, WorkerTask, train_task
+from ramen_ray.tracking.runs import Run, tracking_uri
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Results of a finished run.
-
-    Attributes:
-        metrics: by row (``untrained``, ``trained``), then split, then metric name.
-        encoder: folder of the best encoder.
-        run_directory: folder with configuration and checkpoints.
-        run: the run in MLflow.
-    """
+    """A finished run; metrics are by row (``untrained``, ``trained``), split and name."""
 
     metrics: dict[str, dict[str, dict[str, float]]]
-    encoder: Path
+    encoder: Path  # the best one's folder
     run_directory: Path
-    run: Run
+    run: Run  # in MLflow
 
 
 def finished_result(config: RunConfig, expected: Identity) -> TrainResult | None:
-    """Return the results of the run of this name, or None if it is not finished.
-
-    Args:
-        config: the run's.
-        expected: what the run must be made from, to be compared with others.
-
-    Raises:
-        RunError: it has another configuration or other data, or something has changed meanwhile.
-    """
-    if not is_finished(config):
+    """Return the results of the run of this name; None if not finished, RunError if another."""
+    if not RunDirectory.of(config.output, str(config.name)).is_finished:
         return None
     made_from = identity_of(config, Dataset(config.dataset))
     check_meanwhile(expected, made_from)
@@ -107,9 +96,7 @@ def fit(
     output = Path(config.output)
     with open_run_directory(config, dataset.name, made_from) as directory:
         uri = tracking_uri(output) if parent is None else parent.uri
-        known = directory.notes.get("mlflow_run_id")
-        run = open_run(uri, config.experiment, directory.name, output, known, parent)
-        directory.note(mlflow_run_id=run.id)
+        run = directory.open_run(uri, config.experiment, output, parent)
         keep_intact_checkpoints(directory.path)
         with run.closing(is_nested := parent is not None):
             run.log_first_artifact(directory.path / CONFIG_FILE)
@@ -121,7 +108,8 @@ def fit(
             logger.info("data:    %s\nrun:     %s", dataset.path, directory.path)
             with _timed(seconds, "prepare"):
                 data = prepare(dataset, output / "prepared", tokenizer)
-            check_prepared(config, data)
+            check_vocabulary(config, data)
+            check_clicks(config, data)
             note_carried(config, dataset, directory.path)
             with _timed(seconds, "walk"):
                 edges = str(edges_to_train(config, data))
@@ -129,7 +117,11 @@ def fit(
             task = WorkerTask(config, str(data.path), edges, str(directory.path), run, made_from)
             called = time.time()
             with nullcontext() if is_nested else shown_progress(directory.path):
-                trained = _train(task, parent, callbacks, on_report)
+                trained = (
+                    train_task(task, config.workers, directory.path, callbacks)
+                    if on_report is None
+                    else task.train(only_worker(on_report))
+                )
             seconds["workers"] = trained.entered_at - called
             seconds["first_step"] = trained.first_step_at - trained.entered_at
             run.log_metrics({f"startup/{name}_s": s for name, s in seconds.items()})
@@ -137,34 +129,17 @@ def fit(
             from ramen_ray.orchestration.run.results import log_results
 
             log_results(task, trained, dataset, data, is_worker=on_report is not None)
-        ended = trained.evaluation
-        best = Path(ended.best_checkpoint)
+        best = Path(trained.best_checkpoint)
         directory.note(
             finished=True,
             best_checkpoint=best.name,
-            part=ended.part,
+            part=trained.part,
             trained_seconds=trained.trained_seconds,
             waited_seconds=trained.waited_seconds,
-            metrics=ended.metrics,
+            metrics=trained.metrics,
             **{LINKS_OF: dataset.metadata.get(LINKS_OF)},
         )
-    return TrainResult(ended.metrics, best / ENCODER_FOLDER, directory.path, run)
-
-
-def _train(
-    task: WorkerTask,
-    parent: Run | None,
-    callbacks: Sequence[UserCallback],
-    on_report: OnReport | None,
-) -> WorkerResult:
-    if on_report is not None:
-        from ramen_ray.orchestration.run.training import only_worker
-
-        return task.train(only_worker(on_report))
-    workers = task.config.workers
-    if workers.num_workers == 1 and parent is None:
-        return train_in_one_worker(task, workers)
-    return train_in_workers(task, workers, Path(task.run_directory), callbacks)
+    return TrainResult(trained.metrics, best / ENCODER_FOLDER, directory.path, run)
 
 
 @contextmanager

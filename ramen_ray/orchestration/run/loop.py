@@ -1,4 +1,4 @@
-"""What every worker runs: train, validate, checkpoint, resume after a lost worker."""
+"""The loop of every training: steps, validations, checkpoints, background results."""
 
 import time
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
-from ramen_ray.method.training.checkpoints import save_checkpoint, save_shares
+from ramen_ray.method.training.saved_state import save_checkpoint, save_shares
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import (
     StepLosses,
@@ -18,48 +18,18 @@ from ramen_ray.method.training.step_losses import (
     global_losses,
 )
 from ramen_ray.orchestration.run.checkpoints import CHECKPOINT_FOLDER, SCORE
-from ramen_ray.orchestration.run.evaluation import evaluate_best
-from ramen_ray.orchestration.run.setup import set_up
-from ramen_ray.orchestration.run.task import VALIDATION, WorkerResult, WorkerTask
-from ramen_ray.orchestration.run.training import (
-    NOT_VALIDATED,
-    Model,
-    Process,
-    Training,
-    start_or_resume,
-)
+from ramen_ray.orchestration.run.training import NOT_VALIDATED, Model, Training
+from ramen_ray.orchestration.run.workers import VALIDATION
+from ramen_ray.tracking.runs import prefixed
 
 STEPS_PER_LOG = 50
-
-
-def run_worker(task: WorkerTask, process: Process) -> WorkerResult:
-    """Train to the end in this process, then evaluate the best model and the untrained one."""
-    entered_at = time.time()
-    setup = set_up(task, process)
-    try:
-        run = start_or_resume(setup)
-        train(run)
-    finally:
-        for one in setup.background:
-            one.cancel()
-    for one in setup.background:
-        one.keep_only_taken()
-    setup.local.forget(setup.folder)
-    evaluation = evaluate_best(setup)
-    return WorkerResult(
-        evaluation,
-        run.progress.trained_seconds,
-        sum(one.waited_s for one in setup.background),
-        entered_at,
-        run.first_step_at or entered_at,
-    )
 
 
 def train(run: Training[Model]) -> None:
     """Train from the present step to the last, with validations and checkpoints on the way."""
     setup, state, plan = run.setup, run.state, run.setup.plan
     for stop in [step for step in plan.checkpoints if step > state.step]:
-        if _is_stopped_early(run):
+        if plan.patience is not None and run.progress.validations_since_best >= plan.patience:
             return
         if state.step and state.step % plan.steps_per_epoch == 0:
             take_background_results(run)
@@ -69,19 +39,14 @@ def train(run: Training[Model]) -> None:
         epoch, rest = divmod(stop, plan.steps_per_epoch)
         figures = {} if rest else setup.figures_of_batch(stop - 1, state)
         if setup.log is not None:
-            setup.log.log_figures("pool", figures, stop)
+            setup.log.steps.log_background("pool", figures, stop)
             shown = f"{epoch + bool(rest)}/{plan.total_steps // plan.steps_per_epoch}"
             setup.log.show_epoch(shown, stop, losses.means, metrics)
-            setup.log.log_validation(_prefixed(metrics), stop)
+            setup.log.steps.log_validation(prefixed(VALIDATION, metrics), stop)
         started = time.monotonic()
         state.advance()
         run.progress.trained_seconds += time.monotonic() - started
         report(run, metrics)
-
-
-def _is_stopped_early(run: Training[Model]) -> bool:
-    patience = run.setup.plan.patience
-    return patience is not None and run.progress.validations_since_best >= patience
 
 
 def take_background_results(run: Training[Model]) -> None:
@@ -116,6 +81,7 @@ def train_until(run: Training[Model], stop: int) -> StepLosses:
         waiting.append(losses)
         if is_adaptive:
             weights.append(state.weights)
+        # Reading losses waits for the device and for other workers, so it is done now and again.
         if len(waiting) == STEPS_PER_LOG or state.step == stop:
             trained.append(global_losses(waiting))
             check_losses(trained[-1], setup.objective.names, state.step, setup.advice)
@@ -144,7 +110,8 @@ def report(run: Training[Model], metrics: dict[str, float]) -> None:
     setup, state = run.setup, run.state
     score = metrics.get(setup.plan.metric, NOT_VALIDATED)
     epoch = state.step / setup.plan.steps_per_epoch
-    reported = {"step": state.step, "epoch": epoch, SCORE: score, **_prefixed(metrics)}
+    named = prefixed(VALIDATION, metrics)
+    reported = {"step": state.step, "epoch": epoch, SCORE: score, **named}
     is_shared = any(part.is_shared for part in state.parts)
     with setup.checkpoints.written(reported, is_shared) as folder:
         if world()[0] == 0:
@@ -154,7 +121,3 @@ def report(run: Training[Model], metrics: dict[str, float]) -> None:
         elif is_shared:
             save_shares(folder, state)
     setup.process.report(reported)
-
-
-def _prefixed(metrics: dict[str, float]) -> dict[str, float]:
-    return {VALIDATION + name: value for name, value in metrics.items()}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 
 import numpy as np
 import torch
@@ -20,13 +20,14 @@ from torch import Tensor
 
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
+from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.training.step_losses import StepLosses
+from ramen_ray.told import Pace, beside
 from ramen_ray.tracking.runs import Run
 from ramen_ray.tracking.step_logger import StepLogger
 
 PROGRESS_FILE = "progress.json"
-SHOWN_METRICS = ("P@1", "R@10")
 SECONDS_BETWEEN_WRITES = 1
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_BEFORE_LINES, SECONDS_BETWEEN_LINES = 5, 20
@@ -36,13 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LiveProgress:
-    """How far a run has come.
-
-    Attributes:
-        step: the last step that is done (from 1).
-        total_steps: steps of the whole training.
-        message: the results of the last epoch, or the latest news.
-    """
+    """How far a run has come: the last step that is done (from 1), and the latest news."""
 
     step: int
     total_steps: int
@@ -68,16 +63,8 @@ class RunLog:
     def __init__(
         self, steps: StepLogger, objective: Objective, total_steps: int, folder: Path
     ) -> None:
-        """Log to a run of MLflow.
-
-        Args:
-            steps: logger of the run's steps.
-            objective: it names the terms.
-            total_steps: steps of the whole training.
-            folder: the run's.
-        """
-        self._steps = steps
-        self._objective = objective
+        self.steps = steps
+        self._objective = objective  # names the terms
         self._total_steps = total_steps
         self._folder = folder
         self._message = ""
@@ -93,23 +80,16 @@ class RunLog:
         return cls(StepLogger(run, folder), objective, total_steps, folder)
 
     def log_steps(
-        self,
-        losses: NDArray[np.float32],
-        weights: list[Tensor],
-        step: int,
-        queries_per_s: float,
+        self, losses: NDArray[np.float32], weights: list[Tensor], step: int, queries_per_s: float
     ) -> None:
-        """Log the latest steps.
+        """Log the latest steps, of which ``step`` (from 1) is the last.
 
-        Args:
-            losses: (steps, terms) global losses.
-            weights: each step's weights (terms,) if they are adapted, else empty.
-            step: the last of the steps (from 1).
-            queries_per_s: training speed during these steps.
+        ``losses`` (steps, terms) are global; ``weights`` are each step's (terms,) if they are
+        adapted, else none.
         """
         latest = StepLosses.from_terms(self._objective, step - len(losses), losses)
         moved = torch.stack(weights).cpu().numpy() if weights else None
-        self._steps.log_losses(*latest.figures(moved, queries_per_s), step)
+        self.steps.log_losses(*latest.figures(moved, queries_per_s), step)
 
     def show_step(self, step: int) -> None:
         """Show which step is done; at most once a second, so every step may call this."""
@@ -126,22 +106,12 @@ class RunLog:
     ) -> None:
         """Show the results of an epoch, such as ``3/10``."""
         parts = [f"{name} {value:.4f}" for name, value in losses.items()]
-        parts += [f"{k} {100 * metrics[k]:.2f}" for k in SHOWN_METRICS if k in metrics]
+        parts += [f"{k} {100 * metrics[k]:.2f}" for k in HEADLINES if k in metrics]
         self._show(f"epoch {epoch}: {', '.join(parts)}", step)
-
-    def log_validation(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of a validation after ``step`` steps."""
-        if metrics:
-            self._steps.log_validation(metrics, step)
-
-    def log_figures(self, name: str, figures: Mapping[str, float], step: int) -> None:
-        """Log what there is to say of a step's batch, under ``name``."""
-        if figures:
-            self._steps.log_background(name, figures, step)
 
     def log_background(self, name: str, figures: Mapping[str, float], step: int) -> None:
         """Log a background task's figures, and show which result is in use from ``step`` on."""
-        self._steps.log_background(name, figures, step)
+        self.steps.log_background(name, figures, step)
         if "step" in figures:
             parts = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
             self._show(f"new {name}: {parts}", step)
@@ -149,21 +119,12 @@ class RunLog:
 
 @contextmanager
 def shown_progress(folder: Path) -> Iterator[None]:
-    """Show the progress of the run in ``folder`` until the ``with`` block ends.
-
-    A terminal shows one line that changes. Elsewhere a line is logged now and again, and at the
-    end. The time left includes validations and checkpoints.
-    """
+    """Show the progress of the run in ``folder`` until the ``with`` block ends."""
     (folder / PROGRESS_FILE).unlink(missing_ok=True)  # of an earlier attempt
-    ended = Event()
+    # One line that changes, or a line now and again.
     show = _show_bar if sys.stdout.isatty() else _log_lines
-    thread = Thread(target=show, args=(folder, ended))
-    thread.start()
-    try:
+    with beside(lambda ended: show(folder, ended)):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _show_bar(folder: Path, ended: Event) -> None:
@@ -190,24 +151,13 @@ def _log_lines(folder: Path, ended: Event) -> None:
 
 def _updates(folder: Path, ended: Event) -> Iterator[tuple[LiveProgress, str]]:
     """Yield the progress in ``folder`` and the time left until ``ended``, and once more then."""
-    first: tuple[int, float] | None = None
-    is_last = False
+    pace, is_last = Pace(), False
     while not is_last:
         is_last = ended.wait(SECONDS_BETWEEN_LOOKS)
         now = read_progress(folder)
-        if now is None:
-            continue
-        if first is None or now.step < first[0]:  # after a lost worker, from a checkpoint
-            first = (now.step, time.monotonic())
-        yield now, _time_left(now, *first)
-
-
-def _time_left(now: LiveProgress, first_step: int, first_seen: float) -> str:
-    steps, to_come = now.step - first_step, now.total_steps - now.step
-    if not steps or not to_come:
-        return ""
-    seconds = (time.monotonic() - first_seen) / steps * to_come
-    return f"{timedelta(seconds=round(seconds))} left"
+        if now is not None:
+            seconds = pace.seconds_left(now.step, now.total_steps)
+            yield now, f"{timedelta(seconds=round(seconds))} left" if seconds else ""
 
 
 def _line(now: LiveProgress, left: str) -> str:

@@ -13,27 +13,26 @@ from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.whole_files import scratch_folder
-from ramen_ray.method.metrics.judgement import Judgement
+from ramen_ray.method.metrics.judgement import HEADLINES, Judgement
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.orchestration.cluster.resources import worker_task
 from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
-from ramen_ray.orchestration.run.task import WorkerResult, WorkerTask
+from ramen_ray.orchestration.run.workers import WorkerResult, WorkerTask
 from ramen_ray.reports.page import as_markdown
-from ramen_ray.reports.predictions import AT, write_predictions_page
-from ramen_ray.reports.run import metrics_table, write_plots
+from ramen_ray.reports.predictions_page import AT, write_predictions_page
+from ramen_ray.reports.run_report import metrics_table, write_plots
 from ramen_ray.tracking.retriever import NAME as RETRIEVER
 from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.runs import prefixed
 from ramen_ray.tracking.step_logger import StepLogger
 
 SINCE_IT_BEGAN = "since the run began; put it back, and run the same command again"
 EXAMPLE_QUERIES = 2
 MOST_QUERIES = 10_000
 PAGE = "predictions.html"
-IN_VIEW = ("P@1", "R@10")
-"""Metrics whose names have no prefix, so that the UI shows them first."""
 
 
 def log_results(
@@ -43,26 +42,21 @@ def log_results(
     data: Prepared,
     is_worker: bool = False,
 ) -> None:
-    """Log a finished run.
+    """Log a finished run, whose workers were sent ``task`` and have returned ``trained``.
 
-    Args:
-        task: what its workers were sent.
-        trained: what the first of them returned.
-        dataset: the dataset it was trained on.
-        data: the same dataset, prepared.
-        is_worker: whether this process holds what a worker needs.
+    ``is_worker`` says whether this process holds what a worker needs.
 
     Raises:
         DatasetError: the dataset has changed since the run began; no retriever is logged.
     """
-    config, run, ended = task.config, task.run, trained.evaluation
-    folder, metrics = Path(task.run_directory), ended.metrics
+    config, run = task.config, task.run
+    folder, metrics = Path(task.run_directory), trained.metrics
     StepLogger(run, folder).send_unsent()
     kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
     with scratch_folder(folder / ".retriever") as aside:
         with dataset.unchanged(SINCE_IT_BEGAN):
             predictions = _predictions(task, dataset, data)
-            best = Path(ended.best_checkpoint), ended.part
+            best = Path(trained.best_checkpoint), trained.part
             shard = config.workers.gb_per_shard
             settings = RetrieverSettings(kind, config.encoder.max_length, shard)
             work = (aside / RETRIEVER, best, dataset, data, settings)
@@ -78,24 +72,24 @@ def log_results(
                 "encoder": config.encoder.pretrained,
                 "index": kind,
                 "num_ads": len(data.ads),
-                "part": ended.part,
+                "part": trained.part,
             }
         model_id = log_retriever(run, aside / RETRIEVER, queries.to_pylist(), metadata)
     named = {
-        **_prefixed("index/", measured),
-        "best/step": ended.best_step,
+        **prefixed("index/", measured),
+        "best/step": trained.best_step,
         "trained_seconds": trained.trained_seconds,
         "waited_seconds": trained.waited_seconds,
     }
     for split, values in metrics["untrained"].items():
-        named |= _prefixed(f"untrained/{split}/", values)
+        named |= prefixed(f"untrained/{split}/", values)
     for split, values in metrics["trained"].items():
-        named |= _prefixed("best/validation/" if split == "validation" else f"{split}/", values)
+        named |= prefixed("best/validation/" if split == "validation" else f"{split}/", values)
     for part in set(metrics) - {"untrained", "trained"}:
         for split, values in metrics[part].items():
-            named |= _prefixed(f"{part}/{split}/", values)
-    for split in ("validation", "test"):
-        named |= {f"{split}_{name}": metrics["trained"][split][name] for name in IN_VIEW}
+            named |= prefixed(f"{part}/{split}/", values)
+    for split in ("validation", "test"):  # without a prefix, so that the UI shows them first
+        named |= {f"{split}_{name}": metrics["trained"][split][name] for name in HEADLINES}
     run.log_metrics(named, model_id=model_id)
     with tempfile.TemporaryDirectory() as temporary:
         artifacts = Path(temporary)
@@ -116,10 +110,6 @@ def _predictions(task: WorkerTask, dataset: Dataset, data: Prepared) -> pd.DataF
     shown = dataset.rows_with_ids("ads", np.union1d(shown_ads(ads[drawn]), clicked))
     unknown = np.full(ads.shape, np.nan, dtype=np.float32)
     return spell_out(queries, shown, (ads, unknown), judgement.known(data, "test")).to_pandas()
-
-
-def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float]:
-    return {prefix + name: value for name, value in metrics.items()}
 
 
 def _write_retriever(

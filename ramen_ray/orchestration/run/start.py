@@ -1,33 +1,50 @@
-"""What a run starts from that an earlier one has trained: encoder, and classifiers of ads."""
+"""What a run starts from, and whether that is still the same: encoder, code, data, graph, ads."""
 
 import json
 import logging
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+import ramen_ray
 from ramen_ray.config import ConfigError, RunConfig, overlay, read_config, with_absolute_paths
 from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open_unchanged
 from ramen_ray.method.model.classifiers import Classifiers
-from ramen_ray.method.model.dual_encoder import (
-    CLASSIFIER_FOLDER,
-    ENCODER_FOLDER,
-    copy_model,
-)
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
+from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
+from ramen_ray.method.sampling.training_data import Regularizer
+from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
+from ramen_ray.orchestration.run.build import build_objective, encoder_tokenizer
+from ramen_ray.orchestration.run.checks import check_vocabulary
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
-    RUN_FILE,
+    Identity,
     RunDirectory,
+    RunError,
+    differences,
+    run_with_id,
 )
 from ramen_ray.tracking.runs import MODELS, tracking_uri
 
+if TYPE_CHECKING:
+    from ramen_ray.method.graph.walk import WalkSettings
+
+CHANGE_NUMBERS = ("torch", "transformers")  # libraries whose other versions compute other numbers
+SETTINGS = {"dataset": "dataset", "encoder": "encoder.pretrained"}
+"""The setting that says where each part is that has no version."""
 CARRIED_FILE = "carried.npy"
 """In a run's folder, by ad (ads,): the ad of an earlier run whose classifier it starts from, or -1.
 """
@@ -55,18 +72,14 @@ def resolved(config: RunConfig) -> RunConfig:
 
 
 def _encoder_in(folder: Path) -> Path:
-    """Return the encoder's folder in that of a run, of a checkpoint, or of an encoder.
-
-    Raises:
-        ConfigError: it is a run that is not finished.
-    """
-    if (folder / RUN_FILE).is_file():
-        best = RunDirectory(folder).notes.get("best_checkpoint")
+    """Return the encoder's folder in that of a finished run, of a checkpoint, or of an encoder."""
+    if RunDirectory(folder).is_run:
+        best = RunDirectory(folder).best_checkpoint
         if best is None:
             raise ConfigError(
                 f"encoder.pretrained {folder}: the run is not finished; give one of its checkpoints"
             )
-        folder = folder / best
+        folder = best
     encoder = folder / ENCODER_FOLDER
     return encoder if encoder.is_dir() else folder
 
@@ -77,9 +90,7 @@ def _folder_of_model(uri: str, output: Path) -> Path:
 
     registry = Registry(tracking_uri(output))
     retriever = registry.look_up(uri)
-    run_id, name = registry.trained_by(retriever)
-    directory = RunDirectory.of(str(output), name)
-    if (directory.path / RUN_FILE).is_file() and directory.notes.get("mlflow_run_id") == run_id:
+    if (directory := run_with_id(output, registry.trained_by(retriever))) is not None:
         return directory.path  # which has classifiers too
     kept = output.absolute() / "encoders" / retriever.model_id
     if not kept.is_dir():
@@ -92,12 +103,101 @@ def _folder_of_model(uri: str, output: Path) -> Path:
     return kept
 
 
-def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
-    """Note in a run's folder which ads start from a classifier of the run that has the encoder.
+def identity_of(config: RunConfig, dataset: Dataset) -> Identity:
+    """Return what a run is made from besides its settings; take it before any of that is read.
 
-    Ads are told apart by the user's ids, or by their texts if a dataset has none. Nothing is noted
-    if there are no classifiers; if the other run's dataset has gone or changed, that is said.
+    Raises:
+        EncoderError: there is no such encoder.
     """
+    parts = {"dataset": dataset.fingerprint, "encoder": content_of(config.encoder.pretrained)}
+    classifiers = Path(config.encoder.pretrained).parent / CLASSIFIER_FOLDER
+    if config.base.parts.heads == "classifier" and classifiers.is_dir():
+        parts["classifiers"] = content_of(str(classifiers))
+    return {**parts, **software()}
+
+
+def software() -> Identity:
+    """Return the versions of the project with its source, and of libraries."""
+    # Builds such as +cu126 belong to the machine, which is no part of a run.
+    versions = {name: version(name).partition("+")[0] for name in CHANGE_NUMBERS}
+    return {"ramen_ray": f"{ramen_ray.__version__}, source {_source_digest()}", **versions}
+
+
+def check_meanwhile(expected: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Check that what is used ``now`` is what was ``expected``, or a part of it; else RunError."""
+    changed = differences(expected, {key: now.get(key) for key in expected})
+    if changed:
+        raise RunError(
+            f"what is trained on has changed meanwhile: {changed}; put it back, and run the same "
+            f"command again"
+        )
+
+
+@cache
+def _source_digest() -> str:
+    root = Path(ramen_ray.__file__).parent
+    files = sorted((file.relative_to(root).as_posix(), file) for file in root.rglob("*.py"))
+    return content_digest(files)
+
+
+def prepared_for(config: RunConfig, dataset: Dataset) -> Prepared:
+    """Prepare a dataset for a run's encoder, unless that is done."""
+    return prepare(dataset, Path(config.output) / "prepared", encoder_tokenizer(config.encoder))
+
+
+def make_ready(config: RunConfig) -> None:
+    """Do what a run needs other processes for before it trains: prepare its data, walk its graph.
+
+    Raises:
+        DatasetError, EncoderError, ClusterError: the data are not usable, or a process has died.
+    """
+    data = prepared_for(config, Dataset(config.dataset))
+    check_vocabulary(config, data)
+    edges_to_train(config, data)
+
+
+def is_ready(config: RunConfig) -> bool:
+    """Say whether :func:`make_ready` has nothing to do.
+
+    Raises:
+        DatasetError, EncoderError: the dataset or the encoder is missing.
+    """
+    dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
+    data = prepared_folder(dataset, Path(config.output) / "prepared", tokenizer)
+    if not data.is_dir():
+        return False
+    if not config.walk.enabled:
+        return True
+    from ramen_ray.orchestration.prepare.walks import is_walked
+
+    return is_walked(*_walk(config, Prepared(data)))
+
+
+def edges_to_train(config: RunConfig, data: Prepared) -> Path:
+    """Return the folder of the graph to train on, walked if the configuration asks for it."""
+    if not config.walk.enabled:
+        return data.path / "edges"
+    from ramen_ray.orchestration.prepare.walks import walked_edges
+
+    return walked_edges(*_walk(config, data))
+
+
+def _walk(
+    config: RunConfig, data: Prepared
+) -> "tuple[Prepared, list[Regularizer], WalkSettings, int, Path]":
+    """Return what :func:`walked_edges` takes."""
+    from ramen_ray.method.graph.walk import WalkSettings  # importing numba takes half a second
+
+    walk = config.walk
+    settings = WalkSettings(
+        walk.num_hops, walk.restart_probability, walk.max_anchor_degree, walk.top_k
+    )
+    regularizers, walked = build_objective(config).regularizers, Path(config.output) / "walked"
+    return data, regularizers, settings, config.seed, walked
+
+
+def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
+    """Write CARRIED_FILE into a run's folder, if the run that has the encoder has classifiers."""
     checkpoint = Path(config.encoder.pretrained).parent
     classifiers = checkpoint / CLASSIFIER_FOLDER
     if config.base.parts.heads == "none" or not classifiers.is_dir():
@@ -110,6 +210,7 @@ def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
         with before.unchanged(since), dataset.unchanged(WHILE_READ):
             names = [_names(one, before, dataset) for one in (dataset, before)]
     except DatasetError as error:
+        # The other run's dataset has gone or changed.
         logger.warning("warning: classifiers start from the ads' texts, as %s", error)
         return
     found: Int64s = np.asarray(pc.fill_null(pc.index_in(*names), -1), dtype=np.int64)

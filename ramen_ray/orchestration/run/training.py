@@ -18,36 +18,30 @@ from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.errors import first_line_of
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler
-from ramen_ray.method.training.checkpoints import CheckpointError, restore_checkpoint
+from ramen_ray.method.training.saved_state import CheckpointError, restore_checkpoint
 from ramen_ray.method.training.step import TrainState
 from ramen_ray.orchestration.background.task import BackgroundTask
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.task import OnReport
+from ramen_ray.orchestration.run.workers import OnReport
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables for torch's allocator of GPU memory; the second is its earlier name."""
-NOT_VALIDATED = -1.0
-"""The score of a model that was not validated: below all others."""
+NOT_VALIDATED = -1.0  # the score of a model that was not validated: below all others
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class Process:
-    """What a worker's process offers: a worker of Ray Train, or the only one of a run.
-
-    Attributes:
-        device: where it computes.
-        is_first_on_machine: whether it is the one of its machine's workers that copies files there.
-        wrap: returns what steps call: a model, or its wrapper for several workers.
-        report: passes the metrics of a checkpoint on, once that outlives the process.
-    """
+    """What a worker's process offers: a worker of Ray Train, or the only one of a run."""
 
     device: torch.device
+    # whether it is the one of its machine's workers that copies files there
     is_first_on_machine: bool
+    # returns what steps call: a model, or its wrapper for several workers
     wrap: Callable[[nn.Module], nn.Module]
-    report: OnReport
+    report: OnReport  # passes the metrics of a checkpoint on, once that outlives the process
 
     def settle(self, seed: int, workers: WorkersConfig) -> None:
         """Make random numbers, threads and precision those of a new run, as it may have had one."""
@@ -76,19 +70,13 @@ def only_worker(on_report: OnReport = lambda metrics: None) -> Process:
 
 @dataclass(frozen=True)
 class Plan:
-    """When a training writes checkpoints, validates and ends, in numbers of steps done.
-
-    Attributes:
-        checkpoints: ascending; the last of them ends the training.
-        validations: those of them at which the model is validated.
-        metric: the validation metric by which one model is better than another.
-        patience: validations without a better model that end the training early; None for none.
-    """
+    """When a training writes checkpoints, validates and ends, in numbers of steps done."""
 
     steps_per_epoch: int
-    checkpoints: Sequence[int]
-    validations: Collection[int] = ()
-    metric: str = ""
+    checkpoints: Sequence[int]  # ascending; the last of them ends the training
+    validations: Collection[int] = ()  # those of them at which the model is validated
+    metric: str = ""  # the validation metric by which one model is better than another
+    # validations without a better model that end the training early; None for none
     patience: int | None = None
 
     @classmethod
@@ -114,33 +102,20 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(ABC, Generic[Model]):
-    """What a worker trains with; it stays the same during training.
+    """What a worker trains with; it stays the same during training."""
 
-    Attributes:
-        folder: the run's.
-        process: the one that it trains in.
-        checkpoints: what the run goes on from.
-        plan: when it writes checkpoints, validates and ends.
-        objective: the terms.
-        sampler: draws this worker's share of the batches.
-        log: the run's log on the first worker; None on the others.
-        advice: what to do if losses or weights are not finite.
-        background: the run's background tasks; these keep track of their own work.
-        use_bf16: whether it encodes under bfloat16 autocast.
-        max_gradient_norm: gradients are clipped to it; None for no limit.
-    """
-
-    folder: Path
+    folder: Path  # the run's
     process: Process
     checkpoints: Checkpoints
     plan: Plan
     objective: Objective
-    sampler: Sampler
-    log: RunLog | None
-    advice: str
+    sampler: Sampler  # draws this worker's share of the batches
+    log: RunLog | None  # None but on the first worker
+    advice: str  # what to do if losses or weights are not finite
+    # the run's background tasks; these keep track of their own work
     background: Sequence[BackgroundTask] = ()
     use_bf16: bool = False
-    max_gradient_norm: float | None = None
+    max_gradient_norm: float | None = None  # gradients are clipped to it; None for no limit
 
     @abstractmethod
     def new_model(self) -> Model:

@@ -1,16 +1,19 @@
-"""Train in workers: one is a task, several are the workers of Ray Train.
+"""Train in workers: what each one is sent and runs, in one process or in those of Ray Train.
 
-For one, Ray Train would start a controller, a group of workers and others beside them. That takes
-seconds, and then some of a small machine's processor time while steps run.
+For one worker, Ray Train would start a controller, a group of workers and others beside them. That
+takes seconds, and then some of a small machine's processor time while steps run.
 """
 
 import logging
 import os
+import re
 import shutil
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import ray
 from ray.exceptions import (
@@ -21,6 +24,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 from ray.train import (
+    ControllerError,
     FailureConfig,
     LoggingConfig,
     ScalingConfig,
@@ -31,7 +35,8 @@ from ray.train import (
 from ray.train import RunConfig as RayRunConfig
 from ray.train.torch import TorchTrainer
 
-from ramen_ray.config import WorkersConfig
+from ramen_ray.bases import Part
+from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.errors import UserError, first_line_of, is_disk_full
 from ramen_ray.orchestration.cluster.resources import (
     MOMENT_S,
@@ -44,24 +49,78 @@ from ramen_ray.orchestration.cluster.resources import (
     worker_share,
     worker_task,
 )
-from ramen_ray.orchestration.run.task import (
-    EndIfItRecurs,
-    MemoryFailures,
-    Result,
-    Task,
-    train_alone,
-    train_loop_per_worker,
-)
+from ramen_ray.tracking.runs import Run
+
+if TYPE_CHECKING:
+    from ramen_ray.orchestration.run.training import Process
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """How long Ray Train waits for room for its workers; then that counts as one more failure."""
 DEATHS = (NodeDiedError, OutOfMemoryError, WorkerCrashedError)
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interfaces by which several workers find each other."""
-RAY_TRAIN = ".ray_train"
-"""In a run's folder: Ray Train's own files, none of which outlives it."""
+RAY_TRAIN = ".ray_train"  # in a run's folder: Ray Train's own files, none of which outlives it
+VALIDATION = "validation/"  # begins the names of validation's metrics in reports
+OUT_OF_MEMORY = re.compile(r"out of memory in step (\d+): .*")
+"""What :class:`~ramen_ray.method.training.step.StepMemoryError` says."""
+OnReport = Callable[[dict[str, Any]], None]
+"""Called with the metrics of each checkpoint, once that outlives the process."""
 
+Result = TypeVar("Result", covariant=True)
 logger = logging.getLogger(__name__)
+
+
+class Task(Protocol[Result]):
+    """What the driver sends to every worker; plain values only."""
+
+    def train(self, process: "Process") -> Result:
+        """Train to the end in a worker's process; the driver gets what the first one returns."""
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """The task of training a run; paths are folders that all machines can reach."""
+
+    config: RunConfig
+    prepared: str
+    edges: str  # the graphs to train on
+    run_directory: str
+    run: Run
+    made_from: dict[str, str]  # as the driver has found it
+
+    def train(self, process: "Process") -> "WorkerResult":
+        """Train to the end in a worker's process, and evaluate."""
+        from ramen_ray.orchestration.run.worker import run_worker  # its libraries take seconds
+
+        return run_worker(self, process)
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """What a worker returns; the driver uses that of the first. Times are seconds since 1970."""
+
+    # by row (``untrained``, ``trained``), then split, then metric name. With classifiers there are
+    # also ``encoder``, ``classifier`` and ``both``
+    metrics: dict[str, dict[str, dict[str, float]]]
+    best_checkpoint: str  # the best model's folder
+    best_step: int  # the step after which it was written
+    part: Part  # which part of its vectors answers best on the validation split
+    trained_seconds: float  # time spent in steps, over all attempts
+    waited_seconds: float  # time spent waiting for background tasks
+    entered_at: float
+    first_step_at: float
+
+
+def train_task(
+    task: Task[Result], workers: WorkersConfig, folder: Path, callbacks: Sequence[UserCallback] = ()
+) -> Result:
+    """Run ``task`` in all workers, and return what the first one returns.
+
+    One process does without Ray Train, unless there are ``callbacks`` of that.
+    """
+    if workers.num_workers == 1 and not callbacks:
+        return train_in_one_worker(task, workers)
+    return train_in_workers(task, workers, folder, callbacks)
 
 
 def train_in_one_worker(task: Task[Result], workers: WorkersConfig) -> Result:
@@ -81,7 +140,8 @@ def train_in_one_worker(task: Task[Result], workers: WorkersConfig) -> Result:
                 result: Result = ray.get(running)
                 return result
             except RayTaskError as error:
-                if failures == workers.max_failures or _recurs(error.cause):
+                recurs = isinstance(error.cause, UserError) or is_disk_full(error.cause)
+                if failures == workers.max_failures or recurs:
                     raise
                 if (known := memory.recurring([error.cause])) is not None:
                     raise known from error
@@ -98,31 +158,24 @@ def train_in_one_worker(task: Task[Result], workers: WorkersConfig) -> Result:
             check_resources(workers)
 
 
-def _recurs(error: Exception) -> bool:
-    return isinstance(error, UserError) or is_disk_full(error)
+def train_alone(task: Task[Result]) -> Result:
+    """Run a task in the only worker."""
+    from ramen_ray.orchestration.run.training import only_worker
+
+    return task.train(only_worker())
 
 
 def train_in_workers(
-    task: Task[Result],
-    workers: WorkersConfig,
-    folder: Path,
-    callbacks: Sequence[UserCallback] = (),
+    task: Task[Result], workers: WorkersConfig, folder: Path, callbacks: Sequence[UserCallback] = ()
 ) -> Result:
     """Run ``task`` in every worker of Ray Train; returns what the first one returns.
 
     If workers are lost, all are started anew, once there is room for them; they know by themselves
-    what they go on from.
-
-    Args:
-        task: what they do.
-        workers: how many there are, and what each holds.
-        folder: of the run; all machines can reach it.
-        callbacks: of Ray Train, called at every report.
+    what they go on from. All machines can reach the run's ``folder``.
 
     Raises:
-        UserError: the first worker returned it (see
-            :func:`~ramen_ray.orchestration.run.task.train_loop_per_worker`), or a GPU's memory has
-            not sufficed for the same step twice.
+        UserError: the first worker returned it (see :func:`train_loop_per_worker`), or a GPU's
+            memory has not sufficed for the same step twice.
         ClusterError: workers have died too often, or Ray Train's controller has; or a lost machine
             was not replaced.
         KeyboardInterrupt: Ctrl-C, on which Ray Train would exit by itself, with another code.
@@ -168,6 +221,21 @@ def train_in_workers(
     return returned
 
 
+def train_loop_per_worker(settings: dict[str, Any]) -> Any:
+    """Run a worker of Ray Train; an error that all would find again is returned."""
+    logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
+    from ramen_ray.data.store.checksums import DamagedError
+    from ramen_ray.method.training.step_losses import DivergedError
+    from ramen_ray.orchestration.background.task import LateError
+    from ramen_ray.orchestration.run.directory import RunError
+    from ramen_ray.orchestration.run.training import ray_train_worker
+
+    try:
+        return settings["task"].train(ray_train_worker())
+    except (DivergedError, DamagedError, LateError, RunError) as error:
+        return error  # Ray Train would start the workers anew if it was raised
+
+
 def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> UserError | None:
     """Say in one line why Ray Train gave up, if not for a fault of the code or a full disk."""
     end = getattr(error, "controller_failure", error)
@@ -187,3 +255,32 @@ def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> UserErr
         f"add machines, and run the same command again to go on (waited "
         f"{workers.max_failures + 1} times workers.startup_timeout_s)"
     )
+
+
+class MemoryFailures:
+    """Knows for which step a GPU's memory did not suffice when a training failed last."""
+
+    _step: str | None = None
+
+    def recurring(self, errors: Iterable[Exception]) -> UserError | None:
+        """Return what to end with if the ``errors`` say the same of the same step again."""
+        before, self._step = self._step, None
+        for found in filter(None, (OUT_OF_MEMORY.search(str(error)) for error in errors)):
+            self._step = found[1]
+            if self._step == before:  # once may have been for what another process held
+                return UserError(found[0])
+        return None
+
+
+class EndIfItRecurs(UserCallback):
+    """Ends a training that fails as it would again: on a full disk, or for the memory of a step."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryFailures()
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        """End the training, as Ray Train does not retry errors of its controller."""
+        errors = worker_exceptions.values()
+        full = next(filter(is_disk_full, errors), None)
+        if (end := full or self._memory.recurring(errors)) is not None:
+            raise ControllerError(end)

@@ -43,9 +43,7 @@ logger = logging.getLogger(__name__)
 class Answers:
     """The files of one call's answers, one for each partition.
 
-    Attributes:
-        folder: the folder of the answers.
-        call: identifies what is answered, and with what.
+    ``call`` identifies what is answered, and with what.
     """
 
     folder: Path
@@ -59,10 +57,8 @@ class Answers:
     def write(self, number: int, schema: pa.Schema, batches: Iterable[pa.Table]) -> None:
         """Write the file of a partition, whole or not at all.
 
-        Args:
-            number: the partition's.
-            schema: of the queries.
-            batches: the queries' columns, then those of ANSWERS.
+        The ``schema`` is that of the queries; ``batches`` have their columns, then those of
+        ANSWERS.
         """
         file, rows, errors = self.folder / FILE.format(number), 0, 0
         with whole_file(file, self.aside) as aside:
@@ -81,7 +77,7 @@ class Answers:
     def counts(self, numbers: Sequence[int]) -> dict[int, tuple[int, int] | None]:
         """Return rows, and rows without an answer, by partition; None where a file is not intact.
 
-        Files that are there but not as they were written are warned of.
+        Of files that are there but not as they were written, one is named in a warning.
         """
         with ThreadPoolExecutor() as threads:
             counts = dict(zip(numbers, threads.map(self._count, numbers), strict=True))
@@ -116,8 +112,7 @@ def locked(output: Path) -> Iterator[Path]:
     """Keep other calls from writing to ``output``; yields a folder in it that is removed again.
 
     Raises:
-        ConfigError: another call writes to ``output``, it has files of others, or it cannot be
-            written.
+        ConfigError: another call writes to it, it has files of others, or it cannot be written.
     """
     with ExitStack() as stack:
         try:

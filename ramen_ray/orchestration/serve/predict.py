@@ -33,14 +33,14 @@ from ramen_ray.orchestration.cluster.resources import (
     start_ray,
     user_errors,
 )
-from ramen_ray.orchestration.search import Shard, needs_of, through_shards
 from ramen_ray.orchestration.serve.answers import ANSWERS, claim, locked
 from ramen_ray.orchestration.serve.queries import partitions
 from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
+from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
 from ramen_ray.tracking.registry import (
     LoggedRetriever,
     Registry,
-    content_of,
+    content_of_retriever,
     matching_rows,
     own_folder,
 )
@@ -54,12 +54,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class QueryTable:
-    """A table of queries.
-
-    Attributes:
-        queries: Parquet: a file, a folder or a glob.
-        column: The column with the queries' texts.
-    """
+    """Queries in parquet (a file, a folder or a glob), and the column with their texts."""
 
     queries: str
     column: str = "text"
@@ -67,17 +62,12 @@ class QueryTable:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What each query gets.
-
-    Attributes:
-        top_k: Ads; fewer if fewer match.
-        filter: By column, the values that ads may have.
-        min_score: The lowest score.
-    """
+    """What each query gets: at most ``top_k`` ads that match."""
 
     top_k: int
+    # by column, the values that ads may have
     filter: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    min_score: float | None = None
+    min_score: float | None = None  # the lowest score
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -88,7 +78,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Answered:
-    """The result of a call: all rows, rows without an answer, partitions done by earlier calls."""
+    """All rows, rows without an answer, partitions, and those done by earlier calls."""
 
     rows: int
     errors: int
@@ -98,14 +88,11 @@ class Answered:
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that answer.
+    """The processes that answer."""
 
-    Attributes:
-        use_gpu: Wait for a machine with GPUs; else GPUs are used only if the cluster has some now.
-        gb_per_shard: GB of a retriever that one process holds; a larger one is cut into shards.
-    """
-
+    # wait for a machine with GPUs; else GPUs are used only if the cluster has some now
     use_gpu: bool = False
+    # GB of a retriever that one process holds; a larger one is cut into shards
     gb_per_shard: float = GB_PER_SHARD
 
 
@@ -122,14 +109,6 @@ def predict(
     A partition's file has the source's columns and those of ANSWERS, and only appears when it is
     whole, so the same call resumes an interrupted one. ``error`` says why a row has no answer.
 
-    Args:
-        registry: the registry of the retriever's store.
-        model_uri: the retriever, such as ``models:/NAME@champion``.
-        table: the queries, on any file system that pyarrow knows.
-        output: made if it is missing.
-        wanted: which ads each query gets.
-        processes: what may answer.
-
     Raises:
         DatasetError: the source cannot be read.
         ConfigError: ``top_k`` is more than there are ads, the retriever cannot use a GPU, another
@@ -143,7 +122,7 @@ def predict(
     files = _parquet_files(table)
     with locked(output) as aside:
         copied = registry.copy(retriever.uri, aside / "retriever")
-        folder, content = own_folder(copied), content_of(copied)
+        folder, content = own_folder(copied), content_of_retriever(copied)
         if wanted.filter:
             keep_ads(folder, matching_rows(known_ads(folder), wanted.filter), few_exactly=True)
         pieces = partitions(files)
@@ -165,8 +144,10 @@ def predict(
         )
         if missing:
             start_ray()
+            has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
+            num_gpus = int(processes.use_gpu or (retriever.uses_gpu and has_gpus))
             with user_errors():
-                _answer(work, missing, processes.gb_per_shard, _num_gpus(retriever, processes))
+                _answer(work, missing, processes.gb_per_shard, num_gpus)
             counts |= work.answers.counts(missing)
     whole = [found for found in counts.values() if found is not None]
     if len(whole) < len(pieces):
@@ -200,13 +181,7 @@ def _parquet_files(table: QueryTable) -> dict[str, FileSystem]:
     return {file.path: file.filesystem for file in files}
 
 
-def _num_gpus(retriever: LoggedRetriever, processes: Processes) -> int:
-    has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
-    return int(processes.use_gpu or (retriever.uses_gpu and has_gpus))
-
-
 def _answer(work: Work, missing: list[int], gb_per_shard: float, num_gpus: int) -> None:
-    """Answer the partitions ``missing``, by number, with ``num_gpus`` GPUs for each encoder."""
     shards = index_shards(work.retriever / INDEX, gb_per_shard)
     items = [{"partition": number} for number in missing]
     rows = ray.data.from_items(items, override_num_blocks=len(items))
@@ -236,11 +211,7 @@ def _answer_in_each(rows: ray.data.Dataset, work: Work, shard: Shard, encoder: N
 def _answer_with_shards(
     rows: ray.data.Dataset, work: Work, shards: Sequence[Shard], encoder: Needs
 ) -> None:
-    """Let a process hold each shard; all run at once.
-
-    Others may hold CPUs, and those of one machine may not divide by a share: if a share is not free
-    now, a half or a quarter of it does.
-    """
+    """Let a process hold each shard; all run at once."""
     share = min(CPUS_PER_ACTOR, num_cpus() / (len(shards) + 1))
     writer = {"memory": float(BYTES_PER_PROCESS + _bytes_of_ads(work.retriever))}
 
@@ -248,6 +219,7 @@ def _answer_with_shards(
         return [{**encoder, "CPU": cpus}, writer, *(needs_of(shard, cpus) for shard in shards)]
 
     what = f"{len(shards)} shards of the retriever at once"
+    # Others may hold CPUs: if a share of them is not free now, a half or a quarter of it does.
     cpus = find_room(all_needs, [_whole(share / part) for part in (1, 2, 4)], what)
     logger.info("answering with %d shards, in a process each", len(shards))
     encoded = rows.map(
@@ -274,7 +246,6 @@ def _needs_to_encode(work: Work, num_gpus: int) -> Needs:
 
 
 def _bytes_of_ads(retriever: Path) -> int:
-    """Return the memory of the ads' ids and texts."""
     footer = pq.read_metadata(retriever / ADS)
     return sum(footer.row_group(n).total_byte_size for n in range(footer.num_row_groups))
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.method.metrics.comparison import in_points
 from ramen_ray.method.metrics.judgement import METRICS
-from ramen_ray.orchestration.run.finished import mlflow_run_id
-from ramen_ray.orchestration.serve.comparison import Answering, Compared, compare
+from ramen_ray.orchestration.serve.comparing import Answering, Compared, compare
+from ramen_ray.orchestration.serve.retrievers import mlflow_run_id
 from ramen_ray.tracking.registry import Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
 
@@ -19,27 +19,17 @@ class IncomparableError(RegistryError):
 
 @dataclass(frozen=True)
 class Promotion:
-    """What was decided about a candidate, and why.
+    """What was decided about a candidate, and why."""
 
-    Attributes:
-        version: its registered version.
-        champion: the version that was champion before; None if there was none.
-        metric: the metric that decides.
-        promoted: whether it has the alias now.
-        origin: the run of a sweep that it comes from, and why that one.
-        compared: how they compare, what decided first; empty if nothing was compared.
-        num_lost_ads: how many more ads the champion has, added since its training.
-        obstacle: why it was promoted by force without a comparison, if so.
-    """
-
-    version: str
-    champion: str | None
-    metric: str
-    promoted: bool
-    origin: str | None = None
+    version: str  # its registered version
+    champion: str | None  # the version that was champion before; None if there was none
+    metric: str  # the metric that decides
+    promoted: bool  # whether it has the alias now
+    origin: str | None = None  # the run of a sweep that it comes from, and why that one
+    # how they compare, what decided first; empty if nothing was compared
     compared: list[Compared] = field(default_factory=list)
-    num_lost_ads: int = 0
-    obstacle: str | None = None
+    num_lost_ads: int = 0  # how many more ads the champion has, added since its training
+    obstacle: str | None = None  # why it was promoted by force without a comparison, if so
 
     @property
     def verdict(self) -> str:
@@ -64,28 +54,26 @@ def promote(
     force: bool = False,
     test: str | None = None,
 ) -> Promotion:
-    """Register a run's retriever, and give it ``alias`` if it beats the current champion.
+    """Register a run's retriever, and give it an alias if it beats the current champion.
 
     It does if its metric on test queries is higher by more than noise: the 95 % interval of a
-    paired bootstrap over the queries lies above zero (:func:`~.comparison.compare`). The first
+    paired bootstrap over the queries lies above zero (:func:`~.comparing.compare`). The first
     retriever of a name becomes champion without a comparison.
 
     Args:
-        registry: the registry of the run's store.
+        registry: of the run's store.
         run: folder of a finished run, or an MLflow run id; for that of a sweep, its best child by
             the metric on the validation split is taken.
         named: name of the registered model, and, after an @, the alias to give if it is not
             ``champion``, such as ``shop@challenger``.
         metric: such as ``R@10``; None for the one that selected the run's best checkpoint.
         force: give the alias in any case, even if the champion cannot be compared.
-        test: a dataset directory with the test queries; None for the one that the run was trained
-            on.
+        test: a dataset with the test queries; None for the one that the run was trained on.
 
     Raises:
-        RegistryError: ``name`` or ``alias`` is not a valid name, there is no such metric or no
-            retriever, it is the champion already, or it does not answer.
-        IncomparableError: the champion is not a retriever, or not to be loaded, and ``force`` is
-            not given.
+        RegistryError: a name is not valid, there is no such metric or no retriever, it is the
+            champion already, or it does not answer.
+        IncomparableError: the champion is no retriever or cannot be loaded, without ``force``.
         DatasetError: the dataset that the run was trained on is missing, or has changed since.
     """
     name, at, given = named.partition("@")

@@ -61,11 +61,7 @@ class RowGroup:
 
 
 def row_groups(filesystem: FileSystem, path: str) -> list[RowGroup]:
-    """Read a parquet file once, and note what its row groups hold.
-
-    Raises:
-        DatasetError: it cannot be read, or has a column that may run code.
-    """
+    """Read a parquet file once, and note what its row groups hold; DatasetError if it cannot be."""
     try:
         with filesystem.open_input_file(path) as stream:
             footer = open_parquet(path, opened=stream).metadata
@@ -82,10 +78,7 @@ def row_groups(filesystem: FileSystem, path: str) -> list[RowGroup]:
 def _read(
     stream: BinaryIO, footer: pq.FileMetaData, number: int, keep: bool
 ) -> tuple[str, int, bytearray]:
-    """Return a hash of a row group and the footer, the row group's first byte, and its bytes.
-
-    The bytes are none unless ``keep`` is set.
-    """
+    """Return a hash of a row group and the footer, its first byte, and, to ``keep``, its bytes."""
     group = footer.row_group(number)
     columns = [group.column(column) for column in range(group.num_columns)]
     pages = ((column.dictionary_page_offset, column.data_page_offset) for column in columns)
@@ -147,13 +140,7 @@ class Partition:
         return f"{self.group.path}, row group {self.group.number}, rows from {self.start}"
 
     def batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """Open the row group; returns its schema, and the rows batch by batch.
-
-        Rows before ``start`` are read and dropped.
-
-        Raises:
-            DatasetError: the file cannot be read, or has changed.
-        """
+        """Open the row group; returns its schema and the rows batch by batch, or a DatasetError."""
         parquet = self.group.open()
         return parquet.schema_arrow, self._read(parquet)
 

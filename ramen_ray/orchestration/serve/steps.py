@@ -14,37 +14,27 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.text_lines import is_utf8
 from ramen_ray.method.retrieval.retriever_folder import ADS
 from ramen_ray.orchestration.cluster.tasks import limited_attempts
-from ramen_ray.orchestration.search import Block, SearchShard, Shard, queries_at_once
 from ramen_ray.orchestration.serve.answers import Answers, with_answers
 from ramen_ray.orchestration.serve.queries import Partition
+from ramen_ray.orchestration.sharded_search import Block, SearchShard, Shard, queries_at_once
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the processes of all steps know; plain values.
+    """What the processes of all steps know; plain values."""
 
-    Attributes:
-        partitions: all partitions of the queries.
-        column: the column with the queries' texts.
-        top_k: ads per query.
-        answers: where the answers are written.
-        retriever: folder of the retriever, which all machines can reach.
-        min_score: lowest score of an ad.
-    """
-
-    partitions: list[Partition]
-    column: str
+    partitions: list[Partition]  # all partitions of the queries
+    column: str  # the column with the queries' texts
     top_k: int
     answers: Answers
-    retriever: Path
-    min_score: float | None = None
+    retriever: Path  # its folder, which all machines can reach
+    min_score: float | None = None  # lowest score of an ad
 
 
 class Encode:
     """Encodes the queries of one partition after another."""
 
     def __init__(self, work: Work) -> None:
-        """Load the encoder."""
         from ramen_ray.tracking.retriever_model import Retriever, find_error
 
         self.work, self.find_error = work, find_error
@@ -69,7 +59,6 @@ class Write:
     """Writes the answers of one partition after another."""
 
     def __init__(self, work: Work) -> None:
-        """Load the ads' ids and texts."""
         from ramen_ray.tracking.retriever_model import find_error
 
         self.work, self.find_error = work, find_error
@@ -90,7 +79,6 @@ class Write:
     def _beside(
         self, batches: Iterator[pa.RecordBatch], schema: pa.Schema, block: Block
     ) -> Iterator[pa.Table]:
-        """Yield the queries with their answers beside them."""
         at_once, done = queries_at_once(self.work.top_k), 0
         for batch in batches:
             for start in range(0, len(batch), at_once):
@@ -131,7 +119,6 @@ class AllSteps:
     """Does all steps of one partition after another, with the whole index."""
 
     def __init__(self, work: Work, shard: Shard, num_threads: int) -> None:
-        """Load everything."""
         search = SearchShard(shard, work.top_k, num_threads, work.answers.aside)
         self.steps: list[Callable[[dict[str, Any]], Any]] = [Encode(work), search, Write(work)]
 

@@ -1,16 +1,28 @@
-"""Find which part of the method helps: train all variants with all seeds, and compare them."""
+"""Find which part of the method helps: train variants with all seeds, and compare them.
 
-import hashlib
+The variants are bases, the whole method, and the method without each part.
+"""
+
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-from ramen_ray.config import RunConfig, flatten, overlay
+from ramen_ray.bases import BaseName
+from ramen_ray.config import (
+    WITHOUT_GRAPH,
+    ConfigError,
+    Positive,
+    RunConfig,
+    Section,
+    flatten,
+    overlay,
+)
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.propagation import (
     NothingPropagatedError,
@@ -21,8 +33,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
-from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.prepare.pipeline import prepare
+from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
@@ -33,28 +44,91 @@ from ramen_ray.orchestration.run.directory import (
     experiment_hash,
     finished_run,
 )
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.run.start import resolved
+from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prepared_for, resolved
 from ramen_ray.orchestration.tune.trials import parent_run, run_trials
-from ramen_ray.orchestration.tune.variants import AblationConfig, Variant, used_sets, variants_of
-from ramen_ray.reports.ablation import VariantFigures, write_ablation_report
+from ramen_ray.presets import lambdas, used_sets, with_base
+from ramen_ray.reports.ablation_report import VariantFigures, write_ablation_report
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 
-METRICS = ("P@1", "P@3", "P@5", "N@3", "N@5", "PSP@1", "PSP@5", "R@10")
-MEASURED = (*METRICS, *(f"tail/{name}" for name in METRICS))
+SHOWN_METRICS = ("P@1", "P@3", "P@5", "N@3", "N@5", "PSP@1", "PSP@5", "R@10")
+MEASURED = (*SHOWN_METRICS, *(f"tail/{name}" for name in SHOWN_METRICS))
+
+
+class AblationConfig(Section):
+    """What to compare."""
+
+    seeds: Positive = 3
+    """Number of seeds for each variant, counted up from the configuration's seed."""
+    bases: tuple[BaseName, ...] = ()
+    """Bases that are compared, and that the graph is added to; with the first one, parts are also
+    removed one by one. If none is named: the configuration's own, and unidec (or in_batch, if its
+    own is unidec)."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the comparison; the first base is compared with itself.
+
+    If ``propagated``, it trains on clicks propagated over the graph (AugGT).
+    """
+
+    base: str
+    config: RunConfig
+    propagated: bool = False
+
+
+def variants_of(config: RunConfig, bases: tuple[BaseName, ...] = ()) -> dict[str, Variant]:
+    """Return the variants of ``config`` by name: those of the paper's Tables 6 and 8, and more.
+
+    Each base has the constants of its loss. Only parts that ``config`` uses are removed: without
+    pruning there is no ``no-pruning``.
+
+    Raises:
+        ConfigError: ``config`` uses no graph.
+    """
+    if not used_sets(config):
+        raise ConfigError("all of regularization.lambda_x and lambda_z are 0: no graph is used")
+    bases = bases or tuple(dict.fromkeys((config.base.kind, "unidec", "in_batch")))[:2]
+    first: str = bases[0]
+    variants: dict[str, Variant] = {}
+    for base in bases:
+        own = with_base(config, {"base.kind": base})
+        variants[base] = Variant(first, overlay(own, WITHOUT_GRAPH))
+        variants[f"{base}-ramen"] = Variant(base, own)
+    whole = variants[f"{first}-ramen"].config
+    for part, changes in _parts(whole).items():
+        variants[f"{first}-ramen-{part}"] = Variant(first, overlay(whole, changes))
+    variants[f"{first}-auggt"] = Variant(first, variants[first].config, propagated=True)
+    return variants
+
+
+def _parts(config: RunConfig) -> dict[str, dict[str, Any]]:
+    """Return the changes that remove a part of the method, or keep only one anchor set."""
+    sides, is_adaptive = lambdas(config), config.regularization.adaptive
+    parts: dict[str, dict[str, Any]] = {}
+    if config.pruning.mode != "never":
+        parts["no-pruning"] = {"pruning.mode": "never"}
+    if config.walk.enabled:
+        parts["no-walk"] = {"walk.enabled": False}
+    if all(sides.values()):
+        parts["no-query-graph"] = {"regularization.lambda_x": {}}
+        parts["no-ad-graph"] = {"regularization.lambda_z": {}}
+    name = "fixed-lambda" if is_adaptive else "adaptive-lambda"
+    parts[name] = {"regularization.adaptive": not is_adaptive}
+    names = used_sets(config)
+    for one in names if len(names) > 1 else ():
+        parts[f"only-{one}"] = {
+            f"regularization.{side}": {one: weights[one]} if one in weights else {}
+            for side, weights in sides.items()
+        }
+    return parts
 
 
 @dataclass(frozen=True)
 class AblationResult:
-    """The result of an ablation.
-
-    Attributes:
-        variants: the figures of each variant, by its name.
-        report: folder of the tables and plots.
-        run: the parent of all runs in MLflow.
-    """
+    """The figures of each variant, by its name, and the folder of the tables and plots."""
 
     variants: dict[str, VariantFigures]
     report: Path
@@ -79,19 +153,19 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     made_from = identity_of(config, dataset)
     variants = variants_of(config, ablation.bases)
     for variant in variants.values():
-        tokenizer = check_config(variant.config, dataset)
+        check_config(variant.config, dataset)
     key = experiment_hash(config, dataset.fingerprint)
     name = config.name or joined_name(dataset.name, "ablation", key)
     directory = RunDirectory(output / "ablations" / name)
     with parent_run(directory, config, made_from) as run:
         settings = {name: str(value) for name, value in ablation.model_dump().items()}
         run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
-        data = prepare(dataset, output / "prepared", tokenizer)
+        data = prepared_for(config, dataset)
         propagated = propagated_dataset(config, dataset)
         if propagated is None:
             variants = {name: one for name, one in variants.items() if not one.propagated}
         else:
-            prepare(propagated, output / "prepared", tokenizer)
+            prepared_for(config, propagated)
         seeds = range(config.seed, config.seed + ablation.seeds)
         runs = {
             of: [_run_config(name, of, variant, seed, propagated) for seed in seeds]
@@ -117,12 +191,9 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
 
 
 def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
-    """Return the dataset of AugGT for the graphs of ``config``; made if it does not exist.
-
-    None if these graphs lead from no query to a new ad, as graphs of one side do.
-    """
+    """Return the dataset of AugGT for the graphs of ``config``, made if need be; or None."""
     settings = PropagationSettings(anchor_sets=tuple(used_sets(config)))
-    key = hashlib.blake2b(f"{dataset.fingerprint}{settings}".encode(), digest_size=8).hexdigest()
+    key = short_hash(f"{dataset.fingerprint}{settings}", 8)
     folder = Path(config.output) / "propagated" / f"{dataset.name}-{key}"
     folder.parent.mkdir(exist_ok=True)
     with FileLock(folder.parent / f".{folder.name}.lock"):
@@ -130,6 +201,7 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
             try:
                 propagate_clicks(dataset, folder, settings)
             except NothingPropagatedError as error:
+                # Graphs of one side lead from no query to a new ad.
                 logger.info("no variant for AugGT: %s", error)
                 return None
     return Dataset(folder)
@@ -138,7 +210,6 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
 def _run_config(
     ablation: str, name: str, variant: Variant, seed: int, propagated: Dataset | None
 ) -> RunConfig:
-    """Return the configuration of a variant's run in an ablation."""
     where = {"dataset": str(propagated.path)} if variant.propagated and propagated else {}
     own = joined_name(ablation, name, f"seed{seed}")
     return overlay(variant.config, {**where, "seed": seed, "name": own})
@@ -147,7 +218,6 @@ def _run_config(
 def _missing(
     runs: Mapping[str, list[RunConfig]], expected: Mapping[str, Identity]
 ) -> dict[str, RunConfig]:
-    """Return the runs that are not finished, by name."""
     return {
         str(run.name): run
         for of_variant in runs.values()
@@ -185,7 +255,9 @@ def _compare(
         figures[name] = VariantFigures(
             base=variant.base,
             means={metric: float(np.mean(values)) for metric, values in by_seed.items()},
-            deviations={metric: _deviation(values) for metric, values in by_seed.items()},
+            deviations={
+                metric: float(np.std(of, ddof=len(of) > 1)) for metric, of in by_seed.items()
+            },
             gains=(
                 {}
                 if variant.base == name
@@ -203,11 +275,6 @@ def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
     tail = {f"tail/{name}": values for name, values in judgement.on_tail().by_query(ads).items()}
     scores = {**tail, **judgement.by_query(ads)}
     return {name: scores[name] for name in MEASURED}
-
-
-def _deviation(values: list[float]) -> float:
-    """Return the standard deviation over the seeds; 0 for one seed."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def _directory(run: RunConfig) -> RunDirectory:

@@ -2,34 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
-
-import numpy as np
 
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
-from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, experiment_hash
+from ramen_ray.orchestration.evaluate import scores_of_run
+from ramen_ray.orchestration.run.directory import experiment_hash
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
-from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.run.start import resolved
-from ramen_ray.orchestration.tune.variants import used_sets
-from ramen_ray.presets import with_base
+from ramen_ray.orchestration.run.start import identity_of, prepared_for, resolved
+from ramen_ray.presets import used_sets, with_base
 
 PLAIN = "in_batch"
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One of the runs, from the plainest to the one that was asked for.
+    """A run on the way from the plainest to the one asked for.
 
-    Attributes:
-        result: the run.
-        gains: by how much its test metrics exceed those of the rung before; none for the first.
+    ``gains`` say by how much its test metrics exceed those of the rung before; none for the first.
     """
 
     result: TrainResult
@@ -39,13 +30,11 @@ class Rung:
 def fit_beside_base(config: RunConfig) -> dict[str, Rung]:
     """Train a run's bases, unless they are trained already, then the run, and compare them.
 
-    Returns:
-        The rungs by name: plain batches; the run's own base, if it is another; with the graph.
+    The rungs are plain batches; the run's own base, if it is another; and with the graph.
 
     Raises:
         ConfigError: the run is its own base.
-        DatasetError, EncoderError, ConfigError, ClusterError, RunError, TrackingError: as
-            :func:`~ramen_ray.orchestration.run.fit.fit`.
+        UserError: as :func:`~ramen_ray.orchestration.run.fit.fit`.
     """
     config = resolved(config)
     dataset = Dataset(config.dataset)
@@ -59,13 +48,11 @@ def fit_beside_base(config: RunConfig) -> dict[str, Rung]:
             key = experiment_hash(one, dataset.fingerprint)
             base = overlay(one, {"name": joined_name(dataset.name, "base", key)})
             results[name] = finished_result(base, made_from) or fit(base, expected=made_from)
-    tokenizer = encoder_tokenizer(config.encoder)
-    data = prepare(dataset, Path(config.output) / "prepared", tokenizer)
-    judgement = Judgement.from_prepared(data, "test", build_propensity(config))
+    data = prepared_for(config, dataset)
     rungs: dict[str, Rung] = {}
     before = None
     for name, result in results.items():
-        scores = judgement.by_query(np.load(result.run_directory / TEST_ADS_FILE))
+        scores = scores_of_run(result.run_directory, config, data, "test")
         rungs[name] = Rung(result, {} if before is None else paired_differences(scores, before))
         before = scores
     return rungs

@@ -1,9 +1,11 @@
-"""How far trials are, and how each ended: told while they run, and kept in files."""
+"""How far trials are and how each ended: told while they run, and kept in files that outlive it."""
 
+import json
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from ramen_ray.config import TrainingConfig
-from ramen_ray.orchestration.run.directory import RunError
-from ramen_ray.orchestration.run.task import VALIDATION
+from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.workers import VALIDATION
+from ramen_ray.reports.recommendation import Outcome
+from ramen_ray.told import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +28,8 @@ STOPPED_EARLY = "stopped early"
 OUT_OF_TIME = "out of time"
 FAILED = "failed: "
 BETWEEN_LINES_S = 20.0
+OnEnd = Callable[[list[Trial], Trial, str], None]
+"""Called with all trials, the one that has ended, and the status of its MLflow run."""
 
 
 def name_of(trial: Trial) -> str:
@@ -30,20 +37,38 @@ def name_of(trial: Trial) -> str:
     return str(trial.config.get(NAME, trial.trial_id))
 
 
+@contextmanager
+def kept_error(folder: Path, name: str) -> Iterator[None]:
+    """Keep, in that of :class:`Ends`, the message of an error that ends a trial."""
+    file = _message_of(folder, name)
+    if file.exists():  # Tune starts each trial again that fails
+        raise RunError(file.read_text())
+    try:
+        yield
+    except Exception as error:
+        message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        file.write_text(message[0])
+        raise
+
+
+def _message_of(folder: Path, name: str) -> Path:
+    return folder / f".{name}"
+
+
 class Ends(tune.Callback):
     """Logs the progress of trials, and how each ended, in files that outlive this process.
 
-    Attributes:
-        folder: folder of the files, one per ended trial, named after it; all machines can reach it.
-        total: number of trials expected.
-        training: epochs of a trial, and the metric that its validations report.
+    The ``folder``, which all machines can reach, has one for each ended trial, named after it.
     """
 
-    def __init__(self, folder: Path, total: int, training: TrainingConfig) -> None:
-        """Make the folder."""
+    def __init__(
+        self, folder: Path, total: int, training: TrainingConfig, on_end: OnEnd | None = None
+    ) -> None:
+        """Expect ``total`` trials of a run's training."""
+        self.on_end = on_end or (lambda trials, ended, status: None)
         self.folder, self.total, self.training = folder, total, training
         self.metric = VALIDATION + training.selection_metric
-        self.started, self.next_line = (0.0, 0.0), 0.0
+        self.pace, self.next_line = Pace(), 0.0
         folder.mkdir(parents=True, exist_ok=True)
 
     def on_trial_result(
@@ -54,12 +79,11 @@ class Ends(tune.Callback):
         running = [one for one in trials if one.status == Trial.RUNNING]
         epochs = [one.last_result.get(EPOCH, 0) for one in running]
         done = self.count() + sum(epochs) / self.training.epochs
-        if not self.next_line:
-            self.started, self.next_line = (now, done), now + BETWEEN_LINES_S / 4
-        if now < self.next_line or done <= self.started[1]:
+        self.next_line = self.next_line or now + BETWEEN_LINES_S / 4
+        left = self.pace.seconds_left(done, self.total)
+        if now < self.next_line or left is None:
             return
         self.next_line = now + BETWEEN_LINES_S
-        left = (self.total - done) * (now - self.started[0]) / (done - self.started[1])
         values = [self._best(one) for one in trials]
         best = max((value for value in values if value is not None), default=0.0)
         logger.info(
@@ -79,28 +103,9 @@ class Ends(tune.Callback):
         value = trial.metric_analysis.get(self.metric, {}).get("max")
         return None if value is None else float(value)
 
-    @contextmanager
-    def kept_of(self, name: str) -> Iterator[None]:
-        """Keep the message of an error that ends the trial, for :meth:`on_trial_error`.
-
-        Tune starts each trial again that fails; one whose process did not die ends at once then.
-        """
-        file = self._message_of(name)
-        if file.exists():
-            raise RunError(file.read_text())
-        try:
-            yield
-        except Exception as error:
-            message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-            file.write_text(message[0])
-            raise
-
-    def _message_of(self, name: str) -> Path:
-        return self.folder / f".{name}"
-
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Let a trial whose process did not die be started again but once."""
-        if self._message_of(name_of(trial)).exists():
+        if _message_of(self.folder, name_of(trial)).exists():
             trial.run_metadata.num_failures = trial.max_failures
 
     def on_trial_complete(
@@ -110,10 +115,11 @@ class Ends(tune.Callback):
         value = self._best(trial)
         reached = "" if value is None else f"{self.metric.replace('/', ' ')} {100 * value:.2f}, "
         self._end(name_of(trial), trial.last_result.get(SUMMARY, STOPPED_EARLY), reached)
+        self.on_end(trials, trial, "FINISHED")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Record why a trial failed."""
-        file = self._message_of(name_of(trial))
+        file = _message_of(self.folder, name_of(trial))
         error = (
             file.read_text()
             if file.exists()
@@ -122,6 +128,7 @@ class Ends(tune.Callback):
         )
         trial.run_metadata.num_failures = 0  # a sweep that is resumed tries it again
         self._end(name_of(trial), f"{FAILED}{error}")
+        self.on_end(trials, trial, "FAILED")
 
     def _end(self, name: str, end: str, reached: str = "") -> None:
         is_repeated = end.startswith(FAILED) and end.removeprefix(FAILED) in self.errors().values()
@@ -154,3 +161,71 @@ class Ends(tune.Callback):
         """Return the errors of failed trials, one line each, by name."""
         ends = self.by_trial().items()
         return {name: end.removeprefix(FAILED) for name, end in ends if end.startswith(FAILED)}
+
+
+class Outcomes(tune.Callback):
+    """Keeps the best validation of each candidate, and the seconds that all have taken."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory, self.folder = directory, directory.path / "outcomes"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.begin({})
+
+    def begin(self, names: Mapping[str, str]) -> None:
+        """Expect trials, by name, of the candidates ``names``."""
+        self.names, self.since = names, time.monotonic() - self.used_seconds
+
+    @property
+    def used_seconds(self) -> float:
+        """Seconds that all trials have taken."""
+        return float(self.directory.notes.get("used_seconds", 0.0))
+
+    def note_time(self) -> None:
+        """Note how long trials have run by now."""
+        self.directory.note(used_seconds=time.monotonic() - self.since)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
+    ) -> None:
+        """Keep a trial's validation, if it is the best or the last one."""
+        name, is_last = self.names[name_of(trial)], SUMMARY in result
+        now = Outcome(
+            result[f"{VALIDATION}P@1"],
+            result[f"{VALIDATION}R@10"],
+            result[EPOCH],
+            result["time_total_s"],
+            is_last,
+        )
+        before = self.read().get(name, now)
+        best = max(before, now, key=lambda one: (one.finished, one.value))
+        self.write(name, replace(best, epochs=now.epochs, seconds=now.seconds), is_last)
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **_: Any
+    ) -> None:
+        """Keep that a trial has finished or was stopped."""
+        name = self.names[name_of(trial)]
+        found = self.read()
+        if name in found:
+            self.write(name, found[name], True)
+        self.note_time()
+
+    def read(self) -> dict[str, Outcome]:
+        """Return the outcomes so far, by candidate."""
+        return {
+            name: Outcome(**{key: value for key, value in kept.items() if key != "ended"})
+            for name, kept in self._all().items()
+        }
+
+    def ended(self) -> set[str]:
+        """Return the candidates that have ended."""
+        return {name for name, kept in self._all().items() if kept["ended"]}
+
+    def _all(self) -> dict[str, dict[str, Any]]:
+        files = self.folder.glob("[!.]*.json")
+        return {file.stem: json.loads(file.read_text()) for file in files}
+
+    def write(self, name: str, outcome: Outcome, has_ended: bool) -> None:
+        """Keep a candidate's outcome."""
+        with whole_file(self.folder / f"{name}.json") as aside:
+            aside.write_text(json.dumps({**asdict(outcome), "ended": has_ended}))

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from ramen_ray.bases import BaseName
 from ramen_ray.config import (
     DEFAULT_EXPERIMENT,
@@ -32,36 +30,22 @@ from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
+from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
-from ramen_ray.orchestration.run.directory import (
-    VALIDATION_ADS_FILE,
-    RunDirectory,
-    RunError,
-    experiment_hash,
-)
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
-from ramen_ray.orchestration.tune.outcomes import Outcomes
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError, experiment_hash
+from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prepared_for
+from ramen_ray.orchestration.tune.ends import Outcomes
 from ramen_ray.orchestration.tune.trials import Budget, parent_run, run_trials
-from ramen_ray.orchestration.tune.variants import used_sets
-from ramen_ray.presets import PRESETS, lambdas, with_base
-from ramen_ray.reports.recommendation import (
-    Outcome,
-    outcome_table,
-    verdict,
-    write_recommendation,
-)
+from ramen_ray.presets import PRESETS, lambdas, used_sets, with_base
+from ramen_ray.reports.recommendation import Outcome, outcome_table, verdict, write_recommendation
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 
 BASES: tuple[BaseName, ...] = ("unidec", "in_batch", "ance", "depsl")
-FIRST_STAGE = 0.55
-"""Share of the time for bases; the rest is for what is near the best of them."""
+FIRST_STAGE = 0.55  # share of the time for bases; the rest is for what is near the best of them
 FACTORS = {"third": 1 / 3, "triple": 3.0}
 GRACE = 0.3
 """Share of the epochs that each candidate gets: shortlists and clusters need a fifth to begin."""
@@ -93,21 +77,13 @@ class RecommendConfig(Section):
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What was found.
-
-    Attributes:
-        config: the best candidate's configuration.
-        table: all candidates that were validated, best first.
-        sentences: what matters on these data, what does not, and how sure that is.
-        report: folder of the table and the plot.
-        run: the parent of all runs in MLflow.
-    """
+    """The best candidate's configuration, and all that were validated, best first."""
 
     config: RunConfig
     table: str
-    sentences: list[str]
-    report: Path
-    run: Run
+    sentences: list[str]  # what matters on these data, what does not, and how sure that is
+    report: Path  # folder of the table and the plot
+    run: Run  # the parent of all runs in MLflow
 
 
 def recommend(settings: RecommendConfig) -> Recommendation:
@@ -135,7 +111,7 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         if not search.outcomes:
             raise RunError(f"{settings.minutes:g} minutes are too few: no candidate was validated")
         check_meanwhile(made_from, identity_of(first, Dataset(first.dataset)))
-        data = prepare(dataset, output / "prepared", encoder_tokenizer(first.encoder))
+        data = prepared_for(first, dataset)
         outcomes = search.outcomes
         table = outcome_table(outcomes)
         sentences = verdict(outcomes, search.gains(data), len(data.queries["validation"]))
@@ -161,7 +137,6 @@ def _sampled(whole: Dataset, directory: RunDirectory, settings: RecommendConfig)
 
 
 def _about_the_sample(sample: Dataset, whole: Dataset) -> str:
-    """Say how small a sample is."""
     counts = {
         what: f"{sample.num_rows(table):,} of {whole.num_rows(table):,} {what}"
         for what, table in (("train queries", TRAIN), ("ads", "ads"))
@@ -182,7 +157,7 @@ def _start(settings: RecommendConfig, encoder: str, dataset: str) -> RunConfig:
 
 @dataclass
 class _Search:
-    """A search in progress: candidates by name, and what has become of them."""
+    """A search in progress: its candidates by name, and what has become of them."""
 
     settings: RecommendConfig
     directory: RunDirectory
@@ -200,7 +175,6 @@ class _Search:
         return dict(sorted(found, key=lambda one: (-one[1].value, one[0])))
 
     def bases(self) -> dict[str, RunConfig]:
-        """Return every base of every encoder, with the graph and without."""
         found = {}
         for encoder in self.settings.encoders:
             start = _start(self.settings, encoder, str(self.dataset.path))
@@ -231,7 +205,6 @@ class _Search:
         return {f"{name}-{what}": overlay(best, change) for what, change in changes.items()}
 
     def train(self, candidates: Mapping[str, RunConfig], share: float) -> None:
-        """Train candidates until a share of the time is over."""
         self.candidates |= candidates
         left = 60 * self.settings.minutes * share - self.kept.used_seconds
         missing = {
@@ -252,7 +225,6 @@ class _Search:
             logger.warning("%s failed: %s", name, error)
 
     def best(self) -> RunConfig:
-        """Return the best candidate's configuration, without a name."""
         return overlay(self.candidates[next(iter(self.outcomes))], {"name": None})
 
     def gains(self, data: Prepared) -> dict[str, dict[str, Difference]]:
@@ -276,5 +248,5 @@ class _Search:
 
     def _scores(self, name: str, data: Prepared) -> dict[str, PerQuery]:
         config, own = self.candidates[name], joined_name(self.directory.name, name)
-        ads = np.load(RunDirectory.of(config.output, own).path / VALIDATION_ADS_FILE)
-        return Judgement.from_prepared(data, "validation", build_propensity(config)).by_query(ads)
+        folder = RunDirectory.of(config.output, own).path
+        return scores_of_run(folder, config, data, "validation")

@@ -13,8 +13,7 @@ from ramen_ray.config import ConfigError, RunConfig, flatten, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.checks import check_config
 
-Space = Mapping[str, Domain]
-"""Samplers by dotted key of the configuration."""
+Space = Mapping[str, Domain]  # samplers by dotted key of the configuration
 
 POINTS_OF_A_GRID = 3
 
@@ -22,8 +21,7 @@ POINTS_OF_A_GRID = 3
 def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, BaseDistribution]:
     """Check that a sweep can draw from a space, and that training accepts every choice and bound.
 
-    Returns:
-        Optuna's distributions of all settings.
+    Returns Optuna's distributions of all settings.
 
     Raises:
         ConfigError, DatasetError, EncoderError: the space is empty, a key does not fit the
@@ -32,7 +30,10 @@ def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, 
     if not space:
         raise ConfigError("the search space is empty: nothing would be tuned")
     distributions = {key: _distribution(key, domain) for key, domain in space.items()}
-    for setting in _whole_settings(grid(distributions)):
+    values = grid(distributions)
+    # the fewest whole settings that use every value of each key
+    for row in range(max(map(len, values.values()))):
+        setting = {key: of[row % len(of)] for key, of in values.items()}
         check_config(overlay(config, setting), dataset)
     return distributions
 
@@ -47,12 +48,6 @@ def _distribution(key: str, domain: Domain) -> BaseDistribution:
         ) from None
 
 
-def _whole_settings(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Return the fewest complete settings that together use every value of each key."""
-    size = max(map(len, values.values()))
-    return [{key: of[row % len(of)] for key, of in values.items()} for row in range(size)]
-
-
 def own_values(config: RunConfig, space: Space) -> dict[str, Any] | None:
     """Return the configuration's own values of tuned settings; None if the space lacks one."""
     own = flatten(config) | {f"base.{name}": of for name, of in asdict(config.base.parts).items()}
@@ -63,8 +58,8 @@ def own_values(config: RunConfig, space: Space) -> dict[str, Any] | None:
 def grid(distributions: Mapping[str, BaseDistribution]) -> dict[str, list[Any]]:
     """Return the values of each setting that a grid search combines.
 
-    These are all categories, or evenly spaced values from bound to bound (in the logarithm if the
-    sampler is logarithmic).
+    These are all categories, or values evenly spaced from bound to bound, in the logarithm if the
+    sampler is logarithmic.
     """
     return {key: _points(distribution) for key, distribution in distributions.items()}
 

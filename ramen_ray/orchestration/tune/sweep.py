@@ -1,6 +1,5 @@
 """Sweep over settings with Ray Tune: sample, train, stop bad trials early, resume after a kill."""
 
-import hashlib
 import json
 import math
 import warnings
@@ -18,15 +17,9 @@ from ray.tune.search import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.search.sample import Domain
 
-from ramen_ray.config import (
-    Positive,
-    PositiveFloat,
-    RunConfig,
-    Section,
-    overlay,
-)
+from ramen_ray.config import Positive, PositiveFloat, RunConfig, Section, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.naming import joined_name
+from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
     Identity,
@@ -35,25 +28,29 @@ from ramen_ray.orchestration.run.directory import (
     deciding_settings,
     differences,
 )
-from ramen_ray.orchestration.run.identity import SETTINGS, check_meanwhile, identity_of
-from ramen_ray.orchestration.run.ready import make_ready
-from ramen_ray.orchestration.run.start import resolved
-from ramen_ray.orchestration.tune.ends import Ends, name_of
-from ramen_ray.orchestration.tune.progress import ProgressCallback, SweepProgress
+from ramen_ray.orchestration.run.start import (
+    SETTINGS,
+    check_meanwhile,
+    identity_of,
+    make_ready,
+    resolved,
+)
+from ramen_ray.orchestration.tune.ends import Ends
 from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, own_values
+from ramen_ray.orchestration.tune.sweep_progress import SweepProgress
 from ramen_ray.orchestration.tune.trials import (
+    fit_trials,
     halving,
+    new_tuner,
     num_at_once,
     parent_run,
-    report_run,
-    running_tune,
-    trainable,
+    trainable_runs,
 )
-from ramen_ray.reports.sweep import SweepTrial
+from ramen_ray.reports.sweep_report import SweepTrial
 from ramen_ray.tracking.runs import Run
 
 TUNE_FOLDER = "tune"
-SWEEP_FORMAT = 3  # of what Tune pickles; a sweep of another format cannot be resumed
+SWEEP_FORMAT = 4  # of what Tune pickles; a sweep of another format cannot be resumed
 
 
 class SweepConfig(Section):
@@ -79,19 +76,12 @@ class SweepConfig(Section):
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of a sweep.
-
-    Attributes:
-        trials: the trials, best first.
-        command: command that trains with the best trial's settings.
-        report: folder of the table and plots.
-        run: the parent of all trials' runs in MLflow.
-    """
+    """The trials, best first; the command that trains with the best one's settings; the report."""
 
     trials: list[SweepTrial]
     command: str
-    report: Path
-    run: Run
+    report: Path  # folder of the table and plots
+    run: Run  # the parent of all trials' runs in MLflow
 
 
 def sweep(
@@ -101,13 +91,8 @@ def sweep(
 
     Resuming keeps finished trials and tries failed ones again. Every trial is a run made by
     :func:`ramen_ray.orchestration.run.fit.fit`, and a child of the sweep's run in MLflow. The
-    selection metric on the validation split decides.
-
-    Args:
-        config: the configuration to tune.
-        settings: how to sweep.
-        space: samplers by dotted key.
-        command: returns the command that trains with a configuration.
+    selection metric on the validation split decides. ``command`` returns the command that trains
+    with a configuration.
 
     Raises:
         ConfigError, DatasetError, EncoderError, ClusterError, TrackingError: the space, the input,
@@ -121,9 +106,11 @@ def sweep(
     check_config(config, dataset)
     distributions = check_space(config, space, dataset)
     plan = _plan(config, settings, distributions, dataset)
-    name = config.name or joined_name(dataset.name, settings.space, _digest(plan))
+    key = short_hash(json.dumps(plan, sort_keys=True))
+    name = config.name or joined_name(dataset.name, settings.space, key)
     directory = RunDirectory(Path(config.output) / "sweeps" / name)
-    _refuse_another(directory, plan)
+    if changed := differences(directory.notes.get("plan", plan), plan):
+        raise RunError(f"{directory.path} holds another sweep: {changed}; choose another name")
     with parent_run(directory, config, made_from) as run:
         directory.note(plan=plan)
         run.log_parameters(settings.model_dump(), {"dataset": dataset.name})
@@ -148,17 +135,6 @@ def _plan(
     return dict(json.loads(json.dumps(plan)))
 
 
-def _digest(plan: dict[str, Any]) -> str:
-    text = json.dumps(plan, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-def _refuse_another(directory: RunDirectory, plan: dict[str, Any]) -> None:
-    changed = differences(directory.notes.get("plan", plan), plan)
-    if changed:
-        raise RunError(f"{directory.path} holds another sweep: {changed}; choose another name")
-
-
 @dataclass(frozen=True)
 class RunningSweep:
     """A sweep in progress: what is tuned, how, where the progress is shown, and of what."""
@@ -171,33 +147,26 @@ class RunningSweep:
 
     def run(self) -> SweepResult:
         """Run all trials and report on them."""
-        progress = self.progress
-        ends = Ends(progress.ends, self._num_trials(), self.config.training)
-        runnable = trainable(
-            _train_one,
-            self.settings.at_once or num_at_once(self.config.workers),
-            lambda params: overlay(self.config, params),
-            config=self.config,
-            sweep=progress.directory.name,
-            parent=progress.run,
-            ends=ends,
-            made_from=self.made_from,
-        )
-        if self.config.workers.num_workers == 1:
-            make_ready(self.config)  # most trials need nothing else then
+        progress, config, name = self.progress, self.config, self.progress.directory.name
+        ends = Ends(progress.ends, self._num_trials(), config.training, progress.on_end)
+        is_known = {key: of for key, of in self.made_from.items() if self._is_fixed(key)}
+
+        def config_of(params: dict[str, Any], trial: str) -> RunConfig:
+            return overlay(config, {**params, "name": joined_name(name, trial)})
+
+        at_once = self.settings.at_once or num_at_once(config.workers)
+        runnable = trainable_runs(config_of, lambda _: is_known, progress.run, ends.folder, at_once)
+        if config.workers.num_workers == 1:
+            make_ready(config)  # most trials need nothing else then
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with running_tune(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             # an interrupted trial reports the epochs since its last checkpoint again
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
-            try:
-                results = self._tuner(runnable, ends).fit()
-            finally:
-                progress.run.close_children_left_open()
-        if results.num_terminated + results.num_errors < len(results):
-            raise KeyboardInterrupt  # Tune treats it as a pause
+            results = fit_trials(lambda: self._tuner(runnable, ends), progress.run)
+        if results is None:
+            raise KeyboardInterrupt
         if ends.errors():
-            now = identity_of(self.config, Dataset(self.config.dataset))
-            check_meanwhile(self.made_from, now)
+            check_meanwhile(self.made_from, identity_of(config, Dataset(config.dataset)))
         ends.out_of_time(Path(one.path).name for one in results)
         trials = progress.rank_results(results)
         if not trials or trials[0].value is None:
@@ -205,6 +174,10 @@ class RunningSweep:
         progress.show(trials)
         command = progress.command_of(trials[0])
         return SweepResult(trials, command, progress.report, progress.run)
+
+    def _is_fixed(self, part: str) -> bool:
+        """Whether all trials are made from the same ``part`` of an identity."""
+        return SETTINGS.get(part) not in self.space
 
     def _num_trials(self) -> int:
         if self.settings.search == "grid":
@@ -216,45 +189,31 @@ class RunningSweep:
 
     def _tuner(self, runnable: Any, ends: Ends) -> tune.Tuner:
         """Return a tuner that starts the sweep, or resumes it and retries failed trials."""
-        settings, training = self.settings, self.config.training
+        settings, folder = self.settings, self.progress.directory.path / TUNE_FOLDER
         is_grid = settings.search == "grid"
         space: dict[str, Any] = self.space
         if is_grid:
             space = {key: tune.grid_search(values) for key, values in self._grid().items()}
-        path = str(self.progress.directory.path / TUNE_FOLDER)
-        if tune.Tuner.can_restore(path):
+        if tune.Tuner.can_restore(str(folder)):
             ends.forget_failures()
             return tune.Tuner.restore(
-                path,
+                str(folder),
                 runnable,
                 resume_unfinished=True,
                 resume_errored=True,
                 param_space=space,  # in case a full disk has kept Tune from noting what it drew
             )
         decides = {"metric": self.progress.metric, "mode": "max"}
-        return tune.Tuner(
-            runnable,
-            param_space=space,
-            tune_config=tune.TuneConfig(
-                **decides,
-                search_alg=self._search_algorithm(decides),
-                scheduler=(
-                    halving(training.epochs, settings.grace_epochs) if settings.stop_early else None
-                ),
-                num_samples=1 if is_grid else settings.num_samples,
-                time_budget_s=settings.time_budget,
-                trial_name_creator=name_of,
-                trial_dirname_creator=name_of,
-                reuse_actors=True,
-            ),
-            run_config=tune.RunConfig(
-                name=TUNE_FOLDER,
-                storage_path=str(self.progress.directory.path),
-                callbacks=[ends, ProgressCallback(self.progress), JsonLoggerCallback()],
-                failure_config=tune.FailureConfig(self.config.workers.max_failures),
-                verbose=0,
-            ),
-        )
+        epochs = self.config.training.epochs
+        how = {
+            **decides,
+            "search_alg": self._search_algorithm(decides),
+            "scheduler": halving(epochs, settings.grace_epochs) if settings.stop_early else None,
+            "num_samples": 1 if is_grid else settings.num_samples,
+            "time_budget_s": settings.time_budget,
+        }
+        callbacks = [ends, JsonLoggerCallback()]
+        return new_tuner(runnable, space, folder, self.config.workers, callbacks, how)
 
     def _search_algorithm(self, decides: Mapping[str, str]) -> Any:
         own = own_values(self.config, self.space)
@@ -267,18 +226,3 @@ class RunningSweep:
                 return BasicVariantGenerator(points_to_evaluate=points, random_state=seed)
             case "grid":
                 return BasicVariantGenerator()
-
-
-def _train_one(
-    params: dict[str, Any],
-    config: RunConfig,
-    sweep: str,
-    parent: Run,
-    ends: Ends,
-    made_from: Identity,
-) -> None:
-    name = tune.get_context().get_trial_id()
-    with ends.kept_of(name):
-        run = overlay(config, {**params, "name": joined_name(sweep, name)})
-        expected = {key: of for key, of in made_from.items() if SETTINGS.get(key) not in params}
-        report_run(run, parent, expected)

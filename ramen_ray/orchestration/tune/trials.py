@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
@@ -24,6 +24,7 @@ from ray.tune.schedulers import ASHAScheduler
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
+from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.orchestration.cluster.resources import (
     check_resources,
     no_placement_group_left,
@@ -35,14 +36,11 @@ from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
-from ramen_ray.orchestration.run.identity import check_meanwhile
-from ramen_ray.orchestration.run.ready import is_ready, make_ready
-from ramen_ray.orchestration.run.task import VALIDATION
-from ramen_ray.orchestration.run.workers import START_TIMEOUT
-from ramen_ray.orchestration.tune.ends import EPOCH, NAME, SUMMARY, Ends, name_of
-from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from ramen_ray.orchestration.run.start import check_meanwhile, is_ready, make_ready
+from ramen_ray.orchestration.run.workers import START_TIMEOUT, VALIDATION
+from ramen_ray.orchestration.tune.ends import EPOCH, NAME, SUMMARY, Ends, kept_error, name_of
+from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
 
-SHOWN = ("P@1", "R@10")
 REDUCTION_FACTOR = 3
 THREAD_TIMEOUT = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
 """How long Tune waits for a trial that it has stopped, before it uses the process again."""
@@ -51,12 +49,9 @@ A_DAY_S = 86_400
 
 @dataclass(frozen=True)
 class Budget:
-    """What limits trials: seconds for all of them, and how long one gets that lags behind.
+    """What limits trials: seconds after which all end, and epochs that one gets that lags behind.
 
-    Attributes:
-        seconds: after which all trials end.
-        grace_epochs: epochs that each trial gets before it may be stopped.
-        callbacks: are told of each trial's reports, and when it ends.
+    The ``callbacks`` are told of each trial's reports, and when it ends.
     """
 
     seconds: float
@@ -68,14 +63,9 @@ class Budget:
 def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) -> Iterator[Run]:
     """Hold the folder of an experiment of many runs, with Ray started and its MLflow run open.
 
-    Args:
-        directory: the experiment's, which notes what it is made from.
-        config: names the output, the MLflow experiment and the workers of its runs.
-        made_from: what it is made from now.
-
     Raises:
         ClusterError, TrackingError: the cluster or the store is not usable.
-        RunError: another process holds the folder, or it is made from something else.
+        RunError: another process holds the folder, or it is not ``made_from`` the same.
     """
     output = Path(config.output)
     with directory.held():
@@ -83,9 +73,8 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
         # a trial that is stopped early prints a traceback
         start_ray(show_workers=False, for_ray_train=True)
         check_resources(config.workers)
-        known = directory.notes.get("mlflow_run_id")
-        run = open_run(tracking_uri(output), config.experiment, directory.name, output, known)
-        directory.note(mlflow_run_id=run.id, made_from=made_from)
+        run = directory.open_run(tracking_uri(output), config.experiment, output)
+        directory.note(made_from=made_from)
         with run.closing():
             yield run
 
@@ -99,63 +88,79 @@ def run_trials(
 ) -> dict[str, str]:
     """Train every configuration as a part of one MLflow run; if one fails, the others go on.
 
-    Args:
-        configs: configurations by trial name; paths are absolute, all have the same workers and
-            selection metric.
-        parent: the parent of all runs in MLflow.
-        folder: where Tune keeps its own files while trials run; all machines can reach it.
-        expected: what all runs must be made from, by the path of their dataset.
-        budget: what limits them; None to train all of them to the end.
-
-    Returns:
-        The errors, one line each, by the name of the failed trial.
+    They come by trial name, with absolute paths, the same workers and the same selection metric.
+    All machines can reach the ``folder`` where Tune keeps its files. What runs must be made from is
+    ``expected``, by the path of their dataset. Returns the errors, a line each, by name.
     """
     if not configs:
         return {}
     first = next(iter(configs.values()))
-    workers = first.workers
-    for config in configs.values() if workers.num_workers == 1 else ():
+    for config in configs.values() if first.workers.num_workers == 1 else ():
         with suppress(UserError):  # its trial will tell
             if not is_ready(config):
                 make_ready(config)
-    with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage, running_tune():
+    with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage:
         ends = Ends(Path(storage) / "ends", len(configs), first.training)
-        runnable = trainable(
-            _train_one,
-            num_at_once(workers),
-            lambda params: configs[params[NAME]],
-            configs=dict(configs),
-            parent=parent,
-            ends=ends,
-            expected=dict(expected),
+        runnable = trainable_runs(
+            lambda params, _: configs[params[NAME]],
+            lambda config: expected[config.dataset],
+            parent,
+            ends.folder,
+            num_at_once(first.workers),
             says_test=budget is None,
         )
-        tuner = tune.Tuner(
-            runnable,
-            param_space={NAME: tune.grid_search(list(configs))},
-            tune_config=tune.TuneConfig(
-                trial_name_creator=name_of,
-                trial_dirname_creator=name_of,
-                reuse_actors=True,  # they have imported everything
-                **({} if budget is None else _limits(budget, ends.metric, first)),
+        callbacks = () if budget is None else budget.callbacks
+        limits = {} if budget is None else _limits(budget, ends.metric, first)
+        space = {NAME: tune.grid_search(list(configs))}
+        results = fit_trials(
+            lambda: new_tuner(
+                runnable, space, Path(storage, "trials"), first.workers, [ends, *callbacks], limits
             ),
-            run_config=tune.RunConfig(
-                name="trials",
-                storage_path=storage,
-                callbacks=[ends, *([] if budget is None else budget.callbacks)],
-                failure_config=tune.FailureConfig(max_failures=workers.max_failures),
-                verbose=0,
-            ),
+            parent,
         )
-        try:
-            results = tuner.fit()
-        finally:
-            parent.close_children_left_open()
-        if results.num_terminated + results.num_errors < len(results):
-            raise KeyboardInterrupt  # Tune treats it as a pause
-        if budget is None and ends.count() < len(configs):
+        if results is None or (budget is None and ends.count() < len(configs)):
             raise KeyboardInterrupt
         return ends.errors()
+
+
+def new_tuner(
+    runnable: Any,
+    space: Mapping[str, Any],
+    folder: Path,
+    workers: WorkersConfig,
+    callbacks: Sequence[tune.Callback],
+    settings: Mapping[str, Any],
+) -> tune.Tuner:
+    """Return a tuner that keeps its files in ``folder``; ``settings`` are of its TuneConfig."""
+    return tune.Tuner(
+        runnable,
+        param_space=dict(space),
+        tune_config=tune.TuneConfig(
+            trial_name_creator=name_of,
+            trial_dirname_creator=name_of,
+            reuse_actors=True,  # they have imported everything
+            **settings,
+        ),
+        run_config=tune.RunConfig(
+            name=folder.name,
+            storage_path=str(folder.parent),
+            callbacks=[*callbacks],
+            failure_config=tune.FailureConfig(max_failures=workers.max_failures),
+            verbose=0,
+        ),
+    )
+
+
+def fit_trials(tuner: Callable[[], tune.Tuner], parent: Run) -> tune.ResultGrid | None:
+    """Run trials, the parts of an MLflow run; returns None if Ctrl-C has ended them."""
+    with running_tune():
+        try:
+            results = tuner().fit()
+        finally:
+            parent.close_children_left_open()
+    # Tune treats Ctrl-C as a pause.
+    is_whole = results.num_terminated + results.num_errors == len(results)
+    return results if is_whole else None
 
 
 def _limits(budget: Budget, metric: str, config: RunConfig) -> dict[str, Any]:
@@ -178,43 +183,39 @@ def halving(epochs: int, grace_epochs: int) -> ASHAScheduler:
     )
 
 
-def _train_one(
-    params: dict[str, Any],
-    configs: Mapping[str, RunConfig],
+def trainable_runs(
+    config_of: Callable[[dict[str, Any], str], RunConfig],
+    expected_of: Callable[[RunConfig], Identity],
     parent: Run,
-    ends: Ends,
-    expected: Mapping[str, Identity],
-    says_test: bool,
-) -> None:
-    config = configs[params[NAME]]
-    with ends.kept_of(params[NAME]):
-        report_run(config, parent, expected[config.dataset], says_test)
+    ends: Path,
+    at_once: int,
+    says_test: bool = True,
+) -> Any:
+    """Return a trainable, run ``at_once`` at a time, whose trials are runs below ``parent``.
 
+    ``config_of`` returns a trial's configuration, from its parameters and its name; ``expected_of``
+    what a run must be made from. How each ended is kept in ``ends``, with the metrics of the test
+    split if ``says_test``.
+    """
 
-def report_run(config: RunConfig, parent: Run, expected: Identity, says_test: bool = True) -> None:
-    """Train a run within a Tune trial, and report its validations and how it ended."""
-    metric, started = VALIDATION + config.training.selection_metric, time.monotonic()
-    metrics = train_in_trial(config, parent, expected, metric).metrics["trained"]
-    figures = ", ".join(f"{name} {100 * metrics['test'][name]:.2f}" for name in SHOWN)
-    seconds = f"{time.monotonic() - started:.0f} s"
-    summary = f"test {figures} ({seconds})" if says_test else f"trained to the end ({seconds})"
-    reached = metrics["validation"]
-    named = {VALIDATION + name: value for name, value in reached.items()}
-    tune.report({**named, SUMMARY: summary, EPOCH: config.training.epochs})
+    def train(params: dict[str, Any], folder: Path) -> None:
+        name = params.get(NAME) or tune.get_context().get_trial_id()
+        with kept_error(folder, name):
+            config = config_of(params, name)
+            metric, started = VALIDATION + config.training.selection_metric, time.monotonic()
+            result = train_in_trial(config, parent, expected_of(config), metric)
+            seconds = f"{time.monotonic() - started:.0f} s"
+            reached = result.metrics["trained"]
+            figures = ", ".join(f"{one} {100 * reached['test'][one]:.2f}" for one in HEADLINES)
+            test = f"test {figures} ({seconds})" if says_test else f"trained to the end ({seconds})"
+            named = prefixed(VALIDATION, reached["validation"])
+            tune.report({**named, SUMMARY: test, EPOCH: config.training.epochs})
+
+    return trainable(train, at_once, lambda params: config_of(params, "trial"), folder=ends)
 
 
 def train_in_trial(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:
-    """Train within a Tune trial, if not done yet.
-
-    The data are prepared in a separate task: within a trial, Ray Data's tasks would be limited to
-    the trial's own resources, which include no CPU then.
-
-    Args:
-        config: the run's.
-        parent: the MLflow run that it is part of.
-        expected: what it must be made from.
-        metric: what is reported to Tune, at each validation, by its name in reports.
-    """
+    """Train within a Tune trial, if not done yet; reports each validation that has ``metric``."""
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
     os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
@@ -222,21 +223,21 @@ def train_in_trial(config: RunConfig, parent: Run, expected: Identity, metric: s
     check_meanwhile(expected, {**expected, "dataset": dataset.fingerprint})  # before it is prepared
     tokenizer = encoder_tokenizer(config.encoder)
     if not prepared_folder(dataset, cache, tokenizer).is_dir():
+        # Within a trial, Ray Data's tasks would be limited to the trial's own resources, which
+        # include no CPU then.
         apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
         with user_errors():
             ray.get(apart.remote(dataset, cache, tokenizer))
-    return finished_result(config, expected) or _fit(config, parent, expected, metric)
+    if (finished := finished_result(config, expected)) is not None:
+        return finished
+    if "CPU" not in ray.get_runtime_context().get_assigned_resources():
+        return fit(config, parent, [_ReportValidations(metric)], expected=expected)
 
+    def on_report(metrics: dict[str, Any]) -> None:
+        if metric in metrics:
+            tune.report(metrics)
 
-def _fit(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:
-    if "CPU" in ray.get_runtime_context().get_assigned_resources():
-
-        def on_report(metrics: dict[str, Any]) -> None:
-            if metric in metrics:
-                tune.report(metrics)
-
-        return fit(config, parent, on_report=on_report, expected=expected)
-    return fit(config, parent, [_ReportValidations(metric)], expected=expected)
+    return fit(config, parent, on_report=on_report, expected=expected)
 
 
 class _ReportValidations(TuneReportCallback):
@@ -261,19 +262,11 @@ def trainable(
 ) -> Any:
     """Return ``train(params, **arguments)`` as a Tune trainable, run ``at_once`` at a time.
 
-    Each trial takes a part of the head node's own resource. This also limits the trials that a
-    restored search runs again; a searcher's own limit does not. A trial that trains in its own
-    process takes what a worker needs besides. One that still needs other processes does not, or
-    there might be no CPU left for them; nor does one that waits for its workers. All trials share
-    one copy of the arguments.
-
-    Args:
-        train: runs in each trial.
-        at_once: the most trials at a time.
-        config_of: returns the configuration of a trial's run; ``train`` must train that.
-        arguments: more arguments of ``train``.
+    ``config_of`` returns the configuration of a trial's run. A trial takes what a worker needs if
+    it trains in its own process, and needs no others before. All share one copy of the arguments.
     """
     address = ray.get_runtime_context().gcs_address.rpartition(":")[0]
+    # This also limits the trials that a restored search runs again; a searcher's limit does not.
     part = 10_000 // at_once / 10_000  # Ray counts in units of 1/10,000, and would round up
     of_head = {f"node:{address}": part}
 
@@ -296,9 +289,8 @@ def num_at_once(workers: WorkersConfig) -> int:
 def num_held(workers: WorkersConfig, machines: Iterable[Mapping[str, float]]) -> int:
     """Return how many runs of these workers fit on machines at once; at least 1.
 
-    Args:
-        workers: the workers of one run. Each is on one machine, its share of a GPU on one GPU.
-        machines: the resources of each machine, by Ray's names.
+    ``machines`` are the resources of each, by Ray's names. A worker is on one machine, its share of
+    a GPU on one GPU.
     """
     num_workers = sum(_num_workers_on(machine, workers) for machine in machines)
     return max(num_workers // workers.num_workers, 1)

@@ -18,7 +18,7 @@ from ramen_ray.data.describe.counts import count_clicks, count_edges
 from ramen_ray.data.describe.graph_signal import GraphSignal, graph_signals
 from ramen_ray.data.describe.pairs import Shared, joined_pairs
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.reports.graph_signal import reading
+from ramen_ray.reports.graph_report import reading
 
 TEXTS = ["red shoes", "Shoes, blue", "hat", "a HAT shop", "gloves", "(red) gloves", "silk-tie"]
 

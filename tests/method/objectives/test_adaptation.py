@@ -22,8 +22,7 @@ from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
-from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
 
 LOSS = TripletLoss(0.3, 4)
 WEIGHTS = {"links": 0.4, "topics": 0.2}

@@ -16,7 +16,7 @@ from ramen_ray.method.sampling.clustering import (
     count_clusters,
     cut_in_two,
 )
-from ramen_ray.method.sampling.orders import clustered_order, num_steps
+from ramen_ray.method.sampling.draws import clustered_order, num_steps
 
 
 def _random_embeddings(num_rows: int, dim: int = 16, seed: int = 0) -> torch.Tensor:

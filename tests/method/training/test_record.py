@@ -20,6 +20,7 @@ import torch
 from short_runs import Run, build_encoder, run_two_workers
 from torch import distributed
 
+from ramen_ray.bases import NodeChoice
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.pruning import prune
@@ -32,8 +33,7 @@ from ramen_ray.method.objectives.terms import ramen_objective, task_term
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
-from ramen_ray.method.sampling.regularizers import NodeChoice, open_graphs
-from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.sampling.training_data import TrainingData, open_graphs
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import global_losses
 

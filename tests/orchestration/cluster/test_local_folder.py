@@ -8,7 +8,7 @@ from support import run_in_two_processes
 from torch import distributed
 
 from ramen_ray.data.store.checksums import write_checksums
-from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.cluster import local_folder
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 

@@ -31,8 +31,8 @@ from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.workers import START_TIMEOUT
-from ramen_ray.orchestration.search import put_together, search_shards
 from ramen_ray.orchestration.serve.predict import Answered, QueryTable, Wanted, predict
+from ramen_ray.orchestration.sharded_search import put_together, search_shards
 from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.tracking.registry import Registry, uri_of
 from tune_spaces import SPACES

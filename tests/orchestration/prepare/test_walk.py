@@ -28,7 +28,7 @@ from ramen_ray.method.graph.walk import (
     WalkSettings,
     most_visited,
 )
-from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.prepare import walks
 from ramen_ray.orchestration.prepare.walks import walked_edges
 

@@ -83,9 +83,9 @@ def test_ads_renumbered_while_a_run_trains_are_not_served_by_it(
     ads = Path(config.dataset) / "ads.parquet"
     write_config(config, tmp_path / "config.json")
     before = ads.read_bytes()
-    renumber = _then(training._train, lambda: _renumber_ads(config.dataset))
+    renumber = _then(training.train_task, lambda: _renumber_ads(config.dataset))
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_train", renumber)
+        patch.setattr(training, "train_task", renumber)
         code, said = run_here(train_job, "--config", tmp_path / "config.json")
     assert code == 2
     assert f"error: {config.dataset} has changed since the run began; {PUT_BACK}\n" in said
@@ -130,7 +130,7 @@ def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(
     when: str, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = Path(config.encoder.pretrained) / "model.safetensors"
-    before, kept = file.read_bytes(), training.check_prepared
+    before, kept = file.read_bytes(), training.check_clicks
 
     def replace() -> None:
         _retrain_encoder(config.encoder.pretrained)
@@ -141,7 +141,7 @@ def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(
         directory.note(finished=False)  # what is left is the evaluation
         config = overlay(config, {"name": directory.name})
     with monkeypatch.context() as patch:
-        patch.setattr(training, "check_prepared", _then(kept, replace))
+        patch.setattr(training, "check_clicks", _then(kept, replace))
         with pytest.raises(RunError, match=f"changed meanwhile: encoder .*; {PUT_BACK}"):
             fit(config)
     file.write_bytes(before)

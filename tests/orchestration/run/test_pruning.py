@@ -26,10 +26,10 @@ from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.sampling.batches import DrawState
-from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration import embed as embedding
 from ramen_ray.orchestration.background import task as background
-from ramen_ray.orchestration.background.pruning import GraphPruning
+from ramen_ray.orchestration.background.pruned_graphs import GraphPruning
 from ramen_ray.orchestration.background.task import (
     BackgroundTask,
     Compute,
@@ -272,19 +272,6 @@ def test_a_damaged_result_is_left_out(
     assert resumed.taken == EPOCH
     assert "counting are made again when they are due" in caplog.text
     assert _advance(resumed, 3 * EPOCH) == 3 * EPOCH
-
-
-def test_a_task_still_running_when_training_ends_is_stopped(cluster: None, tmp_path: Path) -> None:
-    def sleeps(model: Path, folder: Path) -> dict[str, float]:
-        time.sleep(600)
-        return {}
-
-    schedule = Schedule(first=1, every=1, num_epochs=6, steps_per_epoch=EPOCH, wait=False)
-    task = _task(tmp_path, sleeps, schedule)
-    assert _advance(task, EPOCH) is None
-    task.cancel()
-    task.keep_only_taken()
-    assert list(task.folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -11,7 +11,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.method.retrieval.shortlists import open_shortlists
 from ramen_ray.method.sampling.batches import DrawState
-from ramen_ray.orchestration.background.shortlists import SHORTLISTS_FILE
+from ramen_ray.orchestration.background.mining import SHORTLISTS_FILE
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, read_report
 from ramen_ray.orchestration.run.fit import fit
 
@@ -27,6 +27,7 @@ SHARE = 0.75
 def test_a_run_trains_mines_and_prunes_on_one_gpu(cluster: None, small_run: RunConfig) -> None:
     changes = {
         "encoder.kind": "transformer",
+        "training.epochs": 2,  # each task on a GPU starts a process
         "base.kind": "ance",
         "base.refresh_every": 1,
         "base.refresh_mode": "synchronous",

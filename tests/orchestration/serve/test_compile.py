@@ -25,8 +25,8 @@ from jobs import compile as compile_job
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_transformer
-from ramen_ray.orchestration.serve import compilation
-from ramen_ray.orchestration.serve.compilation import time_alone
+from ramen_ray.orchestration.serve import compiling as compilation
+from ramen_ray.orchestration.serve.compiling import time_alone
 from ramen_ray.tracking.registry import Registry
 
 Compile = Callable[..., tuple[int, str]]

@@ -16,8 +16,8 @@ from support import ROOT, running_postgres
 
 from jobs import export
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.retrieval.exporting import export_retriever
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS, filled_index
+from ramen_ray.method.retrieval.retriever_folder import export_retriever
 from ramen_ray.notebook import Retriever, load_retriever
 from ramen_ray.tracking.registry import Registry
 

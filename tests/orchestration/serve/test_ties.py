@@ -21,7 +21,7 @@ from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval.retriever_folder import INDEX, RetrieverSettings, write_retriever
 from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.orchestration.serve.answers import FILE, Answers
-from ramen_ray.orchestration.serve.comparison import Answering
+from ramen_ray.orchestration.serve.comparing import Answering
 from ramen_ray.orchestration.serve.queries import partitions
 from ramen_ray.orchestration.serve.steps import AllSteps, Work
 from ramen_ray.tracking.retriever_model import Retriever

@@ -18,13 +18,18 @@ from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunError, open_run_directory
-from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.start import identity_of
 from ramen_ray.orchestration.tune import ablation
-from ramen_ray.orchestration.tune.ablation import AblationResult, ablate, propagated_dataset
+from ramen_ray.orchestration.tune.ablation import (
+    AblationConfig,
+    AblationResult,
+    ablate,
+    propagated_dataset,
+    variants_of,
+)
 from ramen_ray.orchestration.tune.trials import run_trials
-from ramen_ray.orchestration.tune.variants import AblationConfig, variants_of
 from ramen_ray.presets import PRESETS, bag, ramen_ance, tiny
-from ramen_ray.reports.ablation import VariantFigures, verdict
+from ramen_ray.reports.ablation_report import VariantFigures, verdict
 
 VARIANTS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
 

@@ -14,7 +14,7 @@ from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.tune import recommend as module
-from ramen_ray.orchestration.tune.outcomes import Outcomes
+from ramen_ray.orchestration.tune.ends import Outcomes
 from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
 from ramen_ray.presets import PRESETS
 from ramen_ray.reports.recommendation import Outcome, outcome_table, verdict

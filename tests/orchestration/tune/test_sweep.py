@@ -28,14 +28,15 @@ from ramen_ray.command_line import training_command
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
-from ramen_ray.orchestration.tune import ends, progress
+from ramen_ray.orchestration.tune import ends
 from ramen_ray.orchestration.tune import sweep as sweep_module
+from ramen_ray.orchestration.tune import sweep_progress as progress
 from ramen_ray.orchestration.tune.ends import STOPPED_EARLY
 from ramen_ray.orchestration.tune.search_space import check_space, grid, own_values
 from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.tune.trials import num_held
 from ramen_ray.presets import PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
-from ramen_ray.reports.sweep import SweepTrial
+from ramen_ray.reports.sweep_report import SweepTrial
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 from tune_spaces import SPACES
 
@@ -152,8 +153,8 @@ def test_a_trial_is_described_in_one_line() -> None:
 def test_progress_is_told_while_trials_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = iter([100.0, 101.0, 150.0, 160.0])
-    monkeypatch.setattr(ends.time, "monotonic", lambda: next(now))
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(ends.time, "monotonic", lambda: clock.now)
     training = tiny().training.model_copy(update={"epochs": 10})
     told = ends.Ends(tmp_path / "ends", 4, training)
 
@@ -168,10 +169,13 @@ def test_progress_is_told_while_trials_run(
 
     with caplog.at_level(logging.INFO):
         told.on_trial_result(1, [trial("a", 1, 0.2)], trial("a", 1, 0.2), {})
+        clock.now = 101.0
         told.on_trial_result(1, [trial("a", 2, 0.2)], trial("a", 2, 0.2), {})
         assert not caplog.messages, "the first line comes after five seconds"
         told.on_trial_complete(2, [], trial("a", 10, 0.4))
+        clock.now = 150.0
         told.on_trial_result(3, [trial("b", 1, 0.3)], trial("b", 1, 0.3), {})
+        clock.now = 160.0
         told.on_trial_result(3, [trial("b", 2, 0.3)], trial("b", 2, 0.3), {})
     assert caplog.messages == [
         "1/4 a: validation P@1 40.00, stopped early",
@@ -299,7 +303,7 @@ def test_a_failing_store_does_not_end_trials(
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
     shown = progress.SweepProgress(config, {}, directory, Run("unused", "unused"), training_command)
     trial: Any = SimpleNamespace(trial_id="7", config={"loss.margin": -1}, metric_analysis={})
-    progress.ProgressCallback(shown).on_trial_error(1, [trial], trial)
+    shown.on_end([trial], trial, "FAILED")
     assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 

@@ -19,9 +19,8 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.cluster.resources import ClusterError
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.orchestration.run.identity import identity_of
-from ramen_ray.orchestration.run.ready import is_ready
-from ramen_ray.orchestration.run.task import VALIDATION
+from ramen_ray.orchestration.run.start import identity_of, is_ready
+from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.orchestration.tune.trials import (
     run_trials,
     running_tune,

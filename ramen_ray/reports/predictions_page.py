@@ -17,11 +17,7 @@ FOUND = f"Found: how many of the clicked ads are among the best {AT}; ✓ marks 
 
 
 def read_predictions(file: Path) -> pd.DataFrame:
-    """Read each query's best ads from what jobs/evaluate.py has written.
-
-    Raises:
-        UserError: it has not written the file.
-    """
+    """Read each query's best ads from what jobs/evaluate.py has written; else a UserError."""
     try:
         return pq.read_table(file, filters=pc.field("rank") <= AT).cast(PREDICTIONS).to_pandas()
     except (OSError, ValueError, pa.ArrowInvalid) as error:
@@ -33,11 +29,8 @@ def write_predictions_page(
 ) -> None:
     """Write a page about the best ads of each query that has clicks.
 
-    Args:
-        file: the page.
-        title: its title.
-        found: columns of :data:`~ramen_ray.data.store.predictions.PREDICTIONS`, ranks up to ``AT``.
-        other: the same of another run; the page then begins with the differences.
+    ``found`` has the columns of PREDICTIONS, ranks up to AT. With the same of an ``other`` run, the
+    page begins with the differences.
     """
     queries = _by_query(found)
     missed = (queries["hits"] == 0).mean()

@@ -1,7 +1,4 @@
-"""Add, replace and remove ads of a retriever without training; its encoder stays the same.
-
-If the retriever has a combiner, it makes the new ads' vectors.
-"""
+"""Add, replace and remove ads of a retriever without training; a combiner makes new vectors."""
 
 import tempfile
 from collections.abc import Callable
@@ -22,7 +19,7 @@ from ramen_ray.method.retrieval.retriever_folder import (
     text_embedder,
     write_ads,
 )
-from ramen_ray.orchestration.serve.versions import log_copy, take_place
+from ramen_ray.orchestration.serve.retrievers import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 
 EXAMPLE_ADS = 2
@@ -48,9 +45,8 @@ class Extended:
 def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: Path) -> Extended:
     """Log a copy of a retriever with other ads, and put it in the original's place.
 
-    If nothing would change, there is no copy. See
-    :func:`~ramen_ray.orchestration.serve.versions.take_place`; artifacts go into ``output`` if no
-    server keeps them.
+    If nothing would change, there is no copy. Artifacts go into ``output`` if no server keeps them.
+    See :func:`~ramen_ray.orchestration.serve.retrievers.take_place`.
 
     Raises:
         DatasetError: a table cannot be read, an id is in use, or a click is not on a new ad.

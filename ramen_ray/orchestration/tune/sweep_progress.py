@@ -15,9 +15,9 @@ from ray.tune.experiment import Trial
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.run.directory import RunDirectory
-from ramen_ray.orchestration.run.task import VALIDATION
+from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.orchestration.tune.ends import name_of
-from ramen_ray.reports.sweep import (
+from ramen_ray.reports.sweep_report import (
     SweepTrial,
     parameter_importances,
     write_sweep_plots,
@@ -30,21 +30,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """Sorts a sweep's trials, and shows them.
-
-    Attributes:
-        config: the configuration that is tuned.
-        distributions: Optuna's distributions of all tuned settings, by dotted key.
-        directory: the sweep's folder.
-        run: the sweep's run in MLflow.
-        command: returns the command that trains with a configuration.
-    """
+    """Sorts a sweep's trials, and shows them."""
 
     config: RunConfig
+    # Optuna's distributions of all tuned settings, by dotted key
     distributions: Mapping[str, BaseDistribution]
     directory: RunDirectory
-    run: Run
-    command: Callable[[RunConfig], str]
+    run: Run  # the sweep's run in MLflow
+    command: Callable[[RunConfig], str]  # returns the command that trains with a configuration
 
     @property
     def metric(self) -> str:
@@ -53,7 +46,7 @@ class SweepProgress:
 
     @property
     def ends(self) -> Path:
-        """Folder with a file for each ended trial that says how it ended."""
+        """Folder with a file for each ended trial."""
         return self.directory.path / "ends"
 
     @property
@@ -93,7 +86,7 @@ class SweepProgress:
 
     def _mlflow_run_of(self, name: str) -> str | None:
         directory = RunDirectory.of(self.config.output, joined_name(self.directory.name, name))
-        return directory.notes.get("mlflow_run_id")
+        return directory.mlflow_run_id
 
     def command_of(self, trial: SweepTrial) -> str:
         """Return the command that trains with a trial's settings."""
@@ -113,38 +106,15 @@ class SweepProgress:
             ended = sum(bool(trial.end) for trial in trials)
             self.run.log_metrics(named, ended)
 
-    def close(self, name: str, status: str) -> None:
-        """End the MLflow run of a trial that was stopped from outside."""
-        run_id = self._mlflow_run_of(name)
-        if run_id is not None:
-            Run(self.run.uri, run_id).close_if_open(status)
-
-
-class ProgressCallback(tune.Callback):
-    """Shows the sweep's progress whenever a trial has ended."""
-
-    def __init__(self, progress: SweepProgress) -> None:
-        """Keep the progress to show."""
-        self.progress = progress
-
-    def on_trial_complete(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """Show a trial that finished or was stopped early."""
-        self._show(trials, trial, "FINISHED")
-
-    def on_trial_error(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
-    ) -> None:
-        """Show a trial that failed."""
-        self._show(trials, trial, "FAILED")
-
-    def _show(self, trials: list[Trial], ended: Trial, status: str) -> None:
+    def on_end(self, trials: list[Trial], ended: Trial, status: str) -> None:
+        """Show a trial that has ended, and end its MLflow run, which others may have stopped."""
+        name = name_of(ended)
         try:
-            self.progress.close(name_of(ended), status)
-            self.progress.show(self.progress.rank_running(trials))
+            if (run_id := self._mlflow_run_of(name)) is not None:
+                Run(self.run.uri, run_id).close_if_open(status)
+            self.show(self.rank_running(trials))
         except Exception as error:  # an error here would fail the trial; the end shows all again
-            logger.warning("%s is not shown in MLflow yet: %s", name_of(ended), error)
+            logger.warning("%s is not shown in MLflow yet: %s", name, error)
 
 
 def _params(result: tune.Result) -> dict[str, Any]:
@@ -154,7 +124,6 @@ def _params(result: tune.Result) -> dict[str, Any]:
 
 
 def _best(history: Any, metric: str) -> float | None:
-    """Return the best value in a trial's table of reports."""
     if history is None or metric not in history or not history[metric].notna().any():
         return None
     return float(history[metric].max())

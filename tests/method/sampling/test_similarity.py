@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ramen_ray.method.similarity import similarities
+from ramen_ray.method.sampling.encoded import similarities
 
 
 @pytest.mark.parametrize("counting", [0, 3, 40])

@@ -16,17 +16,14 @@ class CheckpointError(UserError):
 
 
 def save_checkpoint(folder: Path, state: TrainState, progress: dict[str, Any]) -> None:
-    """Write, on the first worker, the training state and ``progress`` (plain values).
-
-    Graphs and shortlists are not saved: ``progress`` says which ones were in use.
-    """
+    """Write, on the first worker, the training state and ``progress`` (plain values)."""
     # All draws are functions of the seed and the step: random generators have no state to keep.
     content = {
         "optimizer": state.optimizer.state_dict(),
         "schedule": state.schedule.state_dict(),
         "step": state.step,
         "parts": {part.name: part.save(folder) for part in state.parts},
-        "progress": progress,
+        "progress": progress,  # says which graphs and shortlists were in use
     }
     torch.save(content, folder / STATE_FILE)
 

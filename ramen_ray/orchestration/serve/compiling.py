@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.retriever_folder import compile_retriever
-from ramen_ray.orchestration.serve.comparison import Answering, open_test_queries
-from ramen_ray.orchestration.serve.versions import log_copy, take_place
+from ramen_ray.orchestration.serve.comparing import Answering, open_test_queries
+from ramen_ray.orchestration.serve.retrievers import log_copy, take_place
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
 
@@ -25,10 +25,7 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Compiled:
-    """A retriever with a compiled encoder, and how it compares with the original.
-
-    ``metrics`` are those on the test split, ``differences`` by how much they exceed the original's.
-    """
+    """A retriever with a compiled encoder, compared with the original on the test split."""
 
     model_uri: str  # models:/NAME/VERSION if the original was given by a name
     milliseconds: float  # median of a single query
@@ -44,10 +41,8 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
 
     It must be faster than the original, both on the CPU, and as good: the scores must agree within
     0.001 (not with 8-bit integers), and the selection metric on the test split must not be lower by
-    more than noise (see :mod:`~ramen_ray.orchestration.serve.promotion`).
-
-    See :func:`~ramen_ray.orchestration.serve.versions.take_place`; artifacts go into ``output`` if
-    no server keeps them.
+    more than noise. Artifacts go into ``output`` if no server keeps them. See
+    :func:`~ramen_ray.orchestration.serve.retrievers.take_place`.
 
     Raises:
         EncoderError: the encoder is a bag, or the packages for compiling are not installed.
@@ -104,11 +99,8 @@ def _refusal(compiled: Compiled, metric: str, int8: bool) -> str | None:
 
 
 def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:
-    """Return each model's median time for a single query, in milliseconds.
-
-    The models, as MLflow loads them, take turns, so that a busy machine slows all of them. The
-    first of ``texts`` are answered once before timing starts.
-    """
+    """Return each model's median time for a single query, in milliseconds."""
+    # The first are not timed. Models take turns, so that a busy machine slows all of them.
     timed_texts = [*texts[:UNTIMED_QUERIES], *texts]
     seconds = np.empty((len(timed_texts), len(models)))
     for row, text in zip(seconds, timed_texts, strict=True):

@@ -40,17 +40,13 @@ from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 
 QUERIES_PER_BLOCK = 4096
-COMBINED = "combined_LD"
-"""What is added to a batch: (L, D), the combined vectors of the pool's ads."""
+COMBINED = "combined_LD"  # what is added to a batch: (L, D), the combined vectors of the pool's ads
 
 
 class CombinerModel(nn.Module):
-    """A combiner in training, over frozen embeddings of texts.
+    """A combiner in training, over frozen embeddings (U, D) float16 or float32 of texts.
 
-    Attributes:
-        combiner: on the device where it is trained.
-        classifiers: of the seen ads; no parameters of the module, as steps train a few rows only.
-        embeddings: (U, D) float16 or float32, of distinct texts.
+    The classifiers of the seen ads are no parameters of the module, as steps train a few rows only.
     """
 
     def __init__(self, combiner: Combiner, classifiers: Classifiers, ads: TextEmbeddings) -> None:
@@ -106,12 +102,10 @@ def clicks_on(data: Prepared, seen: Int64s) -> Csr:
 def training_data(
     query_ids: NDArray[np.int64], clicks: Csr, queries: TextEmbeddings, seen: TextEmbeddings
 ) -> TrainingData:
-    """Return what steps draw from: train queries, seen ads, and clicks between these.
-
-    As the encoder is frozen, each text is a single token: the number of its embedding.
-    """
+    """Return what steps draw from: train queries, seen ads, and clicks between these."""
 
     def table(texts: TextEmbeddings) -> TokenTable:
+        # As the encoder is frozen, each text is a single token: the number of its embedding.
         numbers = texts.positions
         return TokenTable(numbers, np.arange(len(numbers) + 1), numbers.astype(np.uint64))
 
@@ -133,15 +127,11 @@ class CombinerPart(ClassifierPart):
         shortlists: Callable[[], NDArray[np.int32]],
         is_frozen: bool,
     ) -> None:
-        """Train the classifiers of ``training`` beside a model's combiner.
+        """Train classifiers, alone in the first steps; then beside a combiner, if not frozen.
 
-        Args:
-            model: it has the combiner.
-            training: of the classifiers.
-            neighbours: (S, K) of each seen ad, -1 after the last; never an ad itself.
-            first_steps: how many train classifiers only.
-            shortlists: returns ads (train queries, H) to draw hard negatives from, in these.
-            is_frozen: whether the other steps leave the classifiers as they are.
+        ``neighbours`` (S, K) are of each seen ad, -1 after the last; never an ad itself.
+        ``shortlists`` returns ads (train queries, H) to draw hard negatives from, in the first
+        steps.
         """
         super().__init__(training)
         self._model, self._neighbours, self._is_frozen = model, neighbours, is_frozen
@@ -171,9 +161,7 @@ class CombinerPart(ClassifierPart):
         text = encoded.vectors(encoded.copied(encoded.inputs.task.candidates)[mine])
         places = np.searchsorted(rows, near_LK[mine].clip(min=rows[0]))
         own = self._model.combine(
-            text,
-            _taken(vectors, places),
-            to_device(near_LK[mine] >= 0, device),
+            text, _taken(vectors, places), to_device(near_LK[mine] >= 0, device)
         )
         return gather_dealt(own, len(near_LK))
 
@@ -220,11 +208,7 @@ def compared_with(added: str, dropout: float = 0.0) -> Callable[[EncodedBatch], 
 
 
 def bce(similarity_bL: Tensor, positives_bP: Tensor, is_positive_bL: Tensor) -> Tensor:
-    """Return the mean cross-entropy (b,) of each ad's score against whether it was clicked.
-
-    A loss as in :mod:`~ramen_ray.method.objectives.losses`. It has no bias: the scores of ads that
-    were not clicked must reach about -log L.
-    """
+    """Return the mean cross-entropy (b,), a loss, of each ad's score against its clicks."""
     targets_bL = is_positive_bL.to(similarity_bL.dtype)
     return functional.binary_cross_entropy_with_logits(
         similarity_bL, targets_bL, reduction="none"
@@ -236,8 +220,7 @@ def nearest_unclicked(
 ) -> NDArray[np.int32]:
     """Find, for every train query, the nearest seen ads by text that were not clicked for it.
 
-    Returns:
-        (train queries, count) int32 rows of seen ads; -1 where there are fewer.
+    Returns rows (train queries, count) int32; -1 where there are fewer.
     """
     num_queries = clicks.num_rows
     shortlists = np.full((num_queries, count), -1, dtype=np.int32)

@@ -12,12 +12,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, open_unchanged
 from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.data.store.texts import fold
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.judgement import (
-    JudgedQueries,
-    Judgement,
-    Propensity,
-    read_test_queries,
-)
+from ramen_ray.method.metrics.judgement import Judgement, Propensity, read_test_queries
 from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
 from ramen_ray.method.retrieval.search import TopK, search_index
 from ramen_ray.told import told_of
@@ -28,17 +23,11 @@ QUERIES_PER_PASS = 4096
 
 @dataclass(frozen=True)
 class Compared:
-    """How much better a candidate is than the champion, on some queries and ads.
+    """How much better a candidate is than the champion, on some queries and ads."""
 
-    Attributes:
-        of: which they are, in words.
-        candidate: its metrics.
-        differences: by how much they exceed the champion's.
-    """
-
-    of: str
-    candidate: dict[str, float]
-    differences: dict[str, Difference]
+    of: str  # which they are, in words
+    candidate: dict[str, float]  # its metrics
+    differences: dict[str, Difference]  # by how much these exceed the champion's
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ class Answering:
         return cls(registry.look_up(uri), registry.load(uri))
 
     def is_made_from(self, dataset: Dataset) -> bool:
-        """Whether it was trained on a dataset as it is now."""
+        """Say whether it was trained on a dataset as it is now."""
         return bool(self.logged.metadata["dataset_fingerprint"] == dataset.fingerprint)
 
     def ads_of_rows(self, dataset: Dataset) -> Int64s:
@@ -74,13 +63,10 @@ class Answering:
     def retrieve(
         self, texts: list[str], depth: int, ads: Int64s, among: Booleans | None = None
     ) -> TopK:
-        """Return the best ads (queries, k) of a dataset for each query.
+        """Return the best ads (queries, k) of a dataset for each query; k is at most ``depth``.
 
-        Args:
-            texts: the queries.
-            depth: k, if so many ads are searched.
-            ads: what :meth:`ads_of_rows` returns.
-            among: which rows (rows,) of the index to search; None for those of the dataset's ads.
+        What :meth:`ads_of_rows` returns are the ``ads``; ``among`` flags the rows (rows,) of the
+        index to search, None those of the dataset's ads.
         """
         own, rows = (
             self.model.unwrap_python_model(),
@@ -99,17 +85,11 @@ class Answering:
 def compare(
     registry: Registry, candidate: Answering, champion: Answering, test: str | None = None
 ) -> list[Compared]:
-    """Compare two retrievers; the first result decides.
+    """Compare two retrievers on the candidate's test queries; the first result decides.
 
     Retrievers of one dataset are compared on all its test queries and ads. Otherwise, the first
     result is of the ads that both have, and of queries that the champion was not trained on; then
-    come the others, and all ads of each.
-
-    Args:
-        registry: of the store.
-        candidate: on whose dataset's test queries they are compared.
-        champion: the other.
-        test: another dataset directory, whose test queries are used.
+    come the others, and all ads of each. ``test`` is another dataset with the test queries.
 
     Raises:
         DatasetError: the dataset is missing, or has changed since the candidate was trained on it.
@@ -170,7 +150,7 @@ def _compared(of: str, candidate: dict[str, PerQuery], champion: dict[str, PerQu
 
 def open_test_queries(
     registry: Registry, retriever: LoggedRetriever, test: str | None = None
-) -> tuple[Dataset, JudgedQueries]:
+) -> tuple[Dataset, tuple[list[str], Judgement]]:
     """Read the test split of a retriever's dataset, or of the dataset directory ``test``.
 
     Raises:

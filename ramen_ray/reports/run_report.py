@@ -13,8 +13,7 @@ from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.tracking.runs import Run
 
 Metrics = Mapping[str, float]
-BySplit = Mapping[str, Mapping[str, Metrics]]
-"""By row, split and metric."""
+BySplit = Mapping[str, Mapping[str, Metrics]]  # by row, split and metric
 Differences = Mapping[str, Mapping[str, Mapping[str, Difference]]]
 
 GROUPS = ("head", "torso", "tail")
@@ -28,15 +27,9 @@ BAD_MATCHES = ("named_queries", "BMR@1", "BMR@3", "BMR@5")
 
 
 def write_plots(folder: Path, run: Run, untrained: Metrics, trained: Metrics) -> None:
-    """Write the run's curves and head/torso/tail bars as PNG files into ``folder``.
+    """Write the run's curves and head/torso/tail bars as PNG files into ``folder``, which exists.
 
-    There is a plot of losses, one of validations and, if weights were adapted, one of weights.
-
-    Args:
-        folder: the folder to write into; must exist.
-        run: the run whose curves are read.
-        untrained: test metrics of the untrained encoder.
-        trained: test metrics of the best encoder.
+    The bars compare test metrics of the untrained and of the best encoder.
     """
     losses = run.read_histories("loss/")
     named = {name.removeprefix("loss/"): curve for name, curve in losses.items()}
@@ -75,10 +68,7 @@ def difference_table(
 ) -> Table:
     """Return a table in per cent of a retriever's metrics beside another's.
 
-    Args:
-        metrics: metrics of the first.
-        differences: by how much they exceed the other's, with the bounds of an interval.
-        names: names of the two.
+    ``differences`` say by how much the ``metrics`` of the first exceed the other's.
     """
     table = Table("test metric", *names, "difference", "95 % interval")
     for name in TABLE_METRICS:
@@ -97,12 +87,7 @@ def gains_table(gains: Mapping[str, Mapping[str, Difference]]) -> Table:
 
 
 def combiner_table(metrics: BySplit, differences: Differences) -> Table:
-    """Return a table in per cent.
-
-    Args:
-        metrics: by row, split and name.
-        differences: by how much a row exceeds texts alone, with the bounds of an interval.
-    """
+    """Return a table in per cent; ``differences`` say by how much a row exceeds texts alone."""
     table = Table("split", "ads by", *COMBINER_METRICS, "R@10 minus text alone")
     splits = list(dict.fromkeys(split for by_split in metrics.values() for split in by_split))
     for split in splits:

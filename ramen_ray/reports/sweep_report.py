@@ -18,40 +18,24 @@ from optuna.trial import TrialState
 
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
-FEWEST = 4
-"""Least number of trials for a plot or importances to be useful."""
+FEWEST = 4  # least number of trials for a plot or importances to be useful
 
 
 @dataclass(frozen=True)
 class SweepTrial:
-    """One trial of a sweep.
+    """One trial of a sweep."""
 
-    Attributes:
-        name: the trial's name.
-        params: the sampled settings, by dotted key.
-        value: its best value of the metric; None if it has none.
-        end: how it ended, in words.
-        mlflow_run_id: its MLflow run; None if it never started one.
-    """
-
-    name: str
-    params: Mapping[str, Any]
-    value: float | None
-    end: str
-    mlflow_run_id: str | None
+    name: str  # the trial's name
+    params: Mapping[str, Any]  # the sampled settings, by dotted key
+    value: float | None  # its best value of the metric; None if it has none
+    end: str  # how it ended, in words
+    mlflow_run_id: str | None  # its MLflow run; None if it never started one
 
 
 def write_sweep_table(
     folder: Path, trials: Sequence[SweepTrial], metric: str, command: str | None
 ) -> None:
-    """Write the table of trials, best first, and the command with the best trial's settings.
-
-    Args:
-        folder: the folder to write into, made if missing; files are replaced.
-        trials: the trials, best first.
-        metric: name of the metric of their values.
-        command: the content of BEST_FILE, which is not written without it.
-    """
+    """Write the table of trials, best first, and the command of the best one, if any."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"trial": t.name, metric: t.value, "end": t.end, **t.params, "run": t.mlflow_run_id}
@@ -68,18 +52,9 @@ def write_sweep_plots(
     distributions: Mapping[str, BaseDistribution],
     metric: str,
 ) -> None:
-    """Write parallel coordinates, importances and contours of λ_x × λ_z as HTML and PNG.
-
-    Plots that need more trials are left out.
-
-    Args:
-        folder: the folder to write into; must exist.
-        trials: the trials; those without a value are ignored.
-        distributions: Optuna's distributions of all settings, by dotted key.
-        metric: name of the metric of the values; higher is better.
-    """
+    """Write parallel coordinates, importances and contours of λ_x × λ_z as HTML and PNG."""
     study = _study(trials, distributions)
-    if len(study.trials) < FEWEST:
+    if len(study.trials) < FEWEST:  # too few for any plot
         return
     _write(folder, "parallel_coordinates", study, "plot_parallel_coordinate", target_name=metric)
     if _has_importances(study):
@@ -94,10 +69,7 @@ def write_sweep_plots(
 def parameter_importances(
     trials: Sequence[SweepTrial], distributions: Mapping[str, BaseDistribution]
 ) -> dict[str, float]:
-    """Return the share of the metric's variance that each setting explains (Optuna's fANOVA).
-
-    Empty if there are too few trials.
-    """
+    """Return the share of the metric's variance that each setting explains (fANOVA), if known."""
     study = _study(trials, distributions)
     if not _has_importances(study):
         return {}
@@ -115,7 +87,6 @@ def _has_importances(study: optuna.Study) -> bool:
 def _study(
     trials: Sequence[SweepTrial], distributions: Mapping[str, BaseDistribution]
 ) -> optuna.Study:
-    """Return a study with the trials that have a value."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
     for trial in trials:
@@ -138,7 +109,6 @@ def _pairs(distributions: Mapping[str, BaseDistribution]) -> list[tuple[str, str
 
 
 def _write(folder: Path, name: str, study: optuna.Study, plot: str, **options: Any) -> None:
-    """Write one of Optuna's plots as HTML and PNG."""
     getattr(optuna.visualization, plot)(study, **options).write_html(folder / f"{name}.html")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

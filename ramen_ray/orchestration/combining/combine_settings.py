@@ -6,14 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ramen_ray.config import (
-    Fraction,
-    NotNegative,
-    Positive,
-    PositiveFloat,
-    Section,
-    WorkersConfig,
-)
+from ramen_ray.config import Fraction, NotNegative, Positive, PositiveFloat, Section, WorkersConfig
 from ramen_ray.method.novel_ads.combiner import Kind
 
 LossName = Literal["bce", "triplet"]
@@ -22,7 +15,7 @@ VariantName = Literal["draft", "release"]
 
 
 @dataclass(frozen=True)
-class Variant:
+class IreneVariant:
     """What IRENE's draft and its released code do differently."""
 
     kind: Kind
@@ -32,9 +25,9 @@ class Variant:
     classifier_epochs: int
 
 
-VARIANTS: dict[VariantName, Variant] = {
-    "draft": Variant("attention", "triplet", "clicks", 0.2, 0),
-    "release": Variant("transformer", "bce", "text", None, 20),
+VARIANTS: dict[VariantName, IreneVariant] = {
+    "draft": IreneVariant("attention", "triplet", "clicks", 0.2, 0),
+    "release": IreneVariant("transformer", "bce", "text", None, 20),
 }
 
 
@@ -110,15 +103,11 @@ class CombineSettings(Section):
     allow_changed: bool = False
     """Go on with what another version of ramen_ray or its libraries has begun."""
 
-    def chosen_variant(self, has_classifiers: bool = False) -> Variant:
-        """Return the variant, with what is set instead.
-
-        Args:
-            has_classifiers: the run has classifiers already, so none are trained before.
-        """
+    def chosen_variant(self, has_classifiers: bool = False) -> IreneVariant:
+        """Return the variant, with what is set instead; a run's own classifiers are not trained."""
         variant, own, first = VARIANTS[self.variant], self.combiner, self.classifiers
         epochs = 0 if has_classifiers else variant.classifier_epochs
-        return Variant(
+        return IreneVariant(
             own.kind or variant.kind,
             own.loss or variant.loss,
             own.neighbours_by or variant.neighbours_by,

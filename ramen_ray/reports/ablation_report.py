@@ -8,10 +8,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from ramen_ray.method.metrics.comparison import in_points
+from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.reports.page import as_markdown
 
 TAIL = "tail/"
-DECIDING = ("P@1", "R@10")
 PLOTTED = ("P@1", "R@10", "tail/P@1", "tail/R@10")
 TABLES_FILE = "ablation.md"
 PLOT_FILE = "ablation.png"
@@ -19,25 +19,16 @@ PLOT_FILE = "ablation.png"
 
 @dataclass(frozen=True)
 class VariantFigures:
-    """A variant's figures: fractions by metric, with ``tail/`` for clicks on tail ads only.
+    """A variant's figures: fractions by metric, with ``tail/`` for clicks on tail ads only."""
 
-    Attributes:
-        base: name of the variant that it is compared with.
-        means: means over the seeds.
-        deviations: standard deviations over the seeds.
-        gains: the differences to ``base``, with the bounds of their intervals; empty for the first
-            base.
-        seconds_ratio: seconds of training and of waiting for background results, divided by those
-            of the base.
-        share_waited: share of these seconds that were spent waiting.
-    """
-
-    base: str
-    means: Mapping[str, float]
-    deviations: Mapping[str, float]
+    base: str  # name of the variant that it is compared with
+    means: Mapping[str, float]  # means over the seeds
+    deviations: Mapping[str, float]  # standard deviations over the seeds
+    # the differences to ``base``, with the bounds of their intervals; empty for the first base
     gains: Mapping[str, tuple[float, float, float]]
+    # seconds of training and of waiting for background results, divided by those of the base
     seconds_ratio: float
-    share_waited: float
+    share_waited: float  # share of these seconds that were spent waiting
 
     @property
     def logged(self) -> dict[str, float]:
@@ -77,18 +68,14 @@ def verdict(variants: Mapping[str, VariantFigures]) -> list[str]:
     """Say in words which base is best, and whether the graph helps on each."""
     return [
         f"{_judged(name, figures)}: "
-        + ", ".join(f"{metric} {_difference(figures.gains[metric])}" for metric in DECIDING)
+        + ", ".join(f"{metric} {_difference(figures.gains[metric])}" for metric in HEADLINES)
         for name, figures in variants.items()
-        if figures.gains and (_is_base(name, variants) or name == f"{figures.base}-ramen")
+        if figures.gains and (f"{name}-ramen" in variants or name == f"{figures.base}-ramen")
     ]
 
 
-def _is_base(name: str, variants: Mapping[str, VariantFigures]) -> bool:
-    return f"{name}-ramen" in variants
-
-
 def _judged(name: str, figures: VariantFigures) -> str:
-    bounds = [figures.gains[metric][1:] for metric in DECIDING]
+    bounds = [figures.gains[metric][1:] for metric in HEADLINES]
     is_better, is_worse = any(low > 0 for low, _ in bounds), any(high < 0 for _, high in bounds)
     word = {
         (True, False): "is better than",

@@ -7,28 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import faiss
-import numpy as np
 import ray
 import torch
 
 from ramen_ray.config import EncoderConfig, RunConfig
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.model.sentence_folder import pooled_width, read_sentence_folder
-from ramen_ray.method.retrieval.search import costs_too_much, search, share_found
+from ramen_ray.method.retrieval.search import TopK, costs_too_much, search
 from ramen_ray.method.retrieval.shards import BYTES_PER_NUMBER, embedded_shards, shard_ranges
-from ramen_ray.method.retrieval.shortlists import (
-    RECALL,
-    Shortlists,
-    open_shortlists,
-    sampled_queries,
-    write_shortlists,
-)
+from ramen_ray.method.retrieval.shortlists import keep_shortlists, open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
 from ramen_ray.orchestration.cluster.resources import free_share
 from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
-from ramen_ray.orchestration.search import keep_sample, search_shards
+from ramen_ray.orchestration.sharded_search import search_shards
 
 SHORTLISTS_FILE = "shortlists.npy"
 EMBEDDINGS_FILE = "embeddings.npy"
@@ -38,9 +32,7 @@ EMBEDDINGS_FILE = "embeddings.npy"
 class ShortlistMining:
     """Makes the shortlists of all train queries; plain values, as it is sent to a task.
 
-    Attributes:
-        size: how many nearest ads of a query to search for.
-        gb_per_shard: cut the ads into shards of this size; None searches them in the task itself.
+    A shortlist has ``size`` nearest ads. If ``gb_per_shard`` is given, tasks search in shards.
     """
 
     data: Path  # prepared
@@ -80,17 +72,13 @@ class ShortlistMining:
         embeddings = embed_tables(model, tables, file, resources, part="encoder")
         is_exact = not costs_too_much(len(queries), len(ads), embeddings.shape[1])
         shards = embedded_shards(file, len(queries), gb_per_shard, is_exact)
-        shortlists = Shortlists(data, self.size, folder / SHORTLISTS_FILE)
-        sample = sampled_queries(len(queries))
-        found = np.full((len(sample), self.size), -1)
         blocks = search_shards(shards, (file, len(queries)), self.size, self.num_threads)
-        for start, best in keep_sample(blocks, sample, found):
-            shortlists.write(np.arange(start, start + len(best[0])), best)
-        shortlists.close()
-        figures = {}
-        if not is_exact:
-            exact, _ = search(embeddings[sample], embeddings[len(queries) :], self.size)
-            figures = {RECALL: share_found(found, exact)}
+
+        def exact(sample: Int64s) -> TopK:
+            return search(embeddings[sample], embeddings[len(queries) :], self.size)
+
+        shortlists = folder / SHORTLISTS_FILE
+        figures = keep_shortlists(blocks, data, self.size, shortlists, None if is_exact else exact)
         for made in folder.glob(f"{file.stem}*"):
             made.unlink()
         return figures

@@ -6,7 +6,7 @@ import numpy as np
 
 from ramen_ray.data.arrays import Float64s, Int64s
 from ramen_ray.data.describe.content import Description, Distribution, Share
-from ramen_ray.reports.graph_signal import reading, signal_table
+from ramen_ray.reports.graph_report import reading, signal_table
 from ramen_ray.reports.page import Plot, ReportTable
 
 SHOWN_CHARACTERS = 120
@@ -155,12 +155,10 @@ def _degree_plots(description: Description) -> list[Plot]:
 
 
 def _tail(distribution: Distribution) -> tuple[Int64s, Float64s]:
-    """Return some of the positive values, ascending, and the share at or above each.
-
-    All values if there are at most ``PLOTTED_VALUES``, else about as many, evenly on a log scale.
-    """
+    """Return some of the positive values, ascending, and the share at or above each."""
     found, share = distribution.tail()
     if len(found) > PLOTTED_VALUES:
+        # About so many, evenly on a log scale.
         wanted = np.geomspace(found[0], found[-1], PLOTTED_VALUES).round()
         chosen = np.unique(np.searchsorted(found, wanted))
         found, share = found[chosen], share[chosen]

@@ -1,6 +1,5 @@
 """Train a combiner on a finished run: embed once, run the workers, log a retriever."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,49 +12,43 @@ from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation
 from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER, use_combiner
-from ramen_ray.naming import joined_name
+from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
-from ramen_ray.orchestration.combining.embeddings import embed_texts, open_embedded
+from ramen_ray.orchestration.combining.combine_settings import CombineSettings
+from ramen_ray.orchestration.combining.combiner_worker import CombineTask
 from ramen_ray.orchestration.combining.inputs import (
     FinishedRun,
     check_sizes,
+    embed_texts,
+    open_embedded,
     open_finished_run,
     open_sibling,
 )
-from ramen_ray.orchestration.combining.settings import CombineSettings
-from ramen_ray.orchestration.combining.task import CombineTask
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
-from ramen_ray.orchestration.run.identity import software
 from ramen_ray.orchestration.run.progress import shown_progress
 from ramen_ray.orchestration.run.results import EXAMPLE_QUERIES, SINCE_IT_BEGAN
-from ramen_ray.orchestration.run.workers import train_in_one_worker, train_in_workers
+from ramen_ray.orchestration.run.start import software
+from ramen_ray.orchestration.run.workers import train_task
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
 from ramen_ray.tracking.step_logger import StepLogger
 
 EMBEDDINGS_FILE = "embeddings.npy"
-WHERE_IT_RUNS = {"run", "output", "workers", "revealed", "allow_changed"}
+SAYS_WHERE = {"run", "output", "workers", "revealed", "allow_changed"}
 
 
 @dataclass(frozen=True)
 class CombineResult:
-    """The result of a combiner's training.
-
-    Attributes:
-        evaluation: how the rows compare.
-        folder: the folder with the combiner.
-        model_uri: the retriever that uses it.
-        run: its run in MLflow, a child of the encoder's.
-    """
+    """A trained combiner, and how it compares."""
 
     evaluation: Evaluation
-    folder: Path
-    model_uri: str
-    run: Run
+    folder: Path  # with the combiner
+    model_uri: str  # of the retriever that uses it
+    run: Run  # in MLflow, a child of the encoder's
 
 
 def combine(settings: CombineSettings) -> CombineResult:
@@ -80,10 +73,8 @@ def combine(settings: CombineSettings) -> CombineResult:
     check_sizes(settings, data, model.dim)
     sibling = prepared[0] if prepared else None
     with _open_directory(output, settings, finished, siblings) as directory:
-        parent = Run(registry.uri, finished.directory.notes["mlflow_run_id"])
-        known = directory.notes.get("mlflow_run_id")
-        run = open_run(registry.uri, config.experiment, directory.name, output, known, parent)
-        directory.note(mlflow_run_id=run.id)
+        parent = Run(registry.uri, str(finished.directory.mlflow_run_id))
+        run = directory.open_run(registry.uri, config.experiment, output, parent)
         keep_intact_checkpoints(directory.path)
         with run.closing():
             own = {f"combine.{key}": value for key, value in flatten(settings).items()}
@@ -104,18 +95,14 @@ def combine(settings: CombineSettings) -> CombineResult:
                 run,
             )
             with shown_progress(directory.path):
-                if workers.num_workers == 1:
-                    evaluation = train_in_one_worker(task, workers)
-                else:
-                    evaluation = train_in_workers(task, workers, directory.path)
+                evaluation = train_task(task, workers, directory.path)
             assert evaluation is not None, "the first worker evaluates"
             StepLogger(run, directory.path).send_unsent()
             embedded, _ = open_embedded(model, data, sibling, embeddings)
             model_id = _log_retriever(registry, finished, embedded, directory.path, run)
             for row, by_split in evaluation.metrics.items():
                 for split, values in by_split.items():
-                    named = {f"{row}/{split}/{name}": value for name, value in values.items()}
-                    run.log_metrics(named)
+                    run.log_metrics(prefixed(f"{row}/{split}/", values))
         directory.note(finished=True)
     return CombineResult(evaluation, directory.path, f"models:/{model_id}", run)
 
@@ -129,17 +116,16 @@ def _open_directory(
     Raises:
         RunError: it is finished, in use, or begun by another version of the software.
     """
-    chosen = settings.model_dump_json(exclude=WHERE_IT_RUNS)
+    chosen = settings.model_dump_json(exclude=SAYS_WHERE)
     revealed = [one.fingerprint for one in siblings]
-    content = f"{chosen}{finished.retriever.model_id}{revealed}".encode()
-    key = hashlib.blake2b(content, digest_size=4).hexdigest()
+    key = short_hash(f"{chosen}{finished.retriever.model_id}{revealed}")
     name = joined_name(finished.directory.name, settings.variant, key)
     directory = RunDirectory(output / "combiners" / name)
     with directory.held():
-        if directory.notes.get("finished"):
+        if directory.is_finished:
             raise RunError(
                 f"the combiner {directory.path} is finished (MLflow run "
-                f"{directory.notes['mlflow_run_id']}); change a setting, or remove the folder"
+                f"{directory.mlflow_run_id}); change a setting, or remove the folder"
             )
         made_from = {"dataset": finished.dataset.fingerprint, **software()}
         directory.refuse_changed(made_from, settings.allow_changed)
@@ -150,15 +136,6 @@ def _open_directory(
 def _log_retriever(
     registry: Registry, finished: FinishedRun, embedded: Embedded, folder: Path, run: Run
 ) -> str:
-    """Log a run's retriever with combined vectors of all ads; returns the model's id.
-
-    Args:
-        registry: the registry of the run's store.
-        finished: the run.
-        embedded: its data.
-        folder: where the combiner's training wrote its result.
-        run: the MLflow run of the combiner.
-    """
     with scratch_folder(folder / ".retriever") as aside:
         copied = registry.download(finished.retriever.uri, aside)
         kind = finished.retriever.metadata["index"]

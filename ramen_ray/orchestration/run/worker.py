@@ -1,13 +1,22 @@
-"""What a worker of a run trains with: its data, and the model and state that it begins from."""
+"""What every worker of a run does: set up, train, then evaluate the best model.
+
+A model with classifiers is evaluated by each part of its vectors and by both; validation chooses
+what the run's retriever answers with.
+"""
 
 import json
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig, write_config
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.checksums import check_intact
+from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.judgement import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.occurring_tokens import keep_tokens
@@ -16,11 +25,12 @@ from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.step_inputs import pool_figures
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import TrainState
+from ramen_ray.orchestration.background.mining import shortlist_task
+from ramen_ray.orchestration.background.pruned_graphs import pruning_task
 from ramen_ray.orchestration.background.task import TaskContext
-from ramen_ray.orchestration.background.tasks import background_tasks
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.run.build import (
-    add_free_vectors,
+    build_classifiers,
     build_model,
     build_objective,
     build_propensity,
@@ -30,29 +40,56 @@ from ramen_ray.orchestration.run.build import (
     use_bf16,
 )
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
-from ramen_ray.orchestration.run.directory import CONFIG_FILE, IDENTITY_FILE
-from ramen_ray.orchestration.run.identity import check_meanwhile
+from ramen_ray.orchestration.run.directory import (
+    CONFIG_FILE,
+    IDENTITY_FILE,
+    TEST_ADS_FILE,
+    VALIDATION_ADS_FILE,
+)
+from ramen_ray.orchestration.run.loop import train
 from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.start import CARRIED_FILE
-from ramen_ray.orchestration.run.task import WorkerTask
-from ramen_ray.orchestration.run.training import Plan, Process, Setup
+from ramen_ray.orchestration.run.start import CARRIED_FILE, check_meanwhile
+from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume
+from ramen_ray.orchestration.run.workers import WorkerResult, WorkerTask
+
+PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
+
+
+def run_worker(task: WorkerTask, process: Process) -> WorkerResult:
+    """Train to the end in this process, then evaluate the best model and the untrained one."""
+    entered_at = time.time()
+    setup = set_up(task, process)
+    try:
+        run = start_or_resume(setup)
+        train(run)
+    finally:
+        for one in setup.background:
+            one.cancel()
+    for one in setup.background:
+        one.keep_only_taken()
+    setup.local.forget(setup.folder)
+    best = setup.checkpoints.best()
+    metrics, part = evaluate_best(setup, best.folder)
+    return WorkerResult(
+        metrics,
+        str(best.folder),
+        best.step,
+        part,
+        run.progress.trained_seconds,
+        sum(one.waited_s for one in setup.background),
+        entered_at,
+        run.first_step_at or entered_at,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetup(Setup[DualEncoder]):
-    """What a worker of a run trains with.
-
-    Attributes:
-        config: the run's.
-        data: the prepared dataset.
-        local: where this machine has its copies of what steps read.
-        made_from: what the run is made from, as the driver has found it.
-    """
+    """What a worker of a run trains with; ``local`` has its machine's copies of what steps read."""
 
     config: RunConfig
     data: Prepared
     local: LocalFolder
-    made_from: dict[str, str]
+    made_from: dict[str, str]  # as the driver has found it
 
     def new_model(self) -> DualEncoder:
         """Build the model that training starts from, on this worker's device.
@@ -65,9 +102,11 @@ class RunSetup(Setup[DualEncoder]):
         model = build_model(self.config).to(self.process.device)
         expected = {"encoder": self.made_from["encoder"]}
         check_meanwhile(expected, {"encoder": content_of(self.config.encoder.pretrained)})
-        file = self.folder / CARRIED_FILE
-        carried = np.load(file) if file.is_file() else None
-        return add_free_vectors(self.config, model, self.data, carried)
+        if model.classifier_head is not None:
+            file = self.folder / CARRIED_FILE
+            carried = np.load(file) if file.is_file() else None
+            model.classifiers = build_classifiers(self.config, model, self.data, carried)
+        return model
 
     def open_model(self, checkpoint: Path) -> DualEncoder:
         """Open a checkpoint's model; its classifiers, otherwise mapped, go to the device too."""
@@ -126,6 +165,8 @@ def set_up(task: WorkerTask, process: Process) -> RunSetup:
     context = TaskContext(
         prepared, edges, regularizers, folder, sampler.steps_per_epoch, device, bf16, local
     )  # tasks may run on other machines, so they read the shared folders
+    # in the order in which their results are taken
+    background = (pruning_task(config, context), shortlist_task(config, context))
     return RunSetup(
         folder=folder,
         process=process,
@@ -135,7 +176,7 @@ def set_up(task: WorkerTask, process: Process) -> RunSetup:
         sampler=sampler,
         log=RunLog.of_first_worker(task.run, folder, objective, plan.total_steps),
         advice="lower optimizer.lr, or set optimizer.max_gradient_norm",
-        background=background_tasks(config, context),
+        background=[one for one in background if one is not None],
         use_bf16=bf16,
         max_gradient_norm=config.optimizer.max_gradient_norm,
         config=config,
@@ -143,3 +184,44 @@ def set_up(task: WorkerTask, process: Process) -> RunSetup:
         local=local,
         made_from=task.made_from,
     )
+
+
+def evaluate_best(
+    setup: RunSetup, best: Path
+) -> tuple[dict[str, dict[str, dict[str, float]]], Part]:
+    """Evaluate the model of the checkpoint ``best`` and the untrained one on all held-out splits.
+
+    The first worker writes the best ads of every test and validation query into the run's folder,
+    as ids (queries, k) in TEST_ADS_FILE and VALIDATION_ADS_FILE, so that runs can be compared; test
+    ads by each part of a model with classifiers are in ``test_ads_PART.npy``. Returns metrics by
+    row, split and name, and the part that answers.
+    """
+    config, splits, folder = setup.config, setup.data.splits[1:], setup.folder
+    untrained = setup.new_model()
+    check_intact(best)
+    trained = load_model(best, held_classifiers(config, setup.data)).to(setup.process.device)
+    metrics = {"untrained": {split: setup.measure(untrained, split)[0] for split in splits}}
+    parts = PARTS if trained.classifiers is not None else PARTS[:1]
+    found: dict[Part, dict[str, TopK]] = {part: {} for part in parts}
+    by_part: dict[Part, dict[str, dict[str, float]]] = {part: {} for part in parts}
+    for part in parts:
+        trained.part = part
+        for split in splits:
+            by_part[part][split], found[part][split] = setup.measure(trained, split)
+    selection = config.training.selection_metric
+    chosen = max(parts, key=lambda part: by_part[part]["validation"][selection])
+    if len(parts) > 1:
+        metrics |= {str(part): of_splits for part, of_splits in by_part.items()}
+    metrics["trained"] = by_part[chosen]
+    if world()[0] == 0:
+        _save_ads(folder / TEST_ADS_FILE, found[chosen]["test"])
+        _save_ads(folder / VALIDATION_ADS_FILE, found[chosen]["validation"])
+        if len(parts) > 1:
+            for part, of_splits in found.items():
+                _save_ads(folder / f"test_ads_{part}.npy", of_splits["test"])
+    return metrics, chosen
+
+
+def _save_ads(file: Path, topk: TopK) -> None:
+    with whole_file(file) as aside, aside.open("wb") as opened:
+        np.save(opened, topk[0])

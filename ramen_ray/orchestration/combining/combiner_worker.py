@@ -1,20 +1,22 @@
-"""Build the parts of a combiner's training from its settings; this module does not need Ray."""
+"""What every worker of a combiner does: build its parts, train them, and evaluate them."""
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from ramen_ray.bases import Part
 from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.distributed import world
+from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.classifiers import Classifiers
-from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.novel_ads.combiner import Combiner
-from ramen_ray.method.novel_ads.evaluation import Embedded
-from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds, clicked_together
-from ramen_ray.method.novel_ads.representation import CombinedAds
-from ramen_ray.method.novel_ads.training import (
+from ramen_ray.method.novel_ads.combiner_training import (
     COMBINED,
     CombinerModel,
     CombinerPart,
@@ -24,6 +26,13 @@ from ramen_ray.method.novel_ads.training import (
     nearest_unclicked,
     training_data,
 )
+from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation, RevealedClicks, compare_rows
+from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds, clicked_together
+from ramen_ray.method.novel_ads.representation import (
+    COMBINER_FOLDER,
+    CombinedAds,
+    open_combined_ads,
+)
 from ramen_ray.method.objectives.classifier_terms import CLASSIFIERS
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, task_term
@@ -31,44 +40,88 @@ from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.optimization import build_schedule, head_groups
 from ramen_ray.method.training.step import TrainState
-from ramen_ray.orchestration.combining.settings import CombineSettings, Variant
+from ramen_ray.orchestration.combining.combine_settings import CombineSettings, IreneVariant
+from ramen_ray.orchestration.combining.inputs import open_embedded, revealed_clicks
+from ramen_ray.orchestration.run.checkpoints import Checkpoints
+from ramen_ray.orchestration.run.loop import train
+from ramen_ray.orchestration.run.progress import RunLog
+from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume
+from ramen_ray.tracking.runs import Run
 
+NUM_CHECKPOINTS = 10
 NUM_NEGATIVES = 10
 WEIGHT_DECAY = 0.01
 
 
 @dataclass(frozen=True)
-class Combining:
-    """What a combiner is trained with; it stays the same during training.
-
-    Attributes:
-        settings: of the training.
-        variant: the one of the settings, with what they set instead.
-        queries: embeddings of the train queries.
-        ads: embeddings of the seen ads, in rows of the same array.
-        seen: the seen ads, with the classifiers that training starts from.
-        sampler: draws this worker's share of the batches.
-    """
+class CombineTask:
+    """The task of training a combiner: plain values; paths that all machines can reach."""
 
     settings: CombineSettings
-    variant: Variant
-    queries: TextEmbeddings
-    ads: TextEmbeddings
-    seen: SeenAds
-    sampler: Sampler
+    model: str  # folder of the run's best model
+    part: Part  # which of its vectors answer
+    prepared: str
+    sibling: str | None  # the prepared one-shot sibling, if clicks are revealed
+    embeddings: str
+    folder: str  # where the result goes
+    propensity: Propensity
+    run: Run
+
+    def train(self, process: Process) -> Evaluation | None:
+        """Train to the end; the first worker then writes the combiner, and evaluates as served."""
+        process.settle(self.settings.seed, self.settings.workers)
+        data, folder = Prepared(Path(self.prepared)), Path(self.folder)
+        sibling = None if self.sibling is None else Prepared(Path(self.sibling))
+        model = load_model(Path(self.model), part=self.part)
+        embedded, of_sibling = open_embedded(model, data, sibling, Path(self.embeddings))
+        combining = Combining.of(self.settings, embedded, model)
+        objective, plan = combining.objective(), combining.plan
+        run = start_or_resume(
+            CombinerSetup(
+                folder=folder,
+                process=process,
+                checkpoints=Checkpoints(folder, process.device),
+                plan=plan,
+                objective=objective,
+                sampler=combining.sampler,
+                log=RunLog.of_first_worker(self.run, folder, objective, plan.total_steps),
+                advice="lower combiner.lr, or classifiers.lr",
+                combining=combining,
+            )
+        )
+        train(run)
+        if world()[0] != 0:
+            return None
+        combining.combined_ads(run.model).save(folder / COMBINER_FOLDER)
+        combined = open_combined_ads(folder / COMBINER_FOLDER)
+        revealed: RevealedClicks | None = None
+        if sibling is not None and of_sibling is not None:
+            ads, rows = revealed_clicks(sibling)
+            revealed = ads, of_sibling.take(rows)
+        return compare_rows(embedded, combined, revealed, self.propensity)
+
+
+@dataclass(frozen=True)
+class Combining:
+    """What a combiner is trained with; it stays the same during training."""
+
+    settings: CombineSettings
+    variant: IreneVariant  # the one of the settings, with what they set instead
+    queries: TextEmbeddings  # of the train queries
+    ads: TextEmbeddings  # of the seen ads, in rows of the same array
+    seen: SeenAds  # with the classifiers that training starts from
+    sampler: Sampler  # draws this worker's share of the batches
 
     @classmethod
     def of(
         cls, settings: CombineSettings, embedded: Embedded, model: DualEncoder | None = None
     ) -> "Combining":
-        """Take the ads of a dataset with enough train clicks as seen.
-
-        Their classifiers are the model's, if it answers by classifiers, or else begin as the texts.
-        """
+        """Take the ads of a dataset with enough train clicks as seen."""
         data, queries = embedded.data, embedded.queries["train"]
         ids = np.flatnonzero(data.train_click_counts >= settings.classifiers.min_clicks)
         ads = replace(embedded.ads, positions=embedded.ads.positions[ids])
         vectors = ads.take(np.arange(len(ids)))
+        # The model's, if it answers by them; or else they begin as the texts.
         classifiers = vectors if model is None else model.with_classifiers(vectors, ids)
         seen = SeenAds(ids, vectors, classifiers)
         drawn = training_data(data.query_ids, clicks_on(data, ids), queries, ads)
@@ -87,6 +140,14 @@ class Combining:
     def total_steps(self) -> int:
         """Number of steps of the whole training."""
         return self.first_steps + self.settings.combiner.epochs * self.sampler.steps_per_epoch
+
+    @property
+    def plan(self) -> Plan:
+        """Checkpoints at about every tenth of the epochs, and where the combiner's steps begin."""
+        per_epoch, total = self.sampler.steps_per_epoch, self.total_steps
+        every = max(total // per_epoch // NUM_CHECKPOINTS, 1) * per_epoch
+        stops = {*range(every, total, every), self.first_steps, total} - {0}
+        return Plan(per_epoch, sorted(stops))
 
     def objective(self) -> Objective:
         """Build the terms: that of the first steps, and those of the others."""
@@ -154,3 +215,28 @@ class Combining:
         return model.combined_ads(
             self.seen, Lookup(own.neighbours, own.shortlist, self.variant.threshold)
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombinerSetup(Setup[CombinerModel]):
+    """What a worker trains a combiner with."""
+
+    combining: Combining
+
+    def new_model(self) -> CombinerModel:
+        """Build the model that training starts from, on this worker's device."""
+        return self.combining.new_model(self.process.device)
+
+    def open_model(self, checkpoint: Path) -> CombinerModel:
+        """Open the model of a checkpoint."""
+        model = self.new_model()
+        model.load(checkpoint)
+        return model
+
+    def new_state(self, model: CombinerModel) -> TrainState:
+        """Build what changes besides the model."""
+        return self.combining.new_state(model)
+
+    def save_model(self, model: CombinerModel, checkpoint: Path) -> None:
+        """Write the combiner; the part that trains the classifiers writes these."""
+        model.save(checkpoint)

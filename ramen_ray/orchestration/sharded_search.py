@@ -16,14 +16,7 @@ import ray.data
 from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, Dataset
 
-from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.retrieval.search import (
-    QUERIES_PER_PASS,
-    Ids,
-    TopK,
-    merge_topk,
-    search_index,
-)
+from ramen_ray.method.retrieval.search import QUERIES_PER_PASS, Ids, TopK, merge_topk, search_index
 from ramen_ray.orchestration.cluster.resources import (
     Needs,
     find_room,
@@ -62,15 +55,9 @@ def search_shards(
 ) -> Iterator[tuple[int, TopK]]:
     """Find the k most similar of all shards' ads for queries whose embeddings are in a file.
 
-    Args:
-        shards: the ads, in order.
-        queries: an ``.npy`` file (rows, D) float32 in a folder that all machines can reach, and how
-            many of its first rows are queries.
-        k: ads per query.
-        num_threads: threads of each actor; None for an even share of the CPUs.
-
-    Yields:
-        the first query of a block, and what was found for the block; in any order.
+    ``queries`` are an ``.npy`` file (rows, D) float32 in a folder that all machines can reach, and
+    how many of its first rows are queries. Actors have ``num_threads``; None shares the CPUs
+    evenly. Yields the first query of a block, and what was found for the block; in any order.
 
     Raises:
         ClusterError: no machine has had room for a shard, or processes have died at it.
@@ -101,16 +88,6 @@ def put_together(blocks: Iterable[tuple[int, TopK]], num_queries: int, k: int) -
     for start, found in blocks:
         ads[start : start + len(found[0])], scores[start : start + len(found[0])] = found
     return ads, scores
-
-
-def keep_sample(
-    blocks: Iterable[tuple[int, TopK]], sample: Int64s, found: Int64s
-) -> Iterator[tuple[int, TopK]]:
-    """Pass on blocks, and keep in ``found`` (n, k) the ads of the queries ``sample`` (n,)."""
-    for start, best in blocks:
-        inside = (sample >= start) & (sample < start + len(best[0]))
-        found[inside] = best[0][sample[inside] - start]
-        yield start, best
 
 
 def query_blocks(file: Path, num_queries: int) -> list[Block]:
@@ -171,7 +148,6 @@ class SearchShard:
     """Holds a shard, and searches it for one block after another."""
 
     def __init__(self, shard: Shard, k: int, num_threads: int, attempts: Path) -> None:
-        """Index the shard."""
         faiss.omp_set_num_threads(num_threads)
         self.k, self.attempts, self.shard = k, attempts, shard
         with limited_attempts(attempts, f"indexing {shard}"):
