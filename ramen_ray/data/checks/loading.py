@@ -1,7 +1,8 @@
 """A dataset's tables, each read once into the engine, and what there breaks a rule.
 
-There, tables have the names of the dataset directory, and ``rowid`` is a row's number. Texts whose
-bytes are not UTF-8 are null, and their bytes are in a column beside them; see :func:`in_bytes`.
+There, tables have the names of the dataset directory, and ``rowid`` is a row's number, as the
+engine keeps the order of insertion. Texts whose bytes are not UTF-8 are null, and their bytes are
+in a column beside them; see :func:`in_bytes`.
 """
 
 from collections.abc import Iterable, Iterator
