@@ -12,7 +12,7 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.graph.pruning import prune
-from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
+from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.model.occurring_tokens import keep_tokens
@@ -90,7 +90,7 @@ def walked_graphs(config: RunConfig, graphs: Graphs) -> Graphs:
     walked = {}
     for one, edges in graphs.items():
         graph = WalkGraph.of(edges, settings.max_anchor_degree)
-        walked[one] = visited_edges(most_visited(graph, 0, edges.num_rows, settings, config.seed))
+        walked[one] = most_visited(graph, 0, edges.num_rows, settings, config.seed)
     return walked
 
 

@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,9 @@ def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> Non
     """Run ``worker(rank, *arguments)`` in two processes, forked from one that has loaded torch."""
     from torch.multiprocessing import start_processes
 
-    method = ("metrics.judgement", "training.checkpoints", "training.step")
-    loaded = [f"ramen_ray.method.{name}" for name in method]
-    multiprocessing.set_forkserver_preload(["pytest", "support", *loaded])
+    # the last is what transformers loads with its first model: two seconds of each process
+    loaded = ["pytest", "support", "short_runs", "transformers.models.bert.modeling_bert"]
+    multiprocessing.set_forkserver_preload(loaded)
     start_processes(worker, arguments, nprocs=2, start_method="forkserver")
 
 
@@ -200,8 +200,8 @@ def prepare_in_process(
     blocks = _sorted_blocks(text_tables, ["table", "key"], num_blocks)
     if edge_tables:
         blocks += _sorted_blocks(edge_tables, ["table", "key", "anchor_id"], num_blocks)
-    parts = [write_parts(block, folder / "parts") for block in reversed(blocks)]
-    join_parts(pa.concat_tables(parts), folder, num_rows, vocab_size or tokenizer.vocab_size)
+    written = [write_parts(block, folder / "parts").to_pylist() for block in reversed(blocks)]
+    join_parts([*chain(*written)], folder, num_rows, vocab_size or tokenizer.vocab_size)
     for table in ID_TABLES:
         write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
     names = [rows["table"][0].as_py() for rows in text_tables]

@@ -30,7 +30,7 @@ from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
+from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder, build_bag
 from ramen_ray.method.model.packing import packed
@@ -290,7 +290,7 @@ def test_walks_read_and_leave_as_much_as_planned() -> None:
     ]
     mapped = held_by_stage(run)["walks"].mapped
     assert mapped == pytest.approx(sum(array.nbytes for array in arrays), rel=0.01)
-    walked = visited_edges(most_visited(graph, 0, 3_000, WalkSettings(400, 0.8, 500, 10), seed=0))
+    walked = most_visited(graph, 0, 3_000, WalkSettings(400, 0.8, 500, 10), seed=0)
     assert walked.cumulative_weights is not None
     left = walked.indptr.nbytes + 4 * len(walked.indices) + walked.cumulative_weights.nbytes
     assert 0.99 * left <= _need(run, "walked graph").disk <= 1.2 * left

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.schemas import HELD_OUT_SIDES
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS
 
 
 def column_of(dataset: Dataset, table: str, column: str = "text") -> list[Any]:
@@ -15,6 +15,13 @@ def clicks_of(dataset: Dataset, split: str) -> dict[str, list[str]]:
     ads = column_of(dataset, "ads")
     rows = dataset.read(f"queries/{split}").to_pylist()
     return {row["text"]: [ads[ad] for ad in row["ad_ids"]] for row in rows}
+
+
+def clicked_pairs(dataset: Dataset, *splits: str) -> set[tuple[str, str]]:
+    """Write out the clicks of these splits, or of all three."""
+    ads = column_of(dataset, "ads")
+    tables = (dataset.read(f"queries/{split}").to_pylist() for split in splits or SPLITS)
+    return {(row["text"], ads[ad]) for rows in tables for row in rows for ad in row["ad_ids"]}
 
 
 def pairs_of(dataset: Dataset, table: str, left: str, right: str) -> set[tuple[str, str]]:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from duckdb.func import ARROW
 
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import is_known, schema_of
 from ramen_ray.data.store.texts import fold, nearly
 from ramen_ray.errors import UserError
 from ramen_ray.told import told
@@ -30,15 +31,16 @@ _INTERRUPTED = re.compile(r"^Query interrupted$|(^|: )KeyboardInterrupt(: )?$", 
 
 
 @contextmanager
-def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+def engine(
+    folder: Path, memory: str | None = None, dataset: Dataset | None = None
+) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a connection whose tables are gone when the block ends.
 
     SQL has ``fold`` and ``nearly`` of :mod:`~ramen_ray.data.store.texts`, and ``trimmed``, which
-    takes the white space of Unicode off both ends. What is beyond ``memory``, such as ``4GB`` or by
-    default 60 % of the machine's, goes into a subfolder of ``folder``.
-
-    Raises:
-        UserError: ``memory`` is not a size.
+    takes the white space of Unicode off both ends. It has the tables of a ``dataset`` under their
+    names (:func:`name_literal`), with texts also ``folded``. What is beyond ``memory``, such as
+    ``4GB`` or by default 60 % of the machine's, goes into a subfolder of ``folder``.
+    Raises a UserError if ``memory`` is not a size.
     """
     limit = memory or f"{int(SHARE_OF_MEMORY * psutil.virtual_memory().total)}B"
     with TemporaryDirectory(prefix=".engine-", dir=folder) as aside:
@@ -60,6 +62,8 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
             for name, function in functions.items():
                 on_batches = _on_batches(function)
                 connection.create_function(name, on_batches, ["VARCHAR"], "VARCHAR", type=ARROW)
+            if dataset is not None:
+                _create_views(connection, dataset)
             yield connection
         except (RuntimeError, duckdb.Error) as error:
             if _INTERRUPTED.search(str(error)):
@@ -72,8 +76,7 @@ def engine(folder: Path, memory: str | None = None) -> Iterator[duckdb.DuckDBPyC
 def run(connection: duckdb.DuckDBPyConnection, what: str, sql: str) -> None:
     """Run a statement, whose rows can then be fetched; log how far ``what`` is from 5 s on.
 
-    Raises:
-        UserError: it needs more memory or disk than it may have.
+    Raises a UserError if it needs more memory or disk than it may have.
     """
     with told(what, lambda: max(connection.query_progress(), 0.0) / 100):
         try:
@@ -98,10 +101,13 @@ def stream(
     yield from connection.sql(sql).to_arrow_reader(rows_per_batch)
 
 
-def files_of(dataset: Dataset, table: str) -> str:
-    """Return the SQL that reads a table of a dataset directory."""
-    files = (text_literal(glob.escape(str(file))) for file in dataset.files(table))
-    return f"read_parquet([{', '.join(files)}])"
+def _create_views(connection: duckdb.DuckDBPyConnection, dataset: Dataset) -> None:
+    for table in filter(is_known, dataset.tables):
+        files = ", ".join(text_literal(glob.escape(str(file))) for file in dataset.files(table))
+        folded = ", fold(text) AS folded" if "text" in schema_of(table).names else ""
+        # a folder above may be called "a=b", which is no column
+        rows = f"SELECT *{folded} FROM read_parquet([{files}], hive_partitioning = false)"
+        connection.execute(f"CREATE VIEW {name_literal(table)} AS {rows}")
 
 
 def text_literal(text: str) -> str:

@@ -99,10 +99,7 @@ class Tally:
         return self._finding(f"{what}: {examples}{self._more}" if examples else what)
 
     def share(self, out_of: int | None = None) -> Finding:
-        """Say where the first few rows are, and the share of all rows if it is known.
-
-        As in "empty text (2 of 60, 3.3%): '', '' (row 7)".
-        """
+        """Say where the first few are, as in "empty text (2 of 60, 3.3%): '', '' (row 7)"."""
         share = f" ({self.count} of {out_of}, {self.count / out_of:.1%})" if out_of else ""
         examples = ", ".join(
             _show(value) + self._place(file, row) for file, row, value in self._examples
@@ -153,9 +150,7 @@ def _show(value: Any) -> str:
 def raise_errors(what: object, findings: Iterable[Finding]) -> None:
     """Raise one DatasetError that lists the first errors among ``findings``, if there are any.
 
-    Args:
-        what: the input, or its name, as in "the dataset directory /data/mine".
-        findings: what was found; warnings are ignored.
+    ``what`` is the input, or its name, as in "the dataset directory /data/mine".
     """
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:

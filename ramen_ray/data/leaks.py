@@ -1,17 +1,16 @@
 """Edges and clicks that give held-out answers away, or repeat train clicks, found by their texts.
 
-Texts count as equal if :func:`~ramen_ray.data.store.texts.fold` makes them so, and are compared as
-themselves. The search starts from the few answers. Tables may have wrong ids, which join nothing.
+Texts are compared as :func:`~ramen_ray.data.store.texts.fold` makes them. The search starts from
+the few answers. Tables may have wrong ids, which join nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Literal
 
 from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.engine import files_of, run
-from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.schemas import SPLITS, ZERO_SHOT, schema_of
+from ramen_ray.data.engine import name_literal, run
+from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN, ZERO_SHOT, schema_of
 
 Protocol = Literal["strict", "unclicked", "as-published"]
 """Which edges a graph leaves out: those that join a held-out query to its answer; also those that
@@ -23,20 +22,15 @@ OTHER_END = {"query": "ad", "ad": "query"}
 HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
 
-def find_answers(connection: DuckDBPyConnection, dataset: Dataset) -> None:
-    """Create the table ``answers``: ``query`` and ``ad``, the folded texts of held-out clicks."""
-    relations = {table: files_of(dataset, table) for table in dataset.tables}
-    create_answers(connection, relations, "fold(text)")
+def find_answers(connection: DuckDBPyConnection, tables: Collection[str]) -> None:
+    """Create ``answers``: ``query`` and ``ad``, the folded texts of held-out clicks.
 
-
-def create_answers(
-    connection: DuckDBPyConnection, relations: Mapping[str, str], folded: str
-) -> None:
-    """Create the table ``answers`` of relations, by table; ``folded`` is SQL for a folded text."""
+    ``tables`` are those that the dataset has.
+    """
     held_out = [
-        f"SELECT {folded} AS query, ad_ids FROM {relations[table]}"
+        f"SELECT folded AS query, ad_ids FROM {name_literal(table)}"
         for table in (f"queries/{split}" for split in HELD_OUT)
-        if table in relations
+        if table in tables
     ]
     nothing = "SELECT NULL::VARCHAR AS query, NULL::BIGINT[] AS ad_ids WHERE false"
     run(
@@ -49,8 +43,7 @@ def create_answers(
                 SELECT query, unnest(ad_ids) AS ad_id
                 FROM ({" UNION ALL ".join([nothing, *held_out])})),
             clicked AS (
-                SELECT ad_id, {folded} AS ad FROM {relations["ads"]}
-                WHERE ad_id IN (SELECT ad_id FROM clicks))
+                SELECT ad_id, folded AS ad FROM ads WHERE ad_id IN (SELECT ad_id FROM clicks))
         SELECT DISTINCT query, ad FROM clicks JOIN clicked USING (ad_id)
         WHERE query IS NOT NULL AND ad IS NOT NULL
         """,
@@ -63,13 +56,9 @@ REVERSED = "SELECT ad AS node, query AS anchor FROM answers"
 
 
 def find_leaks(
-    connection: DuckDBPyConnection,
-    table: str,
-    nodes: str,
-    anchors: str,
-    pairs: str = BOTH_WAYS,
+    connection: DuckDBPyConnection, nodes: str, anchors: str, pairs: str = BOTH_WAYS
 ) -> None:
-    """Create ``table``: all pairs ``node`` and ``anchor`` that would leak if an edge joined them.
+    """Create ``leaks``: all pairs ``node`` and ``anchor`` that would leak if an edge joined them.
 
     Call :func:`find_answers` before. ``nodes`` and ``anchors`` are SQL that selects ``id`` and
     ``folded``; ``pairs`` selects folded texts, and by default either can be the held-out query's.
@@ -78,7 +67,7 @@ def find_leaks(
         connection,
         "looking for held-out clicks among edges",
         f"""
-        CREATE TABLE {table} AS
+        CREATE OR REPLACE TABLE leaks AS
         SELECT DISTINCT one.id AS node, other.id AS anchor
         FROM ({pairs}) AS answered
         JOIN ({nodes}) AS one ON one.folded = answered.node
@@ -87,42 +76,29 @@ def find_leaks(
     )
 
 
-def find_repeats(
-    connection: DuckDBPyConnection, table: str, side: str, clicks: str, others: str, anchors: str
-) -> None:
-    """Create ``table``: all pairs ``node`` and ``anchor`` whose anchor is the click's other end.
+def find_repeats(connection: DuckDBPyConnection, side: str, anchors: str) -> None:
+    """Create ``leaks``: all pairs ``node`` and ``anchor`` whose anchor is the click's other end.
 
     That is, of a node that is an ad, the text of a train query that led to it, and the reverse.
-
-    Args:
-        connection: the engine.
-        table: the name.
-        side: of the nodes, query or ad.
-        clicks: SQL that selects ``query_id`` and ``ad_ids`` of train queries.
-        others: SQL that selects ``id`` and ``folded`` of the other side's nodes.
-        anchors: SQL that selects ``id`` and ``folded``.
+    ``anchors`` is SQL that selects ``id`` and ``folded``; ``side`` is of the nodes, query or ad.
     """
+    other = OTHER_END[side]
     run(
         connection,
         "looking for train clicks among edges",
         f"""
-        CREATE TABLE {table} AS
+        CREATE OR REPLACE TABLE leaks AS
         WITH
-            clicks AS (SELECT query_id, unnest(ad_ids) AS ad_id FROM ({clicks})),
+            clicks AS (SELECT query_id, unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)}),
             named AS (
                 SELECT anchors.id AS anchor, others.id AS other
-                FROM ({anchors}) AS anchors JOIN ({others}) AS others USING (folded))
-        SELECT DISTINCT {side}_id AS node, anchor
-        FROM clicks JOIN named ON {OTHER_END[side]}_id = other
+                FROM ({anchors}) AS anchors
+                JOIN ({texts_of(NODE_TABLES[other])}) AS others USING (folded))
+        SELECT DISTINCT {side}_id AS node, anchor FROM clicks JOIN named ON {other}_id = other
         """,
     )
 
 
-def texts_of(dataset: Dataset, table: str) -> str:
-    """Return the SQL that selects ``id`` and ``text`` of a table's rows."""
-    return f"SELECT {schema_of(table).names[0]} AS id, text FROM {files_of(dataset, table)}"
-
-
-def folded(texts: str) -> str:
-    """Return the SQL that selects ``id`` and ``folded`` of what ``texts`` selects."""
-    return f"SELECT id, fold(text) AS folded FROM ({texts})"
+def texts_of(table: str) -> str:
+    """Return the SQL that selects ``id``, ``text`` and ``folded`` of a dataset's table."""
+    return f"SELECT {schema_of(table).names[0]} AS id, text, folded FROM {name_literal(table)}"

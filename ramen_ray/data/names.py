@@ -1,15 +1,16 @@
 """Lists of names of brands, places and so on, and the texts that contain them."""
 
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from scipy.sparse import csr_array
 
-from ramen_ray.data.arrays import Booleans, Int64s, UInt64s
-from ramen_ray.data.prepared.hashing import HashIndex, find, hash_strings, mix
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.store.texts import fold
@@ -23,6 +24,9 @@ NOT_IN_A_WORD = r"[^\p{L}\p{M}\p{N}+#]+"
 SIGNS_BEFORE_A_WORD = r"(^|\s)[+#]+"
 SIGNS_BEHIND_A_WORD = r"[+#]+"
 
+Key = tuple[str, tuple[str, ...]]
+"""A name: its kind and its words."""
+
 
 @dataclass(frozen=True)
 class NameList:
@@ -35,29 +39,20 @@ class NameList:
 
     kinds: list[str]
     kind_of: Int64s  # (entities,) index of each entity's kind in ``kinds``
-    entity_of: Int64s  # (names,) the entity of each name
-    whole: HashIndex  # the names by the hash of their words
-    prefixes: UInt64s  # ascending hashes of the first one, two, ... words of names
+    begun: dict[str | None, Any]  # by a name's word, what may follow; by None, whom it names so far
 
     @classmethod
-    def from_names(
-        cls, kinds: pa.StringArray, names: pa.StringArray, entities: UInt64s
-    ) -> "NameList":
-        """Build from kinds and names (names,); ``entities`` (names,) number what they name."""
-        encoded = kinds.dictionary_encode()
-        _, first, entity_of = np.unique(entities, return_index=True, return_inverse=True)
-        phrases, prefixes = _hash_phrases(names)
-        return cls(
-            encoded.dictionary.to_pylist(),
-            encoded.indices.to_numpy()[first].astype(np.int64),
-            entity_of,
-            HashIndex.from_hashes(phrases),
-            prefixes,
-        )
-
-    @cached_property
-    def _is_whole(self) -> Booleans:
-        return find(self.prefixes, self.whole.hashes) >= 0
+    def from_names(cls, names: Sequence[Key], entities: Sequence[Key]) -> "NameList":
+        """Build from names (names,), and what each of them names by its main name (names,)."""
+        kinds = list(dict.fromkeys(kind for kind, _ in names))
+        numbers = {entity: number for number, entity in enumerate(dict.fromkeys(entities))}
+        begun: dict[str | None, Any] = {}
+        for (_, words), entity in zip(names, entities, strict=True):
+            last = begun
+            for word in words:
+                last = last.setdefault(word, {})
+            last.setdefault(None, set()).add(numbers[entity])
+        return cls(kinds, np.array([kinds.index(kind) for kind, _ in numbers]), begun)
 
     def find_in_table(self, dataset: Dataset, table: str, ids: Int64s | None = None) -> csr_array:
         """Return (rows, entities) bool: which a table's rows, or those with ``ids`` (n,), name."""
@@ -75,26 +70,25 @@ class NameList:
 
     def find(self, texts: pa.StringArray) -> tuple[Int64s, Int64s]:
         """Find the entities that texts (n,) name, as unique, ascending (position, entity) pairs."""
-        words, lengths = _words(texts)
-        text_of_word = np.repeat(np.arange(len(texts)), lengths)
-        end_of_text = np.repeat(np.cumsum(lengths), lengths)
-        names = np.zeros(len(words), dtype=np.uint64)  # the longest one that starts at each word
-        ends = np.zeros(len(words), dtype=np.int64)
-        starts, phrases, length = np.arange(len(words)), np.zeros_like(words), 0
-        while len(starts):
-            phrases = mix(phrases ^ words[starts + length])
-            places = find(phrases, self.prefixes)
-            length += 1
-            is_whole = (places >= 0) & self._is_whole[places]
-            names[starts[is_whole]] = phrases[is_whole]
-            ends[starts[is_whole]] = starts[is_whole] + length
-            goes_on = (places >= 0) & (starts + length < end_of_text[starts])
-            starts, phrases = starts[goes_on], phrases[goes_on]
-        reached = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1]
-        counted = np.flatnonzero(ends > reached)  # the others are inside a name that starts earlier
-        positions, found = self.whole.all(names[counted])
-        pairs = text_of_word[counted[positions]] * len(self.kind_of) + self.entity_of[found]
-        return np.divmod(np.unique(pairs), len(self.kind_of))
+        named = enumerate(map(self._named, _words(texts)))
+        pairs = sorted({(position, entity) for position, found in named for entity in found})
+        positions, entities = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        return positions, entities
+
+    def _named(self, words: Sequence[str]) -> Iterator[int]:
+        """Yield the entities of the longest name that starts at each word."""
+        reached = 0
+        for start in range(len(words)):
+            last, longest, stop = self.begun, set[int](), start
+            for place in range(start, len(words)):
+                if words[place] not in last:
+                    break
+                last = last[words[place]]
+                if None in last:
+                    longest, stop = last[None], place + 1
+            if stop > reached:  # the others are inside a name that starts earlier
+                yield from longest
+                reached = stop
 
 
 def read_names(source: str) -> NameList:
@@ -113,57 +107,38 @@ def read_names(source: str) -> NameList:
         columns[SAME_AS] = Column(SAME_AS, optional=True)
     table = UserTable(source, columns, skip_bad_rows=False, advice=ADVICE)
     rows = table.read()
-    kinds, names = fold(rows["kind"].combine_chunks()), rows["name"].combine_chunks()
-    of_kind, phrases = hash_strings(kinds), _hash_phrases(names.fill_null(""))[0]
-    entities = own = mix(phrases ^ of_kind)
+    kinds = fold(rows["kind"].combine_chunks()).to_pylist()
+    names = entities = _keys(kinds, rows["name"])
     if SAME_AS in columns:
-        aliases = rows[SAME_AS].combine_chunks()
-        named = mix(_hash_phrases(aliases.fill_null(""))[0] ^ of_kind)
-        entities = np.where(aliases.is_null(), own, named)
-    is_known = np.isin(entities, own[entities == own])
+        aliases = rows[SAME_AS]
+        pairs = zip(names, _keys(kinds, aliases), aliases.is_null().to_pylist(), strict=True)
+        entities = [name if is_main else alias for name, alias, is_main in pairs]
+    main = {name for name, entity in zip(names, entities, strict=True) if name == entity}
+    of_name = defaultdict[Key, set[Key]](set)
+    for name, entity in zip(names, entities, strict=True):
+        of_name[name].add(entity)
+    is_known = np.array([entity in main for entity in entities], dtype=bool)
+    has_several = np.array([len(of_name[name]) > 1 for name in names], dtype=bool)
     for role, bad, message in (
-        ("name", phrases == 0, "names need a letter or a digit"),
+        ("name", [not words for _, words in names], "names need a letter or a digit"),
         (SAME_AS, ~is_known, "are not a name of the kind, or have a same_as themselves"),
-        ("name", is_known & _has_several(own, entities), "same names have another same_as"),
+        ("name", is_known & has_several, "same names have another same_as"),
     ):
-        table.report_rows(role, message, ADVICE, rows.filter(pa.array(bad)))
+        table.report_rows(role, message, ADVICE, rows.filter(pa.array(bad, pa.bool_())))
     table.check()
     if not len(rows):
         raise DatasetError(f"{source} holds no names")
-    return NameList.from_names(kinds, names, entities)
+    return NameList.from_names(names, entities)
 
 
-def _has_several(keys: UInt64s, values: UInt64s) -> Booleans:
-    """Flag the rows (n,) whose key has several values."""
-    key_of_pair = np.unique(np.stack([keys, values]), axis=1)[0]
-    return np.isin(keys, key_of_pair[1:][key_of_pair[1:] == key_of_pair[:-1]])
+def _keys(kinds: Sequence[str], names: pa.ChunkedArray) -> list[Key]:
+    words = _words(names.combine_chunks().fill_null(""))
+    return [(kind, tuple(of_name)) for kind, of_name in zip(kinds, words, strict=True)]
 
 
-def _hash_phrases(texts: pa.StringArray) -> tuple[UInt64s, UInt64s]:
-    """Hash each text's words (n,), 0 if it has none, and all of its prefixes.
-
-    Prefixes are the first one, two, ... words, up to all; their hashes are unique and ascending.
-    """
-    words, lengths = _words(texts)
-    firsts = np.cumsum(lengths) - lengths
-    phrases = np.zeros(len(texts), dtype=np.uint64)
-    prefixes = [phrases[:0]]
-    for length in range(lengths.max(initial=0)):
-        goes_on = lengths > length
-        phrases[goes_on] = mix(phrases[goes_on] ^ words[firsts[goes_on] + length])
-        prefixes.append(phrases[goes_on])
-    return phrases, np.unique(np.concatenate(prefixes))
-
-
-def _words(texts: pa.StringArray) -> tuple[UInt64s, Int64s]:
-    """Return the hashes of all words (words,) and how many of them each text (n,) has."""
+def _words(texts: pa.StringArray) -> list[list[str]]:
+    """Return the words of each text (n,)."""
     spaced = pc.replace_substring_regex(fold(texts), NOT_IN_A_WORD, " ")
     spaced = pc.replace_substring_regex(spaced, SIGNS_BEFORE_A_WORD, " ")
     spaced = pc.replace_substring_regex(spaced, SIGNS_BEHIND_A_WORD, r"\0 ")
-    lists = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(spaced))
-    words = lists.flatten().dictionary_encode()
-    hashes = hash_strings(words.dictionary)[words.indices.to_numpy()]
-    is_word = pc.not_equal(words, "").to_numpy(zero_copy_only=False)  # an empty text has ""
-    lengths = pc.list_value_length(lists).to_numpy().astype(np.int64)
-    text_of_word = np.repeat(np.arange(len(texts)), lengths)[is_word]
-    return hashes[is_word], np.bincount(text_of_word, minlength=len(texts))
+    return [text.split() for text in spaced.to_pylist()]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 
 from ramen_ray.data.engine import engine
-from ramen_ray.data.leaks import REVERSED, find_answers, find_leaks, folded, texts_of
+from ramen_ray.data.leaks import REVERSED, find_answers, find_leaks, texts_of
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.store.schemas import NODE_TABLES
 
@@ -32,7 +32,7 @@ def _shop(folder: Path, splits: dict[str, tuple[list[str], list[list[int]]]], **
     return write_dataset(folder / "shop", tables | more, name="shop").path
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     queries=st.fixed_dictionaries(
         {split: st.tuples(TEXTS, CLICKS) for split in ("train", "validation", "test", "zero_shot")}
@@ -65,21 +65,19 @@ def test_leaks_are_those_of_plain_loops(
     }
     both = answers | {(ad, query) for query, ad in answers}
     train = [_plain(text) for text in queries["train"][0]]
-    with engine(folder) as connection:
-        find_answers(connection, dataset)
+    with engine(folder, dataset=dataset) as connection:
+        find_answers(connection, dataset.tables)
         assert sorted(connection.table("answers").fetchall()) == sorted(answers)
         for side, texts in (("query", train), ("ad", [_plain(text) for text in ads])):
-            nodes, others = texts_of(dataset, NODE_TABLES[side]), texts_of(dataset, "anchors/mine")
-            find_leaks(connection, f"of_{side}", folded(nodes), folded(others))
-            assert sorted(connection.table(f"of_{side}").fetchall()) == [
+            find_leaks(connection, texts_of(NODE_TABLES[side]), texts_of("anchors/mine"))
+            assert sorted(connection.table("leaks").fetchall()) == [
                 (node, anchor)
                 for node, text in enumerate(texts)
                 for anchor, other in enumerate(anchors)
                 if (text, _plain(other)) in both
             ]
-        queries_and_ads = [folded(texts_of(dataset, table)) for table in NODE_TABLES.values()]
-        find_leaks(connection, "of_clicks", *queries_and_ads, REVERSED)
-        assert sorted(connection.table("of_clicks").fetchall()) == [
+        find_leaks(connection, *map(texts_of, NODE_TABLES.values()), REVERSED)
+        assert sorted(connection.table("leaks").fetchall()) == [
             (query, ad)
             for query, text in enumerate(train)
             for ad, other in enumerate(ads)
@@ -91,8 +89,8 @@ def test_tables_may_have_nulls(tmp_path: Path) -> None:
     splits = {"train": (["silk"], [[0]]), "test": (["hat"], [[0]])}
     ads = text_table("ad_id", ["silk"])
     dataset = Dataset(_shop(tmp_path, splits, ads=ads))
-    with engine(tmp_path) as connection:
-        find_answers(connection, dataset)
-        nodes = "SELECT * FROM (VALUES (1, 'SILK'), (NULL, 'silk'), (3, NULL)) of_nodes(id, text)"
-        find_leaks(connection, "leaks", folded(nodes), "SELECT 5 AS id, 'hat' AS folded")
+    with engine(tmp_path, dataset=dataset) as connection:
+        find_answers(connection, dataset.tables)
+        nodes = "SELECT * FROM (VALUES (1, 'silk'), (NULL, 'silk'), (3, NULL)) nodes(id, folded)"
+        find_leaks(connection, nodes, "SELECT 5 AS id, 'hat' AS folded")
         assert set(connection.table("leaks").fetchall()) == {(1, 5), (None, 5)}

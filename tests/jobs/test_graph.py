@@ -143,13 +143,6 @@ def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(
     assert not list(path.rglob("*co_click*"))
 
 
-def test_training_learns_from_similar_texts(
-    path: Path, encoder_path: Path, tmp_path: Path, run_here: RunHere
-) -> None:
-    _made(run_here, "similar", path, "--top-k", 3)
-    assert _share_of_loss_left(path, ["similar"], encoder_path, tmp_path) < 0.7
-
-
 def test_edges_of_the_users_own(
     path: Path, tmp_path: Path, run_here: RunHere, refused: Refused
 ) -> None:
@@ -215,24 +208,3 @@ def test_a_dataset_with_errors_gets_no_graph(
     assert code == 2
     assert "ads.parquet, row 3, column 'text': empty text" in said
     assert not list(path.rglob(".*"))
-
-
-@pytest.mark.parametrize("command", ["co-session", "edges"])
-def test_a_column_of_lists_is_one_clear_error(
-    command: str,
-    path: Path,
-    tmp_path: Path,
-    refused: Refused,
-) -> None:
-    columns = {
-        "session_id": ["s1"],
-        "time": [START],
-        "query": [["old robin"]],
-        "ad_id": ["0"],
-    }
-    pq.write_table(pa.table(columns | {"anchor": ["a bird"]}), tmp_path / "log.parquet")
-    flags = {
-        "co-session": ["--sessions", tmp_path / "log.parquet"],
-        "edges": ["--name", "mine", "--query-edges", tmp_path / "log.parquet"],
-    }
-    assert "log.parquet, column 'query': list<" in refused(graph, command, path, *flags[command])

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import mlflow
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from conftest import Head, Refused, RunHere, free_port
 from mlflow.tracking import MlflowClient
@@ -21,7 +19,6 @@ from support import PATIENCE_S, ROOT, answers, running, wait_until
 
 from jobs import train
 from ramen_ray.config import overlay
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry
 
@@ -203,21 +200,6 @@ def test_too_few_cpus_are_reported_before_anything_is_prepared(
     assert "needs 128 CPUs" in printed
     assert "Traceback" not in printed
     assert not (output / "prepared").exists()
-
-
-def test_a_bad_row_is_reported_without_a_traceback(
-    cluster: None, run_here: RunHere, dataset_path: Path, tmp_path: Path
-) -> None:
-    bad = Path(shutil.copytree(dataset_path, tmp_path / "bad"))
-    ads = Dataset(bad).read("ads").to_pylist()
-    ads[3]["text"] = " "
-    pq.write_table(pa.Table.from_pylist(ads), bad / "ads.parquet")
-    flags = ["--dataset", bad, "--training.global-batch-size", 8, "--output", tmp_path]
-    code, printed = run_here(train, "tiny", *flags)
-    assert code == 2
-    assert "error: the dataset directory" in printed
-    assert "ads.parquet, row 3, column 'text': empty text" in printed
-    assert "Traceback" not in printed
 
 
 def test_print_config_shows_every_setting_and_trains_nothing(

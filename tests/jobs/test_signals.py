@@ -55,25 +55,9 @@ def test_a_job_ends_with_the_code_of_its_signal(number: signal.Signals, begins: 
     assert (job.returncode, said) == (CODES[number], "interrupted\n")
 
 
-IN_TASKS = """
-import sys, time
-from functools import partial
-from pathlib import Path
-from ramen_ray.command_line import run_job
-from ramen_ray.orchestration.cluster.tasks import in_tasks
-def work(begun):
-    begun.touch()
-    time.sleep(600)
-sys.exit(run_job(lambda: in_tasks([partial(work, Path(sys.argv[1]))] * 9)))
-"""
-
-
 def _end(number: signal.Signals, job: str, flags: list[Any], ready: Callable[[], object]) -> str:
     """End a job when it is ready; returns what it said. Nothing it started is left running."""
-    return _end_command(number, [ROOT / "jobs" / job, *flags], ready)
-
-
-def _end_command(number: signal.Signals, words: list[Any], ready: Callable[[], object]) -> str:
+    words = [ROOT / "jobs" / job, *flags]
     command = [sys.executable, *map(str, words)]
     environment = {**os.environ, "RAY_ADDRESS": "local"}
     with subprocess.Popen(
@@ -109,14 +93,6 @@ def _statuses(config: RunConfig) -> list[str]:
     client = MlflowClient(tracking_uri(Path(config.output)))
     known = client.get_experiment_by_name(config.experiment)
     return [run.info.status for run in client.search_runs([known.experiment_id])]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", CODES)
-def test_a_job_does_not_wait_for_its_tasks(number: signal.Signals, tmp_path: Path) -> None:
-    script, begun = tmp_path / "job.py", tmp_path / "begun"
-    script.write_text(IN_TASKS)
-    _end_command(number, [script, begun], begun.exists)
 
 
 @pytest.mark.slow

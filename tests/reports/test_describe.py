@@ -198,14 +198,6 @@ def _counted(description: Description) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("signal/")}
 
 
-def test_numbers_equal_loops(
-    description: Description, dataset_path: Path, encoder_path: Path
-) -> None:
-    expected = _metrics_by_loops(Dataset(dataset_path), encoder_path, MAX_LENGTH)
-    assert _counted(description) == pytest.approx(expected)
-    assert 0 < expected["tokens/ads/share_too_long"] <= 1
-
-
 @settings(max_examples=6)
 @given(tables=tiny_tables())
 def test_numbers_of_any_tiny_dataset_equal_loops(
@@ -448,12 +440,6 @@ def test_bad_flags_are_one_clear_line(
 ) -> None:
     encoder = [] if "--encoder" in flags else ["--encoder", encoder_path]
     assert message in refused(job, dataset_path, *encoder, *flags)
-
-
-def test_a_missing_dataset_is_named(tmp_path: Path, refused: Refused) -> None:
-    said = refused(job, tmp_path / "none", "--output", tmp_path / "o")
-    assert said == f"error: there is no dataset directory at {tmp_path}/none"
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_page_that_cannot_be_put_in_place_leaves_nothing(

@@ -1,30 +1,28 @@
 """Find everything that is wrong or doubtful in a dataset directory.
 
-Each table is read once. The rules are rows of tables, in :mod:`~ramen_ray.data.checks.structure`
-(footers), :mod:`~ramen_ray.data.checks.rows` (by batch) and :mod:`~ramen_ray.data.checks.tables`.
+Each table is read once. What footers show is in :mod:`~ramen_ray.data.checks.structure`. Rules for
+what is in the tables are SQL, in :mod:`~ramen_ray.data.checks.rows`,
+:mod:`~ramen_ray.data.checks.tables` and :mod:`~ramen_ray.data.checks.leaks`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import gettempdir
 
-from ramen_ray.data.checks.leaks import click_leaks, edge_leaks, edge_repeats, find_answers
-from ramen_ray.data.checks.loading import Tables
-from ramen_ray.data.checks.rows import Severities
+from ramen_ray.data.checks.leaks import click_leaks, edge_leaks
+from ramen_ray.data.checks.loading import Severities, Tables
+from ramen_ray.data.checks.rows import row_rules
 from ramen_ray.data.checks.structure import inspect_structure
-from ramen_ray.data.checks.tables import UNLINKED, cross_rules, repeat_rules
+from ramen_ray.data.checks.tables import UNLINKED, ascend, cross_rules, repeat_rules
 from ramen_ray.data.engine import count, engine, name_literal
 from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.leaks import find_answers
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 
 
 def check(dataset: Dataset) -> None:
-    """Refuse a dataset directory in which :func:`validate` finds errors.
-
-    Raises:
-        DatasetError: lists all of them.
-    """
+    """Raise a DatasetError that lists all errors that :func:`validate` finds, if there are any."""
     raise_errors(dataset, _find(dataset, ("error",)))
 
 
@@ -34,11 +32,8 @@ def validate(
     """Check the whole dataset directory; returns all findings, errors first.
 
     Tables that cannot be read are reported and left out of the later checks. Tables of texts, and
-    one of edges, are in memory, or beside it in the folder for temporary files.
-
-    Args:
-        dataset: the dataset directory.
-        progress: called with the name of each table before it is read.
+    one of edges, are in memory, or beside it in the folder for temporary files. ``progress`` is
+    called with the name of each table before it is read.
     """
     return _find(dataset, ("error", "warning"), progress)
 
@@ -48,63 +43,74 @@ def _find(
 ) -> list[Finding]:
     structure = inspect_structure(dataset)
     with engine(Path(gettempdir())) as connection:
-        tables = Tables(connection, dataset, structure.num_rows, severities)
-        edges = [table for table in structure.num_rows if table.startswith("edges/")]
+        tables = Tables(connection, dataset, severities)
         of_rows: list[Finding] = []
+        of_tables: list[Finding] = []
+
+        def load(table: str) -> None:
+            progress(table)
+            of_rows.extend(tables.load(table) or _row_findings(tables, table, structure.num_rows))
+
+        edges = [table for table in structure.num_rows if table.startswith("edges/")]
         for table in structure.num_rows:
             if table not in edges:
-                progress(table)
-                of_rows += tables.load(table)
-        of_tables = _table_findings(tables)
+                load(table)
+        of_tables += _table_findings(tables)
         find_leaks = "warning" in severities and tables.columns.keys() >= set(NODE_TABLES.values())
-        strict = dataset.strict_anchor_sets if find_leaks else []
         if find_leaks:
-            find_answers(tables)
-        for table in edges:
-            progress(table)
-            of_rows += tables.load(table)
-            of_tables += _edge_findings(tables, table, strict)
-        of_tables += tables.broken(UNLINKED)
+            find_answers(connection, tables.columns)
+        for table in edges:  # one at a time, as they may be larger than all else
+            load(table)
+            if table in tables.columns:
+                of_tables += _edge_findings(tables, table, find_leaks)
+                tables.drop(table)
+        of_tables += tables.broken(TRAIN, [UNLINKED]) if TRAIN in tables.columns else []
         of_tables += click_leaks(tables) if find_leaks else []
     found = [*structure.findings, *of_rows, *of_tables]
     wanted = [finding for finding in found if finding.severity in severities]
     return sorted(wanted, key=lambda finding: finding.severity)
 
 
+def _row_findings(tables: Tables, table: str, num_rows: Mapping[str, int]) -> list[Finding]:
+    """Check a table's rows, and forget what only these rules need."""
+    columns = tables.columns[table]
+    found = tables.broken(table, row_rules(table, columns, num_rows))
+    if table.startswith("aliases/"):
+        tables.drop(table)
+    else:
+        tables.forget(table)
+    return found
+
+
 def _table_findings(tables: Tables) -> list[Finding]:
     """Check all tables but those of edges, and begin to look for queries without any."""
-    found = [
-        finding
-        for table, columns in tables.columns.items()
-        for rule in repeat_rules(table, columns, table in tables.ascending)
-        for finding in tables.broken(rule)
-    ]
-    tables.connection.execute("CREATE TABLE unlinked (row BIGINT, query_id BIGINT)")
+    found = [finding for table in tables.columns for finding in _repeat_findings(tables, table)]
     if TRAIN in tables.columns:
         train = name_literal(TRAIN)
-        unclicked = f"SELECT rowid, query_id FROM {train} WHERE len(ad_ids) = 0"
-        tables.connection.execute(f"INSERT INTO unlinked {unclicked}")
+        unclicked = f"SELECT rowid AS row, query_id FROM {train} WHERE len(ad_ids) = 0"
+        tables.connection.execute(f"CREATE TABLE unlinked AS {unclicked}")
         if count(tables.connection, f"SELECT count(*) FROM {train} WHERE len(ad_ids) > 0") == 0:
             advice = "training needs queries with clicks"
             found.append(Finding("error", f"{TRAIN}.parquet", "no train query has a click", advice))
-    rules = cross_rules(tables.columns)
-    return found + [finding for rule in rules for finding in tables.broken(rule)]
+    for table, rule in cross_rules(tables.columns):
+        found += tables.broken(table, [rule])
+    return found
 
 
-def _edge_findings(tables: Tables, table: str, strict: Collection[str]) -> list[Finding]:
-    """Check a table of edges, and forget it; look for leaks if its anchor set is ``strict``."""
-    if table not in tables.columns:
-        return []
-    columns, ascend = tables.columns[table], table in tables.ascending
-    found = [
-        finding for rule in repeat_rules(table, columns, ascend) for finding in tables.broken(rule)
-    ]
+def _repeat_findings(tables: Tables, table: str) -> list[Finding]:
+    rules = repeat_rules(table, tables.columns[table])
+    is_sure = count(tables.connection, ascend(table))
+    return tables.broken(table, rules[1:] if is_sure else rules)
+
+
+def _edge_findings(tables: Tables, table: str, find_leaks: bool) -> list[Finding]:
+    """Check a table of edges; look for leaks only in the sets used by default."""
+    found = _repeat_findings(tables, table)
     _, anchor_set, side = table.split("/")
-    if side == "query" and count(tables.connection, "SELECT count(*) FROM unlinked"):
+    if side == "query" and TRAIN in tables.columns:
         linked = f"SELECT query_id FROM {name_literal(table)}"
         tables.connection.execute(f"DELETE FROM unlinked WHERE query_id IN ({linked})")
-    has_anchors = f"anchors/{anchor_set}" in tables.columns
-    if anchor_set in strict and has_anchors and side in NODE_TABLES:
-        found += edge_leaks(tables, table) + edge_repeats(tables, table)
-    tables.drop(table)
+    has_anchors = f"anchors/{anchor_set}" in tables.columns and side in NODE_TABLES
+    if find_leaks and has_anchors and anchor_set in tables.dataset.strict_anchor_sets:
+        found += edge_leaks(tables, table)
     return found

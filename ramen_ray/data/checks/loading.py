@@ -1,135 +1,187 @@
-"""A dataset's tables, read once: their rows are checked as they pass into the engine."""
+"""A dataset's tables, each read once into the engine, and what there breaks a rule.
 
-from collections import deque
+There, tables have the names of the dataset directory, and ``rowid`` is a row's number. Texts whose
+bytes are not UTF-8 are null, and their bytes are in a column beside them; see :func:`in_bytes`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ramen_ray.data.checks.reading import RowBatch, read_batches
-from ramen_ray.data.checks.rows import RowChecks, Severities
-from ramen_ray.data.checks.tables import TableRule
 from ramen_ray.data.engine import count, name_literal, run
-from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Tally
-from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.parquet_files import read_footer
+from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Severity, Tally
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.data.store.schemas import schema_of
-from ramen_ray.data.store.texts import fold
+from ramen_ray.data.store.texts import not_utf8
+
+ROWS_PER_BATCH = 65_536
+READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, DatasetError)
+Severities = tuple[Severity, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is wrong with some rows of a table, and the SQL that finds them.
+
+    Attributes:
+        kind: what is wrong.
+        sql: selects ``row`` and ``value``, a row's number and what is wrong there, from ``this``,
+            which is the table with ``row``.
+        whole: SQL over the table for how many there are; by default the number of rows.
+        least: the share from which on it is worth a finding.
+    """
+
+    kind: Kind
+    sql: str
+    whole: str = "count(*)"
+    least: float = 0.0
+
+
+def error(column: str, message: str, advice: str, sql: str) -> Rule:
+    """Return a rule that training needs to hold for a ``column``."""
+    return Rule(Kind(message, advice, column), sql)
+
+
+def warning(column: str, message: str, advice: str, sql: str) -> Rule:
+    """Return a rule that training can do without."""
+    return Rule(Kind(message, advice, column, "warning"), sql)
 
 
 class Tables:
-    """The tables of a dataset directory that are in the engine, under their names.
+    """The tables of a ``dataset`` that are in the engine; ``columns`` has those of each.
 
-    They have ids and, if warnings are looked for, texts, also folded, and users' own ids.
-
-    Attributes:
-        connection: the engine.
-        columns: the columns in the engine of each table that is there.
-        ascending: the tables whose ids, or pairs of ids, ascend, so that none repeats.
+    If warnings are looked for, texts are there also as ``folded``.
     """
 
     def __init__(
-        self,
-        connection: duckdb.DuckDBPyConnection,
-        dataset: Dataset,
-        num_rows: dict[str, int],
-        severities: Severities,
+        self, connection: duckdb.DuckDBPyConnection, dataset: Dataset, severities: Severities
     ) -> None:
-        """Begin with no table.
-
-        ``num_rows`` has the row counts of tables with the right columns; findings of other
-        ``severities`` are not looked for.
-        """
+        """Begin with no table; findings of other ``severities`` are not looked for."""
         self.connection = connection
         self.columns: dict[str, list[str]] = {}
-        self.ascending: set[str] = set()
-        self._dataset = dataset
-        self._num_rows = num_rows
+        self.dataset = dataset
         self._severities = severities
+        self._warns = "warning" in severities
 
     def load(self, table: str) -> list[Finding]:
-        """Read a table into the engine unless it is damaged; return what is wrong with its rows."""
-        columns = self._dataset.schema(table).names
-        checks = RowChecks(table, columns, self._num_rows, self._severities)
+        """Read a table into the engine, unless it is damaged; return what is damaged."""
+        schema = self.dataset.schema(table)
+        texts = [field.name for field in schema if pa.types.is_string(field.type)]
+        of_bytes = (pa.field(in_bytes(name), pa.binary()) for name in texts)
+        fields = pa.schema([*schema, *of_bytes])
         damage: list[Finding] = []
-        fields = self._fields(table, columns)
-        batches = checks.apply(read_batches(self._dataset, table, damage))
-        if not fields.names:
-            deque(batches, maxlen=0)
-            return damage or checks.findings()
-        rows = (_columns(batch, fields) for batch in batches)
-        source = pa.RecordBatchReader.from_batches(fields, rows)
-        self.connection.register("source", source)
-        loading = f"CREATE TABLE {name_literal(table)} AS SELECT * FROM source"
-        run(self.connection, f"reading {table}", loading)
+        batches = self._batches(table, fields, damage)
+        self.connection.register("source", pa.RecordBatchReader.from_batches(fields, batches))
+        columns = ", ".join(name_literal(field.name) for field in fields)
+        folded = "text" in texts and self._warns
+        run(
+            self.connection,
+            f"reading {table}",
+            f"CREATE TABLE {name_literal(table)} ({columns}{', folded' if folded else ''}) AS"
+            f" SELECT *{', fold(text)' if folded else ''} FROM source",
+        )
         self.connection.unregister("source")
+        self.columns[table] = schema.names
         if damage:
             self.drop(table)
-            return damage
-        self.columns[table] = fields.names
-        if checks.ascends:
-            self.ascending.add(table)
-        return checks.findings()
+        return damage
+
+    def _batches(
+        self, table: str, fields: pa.Schema, damage: list[Finding]
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream a table; a file that is damaged ends it, and is added to ``damage``."""
+        columns = self.dataset.schema(table).names
+        for path in self.dataset.files(table):
+            num_rows = 0
+            try:
+                with open_parquet(path) as parquet:
+                    for rows in parquet.iter_batches(ROWS_PER_BATCH, columns=columns):
+                        yield _with_bytes(rows, fields)
+                        num_rows += len(rows)
+                    expected = parquet.metadata.num_rows
+                if num_rows != expected:
+                    raise DatasetError("its number of rows differs from its footer")
+            except READ_ERRORS as error:  # the engine would change it
+                damage.append(unreadable(path.relative_to(self.dataset.path), error))
+                return
+
+    def forget(self, table: str) -> None:
+        """Drop the columns of a table that only rules for rows read."""
+        of_format = [name for name in schema_of(table).names if name != "weight"]
+        kept = {*of_format, "source_id", "folded"} if self._warns else {*of_format} - {"text"}
+        for column in [*self.columns[table], *map(in_bytes, self.columns[table])]:
+            if column not in kept:
+                name = name_literal(column)
+                of_table = f"ALTER TABLE {name_literal(table)}"
+                self.connection.execute(f"{of_table} DROP COLUMN IF EXISTS {name}")
+        self.columns[table] = [name for name in self.columns[table] if name in kept]
 
     def drop(self, table: str) -> None:
         """Forget a table."""
         self.connection.execute(f"DROP TABLE {name_literal(table)}")
-        self.columns.pop(table, None)
+        self.columns.pop(table)
 
-    def broken(self, rule: TableRule, least: float = 0.0) -> list[Finding]:
-        """Return what breaks a rule: one finding, or none if fewer than the share ``least`` do."""
-        kind = rule.kind
-        if kind.severity not in self._severities:
-            return []
+    def broken(self, table: str, rules: Iterable[Rule]) -> list[Finding]:
+        """Return a finding for each of the rules that rows of the table break."""
+        looked_for = (rule for rule in rules if rule.kind.severity in self._severities)
+        return [finding for rule in looked_for for finding in self._broken(table, rule)]
+
+    def _broken(self, table: str, rule: Rule) -> Iterator[Finding]:
         looking = f"""
-            WITH found AS MATERIALIZED ({rule.sql})
+            WITH
+                this AS NOT MATERIALIZED (SELECT rowid AS row, * FROM {name_literal(table)}),
+                found AS MATERIALIZED ({rule.sql})
             SELECT row, value, (SELECT count(*) FROM found) FROM found
             ORDER BY ALL LIMIT {MAX_EXAMPLES}
             """
-        run(self.connection, f"looking in {rule.table} for a {kind.message}", looking)
-        found = self.connection.fetchall()
-        whole = name_literal(rule.out_of or rule.table)
-        num_rows = count(self.connection, f"SELECT count(*) FROM {whole}") if found else 0
-        if not found or found[0][2] < least * num_rows:
-            return []
-        tally = Tally(kind)
+        run(self.connection, f"looking in {table} for a {rule.kind.message}", looking)
+        if not (found := self.connection.fetchall()):
+            return
+        whole = count(self.connection, f"SELECT {rule.whole} FROM {name_literal(table)}")
+        tally = Tally(rule.kind)
         for row, value, _ in found:
-            file, row_of_file = self._place(rule.table, row)
+            file, row_of_file = self._place(table, row)
             tally.add(file, [row_of_file], [value])
         tally.count = found[0][2]
-        return [tally.share(num_rows if kind.severity == "warning" else None)]
+        if tally.count >= rule.least * whole:
+            yield tally.share(whole if rule.kind.severity == "warning" else None)
 
     def _place(self, table: str, row: int) -> tuple[Path, int]:
         """Return the file that has a row of the table, and the row's number there."""
-        for path in self._dataset.files(table):
+        for path in self.dataset.files(table):
             num_rows = read_footer(path).num_rows
             if row < num_rows:
-                return path.relative_to(self._dataset.path), row
+                return path.relative_to(self.dataset.path), row
             row -= num_rows
         raise AssertionError(f"{table} has no row {row} more")
 
-    def _fields(self, table: str, columns: list[str]) -> pa.Schema:
-        """Choose what of a table the rules need in the engine, if anything."""
-        of_format = schema_of(table)
-        if table.startswith("aliases/"):
-            return pa.schema([])
-        if table.startswith(("edges/", "filters/")):
-            return pa.schema(list(of_format)[:2])
-        fields = [of_format.field(name) for name in of_format.names if name != "text"]
-        if "warning" in self._severities:
-            texts = ["text", "folded"] if "text" in columns else []
-            texts += [name for name in columns if name == "source_id"]
-            fields += [pa.field(name, pa.string()) for name in texts]
-        return pa.schema(fields)
+
+def in_bytes(column: str) -> str:
+    """Name the column of the bytes of texts that are not UTF-8, which the engine cannot hold."""
+    return f"{column} in bytes"
 
 
-def _columns(batch: RowBatch, fields: pa.Schema) -> pa.RecordBatch:
-    columns = []
-    for field in fields:
-        if field.name == "folded":
-            columns.append(fold(batch.texts("text")))
-        elif pa.types.is_string(field.type):
-            columns.append(batch.texts(field.name))
-        else:
-            columns.append(batch.rows[field.name].cast(field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=fields)
+def _with_bytes(rows: pa.RecordBatch, fields: pa.Schema) -> pa.RecordBatch:
+    columns = {field.name: rows[field.name] for field in fields if field.name in rows.schema.names}
+    for name in [name for name in columns if in_bytes(name) in fields.names]:
+        broken = pa.array(not_utf8(columns[name]))
+        contents = columns[name].cast(pa.binary())
+        columns[in_bytes(name)] = pc.if_else(broken, contents, None)
+        columns[name] = pc.if_else(broken, None, columns[name])
+    cells = [columns[field.name].cast(field.type) for field in fields]
+    return pa.RecordBatch.from_arrays(cells, schema=fields)
+
+
+def unreadable(file: str | Path, why: object) -> Finding:
+    """Return the finding that ``file`` cannot be read."""
+    return Finding(
+        "error",
+        str(file),
+        f"not a readable parquet file: {' '.join(str(why).split())}",
+        "it is damaged or incomplete; copy or write it again",
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ramen_ray.data.checks.reading import unreadable
+from ramen_ray.data.checks.loading import unreadable
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
@@ -16,6 +16,7 @@ from ramen_ray.data.store.schemas import (
     SIDES,
     SPLITS,
     ZERO_SHOT,
+    is_known,
     optional_fields,
     schema_of,
 )
@@ -55,12 +56,9 @@ def read_tables(dataset: Dataset) -> list[str]:
 
 
 def check_structure(dataset: Dataset) -> dict[str, int]:
-    """Check that all needed tables exist with the right columns and are not empty.
+    """Return each table's row count, by the parquet footers alone.
 
-    Only parquet footers are read. Returns each table's row count.
-
-    Raises:
-        DatasetError: something is wrong; names every table, file and column.
+    Raises a DatasetError that names each table, file and column that is missing, wrong or empty.
     """
     structure = inspect_structure(dataset)
     raise_errors(dataset, structure.findings)
@@ -73,7 +71,7 @@ def inspect_structure(dataset: Dataset) -> Structure:
     num_rows: dict[str, int] = {}
     stated = _stated_counts(dataset)
     wanted = dict.fromkeys([*read_tables(dataset), *dataset.tables])
-    for table in filter(_is_known, wanted):
+    for table in filter(is_known, wanted):
         if not dataset.has(table):
             message = f"there is no table {table!r}"
             findings.append(_error(f"{table}.parquet", message, "training needs it"))
@@ -163,17 +161,9 @@ def _name_findings(dataset: Dataset) -> Iterator[Finding]:
         if dataset.has(table) and not dataset.has(needed):
             yield _error(f"{table}.parquet", f"it exists without {needed}", f"add {needed}")
     for table in dataset.tables:
-        if not _is_known(table):
+        if not is_known(table):
             message = f"the dataset directory has no table {table!r}; it is not read"
             yield Finding("warning", f"{table}.parquet", message, "check its name")
-
-
-def _is_known(table: str) -> bool:
-    try:
-        schema_of(table)
-    except KeyError:
-        return False
-    return True
 
 
 def _count_findings(dataset: Dataset, stated: Mapping[str, int]) -> Iterator[Finding]:

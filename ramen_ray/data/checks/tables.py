@@ -1,177 +1,143 @@
-"""Rules about tables as a whole and against each other, as SQL over tables in the engine.
-
-There, tables have the names of the dataset directory; ``rowid`` is a row's number, and texts are
-there also as ``folded``. Wrong ids join nothing.
-"""
+"""Rules about tables as a whole, and against each other; wrong ids join nothing."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
+from ramen_ray.data.checks.loading import Rule, error, warning
 from ramen_ray.data.engine import name_literal
-from ramen_ray.data.findings import Kind, Severity
 from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.schemas import TRAIN, ZERO_SHOT, schema_of
 
 
-@dataclass(frozen=True)
-class TableRule:
-    """What is wrong with some rows of a table, and the SQL that finds them.
-
-    Attributes:
-        kind: what is wrong.
-        table: the table that has the rows.
-        sql: selects ``row``, a row's number in the table, and ``value``, what is wrong there.
-        out_of: the relation whose rows are counted for the share; by default the table.
-    """
-
-    kind: Kind
-    table: str
-    sql: str
-    out_of: str = ""
-
-
-def warning(table: str, column: str, message: str, advice: str, sql: str) -> TableRule:
-    """Return a rule for a ``column`` of ``table`` that training can do without."""
-    return TableRule(Kind(message, advice, column, "warning"), table, sql)
-
-
-def repeat_rules(table: str, columns: Collection[str], ascends: bool) -> list[TableRule]:
+def repeat_rules(table: str, columns: Collection[str]) -> list[Rule]:
     """Forbid that rows repeat ids, pairs of ids, users' own ids, or texts of ads.
 
-    ``columns`` are those that the table has in the engine. If its ids, or pairs, ascend, none
-    repeats.
+    ``columns`` are those that the table has in the engine.
     """
     is_pair = table.startswith(("edges/", "filters/"))
     keys = schema_of(table).names[: 1 + is_pair]
     what, advice = ("pair", "leave one") if is_pair else ("id", "give every row its own")
-    severity: Severity = "warning" if table.startswith("filters/") else "error"
-    kind = Kind(f"{what} that an earlier row has", advice, keys[-1], severity)
-    rules = [] if ascends else [TableRule(kind, table, _repeats(table, keys))]
+    harm = warning if table.startswith("filters/") else error
+    rules = [harm(keys[-1], f"{what} that an earlier row has", advice, _repeats(keys))]
     if "source_id" in columns:
         what = "source_id that an earlier row has"
         advice = "predictions cannot tell these rows apart; give each its own"
-        rules.append(warning(table, "source_id", what, advice, _repeats(table, ["source_id"])))
-    if table == "ads" and "text" in columns:
-        rules += [
-            warning(
-                table,
-                "text",
-                "text that an earlier ad has",
-                "ads of equal text cannot be told apart; merge them, or make their texts differ",
-                _repeats(table, ["text"]),
-            ),
-            warning(
-                table,
-                "text",
-                "text that an earlier ad has, up to case and white space",
-                "users cannot tell these ads apart; merge them, or make their texts differ",
-                """
-                SELECT min(rowid) AS row, text AS value FROM ads
-                WHERE text IS NOT NULL GROUP BY text, folded
-                QUALIFY row > min(row) OVER (PARTITION BY folded)
-                """,
-            ),
-        ]
-    return rules
+        rules.append(warning("source_id", what, advice, _repeats(["source_id"])))
+    return rules + ([_SAME_TEXT, _SAME_FOLDED] if table == "ads" and "text" in columns else [])
 
 
-def cross_rules(tables: Collection[str]) -> list[TableRule]:
-    """List the rules that compare those of ``tables`` that are in the engine."""
+def ascend(table: str) -> str:
+    """Return the SQL that says whether ids, or pairs of ids, ascend, so that none repeats."""
+    keys = schema_of(table).names[: 1 + table.startswith(("edges/", "filters/"))]
+    before = ", ".join(f"lag({key}) OVER () AS before_{key}" for key in keys)
+    first, *second = (f"{key} > before_{key}" for key in keys)
+    also = f" OR {keys[0]} = before_{keys[0]} AND {second[0]}" if second else ""
+    return f"""
+        SELECT bool_and(coalesce({first}{also}, rowid = 0))
+        FROM (SELECT rowid, {", ".join(keys)}, {before} FROM {name_literal(table)})
+        """
+
+
+def cross_rules(tables: Collection[str]) -> list[tuple[str, Rule]]:
+    """List the rules that compare those of ``tables`` that are in the engine, each with its own."""
     held_out = [split for split in HELD_OUT if f"queries/{split}" in tables]
     rules = []
     if TRAIN in tables:
-        rules += [_seen_in_training(f"queries/{split}") for split in held_out]
+        rules += [(f"queries/{split}", _SEEN_IN_TRAINING) for split in held_out]
     if "ads" not in tables:
         return rules
     if {"novel_ads", f"queries/{ZERO_SHOT}"} <= set(tables):
-        rules.append(_SEEN_ADS)
+        rules.append((f"queries/{ZERO_SHOT}", _SEEN_ADS))
     if TRAIN in tables:
-        rules.append(_unclicked_ads(without_novel="novel_ads" in tables))
-    return rules + [_filtered_answers(split) for split in held_out if f"filters/{split}" in tables]
+        rules.append(("ads", _unclicked_ads(without_novel="novel_ads" in tables)))
+    of_filters = ((f"filters/{split}", _filtered_answers(split)) for split in held_out)
+    return rules + [(table, rule) for table, rule in of_filters if table in tables]
 
 
 UNLINKED = warning(
-    TRAIN,
     "query_id",
     "train query without a click or an edge",
     "nothing is learnt from it; add edges for it, or leave it out",
     "SELECT row, query_id AS value FROM unlinked",
 )
 
-_SEEN_ADS = TableRule(
-    Kind(
-        "ad that is not in novel_ads",
-        "zero-shot queries are answered from the novel ads only; drop the ad, or list it there",
-        "ad_ids",
-    ),
-    f"queries/{ZERO_SHOT}",
-    f"""
-    SELECT row, ad_id AS value
-    FROM (SELECT rowid AS row, unnest(ad_ids) AS ad_id FROM {name_literal(f"queries/{ZERO_SHOT}")})
-    WHERE ad_id BETWEEN 0 AND (SELECT count(*) - 1 FROM ads)
-        AND ad_id NOT IN (SELECT ad_id FROM novel_ads WHERE ad_id IS NOT NULL)
-    """,
-)
 
-
-def _seen_in_training(table: str) -> TableRule:
-    return warning(
-        table,
-        "text",
-        f"query that {TRAIN} has too, up to case and white space",
-        "metrics on it are too good, unless its clicks here are later ones; leave it out of one of"
-        " the two, or read seen/ and new/ metrics apart",
-        f"""
-        SELECT rowid AS row, text AS value FROM {name_literal(table)}
-        WHERE folded IN (SELECT folded FROM {name_literal(TRAIN)} WHERE folded IS NOT NULL)
-        """,
-    )
-
-
-def _unclicked_ads(without_novel: bool) -> TableRule:
-    """Novel ads have no clicks by design."""
-    novel = "UNION ALL SELECT ad_id FROM novel_ads" if without_novel else ""
-    return warning(
-        "ads",
-        "ad_id",
-        "ad without a train click",
-        "this ad is found by its text alone; leave it out if it should not be",
-        f"""
-        SELECT ads.rowid AS row, ads.ad_id AS value FROM ads
-        ANTI JOIN (SELECT unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)} {novel}) USING (ad_id)
-        WHERE ads.ad_id BETWEEN 0 AND (SELECT count(*) - 1 FROM ads)
-        """,
-    )
-
-
-def _filtered_answers(split: str) -> TableRule:
-    return warning(
-        f"filters/{split}",
-        "ad_id",
-        f"pair that is a right answer in queries/{split}",
-        "a right answer would be dropped from the predictions; take the pair out of the filter",
-        f"""
-        SELECT filter.rowid AS row, {{'query_id': query_id, 'ad_id': ad_id}} AS value
-        FROM {name_literal(f"filters/{split}")} AS filter
-        SEMI JOIN (
-            SELECT query_id, unnest(ad_ids) AS ad_id FROM {name_literal(f"queries/{split}")})
-        USING (query_id, ad_id)
-        """,
-    )
-
-
-def _repeats(table: str, columns: list[str]) -> str:
+def _repeats(columns: list[str]) -> str:
     """Select the rows whose ``columns`` are those of an earlier row."""
     keys = ", ".join(columns)
     struct = ", ".join(f"'{name}': {name}" for name in columns)
     value = f"{{{struct}}}" if len(columns) > 1 else keys
     known = " AND ".join(f"{name} IS NOT NULL" for name in columns)
     return f"""
-        SELECT row, value FROM (
-            SELECT rowid AS row, {keys}, {value} AS value FROM {name_literal(table)})
+        SELECT row, value FROM (SELECT row, {keys}, {value} AS value FROM this)
         JOIN (
-            SELECT {keys}, min(rowid) AS first FROM {name_literal(table)}
+            SELECT {keys}, min(row) AS first FROM this
             WHERE {known} GROUP BY {keys} HAVING count(*) > 1)
         USING ({keys})
         WHERE row > first
         """
+
+
+_SAME_TEXT = warning(
+    "text",
+    "text that an earlier ad has",
+    "ads of equal text cannot be told apart; merge them, or make their texts differ",
+    _repeats(["text"]),
+)
+_SAME_FOLDED = warning(
+    "text",
+    "text that an earlier ad has, up to case and white space",
+    "users cannot tell these ads apart; merge them, or make their texts differ",
+    """
+    SELECT min(this.row) AS row, text AS value FROM this WHERE text IS NOT NULL
+    GROUP BY text, folded QUALIFY min(this.row) > min(min(this.row)) OVER (PARTITION BY folded)
+    """,
+)
+_SEEN_IN_TRAINING = warning(
+    "text",
+    f"query that {TRAIN} has too, up to case and white space",
+    "metrics on it are too good, unless its clicks here are later ones; leave it out of one of the"
+    " two, or read seen/ and new/ metrics apart",
+    f"""
+    SELECT row, text AS value FROM this
+    WHERE folded IN (SELECT folded FROM {name_literal(TRAIN)} WHERE folded IS NOT NULL)
+    """,
+)
+_SEEN_ADS = error(
+    "ad_ids",
+    "ad that is not in novel_ads",
+    "zero-shot queries are answered from the novel ads only; drop the ad, or list it there",
+    """
+    SELECT row, value FROM (SELECT row, unnest(ad_ids) AS value FROM this)
+    WHERE value BETWEEN 0 AND (SELECT count(*) - 1 FROM ads)
+        AND value NOT IN (SELECT ad_id FROM novel_ads WHERE ad_id IS NOT NULL)
+    """,
+)
+
+
+def _unclicked_ads(without_novel: bool) -> Rule:
+    """Novel ads have no clicks by design."""
+    novel = "UNION ALL SELECT ad_id FROM novel_ads" if without_novel else ""
+    return warning(
+        "ad_id",
+        "ad without a train click",
+        "this ad is found by its text alone; leave it out if it should not be",
+        f"""
+        SELECT row, ad_id AS value FROM this
+        ANTI JOIN (SELECT unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)} {novel}) USING (ad_id)
+        WHERE ad_id BETWEEN 0 AND (SELECT count(*) - 1 FROM ads)
+        """,
+    )
+
+
+def _filtered_answers(split: str) -> Rule:
+    return warning(
+        "ad_id",
+        f"pair that is a right answer in queries/{split}",
+        "a right answer would be dropped from the predictions; take the pair out of the filter",
+        f"""
+        SELECT row, {{'query_id': query_id, 'ad_id': ad_id}} AS value FROM this
+        SEMI JOIN (
+            SELECT query_id, unnest(ad_ids) AS ad_id FROM {name_literal(f"queries/{split}")})
+        USING (query_id, ad_id)
+        """,
+    )

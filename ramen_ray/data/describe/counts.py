@@ -83,15 +83,8 @@ def dataset_statistics(
 ) -> dict[str, float]:
     """Count queries, ads, clicks and edges, with the averages of RAMEN's Table 9.
 
-    Follows "Dataset statistics summary" (Table 9) of the RAMEN paper, where a query is a document
-    and an ad is a label: averages are over all train queries and all ads, with clicks or without.
+    These are over all train queries (documents there) and all ads (labels), with clicks or without.
     ``clicks`` are those of the splits, if they have been counted.
-
-    Returns:
-        ``num_<split>_queries`` and ``num_<split>_clicks``; ``num_ads``; of train clicks,
-        ``clicks_per_query``, ``queries_per_ad``, ``share_ads_without_click`` and
-        ``share_ads_with_one_click``; and per anchor set ``<set>_num_anchors``,
-        ``<set>_anchors_per_query`` (train queries) and ``<set>_anchors_per_ad``.
     """
     clicks = clicks or {split: count_clicks(dataset, split) for split in SPLITS}
     queries = {split: len(clicks[split].per_query) for split in SPLITS}

@@ -27,8 +27,8 @@ from ramen_ray.data.describe.pairs import (
     sample_clicks,
     words_in_common,
 )
-from ramen_ray.data.engine import count, engine, files_of, run
-from ramen_ray.data.leaks import find_answers, find_leaks, folded, texts_of
+from ramen_ray.data.engine import count, engine, name_literal, run
+from ramen_ray.data.leaks import find_answers, find_leaks, texts_of
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES
 
@@ -148,23 +148,21 @@ def _count_leaks(dataset: Dataset) -> dict[str, int]:
     """Count the edges of each anchor set that join a held-out query to its answer."""
     in_answers = "SELECT query FROM answers UNION SELECT ad FROM answers"
     counts = dict.fromkeys(dataset.anchor_sets, 0)
-    with engine(Path(gettempdir())) as connection:
-        find_answers(connection, dataset)
+    with engine(Path(gettempdir()), dataset=dataset) as connection:
+        find_answers(connection, dataset.tables)
         for side, table in NODE_TABLES.items():
-            ends = f"FROM ({folded(texts_of(dataset, table))}) WHERE folded IN ({in_answers})"
+            ends = f"FROM ({texts_of(table)}) WHERE folded IN ({in_answers})"
             run(connection, f"reading {table}", f"CREATE TABLE ends AS {ends}")
             for name in dataset.anchor_sets:
                 edges = f"edges/{name}/{side}"
                 if dataset.has(edges):
-                    anchors = folded(texts_of(dataset, f"anchors/{name}"))
-                    find_leaks(connection, "leaks", "FROM ends", anchors)
+                    find_leaks(connection, "FROM ends", texts_of(f"anchors/{name}"))
                     counts[name] += count(
                         connection,
                         f"""
-                        SELECT count(*) FROM {files_of(dataset, edges)} AS edge
-                        JOIN leaks ON edge.{side}_id = node AND edge.anchor_id = anchor
+                        SELECT count(*) FROM {name_literal(edges)}
+                        JOIN leaks ON {side}_id = node AND anchor_id = anchor
                         """,
                     )
-                    connection.execute("DROP TABLE leaks")
             connection.execute("DROP TABLE ends")
     return counts

@@ -130,10 +130,7 @@ def id_type(limit: int) -> type[np.generic]:
 
 
 def write_csr(folder: Path, parts: Iterable[Csr]) -> None:
-    """Write the rows of parts, one after another, for :meth:`Csr.open`; holds one in memory.
-
-    There is at least one, and all have weights or none has.
-    """
+    """Write the rows of one or more parts for :meth:`Csr.open`; all have weights or none has."""
     folder.mkdir(parents=True, exist_ok=True)
     rest = iter(parts)
     first = next(rest)

@@ -81,10 +81,9 @@ class HashIndex:
 
 
 def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any], key: int = 0) -> UInt64s:
-    """Hash the tokens (tokens,), below 2³², of texts that start at ``offsets`` (texts + 1,).
+    """Hash texts (texts,) of tokens (tokens,) below 2³², which start at ``offsets`` (texts + 1,).
 
-    Equal texts hash equally in all tables. Which others share a hash by chance, or on purpose,
-    differs from key to key. Returns (texts,) uint64.
+    Which different texts share a hash, by chance or on purpose, differs from key to key.
     """
     keyed = token_ids.astype(np.uint64) ^ np.uint64(key << 32)
     return mix(_sums(keyed, np.asarray(offsets) - offsets[0]))

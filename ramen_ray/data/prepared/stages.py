@@ -7,6 +7,7 @@ queries globally; all other rows keep the order of their ids. The caller decides
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,10 @@ def _shuffle_keys(query_ids: Int64s) -> Int64s:
 
 
 PART_SCHEMA = pa.schema(
-    [
-        ("table", pa.string()),
-        ("first_key", pa.int64()),
-        ("first_anchor", pa.int64()),
-        ("weight_range", pa.list_(pa.float64())),
-        ("file", pa.string()),
-    ]
+    {"table": pa.string(), "first_key": pa.int64(), "first_anchor": pa.int64(), "file": pa.string()}
 )
+Part = dict[str, Any]
+"""What :func:`write_parts` says of one part, as a dict."""
 
 
 def write_parts(rows: pa.Table, folder: Path) -> pa.Table:
@@ -99,19 +96,11 @@ def write_parts(rows: pa.Table, folder: Path) -> pa.Table:
 def _write_part(table: str, rows: pa.Table, folder: Path) -> dict[str, Any]:
     is_text = "tokens" in rows.column_names
     arrays = _text_arrays(rows) if is_text else _edge_arrays(rows)
-    first_key = int(arrays["key"][0])
-    first_anchor = 0 if is_text else int(arrays["anchor_id"][0])
-    file = folder / f"{table.replace('/', '-')}_{first_key}_{first_anchor}.npz"
+    key, anchor = int(arrays["key"][0]), 0 if is_text else int(arrays["anchor_id"][0])
+    file = folder / f"{table.replace('/', '-')}_{key}_{anchor}.npz"
     with file.open("wb") as stream:
         np.savez(stream, **arrays)  # type: ignore[arg-type]
-    weights = arrays["weight"]
-    return {
-        "table": table,
-        "first_key": first_key,
-        "first_anchor": first_anchor,
-        "weight_range": [float(weights.min()), float(weights.max())] if len(weights) else [],
-        "file": str(file),
-    }
+    return {"table": table, "first_key": key, "first_anchor": anchor, "file": str(file)}
 
 
 def _text_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
@@ -136,61 +125,59 @@ def _edge_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
     return {name: rows[name].to_numpy() for name in ("key", "anchor_id", "weight")}
 
 
-def join_parts(parts: pa.Table, folder: Path, num_rows: dict[str, int], vocab_size: int) -> None:
+def join_parts(
+    parts: Iterable[Part], folder: Path, num_rows: dict[str, int], vocab_size: int
+) -> None:
     """Join the parts of all tables into a :class:`~ramen_ray.data.prepared.folder.Prepared`.
 
-    ``parts`` are what :func:`write_parts` returned, in any order, ``num_rows`` those of the
-    dataset's tables. What a lost machine has left of it in ``folder`` is written anew.
+    ``parts`` are in any order, ``num_rows`` those of the dataset's tables. What a lost machine has
+    left of it in ``folder`` is written anew.
     """
-    by_table = {
-        table: parts.filter(pc.equal(parts["table"], table)).sort_by(
-            [("first_key", "ascending"), ("first_anchor", "ascending")]
-        )
-        for table in pc.unique(parts["table"]).to_pylist()
-    }
-    texts = [table for table in by_table if not table.startswith("edges/")]
+    files: dict[str, list[str]] = {}
+    for part in sorted(parts, key=itemgetter("table", "first_key", "first_anchor")):
+        files.setdefault(part["table"], []).append(part["file"])
+    texts = [table for table in files if not table.startswith("edges/")]
     occurs = np.zeros(vocab_size, dtype=bool)
     for table in texts:
-        _join_texts(by_table[table], folder / "tokens" / table, occurs)
-    _join(folder / "query_ids.npy", np.int64, _pieces(by_table[TRAIN], "id"))
+        _join_texts(files[table], folder / "tokens" / table, occurs)
+    _join(folder / "query_ids.npy", np.int64, _pieces(files[TRAIN], "id"))
     np.save(folder / "occurring_tokens.npy", np.flatnonzero(occurs))
     write_hashes([folder / "tokens" / table for table in texts])
     for table in texts:
         if table.startswith("queries/"):
-            _join_clicks(table, by_table[table], folder, num_rows["ads"])
+            _join_clicks(table, files[table], folder, num_rows["ads"])
     held_out = {side: f"queries/{split}" for split, side in HELD_OUT_SIDES.items()}
     for side, nodes in {**NODE_TABLES, **held_out}.items():
-        keys = np.concatenate([*_pieces(by_table[nodes], "key")])
+        keys = np.concatenate([*_pieces(files[nodes], "key")])
         for anchors in (table for table in num_rows if table.startswith("anchors/")):
             table = f"edges/{anchors.removeprefix('anchors/')}/{side}"
-            edges = by_table.get(table, parts.slice(0, 0))
-            if len(edges) or side not in held_out:
-                _join_edges(folder / table, edges, keys, num_rows[anchors])
+            if table in files or side not in held_out:
+                _join_edges(folder / table, files.get(table, []), keys, num_rows[anchors])
     publish(folder)
 
 
-def _join_texts(parts: pa.Table, folder: Path, occurs: NDArray[np.bool_]) -> None:
+def _join_texts(files: list[str], folder: Path, occurs: NDArray[np.bool_]) -> None:
     """Write a text table's tokens, and mark them in ``occurs`` (tokens of the vocabulary,)."""
     folder.mkdir(parents=True, exist_ok=True)
     token_type = np.uint16 if len(occurs) <= 1 << 16 else np.int32
     with growing_array(folder / "token_ids.npy", token_type) as append:
-        for tokens in _pieces(parts, "tokens"):
+        for tokens in _pieces(files, "tokens"):
             occurs[tokens] = True
             append(tokens)
-    _join(folder / "offsets.npy", np.int64, _running_sum(_pieces(parts, "lengths")))
+    _join(folder / "offsets.npy", np.int64, _running_sum(_pieces(files, "lengths")))
 
 
-def _join_clicks(table: str, parts: pa.Table, folder: Path, num_ads: int) -> None:
+def _join_clicks(table: str, files: list[str], folder: Path, num_ads: int) -> None:
     target = folder / "clicks" / table.removeprefix("queries/")
     target.mkdir(parents=True, exist_ok=True)
-    _join(target / "indptr.npy", np.int64, _running_sum(_pieces(parts, "degrees")))
-    _join(target / "indices.npy", id_type(num_ads), _pieces(parts, "ad_ids"))
+    _join(target / "indptr.npy", np.int64, _running_sum(_pieces(files, "degrees")))
+    _join(target / "indices.npy", id_type(num_ads), _pieces(files, "ad_ids"))
     if table == TRAIN:  # only train clicks are drawn by weight
-        _join_weights(target, parts)
-        counts = sum(np.bincount(ads, minlength=num_ads) for ads in _pieces(parts, "ad_ids"))
+        _join_weights(target, files)
+        counts = sum(np.bincount(ads, minlength=num_ads) for ads in _pieces(files, "ad_ids"))
         np.save(folder / "train_click_counts.npy", counts)
     else:
-        pieces = zip(_pieces(parts, "degrees"), _pieces(parts, "weight"), strict=True)
+        pieces = zip(_pieces(files, "degrees"), _pieces(files, "weight"), strict=True)
         _join(target / "traffic.npy", np.float64, (_traffic(*piece) for piece in pieces))
 
 
@@ -202,24 +189,24 @@ def _traffic(degrees: Int64s, weights: Float64s) -> Float64s:
     return np.bincount(rows, weights, minlength=len(degrees)).astype(np.float64)
 
 
-def _join_edges(target: Path, parts: pa.Table, node_keys: Int64s, num_anchors: int) -> None:
+def _join_edges(target: Path, files: list[str], node_keys: Int64s, num_anchors: int) -> None:
     target.mkdir(parents=True, exist_ok=True)
     degrees = np.zeros(len(node_keys), dtype=np.int64)
-    for keys in _pieces(parts, "key"):  # the edges of one node may be in two parts
+    for keys in _pieces(files, "key"):  # the edges of one node may be in two parts
         nodes = np.searchsorted(node_keys, keys)
         degrees[nodes[0] : nodes[-1] + 1] += np.bincount(nodes - nodes[0])
     _join(target / "indptr.npy", np.int64, _running_sum([degrees]))
-    _join(target / "indices.npy", id_type(num_anchors), _pieces(parts, "anchor_id"))
-    _join_weights(target, parts)
+    _join(target / "indices.npy", id_type(num_anchors), _pieces(files, "anchor_id"))
+    _join_weights(target, files)
 
 
-def _join_weights(target: Path, parts: pa.Table) -> None:
+def _join_weights(target: Path, files: list[str]) -> None:
     """Write the running sum of the weights, unless there are none or all are equal."""
-    range_of_all = pc.min_max(pc.list_flatten(parts["weight_range"]))
-    if range_of_all["min"] == range_of_all["max"]:
+    filled = (weights for weights in _pieces(files, "weight") if len(weights))
+    if len({float(end) for weights in filled for end in (weights.min(), weights.max())}) < 2:
         return
     file = target / "cumulative_weights.npy"
-    _join(file, np.float64, chain([np.zeros(1)], _pieces(parts, "weight")))
+    _join(file, np.float64, chain([np.zeros(1)], _pieces(files, "weight")))
     accumulate(np.load(file, mmap_mode="r+"), np.load(target / "indptr.npy", mmap_mode="r"))
 
 
@@ -239,8 +226,8 @@ def _running_sum(lengths: Iterable[NDArray[Any]]) -> Iterator[Int64s]:
         end = ends if len(ends) else end
 
 
-def _pieces(parts: pa.Table, name: str) -> Iterator[NDArray[Any]]:
-    for file in parts["file"].to_pylist():
+def _pieces(files: Iterable[str], name: str) -> Iterator[NDArray[Any]]:
+    for file in files:
         with np.load(file) as arrays:
             yield arrays[name]
 

@@ -81,10 +81,9 @@ class TextFigures:
 def measure_texts(
     folder: Path, tables: list[str], unknown: int | None, num_special: int
 ) -> dict[str, TextFigures]:
-    """Count the texts and tokens of the prepared ``tables`` of texts in ``folder``.
+    """Count the texts, and tokens but ``num_special`` a text, of prepared ``tables`` in ``folder``.
 
-    ``unknown`` is the token for what the vocabulary does not have, if there is one; each text has
-    ``num_special`` special tokens.
+    ``unknown`` is the token for what the vocabulary does not have, if there is one.
     """
     figures = {}
     for name in tables:

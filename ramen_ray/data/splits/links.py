@@ -40,11 +40,9 @@ def make_link_dataset(
     A tenth of the linked train queries becomes the validation split. The test split are the test
     queries with their own edges; if the dataset has none, another tenth of the train queries.
     The anchors of the sets follow each other, as in the bank of OAK. Pairs of a query with an
-    anchor of its own text are filtered, unless a train query has such an edge.
-
-    Raises:
-        DatasetError: the dataset is not usable, has no such set, or too few queries with edges, or
-            ``output`` exists; nothing new is left there.
+    anchor of its own text are filtered, unless a train query has such an edge. Raises a
+    DatasetError if the dataset is not usable, has no such set, or too few queries with edges, or
+    ``output`` exists.
     """
     parent = Dataset(dataset)
     made = {"parent_fingerprint": parent.fingerprint, "anchor_sets": list(anchor_sets)}

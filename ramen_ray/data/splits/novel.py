@@ -1,8 +1,7 @@
 """IRENE's novel splits: some ads appear only after training, in the test."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ramen_ray.data.checks import check
 from ramen_ray.data.engine import engine, run, stream
 from ramen_ray.data.leaks import texts_of
 from ramen_ray.data.prepared.hashing import keyed_hash
+from ramen_ray.data.splits.kept import Kept, write_kept
 from ramen_ray.data.store.dataset import (
     WHILE_READ,
     Dataset,
@@ -58,12 +58,9 @@ def make_novel_split(
     Follows "Datasets creation details" of the IRENE paper. Train and validation queries keep their
     clicks on the other, seen ads, and are left out, with their edges and filters, if they lose all.
     The test split stays whole; ``zero_shot`` has its clicks on novel ads. Ads and anchors keep
-    their ids. A novel ad did not exist when the graph was made: an edge is left out if an end has
-    its text, be it the ad, a query or an anchor. An anchor set without edges is dropped.
-
-    Raises:
-        DatasetError: the dataset is not usable, the fraction makes no or all ads novel, a split
-            would be empty, or ``output`` exists; nothing new is left there.
+    their ids. An edge is left out if an end has a novel ad's text, as that ad did not exist when
+    the graph was made. Raises a DatasetError if the dataset is not usable, the fraction makes no or
+    all ads novel, a split would be empty, or ``output`` exists.
     """
     parent = Dataset(dataset)
     metadata = _metadata(parent, settings)  # takes the fingerprint before all reading
@@ -78,23 +75,24 @@ def make_novel_split(
         revealed = np.full(len(novel), -1)
         if settings.one_shot:
             revealed = _draw_revealed_queries(parent, novel, left_out, settings.seed)
-        split = _Split(parent, writer)
         for table in ("ads", "queries/test", "filters/test"):
-            split.write(table, split.rows(table))
+            write_kept(parent, table, {}, writer)
         writer.write("novel_ads", pa.table({"ad_id": np.flatnonzero(novel)}))
-        train = split.write_queries(
+        train = _write_queries(
+            parent,
             "train",
             "train",
             lambda queries, ads: ~hidden[ads] | (revealed[ads] == queries),
+            writer,
             left_out,
         )
-        validation = split.write_queries("validation", "validation", lambda _, ads: ~novel[ads])
-        split.write_filters("validation", "validation", validation, ~novel)
-        zero_shot = split.write_queries("test", ZERO_SHOT, lambda _, ads: novel[ads])
-        split.write_filters("test", ZERO_SHOT, zero_shot, novel)
+        _write_held_out(parent, "validation", "validation", ~novel, writer)
+        _write_held_out(parent, "test", ZERO_SHOT, novel, writer)
         cut = {table: rows & (not settings.keep_ad_edges) for table, rows in of_novel_text.items()}
         for name in parent.anchor_sets:
-            split.write_graph(name, train, cut)
+            written = [_write_edges(parent, name, side, train, cut, writer) for side in NODE_TABLES]
+            if any(written):
+                write_kept(parent, f"anchors/{name}", {}, writer)
     return Dataset(output)
 
 
@@ -125,18 +123,17 @@ def _find_novel_texts(parent: Dataset, novel: Booleans, aside: Path) -> dict[str
     """Flag the ads, train queries and anchors (rows,), by id, that have a novel ad's text."""
     tables = ["ads", TRAIN, *(f"anchors/{name}" for name in parent.anchor_sets)]
     flags = {table: np.zeros(parent.num_rows(table), dtype=bool) for table in tables}
-    with engine(aside) as connection:
+    with engine(aside, dataset=parent) as connection:
         connection.register("novel", pa.table({"id": np.flatnonzero(novel)}))
         run(
             connection,
             "reading the novel ads' texts",
             f"""CREATE TABLE novel_texts AS
-            SELECT DISTINCT fold(text) AS folded FROM ({texts_of(parent, "ads")}) JOIN novel
-            USING (id)""",
+            SELECT DISTINCT folded FROM ({texts_of("ads")}) JOIN novel USING (id)""",
         )
         for table, found in flags.items():
-            with_text = f"""SELECT id FROM ({texts_of(parent, table)})
-                WHERE fold(text) IN (SELECT folded FROM novel_texts)"""
+            of_novel = "folded IN (SELECT folded FROM novel_texts)"
+            with_text = f"SELECT id FROM ({texts_of(table)}) WHERE {of_novel}"
             for rows in stream(connection, with_text):
                 found[rows["id"]] = True
     return flags
@@ -159,88 +156,64 @@ def _draw_revealed_queries(
     return revealed
 
 
-@dataclass(frozen=True)
-class _Split:
-    """Writes what is kept of the parent's tables; none that would be empty."""
+def _write_queries(
+    parent: Dataset,
+    split: str,
+    target: str,
+    chosen: ChosenClicks,
+    writer: DatasetWriter,
+    left_out: Booleans | None = None,
+) -> Kept:
+    """Write the queries that do not lose all clicks, nor are ``left_out``; returns which."""
+    table = f"queries/{split}"
 
-    parent: Dataset
-    writer: DatasetWriter
+    def rows() -> Iterator[pa.RecordBatch]:
+        for batch in parent.batches(table):
+            if left_out is not None:
+                batch = batch.filter(pa.array(~left_out[batch["query_id"]]))
+            yield _keep_clicks(batch, chosen(*click_pairs(batch)))
 
-    def rows(self, table: str) -> Iterator[pa.RecordBatch]:
-        """Read a table of the parent, if it has it."""
-        return self.parent.batches(table) if self.parent.has(table) else iter(())
-
-    def write(self, table: str, batches: Iterable[pa.RecordBatch]) -> bool:
-        """Write a table unless it would be empty; returns whether it was written."""
-        filled = (batch for batch in batches if len(batch))
-        first = next(filled, None)
-        if first is None:
-            return False
-        self.writer.write(table, chain([first], filled))
-        return True
-
-    def write_queries(
-        self, source: str, target: str, chosen: ChosenClicks, left_out: Booleans | None = None
-    ) -> Int64s:
-        """Write the queries that do not lose all clicks, nor are ``left_out``, as ``target``.
-
-        Returns the new ids (queries of ``source``,) by old id, -1 for those that are not written.
-        """
-        table = f"queries/{source}"
-        new_ids = np.full(self.parent.num_rows(table), -1)
-        num_clicks = 0
-
-        def renumbered() -> Iterator[pa.RecordBatch]:
-            nonlocal num_clicks
-            first = 0
-            for rows in self.parent.batches(table):
-                if left_out is not None:
-                    rows = rows.filter(pa.array(~left_out[rows["query_id"]]))
-                kept = _keep_clicks(rows, chosen(*click_pairs(rows)))
-                ids = np.arange(first, first + len(kept))
-                new_ids[kept["query_id"].to_numpy()] = ids
-                first += len(kept)
-                num_clicks += len(kept["ad_ids"].flatten())
-                yield kept.set_column(0, "query_id", pa.array(ids))
-
-        self.write(f"queries/{target}", renumbered())
-        if not num_clicks:
-            which = "novel" if target == ZERO_SHOT else "seen"
-            raise DatasetError(
-                f"no {source} query of {self.parent.path} has a click on a {which} ad; choose "
-                f"another novel fraction or seed"
-            )
-        return new_ids
-
-    def write_filters(
-        self, source: str, target: str, new_ids: Int64s, chosen_ads: Booleans
-    ) -> None:
-        """Write the filter pairs of the kept queries and ``chosen_ads`` (ads,)."""
-        pairs = self.rows(f"filters/{source}")
-        of_ads = (rows.filter(pa.array(chosen_ads[rows["ad_id"]])) for rows in pairs)
-        self.write(f"filters/{target}", _renumbered(of_ads, new_ids))
-
-    def write_graph(self, anchor_set: str, new_ids: Int64s, cut: Mapping[str, Booleans]) -> None:
-        """Write an anchor set without the edges of rows, by table, that are ``cut``."""
-        edges = {side: self._edges(anchor_set, side, cut) for side in NODE_TABLES}
-        edges["query"] = _renumbered(edges["query"], new_ids)
-        written = [self.write(f"edges/{anchor_set}/{side}", of) for side, of in edges.items()]
-        if any(written):
-            self.write(f"anchors/{anchor_set}", self.rows(f"anchors/{anchor_set}"))
-
-    def _edges(
-        self, anchor_set: str, side: str, cut: Mapping[str, Booleans]
-    ) -> Iterator[pa.RecordBatch]:
-        nodes, anchors = cut[NODE_TABLES[side]], cut[f"anchors/{anchor_set}"]
-        for rows in self.rows(f"edges/{anchor_set}/{side}"):
-            yield rows.filter(pa.array(~(nodes[rows[0]] | anchors[rows["anchor_id"]])))
+    kept, num_clicks = np.zeros(parent.num_rows(table), dtype=bool), 0
+    for batch in rows():
+        kept[batch["query_id"]] = True
+        num_clicks += len(batch["ad_ids"].flatten())
+    if not num_clicks:
+        which = "novel" if target == ZERO_SHOT else "seen"
+        raise DatasetError(
+            f"no {split} query of {parent.path} has a click on a {which} ad; choose another novel "
+            f"fraction or seed"
+        )
+    write_kept(parent, table, {table: kept}, writer, rows(), f"queries/{target}")
+    return {table: kept}
 
 
-def _renumbered(batches: Iterable[pa.RecordBatch], new_ids: Int64s) -> Iterator[pa.RecordBatch]:
-    """Give the rows of kept queries their new ids, and leave out the others."""
-    for rows in batches:
-        ids = new_ids[rows["query_id"]]
-        yield rows.set_column(0, "query_id", pa.array(ids)).filter(pa.array(ids >= 0))
+def _write_held_out(
+    parent: Dataset, split: str, target: str, chosen: Booleans, writer: DatasetWriter
+) -> None:
+    """Write a split's queries, and filter pairs, with the ``chosen`` ads (ads,) only."""
+    kept = _write_queries(parent, split, target, lambda _, ads: chosen[ads], writer)
+    table = f"filters/{split}"
+    pairs = parent.batches(table) if parent.has(table) else ()
+    of_ads = (rows.filter(pa.array(chosen[rows["ad_id"]])) for rows in pairs)
+    write_kept(parent, table, kept, writer, of_ads, f"filters/{target}")
+
+
+def _write_edges(
+    parent: Dataset,
+    anchor_set: str,
+    side: str,
+    kept: Kept,
+    cut: Mapping[str, Booleans],
+    writer: DatasetWriter,
+) -> bool:
+    """Write the edges of kept queries, or of ads, without those of rows, by table, that are cut."""
+    table = f"edges/{anchor_set}/{side}"
+    nodes, anchors = cut[NODE_TABLES[side]], cut[f"anchors/{anchor_set}"]
+    rows = (
+        batch.filter(pa.array(~(nodes[batch[0]] | anchors[batch["anchor_id"]])))
+        for batch in (parent.batches(table) if parent.has(table) else ())
+    )
+    return write_kept(parent, table, kept, writer, rows)
 
 
 def _keep_clicks(rows: pa.RecordBatch, kept: Booleans) -> pa.RecordBatch:

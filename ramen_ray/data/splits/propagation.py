@@ -65,14 +65,10 @@ class PropagationSettings:
 def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSettings) -> Dataset:
     """Write a dataset directory whose train queries have more ads, propagated over shared anchors.
 
-    Only train queries and their edges are used, so held-out clicks do not influence the result. All
-    other tables stay as they are. If clicks have weights, an added click gets the query's lowest
-    weight, or 1 for a query that had none.
-
-    Raises:
-        DatasetError: the dataset is not usable, changes meanwhile, or ``output`` exists; nothing
-            new is left there.
-        NothingPropagatedError: nothing would be added; nothing is left at ``output`` either.
+    No held-out click influences the result; all other tables stay as they are. If clicks have
+    weights, an added click gets the query's lowest weight, or 1 for a query that had none. Raises a
+    DatasetError if the dataset is not usable, changes meanwhile, or ``output`` exists, and a
+    NothingPropagatedError if nothing would be added.
     """
     made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
     check(parent)

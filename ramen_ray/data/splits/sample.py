@@ -1,14 +1,12 @@
 """A smaller dataset around some queries of a large one, with the clicks and edges there."""
 
-from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
-from ramen_ray.data.arrays import Booleans, Float64s, Int64s, click_pairs, list_entries, to_lists
+from ramen_ray.data.arrays import Booleans, Float64s, Int64s, click_pairs
 from ramen_ray.data.prepared.hashing import uniforms
+from ramen_ray.data.splits.kept import Kept, write_kept
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetWriter, new_dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
 from ramen_ray.naming import joined_name
@@ -19,27 +17,16 @@ _SEEDS, _NEIGHBOURS, _ADS, _HELD_OUT = range(4)
 FAR = 1e-9
 """Weight of queries that share no ad: drawn where no others are left."""
 
-Kept = dict[str, Booleans]
-"""By table, which of its rows (rows,) are kept."""
-
 
 def sample_dataset(dataset: Path, output: Path, num_queries: int, seed: int = 0) -> Dataset:
     """Write a dataset of ``num_queries`` train queries that lie close together.
 
     One in 64 is drawn uniformly. The others share ads with those chosen before them, rarely clicked
     ads counting more. All their clicks and edges are kept, and what these join. Ads without train
-    clicks, and held-out queries that led to a kept ad, are kept in the same proportion as clicked
-    ads, the queries with all their answers. So ads have about as many clicks, and nodes as many
-    edges, as before; but fewer ads compete, which makes metrics better.
-
-    Args:
-        dataset: a dataset directory. Novel ads count as ads without clicks.
-        output: the dataset directory to write; must not exist.
-        num_queries: train queries to keep.
-        seed: seeds all draws.
-
-    Raises:
-        DatasetError: the dataset is not usable, or has changed meanwhile.
+    clicks (novel ones too), and held-out queries that led to a kept ad, are kept in the same
+    proportion as clicked ads, the queries with all their answers. So ads have about as many clicks,
+    and nodes as many edges, as before; but fewer ads compete, which makes metrics better. Raises a
+    DatasetError if the dataset is not usable, or changes meanwhile, or ``output`` exists.
     """
     parent = Dataset(dataset)
     made = {"parent_fingerprint": parent.fingerprint, "num_queries": num_queries, "seed": seed}
@@ -48,16 +35,15 @@ def sample_dataset(dataset: Path, output: Path, num_queries: int, seed: int = 0)
     with new_dataset(output, **metadata) as writer, parent.unchanged(WHILE_READ):
         kept = _kept_rows(parent, num_queries, seed)
         for table in kept:
-            _write(parent, table, kept, writer)
-        for table in (f"filters/{split}" for split in SPLITS[1:]):
-            if parent.has(table):
-                _write(parent, table, kept, writer)
+            write_kept(parent, table, kept, writer)
+        for split in SPLITS[1:]:
+            write_kept(parent, f"filters/{split}", kept, writer)
         for anchor_set in parent.anchor_sets:
             _write_graph(parent, anchor_set, kept, writer)
     return Dataset(output)
 
 
-def _kept_rows(parent: Dataset, num_queries: int, seed: int) -> Kept:
+def _kept_rows(parent: Dataset, num_queries: int, seed: int) -> dict[str, Booleans]:
     queries, ads = _clicks(parent, "train")
     num_train, num_ads = parent.num_rows(TRAIN), parent.num_rows("ads")
     degrees = np.bincount(ads, minlength=num_ads)
@@ -110,53 +96,10 @@ def _clicks(parent: Dataset, split: str) -> tuple[Int64s, Int64s]:
 
 def _write_graph(parent: Dataset, anchor_set: str, kept: Kept, writer: DatasetWriter) -> None:
     """Write an anchor set's edges of kept nodes, and their anchors; nothing if there are none."""
-    edges = [f"edges/{anchor_set}/{side}" for side in NODE_TABLES]
-    edges = [table for table in edges if parent.has(table)]
+    edges = {f"edges/{anchor_set}/{side}": kept[nodes] for side, nodes in NODE_TABLES.items()}
     anchors = np.zeros(parent.num_rows(f"anchors/{anchor_set}"), dtype=bool)
-    for table in edges:
-        of_node = kept[_nodes_of(table)]
+    for table in filter(parent.has, edges):
         for rows in parent.batches(table):
-            anchors[rows["anchor_id"].to_numpy()[of_node[rows[0].to_numpy()]]] = True
-    if anchors.any():
-        of_set = {**kept, f"anchors/{anchor_set}": anchors}
-        for table in (f"anchors/{anchor_set}", *edges):
-            _write(parent, table, of_set, writer)
-
-
-def _nodes_of(edges: str) -> str:
-    return NODE_TABLES[edges.rpartition("/")[2]]
-
-
-def _write(parent: Dataset, table: str, kept: Kept, writer: DatasetWriter) -> None:
-    """Write the rows of a table whose ids are kept, with new ids; nothing if there are none."""
-    new_ids = {name: np.cumsum(rows) - 1 for name, rows in kept.items()}
-    named = {"ad_id": "ads", "ad_ids": "ads", "query_id": TRAIN}
-    kind, *rest = table.split("/")
-    if kind in ("queries", "filters"):
-        named["query_id"] = f"queries/{rest[0]}"
-    elif kind in ("anchors", "edges"):
-        named["anchor_id"] = f"anchors/{rest[0]}"
-
-    def renumbered() -> Iterator[pa.RecordBatch]:
-        for rows in parent.batches(table):
-            ids = [name for name in rows.schema.names if name in named and name != "ad_ids"]
-            chosen = np.all([kept[named[name]][rows[name].to_numpy()] for name in ids], axis=0)
-            rows = rows.filter(pa.array(chosen))
-            for name in rows.schema.names:
-                if name in named:
-                    place = rows.schema.get_field_index(name)
-                    rows = rows.set_column(place, name, _mapped(rows[name], new_ids[named[name]]))
-            yield rows
-
-    filled = (rows for rows in renumbered() if len(rows))
-    first = next(filled, None)
-    if first is not None:
-        writer.write(table, chain([first], filled))
-
-
-def _mapped(ids: pa.Array, new_ids: Int64s) -> pa.Array:
-    """Replace ids, or lists of ids, all of them kept."""
-    if not pa.types.is_list(ids.type):
-        return pa.array(new_ids[ids.to_numpy()])
-    rows, entries = list_entries(ids)
-    return to_lists(new_ids[entries.to_numpy()], np.bincount(rows, minlength=len(ids)))
+            anchors[rows["anchor_id"].to_numpy()[edges[table][rows[0].to_numpy()]]] = True
+    for table in (f"anchors/{anchor_set}", *edges):
+        write_kept(parent, table, {**kept, f"anchors/{anchor_set}": anchors}, writer)

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from shutil import copyfile
 from typing import Any
 
 from filelock import FileLock
@@ -77,10 +76,7 @@ def check_intact(folder: Path) -> None:
 
 
 def is_intact(folder: Path, otherwise: str) -> bool:
-    """Return whether ``folder`` exists and is intact.
-
-    A damaged one is removed, with a warning; ``otherwise`` says there what happens then.
-    """
+    """Return whether ``folder`` is intact; a damaged one is removed, and ``otherwise`` logged."""
     if not folder.is_dir():
         return False
     damage = find_damage(folder)
@@ -92,14 +88,10 @@ def is_intact(folder: Path, otherwise: str) -> bool:
 
 
 def copy_folder(folder: Path, target: Path) -> None:
-    """Make ``target`` a copy of ``folder``, unless it is one.
+    """Make ``target`` a copy of ``folder``, unless it is a whole one of the same content.
 
-    A copy that is damaged, cut off, or of other content is made again. If two processes need the
-    same copy at the same time, the second waits for the first.
-
-    Raises:
-        OSError: the copy cannot be written, or the disk has no room for it.
-        DamagedError: ``folder`` is not as its checksums say. In both cases there is no ``target``.
+    If two processes need the same copy at the same time, the second waits for the first. There is
+    no ``target`` after an OSError, as of a full disk, or a DamagedError of ``folder``.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.parent / f".{target.name}.lock"):
@@ -132,7 +124,7 @@ def _copy_files(folder: Path, aside: Path) -> None:
     for name in names:
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor() as threads:  # a network folder answers many requests at once
-        list(threads.map(lambda name: copyfile(folder / name, aside / name), names))
+        list(threads.map(lambda name: shutil.copyfile(folder / name, aside / name), names))
 
 
 def with_checksum(content: Mapping[str, Any]) -> str:
@@ -141,10 +133,9 @@ def with_checksum(content: Mapping[str, Any]) -> str:
 
 
 def parse_checked(text: str) -> dict[str, Any]:
-    """Read what :func:`with_checksum` wrote; JSON without a checksum is accepted unchecked.
+    """Read what :func:`with_checksum` wrote; raises a ValueError if it is damaged.
 
-    Raises:
-        ValueError: it is damaged.
+    JSON without a checksum is accepted unchecked.
     """
     content: dict[str, Any] = json.loads(text)
     if not isinstance(content, dict):

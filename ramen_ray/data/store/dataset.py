@@ -39,8 +39,7 @@ class Dataset:
     def __init__(self, path: str | Path, metadata: dict[str, Any] | None = None) -> None:
         """Open a directory; one that is still being written has its ``metadata`` given.
 
-        Raises:
-            DatasetError: it or its ``dataset.json`` is missing, or has another format version.
+        Raises a DatasetError if it or its ``dataset.json`` is missing or of another format version.
         """
         self.path = Path(path).absolute()
         self.metadata = _read_metadata(self.path) if metadata is None else metadata
@@ -149,12 +148,9 @@ class Dataset:
 
     @contextmanager
     def unchanged(self, since: str) -> Iterator[None]:
-        """Let the block read tables; check afterwards that they still have the fingerprint.
+        """Let the block read tables; raise a DatasetError if they have another fingerprint then.
 
-        Tables that were added since this directory was opened do not count.
-
-        Raises:
-            DatasetError: the content is another one; ``since`` ends the sentence that says so.
+        Tables added since this directory was opened do not count. ``since`` ends the message.
         """
         expected = self.fingerprint
         try:
@@ -174,8 +170,7 @@ class Dataset:
 def open_unchanged(path: str | Path, fingerprint: str, since: str) -> Dataset:
     """Open the dataset directory that something with this fingerprint was made from.
 
-    Raises:
-        DatasetError: it is missing, or has another content; ``since`` ends the sentence.
+    Raises a DatasetError if it is missing or has another content; ``since`` ends the message.
     """
     dataset = Dataset(path)
     if dataset.fingerprint != fingerprint:
@@ -189,8 +184,8 @@ class DatasetWriter:
 
     folder: Path
 
-    def write(self, table: str, rows: pa.Table | Iterable[pa.RecordBatch | pa.Table]) -> None:
-        """Write a table as one file, from rows in memory or from batches as they come.
+    def write(self, table: str, rows: pa.Table | Iterable[pa.RecordBatch | pa.Table]) -> int:
+        """Write a table as one file, and return its row count.
 
         Columns are cast to the table's schema; columns that the format does not define are dropped.
         The same rows give the same bytes, however they are cut into batches.
@@ -202,24 +197,17 @@ class DatasetWriter:
         first = next(groups, None)
         if first is None:
             pq.write_table(schema_of(table).empty_table(), file)
-            return
+            return 0
+        num_rows = 0
         with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
             for group in chain([first], groups):
                 writer.write_table(group)
-
-    def part(self, table: str, number: int) -> Path:
-        """Return the file for one part of a table; parts are read in the order of their numbers."""
-        folder = self.folder / f"{table}.parquet"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"part-{number:06d}.parquet"
+                num_rows += len(group)
+        return num_rows
 
 
 def dataset_name(given: str | None, folder: Path) -> str:
-    """Return the ``given`` name of a dataset, or one made from its folder's name.
-
-    Raises:
-        DatasetError: the given name is not usable.
-    """
+    """Return the ``given`` name of a dataset, a DatasetError if it is bad, or the folder's name."""
     try:
         return name_like(folder.name, "dataset") if given is None else checked_name(given)
     except BadNameError as error:
@@ -230,10 +218,8 @@ def dataset_name(given: str | None, folder: Path) -> str:
 def new_dataset(path: str | Path, /, **metadata: Any) -> Iterator[DatasetWriter]:
     """Build a dataset directory that is whole or absent.
 
-    ``metadata`` (at least ``name``) goes into ``dataset.json``, with all row counts.
-
-    Raises:
-        DatasetError: ``path`` exists already, or the name is not usable.
+    ``metadata`` (at least ``name``) goes into ``dataset.json``, with all row counts. Raises a
+    DatasetError if ``path`` exists already, or the name is not usable.
     """
     if fault := naming_fault(metadata["name"]):
         raise DatasetError(f"{path}: dataset name: {fault}")
@@ -294,7 +280,7 @@ def write_metadata(
 
 
 def _table_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (table, parquet file), skipping what is hidden and anchor sets only partly in place."""
+    """Yield (table, parquet file), but nothing hidden, nor anchor sets only partly in place."""
     unfinished = {file.name.removeprefix(UNFINISHED) for file in folder.glob(f"{UNFINISHED}*")}
     for file in folder.rglob("*.parquet"):
         part_of = file.parent if file.parent.suffix == ".parquet" else file

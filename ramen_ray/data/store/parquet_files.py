@@ -27,10 +27,9 @@ PLAIN_TYPES = {
 def open_parquet(
     file: str | Path, filesystem: FileSystem | None = None, opened: pa.NativeFile | None = None
 ) -> pq.ParquetFile:
-    """Open a parquet file, or one that is ``opened`` already, for reading; the caller closes it.
+    """Open a parquet file, or one that is ``opened`` already; the caller closes it.
 
-    Raises:
-        DatasetError: it cannot be read, or a column has an extension type that may run code.
+    Raises a DatasetError if it cannot be read, or a column's extension type may run code.
     """
     try:
         parquet = pq.ParquetFile(opened or file, filesystem=filesystem)

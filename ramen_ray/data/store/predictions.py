@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.arrays import Booleans, Int64s, list_entries, to_lists
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset
 from ramen_ray.data.store.whole_files import whole_file
 
@@ -55,9 +54,7 @@ def write_predictions(
     """Write a split's predictions as a parquet ``file``, whole or not at all; it is replaced.
 
     ``topk`` are, by query id, the ads' ids (queries, k), best first and padded with -1, and scores.
-
-    Raises:
-        DatasetError: the dataset has changed since its fingerprint was taken.
+    Raises a DatasetError if the dataset has changed since its fingerprint was taken.
     """
     with (
         whole_file(file) as aside,
@@ -80,14 +77,12 @@ def spell_out(queries: pa.Table, ads: pa.Table, topk: Predictions, known: Known)
     """
     rows, ids = queries["query_id"].to_numpy(), ads["ad_id"].to_numpy()
     ad_ids, scores = (part[rows] for part in topk)
-    clicks = queries["ad_ids"].combine_chunks()
-    clicked, clicked_by = clicks.flatten().to_numpy(), pc.list_parent_indices(clicks).to_numpy()
+    clicked_by, clicked = list_entries(queries["ad_ids"].combine_chunks())
     query_rows, places = np.nonzero(ad_ids >= 0)
     shown = ad_ids[query_rows, places]
     ad_rows = np.searchsorted(ids, shown)
-    ends = np.append(0, pc.list_value_length(clicks).to_numpy().cumsum())
     texts = ads["text"].combine_chunks().take(np.searchsorted(ids, clicked))
-    clicked_ads = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), texts)
+    clicked_ads = to_lists(texts, np.bincount(clicked_by, minlength=len(queries)))
     pair_of = len(known.train_clicks)  # queries times this plus ads are numbers of pairs
     group = np.full(len(shown), "", dtype=object)
     for name, has in known.groups.items():
@@ -100,7 +95,7 @@ def spell_out(queries: pa.Table, ads: pa.Table, topk: Predictions, known: Known)
             "ad_id": users_ids(ads).take(ad_rows),
             "ad": ads["text"].take(ad_rows),
             "score": scores[query_rows, places],
-            "hit": np.isin(query_rows * pair_of + shown, clicked_by * pair_of + clicked),
+            "hit": np.isin(query_rows * pair_of + shown, clicked_by * pair_of + clicked.to_numpy()),
             "clicked_ads": clicked_ads.take(query_rows),
             "seen": known.seen[rows][query_rows],
             "train_clicks": known.train_clicks[shown],

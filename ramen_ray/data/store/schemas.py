@@ -1,6 +1,7 @@
 """The tables of a dataset directory: their names and Arrow schemas."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Literal
 
 import pyarrow as pa
@@ -43,11 +44,7 @@ _SINGLE = {"ads": ADS, "novel_ads": NOVEL_ADS, "aliases/query": ALIASES, "aliase
 
 
 def schema_of(table: str) -> pa.Schema:
-    """Return the columns that a table, such as ``queries/train`` or ``edges/links/ad``, must have.
-
-    Raises:
-        KeyError: the format has no such table.
-    """
+    """Return the columns that a table such as ``edges/links/ad`` must have; KeyError if unknown."""
     match table.split("/"):
         case ["queries", split] if split in (*SPLITS, ZERO_SHOT):
             return QUERIES
@@ -62,6 +59,27 @@ def schema_of(table: str) -> pa.Schema:
         case _ if table in _SINGLE:
             return _SINGLE[table]
     raise KeyError(f"the dataset directory has no table named {table!r}")
+
+
+def ids_in(table: str) -> dict[str, str]:
+    """Return, by column of ids that a table must have, the table whose rows they number."""
+    numbered = {"ad_id": "ads", "ad_ids": "ads", "query_id": TRAIN}
+    match table.split("/"):
+        case ["queries" | "filters", split]:
+            numbered["query_id"] = f"queries/{split}"
+        case ["anchors" | "edges", name, *side]:
+            numbered["anchor_id"] = f"anchors/{name}"
+            for split, held_out in HELD_OUT_SIDES.items():
+                if side == [held_out]:
+                    numbered["query_id"] = f"queries/{split}"
+    return {name: numbered[name] for name in schema_of(table).names if name in numbered}
+
+
+def is_known(table: str) -> bool:
+    """Return whether the format has such a table."""
+    with suppress(KeyError):
+        return bool(schema_of(table))
+    return False
 
 
 def optional_fields(table: str, present: Collection[str]) -> list[pa.Field]:

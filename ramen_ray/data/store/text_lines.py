@@ -36,8 +36,7 @@ class TooLargeError(ValueError):
 def whole_lines(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
     r"""Read blocks of whole lines; each ends with ``\n``, even if the file does not.
 
-    Raises:
-        TooLargeError: a line has more than ``MAX_LINE_BYTES``.
+    Raises a TooLargeError if a line has more than ``MAX_LINE_BYTES``.
     """
     unfinished: list[bytes] = []
     lines = 0

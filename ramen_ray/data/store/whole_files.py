@@ -31,8 +31,7 @@ def whole_file(path: Path, within: Path | None = None) -> Iterator[Path]:
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Build a folder beside its final place, and rename it when the block ends without an error.
 
-    Raises:
-        DatasetError: ``path`` exists already, or cannot be written.
+    Raises a DatasetError if ``path`` exists already, or cannot be written.
     """
     path = Path(path).absolute()
     if path.exists():
@@ -53,11 +52,8 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder that is removed again; what a killed process left in it goes first.
-
-    Whoever uses it has locked what it belongs to.
-    """
-    shutil.rmtree(path, ignore_errors=True)
+    """Yield an empty folder, and remove it; its user has locked what it belongs to."""
+    shutil.rmtree(path, ignore_errors=True)  # left by a killed process
     path.mkdir()
     try:
         yield path
@@ -67,11 +63,7 @@ def scratch_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a folder until the block ends; yields False if another process has it.
-
-    Raises:
-        OSError: nothing can be written there.
-    """
+    """Hold the lock of a folder, which can be written; yields False if another process has it."""
     try:
         lock = FileLock(folder / ".lock").acquire(blocking=False)
     except Timeout:

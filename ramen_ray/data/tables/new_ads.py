@@ -70,15 +70,10 @@ class Changes:
 
 
 def read_changes(given: NewAds, known: pa.Table) -> Changes:
-    """Read which ads come and go.
+    """Read which ads come and go; ``known`` ads have ``ad_id``, ``text`` and columns to filter by.
 
-    Args:
-        given: the tables.
-        known: the ads that there are: ``ad_id``, ``text`` and columns to filter by.
-
-    Raises:
-        DatasetError: no table is given, or one beside ``sync``; a table cannot be read, or an id is
-            in use; ids are spelt in another way; or no ad would be left.
+    Raises a DatasetError if no table is given, or one beside ``sync``; a table cannot be read, or
+    an id is in use; ids are spelt in another way; or no ad would be left.
     """
     ids = known["ad_id"].cast(pa.string()).combine_chunks()
     filters = [name.removeprefix(FILTER) for name in known.column_names if name.startswith(FILTER)]
@@ -143,10 +138,7 @@ def _read_ids(given: NewAds, known: pa.Array) -> pa.Array:
 def _read_ads(
     given: NewAds, source: str, filters: Sequence[str], in_use: pa.Array, synced: pa.Array = None
 ) -> pa.Table:
-    """Read a table of ads, all columns as strings: ``ad_id``, ``text``, those to filter by.
-
-    Ids that are ``in_use`` are refused, and repeated ones; those of ``synced`` ads should go on.
-    """
+    """Read a table of ads as strings; ids that are ``in_use`` or repeated are refused."""
     columns = {
         "ad_id": id_column(given.columns.ad_id, given.null_words),
         "text": text_column(given.columns.ad_text, given.null_words, normalized),
@@ -184,13 +176,10 @@ def _report_other_spellings(table: UserTable, rows: pa.Table, known: pa.Array) -
 
 
 def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
-    """Read a first click on each of some new ads, which are those of :class:`Changes`.
+    """Read first clicks on ``new`` ads: their rows (clicks,) there, and the queries' texts.
 
-    Returns rows (clicks,) of ``new``, and the queries' texts.
-
-    Raises:
-        DatasetError: the table is missing, or rows have no query, an ad that is not new, or an ad
-            of an earlier row.
+    Raises a DatasetError if the table is missing, or rows have no query, an ad that is not new, or
+    an ad of an earlier row.
     """
     columns = {
         "ad_id": id_column(given.columns.clicks_ad, given.null_words),

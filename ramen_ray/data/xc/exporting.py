@@ -20,13 +20,10 @@ _SIDES = {"query": "trn", "ad": "lbl"}
 def export_xc(dataset: Dataset, folder: Path) -> None:
     """Write queries, ads, clicks, filters and graphs; on failure there is no folder.
 
-    XC has no validation split, zero-shot split or users' own ids; these go into files that
-    :func:`~ramen_ray.data.xc.importing.import_xc` reads back: ``val_X_Y.txt``,
-    ``zero_X_Y.txt``, ``novel_labels.txt`` and ``raw_data/*.source_id.txt``.
-
-    Raises:
-        DatasetError: the dataset has errors, a text has a line break, an anchor set's name is taken
-            by the layout, or ``folder`` exists.
+    What XC does not have goes into files that :func:`~ramen_ray.data.xc.importing.import_xc` reads
+    back: ``val_X_Y.txt``, ``zero_X_Y.txt``, ``novel_labels.txt``, ``raw_data/*.source_id.txt``.
+    Raises a DatasetError if the dataset has errors, a text has a line break, the layout has taken
+    an anchor set's name, or ``folder`` exists.
     """
     taken = sorted(RESERVED.intersection(dataset.anchor_sets))
     if taken:
@@ -39,25 +36,18 @@ def export_xc(dataset: Dataset, folder: Path) -> None:
         (aside / "raw_data").mkdir()
         _write_texts(dataset, "ads", aside / "raw_data" / "label")
         for split in dataset.splits:
-            _write_split(dataset, split, aside)
-        for anchor_set in dataset.anchor_sets:
-            _write_graph(dataset, anchor_set, aside)
+            _write_texts(dataset, f"queries/{split}", aside / "raw_data" / split)
+            write_matrix(aside / f"{_SHORT[split]}_X_Y.txt", click_matrix(dataset, split))
+            if dataset.has(f"filters/{split}"):
+                _write_ids(dataset, f"filters/{split}", aside / f"filter_labels_{split}.txt")
+        for name in dataset.anchor_sets:
+            _write_texts(dataset, f"anchors/{name}", aside / "raw_data" / name)
+            for side, short in _SIDES.items():
+                if dataset.has(f"edges/{name}/{side}"):
+                    edges = edge_matrix(dataset, name, side)
+                    write_matrix(aside / f"{name}_{short}_X_Y.txt", edges)
         if dataset.has("novel_ads"):
             _write_ids(dataset, "novel_ads", aside / NOVEL_LABELS)
-
-
-def _write_split(dataset: Dataset, split: str, folder: Path) -> None:
-    _write_texts(dataset, f"queries/{split}", folder / "raw_data" / split)
-    write_matrix(folder / f"{_SHORT[split]}_X_Y.txt", click_matrix(dataset, split))
-    if dataset.has(f"filters/{split}"):
-        _write_ids(dataset, f"filters/{split}", folder / f"filter_labels_{split}.txt")
-
-
-def _write_graph(dataset: Dataset, name: str, folder: Path) -> None:
-    _write_texts(dataset, f"anchors/{name}", folder / "raw_data" / name)
-    for side, short in _SIDES.items():
-        if dataset.has(f"edges/{name}/{side}"):
-            write_matrix(folder / f"{name}_{short}_X_Y.txt", edge_matrix(dataset, name, side))
 
 
 def _write_texts(dataset: Dataset, table: str, stem: Path) -> None:

@@ -61,10 +61,9 @@ def import_xc(
 ) -> Dataset:
     """Import a folder of the XC repository, in any of its layouts, with its graphs.
 
-    Held-out queries without ads and rows without text are left out. Train queries without ads are
-    kept for their edges. Warnings say what was left out and what was repaired. Published splits
-    stay as they are. If there is no validation split, train queries with ads are held out; queries
-    of the same text (up to case and white space) stay together.
+    Held-out queries without ads and rows without text are left out; warnings say so. Published
+    splits stay as they are. If there is no validation split, train queries with ads are held out;
+    queries of the same text (up to case and white space) stay together.
 
     Args:
         source: folder with the data set's files.

@@ -54,8 +54,7 @@ def read_shape(file: Path) -> tuple[int, int]:
 def read_matrix(file: Path, shape: tuple[int, int]) -> csr_array:
     """Read a matrix of positive float32 numbers, of this shape; indices ascend within a row.
 
-    Raises:
-        DatasetError: the file, its shape or an entry is wrong; names row and column.
+    Raises a DatasetError that names row and column if the file, its shape or an entry is wrong.
     """
     npz = _load_npz(file) if file.suffix == ".npz" else None
     found = read_shape(file) if npz is None else npz.shape
@@ -73,12 +72,9 @@ def read_matrix(file: Path, shape: tuple[int, int]) -> csr_array:
 
 
 def read_ids(file: Path, limits: tuple[int, ...]) -> Int64s:
-    """Read one tuple of ids per line, such as the pairs of a filter file; lines may be empty.
+    """Read one tuple of ids per line, such as a filter pair, or none; (tuples, columns) int64.
 
-    ``limits`` says for each column how many ids there are. Returns (tuples, columns) int64.
-
-    Raises:
-        DatasetError: a line is malformed, or an id is out of range.
+    Raises a DatasetError if a line is malformed, or an id not below its column's of ``limits``.
     """
     with file.open("rb") as stream:
         counts, tokens = _read_tokens(file, stream, 1, _IDS)
@@ -104,12 +100,9 @@ def build_matrix(
 ) -> csr_array:
     """Check a matrix's entries and build it, in float32.
 
-    ``entries`` are the length of each row (rows,), and column indices and values (entries,).
-    Errors name ``file`` and the row, counted from ``first_row``.
-
-    Raises:
-        DatasetError: an index is out of range, repeated or out of order, or a value is not a
-            positive finite number.
+    ``entries`` are the length of each row (rows,), and column indices and values (entries,). Raises
+    a DatasetError if an index is out of range, repeated or out of order, or a value is not a
+    positive finite number; it names ``file`` and the row, counted from ``first_row``.
     """
     lengths, indices, values = entries
     with np.errstate(over="ignore"):  # what is too large is refused as infinite
@@ -164,10 +157,7 @@ def _read_text(file: Path, shape: tuple[int, int]) -> csr_array:
 
 
 def _fit(file: Path, lengths: Int64s, num_rows: int, is_whole: bool) -> Int64s:
-    """Pad the lengths of the rows with zeros to the number of rows in the header.
-
-    Rows can only be absent if they are few and the last one ``is_whole``.
-    """
+    """Pad the lengths of rows with zeros to the header's number, if few are absent."""
     surplus = np.flatnonzero(lengths[num_rows:])
     if len(surplus):
         row = int(surplus[0]) + num_rows + 2

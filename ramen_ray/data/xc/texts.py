@@ -51,10 +51,7 @@ class TextFile:
     def batches(self, faults: Tallies | None = None) -> Iterator[pa.Table]:
         """Read the columns ``text`` and, if the file has ids, ``source_id``.
 
-        What was odd about the file's bytes is added to ``faults``.
-
-        Raises:
-            DatasetError: the file is damaged or malformed; names the line.
+        What is odd is added to ``faults``; a DatasetError names the line of what is malformed.
         """
         if ".json" in self.path.suffixes:
             yield from self._json_batches(faults)
@@ -66,8 +63,7 @@ class TextFile:
     def clicks(self, num_ads: int) -> csr_array:
         """Read the ads (``target_ind``) and their weights (``target_rel``) from JSON objects.
 
-        Raises:
-            DatasetError: an object has no list of ads, or an ad is out of range; names the line.
+        Raises a DatasetError that names the line if one has no list of ads, or an ad out of range.
         """
         empty = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
         found = [empty, *(self._clicks(rows) for rows in self._objects(_CLICKS, ("target_ind",)))]
@@ -156,8 +152,7 @@ class Scan:
 def scan(file: TextFile) -> Scan:
     """Read a text file; warn about a few lines that are not UTF-8, and words for no text.
 
-    Raises:
-        DatasetError: the file is damaged, malformed or in another encoding; names the line.
+    Raises a DatasetError that names the line if it is malformed or in another encoding.
     """
     is_empty, hashes = [np.empty(0, dtype=np.bool_)], [np.empty(0, dtype=np.uint64)]
     faults, null_words, num_lines = Tallies(), Tally(_NULL_WORD), 0

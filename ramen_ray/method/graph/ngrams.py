@@ -31,7 +31,7 @@ CANDIDATES = 64
 TEXTS_AT_ONCE = 8192
 
 
-def ngram_vectors(texts: pa.StringArray) -> csr_matrix:
+def ngram_vectors(texts: pa.ChunkedArray) -> csr_matrix:
     """Return the TF-IDF (texts, n-grams) float32 of texts (n,) strings, unit norm."""
     vectorizer = TfidfVectorizer(
         analyzer="char_wb", ngram_range=NGRAM_LENGTHS, sublinear_tf=True, dtype=np.float32
@@ -70,12 +70,9 @@ def similar_by_sketches(
 ) -> Iterator[Similar]:
     """Yield what is similar to some texts at a time, among the candidates of a search.
 
-    Args:
-        vectors: (n, n-grams), as of :func:`ngram_vectors`.
-        nearest: blocks of all texts (m,), and those whose sketches are nearest (m, k).
-        plain: (n,) of :func:`~ramen_ray.method.graph.similar.plain_hashes`.
-        settings: which texts are similar.
-        counts: gets, as FOUND, the recall in per cent.
+    ``vectors`` are (n, n-grams), as of :func:`ngram_vectors`, ``plain`` (n,) hashes of
+    :func:`~ramen_ray.method.graph.similar.plain_hashes`. ``nearest`` has blocks of all texts (m,),
+    and those whose sketches are nearest (m, k). ``counts`` gets, as FOUND, the recall in per cent.
     """
     num_texts = vectors.shape[0]
     sample, sampled = sampled_queries(num_texts, SAMPLED_TEXTS), []

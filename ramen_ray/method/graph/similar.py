@@ -86,11 +86,8 @@ def similar_by_embeddings(
 ) -> Iterator[Similar]:
     """Yield what is similar to some texts at a time; searches deeper if duplicates fill the top.
 
-    Args:
-        find: searches the embeddings of all texts.
-        plain: (n,) of :func:`plain_hashes`.
-        settings: which texts are similar.
-        counts: gets, as GIVEN_UP, how many texts might have more beyond their MAX_NEIGHBOURS.
+    ``find`` searches the embeddings of all texts, whose :func:`plain_hashes` are ``plain`` (n,).
+    ``counts`` gets, as GIVEN_UP, how many might have more beyond their MAX_NEIGHBOURS.
     """
     texts: Int64s | range = range(len(plain))
     k = settings.top_k + SPARE_NEIGHBOURS
@@ -122,20 +119,15 @@ def best_of(
 
 
 def check_similarity_encoder(name: str, max_length: int) -> None:
-    """Check, without loading weights, that an encoder can measure texts of ``max_length`` tokens.
+    """Raise an EncoderError if an encoder cannot measure texts of ``max_length`` tokens.
 
-    Raises:
-        EncoderError: it cannot.
+    Its weights are not loaded.
     """
     if read_sentence_folder(name).kind == "transformer":
         check_length(name, max_length, "max_length")
 
 
 def load_similarity_encoder(name: str) -> Encoder:
-    """Load the encoder that :attr:`SimilarSettings.encoder` names.
-
-    Raises:
-        EncoderError: it cannot be loaded.
-    """
+    """Load the encoder that :attr:`SimilarSettings.encoder` names, or raise an EncoderError."""
     folder = Path(resolve_pretrained(name))
     return load_encoder(folder) if (folder / "modules.json").is_file() else build_transformer(name)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from ramen_ray.data.prepared import hashing
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
@@ -66,29 +65,13 @@ class WalkGraph:
         return cls(Csr.open(folder / "forward"), Csr.open(folder / "backward"))
 
 
-@dataclass(frozen=True)
-class Visits:
-    """The most visited anchors of consecutive nodes.
+def most_visited(graph: WalkGraph, start: int, stop: int, settings: WalkSettings, seed: int) -> Csr:
+    """Walk from the nodes ``start`` to ``stop`` (exclusive); return the edges to what they visit.
 
-    Attributes:
-        degrees: (nodes,) int64, how many anchors each node keeps.
-        anchors: (kept,) int32, ascending within a node.
-        counts: (kept,) int32, how often each was visited.
-    """
-
-    degrees: NDArray[np.int64]
-    anchors: NDArray[np.int32]
-    counts: NDArray[np.int32]
-
-
-def most_visited(
-    graph: WalkGraph, start: int, stop: int, settings: WalkSettings, seed: int
-) -> Visits:
-    """Walk from each of the nodes ``start`` to ``stop`` (exclusive); keep the most visited anchors.
-
-    A node's walk depends only on the graph, the settings, the seed and the node: hop h of node v
-    takes its four 32-bit numbers from ``keyed_hash((seed, v), [2 h, 2 h + 1])``: restart, anchor;
-    node, visit (high half, low half).
+    Each has its ``top_k`` most visited anchors, weighted by how often it visits them. A node's walk
+    depends only on the graph, the settings, the seed and the node: hop h of node v takes its four
+    32-bit numbers from ``keyed_hash((seed, v), [2 h, 2 h + 1])``: restart, anchor; node, visit
+    (high half, low half).
     """
     degrees = np.zeros(stop - start, dtype=np.int64)
     anchors = np.full((stop - start, settings.top_k), np.iinfo(np.int32).max, dtype=np.int32)
@@ -103,13 +86,8 @@ def most_visited(
     kept = np.arange(settings.top_k) < degrees[:, None]
     ascending = np.argsort(anchors, axis=1)
     anchors, counts = (np.take_along_axis(a, ascending, axis=1) for a in (anchors, counts))
-    return Visits(degrees, anchors[kept], counts[kept])
-
-
-def visited_edges(visits: Visits) -> Csr:
-    """Turn visits into edges of their nodes; an edge's weight is its count of visits."""
-    indptr = np.concatenate([[0], np.cumsum(visits.degrees)])
-    return Csr(indptr, visits.anchors, cumulative_sum(visits.counts))
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    return Csr(indptr, anchors[kept], cumulative_sum(counts[kept]))
 
 
 def _compiled_once(function):  # type: ignore[no-untyped-def]

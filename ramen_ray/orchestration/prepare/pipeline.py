@@ -25,7 +25,7 @@ from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import (
     ID_TABLES,
-    PART_SCHEMA,
+    Part,
     edge_rows,
     join_parts,
     text_rows,
@@ -55,10 +55,8 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     """Return ``dataset`` prepared with ``tokenizer``, from ``cache`` if it is there and intact.
 
     The cache is keyed by the content of the tables, the tokenizer and its settings; a process waits
-    for another that makes the same. Warnings about the dataset are logged once by a process.
-
-    Raises:
-        DatasetError: a table is missing, a row is wrong, or the tables have changed meanwhile.
+    for another that makes the same. Warnings about the dataset are logged once by a process. Raises
+    a DatasetError if a table is missing, a row is wrong, or the tables change meanwhile.
     """
     target = prepared_folder(dataset, cache, tokenizer)  # takes the fingerprint before all reading
     structure = inspect_structure(dataset)
@@ -97,12 +95,11 @@ def _prepare_into(
     edges = [table for table in tables if table.startswith("edges/")]
     texts = [table for table in tables if table not in edges]
     to_text_rows = partial(_text_rows, tokenizer)
-    parts = [_run(dataset, texts, to_text_rows, ["table", "key"], folder)]
+    parts = _run(dataset, texts, to_text_rows, ["table", "key"], folder)
     if edges:
-        keys = ["table", "key", "anchor_id"]
-        parts.append(_run(dataset, edges, edge_rows, keys, folder))
+        parts += _run(dataset, edges, edge_rows, ["table", "key", "anchor_id"], folder)
     rows = structure.num_rows, tokenizer.vocab_size
-    in_tasks([partial(join_parts, pa.concat_tables(parts), folder, *rows)])
+    in_tasks([partial(join_parts, parts, folder, *rows)])
     for aside in (PARTS, ATTEMPTS):
         shutil.rmtree(folder / aside)
     measure = partial(measure_texts, folder, texts, tokenizer.unknown, tokenizer.num_special)
@@ -130,8 +127,8 @@ def _run(
     to_rows: Callable[[str, pa.Table], pa.Table],
     sort_keys: list[str],
     folder: Path,
-) -> pa.Table:
-    """Stream ``tables`` through read, ``to_rows``, sort and write; returns a list of parts."""
+) -> list[Part]:
+    """Stream ``tables`` through read, ``to_rows``, sort and write; returns the parts."""
     # One execution serves row groups of all tables, as starting one takes seconds.
     groups = [
         {"table": table, "file": str(file), "row_group": row_group}
@@ -147,14 +144,14 @@ def _run(
         batch_format="pyarrow",
         batch_size=1,
     )
-    parts = rows.sort(sort_keys).map_batches(
+    written = rows.sort(sort_keys).map_batches(
         write_parts,
         fn_args=(folder / PARTS,),
         batch_format="pyarrow",
         batch_size=None,
         zero_copy_batch=True,
     )
-    return pa.Table.from_pylist(parts.take_all(), schema=PART_SCHEMA)
+    return list(written.take_all())
 
 
 def _read(

@@ -57,7 +57,12 @@ from ramen_ray.orchestration.embed import (
     TableRows,
     embed_tables,
 )
-from ramen_ray.orchestration.prepare.text_edges import BatchTexts, write_text_edges
+from ramen_ray.orchestration.prepare.text_edges import (
+    read_texts,
+    write_near,
+    write_text_edges,
+    write_texts,
+)
 from ramen_ray.orchestration.sharded_search import search_shards
 from ramen_ray.told import told_of
 
@@ -75,16 +80,9 @@ def add_similar(
 ) -> dict[str, int]:
     """Add an anchor set of similar texts to a dataset directory; similarities are edge weights.
 
-    Args:
-        dataset_path: the dataset directory.
-        name: what to call the set.
-        settings: which texts are similar.
-        replace: replace a set of that name.
-        gb_per_shard: GB of embeddings that one process searches.
-
-    Returns:
-        Counts for people: rows written, nodes without edges, what was left out, and the recall in
-        per cent of an approximate search.
+    A process searches at most ``gb_per_shard`` of embeddings. Returns counts of rows written, of
+    nodes without edges and of what was left out, and the recall of an approximate search in per
+    cent.
 
     Raises:
         DatasetError: the dataset is not usable, the name is taken, or there would be no edges.
@@ -100,76 +98,80 @@ def add_similar(
         folder_beside(dataset, name) as folder,
         TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
     ):
-        with engine(folder) as connection:
-            texts = BatchTexts.of_nodes(connection, dataset, Path(staging))
+        with engine(folder, dataset=dataset) as connection:
+            texts = write_texts(connection, Path(staging))
         counts = Counter[str]()
-        texts.keep_near(_similar(texts, settings, gb_per_shard, run, counts))
-        with engine(folder) as connection:
+        found = _similar(Path(staging), texts, settings, gb_per_shard, run, counts)
+        write_near(Path(staging), found)
+        with engine(folder, dataset=dataset) as connection:
             writer = DatasetWriter(folder)
-            found = write_text_edges(connection, dataset, texts, settings.protocol, name, writer)
-        if not found.num_rows:
+            written = write_text_edges(
+                connection, dataset, Path(staging), settings.protocol, name, writer
+            )
+        if not written.num_rows:
             raise DatasetError(f"no texts are similar enough; {dataset.path} is unchanged")
         made = {"made_by": "similar", "settings": asdict(settings)}
-        put_in_place(folder, dataset, name, made, found.num_rows, replace)
-    return found.num_rows | found.counts | counts
+        put_in_place(folder, dataset, name, made, written.num_rows, replace)
+    return written.num_rows | written.counts | counts
 
 
 def _similar(
-    texts: BatchTexts,
+    folder: Path,
+    texts: pa.ChunkedArray,
     settings: SimilarSettings,
     gb_per_shard: float,
     run: RunTasks,
     counts: Counter[str],
 ) -> Iterator[Similar]:
     """Yield what is similar to some texts at a time; ``counts`` gets what the search missed."""
-    (plain,) = run([partial(_plain_hashes, texts)])
+    plain = _plain_hashes(folder, texts)
     if settings.encoder is None:
-        vectors = ngram_vectors(pa.concat_arrays(texts.batches()))
+        vectors = ngram_vectors(texts)
         if are_few(vectors):
             blocks = similar_by_all_products(vectors, np.arange(len(texts)), plain, settings)
             done = told_of("searching similar texts", blocks, lambda block: block[0], len(texts))
             yield from (found for _, found in done)
             return
-        sketches = texts.folder / "sketches.npy"
+        sketches = folder / "sketches.npy"
         write_sketches(vectors, sketches)
         candidates = min(max(CANDIDATES, 2 * settings.top_k), len(texts))
         nearest = _Search(sketches, gb_per_shard)(range(len(texts)), candidates)
         yield from similar_by_sketches(vectors, nearest, plain, settings, counts)
         return
-    find = _Search(_embed(texts, settings.encoder, settings.max_length, run), gb_per_shard)
+    find = _Search(_embed(folder, settings.encoder, settings.max_length, run), gb_per_shard)
     yield from similar_by_embeddings(find, plain, settings, counts)
     if not find.is_exact:
         counts[FOUND] = round(100 * find.recall(settings.top_k))
 
 
-def _plain_hashes(texts: BatchTexts) -> UInt64s:
+def _plain_hashes(folder: Path, texts: pa.ChunkedArray) -> UInt64s:
     """Hash all texts, in their order, into a file, which it maps."""
-    file = texts.folder / "plain.npy"
-    np.save(file, np.concatenate([plain_hashes(batch) for batch in texts.batches()]))
+    file = folder / "plain.npy"
+    np.save(file, np.concatenate([plain_hashes(batch) for batch in texts.chunks]))
     return map_array(file)
 
 
-def _embed(texts: BatchTexts, encoder: str, max_length: int, run: RunTasks) -> Path:
+def _embed(folder: Path, encoder: str, max_length: int, run: RunTasks) -> Path:
     """Write the embeddings of all texts into a file, in their order; ``run`` runs tasks."""
     model = DualEncoder(load_similarity_encoder(encoder))
-    model.save(texts.folder / "model", max_length)
+    model.save(folder / "model", max_length)
     tokenize = model.encoder.text_tokenizer(max_length)
-    batches = range(texts.num_batches)
-    tables = run([partial(_tokenize, texts, number, tokenize) for number in batches])
+    texts = read_texts(folder)
+    batches = range(texts.num_chunks)
+    tables = run([partial(_tokenize, folder, number, tokenize) for number in batches])
     resources = EmbeddingResources(1)
     if len(texts) > FEW_TEXTS:
         start_ray()
         resources = EmbeddingResources(1, **free_share(), use_bf16=False)
-    embed_tables(texts.folder / "model", tables, texts.folder / "embeddings.npy", resources)
-    return texts.folder / "embeddings.npy"
+    embed_tables(folder / "model", tables, folder / "embeddings.npy", resources)
+    return folder / "embeddings.npy"
 
 
-def _tokenize(texts: BatchTexts, number: int, tokenize: TextTokenizer) -> TableRows:
+def _tokenize(folder: Path, number: int, tokenize: TextTokenizer) -> TableRows:
     """Write the tokens of a batch of the texts."""
-    batch = texts.batch(number)
-    folder = texts.folder / f"tokens-{number}"
-    tokenize_texts(tokenize, batch.to_pylist(), tokenize.prompts.ad).save(folder)
-    return TableRows(folder, range(len(batch)), "queries")
+    batch, tokens = read_texts(folder).chunk(number), folder / f"tokens-{number}"
+    tokenize_texts(tokenize, batch.to_pylist(), tokenize.prompts.ad).save(tokens)
+    return TableRows(tokens, range(len(batch)), "queries")
 
 
 class _Search:

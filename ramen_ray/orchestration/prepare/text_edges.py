@@ -3,8 +3,7 @@
 Texts, and what a search finds for them, are in files of a folder, which other processes may read.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -24,62 +23,40 @@ TEXTS = pa.schema([("text", pa.string())])
 NEAR = pa.schema([("text", pa.int64()), ("anchor", pa.int64()), ("weight", pa.float32())])
 
 
-@dataclass(frozen=True)
-class BatchTexts:
-    """The distinct texts of train queries and ads, in a file of ``folder``, numbered in order."""
+def write_texts(connection: DuckDBPyConnection, folder: Path) -> pa.ChunkedArray:
+    """Write the distinct texts of train queries and ads, in order; returns :func:`read_texts`."""
+    nodes = " UNION ALL ".join(texts_of(table) for table in NODE_TABLES.values())
+    distinct = f"SELECT DISTINCT text FROM ({nodes}) ORDER BY text"
+    with pa.ipc.new_file(str(folder / "texts.arrow"), TEXTS) as file:
+        for batch in stream(connection, distinct, TEXTS_PER_BATCH):
+            file.write_batch(batch.cast(TEXTS))
+    return read_texts(folder)
 
-    folder: Path
 
-    @classmethod
-    def of_nodes(
-        cls, connection: DuckDBPyConnection, dataset: Dataset, folder: Path
-    ) -> "BatchTexts":
-        """Write the texts of a dataset's nodes into ``folder``."""
-        nodes = " UNION ALL ".join(texts_of(dataset, table) for table in NODE_TABLES.values())
-        distinct = f"SELECT DISTINCT text FROM ({nodes}) ORDER BY text"
-        with pa.ipc.new_file(str(folder / "texts.arrow"), TEXTS) as file:
-            for batch in stream(connection, distinct, TEXTS_PER_BATCH):
-                file.write_batch(batch.cast(TEXTS))
-        return cls(folder)
+def read_texts(folder: Path) -> pa.ChunkedArray:
+    """Map the texts (texts,) of a folder; a text's number is its place."""
+    return _mapped(folder / "texts.arrow")["text"]
 
-    def __len__(self) -> int:
-        """Return the number of texts."""
-        return sum(map(len, self.batches()))
 
-    @property
-    def num_batches(self) -> int:
-        """Number of :meth:`batches`."""
-        return int(_open(self.folder / "texts.arrow").num_record_batches)
-
-    def batch(self, number: int) -> pa.StringArray:
-        """Read one of :meth:`batches`."""
-        return _open(self.folder / "texts.arrow").get_batch(number)["text"]
-
-    def batches(self) -> Iterator[pa.StringArray]:
-        """Stream the texts in the order of their numbers."""
-        yield from map(self.batch, range(self.num_batches))
-
-    def keep_near(self, found: Iterable[tuple[Int64s, Int64s, NDArray[np.float32]]]) -> None:
-        """Write the numbers of texts (n,), of their anchors (n,), and the edges' weights (n,)."""
-        with pa.ipc.new_file(str(self.folder / "near.arrow"), NEAR) as file:
-            for columns in found:
-                arrays = map(pa.array, columns, NEAR.types)
-                file.write_batch(pa.record_batch([*arrays], schema=NEAR))
+def write_near(folder: Path, found: Iterable[tuple[Int64s, Int64s, NDArray[np.float32]]]) -> None:
+    """Write the numbers of texts (n,), of their anchors (n,), and the edges' weights (n,)."""
+    with pa.ipc.new_file(str(folder / "near.arrow"), NEAR) as file:
+        for columns in found:
+            arrays = map(pa.array, columns, NEAR.types)
+            file.write_batch(pa.record_batch([*arrays], schema=NEAR))
 
 
 def write_text_edges(
     connection: DuckDBPyConnection,
     dataset: Dataset,
-    texts: BatchTexts,
+    folder: Path,
     protocol: Protocol,
     name: str,
     writer: DatasetWriter,
 ) -> WrittenEdges:
-    """Write an anchor set in which nodes have the edges of their texts, which were kept."""
+    """Write an anchor set in which nodes have the edges of their texts, from both files."""
     for table in ("texts", "near"):
-        file = _open(texts.folder / f"{table}.arrow")
-        batches = map(file.get_batch, range(file.num_record_batches))
-        connection.register("rows", pa.RecordBatchReader.from_batches(file.schema, batches))
+        connection.register("rows", _mapped(folder / f"{table}.arrow"))
         run(connection, f"loading {table}", f"CREATE TABLE {table} AS FROM rows")
         connection.unregister("rows")
     connection.execute("CREATE VIEW anchors AS SELECT rowid AS id, text FROM texts")
@@ -90,7 +67,7 @@ def write_text_edges(
             f"""
             CREATE TABLE {side}_edges AS
             SELECT nodes.id AS node, near.anchor, 0 AS place, near.weight::DOUBLE AS weight
-            FROM ({texts_of(dataset, table)}) AS nodes
+            FROM ({texts_of(table)}) AS nodes
             JOIN anchors ON anchors.text = nodes.text
             JOIN near ON near.text = anchors.id
             """,
@@ -98,5 +75,5 @@ def write_text_edges(
     return write_edges(connection, dataset, name, [*NODE_TABLES], protocol, writer)
 
 
-def _open(file: Path) -> pa.ipc.RecordBatchFileReader:
-    return pa.ipc.open_file(pa.memory_map(str(file)))
+def _mapped(file: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(file))).read_all()

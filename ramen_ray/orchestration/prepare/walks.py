@@ -24,7 +24,7 @@ from ramen_ray.data.store.checksums import (
 )
 from ramen_ray.data.store.mapped_files import publish
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
-from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
+from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.cluster.tasks import in_tasks
 
@@ -44,10 +44,7 @@ def walked_edges(
     """Return the folder of the walked graphs of ``regularizers``, from ``cache`` if they are there.
 
     The cache is keyed by the content of the dataset's graphs, the settings and the seed; a process
-    waits for another that makes the same.
-
-    Raises:
-        DamagedError: the graphs have changed meanwhile.
+    waits for another that makes the same. Raises a DamagedError if the graphs change meanwhile.
     """
     folder = cache / _cache_key(data.path / "edges", settings, seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,8 +123,8 @@ def _ranges(edges: Path) -> list[tuple[int, int]]:
 
 def _walk_range(graph: Path, nodes: tuple[int, int], settings: WalkSettings, seed: int) -> None:
     """Walk from the nodes of a range, and write their edges."""
-    visits = most_visited(WalkGraph.open(graph), *nodes, settings, seed)
-    visited_edges(visits).save(_folder_of(graph, nodes))
+    edges = most_visited(WalkGraph.open(graph), *nodes, settings, seed)
+    edges.save(_folder_of(graph, nodes))
 
 
 def _join(graph: Path, ranges: list[tuple[int, int]], folder: Path) -> None:

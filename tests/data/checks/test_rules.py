@@ -1,19 +1,17 @@
 """Rules against plain loops, tables in any order, and columns that must not be touched."""
 
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from support import query_table, text_table
 
-from ramen_ray.data.checks import check, reading, validate
+from ramen_ray.data.checks import check, validate
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.store import parquet_files
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.dataset import Dataset, write_dataset
 
 NUM_NODES, NUM_ANCHORS = 40, 25
 
@@ -38,36 +36,6 @@ def _repeats(dataset: Dataset) -> list[Finding]:
     return [found for found in validate(dataset) if "that an earlier row has" in found.message]
 
 
-@pytest.mark.parametrize("rows_per_batch", [1, 16, 1 << 16])
-@pytest.mark.parametrize("is_sorted", [False, True])
-def test_repeated_edges_are_found_in_any_order(
-    rows_per_batch: int, is_sorted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "ROWS_PER_BATCH", rows_per_batch)
-    draw = np.random.default_rng(0)
-    pairs = np.stack([draw.integers(0, NUM_NODES, 150), draw.integers(0, NUM_ANCHORS, 150)], axis=1)
-    if is_sorted:
-        pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
-    counts = Counter(map(tuple, pairs.tolist()))
-    again = [row for row, pair in enumerate(pairs) if (pairs[:row] == pair).all(axis=1).any()]
-    (finding,) = _repeats(_dataset(tmp_path / "repeats", pairs))
-    assert len(again) == sum(count - 1 for count in counts.values())
-    assert finding.row == again[0]
-    assert finding.message.endswith(f" and {len(again) - 3} more")
-
-
-@pytest.mark.parametrize("at", [15, 16, 31])
-def test_a_repeat_at_the_edge_of_a_batch_is_found(
-    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "ROWS_PER_BATCH", 16)
-    pairs = np.stack([np.arange(NUM_NODES), np.arange(NUM_NODES) % NUM_ANCHORS], axis=1)
-    assert _repeats(_dataset(tmp_path / "none", pairs)) == []
-    pairs = np.insert(pairs, at, pairs[at], axis=0)
-    (finding,) = _repeats(_dataset(tmp_path / "one", pairs))
-    assert finding.row == at + 1
-
-
 def test_rows_keep_their_numbers_in_large_tables_of_several_files(tmp_path: Path) -> None:
     """Row numbers are those of the engine, whose threads must not change them."""
     size, again = 400_000, [123_456, 300_001, 399_999]
@@ -83,15 +51,6 @@ def test_rows_keep_their_numbers_in_large_tables_of_several_files(tmp_path: Path
     (finding,) = _repeats(Dataset(path))
     assert (finding.file, finding.row) == ("ads.parquet/0.parquet", again[0])
     assert ": 7, 8 (1.parquet, row 1), 9 (1.parquet, row 99999)" in finding.message
-
-
-def test_ids_of_users_that_are_not_utf8_are_found(dataset_path: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(dataset_path, tmp_path / "mine")
-    rows = pq.read_table(path / "anchors" / "links.parquet")
-    own = pa.array([b"na\xefve"] * len(rows), pa.binary()).view(pa.string())
-    pq.write_table(rows.append_column("source_id", own), path / "anchors" / "links.parquet")
-    with pytest.raises(DatasetError, match=r"links\.parquet, row 0, column 'source_id': bytes"):
-        check(Dataset(path))
 
 
 def test_columns_that_may_run_code_are_named_and_not_read(
@@ -114,22 +73,6 @@ def test_columns_that_may_run_code_are_named_and_not_read(
     assert str(error).startswith(
         "ads.parquet, column 'code.inner': the column is of the type ray.data.arrow_pickled_object"
     )
-
-
-def test_each_table_is_opened_once_for_its_rows(
-    dataset_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[Path] = []
-    open_parquet = reading.open_parquet
-
-    def counted(path: Path) -> pq.ParquetFile:
-        opened.append(path)
-        return open_parquet(path)
-
-    monkeypatch.setattr(reading, "open_parquet", counted)
-    dataset = Dataset(dataset_path)
-    validate(dataset)
-    assert sorted(opened) == sorted(file for t in dataset.tables for file in dataset.files(t))
 
 
 def test_nothing_is_written_into_the_dataset_directory(dataset_path: Path, tmp_path: Path) -> None:

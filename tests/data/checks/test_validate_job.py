@@ -75,12 +75,6 @@ def test_errors_come_first_and_end_in_exit_code_1(
     assert written[0]["file"] == "edges/links/ad.parquet"
 
 
-def test_a_folder_of_something_else_ends_in_exit_code_2(tmp_path: Path, monkeypatch, capsys):
-    code, out, err = _run(monkeypatch, capsys, str(tmp_path))
-    assert (code, out) == (2, "")
-    assert err == f"error: {tmp_path} is not a dataset directory: it has no dataset.json\n"
-
-
 def test_findings_that_cannot_be_written_end_in_exit_code_2(copied: Path, monkeypatch, capsys):
     file = copied / "nowhere" / "findings.json"
     code, _, err = _run(monkeypatch, capsys, str(copied), "--json-file", str(file))
@@ -96,16 +90,6 @@ def test_it_runs_as_a_command_without_ray():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "python jobs/validate.py datasets/foldoc" in done.stdout
-
-
-@pytest.mark.parametrize("name", ["foldoc", "debian", "rdocs"])
-def test_the_built_in_datasets_have_no_errors(name: str, monkeypatch, capsys):
-    code, out, _ = _run(monkeypatch, capsys, str(ROOT / "datasets" / name))
-    assert code == 0
-    assert "errors: 0, warnings: " in out.splitlines()[-2]
-    warnings = [line for line in out.splitlines() if line.startswith("warning: ")]
-    assert not [line for line in warnings if "joins a held-out query" in line]
-    assert sum("ad without a train click" in line for line in warnings) == 1
 
 
 def _prepare(path: Path, encoder: Path) -> Prepared:

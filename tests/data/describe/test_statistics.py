@@ -23,24 +23,6 @@ def _texts(column: str, count: int) -> pa.Table:
     return pa.table({column: range(count), "text": [str(i) for i in range(count)]})
 
 
-def _edges(column: str, *pairs: tuple[int, int]) -> pa.Table:
-    nodes, anchors = [a for a, _ in pairs], [b for _, b in pairs]
-    return pa.table({column: nodes, "anchor_id": anchors, "weight": [1.0] * len(pairs)})
-
-
-def _write_tiny(path: Path) -> Dataset:
-    tables = {
-        "queries/train": _queries([0, 1], [1], [0, 1, 2, 3]),
-        "queries/validation": _queries([4]),
-        "queries/test": _queries([4, 0], [2]),
-        "ads": _texts("ad_id", 5),
-        "anchors/links": _texts("anchor_id", 3),
-        "edges/links/query": _edges("query_id", (0, 0), (0, 1), (0, 2), (2, 0)),
-        "edges/links/ad": _edges("ad_id", (4, 1)),
-    }
-    return write_dataset(path, tables, name="tiny")
-
-
 def _statistics_by_loops(dataset: Dataset) -> dict[str, float]:
     clicks = {split: dataset.read(f"queries/{split}")["ad_ids"].to_pylist() for split in SPLITS}
     num_ads, num_queries = dataset.num_rows("ads"), len(clicks["train"])
@@ -64,26 +46,6 @@ def _statistics_by_loops(dataset: Dataset) -> dict[str, float]:
             found[f"{name}_anchors_per_{side}"] = sum(map(len, anchors.values())) / nodes
         found[f"{name}_num_anchors"] = len(dataset.read(f"anchors/{name}"))
     return found
-
-
-def test_tiny_statistics(tmp_path: Path) -> None:
-    """Three train queries, five ads and four query edges, worked by hand."""
-    assert dataset_statistics(_write_tiny(tmp_path / "tiny")) == {
-        "num_train_queries": 3,
-        "num_validation_queries": 1,
-        "num_test_queries": 2,
-        "num_train_clicks": 7,
-        "num_validation_clicks": 1,
-        "num_test_clicks": 3,
-        "num_ads": 5,
-        "clicks_per_query": 7 / 3,
-        "queries_per_ad": 7 / 5,
-        "share_ads_without_click": 1 / 5,
-        "share_ads_with_one_click": 2 / 5,
-        "links_num_anchors": 3,
-        "links_anchors_per_query": 4 / 3,
-        "links_anchors_per_ad": 1 / 5,
-    }
 
 
 def test_empty_statistics(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Propagated clicks against plain loops, and training on them."""
 
-import shutil
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -139,22 +138,6 @@ def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen
             assert row["weights"] == old["weights"] + [min(old["weights"], default=1)] * len(added)
 
 
-def test_a_dataset_records_how_it_was_made(tmp_path: Path):
-    parent = _write_random_dataset(tmp_path / "parent", 1, weighted=False)
-    made = propagate_clicks(parent, tmp_path / "made", PropagationSettings(top_k=2, seed=5))
-    assert made.name == "random-propagated"
-    assert made.metadata["source"] == "a die"
-    assert made.metadata["propagated_clicks"] == {
-        "parent": "random",
-        "parent_fingerprint": parent.fingerprint,
-        "via": "ad-edges",
-        "anchor_sets": [],
-        "max_anchor_degree": 500,
-        "top_k": 2,
-        "seed": 5,
-    }
-
-
 def test_sets_as_published_are_used_only_if_named(tmp_path: Path):
     parent = _write_random_dataset(tmp_path / "parent", 1, weighted=False)
     tables = {name: parent.read(name) for name in parent.tables}
@@ -254,14 +237,6 @@ def test_a_dataset_without_graphs_has_nothing_to_propagate_over(tmp_path: Path):
     bare = write_dataset(tmp_path / "bare", tables, name="bare")
     with pytest.raises(DatasetError, match="has no anchor sets"):
         propagate_clicks(bare, tmp_path / "made", PropagationSettings())
-
-
-def test_tables_that_the_format_does_not_know_are_not_copied(tmp_path: Path):
-    star = _star(tmp_path / "star", 3, 3)
-    hub = star.path / "edges" / "hub"
-    shutil.copy(hub / "query.parquet", hub / "banner.parquet")
-    made = propagate_clicks(Dataset(star.path), tmp_path / "made", PropagationSettings())
-    assert made.tables == [table for table in star.tables if table != "edges/hub/banner"]
 
 
 def test_the_job_writes_a_sound_dataset(dataset_path: Path, tmp_path: Path, run_here: RunHere):

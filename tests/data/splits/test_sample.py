@@ -5,31 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import errors_in
+from written_out import clicked_pairs, edges_of
 
 from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.presets import bag
 
-Pairs = set[tuple[str, str]]
-
 
 @pytest.fixture(scope="module")
 def whole() -> Dataset:
     return Dataset(bag("foldoc").dataset)
-
-
-def _clicks(dataset: Dataset, split: str) -> Pairs:
-    ads = dataset.read("ads")["text"].to_pylist()
-    rows = dataset.read(f"queries/{split}").to_pylist()
-    return {(row["text"], ads[ad]) for row in rows for ad in row["ad_ids"]}
-
-
-def _edges(dataset: Dataset, anchor_set: str, side: str) -> Pairs:
-    nodes = dataset.read({"query": "queries/train", "ad": "ads"}[side])["text"].to_pylist()
-    anchors = dataset.read(f"anchors/{anchor_set}")["text"].to_pylist()
-    rows = dataset.read(f"edges/{anchor_set}/{side}").to_pylist()
-    return {(nodes[row[f"{side}_id"]], anchors[row["anchor_id"]]) for row in rows}
 
 
 def test_what_is_kept_keeps_its_clicks_edges_and_filters(whole: Dataset, tmp_path: Path) -> None:
@@ -39,14 +25,14 @@ def test_what_is_kept_keeps_its_clicks_edges_and_filters(whole: Dataset, tmp_pat
     ads = set(sample.read("ads")["text"].to_pylist())
     queries = {split: set(sample.read(f"queries/{split}")["text"].to_pylist()) for split in SPLITS}
     for split in SPLITS:
-        expected = {pair for pair in _clicks(whole, split) if pair[0] in queries[split]}
-        assert _clicks(sample, split) == expected
+        expected = {pair for pair in clicked_pairs(whole, split) if pair[0] in queries[split]}
+        assert clicked_pairs(sample, split) == expected
         assert {ad for _, ad in expected} <= ads
     assert sample.anchor_sets == whole.anchor_sets
     for anchor_set in whole.anchor_sets:
         for side, nodes in (("query", queries["train"]), ("ad", ads)):
-            edges = _edges(whole, anchor_set, side)
-            assert _edges(sample, anchor_set, side) == {one for one in edges if one[0] in nodes}
+            edges = edges_of(whole, anchor_set, side)
+            assert edges_of(sample, anchor_set, side) == {one for one in edges if one[0] in nodes}
     own = sample.read("filters/test").to_pylist()
     texts = {table: sample.read(table)["text"].to_pylist() for table in ("queries/test", "ads")}
     assert own
@@ -63,6 +49,6 @@ def test_a_sample_is_dense_and_that_of_its_seed(whole: Dataset, tmp_path: Path) 
     rows = np.random.default_rng(0).permutation(len(train))[:800]
     uniform = [ad for row in rows for ad in train[row]]
     for sample in drawn:
-        clicks = _clicks(sample, "train")
+        clicks = clicked_pairs(sample, "train")
         own = len(clicks) / len({ad for _, ad in clicks})
         assert own > 1.2 * len(uniform) / len(set(uniform))

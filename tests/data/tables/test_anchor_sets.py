@@ -9,10 +9,9 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from filelock import FileLock, Timeout
 from support import errors_in
 
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
+from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.tables.column_names import EdgeColumns
 from ramen_ray.data.tables.graphs import anchor_sets, edges
 from ramen_ray.data.tables.graphs.anchor_sets import folder_beside, put_in_place, remove_anchor_set
@@ -65,12 +64,6 @@ def test_a_set_is_added_and_nothing_else_changes(path: Path) -> None:
     assert {table: _content(path)[table] for table in before} == before
     assert [file.name for file in path.rglob(".*")] == [".lock"]
     assert errors_in(dataset) == []
-
-
-def test_a_side_without_edges_is_left_out(path: Path) -> None:
-    _add(path, "more", ["query"])
-    assert not Dataset(path).has("edges/more/ad")
-    assert errors_in(Dataset(path)) == []
 
 
 @pytest.mark.parametrize(
@@ -149,21 +142,6 @@ def test_jobs_that_run_at_once_keep_each_others_sets(
     assert "first" not in Dataset(path).metadata["anchor_sets"]
     assert "more" in Dataset(path).metadata["anchor_sets"]
     assert errors_in(Dataset(path)) == []
-
-
-def test_one_job_at_a_time_counts_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def write_alone(*arguments: Any) -> None:
-        with pytest.raises(Timeout):
-            FileLock(path / ".lock").acquire(blocking=False)
-        calls.append(arguments)
-        write_metadata(*arguments)
-
-    monkeypatch.setattr(anchor_sets, "write_metadata", write_alone)
-    _add(path, "more")
-    remove_anchor_set(path, "more")
-    assert len(calls) == 2
 
 
 def test_hidden_leftovers_are_not_tables(path: Path) -> None:

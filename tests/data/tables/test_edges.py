@@ -179,7 +179,7 @@ def test_any_number_of_threads_writes_the_same_bytes(path: Path, tmp_path: Path)
     for threads in (1, 4):
         folder = tmp_path / f"by_{threads}"
         folder.mkdir()
-        with engine(folder) as connection:
+        with engine(folder, dataset=Dataset(path)) as connection:
             connection.execute(f"SET threads = {threads}")
             write_edge_list(connection, Dataset(path), edge_list, "mine", DatasetWriter(folder))
         files = sorted(folder.rglob("*.parquet"))
@@ -192,22 +192,11 @@ def test_a_long_table_of_edges_needs_little_memory(path: Path, tmp_path: Path) -
     rows = pa.table({"query": TRAIN[:2] * 400_000, "anchor": [f"an anchor {'x' * 90}"] * 800_000})
     pq.write_table(rows, tmp_path / "links.parquet")
     edge_list = EdgeList(query_edges=str(tmp_path / "links.parquet"), protocol="as-published")
-    with engine(tmp_path, "60MB") as connection:
+    with engine(tmp_path, "60MB", Dataset(path)) as connection:
         connection.execute("SET threads = 1")
         write_edge_list(connection, Dataset(path), edge_list, "mine", DatasetWriter(tmp_path))
     weights = pq.read_table(tmp_path / "edges" / "mine" / "query.parquet")["weight"]
     assert weights.to_pylist() == [400_000.0] * 3
-
-
-def test_the_order_of_a_datasets_rows_does_not_matter(path: Path, tmp_path: Path) -> None:
-    links = _write(LINKS, tmp_path / "links.csv")
-    ads = _write(pd.DataFrame({"ad_id": ["hat shop"], "anchor": ["felt"]}), tmp_path / "ads.csv")
-    for table, id_column in (("queries/train", "query_id"), ("ads", "ad_id")):
-        rows = Dataset(path).read(table).sort_by([(id_column, "descending")])
-        pq.write_table(rows, path / f"{table}.parquet")
-    _add(path, query_edges=links, ad_edges=ads, edges_weight=None)
-    assert _edges(path, "query").keys() == QUERY_EDGES.keys()
-    assert _edges(path, "ad") == {(1, "felt"): 1.0}
 
 
 def test_the_users_ids_take_precedence(path_with_ids: Path, tmp_path: Path) -> None:
@@ -261,7 +250,9 @@ def test_an_anchor_that_its_table_lists_may_be_called_na(path: Path, tmp_path: P
     assert {anchor for _, anchor in _edges(path, "query")} == {"missing values"}
 
 
-def test_all_errors_are_reported_together(path: Path, tmp_path: Path) -> None:
+def test_all_errors_are_reported_together_or_their_rows_left_out(
+    path: Path, tmp_path: Path
+) -> None:
     query_edges, ad_edges = tmp_path / "queries.csv", tmp_path / "ads.csv"
     query_edges.write_text(
         "query,anchor,w\n"
@@ -272,18 +263,15 @@ def test_all_errors_are_reported_together(path: Path, tmp_path: Path) -> None:
         "blue hat,felt,none\n"
         "blue hat,felt,-1\n"
         "blue hat,felt,1,2\n"
+        "blue hat,felt,3\n"
     )
-    ad_edges.write_text("ad_id,anchor,w\n1,wool,inf\n1,wool,1\n99,felt,1\n")
+    ad_edges.write_text("ad_id,anchor,w\n1,wool,inf\n1,wool,1\n99,felt,1\n1,felt,1\n")
     anchors = tmp_path / "anchors.csv"
     anchors.write_text("anchor_id,text\nfelt,Felt\nfelt,Felt again\ntweed,\n")
+    given = {"query_edges": str(query_edges), "ad_edges": str(ad_edges), "edges_weight": "w"}
+    given["anchors"] = str(anchors)
     with pytest.raises(DatasetError) as raised:
-        _add(
-            path,
-            anchors=str(anchors),
-            query_edges=str(query_edges),
-            ad_edges=str(ad_edges),
-            edges_weight="w",
-        )
+        _add(path, **given)
     assert str(raised.value).splitlines()[1:] == [
         f"  - {anchors}, row 4, column 'text': 1 cells are empty: ''; {CORRECT}",
         f"  - {anchors}, row 3, column 'anchor_id': "
@@ -304,38 +292,23 @@ def test_all_errors_are_reported_together(path: Path, tmp_path: Path) -> None:
         f"1 rows name anchors that the table of anchors does not have: 'wool'; {CORRECT}",
     ]
     assert Dataset(path).anchor_sets == []
-
-
-CORRECT = "correct them, or leave these rows out with --skip-bad-rows"
-
-
-def test_bad_rows_can_be_left_out(path: Path, tmp_path: Path) -> None:
-    links, anchors = tmp_path / "links.csv", tmp_path / "anchors.csv"
-    links.write_text(
-        "query,anchor,weight\n"
-        "red shoes,felt,1\n"
-        "no such query,felt,1\n"
-        ",felt,1\n"
-        "blue hat,,1\n"
-        "blue hat,no such anchor,1\n"
-        "blue hat,felt,-1\n"
-        "blue hat,felt,1,2\n"
-        "blue hat,felt,3\n"
-    )
-    anchors.write_text("anchor_id,text\nfelt,Felt\nfelt,Felt again\n,Wool\ntweed,\n")
-    found = {"query_edges": str(links), "anchors": str(anchors), "edges_weight": "weight"}
-    counts = _add(path, **found, skip_bad_rows=True)
+    counts = _add(path, **given, skip_bad_rows=True)
     assert _edges(path, "query") == {(0, "Felt"): 1.0, (2, "Felt"): 1.0, (1, "Felt"): 3.0}
+    assert _edges(path, "ad") == {(1, "Felt"): 1.0}
     assert {
         what: n for what, n in counts.items() if what.startswith(("cells", "rows", "unre"))
     } == {
-        "cells are empty": 4,
+        "cells are empty": 3,
         "rows repeat the anchor of an earlier row": 1,
         "unreadable lines": 1,
         "rows name queries that the dataset does not have": 1,
+        "rows name ads that the dataset does not have": 1,
         "rows name anchors that the table of anchors does not have": 1,
-        "cells are not positive numbers up to 1e+30": 1,
+        "cells are not positive numbers up to 1e+30": 3,
     }
+
+
+CORRECT = "correct them, or leave these rows out with --skip-bad-rows"
 
 
 def test_held_out_queries_bring_no_edges(path: Path, tmp_path: Path) -> None:

@@ -133,15 +133,6 @@ SHOP = Shop(
 )
 
 
-def test_what_is_left_out_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
-    tables = SHOP.write(tmp_path, own_table=True)
-    tables = UserTables(**{**vars(tables), "min_ads_per_query": 0, "drop_own_text": True})
-    import_in_process(tables, tmp_path / "out")
-    assert "pairs left out as an ad of the query's own text" in caplog.text
-    assert "filters: " in caplog.text
-
-
 def test_edges_keep_listed_queries_without_clicks(tmp_path: Path) -> None:
     tables = SHOP.write(tmp_path, own_table=False)
     clicks = pd.read_csv(tables.clicks)

@@ -142,14 +142,6 @@ def test_names_of_edges_that_lost_digits_are_refused(tmp_path: Path) -> None:
         assert f"{file}.csv, row 2, column '{column}': 9 {ROUNDED}" in str(error.value)
 
 
-def test_names_in_a_log_that_lost_digits_are_no_queries(tmp_path: Path) -> None:
-    shop = _shop(tmp_path)
-    rows = [(n // 3, 1_775_000_000 + n, f"1.{n % 9}E+18", "") for n in NUMBERS]
-    log = _write(tmp_path / "log.csv", ["session_id", "time", "query", "ad_id"], rows)
-    with pytest.raises(DatasetError, match="60 rows without a query"):
-        add_co_session(shop.path, SessionLog(log), SessionSettings(min_support=1))
-
-
 def _by_text(folder: Path) -> Dataset:
     clicks = _write(
         folder / "c.csv", ["query", "ad"], ((f"query {n}", f"ad {n % 6}") for n in NUMBERS)

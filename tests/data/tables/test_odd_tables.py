@@ -12,11 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from numpy.typing import NDArray
-from support import CODE_TYPE, import_in_process
+from support import import_in_process
+from written_out import clicked_pairs
 
-from ramen_ray.data.findings import Finding
-from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.settings import Splits, UserTables
@@ -39,27 +37,18 @@ def _import(folder: Path, name: str, content: bytes | str, **changes: Any) -> tu
     return dataset, "\n".join(map(str, findings))
 
 
-def _clicks(dataset: Dataset) -> set[tuple[str, str]]:
-    ads = dataset.read("ads")["text"].to_pylist()
-    return {
-        (row["text"], ads[ad])
-        for split in SPLITS
-        for row in dataset.read(f"queries/{split}").to_pylist()
-        for ad in row["ad_ids"]
-    }
-
-
 def test_quotes_of_tsv_are_letters(tmp_path: Path) -> None:
     odd = [('"Cold Play', "band"), ('"nike shoes"', "shoe"), ('5" nails', '6" nails')]
-    rows = "".join(f"{query}\t{ad}\n" for query, ad in [*CLICKS, *odd])
-    dataset, found = _import(tmp_path, "a.tsv", "query\tad\n" + rows)
-    assert _clicks(dataset) == {*CLICKS, *odd}
+    start = "query\tad\n" + LINES.replace(",", "\t")
+    rows = "".join(f"{query}\t{ad}\n" for query, ad in odd)
+    dataset, found = _import(tmp_path, "a.tsv", start + rows)
+    assert clicked_pairs(dataset) == {*CLICKS, *odd}
     assert "row 303, column" not in found
     assert "a.tsv, row 303: 1 lines have cells in quotes, which are kept" in found
     with pytest.raises(DatasetError, match="row 302: 1 lines have cells in quotes as CSV has them"):
-        _import(
-            tmp_path / "2", "b.tsv", "query\tad\n" + LINES.replace(",", "\t") + '"a ""b"""\tc\n'
-        )
+        _import(tmp_path / "2", "b.tsv", start + '"a ""b"""\tc\n')
+    with pytest.raises(DatasetError, match=r"3 cells instead of 2.*; TSV has no quoting"):
+        _import(tmp_path / "3", "b.tsv", start + '"a\tb"\tc\n')
 
 
 def test_records_are_told_apart_wherever_quotes_are_wrong(tmp_path: Path) -> None:
@@ -75,58 +64,8 @@ def test_records_are_told_apart_wherever_quotes_are_wrong(tmp_path: Path) -> Non
     assert "a.csv, row 5: " in str(error.value)
     assert "lines have a closing quote that no delimiter follows" in str(error.value)
     dataset, found = _import(tmp_path, "b.csv", content, skip_bad_rows=True)
-    assert _clicks(dataset) == {*CLICKS, ('"', "x"), ('in"ner', "two\nlines")}
+    assert clicked_pairs(dataset) == {*CLICKS, ('"', "x"), ('in"ner', "two\nlines")}
     assert "row 2: 1 lines have a quote in the middle of a cell, which is kept" in found
-
-
-def test_a_cell_with_line_breaks_may_cross_any_block(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("ramen_ray.data.tables.reading.lines.BYTES_PER_BLOCK", 200)
-    text = "line\n" * 500
-    dataset, found = _import(
-        tmp_path, "a.csv", f'query,ad\n{LINES}"{text}",long\n' + "a,b,c\n" * 2, skip_bad_rows=True
-    )
-    assert _clicks(dataset) == {*CLICKS, (text, "long")}
-    assert "a.csv, row 803: 2 lines have 3 cells instead of 2" in found
-
-
-def _mix_inverse(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Undo SplitMix64's finaliser."""
-    for shift, factor in ((31, 0x319642B2D24D8EC3), (27, 0x96DE1B173F119089), (30, 1)):
-        z = z ^ (z >> np.uint64(shift)) ^ (z >> np.uint64(2 * shift))
-        z = z * np.uint64(factor)
-    return z - np.uint64(0x9E3779B97F4A7C15)
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    z = values + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-def _same_hash(text: str) -> str:
-    """Forge another text of 16 printable letters that ``hash_strings`` does not tell from one."""
-    positions = _mix(np.arange(2, dtype=np.uint64))
-    total = _mix(positions ^ np.frombuffer(text.encode(), np.uint64)).sum(dtype=np.uint64)
-    letters = np.random.default_rng(0).integers(97, 123, (200_000, 8)).astype(np.uint8)
-    first = letters.view(np.uint64)[:, 0]
-    second = _mix_inverse(total - _mix(positions[0] ^ first)) ^ positions[1]
-    found = second.view(np.uint8).reshape(-1, 8)
-    good = np.flatnonzero(((found > 34) & (found < 127) & (found != 44)).all(axis=1))
-    return (letters[good[0]].tobytes() + found[good[0]].tobytes()).decode()
-
-
-def test_ids_and_texts_are_told_apart_though_a_hash_does_not(tmp_path: Path) -> None:
-    mine = "an ad of my own "
-    other = _same_hash(mine)
-    assert hash_strings(pa.array([mine]))[0] == hash_strings(pa.array([other]))[0]
-    ads = [("A", other, "not mine"), ("B", mine, "mine")]
-    (tmp_path / "ads.csv").write_text(
-        "ad_id,text\n" + "".join(f"{ad},{text}\n" for _, ad, text in ads)
-    )
-    rows = "".join(f"query {n},{ads[n % 2][1]}\n" for n in range(300))
-    dataset, _ = _import(tmp_path, "a.csv", "query,ad_id\n" + rows, ads=str(tmp_path / "ads.csv"))
-    assert _clicks(dataset) == {(f"query {n}", ads[n % 2][2]) for n in range(300)}
 
 
 def test_repeated_ids_with_other_texts_are_an_error_if_many(tmp_path: Path) -> None:
@@ -263,7 +202,7 @@ def test_marks_and_headers_of_joined_files_are_taken_out(tmp_path: Path) -> None
     one = b"\xef\xbb\xbfquery,ad\n" + LINES.encode()
     two = b"\xef\xbb\xbfquery,ad\n\xef\xbb\xbfa,b\nquery,b\n"
     dataset, found = _import(tmp_path, "a.csv", one + two)
-    assert _clicks(dataset) == {*CLICKS, ("a", "b"), ("query", "b")}
+    assert clicked_pairs(dataset) == {*CLICKS, ("a", "b"), ("query", "b")}
     assert "row 302: 1 rows repeat the header, and are left out" in found
     assert "row 302: 2 lines have byte order marks" in found
 
@@ -271,7 +210,7 @@ def test_marks_and_headers_of_joined_files_are_taken_out(tmp_path: Path) -> None
 def test_words_for_nothing_are_refused_if_many(tmp_path: Path) -> None:
     few = f"query,ad\n{LINES}NULL,a\nx,None\n"
     dataset, found = _import(tmp_path, "a.csv", few)
-    assert ("NULL", "a") in _clicks(dataset)
+    assert ("NULL", "a") in clicked_pairs(dataset)
     assert "row 302, column 'query': 1 cells are words for nothing: 'NULL'" in found
     words = ["NULL", "null", r"\N", "N/A", "#N/A"]
     many = f"query,ad\n{LINES}" + "".join(f"{word},a\n" for word in words)
@@ -282,7 +221,7 @@ def test_words_for_nothing_are_refused_if_many(tmp_path: Path) -> None:
         ("d", "keep", {(word, "a") for word in words}),
     ):
         dataset, _ = _import(tmp_path / name, "a.csv", many, null_words=option)
-        assert _clicks(dataset) == {*CLICKS, *expected}
+        assert clicked_pairs(dataset) == {*CLICKS, *expected}
 
 
 def test_a_header_cell_may_have_a_line_break(tmp_path: Path) -> None:
@@ -292,7 +231,7 @@ def test_a_header_cell_may_have_a_line_break(tmp_path: Path) -> None:
         '"my\nquery",ad\n' + LINES,
         columns=Columns(clicks_query="my query"),
     )
-    assert _clicks(dataset) == set(CLICKS)
+    assert clicked_pairs(dataset) == set(CLICKS)
 
 
 def test_a_log_as_companies_have_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -321,7 +260,7 @@ def test_a_log_as_companies_have_it(tmp_path: Path, caplog: pytest.LogCaptureFix
     dataset, findings = import_in_process(tables, tmp_path / "out")
     assert findings == []
     texts = ["ad 0", "ad 1", *(f"ad {n} cheap {n}" for n in range(2, 7))]
-    assert _clicks(dataset) == {(f"query {n}", texts[n % 7]) for n in range(kept)}
+    assert clicked_pairs(dataset) == {(f"query {n}", texts[n % 7]) for n in range(kept)}
     for counted in (
         "100 left out: impressions, rows of 0 clicks",
         "1 left out: clicks before clicks_from",
@@ -329,15 +268,6 @@ def test_a_log_as_companies_have_it(tmp_path: Path, caplog: pytest.LogCaptureFix
         "1 queries left out for more than 1000 clicks",
     ):
         assert counted in caplog.text
-
-
-def test_a_column_that_would_run_code_is_refused_by_name(tmp_path: Path) -> None:
-    query, ad = zip(*CLICKS, strict=True)
-    fields = [pa.field("query", pa.binary(), metadata=CODE_TYPE), pa.field("ad", pa.string())]
-    columns = [[text.encode() for text in query], ad]
-    pq.write_table(pa.table(columns, pa.schema(fields)), tmp_path / "a.parquet")
-    with pytest.raises(DatasetError, match=r"may run code, and are refused: 'query'"):
-        import_in_process(UserTables(str(tmp_path / "a.parquet")), tmp_path / "out")
 
 
 def test_case_variants_given_two_splits_are_kept_in_the_held_out_one(tmp_path: Path) -> None:
@@ -376,23 +306,6 @@ def test_names_of_what_was_merged_or_left_out_stay_known(tmp_path: Path) -> None
     assert _aliases(dataset, "ad") == {"a7": None}
 
 
-def test_a_finding_says_where_in_a_way_that_can_be_read(tmp_path: Path) -> None:
-    finding = Finding("error", "a.csv", "1 cells are empty", "fill them", 3, "query")
-    assert str(finding) == "a.csv, row 3, column 'query': 1 cells are empty; fill them"
-
-
-def _tsv(*rows: tuple[str, str]) -> str:
-    return "query\tad\n" + "".join(f"{query}\t{ad}\n" for query, ad in [*CLICKS, *rows])
-
-
-def test_a_tsv_whose_cells_are_quoted_is_refused(tmp_path: Path) -> None:
-    rows = "".join(f'"{query}"\t"{ad}"\n' for query, ad in CLICKS)
-    with pytest.raises(DatasetError, match="row 2: 300 lines have cells in quotes as CSV has them"):
-        _import(tmp_path, "a.tsv", "query\tad\n" + rows)
-    with pytest.raises(DatasetError, match=r"3 cells instead of 2.*; TSV has no quoting"):
-        _import(tmp_path / "2", "a.tsv", _tsv(('"a\tb"', "c")))
-
-
 def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -400,35 +313,25 @@ def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(
     caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
     lines = f"query,ad\n{LINES}".encode()
     dataset, _ = _import(tmp_path, "a.csv", lines + b"caf\x81,x\n")
-    assert _clicks(dataset) == {*CLICKS, ("caf\x81", "x")}
+    assert clicked_pairs(dataset) == {*CLICKS, ("caf\x81", "x")}
     assert "clicks: 301 rows read\n" in caplog.text
     many = b"".join(b"caf\x81 %d,x\n" % n for n in range(9))
     dataset, _ = _import(tmp_path / "2", "a.csv", lines + many, skip_bad_rows=True)
-    assert _clicks(dataset) == set(CLICKS)
+    assert clicked_pairs(dataset) == set(CLICKS)
     assert "clicks: 309 rows read, 9 left out: unreadable lines" in caplog.text
     with pytest.raises(DatasetError, match="row 302: 4 lines have NUL bytes"):
         _import(tmp_path / "3", "a.csv", lines + b"a\0b,c\n" * 4)
 
 
 def test_marks_and_headers_in_other_forms_are_found(tmp_path: Path) -> None:
-    start = f"query,ad\n{LINES}"
+    start = '"query","ad"\r\n' + LINES.replace("\n", "\r\n")
     dataset, found = _import(tmp_path, "a.csv", start + "Query, AD \na\ufeffb,c\n")
-    assert _clicks(dataset) == {*CLICKS, ("ab", "c")}
+    assert clicked_pairs(dataset) == {*CLICKS, ("ab", "c")}
     assert "row 302: 1 rows repeat the header" in found
     assert "row 303: 1 lines have byte order marks" in found
     for skip in (False, True):
         with pytest.raises(DatasetError, match="row 302: 1 rows name the columns in another order"):
             _import(tmp_path / "2", "a.csv", start + "ad,query\nad 1,query 9\n", skip_bad_rows=skip)
-
-
-def test_headers_are_found_beside_columns_of_folders(tmp_path: Path) -> None:
-    folder = tmp_path / "t" / "day=2026-04-01"
-    folder.mkdir(parents=True)
-    (folder / "a.csv").write_text(f"query,ad\n{LINES}query,ad\n")
-    tables = UserTables(str(tmp_path / "t"), columns=Columns(clicks_time="day"))
-    dataset, (finding,) = import_in_process(tables, tmp_path / "out")
-    assert _clicks(dataset) == set(CLICKS)
-    assert "row 302: 1 rows repeat the header" in str(finding)
 
 
 def test_other_ways_to_lose_digits_of_ids(tmp_path: Path) -> None:
@@ -440,17 +343,10 @@ def test_other_ways_to_lose_digits_of_ids(tmp_path: Path) -> None:
     pq.write_table(pa.table(table, schema), tmp_path / "a.parquet")
     tables = UserTables(str(tmp_path / "a.parquet"), ads=str(tmp_path / "ads.csv"))
     dataset, _ = import_in_process(tables, tmp_path / "out")
-    assert _clicks(dataset) == set(CLICKS)
+    assert clicked_pairs(dataset) == set(CLICKS)
     rows = "".join(f'query {n},"1,{n % 7}E+18"\n' for n in range(300))
     with pytest.raises(DatasetError, match="300 cells are numbers in scientific notation"):
         _import(tmp_path / "2", "a.csv", "query,ad_id\n" + rows, ads=str(tmp_path / "ads.csv"))
-
-
-def test_two_objects_on_a_line_are_refused_by_line(tmp_path: Path) -> None:
-    lines = "".join(f'{{"query": "{query}", "ad": "{ad}"}}\n' for query, ad in CLICKS)
-    two = '{"query": "a", "ad": "b"}{"query": "c", "ad": "d"}\n'
-    with pytest.raises(DatasetError, match=r"row 301: is not a JSON object \(Extra data"):
-        _import(tmp_path, "a.jsonl", lines + two)
 
 
 @pytest.mark.parametrize("session", ["NULL", "1.34E+18"])
@@ -478,14 +374,8 @@ def test_a_column_of_file_and_folder_is_read_from_the_file(
     else:
         frame.to_parquet(file)
     dataset, _ = import_in_process(UserTables(str(file)), tmp_path / "out")
-    assert _clicks(dataset) == set(CLICKS)
+    assert clicked_pairs(dataset) == set(CLICKS)
     assert "the columns 'ad' are in the file and in the name of its folder" in caplog.text
-
-
-def test_a_quoted_header_may_end_as_on_windows(tmp_path: Path) -> None:
-    content = '"query","ad"\r\n' + LINES.replace("\n", "\r\n")
-    dataset, found = _import(tmp_path, "a.csv", content)
-    assert (_clicks(dataset), found) == (set(CLICKS), "")
 
 
 def test_rows_without_a_query_and_an_ad_are_said_unless_they_are_blank(tmp_path: Path) -> None:
@@ -494,7 +384,7 @@ def test_rows_without_a_query_and_an_ad_are_said_unless_they_are_blank(tmp_path:
     with pytest.raises(DatasetError, match="row 304, column 'query': 1 cells are empty"):
         _import(tmp_path, "a.csv", content)
     dataset, found = _import(tmp_path / "2", "a.csv", content.removesuffix(",,US\n"))
-    assert (_clicks(dataset), found) == (set(CLICKS), "")
+    assert (clicked_pairs(dataset), found) == (set(CLICKS), "")
 
 
 ODD_TIMES: dict[str, tuple[Callable[[int], object], str]] = {
@@ -538,7 +428,7 @@ def test_headers_are_found_in_texts_of_any_type(kind: pa.DataType, tmp_path: Pat
     pq.write_table(pa.table(columns, names=["query", "ad"]), tmp_path / "a.parquet")
     tables = UserTables(str(tmp_path / "a.parquet"))
     dataset, (finding,) = import_in_process(tables, tmp_path / "out")
-    assert _clicks(dataset) == set(CLICKS)
+    assert clicked_pairs(dataset) == set(CLICKS)
     assert "1 rows repeat the header" in str(finding)
     query, ad = (*query[:-1], " "), (*ad[:-1], None)
     columns = [pa.array(cells).cast(kind) for cells in (query, ad)]
@@ -554,7 +444,7 @@ def test_columns_whose_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
     for name in ("query", "a.b"):
         tables = UserTables(str(tmp_path / "a.parquet"), columns=Columns(clicks_query=name))
         dataset, findings = import_in_process(tables, tmp_path / name)
-        assert (_clicks(dataset), findings) == (set(CLICKS), [])
+        assert (clicked_pairs(dataset), findings) == (set(CLICKS), [])
 
 
 def _broken_link(folder: Path) -> str:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import query_table, text_table
+from written_out import clicked_pairs, column_of, edges_of
 
 from ramen_ray.data.checks import validate
 from ramen_ray.data.store.dataset import Dataset, write_dataset
@@ -19,7 +20,6 @@ from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_sessio
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.orchestration.prepare.similar import add_similar
 
-START = 1_700_000_000
 PROTOCOLS = ("strict", "as-published")
 ADS = ["Shoe  shop", "hat shop", "silk", "Silk Tie", "gloves"]
 QUERIES = {
@@ -36,26 +36,16 @@ def _plain(text: str) -> str:
 
 def _held_out_pairs(dataset: Dataset) -> set[tuple[str, str]]:
     """The texts of each held-out query and its answers, in both orders."""
-    ads = dataset.read("ads")["text"].to_pylist()
-    pairs = {
-        (_plain(row["text"]), _plain(ads[ad]))
-        for split in ("validation", "test")
-        for row in dataset.read(f"queries/{split}").to_pylist()
-        for ad in row["ad_ids"]
-    }
+    clicks = clicked_pairs(dataset, "validation", "test")
+    pairs = {(_plain(query), _plain(ad)) for query, ad in clicks}
     return pairs | {(answer, query) for query, answer in pairs}
 
 
 def _edges(dataset: Dataset, name: str) -> set[tuple[str, str, str]]:
     """Side, node and anchor of all edges; nodes of equal text have equal edges."""
-    found = set()
-    anchors = dataset.read(f"anchors/{name}")["text"].to_pylist()
-    for side, table in (("query", "queries/train"), ("ad", "ads")):
-        texts = dataset.read(table)["text"].to_pylist()
-        if dataset.has(f"edges/{name}/{side}"):
-            rows = dataset.read(f"edges/{name}/{side}").to_pylist()
-            found |= {(side, texts[r[f"{side}_id"]], anchors[r["anchor_id"]]) for r in rows}
-    assert {anchor for _, _, anchor in found} == set(anchors)
+    sides = [side for side in ("query", "ad") if dataset.has(f"edges/{name}/{side}")]
+    found = {(side, *edge) for side in sides for edge in edges_of(dataset, name, side)}
+    assert {anchor for _, _, anchor in found} == set(column_of(dataset, f"anchors/{name}"))
     return found
 
 
@@ -68,12 +58,7 @@ def _leaking(
 def _repeating(
     edges: Collection[tuple[str, str, str]], dataset: Dataset
 ) -> set[tuple[str, str, str]]:
-    ads = dataset.read("ads")["text"].to_pylist()
-    clicks = [
-        (row["text"], ads[ad])
-        for row in dataset.read("queries/train").to_pylist()
-        for ad in row["ad_ids"]
-    ]
+    clicks = clicked_pairs(dataset, "train")
     repeats = {("query", query, _plain(ad)) for query, ad in clicks}
     repeats |= {("ad", ad, _plain(query)) for query, ad in clicks}
     return {edge for edge in edges if (*edge[:2], _plain(edge[2])) in repeats}

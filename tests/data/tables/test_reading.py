@@ -65,8 +65,8 @@ def _write(frame: pd.DataFrame, path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "a.csv.gz"])
-@pytest.mark.parametrize("block_size", [7, 64, 1 << 20])
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("block_size", [7, 1 << 20])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
 def test_every_format_gives_the_cells_that_were_written(
     name: str, block_size: int, tmp_path: Path, rows: list[tuple[str, str, int]]
@@ -102,7 +102,8 @@ def test_folders_and_globs_are_read_in_the_order_of_their_names(tmp_path: Path) 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"query\n{name}\n")
     assert _read(tmp_path, "query")["query"].tolist() == ["a.csv", "b/part-1.csv", "b/part-2.csv"]
-    assert len(_read(tmp_path / "b" / "*.csv", "query")) == 2
+    assert _read(tmp_path / "*.csv", "query")["query"].tolist() == ["a.csv"]
+    assert len(_read(f"file://{tmp_path}/*/*.csv", "query")) == 2
     assert len(_read(tmp_path / "*" / "part-[1].csv", "query")) == 1
     uri = (tmp_path / "a.csv").as_uri()
     assert _read(uri, "query")["query"].tolist() == ["a.csv"]
@@ -163,24 +164,6 @@ def test_lines_with_too_few_or_too_many_cells_are_named(
     assert numbers == {str(n): n + 2 for n in range(200) if n not in (50, 120, 160)}
 
 
-def _bytes_read() -> int:
-    """Return how many bytes this process has read so far, from files or caches."""
-    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(counts["rchar"])
-
-
-def test_a_file_with_bad_lines_everywhere_is_read_once(tmp_path: Path) -> None:
-    file = tmp_path / "clicks.csv"
-    content = [f"query {n},{n}" if n % 100 else "bad" for n in range(200_000)]
-    file.write_text("\n".join(["query,ad", *content]) + "\n")
-    files = find_files(str(file), ["query", "ad"])
-    before = _bytes_read()
-    rows = [rows for file in files for rows in read_file(file)]
-    assert _bytes_read() - before < 1.5 * file.stat().st_size
-    bad = [row for batch in rows for _, numbers, _ in batch.faults for row in numbers.tolist()]
-    assert bad == [2 + n for n in range(0, 200_000, 100)]
-
-
 def test_rows_of_parquet_are_counted_within_the_file(tmp_path: Path) -> None:
     frame = pd.DataFrame({"query": [f"q{n}" for n in range(30)]})
     _write(frame, tmp_path / "a.parquet")
@@ -197,17 +180,6 @@ def test_windows_1252_is_read_and_reported(tmp_path: Path) -> None:
     (finding,) = _findings(tmp_path / "a.csv", "query")
     assert (finding.severity, finding.row) == ("warning", 3)
     assert "2 lines are not UTF-8, and were read as Windows-1252" in str(finding)
-
-
-@pytest.mark.parametrize(
-    ("encoding", "words"), [("gbk", "苹果手机 连衣裙 红鞋"), ("shift_jis", "スニーカー ノート 靴")]
-)
-def test_other_encodings_are_errors(encoding: str, words: str, tmp_path: Path) -> None:
-    content = "query\n" + "".join(f"{word}\n" * 3 for word in words.split())
-    (tmp_path / "a.csv").write_bytes(content.encode(encoding))
-    (finding,) = _findings(tmp_path / "a.csv", "query")
-    assert (finding.severity, finding.row) == ("error", 2)
-    assert "9 lines are neither UTF-8 nor Windows-1252" in str(finding)
 
 
 GOOD = b'{"query": "a"}\n' * 40
@@ -227,6 +199,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
     "null": ("a.jsonl", b'{"query": 1}\n\n null\n', "a.jsonl, row 3: is not a JSON object"),
     "half a line of JSON": ("a.jsonl", b'{"query": "a"}\n{"query":', "row 2: is not a JSON object"),
     "JSON list": ("a.jsonl", b"[1, 2]\n", "row 1: is not a JSON object"),
+    "two objects": ("a.jsonl", b'{"query": 1}{"query": 2}\n', r"row 1: is not .* \(Extra data"),
     "JSON of mixed types": (
         "a.jsonl",
         b'{"query": 1}\n\n{"query": "a"}\n',
@@ -365,7 +338,7 @@ def test_what_is_not_a_plain_file_is_refused(case: str, tmp_path: Path) -> None:
         find_files(source(tmp_path), ["query"])
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.binary(max_size=80), name=st.sampled_from(["a.csv", "a.jsonl", "a.parquet", "a.tsv"])
 )
@@ -408,33 +381,6 @@ def test_a_quote_within_a_cell_is_a_letter(tmp_path: Path) -> None:
     (finding,) = _findings(tmp_path / "b.csv", "query")
     assert (finding.severity, finding.row) == ("warning", 2)
     assert "a quote in the middle of a cell" in str(finding)
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl"])
-def test_lines_longer_than_a_block(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lines, "BYTES_PER_BLOCK", 1 << 20)
-    texts = [letter * 5_000_000 for letter in "abc"]
-    frame = pd.DataFrame({"query": texts})
-    _write(frame, tmp_path / name)
-    assert _read(tmp_path / name, "query")["query"].tolist() == texts
-
-
-def test_json_numbers_may_turn_out_to_be_fractions(tmp_path: Path) -> None:
-    numbers = [1] * 60_000 + [1.5]
-    lines = (json.dumps({"query": "a text to fill the sample", "n": n}) for n in numbers)
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    rows = _rows(tmp_path / "a.jsonl", "n")
-    assert [number for batch in rows for number in batch.cells["n"].to_pylist()] == numbers
-
-
-def test_a_star_stays_within_a_folder(tmp_path: Path) -> None:
-    for name in ("a.csv", "b/c.csv"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"query\n{name}\n")
-    assert _read(tmp_path / "*.csv", "query")["query"].tolist() == ["a.csv"]
-    assert _read(f"file://{tmp_path}/*/*.csv", "query")["query"].tolist() == ["b/c.csv"]
 
 
 ODD_COLUMNS: dict[str, tuple[pa.Array, str]] = {

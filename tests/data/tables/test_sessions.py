@@ -83,7 +83,7 @@ def _edges(
     columns = [list(column) for column in zip(*rows, strict=True)]
     pq.write_table(pa.table(columns, names=COLUMNS), folder / "log.parquet")
     log = open_log(SessionLog(str(folder / "log.parquet")), dataset.metadata)
-    with engine(folder) as connection:
+    with engine(folder, dataset=dataset) as connection:
         connection.execute(f"SET threads = {threads}")
         counts = create_events(connection, dataset, log, limits.max_session_length)
         found = []

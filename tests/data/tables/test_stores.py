@@ -14,9 +14,10 @@ import pytest
 from conftest import RunHere, free_port
 from fsspec.implementations.memory import MemoryFileSystem
 from support import answers, running, the_error, wait_until
+from written_out import clicks_of
 
 from jobs import ingest
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import Splits, UserTables
@@ -69,17 +70,6 @@ def _files() -> dict[str, bytes]:
     return made
 
 
-def _clicks_of(dataset: Dataset) -> dict[str, dict[str, list[str]]]:
-    ads = dataset.read("ads")["text"].to_pylist()
-    return {
-        split: {
-            query["text"]: [ads[ad] for ad in query["ad_ids"]]
-            for query in dataset.read(f"queries/{split}").to_pylist()
-        }
-        for split in SPLITS
-    }
-
-
 @pytest.mark.parametrize(
     "source", ["days", "days/day=2026-03-0?/*.parquet", "täglich [1]", "t*/2026-03-0[1-5].csv.gz"]
 )
@@ -91,7 +81,8 @@ def test_clicks_in_s3_are_imported(source: str, address: str, tmp_path: Path) ->
     for day, rows in DAYS.items():
         split = "test" if day >= "2026-03-04" else "train" if day < "2026-03-03" else "validation"
         expected[split] |= {query: [ad] for query, ad in rows}
-    assert _clicks_of(import_tables(settings, tmp_path / "made")) == expected
+    made = import_tables(settings, tmp_path / "made")
+    assert {split: clicks_of(made, split) for split in SPLITS} == expected
 
 
 def test_an_address_may_name_its_store_and_a_bad_one_is_one_line_without_secrets(

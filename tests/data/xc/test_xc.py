@@ -28,7 +28,7 @@ from ramen_ray.data.xc.matrices import read_matrix, write_matrix
 from ramen_ray.data.xc.texts import TextFile
 
 NUM_TRAIN, NUM_TEST, NUM_ADS, NUM_ANCHORS = 60, 20, 25, 15
-HARMLESS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+HARMLESS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12)
 
 
 class World(NamedTuple):
@@ -563,28 +563,16 @@ def _cut_gzip(folder: Path) -> None:
 OAK, JSON = "oak", "json"
 MALFORMED: list[tuple[str, Callable[[Path], None], list[str]]] = [
     (OAK, _edit("trn_X_Y.txt", 1, "0:1.0 1:1.0"), ["trn_X_Y.txt, row 1", "'rows columns'"]),
-    (OAK, _edit("trn_X_Y.txt", 1, "60 x"), ["trn_X_Y.txt, row 1", "'60 x'"]),
-    (OAK, _edit("trn_X_Y.txt", 1, "60.0 25"), ["trn_X_Y.txt, row 1", "two whole numbers"]),
     (OAK, _write("trn_X_Y.txt", b""), ["trn_X_Y.txt, row 1", "''"]),
     (OAK, _edit("trn_X_Y.txt", 1, "61 25"), ["61 rows and 25 columns", "60 and 25 texts"]),
-    (OAK, _edit("trn_X_Y.txt", 1, "60 24"), ["trn_X_Y.txt", "60 rows and 24 columns"]),
     (OAK, _edit("trn_X_Y.txt", 5, "3:1 25:1"), ["row 5", "column '25'", "outside 0..24"]),
-    (OAK, _edit("trn_X_Y.txt", 5, "-3:1"), ["row 5", "column '-3'", "outside 0..24"]),
     (OAK, _edit("trn_X_Y.txt", 6, "3:1 3:1"), ["row 6", "column '3'", "twice"]),
     (OAK, _edit("trn_X_Y.txt", 7, "4:1 3:1"), ["row 7", "column '4'", "must ascend"]),
     (OAK, _edit("trn_X_Y.txt", 8, "4:1 x:1"), ["trn_X_Y.txt, row 8", "'x:1'"]),
-    (OAK, _edit("trn_X_Y.txt", 8, "4:one"), ["trn_X_Y.txt, row 8", "'4:one'"]),
-    (OAK, _edit("trn_X_Y.txt", 8, "4"), ["trn_X_Y.txt, row 8", "'4' is not 'index:value'"]),
     (OAK, _edit("trn_X_Y.txt", 8, "4:"), ["trn_X_Y.txt, row 8", "'4:'"]),
-    (OAK, _edit("trn_X_Y.txt", 8, "4: 1.0"), ["trn_X_Y.txt, row 8", "'4:'"]),
-    (OAK, _edit("trn_X_Y.txt", 8, "4:1:1"), ["trn_X_Y.txt, row 8", "'4:1:1'"]),
-    (OAK, _edit("trn_X_Y.txt", 8, "4.0:1"), ["trn_X_Y.txt, row 8", "'4.0:1'"]),
     (OAK, _edit("trn_X_Y.txt", 8, "4,1"), ["trn_X_Y.txt, row 8", "'4,1'"]),
     (OAK, _edit("trn_X_Y.txt", 9, "4:nan"), ["row 9", "column '4'", "nan", "positive finite"]),
-    (OAK, _edit("trn_X_Y.txt", 9, "4:inf"), ["row 9", "column '4'", "inf", "positive finite"]),
-    (OAK, _edit("trn_X_Y.txt", 9, "4:1e60"), ["row 9", "column '4'", "positive finite"]),
     (OAK, _edit("trn_X_Y.txt", 9, "4:0.0"), ["row 9", "column '4'", "0.0", "positive finite"]),
-    (OAK, _edit("trn_X_Y.txt", 9, "4:-1"), ["row 9", "column '4'", "-1.0", "positive finite"]),
     (OAK, _append("trn_X_Y.txt", "\n1:1\n"), ["trn_X_Y.txt, row 63", "more rows than the 60"]),
     (OAK, _edit("hyper_link_lbl_X_Y.txt", 2, "15:1"), ["hyper_link_lbl_X_Y.txt, row 2", "0..14"]),
     (
@@ -604,27 +592,18 @@ MALFORMED: list[tuple[str, Callable[[Path], None], list[str]]] = [
     ),
     (OAK, _write("trn_X.txt", b"a\n"), ["renee and oak are mixed", "trn_X.txt"]),
     (OAK, _write("trn_X_Y.npz", b"x"), ["trn_X_Y.txt and trn_X_Y.npz both match"]),
-    (OAK, _write("tst_filter_labels.txt", b""), ["both match"]),
     (OAK, _append("filter_labels_test.txt", "3 25\n"), ["_test.txt, row 21, column '2'", "0..24"]),
-    (OAK, _append("filter_labels_test.txt", "20 2\n"), ["_test.txt, row 21, column '1'", "0..19"]),
-    (OAK, _append("filter_labels_test.txt", "3 a\n"), ["filter_labels_test.txt, row 21", "'a'"]),
     (OAK, _append("filter_labels_test.txt", "\n3 4 5\n"), ["row 22", "3 numbers where 2"]),
     (OAK, _write("train_trn_X_Y.txt", b""), ["cannot be named 'train'"]),
-    (OAK, _write("my.graph_trn_X_Y.txt", b""), ["cannot be named 'my.graph'"]),
     (OAK, _with(_npz("tst_X_Y"), _write("tst_X_Y.npz", b"PK\3\4 not a zip")), ["scipy can read"]),
-    (OAK, _npz("tst_X_Y", format=b"csc"), ["tst_X_Y.npz"]),
     (OAK, _npz("tst_X_Y", format=b"what"), ["tst_X_Y.npz", "not a sparse matrix"]),
     (OAK, _npz("tst_X_Y", indices=np.array([0, 25])), ["tst_X_Y.npz, row 0, column '25'"]),
     (OAK, _npz("tst_X_Y", indices=np.array([1, 1])), ["row 0, column '1'", "twice"]),
-    (OAK, _npz("tst_X_Y", indices=np.array([1])), ["tst_X_Y.npz", "not a sparse matrix"]),
     (OAK, _npz("tst_X_Y", data=np.array([1.0, np.nan])), ["row 0, column '1'", "nan"]),
-    (OAK, _npz("tst_X_Y", data=np.array([1j, 1])), ["complex128", "csr matrix of numbers"]),
-    (OAK, _npz("tst_X_Y", data=np.array(["a", "b"])), ["tst_X_Y.npz"]),
     (OAK, _npz("tst_X_Y", data=np.array([{}, 1], dtype=object)), ["tst_X_Y.npz"]),
     (OAK, _npz("tst_X_Y", indptr=np.array([0, 3, *[2] * 19])), ["row 1", "ends before it starts"]),
     (OAK, _npz("tst_X_Y", shape=np.array([20, 26])), ["20 rows and 26 columns", "20 and 25 texts"]),
     (JSON, _cut_gzip, ["trn.json.gz", "damaged or cut off"]),
-    (JSON, _write("trn.json.gz", b"plain"), ["trn.json.gz", "damaged or cut off"]),
     (JSON, _write("trn.json.gz", gzip.compress(b"")), ["trn.json.gz"]),
     (JSON, _remove("lbl.json.gz"), ["lbl.json.gz or lbl.json is missing", "layout json"]),
 ]
@@ -643,19 +622,13 @@ def _json_line(name: str, line: bytes, words: list[str]) -> None:
 
 
 _json_line("lbl", b'{"uid": "a"}', ["no title"])
-_json_line("lbl", b'{"uid": "a", "title": null}', ["no title"])
 _json_line("lbl", b'{"uid": "a", "title": 7}', ["column 'title'", "7 is a number, not text"])
-_json_line("lbl", b'{"title": "x"}', ["no uid"])
 _json_line("lbl", b'{"uid": "a", "title": "x"', ["not a JSON object"])
-_json_line("lbl", b"null", ["not a JSON object"])
 _json_line("trn", b'{"a": ' + b"[" * 100_000, ["nested too deep"])
-_json_line("lbl", b"[1]", ["not a JSON object"])
 _json_line("lbl", b'{"uid": "a", "title": "x"} {}', ["not a JSON object"])
 _json_line("lbl", b'{"uid": "a", "title": "x", "content": []}', ["'content': [] is neither text"])
 _json_line("trn", b'{"uid": "a", "title": "x"}', ["no target_ind"])
 _json_line("trn", b'{"uid": "a", "title": "x", "target_ind": 3}', ["list of whole numbers"])
-_json_line("trn", b'{"uid": "a", "title": "x", "target_ind": ["3"]}', ["list of whole numbers"])
-_json_line("trn", b'{"uid": "a", "title": "x", "target_ind": [1.5]}', ["list of whole numbers"])
 _json_line("trn", b'{"uid": "a", "title": "x", "target_ind": [null]}', ["list of whole numbers"])
 _json_line(
     "trn",

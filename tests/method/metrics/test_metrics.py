@@ -48,18 +48,6 @@ def _over_all(*arguments):
     return ratios(query_metrics(*arguments))
 
 
-def test_hand_worked_example():
-    topk = np.array([[2, 0, 1], [3, 2, -1]])
-    truth = csr_of([[0, 1], [1]])
-    inverse = np.array([1.0, 2.0, 1.0, 1.0])
-    found = _over_all(topk, truth, inverse, [1, 3])
-    ndcg = (1 / log2(3) + 1 / 2) / (1 + 1 / log2(3)) / 2
-    psn = (1 / log2(3) + 2 / 2) / (1 + 1 / log2(3)) / ((2 + 1 / log2(3)) / (1 + 1 / log2(3)) + 2)
-    expected = {"P@1": 0, "N@1": 0, "R@1": 0, "PSP@1": 0, "PSN@1": 0}
-    expected |= {"P@3": 2 / 3 / 2, "N@3": ndcg, "R@3": 1 / 2, "PSP@3": 3 / 5, "PSN@3": psn}
-    assert found == pytest.approx(expected)
-
-
 def test_inverse_propensities_follow_jain_et_al():
     counts = [0, 1, 7, 300]
     c = (log(1000) - 1) * (1.5 + 1) ** 0.55
@@ -116,12 +104,6 @@ def test_propensity_scores_equal_a_loop(case, counts):
         assert found[f"PSP@{k}"] == pytest.approx(gain / best_gain)
         assert found[f"PSN@{k}"] == pytest.approx(dcg / best_dcg)
         assert found[f"PSP@{k}"] <= 1 + 1e-12
-
-
-def test_cut_offs_beyond_the_predictions_count_as_misses():
-    found = _over_all(np.array([[0, 1]]), csr_of([[0, 2]]), np.ones(3), [5])
-    assert found["P@5"] == pytest.approx(1 / 5)
-    assert found["N@5"] == pytest.approx(1 / (1 + 1 / log2(3)))
 
 
 @given(predictions_and_clicks(), counts_strategy)

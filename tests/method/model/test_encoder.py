@@ -12,9 +12,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.model.dual_encoder import TEXTS_PER_PASS, DualEncoder
+from ramen_ray.method.model import dual_encoder
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import (
     EncoderError,
@@ -80,18 +80,6 @@ def test_embeddings_equal_a_run_of_one_text_at_a_time(kind: str, encoder_path: P
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, _one_at_a_time(kind, encoder_path), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_texts_in_any_order_are_encoded_like_each_alone(
-    kind: str, encoder_path: Path, request: pytest.FixtureRequest
-):
-    prepared: Prepared = request.getfixturevalue("prepared_bag" if kind == "bag" else "prepared")
-    encoder = _build(kind, encoder_path)
-    rows = np.tile(np.random.default_rng(0).permutation(len(prepared.ads)), 60)
-    found = DualEncoder(encoder).embed_texts(prepared.ads, rows)
-    alone = [DualEncoder(encoder).embed_texts(prepared.ads, np.array([row])) for row in range(40)]
-    np.testing.assert_allclose(found, np.concatenate(alone)[rows], atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -256,10 +244,13 @@ def test_a_folder_that_no_encoder_wrote_is_refused(tmp_path: Path):
         load_encoder(tmp_path)
 
 
-def test_embedding_needs_memory_for_the_embeddings_once(encoder_path: Path) -> None:
+def test_embedding_needs_memory_for_the_embeddings_once(
+    encoder_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dual_encoder, "TEXTS_PER_PASS", 256)
     encoder = build_bag(str(encoder_path))
     few = _table(encoder, TEXTS)
-    rows = np.arange(20 * TEXTS_PER_PASS) % len(TEXTS)
+    rows = np.arange(20 * 256) % len(TEXTS)
     tracemalloc.start()
     embeddings = DualEncoder(encoder).embed_texts(few, rows)
     _, peak = tracemalloc.get_traced_memory()

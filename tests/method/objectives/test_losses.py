@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional
 
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 
@@ -72,17 +71,6 @@ def test_values_and_gradients_equal_a_double_loop(case):
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-@given(st.integers(0, 999), st.booleans())
-def test_several_positives_count_as_the_mean_of_each_alone(seed, soft):
-    similarity, _, known = _draw(5, 9, seed)
-    positives = torch.randint(-1, 9, (5, 3), generator=torch.Generator().manual_seed(seed))
-    mask, loss = _mask(known, 9), TripletLoss(MARGIN, 4, soft)
-    found = loss(similarity, positives, mask)
-    alone = [loss(similarity, positives[:, [column]], mask) for column in range(3)]
-    counts = (positives >= 0).sum(dim=1).clamp(min=1)
-    torch.testing.assert_close(found, torch.stack(alone).sum(dim=0) / counts)
-
-
 softmax_cases = st.tuples(
     st.integers(1, 6), st.integers(1, 9), st.booleans(), st.integers(0, 9999), st.floats(0.05, 2)
 )
@@ -115,16 +103,6 @@ def test_the_softmax_losses_equal_double_loops(case):
     found.sum().backward()
     expected.sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-8, atol=1e-9)
-
-
-@pytest.mark.parametrize("is_decoupled", [True, False])
-def test_with_one_positive_a_softmax_loss_is_the_cross_entropy(is_decoupled: bool):
-    similarity, own, _ = _draw(6, 9, seed=1)
-    own = [max(place, 0) for place in own]
-    mask = _mask([{place} for place in own], 9)
-    found = SoftmaxLoss(0.05, is_decoupled)(similarity, torch.full((6, 1), -1), mask)
-    expected = functional.cross_entropy(similarity / 0.05, torch.tensor(own), reduction="none")
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("is_decoupled", [True, False])

@@ -82,19 +82,6 @@ def test_drop_filtered_equals_a_loop(pairs, k, num_found, seed):
         assert found_scores[query].tolist() == [score for _, score in kept]
 
 
-def test_filters_of_ads_beyond_the_result_do_not_hit_the_next_query():
-    ads, scores = np.array([[1, 0], [0, 1]]), np.array([[0.9, 0.8], [0.7, 0.6]], dtype=np.float32)
-    found, _ = drop_filtered((ads, scores), _as_pairs([(0, 2), (0, 3)]), 2)
-    assert found.tolist() == ads.tolist()
-
-
-@pytest.mark.parametrize(
-    ("pairs", "expected"), [([], 0), ([(3, 1)], 1), ([(0, 1), (2, 1), (2, 5), (2, 4)], 3)]
-)
-def test_most_filters_counts_the_pairs_of_one_query(pairs, expected):
-    assert most_filters(_as_pairs(pairs)) == expected
-
-
 @pytest.mark.parametrize("per_part", [search_module.ADS_PER_PART, 64])
 @given(st.integers(0, 250), pairs_strategy, st.integers(0, 9))
 def test_a_search_sorts_all_ads_but_the_filtered(per_part, num_ads, pairs, seed):
@@ -139,10 +126,10 @@ TIED = {  # in whole numbers, so that products are exact
 
 @pytest.mark.parametrize("index", ["faiss", "torch"])
 @pytest.mark.parametrize("made", TIED)
-@pytest.mark.parametrize("k", [1, 5, 130, 4000])
+@pytest.mark.parametrize("k", [1, 130, 4000])
 def test_equal_ads_come_in_a_fixed_shuffle_whatever_part_has_them(made, index, k, monkeypatch):
     draw = np.random.default_rng(2)
-    queries, ads = (TIED[made](draw, rows).astype(np.float32) for rows in (40, 3000))
+    queries, ads = (TIED[made](draw, rows).astype(np.float32) for rows in (10, 3000))
     if index == "torch":
         monkeypatch.setattr(search_module, "faiss", None)
         monkeypatch.setattr(search_module, "ADS_PER_TORCH_BLOCK", 700)

@@ -48,7 +48,7 @@ def test_shards_are_all_ads_in_order_and_fit(
     assert max(sizes[:-1], default=0) - min(sizes[:-1], default=0) == 0
 
 
-@pytest.mark.parametrize("k", [7, 100, 4000])
+@pytest.mark.parametrize("k", [7, 4000])
 def test_shards_find_what_one_search_finds_to_the_bit(tmp_path: Path, k: int) -> None:
     ads, queries = _unit_rows(NUM_ADS, 1), _unit_rows(NUM_QUERIES, 0)
     ads[2500:2700], ads[1100:1105] = ads[100:300], ads[7]  # some are in several shards

@@ -133,26 +133,6 @@ def test_draws_follow_clicks_and_edges_of_their_nodes(prepared: Prepared):
         assert (nodes.tolist() == batch.queries.tolist()) == (regularizer.side == "query")
 
 
-def test_a_draw_belongs_to_its_query_wherever_that_comes_in_the_order(prepared: Prepared):
-    data = TrainingData.from_prepared(prepared, REGULARIZERS)
-    clusters = batches.Clusters(np.arange(len(data.query_ids))[::-1].copy(), 1)
-    sampler = Sampler(data, len(data.query_ids), seed=0, nodes="clicked")
-    draws = [DrawState(data.graphs), DrawState(data.graphs, clusters)]
-    one, other = (_columns(sampler.draw(0, some, REGULARIZERS)) for some in draws)
-    assert one.tolist() != other.tolist()
-    assert sorted(one.tolist()) == sorted(other.tolist())
-
-
-def test_only_requested_regularisers_are_drawn(prepared: Prepared):
-    data = TrainingData.from_prepared(prepared, REGULARIZERS)
-    sampler = Sampler(data, 16, seed=0)
-    full = sampler.draw(0, DrawState(data.graphs), REGULARIZERS)
-    part = sampler.draw(0, DrawState(data.graphs), REGULARIZERS[2:3])
-    assert list(part.anchors) == REGULARIZERS[2:3]
-    drawn = part.anchors[REGULARIZERS[2]].anchors
-    assert drawn.tolist() == full.anchors[REGULARIZERS[2]].anchors.tolist()
-
-
 def test_all_nodes_with_edges_are_drawn_alike_clicked_or_not():
     clicks = csr_of([[0, 1]] * 10)
     edges = csr_of([[7], [1, 3], [], [2], [4]])
@@ -264,14 +244,6 @@ def test_the_draws_of_one_query_are_independent_of_each_other():
         assert stats.chi2_contingency(table).pvalue > 0.001
 
 
-def test_draws_change_with_the_seed_and_the_epoch():
-    data = _made(csr_of([range(50)]), {})
-    one, other = (_epochs(data, seed)[:, 1] for seed in (0, 1))
-    assert (one != other).mean() > 0.9
-    by_epoch = one.reshape(NUM_EPOCHS, 10)
-    assert (by_epoch[1:] != by_epoch[:-1]).mean() > 0.9
-
-
 def _several(clicks: Csr, num_ads: int, num_epochs: int = 1) -> np.ndarray:
     """Draw for every row in many epochs; returns (epochs, rows, ads)."""
     rows = np.arange(clicks.num_rows)
@@ -316,14 +288,6 @@ def test_several_ads_do_not_depend_on_the_weights_of_other_queries():
             for clicks, row in ((alone, 0), (beside, 0), (last, 1))
         ]
         assert drawn[0] == drawn[1] == drawn[2]
-
-
-def test_several_ads_too_light_to_count_are_drawn_alike():
-    ads, weights = np.arange(5), np.array([1e20, 1.0, 1.0, 1.0, 1.0])
-    with np.errstate(all="raise"):
-        drawn = _several(Csr.from_pairs(np.zeros(5, dtype=int), ads, 1, weights), 2, 2000)[:, 0]
-    assert (drawn[:, 0] == 0).all()
-    assert stats.chisquare(np.bincount(drawn[:, 1])[1:]).pvalue > 0.001
 
 
 def test_several_ads_follow_the_clicks_weights():

@@ -24,7 +24,7 @@ from ramen_ray.bases import NodeChoice
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.pruning import prune
-from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited, visited_edges
+from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
@@ -160,8 +160,7 @@ class RecordedRun:
             for one in self.regularizers:
                 edges = self.data.edges(one.anchor_set, one.side)
                 graph = WalkGraph.of(edges, WALK.max_anchor_degree)
-                visits = most_visited(graph, 0, edges.num_rows, WALK, seed=3)
-                visited_edges(visits).save(walked / one.path)
+                most_visited(graph, 0, edges.num_rows, WALK, seed=3).save(walked / one.path)
         if distributed.is_initialized():
             distributed.barrier()
         return walked

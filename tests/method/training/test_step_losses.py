@@ -52,14 +52,6 @@ def test_weights_that_move_are_logged_of_every_step():
     assert values[0, names.index("loss/total")] == pytest.approx(1 + 0.5 * 2 + 0.2 * 1)
 
 
-def test_without_regularisers_every_step_has_a_total():
-    losses = StepLosses.from_terms(ramen_objective(LOSS, {}, {}, 2), 0, np.array([[1.0], [3.0]]))
-    assert losses.means == pytest.approx({"task": 2.0})
-    names, values, known = losses.figures(None, 80.0)
-    assert known.all()
-    assert values[:, names.index("loss/total")].tolist() == [1, 3]
-
-
 def test_the_first_step_without_finite_losses_is_named():
     losses = np.ones((5, 2), dtype=np.float32)
     check_losses(losses, ["task", "R_x/links"], 50, "do less")

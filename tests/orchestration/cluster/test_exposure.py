@@ -16,7 +16,6 @@ import pytest
 from conftest import Head, free_port
 from support import PATIENCE_S, ROOT, running, wait_until
 
-NUM_CPUS = 2
 LISTENING = "0A"
 LOOPBACK = ("127.", "::1")
 START = """
@@ -28,7 +27,6 @@ niceness = ray.get(ray.remote(lambda: os.nice(0)).remote())
 print(json.dumps([session, niceness]), flush=True)
 input()
 """
-AGENTS_PORT = "the port of Ray's agent, which would offer metrics"
 
 
 def _as_jobs_start_it(folder: Path, **settings: str) -> dict[str, str]:

@@ -10,6 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import (
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    OwnerDiedError,
+    RayError,
+    WorkerCrashedError,
+)
 from support import NUM_CPUS
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -72,3 +80,24 @@ def test_work_that_ends_or_fails_leaves_no_mark(tmp_path: Path) -> None:
 def test_work_ends_also_where_its_marks_were_removed(tmp_path: Path) -> None:
     with limited_attempts(tmp_path / "attempts", "clicks.csv"):
         shutil.rmtree(tmp_path / "attempts")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NodeDiedError("Task failed because the node it was running on is dead.\nAnd more."),
+        LocalRayletDiedError(),
+        ObjectLostError("00ff", None, "here"),
+        OwnerDiedError("00ff", None, "here"),
+    ],
+)
+def test_a_lost_machine_is_told_with_what_to_do(error: RayError) -> None:
+    said = r"^a machine of the cluster was lost, .*; run the same command again \(.*\)$"
+    with pytest.raises(ClusterError, match=said) as raised, user_errors():
+        raise error
+    assert str(error).splitlines()[0] in str(raised.value)
+
+
+def test_a_lost_process_is_not_a_lost_machine() -> None:
+    with pytest.raises(ClusterError, match="a process has died"), user_errors():
+        raise WorkerCrashedError

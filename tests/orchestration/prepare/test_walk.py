@@ -27,7 +27,6 @@ from ramen_ray.method.graph.walk import (
     WalkGraph,
     WalkSettings,
     most_visited,
-    visited_edges,
 )
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.prepare import walks
@@ -67,8 +66,7 @@ def test_a_graph_has_the_edges_of_all_but_head_anchors_in_both_directions(
 
 def _walked(graph: WalkGraph, how: WalkSettings, seed: int = 0) -> list[dict[int, int]]:
     """Return each node's anchors with their counts."""
-    visits = most_visited(graph, 0, graph.forward.num_rows, how, seed)
-    edges = visited_edges(visits)
+    edges = most_visited(graph, 0, graph.forward.num_rows, how, seed)
     counts = iter(np.diff(edges.cumulative_weights).tolist())
     return [{anchor: next(counts) for anchor in row} for row in rows_of(edges)]
 
@@ -145,9 +143,9 @@ def test_it_walks_as_a_plain_loop_does_dead_ends_and_ties_included(
 def test_the_split_into_ranges_changes_nothing(rows: Rows, cuts: list[int]) -> None:
     graph, bounds = _graph(rows), sorted({0, *cuts, 9})
     parts = [most_visited(graph, a, b, SHORT, 5) for a, b in pairwise(bounds)]
-    whole = visited_edges(most_visited(graph, 0, 9, SHORT, 5))
+    whole = most_visited(graph, 0, 9, SHORT, 5)
     with tempfile.TemporaryDirectory() as folder:
-        write_csr(Path(folder), map(visited_edges, parts))
+        write_csr(Path(folder), parts)
         joined = Csr.open(Path(folder))
     for name in ("indptr", "indices", "cumulative_weights"):
         assert np.array_equal(getattr(joined, name), getattr(whole, name))
@@ -165,7 +163,7 @@ def test_a_side_without_edges_stays_without(tmp_path: Path) -> None:
     _graph([[]] * 5).forward.save(tmp_path / "forward")
     _graph([[]] * 5).backward.save(tmp_path / "backward")
     graph = WalkGraph(Csr.open(tmp_path / "forward"), Csr.open(tmp_path / "backward"))
-    visited_edges(most_visited(graph, 0, 5, SHORT, 0)).save(tmp_path / "walked")
+    most_visited(graph, 0, 5, SHORT, 0).save(tmp_path / "walked")
     walked = Csr.open(tmp_path / "walked")
     assert rows_of(walked) == [[]] * 5
     assert walked.draw(np.arange(5), np.full(5, 0.5)).tolist() == [-1] * 5
@@ -217,8 +215,8 @@ def test_each_walk_is_made_once(
     assert "indices.npy has 0 bytes instead of" in caplog.text
     for one in REGULARIZERS:
         graph = WalkGraph.of(prepared.edges(*one), 20)
-        visits = most_visited(graph, 0, graph.forward.num_rows, SHORT, 3)
-        found, expected = Csr.open(folder / one.path), visited_edges(visits)
+        found = Csr.open(folder / one.path)
+        expected = most_visited(graph, 0, graph.forward.num_rows, SHORT, 3)
         assert rows_of(found) == rows_of(expected)
         assert np.array_equal(found.cumulative_weights, expected.cumulative_weights)
 

@@ -103,8 +103,8 @@ def test_a_base_that_cannot_work_is_refused(
         check_config(overlay(plain, config | changes), Dataset(dataset_path))
 
 
-STEPS_PER_EPOCH, NUM_EPOCHS = 7, 5
-PRUNED_AFTER = (1, 3)  # epochs
+STEPS_PER_EPOCH, NUM_EPOCHS = 7, 3
+PRUNED_AFTER = (1,)  # epochs
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +116,13 @@ def config(small_run: RunConfig) -> RunConfig:
             "optimizer.lr": 1e-3,
             "regularization.adaptive": True,
             "regularization.every_steps": 2,
-            "base.refresh_every": 2,
+            "base.refresh_every": 1,
             "base.refresh_mode": "synchronous",
             "base.shortlist_size": 10,
             "base.num_hard_negatives": 2,
             "base.first_clustered_epoch": 1,
             "base.cluster_size": 2,
-            "base.double_cluster_size_at": (3,),
+            "base.double_cluster_size_at": (2,),
             "pruning.mode": "synchronous",
             "pruning.warmup_epochs": 1,
             "pruning.every_epochs": 2,
@@ -199,10 +199,9 @@ def test_two_workers_of_which_one_is_killed_end_like_a_plain_loop(
     changes = {"base.kind": "ngame", "base.loss": "decoupled", "base.heads": "classifier"}
     config = overlay(config, {**changes, "base.num_positives": 2, "classifier.sharded": True})
     expected, best = _train_here(config, data, tmp_path)
-    # Checkpoint 18 lies in an epoch whose embeddings are kept for the next clusters.
-    killed = _fit_killing_a_worker(
-        overlay(config, {"name": "two", "workers.num_workers": 2}), at_step=18
-    )
+    # Checkpoint 12 lies in an epoch whose embeddings are kept for the next clusters.
+    two = {"name": "two", "workers.num_workers": 2}
+    killed = _fit_killing_a_worker(overlay(config, two), at_step=12)
     client = MlflowClient(tracking_uri=killed.run.uri)
     for name in ("loss/task", "loss/classifier", "loss/total", "lambda_x/links"):
         points = client.get_metric_history(killed.run.id, name)

@@ -1,4 +1,3 @@
-import json
 import re
 import shutil
 from contextlib import AbstractContextManager
@@ -90,17 +89,6 @@ def test_a_run_with_damaged_notes_is_refused_with_what_to_do(
     _refused(config, dataset, r"run\.json is damaged; to train this run from the start")
 
 
-@pytest.mark.parametrize("key", ["workers.num_workers", "experiment"])
-def test_where_it_runs_does_not_make_another_run(
-    key: str, config: RunConfig, dataset: Dataset
-) -> None:
-    value: object = 2 if key.startswith("workers") else "other"
-    with _opened(config, dataset) as first:
-        pass
-    with _opened(overlay(config, {key: value}), dataset) as second:
-        assert second == first
-
-
 def test_a_run_of_another_version_of_the_code_is_not_continued(
     config: RunConfig, dataset: Dataset
 ) -> None:
@@ -166,18 +154,6 @@ def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
     assert not read_config(before.path / "config.json").allow_changed
     if not finished:
         assert opened(named) == before, "it is made from that now"
-
-
-def test_a_run_of_an_earlier_version_that_noted_nothing_is_not_continued(
-    config: RunConfig, dataset: Dataset
-) -> None:
-    named = overlay(config, {"name": "mine"})
-    with _opened(named, dataset) as before:
-        pass
-    notes = before.notes
-    del notes["made_from"]
-    (before.path / "run.json").write_text(json.dumps(notes))
-    _refused(named, dataset, r"encoder \(None there, '\w+' now\)")
 
 
 def test_a_taken_name_says_which_settings_differ(config: RunConfig, dataset: Dataset) -> None:

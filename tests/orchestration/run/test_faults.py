@@ -6,17 +6,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import pytest
 from conftest import RunHere
 from mlflow.tracking import MlflowClient
-from support import PATIENCE_S, ROOT, kill_train_worker, resize, the_error, wait_until
+from support import PATIENCE_S, ROOT, resize, the_error
 
 from jobs import train
 from ramen_ray.config import RunConfig, overlay
@@ -28,7 +26,6 @@ pytestmark = pytest.mark.slow
 
 KINDS = ("graphs", "shortlists")
 WARM_BYTES = 400 << 20
-Ended = TypeVar("Ended")
 Metrics = dict[str, dict[str, dict[str, float]]]
 CLOCK_GOES_BACK = """
 import time
@@ -83,15 +80,6 @@ def _kill_warm_processes() -> None:
                 process.kill()
 
 
-def _disturbed(disturb: Callable[[], None], job: Callable[[], Ended]) -> Ended:
-    """Run a job while another thread disturbs it."""
-    with ThreadPoolExecutor(1) as pool:
-        disturbed = pool.submit(disturb)
-        ended = job()
-        disturbed.result()
-    return ended
-
-
 def _kill_both_tasks(config: RunConfig) -> TrainResult:
     folder = _folder(config)
 
@@ -103,7 +91,11 @@ def _kill_both_tasks(config: RunConfig) -> TrainResult:
                 is_killed = _kill_task(folder / kind / ".pending")
                 time.sleep(0.02)
 
-    return _disturbed(kill, lambda: fit(config))
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill)
+        ended = fit(config)
+        killed.result()
+    return ended
 
 
 def test_killed_background_tasks_change_nothing_where_training_waits(
@@ -126,23 +118,6 @@ def test_killed_background_tasks_are_run_again_while_training_goes_on(
     client = MlflowClient(tracking_uri=killed.run.uri)
     for kind in ("graph", "shortlists"):
         assert client.get_metric_history(killed.run.id, f"{kind}/step"), kind
-
-
-def test_workers_that_die_too_often_are_told_in_one_line(
-    cluster: None, config: RunConfig, run_here: RunHere, tmp_path: Path
-) -> None:
-    config = overlay(config, {"name": "dying", "training.epochs": 500, "workers.max_failures": 0})
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(config.model_dump()))
-
-    def kill() -> None:
-        wait_until(lambda: any(_folder(config).glob("checkpoint_0*")), "no checkpoint")
-        wait_until(kill_train_worker, "no worker")
-
-    code, said = _disturbed(kill, lambda: run_here(train, "--config", file))
-    assert code == 2, said
-    known = "workers have died 1 times, once more than workers.max_failures allows"
-    assert known in the_error(said)
 
 
 def _trainings(

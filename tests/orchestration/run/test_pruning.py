@@ -274,19 +274,6 @@ def test_a_damaged_result_is_left_out(
     assert _advance(resumed, 3 * EPOCH) == 3 * EPOCH
 
 
-def test_a_task_still_running_when_training_ends_is_stopped(cluster: None, tmp_path: Path) -> None:
-    def sleeps(model: Path, folder: Path) -> dict[str, float]:
-        time.sleep(600)
-        return {}
-
-    schedule = Schedule(first=1, every=1, num_epochs=6, steps_per_epoch=EPOCH, wait=False)
-    task = _task(tmp_path, sleeps, schedule)
-    assert _advance(task, EPOCH) is None
-    task.cancel()
-    task.keep_only_taken()
-    assert list(task.folder.iterdir()) == []
-
-
 @pytest.mark.parametrize("side", SIDES)
 def test_a_side_without_weight_is_not_pruned(
     cluster: None, prepared: Prepared, encoder_path: Path, tmp_path: Path, side: str

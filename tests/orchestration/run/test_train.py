@@ -34,7 +34,7 @@ from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.tracking.runs import Run
 
 EPOCH = 7  # steps of an epoch of the made dataset
-NUM_STEPS = 5 * EPOCH
+NUM_STEPS = 3 * EPOCH
 AMID_SECOND_EPOCH = "checkpoint_000000009"
 THRESHOLD = 0.3  # drops some edges of the made dataset, not all
 REGULARIZERS = [
@@ -55,7 +55,7 @@ def config(small_run: RunConfig) -> RunConfig:
             "regularization.every_steps": 2,
             "optimizer.lr": 1e-3,
             "base.kind": "ance",
-            "base.refresh_every": 2,
+            "base.refresh_every": 1,
             "base.refresh_mode": "synchronous",
             "base.shortlist_size": 10,
             "base.num_hard_negatives": 2,
@@ -162,8 +162,8 @@ def test_the_page_of_predictions_marks_true_clicks(
 
 def test_shortlists_are_renewed_at_epochs(unharmed: TrainResult) -> None:
     made = {path.name for path in (unharmed.run_directory / "shortlists").iterdir()}
-    assert made == {f"step_{4 * EPOCH:09d}"}, "only those in use are left"
-    assert _history(unharmed.run, "shortlists/step") == [(2 * EPOCH,) * 2, (4 * EPOCH,) * 2]
+    assert made == {f"step_{2 * EPOCH:09d}"}, "only those in use are left"
+    assert _history(unharmed.run, "shortlists/step") == [(EPOCH,) * 2, (2 * EPOCH,) * 2]
 
 
 def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: TrainResult) -> None:
@@ -281,8 +281,8 @@ def _history(run: Run, metric: str) -> list[tuple[int, float]]:
 
 
 def _kill_worker_late(run_directory: Path, killed: list[bool]) -> None:
-    """Kill the worker amid the third epoch, or the fourth if the driver's death came as late."""
-    late = [run_directory / f"checkpoint_{step:09d}" for step in (18, 24)]
+    """Kill the worker amid the third epoch, or the second if the driver's death came early."""
+    late = [run_directory / f"checkpoint_{step:09d}" for step in (15, 18)]
 
     def kill() -> bool:
         return any(checkpoint.exists() for checkpoint in late) and kill_train_worker()

@@ -27,6 +27,7 @@ SHARE = 0.75
 def test_a_run_trains_mines_and_prunes_on_one_gpu(cluster: None, small_run: RunConfig) -> None:
     changes = {
         "encoder.kind": "transformer",
+        "training.epochs": 2,  # each task on a GPU starts a process
         "base.kind": "ance",
         "base.refresh_every": 1,
         "base.refresh_mode": "synchronous",

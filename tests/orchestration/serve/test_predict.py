@@ -37,7 +37,6 @@ from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
 OWN_FILES = {"_predictions.json", ".lock", ".notes"}
-NEW_ADS = "ad_id,text\nnew-1,robin tango\nnew-2,northern flint\n"
 
 
 @pytest.fixture(scope="module")
@@ -375,39 +374,6 @@ def test_bad_input_is_one_clear_line(
     assert printed.startswith("error: ")
     assert message.format(**named) in printed
     assert not list(tmp_path.glob("answers/*.parquet"))
-
-
-def test_new_ads_are_found_by_their_text_and_the_alias_follows(
-    store: Store, run: Run, tmp_path: Path
-) -> None:
-    ads = tmp_path / "ads.csv"
-    ads.write_text(NEW_ADS)
-    registry = Registry(store.uri)
-    before: Any = registry.load("models:/answering@champion")
-    code, printed = run(index, model="models:/answering@champion", ads=ads)
-    assert (code, printed) == (
-        0,
-        "models:/answering/2 has 42 ads: 2 of them new\n"
-        "next: python jobs/ask.py 'a query' --model models:/answering@champion\n",
-    )
-    after: Any = registry.load("models:/answering@champion")
-    (ids,) = after.predict(["robin tango"], params={"top_k": 1})["ad_ids"]
-    assert ids == ["new-1"]
-    texts = ["flint basalt", "waltz"]
-    old = before.predict(texts, params={"top_k": 40})
-    new = after.predict(texts, params={"top_k": 42})
-    for row in range(2):
-        scores = dict(zip(new["ad_ids"][row], new["scores"][row], strict=True))
-        assert scores.keys() - set(old["ad_ids"][row]) == {"new-1", "new-2"}
-        kept = [scores[ad] for ad in old["ad_ids"][row]]
-        np.testing.assert_allclose(kept, old["scores"][row], atol=1e-6)
-    retriever = registry.look_up("models:/answering@champion")
-    assert retriever.metadata["num_ads"] == 42
-    assert registry.parameters(retriever.run_id)["new_ads"] == str(ads)
-    code, printed = run(index, model="models:/answering@champion", ads=ads)
-    assert code == 2
-    assert "ads.csv, row 2, column 'ad_id': 2 ids are in use: 'new-1', 'new-2'" in printed
-    assert registry.restore("answering", "champion") == ("2", "1")
 
 
 def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_experiment(

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import faiss
 import mlflow
 import numpy as np
 import pandas as pd
@@ -40,18 +39,13 @@ from ramen_ray.method.model.heads import Head
 from ramen_ray.method.model.texts import Prompts
 from ramen_ray.method.retrieval.index import (
     FEWEST_IVF_PQ_ADS,
-    MOST_FLAT_ADS,
-    MOST_HNSW_ADS,
-    choose_kind,
     new_index,
-    sample_size,
 )
 from ramen_ray.method.retrieval.retriever_folder import (
     RetrieverSettings,
     text_embedder,
     write_retriever,
 )
-from ramen_ray.method.retrieval.search import search_index
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.retriever_model import Retriever
 from ramen_ray.tracking.runs import Run, open_run
@@ -219,15 +213,12 @@ def test_a_bad_row_is_reported_and_the_others_are_answered(
     assert (len(nothing), list(nothing.columns)) == (0, list(answers.columns))
 
 
-@pytest.mark.parametrize("top_k", [0, -1, 41])
-def test_top_k_beyond_the_index_is_refused(logged: Logged, top_k: int) -> None:
-    with pytest.raises(MlflowException, match=f"top_k is {top_k}; this retriever has 40 ads"):
-        logged.model.predict(["robin"], params={"top_k": top_k})
-
-
 @pytest.mark.parametrize(
     ("num_queries", "query", "top_k", "message"),
     [
+        (1, "robin", 0, "top_k is 0; this retriever has 40 ads"),
+        (1, "robin", -1, "top_k is -1; this retriever has 40 ads"),
+        (1, "robin", 41, "top_k is 41; this retriever has 40 ads"),
         (10_001, "robin", 1, "has 10001 queries; send at most 10000"),
         (1_000_000, "robin", 9, "has 1000000 queries"),
         (10_000, "robin", 21, "asks for 10000 times 21 ads; send at most 9523 queries at once"),
@@ -375,52 +366,6 @@ def _post(port: int, body: dict[str, Any]) -> dict[str, Any]:
     )
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return dict(json.loads(answer.read()))
-
-
-@pytest.mark.parametrize(
-    ("num_ads", "kind"),
-    [
-        (1, "flat"),
-        (MOST_FLAT_ADS, "flat"),
-        (MOST_FLAT_ADS + 1, "hnsw"),
-        (MOST_HNSW_ADS, "hnsw"),
-        (MOST_HNSW_ADS + 1, "ivf_pq"),
-    ],
-)
-def test_the_kind_of_index_goes_by_size(num_ads: int, kind: str) -> None:
-    assert choose_kind(num_ads) == kind
-
-
-@pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.95), ("ivf_pq", 0.8)])
-def test_an_index_finds_most_of_what_exact_search_finds(
-    kind: Any, least: float, tmp_path: Path
-) -> None:
-    draw = np.random.default_rng(4)
-    centres = draw.normal(size=(300, 32))
-    points = centres[draw.integers(300, size=24_100)] + 0.7 * draw.normal(size=(24_100, 32))
-    points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
-    ads, queries, added = points[:12_000], points[12_000:12_100], points[12_100:]
-    index = new_index(kind, 32, len(ads))
-    if not index.is_trained:
-        index.train(ads[: sample_size(len(ads))])
-    index.add(ads)
-    faiss.write_index(index, str(tmp_path / "index"))
-    index = faiss.read_index(str(tmp_path / "index"))
-    _, found = index.search(queries, 100)
-    exact = np.argsort(-(queries @ ads.T), axis=1)[:, :100]
-    assert _share(found, exact) >= least
-    index.add(added)
-    among_first, scores = search_index(index, queries, 100, rows=range(len(ads)))
-    assert among_first.max() < len(ads)
-    assert _share(among_first, exact) >= _share(found, exact) - 0.002
-    if kind != "ivf_pq":
-        np.testing.assert_allclose(scores[0], (queries @ ads.T)[0, among_first[0]], atol=1e-5)
-
-
-def _share(found: np.ndarray, exact: np.ndarray) -> float:
-    """Share of ``exact`` (queries, k) that the index finds."""
-    pairs = zip(found.tolist(), exact.tolist(), strict=True)
-    return float(np.mean([len(set(a) & set(b)) for a, b in pairs])) / exact.shape[1]
 
 
 @pytest.mark.parametrize("dim", [1, 3, 32, 384, 768, 50])

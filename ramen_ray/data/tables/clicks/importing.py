@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import duckdb
@@ -42,18 +42,12 @@ logger = logging.getLogger(__name__)
 def import_tables(
     tables: UserTables, output: Path, name: str | None = None, memory: str | None = None
 ) -> Dataset:
-    """Import a user's own tables into a dataset directory at ``output``.
+    """Import a user's own tables into a new dataset directory at ``output``.
 
-    The same tables and settings give the same bytes, on any machine and number of threads.
-
-    Args:
-        tables: where the tables are, what their columns are called, how they are split.
-        output: must not exist.
-        name: name of the dataset; by default that of the folder.
-        memory: how much memory the engine may take, such as ``4GB``; default 60 % of the machine's.
-
-    Raises:
-        DatasetError: a table cannot be read, or rows are bad; no dataset directory is left.
+    The same tables and settings give the same bytes, on any machine and number of threads. The
+    dataset's ``name`` is by default the folder's; ``memory`` is what the engine may take, such as
+    ``4GB``, by default 60 % of the machine's. If a table cannot be read, or rows are bad, it raises
+    a DatasetError and leaves no directory.
     """
     metadata = {
         "name": dataset_name(name, output),
@@ -71,30 +65,21 @@ def import_tables(
         with engine(writer.folder, memory) as connection:
             _Import(tables, opened, connection).write(writer)
         if tables.edge_lists:
-            with engine(writer.folder, memory) as connection:
-                _write_edges(connection, tables, Dataset(writer.folder, metadata), writer)
+            written = Dataset(writer.folder, metadata)
+            with engine(writer.folder, memory, written) as connection:
+                for key, edge_list in tables.edge_lists.items():
+                    found = write_edge_list(connection, written, edge_list, key, writer)
+                    _log(f"anchor set {key}", found.num_rows | found.counts)
     dataset = Dataset(output)
     queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
     logger.info("wrote %s queries and %s ads", queries, f"{dataset.num_rows('ads'):,}")
     return dataset
 
 
-def _write_edges(
-    connection: duckdb.DuckDBPyConnection,
-    tables: UserTables,
-    written: Dataset,
-    writer: DatasetWriter,
-) -> None:
-    for name, edge_list in tables.edge_lists.items():
-        found = write_edge_list(connection, written, edge_list, name, writer)
-        _log(f"anchor set {name}", found.num_rows | found.counts)
-
-
 def open_tables(tables: UserTables) -> dict[str, UserTable]:
     """Find the files of all tables but those of edges, by what they hold.
 
-    Raises:
-        DatasetError: a table is missing, cannot be opened, or lacks a column.
+    Raises a DatasetError if one is missing, cannot be opened, or lacks a column.
     """
     columns = tables.columns
     sources: dict[str, tuple[str | None, dict[str, Column]]] = {
@@ -118,19 +103,18 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
     }
 
 
+@dataclass(frozen=True)
 class _Import:
     """One import: the user's tables, and the engine that has what was made of them so far."""
 
-    def __init__(
-        self,
-        tables: UserTables,
-        opened: Mapping[str, UserTable],
-        connection: duckdb.DuckDBPyConnection,
-    ) -> None:
-        self.tables = tables
-        self.all_periods = tables.splits.held_out == "later-clicks"
-        self.opened = opened
-        self.connection = connection
+    tables: UserTables
+    opened: Mapping[str, UserTable]
+    connection: duckdb.DuckDBPyConnection
+
+    @property
+    def all_periods(self) -> bool:
+        """Whether all later clicks are held out, also of queries that are trained on."""
+        return self.tables.splits.held_out == "later-clicks"
 
     def write(self, writer: DatasetWriter) -> None:
         """Do it all."""

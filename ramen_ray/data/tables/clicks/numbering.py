@@ -159,10 +159,9 @@ def report_unknown(
 
 
 def numbered(sides: Sequence[Side], others: str, rows: str) -> str:
-    """Return the SQL that puts numbers in place of names.
+    """Return the SQL that selects ``others`` (``a, b,``) of ``rows``, and numbers for names.
 
-    It selects ``others``, columns of ``rows`` that are each followed by a comma, and of each side
-    its number, and where that is null the name as ``unknown_*``.
+    Where a side's number is null, its name is in ``unknown_*``.
     """
     columns = ", ".join(
         f"{side}_names.number AS {side},"

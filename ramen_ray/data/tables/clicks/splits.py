@@ -69,8 +69,7 @@ def keep_ads(
 ) -> None:
     """Make ``kept_ads``, of so many queries with a click that counts, and ``counted``.
 
-    Unless a query is in the splits of ``all_periods``, only the clicks of its first one count:
-    training must never see later ones.
+    Without ``all_periods``, only a query's first period counts: training must see no later click.
     """
     if not all_periods and count(connection, "SELECT max(period) FROM sums"):
         run(
@@ -156,10 +155,8 @@ def keep_queries(
     """Make ``kept_queries`` of those with ``fewest_ads`` that count, and count what is left out.
 
     Queries that are not in ``family_splits`` are train queries; with ``all_periods`` each is in the
-    splits of its clicks. Of 0 ads, train queries need none, and others one.
-
-    Raises:
-        DatasetError: a split would have no query with a click.
+    splits of its clicks. Of 0 ads, train queries need none, and others one. Raises a DatasetError
+    if a split would have no query with a click.
     """
     without = f"ads = 0 AND split = {TRAIN}" if not fewest_ads else "false"
     split, by = ("period", "query, period") if all_periods else ("split", "query")
@@ -191,10 +188,9 @@ def keep_queries(
 
 
 def drop_reversed(connection: duckdb.DuckDBPyConnection, *, all_periods: bool) -> int:
-    """Leave out the train clicks that are held-out clicks reversed; returns how many there are.
+    """Leave out train clicks from an answer's text to its held-out query's; returns their number.
 
-    The query of such a click has an answer's text, and the ad has the held-out query's, up to case
-    and white space. Queries have to be kept anew then.
+    Queries have to be kept anew then.
     """
     own = "kept.number = query" + (" AND kept.split = period" if all_periods else "")
     run(

@@ -23,10 +23,7 @@ LARGEST_EXACT = 1 << 40
 
 
 def rows_sql(roles: Mapping[str, object], bounds: Sequence[float]) -> str:
-    """Return the SQL for the rows of clicks with weight and period.
-
-    ``bounds`` are the first times of periods but the first, in seconds since 1970.
-    """
+    """Return the SQL for clicks with weight and period, which ``bounds`` (s since 1970) divide."""
     weight = "weight" if "weight" in roles else "1.0"
     periods = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
     return f"SELECT place, query, ad, {weight} AS weight, {periods} AS period FROM source"
@@ -48,11 +45,8 @@ def number_click_rows(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 def sum_clicks(connection: duckdb.DuckDBPyConnection) -> None:
-    """Sum the clicks of known queries and ads, of each pair in each period.
-
-    Whole weights are summed as integers, others in the order of their rows: a parallel sum of
-    floats would depend on the number of threads.
-    """
+    """Sum the clicks of known queries and ads, of each pair in each period."""
+    # a parallel sum of floats would depend on the number of threads
     whole = f"weight = floor(weight) AND weight < {LARGEST_EXACT}"
     (exact,) = connection.sql(f"SELECT bool_and({whole}) FROM clicks").fetchall()[0]
     total = "sum(weight::BIGINT)" if exact else "sum(weight ORDER BY place)"

@@ -37,10 +37,7 @@ def write_queries(
     *,
     all_periods: bool,
 ) -> None:
-    """Write the queries of each split with their ads, and the ``optional`` columns.
-
-    With ``all_periods``, each has those of its split's period.
-    """
+    """Write each split's queries, ads (``all_periods``: of its period) and ``optional`` columns."""
     own = "kept_queries.number = query" + (" AND split = period" if all_periods else "")
     run(
         connection,
@@ -101,8 +98,7 @@ def find_filters(
 ) -> dict[str, int]:
     """Make ``filters`` (split, query_id, ad_id), the pairs of held-out queries and kept ads.
 
-    They are those of ``given_filters``, if any, and the ads of a query's ``own_text``. Returns how
-    many each split has, and how many given ones are of no use.
+    Returns how many each split has, and how many given ones are of no use.
     """
     pairs = ["SELECT query, ad FROM given_filters"] * given + [_OWN_TEXT] * own_text
     run(

@@ -17,20 +17,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from duckdb import DuckDBPyConnection
 from filelock import FileLock
 
-from ramen_ray.data.engine import count, files_of, run, stream
+from ramen_ray.data.engine import count, run, stream
 from ramen_ray.data.leaks import (
     LEAKING_EDGES,
-    OTHER_END,
     REPEATING_EDGES,
     Protocol,
     find_answers,
     find_leaks,
     find_repeats,
-    folded,
     texts_of,
 )
 from ramen_ray.data.store.dataset import (
@@ -41,7 +38,7 @@ from ramen_ray.data.store.dataset import (
     DatasetWriter,
     write_metadata,
 )
-from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
+from ramen_ray.data.store.schemas import NODE_TABLES
 from ramen_ray.errors import without_passwords
 from ramen_ray.naming import naming_fault
 
@@ -71,52 +68,52 @@ def write_edges(
     """Write the anchor set ``name``; a side without edges gets no table, nor does an empty set."""
     num_rows, counts = dict[str, int](), dict[str, int]()
     if protocol != "as-published":
-        counts = _drop_clicks(connection, dataset, sides, protocol)
+        counts = _drop_clicks(connection, dataset.tables, sides, protocol)
     staged = {side: count(connection, f"SELECT count(*) FROM {side}_edges") for side in sides}
     if any(staged.values()):
         _number_anchors(connection, sides)
         numbered = "SELECT number AS anchor_id, text FROM numbered ORDER BY number"
         anchors = stream(connection, numbered, TEXTS_PER_BATCH)
-        num_rows[f"anchors/{name}"] = _write(writer, f"anchors/{name}", anchors)
+        num_rows[f"anchors/{name}"] = writer.write(f"anchors/{name}", anchors)
     for side in sides if num_rows else ():
         linked = count(connection, f"SELECT count(DISTINCT node) FROM {side}_edges")
         nodes = NODE_TABLES[side]
         counts[f"{SHOWN[side]} without edges"] = dataset.num_rows(nodes) - linked
         if staged[side]:
             table = f"edges/{name}/{side}"
-            num_rows[table] = _write(writer, table, _summed(stream(connection, _in_order(side))))
+            num_rows[table] = writer.write(table, _summed(stream(connection, _in_order(side))))
             counts[f"repeated {side} edges merged"] = staged[side] - num_rows[table]
     return WrittenEdges(num_rows, counts)
 
 
 def _drop_clicks(
-    connection: DuckDBPyConnection, dataset: Dataset, sides: Sequence[str], protocol: Protocol
+    connection: DuckDBPyConnection,
+    tables: Sequence[str],
+    sides: Sequence[str],
+    protocol: Protocol,
 ) -> dict[str, int]:
     """Drop the edges that ``protocol`` leaves out; returns how many of each side and kind."""
     dropped = {}
-    find_answers(connection, dataset)
-    anchors = folded("FROM anchors")
+    find_answers(connection, tables)
+    anchors = "SELECT id, fold(text) AS folded FROM anchors"
     for side in sides:
-        find_leaks(connection, "leaks", folded(texts_of(dataset, NODE_TABLES[side])), anchors)
-        dropped[f"{side} {LEAKING_EDGES}"] = _drop_found(connection, side, "leaks")
+        find_leaks(connection, texts_of(NODE_TABLES[side]), anchors)
+        dropped[f"{side} {LEAKING_EDGES}"] = _drop_leaks(connection, side)
         if protocol == "unclicked":
-            clicks = f"SELECT query_id, ad_ids FROM {files_of(dataset, TRAIN)}"
-            others = folded(texts_of(dataset, NODE_TABLES[OTHER_END[side]]))
-            find_repeats(connection, "repeats", side, clicks, others, anchors)
-            dropped[f"{side} {REPEATING_EDGES}"] = _drop_found(connection, side, "repeats")
+            find_repeats(connection, side, anchors)
+            dropped[f"{side} {REPEATING_EDGES}"] = _drop_leaks(connection, side)
     return dropped
 
 
-def _drop_found(connection: DuckDBPyConnection, side: str, found: str) -> int:
-    """Drop the edges that are in the table ``found``, and then the table; returns how many."""
-    ((number,),) = connection.execute(
+def _drop_leaks(connection: DuckDBPyConnection, side: str) -> int:
+    """Drop the edges that are in the table ``leaks``; returns how many."""
+    return count(
+        connection,
         f"""
-        DELETE FROM {side}_edges AS edges USING {found} AS found
-        WHERE edges.node = found.node AND edges.anchor = found.anchor
-        """
-    ).fetchall()
-    connection.execute(f"DROP TABLE {found}")
-    return int(number)
+        DELETE FROM {side}_edges AS edges USING leaks
+        WHERE edges.node = leaks.node AND edges.anchor = leaks.anchor
+        """,
+    )
 
 
 def _number_anchors(connection: DuckDBPyConnection, sides: Sequence[str]) -> None:
@@ -160,13 +157,6 @@ def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.table(waiting, names=names)
 
 
-def _write(writer: DatasetWriter, table: str, batches: Iterable[pa.RecordBatch | pa.Table]) -> int:
-    """Write a table; returns its row count."""
-    writer.write(table, batches)
-    num_rows: int = pq.read_metadata(writer.folder / f"{table}.parquet").num_rows
-    return num_rows
-
-
 def check_spelling(name: str) -> None:
     """Raise a DatasetError if an anchor set cannot have this name."""
     if fault := naming_fault(name, dots=False):
@@ -174,10 +164,7 @@ def check_spelling(name: str) -> None:
 
 
 def check_name(dataset: Dataset, name: str, replace: bool) -> None:
-    """Raise a DatasetError if a set cannot be called so, or is and ``replace`` is not set.
-
-    Call it before the work.
-    """
+    """Raise a DatasetError if a set cannot be called so, or is, and ``replace`` is not set."""
     check_spelling(name)
     if name in dataset.anchor_sets and not replace:
         raise DatasetError(
@@ -206,12 +193,9 @@ def put_in_place(
 ) -> None:
     """Move an anchor set's tables from :func:`folder_beside` into the dataset directory.
 
-    Sets that other jobs have put in place since ``dataset`` was opened stay. ``made`` says how the
-    set was made, for ``dataset.json``; ``written`` has the row counts of its tables.
-
-    Raises:
-        DatasetError: there is a set of this name, and ``replace`` is not set; or queries or ads
-            have changed.
+    ``made`` says how the set was made, for ``dataset.json``; ``written`` has the row counts of its
+    tables. Raises a DatasetError if there is a set of this name, unless ``replace`` is set, or if
+    queries or ads have changed.
     """
     with _as_it_is_now(dataset.path) as now:
         if _content_of_nodes(now) != (aside / NODES).read_text():

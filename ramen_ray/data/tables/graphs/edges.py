@@ -82,19 +82,16 @@ def add_edge_list(
     replace: bool = False,
     memory: str | None = None,
 ) -> dict[str, int]:
-    """Add an anchor set from a user's edges to a dataset directory.
+    """Add an anchor set from a user's edges to a dataset directory; returns counts for people.
 
-    ``memory`` is what tables may take; see :func:`~ramen_ray.data.engine.engine`. Returns counts of
-    the rows written, of nodes without edges, and of edges left out or merged.
-
-    Raises:
-        DatasetError: the dataset is not usable; the name is taken; edges are wrong (names files and
-            rows); or no edge is left.
+    ``memory`` is what tables may take; see :func:`~ramen_ray.data.engine.engine`. Raises a
+    DatasetError if the dataset is not usable, the name is taken, edges are wrong (names files and
+    rows), or no edge is left.
     """
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
     check(dataset)
-    with folder_beside(dataset, name) as aside, engine(aside, memory) as connection:
+    with folder_beside(dataset, name) as aside, engine(aside, memory, dataset) as connection:
         found = write_edge_list(connection, dataset, edge_list, name, DatasetWriter(aside))
         put_in_place(aside, dataset, name, made_by("edges", edge_list), found.num_rows, replace)
     return found.num_rows | found.counts
@@ -107,13 +104,10 @@ def write_edge_list(
     name: str,
     writer: DatasetWriter,
 ) -> WrittenEdges:
-    """Write a user's edges as the tables of an anchor set.
+    """Write a user's edges as the tables of an anchor set; repeated edges are summed.
 
-    If the source repeats an edge, the weights are summed. Only what was found of the dataset's
-    names and held-out clicks stays in the connection, for the next list of the same dataset.
-
-    Raises:
-        DatasetError: edges are wrong (names files and rows), or no edge is left.
+    What was found of the dataset's names and held-out clicks stays in the connection, for its next
+    list. Raises a DatasetError if edges are wrong (names files and rows), or none is left.
     """
     tables = open_tables(edge_list, dataset.metadata)
     sides = list(edge_list.of_sides)
@@ -144,8 +138,7 @@ def write_edge_list(
 def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, UserTable]:
     """Find the files of an edge list's tables: ``anchors``, ``query`` and ``ad``, if given.
 
-    Raises:
-        DatasetError: no edges are given, there are no such files, or one lacks a column.
+    Raises a DatasetError if no edges are given, there are no such files, or one lacks a column.
     """
     if not edge_list.of_sides:
         raise DatasetError("there are no edges; give query_edges, ad_edges or both")

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.engine import count, files_of, run, text_literal
+from ramen_ray.data.engine import count, name_literal, run, text_literal
 from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, PLURAL, Side, schema_of
@@ -37,31 +37,31 @@ def node_names(metadata: Mapping[str, Any], side: Side, name: str, null_words: N
 
 
 def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
-    """Create ``{side}_names``: ``name`` and ``node``, all nodes that a name stands for.
+    """Create what names the nodes of ``side``, unless an earlier table of the user has needed it.
 
-    A node is a train query's or an ad's number, HELD_OUT_NODE, or LEFT_OUT_NODE; a query that is
-    also held out is a train query. Also created are ``{side}_texts`` (``node``, ``text``) of the
-    train queries or ads, trimmed, and ``{side}_held_out`` (``folded``), the different texts of
-    held-out queries. Tables that exist are kept, for the next table of a user.
+    * ``{side}_names`` (``name``, ``node``): all nodes that a name stands for, each a train query's
+      or an ad's number, HELD_OUT_NODE or LEFT_OUT_NODE. A query also held out is a train query.
+    * ``{side}_texts`` (``node``, ``text``): of the train queries or ads, trimmed.
+    * ``{side}_held_out`` (``folded``): the different texts of held-out queries.
     """
     nodes = NODE_TABLES[side]
     id_column = schema_of(nodes).names[0]
     held_out = _held_out(dataset, side)
-    no_texts = "SELECT NULL::VARCHAR AS text WHERE false"
-    texts = [f"SELECT text FROM {files_of(dataset, table)}" for table in held_out]
+    no_texts = "SELECT NULL::VARCHAR AS folded WHERE false"
+    texts = [f"SELECT folded FROM {name_literal(table)}" for table in held_out]
     of_tables = {nodes: id_column} | dict.fromkeys(held_out, str(HELD_OUT_NODE))
     no_names = "SELECT NULL::VARCHAR AS name, NULL::BIGINT AS node WHERE false"
     ids = [
-        f"SELECT trimmed(source_id), {node} FROM {files_of(dataset, table)}"
+        f"SELECT trimmed(source_id), {node} FROM {name_literal(table)}"
         for table, node in of_tables.items()
         if _has_ids(dataset, table)
     ]
     tables = {
         "texts": f"""
-            SELECT {id_column} AS node, trimmed(text) AS text FROM {files_of(dataset, nodes)}
+            SELECT {id_column} AS node, trimmed(text) AS text FROM {name_literal(nodes)}
         """,
         "held_out": f"""
-            SELECT DISTINCT fold(text) AS folded FROM ({" UNION ALL ".join([no_texts, *texts])})
+            SELECT DISTINCT folded FROM ({" UNION ALL ".join([no_texts, *texts])})
         """,
         "ids": f"""
             WITH own AS ({" UNION ALL ".join([no_names, *ids])})
@@ -88,7 +88,7 @@ def _with_aliases(dataset: Dataset, side: str) -> str:
     return f"""
         UNION ALL
         SELECT trimmed(alias.name), coalesce(own.node, {LEFT_OUT_NODE})
-        FROM {files_of(dataset, table)} AS alias
+        FROM {name_literal(table)} AS alias
         LEFT JOIN own ON own.name = trimmed(alias.of)
     """
 

@@ -56,17 +56,13 @@ def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
 def create_events(
     connection: DuckDBPyConnection, dataset: Dataset, log: UserTable, max_session_length: int
 ) -> dict[str, int]:
-    """Create ``events``, and the texts that they name in ``query_items`` and ``ad_items``.
-
-    Rows of validation and test queries are left out entirely. A held-out query must not become an
-    anchor, and its clicks must not link ads: otherwise the data that the model is measured on would
-    shape the graph that it is trained with, and the measured gain would not hold in production.
+    """Create ``events``, and the texts that they name; returns counts, also of what is left out.
 
     * ``events``: ``session``, ``time``, ``query`` and ``ad``, which are items; ``ad`` may be null.
     * ``{side}_items``: ``item``, a number in the order of the texts, and ``text``.
 
-    Events of a session after ``max_session_length`` are dropped. Returns the number of
-    ``sessions``, and of what was left out, by reason.
+    Rows of validation and test queries are left out entirely: else what the model is measured on
+    would shape its graph. So are events of a session after ``max_session_length``.
     """
     ad = "ad" if "ad" in log.columns else "NULL::VARCHAR AS ad"
     log.load(connection, "log", f"SELECT session, time, query, {ad} FROM source")
@@ -87,9 +83,8 @@ def create_events(
 def _name_cells(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
     """Create ``{side}_cells``: ``cell``, ``text``, ``item``, ``node``, ``unknown`` (cell or null).
 
-    Text and item are null for what is left out. A query's cell that is no id is a text, whether or
-    not a query has it. ``node`` is HELD_OUT_NODE or LEFT_OUT_NODE for such queries, by their id or
-    by the text that it stands for.
+    Text and item are null for what is left out; ``node`` says why. A query's cell that is no id is
+    a text, whether or not a query has it.
     """
     cells = f"(SELECT DISTINCT {side} AS name FROM log WHERE {WHOLE} AND {side} IS NOT NULL)"
     found = f"CREATE OR REPLACE TABLE found AS {named(side, 'name AS cell', cells)}"

@@ -82,11 +82,8 @@ def add_co_session(
     """Add the anchor sets of train queries and of ads, by a log of sessions, to a dataset.
 
     A set that gets no edges is left out; with ``replace``, an old one is removed. ``memory`` is
-    what tables may take; see :func:`~ramen_ray.data.engine.engine`. Returns counts of rows written,
-    of nodes without edges, and of what was left out of the log.
-
-    Raises:
-        DatasetError: dataset or log is not usable, a name is taken, or there would be no edges.
+    what tables may take; see :func:`~ramen_ray.data.engine.engine`. Returns counts for people.
+    Raises a DatasetError if dataset or log is not usable, a name is taken, or no edge is left.
     """
     dataset = Dataset(dataset_path)
     sets = {"query": settings.query_set, "ad": settings.ad_set}
@@ -99,7 +96,7 @@ def add_co_session(
         folders = {
             side: stack.enter_context(folder_beside(dataset, name)) for side, name in sets.items()
         }
-        connection = stack.enter_context(engine(folders["query"], memory))
+        connection = stack.enter_context(engine(folders["query"], memory, dataset))
         summary = create_events(connection, dataset, table, settings.max_session_length)
         written = {}
         for side, name in sets.items():

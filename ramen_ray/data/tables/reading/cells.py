@@ -29,8 +29,7 @@ EARLIEST, LATEST = 631_152_000, 4_102_444_800
 def as_strings(column: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:
     """Return a column's cells as strings, and which (rows,) are null, empty or white space.
 
-    Raises:
-        ValueError: the cells are lists, are not UTF-8, or are floats that lost digits of an id.
+    Raises a ValueError for lists, cells that are not UTF-8, and floats that lost digits of an id.
     """
     strings = _text(plain_values(column))
     empty = pc.fill_null(pc.equal(pc.binary_length(pc.utf8_trim_whitespace(strings)), 0), True)
@@ -57,9 +56,7 @@ def as_seconds(
     """Return a column's times as float64 seconds since 1970, and which (rows,) are not times.
 
     Times are timestamps or dates, numbers of ``unit``, or ISO 8601 text; without a zone it is UTC.
-
-    Raises:
-        ValueError: the cells are floats that have lost digits of times.
+    Raises a ValueError for floats that have lost digits of times.
     """
     values = plain_values(column)
     if pa.types.is_date(values.type):

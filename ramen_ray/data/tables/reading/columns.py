@@ -132,11 +132,7 @@ def without_rounded(column: Column) -> Column:
 
 
 def filter_columns(names: Collection[str]) -> dict[str, Column]:
-    """Read columns to filter ads by, under the names of the dataset directory; cells may be empty.
-
-    Raises:
-        DatasetError: a name is given twice.
-    """
+    """Read columns to filter ads by, which may be empty; raises a DatasetError if one is twice."""
     columns = {FILTER + name: Column(name, optional=True) for name in names}
     if len({name.casefold() for name in names}) < len(names):  # the engine ignores case
         raise DatasetError("--columns.ad-filters names a column twice")

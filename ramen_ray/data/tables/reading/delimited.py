@@ -70,11 +70,7 @@ QUOTED_CELLS = Kind(
 
 
 def header_of(start: bytes, kind: str) -> tuple[str, ...]:
-    """Return the columns of a file that begins with ``start``.
-
-    Raises:
-        DatasetError: its first line names no columns.
-    """
+    """Return the columns of a file that begins with ``start``, or raise a DatasetError."""
     whole = start[: start.rfind(b"\n") + 1]
     if b"\r" in whole.partition(b"\n")[0]:
         raise DatasetError("its lines end with carriage returns alone; save it with line feeds")
@@ -180,10 +176,7 @@ def _other_cells(lines: Int64s, skipped: list[pa.csv.InvalidRow], advice: str) -
 
 
 def _quotes_in_tsv(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
-    """Find lines whose cells are in quotes, each line once.
-
-    They are as in CSV if quotes within are doubled, or if nearly all cells of a column are so.
-    """
+    """Find lines whose cells are in quotes, each once; they are CSV's if doubled, or nearly all."""
     seen = np.zeros(len(rows), dtype=bool)
     for column in rows.columns:
         quoted = pc.match_substring_regex(column, QUOTED).to_numpy()

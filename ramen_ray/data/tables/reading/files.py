@@ -46,16 +46,12 @@ no credentials are."""
 
 
 def find_files(source: str, columns: Sequence[str]) -> list[TableFile]:
-    """Find the files of ``source``, in the order of their names.
+    """Find the files of ``source``, in the order of their names, with these ``columns``.
 
-    Args:
-        source: a file, a folder (all files below it that have a known suffix), or a glob; a path,
-            or a URI such as ``s3://bucket/clicks/*.parquet``.
-        columns: the columns that every file must have, in itself or in its folders' names.
-
-    Raises:
-        DatasetError: there are no files; one cannot be opened or lacks a column; or a log beside
-            them says which of them are alive.
+    It is a file, a folder (all files below it that have a known suffix), or a glob; a path, or a
+    URI such as ``s3://bucket/clicks/*.parquet``. Columns are in a file or its folders' names.
+    Raises a DatasetError if there are no files, one cannot be opened or lacks a column, or a log
+    beside them says which of them are alive.
     """
     filesystem, listed = _listed(source)
     files: list[TableFile] = []

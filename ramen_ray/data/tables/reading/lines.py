@@ -113,12 +113,9 @@ def lines_as_records(data: bytes, at_end: bool) -> Records:
 def read_blocks(
     stream: BinaryIO, path: object, split: Callable[[bytes, bool], Records] = lines_as_records
 ) -> Iterator[Block]:
-    """Read all records of a text file, which ``path`` names in errors.
+    """Read all records of a text file, which ``path`` names in errors, as of too large a line.
 
     ``split`` finds the records of whole lines; its second argument is whether no more follow.
-
-    Raises:
-        DatasetError: a line has more than ``MAX_LINE_BYTES``.
     """
     line, rest = 1, b""
     try:
@@ -140,10 +137,7 @@ def read_blocks(
 
 
 def read_start(stream: BinaryIO) -> bytes | None:
-    """Read the first MiB of a text file, as UTF-8; None if there is not a single byte of text.
-
-    Raises a DatasetError if it is a file of another kind.
-    """
+    """Read the first MiB of a text file, as UTF-8; None without text, an error if it is another."""
     start = stream.read(MAX_HEADER_BYTES)
     for mark, message in OTHER_FORMATS.items():
         if start.startswith(mark):

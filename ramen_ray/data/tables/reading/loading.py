@@ -66,13 +66,9 @@ class UserTable:
         self._stopped: Exception | None = None
 
     def load(self, connection: duckdb.DuckDBPyConnection, table: str, query: str) -> None:
-        """Read the rows and create ``table`` from them.
+        """Create ``table`` from the rows; raises a DatasetError if they cannot be read.
 
-        ``query`` selects from ``source``, which has ``place`` and a column for each role, and must
-        read it once.
-
-        Raises:
-            DatasetError: the table cannot be read.
+        ``query`` reads ``source`` once, which has ``place`` and a column for each role.
         """
         rows = pa.RecordBatchReader.from_batches(self._schema, self._batches())
         connection.register("source", rows)
@@ -139,12 +135,9 @@ class UserTable:
         return [tally.finding() for tally in self._faults.values()]
 
     def check(self) -> None:
-        """Refuse the table if rows are bad and are not to be skipped; log what else was found.
+        """Raise a DatasetError that names every kind of bad row, unless these are to be skipped.
 
-        A later call tells only what is new.
-
-        Raises:
-            DatasetError: names every kind of fault, with the first row of each.
+        What else was found is logged. A later call tells only what is new.
         """
         refused = [
             tally.finding()
@@ -199,17 +192,14 @@ class UserTable:
         return pa.table(values).filter(pa.array(good))
 
     def _readable(self, rows: Rows, file: TableFile) -> Booleans:
-        """Note lines that could not be read, and headers; returns which rows (n,) are neither.
-
-        A line that was read in spite of its fault counts as read, unless bad rows are skipped.
-        """
+        """Note lines that could not be read, and headers; returns which rows (n,) are neither."""
         wrong = [np.zeros(0, dtype=np.int64)]
         for kind, lines, cells in rows.faults:
             self._faults.add(kind, file.path, lines, cells)
             if kind.severity == "error":
                 wrong.append(lines)
         lines = np.unique(np.concatenate(wrong))
-        lost = lines[~np.isin(lines, rows.numbers)]
+        lost = lines[~np.isin(lines, rows.numbers)]  # the others were read in spite of their fault
         self.rows_read += len(lost)
         out = lines if self.skip_bad_rows else lost
         self.left_out["unreadable lines"] += len(out)

@@ -98,8 +98,7 @@ def suffixes(path: str) -> tuple[str, str]:
 def open_file(filesystem: FileSystem, info: FileInfo, columns: tuple[str, ...]) -> TableFile | None:
     """Look at a file's header; returns None if it has not a single byte of text.
 
-    Raises:
-        DatasetError: it cannot be read, or lacks one of ``columns`` or has it twice.
+    Raises a DatasetError if it cannot be read, or lacks one of ``columns`` or has it twice.
     """
     path = info.path
     if suffixes(path)[0] not in FORMATS:
@@ -157,11 +156,7 @@ def _shown(name: str) -> str:
 
 
 def read_file(file: TableFile) -> Iterator[Rows]:
-    """Read a file's rows, in their order.
-
-    Raises:
-        DatasetError: the file cannot be read, or has changed; names the line.
-    """
+    """Read a file's rows, in order; a DatasetError says where it cannot be, or that it changed."""
     read = _read_parquet if file.format == "parquet" else _read_text
     file.check_unchanged()
     try:
