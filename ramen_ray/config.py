@@ -185,7 +185,7 @@ class RegularizationConfig(Section):
     """Let each weight grow while its graph pushes ads ahead of their nearest rivals, and shrink
     while it pushes them behind. λ then only says which regularisers there are."""
     adaptive_max: PositiveFloat = 0.3
-    """Highest adaptive weight. All start at a tenth of it, and keep at least a hundredth."""
+    """Highest adaptive weight. All are 0 until they have earned a tenth of it."""
     adaptive_step: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """Rate at which each query's evidence moves the logarithm of an adaptive weight."""
 

@@ -129,12 +129,12 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
 
 @pytest.mark.slow
 def test_a_job_submitted_from_another_folder_finds_its_data_and_warns_of_lost_results(
-    head: Head, encoder_path: Path, tmp_path: Path
+    head: Head, tmp_path: Path
 ) -> None:
     command = [str(Path(sys.executable).with_name("ray")), "job", "submit"]
     command += ["--address", head.dashboard, "--working-dir", str(ROOT), "--", sys.executable]
     command += ["jobs/train.py", "tiny", "--name", "elsewhere", "--output", "mine"]
-    command += ["--encoder.pretrained", str(encoder_path), "--workers.cpus-per-worker", "1"]
+    command += ["--workers.cpus-per-worker", "1"]
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
 
     wait_until(lambda: answers(f"{head.dashboard}/api/version"), "no job server")

@@ -1,12 +1,10 @@
 """Answers among ads of some markets or categories, against a brute-force search of those ads."""
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import faiss
-import mlflow
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,7 +59,7 @@ def catalogue() -> Ads:
 @pytest.fixture(scope="module")
 def store(
     catalogue: Ads, encoder_path: Path, output: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Store]:
+) -> Store:
     """A store with a champion, whose dataset was imported with columns to filter by."""
     folder = tmp_path_factory.mktemp("filters")
     _write(folder / "ads.csv", catalogue)
@@ -80,8 +78,7 @@ def store(
     registry = Registry(store.uri)
     run_id, model_id = registry.find_logged(store.run(0.0, folder / "shop"), None)
     registry.choose(registry.register("filtered", run_id, model_id), "champion")
-    yield store
-    mlflow.set_tracking_uri(None)
+    return store
 
 
 def _champion(store: Store) -> PyFuncModel:

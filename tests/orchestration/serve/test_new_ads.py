@@ -1,25 +1,16 @@
 """A retriever's ads as a catalogue has them: some come, some change their text, some go."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 from conftest import RunHere
 from stores import Store
 
 from jobs import index, promote
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.tracking.registry import Registry
 
 QUERIES = ["robin nest", "oak", "ship", "saw"]
-
-
-@pytest.fixture(scope="module")
-def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
-    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
-    mlflow.set_tracking_uri(None)
 
 
 def _ads(store: Store, uri: str) -> dict[str, str]:

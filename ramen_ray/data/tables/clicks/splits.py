@@ -221,6 +221,7 @@ _LEFT_OUT = "SELECT (SELECT count(*) FROM {0}) - (SELECT count(DISTINCT number) 
 def _register_draws(connection: duckdb.DuckDBPyConnection, seed: int) -> None:
     """Give SQL ``draw``: a number in [0, 1) for each text, the same for the same text and seed."""
 
+    # the engine's hash() may change between its versions, and splits must not
     def draws(texts: pa.ChunkedArray) -> pa.Array:
         return pa.array(uniforms((seed, _KEY), hash_strings(texts.combine_chunks())))
 

@@ -2,8 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import duckdb
@@ -178,14 +179,15 @@ class UserTable:
             cells = column.cells(rows.cells)
             found, bad = _converted(path, column, cells)
             values[role] = pa.array(found)
-            here = _Cells(path, rows.numbers, cells, column.shown)
             for name, flags in column.null_parts(rows.cells):
-                self._note(replace(here, cells=rows.cells[name], shown=name), NULL_PARTS, flags)
+                kind = replace(NULL_PARTS, column=name)
+                self._note(path, rows.numbers, rows.cells[name], kind, flags)
+            note = partial(self._note, path, rows.numbers, cells)
             if not column.optional:
-                kind = Kind(f"cells {column.fault}", self._advice)
-                self._note(here, kind, good & bad)
+                kind = Kind(f"cells {column.fault}", self._advice, column.shown)
+                note(kind, good & bad)
                 self.left_out[kind.message] += int((good & bad).sum())
-            fine = self._wanted(here, column, values[role], good & ~bad)
+            fine = self._wanted(column, values[role], good & ~bad, note)
             if column.optional:
                 values[role] = pc.if_else(pa.array(fine), values[role], None)
             else:
@@ -211,36 +213,33 @@ class UserTable:
         self.left_out["headers"] += int((is_header & readable).sum())
         return readable & ~is_header
 
-    def _wanted(self, here: "_Cells", column: Column, values: pa.Array, good: Booleans) -> Booleans:
+    def _wanted(
+        self,
+        column: Column,
+        values: pa.Array,
+        good: Booleans,
+        note: Callable[[Kind, Booleans], None],
+    ) -> Booleans:
         """Note values (rows,) that are likely wrong; returns the good rows that are wanted."""
         for doubt in column.doubts:
             flags = good & doubt.flags(values)
             if not flags.any():
                 continue
-            kind = doubt.kind(values.filter(pa.array(flags)))
+            kind = replace(doubt.kind(values.filter(pa.array(flags))), column=column.shown)
             if not doubt.leave_out:
-                self._note(here, kind, flags)
+                note(kind, flags)
             if doubt.leave_out or self.skip_bad_rows:
                 self.left_out[kind.message] += int(flags.sum())
                 good = good & ~flags
         return good
 
-    def _note(self, here: "_Cells", kind: Kind, flags: Booleans) -> None:
-        """Count the rows (n,) that are flagged, and show the first."""
+    def _note(
+        self, path: str, numbers: Int64s, cells: pa.ChunkedArray, kind: Kind, flags: Booleans
+    ) -> None:
+        """Count the rows (n,) of a file that are flagged, and show the first of their cells."""
         if flags.any():
-            examples = here.cells.filter(pa.array(flags))[:MAX_EXAMPLES].to_pylist()
-            of_column = replace(kind, column=here.shown)
-            self._faults.add(of_column, here.path, here.numbers[flags], examples)
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """The cells (rows,) of one column of a file's batch, and the rows' numbers (rows,)."""
-
-    path: str
-    numbers: Int64s
-    cells: pa.ChunkedArray
-    shown: str
+            examples = cells.filter(pa.array(flags))[:MAX_EXAMPLES].to_pylist()
+            self._faults.add(kind, path, numbers[flags], examples)
 
 
 def nearly_known(
