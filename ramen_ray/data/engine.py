@@ -46,7 +46,7 @@ def engine(
     with TemporaryDirectory(prefix=".engine-", dir=folder) as aside:
         config: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": limit,
-            "threads": len(os.sched_getaffinity(0)),
+            "threads": len(os.sched_getaffinity(0)),  # DuckDB counts those of the machine
             "temp_directory": aside,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
@@ -57,6 +57,7 @@ def engine(
         except duckdb.Error as error:
             raise UserError(f"memory {limit!r} is not a size; write it as 4GB or 500MB") from error
         try:
+            # times without a zone are UTC wherever the process runs
             connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
             functions = {"fold": fold, "nearly": nearly, "trimmed": pc.utf8_trim_whitespace}
             for name, function in functions.items():

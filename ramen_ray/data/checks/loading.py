@@ -1,7 +1,8 @@
 """A dataset's tables, each read once into the engine, and what there breaks a rule.
 
-There, tables have the names of the dataset directory, and ``rowid`` is a row's number. Texts whose
-bytes are not UTF-8 are null, and their bytes are in a column beside them; see :func:`in_bytes`.
+There, tables have the names of the dataset directory, and ``rowid`` is a row's number, as the
+engine keeps the order of insertion. Texts whose bytes are not UTF-8 are null, and their bytes are
+in a column beside them; see :func:`in_bytes`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -128,28 +129,30 @@ class Tables:
 
     def broken(self, table: str, rules: Iterable[Rule]) -> list[Finding]:
         """Return a finding for each of the rules that rows of the table break."""
-        looked_for = (rule for rule in rules if rule.kind.severity in self._severities)
-        return [finding for rule in looked_for for finding in self._broken(table, rule)]
+        rules = [rule for rule in rules if rule.kind.severity in self._severities]
+        if not rules:
+            return []
+        # one statement for all rules, as most find nothing, and each statement takes milliseconds
+        counts = ", ".join(f"(SELECT count(*) FROM ({rule.sql}))" for rule in rules)
+        run(self.connection, f"checking {table}", f"{_this(table)} SELECT {counts}")
+        (found,) = self.connection.fetchall()
+        broken = ((rule, number) for rule, number in zip(rules, found, strict=True) if number)
+        return [one for rule, number in broken for one in self._finding(table, rule, number)]
 
-    def _broken(self, table: str, rule: Rule) -> Iterator[Finding]:
-        looking = f"""
-            WITH
-                this AS NOT MATERIALIZED (SELECT rowid AS row, * FROM {name_literal(table)}),
-                found AS MATERIALIZED ({rule.sql})
-            SELECT row, value, (SELECT count(*) FROM found) FROM found
-            ORDER BY ALL LIMIT {MAX_EXAMPLES}
-            """
-        run(self.connection, f"looking in {table} for a {rule.kind.message}", looking)
-        if not (found := self.connection.fetchall()):
-            return
+    def _finding(self, table: str, rule: Rule, number: int) -> Iterator[Finding]:
         whole = count(self.connection, f"SELECT {rule.whole} FROM {name_literal(table)}")
+        if number < rule.least * whole:
+            return
+        first = (
+            f"{_this(table)} SELECT row, value FROM ({rule.sql}) ORDER BY ALL LIMIT {MAX_EXAMPLES}"
+        )
+        run(self.connection, f"looking in {table} for a {rule.kind.message}", first)
         tally = Tally(rule.kind)
-        for row, value, _ in found:
+        for row, value in self.connection.fetchall():
             file, row_of_file = self._place(table, row)
             tally.add(file, [row_of_file], [value])
-        tally.count = found[0][2]
-        if tally.count >= rule.least * whole:
-            yield tally.share(whole if rule.kind.severity == "warning" else None)
+        tally.count = number
+        yield tally.share(whole if rule.kind.severity == "warning" else None)
 
     def _place(self, table: str, row: int) -> tuple[Path, int]:
         """Return the file that has a row of the table, and the row's number there."""
@@ -159,6 +162,10 @@ class Tables:
                 return path.relative_to(self.dataset.path), row
             row -= num_rows
         raise AssertionError(f"{table} has no row {row} more")
+
+
+def _this(table: str) -> str:
+    return f"WITH this AS NOT MATERIALIZED (SELECT rowid AS row, * FROM {name_literal(table)})"
 
 
 def in_bytes(column: str) -> str:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import Booleans, Int64s, click_pairs, list_entries
-from ramen_ray.data.prepared.hashing import HashIndex, hash_strings, keyed_hash
+from ramen_ray.data.prepared.hashing import hash_strings, keyed_hash
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 from ramen_ray.data.store.texts import fold
@@ -71,10 +71,9 @@ def joined_pairs(dataset: Dataset, name: str, side: str, nodes: Int64s) -> tuple
     edges = read_edges(dataset, name, side, nodes).tocoo()
     rows, anchors = edges.row.astype(np.int64), edges.col.astype(np.int64)
     texts = dataset.rows_with_ids(NODE_TABLES[side], nodes)["text"].combine_chunks()
-    by_text = HashIndex.from_hashes(hash_strings(fold(texts)))
     anchor_texts = (fold(batch["text"]) for batch in dataset.in_order(f"anchors/{name}"))
-    node_of = np.concatenate([by_text.first(hash_strings(texts)) for texts in anchor_texts])
-    named = node_of[anchors]
+    node_of = [pc.fill_null(pc.index_in(one, fold(texts)), -1) for one in anchor_texts]
+    named = np.concatenate(node_of).astype(np.int64)[anchors]
     is_other = (named >= 0) & (named != rows)
     direct = rows[is_other], named[is_other]
     order = np.lexsort((keyed_hash((_SAMPLE,), rows), anchors))

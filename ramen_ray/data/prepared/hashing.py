@@ -33,14 +33,6 @@ def uniforms(key: tuple[int, ...], values: NDArray[Any]) -> NDArray[np.float64]:
     return (keyed_hash(key, values) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def find(hashes: UInt64s, ascending: UInt64s) -> NDArray[np.int64]:
-    """Return the index (n,) of each of ``hashes`` (n,) in ``ascending`` (m,), or -1."""
-    if not len(ascending):
-        return np.full(len(hashes), -1)
-    places = np.minimum(insertion_points(hashes, ascending), len(ascending) - 1)
-    return np.where(ascending[places] == hashes, places, -1)
-
-
 def insertion_points(
     values: NDArray[Any], ascending: NDArray[Any], side: Literal["left", "right"] = "left"
 ) -> Int64s:
@@ -64,13 +56,6 @@ class HashIndex:
         """Index rows 0, 1, ...; several may have the same hash."""
         order = np.argsort(hashes, kind="stable")
         return cls(hashes[order], order.astype(id_type(len(order))))
-
-    def first(self, hashes: UInt64s) -> Int64s:
-        """Return the first row (n,) that has each of ``hashes`` (n,), or -1."""
-        places = find(hashes, self.hashes)
-        rows = np.full(len(hashes), -1)
-        rows[places >= 0] = self.rows[places[places >= 0]]
-        return rows
 
     def all(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
         """Return all rows that have one of ``hashes`` (n,), as (position in ``hashes``, row)."""

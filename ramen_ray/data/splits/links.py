@@ -8,13 +8,12 @@ import numpy as np
 import pyarrow as pa
 from scipy.sparse import csr_array, hstack
 
-from ramen_ray.data.arrays import Booleans, UInt64s, to_lists
+from ramen_ray.data.arrays import Booleans, to_lists
 from ramen_ray.data.checks import check
 from ramen_ray.data.prepared.hashing import HashIndex, keyed_hash
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, new_dataset
-from ramen_ray.data.store.matrices import edge_matrix
+from ramen_ray.data.store.matrices import edge_matrix, text_numbers
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, TRAIN
-from ramen_ray.data.store.texts import fold
 from ramen_ray.naming import joined_name
 
 HELD_OUT_SHARE = 0.1
@@ -60,7 +59,7 @@ def make_link_dataset(
     named = {"name": joined_name(parent.name, "links"), LINKS_OF: {**made, "seed": seed}}
     kept = {key: parent.metadata[key] for key in ("source", "licence") if key in parent.metadata}
     of_sets = [f"anchors/{name}" for name in anchor_sets]
-    texts = _text_numbers(parent, [TRAIN, TEST, *of_sets])
+    texts = text_numbers(parent, [TRAIN, TEST, *of_sets])
     anchors = np.concatenate([texts[table] for table in of_sets])
     queries, linked = splits["train"].edges.nonzero()
     links_own_text = bool((texts[TRAIN][queries] == anchors[linked]).any())
@@ -98,17 +97,6 @@ def _split(parent: Dataset, anchor_sets: Sequence[str], seed: int) -> dict[str, 
 def _edges(parent: Dataset, anchor_sets: Sequence[str], side: str) -> csr_array:
     """Read the edges of all sets, (queries, anchors)."""
     return hstack([edge_matrix(parent, name, side) for name in anchor_sets], format="csr")
-
-
-def _text_numbers(parent: Dataset, tables: Sequence[str]) -> dict[str, UInt64s]:
-    """Number the texts (rows,) of tables, in the order of ids: folded texts have one if equal."""
-    folded = []
-    for table in tables:
-        rows = pa.Table.from_batches(parent.in_order(table))
-        folded.append(fold(rows["text"].combine_chunks()))
-    numbers = pa.concat_arrays(folded).dictionary_encode().indices.to_numpy().astype(np.uint64)
-    ends = np.cumsum([len(texts) for texts in folded])[:-1]
-    return dict(zip(tables, np.split(numbers, ends), strict=True))
 
 
 def _ads(parent: Dataset, anchor_tables: Sequence[str]) -> Iterator[pa.RecordBatch]:

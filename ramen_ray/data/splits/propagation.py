@@ -16,14 +16,13 @@ import numpy as np
 import pyarrow as pa
 from scipy.sparse import csr_array, hstack, vstack
 
-from ramen_ray.data.arrays import Int64s, list_entries, to_lists
+from ramen_ray.data.arrays import Int64s, UInt64s, list_entries, to_lists
 from ramen_ray.data.checks import check
 from ramen_ray.data.checks.structure import read_tables
-from ramen_ray.data.prepared.hashing import HashIndex, hash_strings, keyed_hash
+from ramen_ray.data.prepared.hashing import HashIndex, keyed_hash
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, new_dataset
-from ramen_ray.data.store.matrices import click_matrix, edge_matrix
+from ramen_ray.data.store.matrices import click_matrix, edge_matrix, text_numbers
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
-from ramen_ray.data.store.texts import fold
 from ramen_ray.naming import joined_name
 
 PRODUCTS_AT_ONCE = 1 << 22
@@ -99,7 +98,8 @@ class _Graph:
 
     query_anchors: csr_array  # (train queries, anchors) float32 weights
     anchor_ads: csr_array  # (anchors, ads) float32 weights
-    ads_by_text: HashIndex  # by the hashes of their folded texts
+    text_of_query: UInt64s  # (train queries,) the numbers of their texts
+    ads_by_text: HashIndex  # by the numbers of their texts
 
     @classmethod
     def from_dataset(cls, parent: Dataset, settings: PropagationSettings) -> "_Graph":
@@ -121,12 +121,10 @@ class _Graph:
             of_query, of_ad = (edges[:, kept] for edges in sides)
             queries.append(of_query)
             ads.append(of_ad.T if clicks is None else of_query.T @ clicks)
-        texts = np.empty(parent.num_rows("ads"), dtype=np.uint64)
-        for batch in parent.batches("ads", ["ad_id", "text"]):
-            texts[batch["ad_id"]] = hash_strings(fold(batch["text"]))
-        return cls(
-            hstack(queries, format="csr"), vstack(ads, format="csr"), HashIndex.from_hashes(texts)
-        )
+        numbers = text_numbers(parent, [TRAIN, "ads"])
+        ads_by_text = HashIndex.from_hashes(numbers["ads"])
+        graph = hstack(queries, format="csr"), vstack(ads, format="csr")
+        return cls(*graph, numbers[TRAIN], ads_by_text)
 
     def scores(self, queries: Int64s, known: csr_array) -> Iterator[tuple[slice, csr_array]]:
         """Score the ads that share anchors with ``queries`` (n,), a bounded number at a time.
@@ -153,7 +151,7 @@ def _with_added_ads(
     for rows in parent.batches(TRAIN):
         queries = rows["query_id"].to_numpy()
         clicked = np.stack(list_entries(rows["ad_ids"]))
-        same_text = graph.ads_by_text.all(hash_strings(fold(rows["text"])))
+        same_text = graph.ads_by_text.all(graph.text_of_query[queries])
         pairs = np.concatenate([clicked, same_text], axis=1)
         never = np.full(pairs.shape[1], -np.inf, np.float32)
         known = csr_array((never, pairs), shape=(len(rows), num_ads))

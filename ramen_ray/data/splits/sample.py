@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ramen_ray.data.arrays import Booleans, Float64s, Int64s, click_pairs
+from ramen_ray.data.arrays import Booleans, Float64s
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.splits.kept import Kept, write_kept
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetWriter, new_dataset
+from ramen_ray.data.store.matrices import click_matrix
 from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
 from ramen_ray.naming import joined_name
 
@@ -44,7 +45,7 @@ def sample_dataset(dataset: Path, output: Path, num_queries: int, seed: int = 0)
 
 
 def _kept_rows(parent: Dataset, num_queries: int, seed: int) -> dict[str, Booleans]:
-    queries, ads = _clicks(parent, "train")
+    queries, ads = click_matrix(parent, "train").nonzero()
     num_train, num_ads = parent.num_rows(TRAIN), parent.num_rows("ads")
     degrees = np.bincount(ads, minlength=num_ads)
     weights = np.ones(num_train)
@@ -61,7 +62,7 @@ def _kept_rows(parent: Dataset, num_queries: int, seed: int) -> dict[str, Boolea
     bare = (degrees == 0) & (uniforms((seed, _ADS), np.arange(num_ads)) < share)
     kept = {TRAIN: train, "ads": clicked | bare}
     for number, split in enumerate(SPLITS[1:]):
-        queries, answers = _clicks(parent, split)
+        queries, answers = click_matrix(parent, split).nonzero()
         num_held_out = parent.num_rows(f"queries/{split}")
         reached = np.bincount(queries, (clicked | bare)[answers], minlength=num_held_out) > 0
         draws = _race((seed, _HELD_OUT + number), reached.astype(float))
@@ -85,13 +86,6 @@ def _lowest(draws: Float64s, count: int) -> Booleans:
     chosen = np.zeros(len(draws), dtype=bool)
     chosen[np.argsort(draws)[:count]] = True
     return chosen & np.isfinite(draws)
-
-
-def _clicks(parent: Dataset, split: str) -> tuple[Int64s, Int64s]:
-    """Return the query and the ad of each click of a split, both (clicks,)."""
-    pairs = [click_pairs(rows) for rows in parent.batches(f"queries/{split}")]
-    queries, ads = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    return queries, ads
 
 
 def _write_graph(parent: Dataset, anchor_set: str, kept: Kept, writer: DatasetWriter) -> None:

@@ -22,6 +22,7 @@ from ramen_ray.method.retrieval.index import IndexKind, filled_index
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.notebook import load_retriever
 from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.tracking.registry import ask as ask_retriever
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
 
@@ -151,6 +152,8 @@ def test_what_cannot_be_filtered_by_is_refused(
 
 def test_a_retriever_without_columns_refuses_a_filter(logged_retriever: str, output: Path) -> None:
     model = Registry(f"sqlite:///{output}/mlflow.db").load(logged_retriever)
+    with pytest.raises(RegistryError, match=r"no column market to filter by, only texts; .*--sync"):
+        ask_retriever(model, QUERIES, {"filter": {"market": ["DE"]}})
     with pytest.raises(MlflowException, match="no columns to filter by"):
         model.predict(QUERIES, params={"filter": {"market": "DE"}})
     assert len(model.predict(["oak"], params={"filter": {}})["ads"][0]) == 10
@@ -193,7 +196,7 @@ def test_columns_follow_a_catalogue(
     today["A1"]["market"] = ""
     today["A2"] |= {"title": "a new oak", "state": "old"}
     code, printed = run_here(index, *to, "--sync", _write(tmp_path / "1.csv", today), *text)
-    said = "1 of them with another text, 2 of them filtered by other values, 1 removed"
+    said = "1 with another text, 2 with other values to filter by, 1 removed"
     assert code == 0
     assert printed.startswith(f"models:/following/2 has 89 ads: {said}\n")
     _check(registry.load(champion), today, market="US")

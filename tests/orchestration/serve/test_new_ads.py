@@ -40,7 +40,7 @@ def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
     wanted = {ad: before[ad] for ad in ids[5:]} | {ids[7]: "a robin of glass", "N1": "new oak ship"}
     file = _write(tmp_path / "catalogue.csv", wanted)
     code, printed = run_here(index, "--model", champion, "--sync", file, *to)
-    said = f"models:/catalogue/2 has {len(wanted)} ads: 1 of them new, 1 of them with another text"
+    said = f"models:/catalogue/2 has {len(wanted)} ads: 1 new, 1 with another text"
     assert (code, printed.splitlines()[0]) == (0, f"{said}, 5 removed")
     assert _ads(store, champion) == wanted
 
@@ -69,7 +69,7 @@ def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
     added = _write(tmp_path / "added.csv", {"N1": "another oak", "N2": "a new saw"})
     words = ("--remove", ended, "--ads", added)
     code, printed = run_here(index, "--model", champion, *words, *to)
-    said = f"models:/catalogue/3 has {len(wanted)} ads: 2 of them new, 2 removed"
+    said = f"models:/catalogue/3 has {len(wanted)} ads: 2 new, 2 removed"
     assert (code, printed.splitlines()[0]) == (0, f"{said}, 1 to be removed were not there")
     last = {ad: text for ad, text in wanted.items() if ad not in ("N1", ids[9])}
     assert _ads(store, champion) == last | {"N1": "another oak", "N2": "a new saw"}

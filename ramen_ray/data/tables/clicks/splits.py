@@ -178,9 +178,10 @@ def keep_queries(
     for number, split in enumerate(SPLITS):
         if not clicked.get(number):
             raise DatasetError(f"the {split} split would have no queries: {ADVICE[split]}")
+    few = f"fewer than {fewest_ads} ads that are kept" if fewest_ads > 1 else "no ad that is kept"
     return {
         "ads left out for too few queries": count(connection, _LEFT_OUT.format("ads")),
-        "queries left out for too few ads": count(connection, _LEFT_OUT.format("queries")),
+        f"queries left out for clicks on {few}": count(connection, _LEFT_OUT.format("queries")),
         "train queries kept without a click": count(
             connection, "SELECT count(*) FROM kept_queries WHERE ads = 0"
         ),
@@ -220,6 +221,7 @@ _LEFT_OUT = "SELECT (SELECT count(*) FROM {0}) - (SELECT count(DISTINCT number) 
 def _register_draws(connection: duckdb.DuckDBPyConnection, seed: int) -> None:
     """Give SQL ``draw``: a number in [0, 1) for each text, the same for the same text and seed."""
 
+    # the engine's hash() may change between its versions, and splits must not
     def draws(texts: pa.ChunkedArray) -> pa.Array:
         return pa.array(uniforms((seed, _KEY), hash_strings(texts.combine_chunks())))
 

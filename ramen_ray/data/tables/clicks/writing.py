@@ -11,6 +11,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from ramen_ray.data.arrays import to_lists
 from ramen_ray.data.engine import ROWS_PER_BATCH, count, name_literal, run, stream
 from ramen_ray.data.store.dataset import DatasetWriter
 from ramen_ray.data.store.schemas import PLURAL, SPLITS, Side
@@ -71,10 +72,9 @@ def _with_ads(
         pairs = connection.sql(
             f"SELECT query_id, ad_id, weight FROM written WHERE {some} ORDER BY query_id, ad_id"
         ).fetchnumpy()
-        ends = np.bincount(pairs["query_id"] - first, minlength=len(rows)).cumsum()
-        offsets = pa.array(np.append(0, ends), pa.int32())
-        rows = rows.append_column("ad_ids", pa.ListArray.from_arrays(offsets, pairs["ad_id"]))
-        rows = rows.append_column("weights", pa.ListArray.from_arrays(offsets, pairs["weight"]))
+        lengths = np.bincount(pairs["query_id"] - first, minlength=len(rows))
+        rows = rows.append_column("ad_ids", to_lists(pairs["ad_id"], lengths))
+        rows = rows.append_column("weights", to_lists(pairs["weight"], lengths))
         yield from rows.select(columns).to_batches(ROWS_PER_BATCH)
 
 

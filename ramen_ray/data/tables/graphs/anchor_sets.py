@@ -140,6 +140,7 @@ def _in_order(side: str) -> str:
 
 def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Sum the weights of equal edges, which follow one another, in their order."""
+    # the engine's sum(weight ORDER BY place) would hold all edges in memory
     waiting: list[np.ndarray] | None = None  # the last edge of a batch may go on in the next
     names: list[str] = []
     for batch in batches:

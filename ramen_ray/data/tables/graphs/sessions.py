@@ -145,6 +145,7 @@ def create_edges(
 
 def _pairs(side: str, settings: SessionSettings) -> str:
     """Select ``one`` < ``other``, and in how many ``sessions`` they are near enough."""
+    # the window is quoted, as it may be inf, which is no number of SQL but can be cast to one
     return f"""
         SELECT one, other, count(*) AS sessions
         FROM (

@@ -6,7 +6,7 @@ quote within it is doubled (RFC 4180). Quotes within other cells, and all those 
 
 import csv
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from io import StringIO
 
@@ -127,15 +127,23 @@ def _read(
     data: bytes, kind: str, num_columns: int, places: list[int], other: list[pa.csv.InvalidRow]
 ) -> pa.Table:
     """Read some columns, by number, as texts; rows of ``other`` numbers of cells are put there."""
+
+    def skip(row: pa.csv.InvalidRow) -> str:
+        other.append(row)
+        return "skip"
+
     names = [str(place) for place in places]
+    every = [str(place) for place in range(num_columns)]
     return pa.csv.read_csv(
         pa.BufferReader(data),
-        pa.csv.ReadOptions(
-            use_threads=False,
-            block_size=len(data),
-            column_names=[str(place) for place in range(num_columns)],
+        pa.csv.ReadOptions(use_threads=False, block_size=len(data), column_names=every),
+        pa.csv.ParseOptions(
+            delimiter=DELIMITERS[kind],
+            quote_char='"' if kind == "csv" else False,
+            newlines_in_values=True,
+            invalid_row_handler=skip,
+            ignore_empty_lines=False,
         ),
-        _options(kind, partial(_skip, other)),
         pa.csv.ConvertOptions(
             include_columns=names, column_types=dict.fromkeys(names, pa.string())
         ),
@@ -145,24 +153,6 @@ def _read(
 def _are_filled(rows: pa.Table) -> Booleans:
     """Flag the rows that have a cell that is not empty."""
     return np.any([pc.not_equal(column, "").to_numpy() for column in rows.columns], axis=0)
-
-
-def _options(
-    kind: str, skip: Callable[[pa.csv.InvalidRow], str] | None = None
-) -> pa.csv.ParseOptions:
-    """Return how cells are parsed; ``skip`` takes rows with more or fewer than the header."""
-    return pa.csv.ParseOptions(
-        delimiter=DELIMITERS[kind],
-        quote_char='"' if kind == "csv" else False,
-        newlines_in_values=True,
-        invalid_row_handler=skip,
-        ignore_empty_lines=False,
-    )
-
-
-def _skip(skipped: list[pa.csv.InvalidRow], row: pa.csv.InvalidRow) -> str:
-    skipped.append(row)
-    return "skip"
 
 
 def _other_cells(lines: Int64s, skipped: list[pa.csv.InvalidRow], advice: str) -> Iterator[Found]:

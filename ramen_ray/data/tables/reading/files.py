@@ -5,6 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
@@ -164,8 +165,8 @@ def _list(filesystem: FileSystem, path: str, source: str) -> list[FileInfo]:
     if isinstance(filesystem, LocalFileSystem):  # which passes over broken links
         below += [FileInfo(str(link), FileType.NotFound) for link in _broken_links(Path(root))]
     shown = [one for one in below if not _is_hidden(PurePosixPath(one.path).relative_to(root))]
-    found = [one for one in shown if (_fits(one.path, path) if is_glob else _is_table(one.path))]
-    found.sort(key=lambda one: one.path)
+    is_wanted = partial(_fits, pattern=path) if is_glob else lambda one: suffixes(one)[0] in FORMATS
+    found = sorted((one for one in shown if is_wanted(one.path)), key=lambda one: one.path)
     _refuse_logs(found, below)
     if not found:
         raise DatasetError(f"{source} holds no files ({', '.join(FORMATS)})")
@@ -180,10 +181,6 @@ def _list(filesystem: FileSystem, path: str, source: str) -> list[FileInfo]:
 
 def _broken_links(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.is_symlink() and not path.exists())
-
-
-def _is_table(path: str) -> bool:
-    return suffixes(path)[0] in FORMATS
 
 
 def _is_hidden(path: PurePosixPath) -> bool:

@@ -2,8 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import duckdb
@@ -19,7 +20,7 @@ from ramen_ray.data.tables.reading.columns import ADVICE, NULL_PARTS, Column
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.lines import Rows
 from ramen_ray.data.tables.reading.table_file import TableFile, read_file
-from ramen_ray.errors import DatasetError, first_line_of, redacted
+from ramen_ray.errors import DatasetError, first_line_of, redacted, shown_path
 
 ROWS_PER_FILE = 1 << 40
 HEADER_AGAIN = Kind(
@@ -114,11 +115,12 @@ class UserTable:
         """
         number = count(connection, f"SELECT count(*) FROM ({rows})")
         if number:
-            first = connection.sql(f"FROM ({rows}) ORDER BY 1 LIMIT {MAX_EXAMPLES}").fetchall()
+            named = f"({rows}) AS rows(place, name)"
+            distinct = f"SELECT min(place), name FROM {named} GROUP BY name ORDER BY 1"
+            first = connection.sql(f"{distinct} LIMIT {MAX_EXAMPLES}").fetchall()
             hint = ""
             if known:
-                unknown = f"SELECT name FROM ({rows}) AS rows(place, name)"
-                near, example = nearly_known(connection, unknown, known)
+                near, example = nearly_known(connection, f"SELECT name FROM {named}", known)
                 hint = f", {near} of them only for {example}" if near else ""
             kind = Kind(message + hint, advice, self.columns[role].shown)
             self._report(kind, first, number)
@@ -127,7 +129,7 @@ class UserTable:
     def _report(self, kind: Kind, found: Sequence[tuple[Any, ...]], number: int) -> None:
         for place, cell in found:
             file, row = divmod(place, ROWS_PER_FILE)
-            self._faults.add(kind, self._files[file].path, [row], [cell])
+            self._faults.add(kind, shown_path(self._files[file].path), [row], [cell])
         self._faults[kind].count += number - len(found)
 
     def findings(self) -> list[Finding]:
@@ -177,14 +179,15 @@ class UserTable:
             cells = column.cells(rows.cells)
             found, bad = _converted(path, column, cells)
             values[role] = pa.array(found)
-            here = _Cells(path, rows.numbers, cells, column.shown)
             for name, flags in column.null_parts(rows.cells):
-                self._note(replace(here, cells=rows.cells[name], shown=name), NULL_PARTS, flags)
+                kind = replace(NULL_PARTS, column=name)
+                self._note(path, rows.numbers, rows.cells[name], kind, flags)
+            note = partial(self._note, path, rows.numbers, cells)
             if not column.optional:
-                kind = Kind(f"cells {column.fault}", self._advice)
-                self._note(here, kind, good & bad)
+                kind = Kind(f"cells {column.fault}", self._advice, column.shown)
+                note(kind, good & bad)
                 self.left_out[kind.message] += int((good & bad).sum())
-            fine = self._wanted(here, column, values[role], good & ~bad)
+            fine = self._wanted(column, values[role], good & ~bad, note)
             if column.optional:
                 values[role] = pc.if_else(pa.array(fine), values[role], None)
             else:
@@ -210,36 +213,33 @@ class UserTable:
         self.left_out["headers"] += int((is_header & readable).sum())
         return readable & ~is_header
 
-    def _wanted(self, here: "_Cells", column: Column, values: pa.Array, good: Booleans) -> Booleans:
+    def _wanted(
+        self,
+        column: Column,
+        values: pa.Array,
+        good: Booleans,
+        note: Callable[[Kind, Booleans], None],
+    ) -> Booleans:
         """Note values (rows,) that are likely wrong; returns the good rows that are wanted."""
         for doubt in column.doubts:
             flags = good & doubt.flags(values)
             if not flags.any():
                 continue
-            kind = doubt.kind(values.filter(pa.array(flags)))
+            kind = replace(doubt.kind(values.filter(pa.array(flags))), column=column.shown)
             if not doubt.leave_out:
-                self._note(here, kind, flags)
+                note(kind, flags)
             if doubt.leave_out or self.skip_bad_rows:
                 self.left_out[kind.message] += int(flags.sum())
                 good = good & ~flags
         return good
 
-    def _note(self, here: "_Cells", kind: Kind, flags: Booleans) -> None:
-        """Count the rows (n,) that are flagged, and show the first."""
+    def _note(
+        self, path: str, numbers: Int64s, cells: pa.ChunkedArray, kind: Kind, flags: Booleans
+    ) -> None:
+        """Count the rows (n,) of a file that are flagged, and show the first of their cells."""
         if flags.any():
-            examples = here.cells.filter(pa.array(flags))[:MAX_EXAMPLES].to_pylist()
-            of_column = replace(kind, column=here.shown)
-            self._faults.add(of_column, here.path, here.numbers[flags], examples)
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """The cells (rows,) of one column of a file's batch, and the rows' numbers (rows,)."""
-
-    path: str
-    numbers: Int64s
-    cells: pa.ChunkedArray
-    shown: str
+            examples = cells.filter(pa.array(flags))[:MAX_EXAMPLES].to_pylist()
+            self._faults.add(kind, path, numbers[flags], examples)
 
 
 def nearly_known(

@@ -163,7 +163,7 @@ def read_file(file: TableFile) -> Iterator[Rows]:
         for rows in read(file):
             yield _without_odd_cells(_with_partitions(file, rows))
     except (pa.ArrowException, OSError) as error:
-        file.check_unchanged()
+        file.check_unchanged()  # which may be why
         raise DatasetError(f"{file.path} cannot be read: {first_line_of(error)}") from error
     file.check_unchanged()
 
