@@ -33,10 +33,9 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.metrics.ranking import PerQuery
-from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.evaluation import Embedded, RevealedClicks
 from ramen_ray.method.novel_ads.neighbours import SeenAds, Vectors, clicked_together
-from ramen_ray.method.novel_ads.representation import CombinedAds
+from ramen_ray.method.novel_ads.representation import CombinedAds, Combiner
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.combining.combine_settings import (
     CombinerConfig,

@@ -35,7 +35,7 @@ from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.presets import bag_ramen, base_changes
 
 STORE = CACHE / "graph_gain"
-VERSION = 3  # of what is kept; a change of what a run computes makes the runs anew
+VERSION = 4  # of what is kept; a change of what a run computes makes the runs anew
 OVERALL = ("P@1", "P@5", "PSP@5", "R@10")
 ANSWERS = ("most answers", "in between", "fewest answers")
 UNWALKED = {"walk.enabled": False, "pruning.mode": "never"}

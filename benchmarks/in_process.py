@@ -154,19 +154,21 @@ def prefix(csr: Csr, num_rows: int) -> Csr:
 def random_edges(share: float, seed: int) -> Change:
     """Deal the anchors of a share of the edges out anew; 1 leaves nothing but the degrees."""
 
-    def dealt(edges: Csr, draw: np.random.Generator) -> Csr:
-        nodes, anchors = edges.gather(np.arange(edges.num_rows))
-        chosen = np.flatnonzero(draw.random(len(anchors)) < share)
-        anchors[chosen] = draw.permutation(anchors[chosen])
-        pairs = np.unique(np.stack([nodes, anchors]), axis=1)
-        return Csr.from_pairs(pairs[0], pairs[1], edges.num_rows)
-
     def change(whole: TrainingData) -> TrainingData:
         draw = np.random.default_rng(seed)
-        graphs = {one: dealt(edges, draw) for one, edges in whole.graphs.items()}
+        graphs = {one: dealt(edges, draw, share) for one, edges in whole.graphs.items()}
         return with_graphs(whole, graphs)
 
     return change
+
+
+def dealt(edges: Csr, draw: np.random.Generator, share: float) -> Csr:
+    """Return a graph with the anchors of a share of the edges dealt out anew."""
+    nodes, anchors = edges.gather(np.arange(edges.num_rows))
+    chosen = np.flatnonzero(draw.random(len(anchors)) < share)
+    anchors[chosen] = draw.permutation(anchors[chosen])
+    pairs = np.unique(np.stack([nodes, anchors]), axis=1)
+    return Csr.from_pairs(pairs[0], pairs[1], edges.num_rows)
 
 
 def with_graphs(whole: TrainingData, graphs: Graphs) -> TrainingData:

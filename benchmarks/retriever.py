@@ -43,9 +43,13 @@ from ramen_ray.config import GB_PER_SHARD, EncoderConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds
-from ramen_ray.method.novel_ads.representation import CombinedAds, combiner_of, use_combiner
+from ramen_ray.method.novel_ads.representation import (
+    CombinedAds,
+    Combiner,
+    combiner_of,
+    use_combiner,
+)
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
 from ramen_ray.method.retrieval.retriever_folder import (
     RetrieverSettings,

@@ -16,9 +16,7 @@ from rich.console import Console
 
 from ramen_ray.command_line import FilterSettings, StoreSettings, parse_settings, run_job
 from ramen_ray.config import Positive
-from ramen_ray.orchestration.serve.retrievers import retriever_uri
-from ramen_ray.reports.run_report import answers_table
-from ramen_ray.tracking.registry import Registry, ask
+from ramen_ray.told import told
 from ramen_ray.tracking.runs import tracking_uri
 
 
@@ -37,10 +35,16 @@ class AskSettings(FilterSettings, StoreSettings):
 def main() -> None:
     """Load the retriever, and print what it answers."""
     settings = parse_settings(AskSettings, __doc__)
+    with told("loading libraries"):
+        from ramen_ray.orchestration.serve.retrievers import retriever_uri
+        from ramen_ray.reports.run_report import answers_table
+        from ramen_ray.tracking.registry import Registry, ask
     registry = Registry(tracking_uri(settings.output))
     uri = retriever_uri(registry, settings.model, settings.output)
     params = {"top_k": settings.top_k, "filter": settings.wanted, "min_score": settings.min_score}
-    answers = ask(registry.load(uri, "cpu"), settings.queries, params)
+    with told(f"loading {uri}"):
+        retriever = registry.load(uri, "cpu")
+    answers = ask(retriever, settings.queries, params)
     Console(width=110).print(answers_table(settings.queries, answers))
     print(f"asked: {uri}")
 

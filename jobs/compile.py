@@ -14,9 +14,7 @@ import sys
 from rich.console import Console
 
 from ramen_ray.command_line import ModelSettings, asking, parse_settings, run_job
-from ramen_ray.orchestration.serve.compiling import compile_for_cpus
-from ramen_ray.reports.run_report import difference_table
-from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.told import told
 from ramen_ray.tracking.runs import tracking_uri
 
 
@@ -30,6 +28,10 @@ class CompileSettings(ModelSettings):
 def main() -> None:
     """Compile, print how the two compare, and print the new retriever's URI."""
     settings = parse_settings(CompileSettings, __doc__)
+    with told("loading libraries"):
+        from ramen_ray.orchestration.serve.compiling import compile_for_cpus
+        from ramen_ray.reports.run_report import difference_table
+        from ramen_ray.tracking.registry import Registry, RegistryError
     registry = Registry(tracking_uri(settings.output))
     made = compile_for_cpus(registry, settings.model, settings.int8, settings.output.absolute())
     table = difference_table(made.metrics, made.differences, ("compiled", "original"))

@@ -18,9 +18,7 @@ from ramen_ray.config import DEFAULT_EXPERIMENT, Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import printable
 from ramen_ray.presets import MINILM
-from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words
-from ramen_ray.reports.description import describe, log_description
-from ramen_ray.reports.page import terminal_table, write_page
+from ramen_ray.told import told
 from ramen_ray.tracking.runs import ui_command
 
 SHOWN = ("Without clicks, without edges", "Some train queries")
@@ -48,6 +46,10 @@ def main() -> None:
     """Print what matters, write the page and print where it is."""
     settings = parse_settings(DescribeSettings, __doc__)
     dataset = Dataset(settings.dataset)
+    with told("loading libraries"):
+        from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words
+        from ramen_ray.reports.description import describe, log_description
+        from ramen_ray.reports.page import terminal_table, write_page
     description = describe(dataset, settings.encoder, settings.max_length)
     words, tables = dataset_words(description), dataset_tables(description)
     console = Console(width=110)

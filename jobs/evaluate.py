@@ -19,9 +19,7 @@ from rich.console import Console
 from ramen_ray.bases import Part
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import ConfigError, Section
-from ramen_ray.orchestration.evaluate import evaluate_checkpoint
-from ramen_ray.reports.predictions_page import read_predictions, write_predictions_page
-from ramen_ray.reports.run_report import bad_match_table, metrics_table
+from ramen_ray.told import told
 
 
 class EvaluateSettings(Section):
@@ -54,6 +52,10 @@ def main() -> None:
     checkpoint, predictions = settings.checkpoint, settings.predictions
     if settings.against is not None and predictions is None:
         raise ConfigError("--against compares --predictions; give a file for both")
+    with told("loading libraries"):
+        from ramen_ray.orchestration.evaluate import evaluate_checkpoint
+        from ramen_ray.reports.predictions_page import read_predictions, write_predictions_page
+        from ramen_ray.reports.run_report import bad_match_table, metrics_table
     other = None if settings.against is None else read_predictions(settings.against)
     metrics = evaluate_checkpoint(
         checkpoint.absolute(),

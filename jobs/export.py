@@ -20,9 +20,7 @@ from ramen_ray.command_line import StoreSettings, parse_settings, run_job
 from ramen_ray.config import Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.xc.exporting import export_xc
-from ramen_ray.method.retrieval.retriever_folder import export_retriever
-from ramen_ray.orchestration.serve.retrievers import retriever_uri
-from ramen_ray.tracking.registry import Registry
+from ramen_ray.told import told
 from ramen_ray.tracking.runs import tracking_uri
 
 
@@ -45,6 +43,10 @@ class ExportRetriever(Export, StoreSettings):
 
     def write(self) -> str:
         """Copy the retriever and write its parts."""
+        with told("loading libraries"):
+            from ramen_ray.method.retrieval.retriever_folder import export_retriever
+            from ramen_ray.orchestration.serve.retrievers import retriever_uri
+            from ramen_ray.tracking.registry import Registry
         registry = Registry(tracking_uri(self.output))
         uri = retriever_uri(registry, self.model, self.output)
         with tempfile.TemporaryDirectory() as aside:

@@ -22,7 +22,7 @@ from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_events import SessionLog
 from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
 from ramen_ray.method.graph.similar import SimilarSettings
-from ramen_ray.orchestration.prepare.similar import add_similar
+from ramen_ray.told import told
 
 
 class NewAnchorSet(Section):
@@ -64,6 +64,8 @@ class Similar(NewAnchorSet):
 
     def add(self) -> dict[str, int]:
         """Compare the texts and add the set."""
+        with told("loading libraries"):
+            from ramen_ray.orchestration.prepare.similar import add_similar
         return add_similar(self.dataset, self.name, self.settings, self.replace, self.gb_per_shard)
 
 
@@ -90,9 +92,9 @@ def main() -> None:
     """Make the anchor set that the command line names, and print what was made."""
     settings = parse_settings(ANCHOR_SETS, __doc__ or "")
     counts = settings.add()
-    for what, count in counts.items():
-        print(f"{count:>12,}  {what}")
     written = [what for what, count in counts.items() if count]
+    for what in written:
+        print(f"{counts[what]:>12,}  {what}")
     print(f"added to {settings.dataset}; train with it: {training_on(settings.dataset, written)}")
 
 

@@ -22,8 +22,7 @@ import tyro
 
 from ramen_ray.command_line import ModelSettings, asking, parse_settings, run_job
 from ramen_ray.data.tables.new_ads import NewAds
-from ramen_ray.orchestration.serve.changed_ads import extend_retriever
-from ramen_ray.tracking.registry import Registry
+from ramen_ray.told import told
 from ramen_ray.tracking.runs import tracking_uri
 
 
@@ -36,16 +35,19 @@ class IndexSettings(ModelSettings):
 def main() -> None:
     """Change the ads and print the new retriever's URI."""
     settings = parse_settings(IndexSettings, __doc__)
+    with told("loading libraries"):
+        from ramen_ray.orchestration.serve.changed_ads import extend_retriever
+        from ramen_ray.tracking.registry import Registry
     registry = Registry(tracking_uri(settings.output))
     made = extend_retriever(registry, settings.model, settings.given, settings.output)
     changes = {
         "new": made.num_new,
         "with another text": made.num_changed,
-        "filtered by other values": made.num_refiltered,
+        "with other values to filter by": made.num_refiltered,
+        "removed": made.num_removed,
+        "to be removed were not there": made.num_unknown,
     }
-    said = [f"{number:,} of them {what}" for what, number in changes.items() if number]
-    said += [f"{made.num_removed:,} removed"] * bool(made.num_removed)
-    said += [f"{made.num_unknown:,} to be removed were not there"] * bool(made.num_unknown)
+    said = [f"{number:,} {what}" for what, number in changes.items() if number]
     model = settings.model if "@" in settings.model else made.model_uri
     print(f"{made.model_uri} has {made.num_ads:,} ads: {', '.join(said) or 'nothing to change'}")
     print(f"next: {asking(model)}")

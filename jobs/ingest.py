@@ -37,6 +37,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.xc.importing import import_xc
+from ramen_ray.errors import shown_path
 
 
 class Import(Section):
@@ -137,8 +138,9 @@ IMPORTS: dict[str, type[Import]] = {
 def main() -> None:
     """Run the importer that the command line names."""
     dataset = parse_settings(IMPORTS, __doc__).run()
-    print(f"wrote {dataset.name} to {dataset.path}")
-    print(f"next: {shlex.join(['python', 'jobs/describe.py', str(dataset.path)])}")
+    path = shown_path(dataset.path)
+    print(f"wrote {dataset.name} to {path}")
+    print(f"next: {shlex.join(['python', 'jobs/describe.py', path])}")
 
 
 if __name__ == "__main__":

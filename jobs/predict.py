@@ -14,8 +14,7 @@ from pathlib import Path
 
 from ramen_ray.command_line import FilterSettings, ModelSettings, parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
-from ramen_ray.orchestration.serve.predict import Processes, QueryTable, Wanted, predict
-from ramen_ray.tracking.registry import Registry
+from ramen_ray.told import told
 from ramen_ray.tracking.runs import tracking_uri
 
 
@@ -46,6 +45,9 @@ class PredictSettings(FilterSettings, ModelSettings):
 def main() -> None:
     """Answer the queries and count them."""
     settings = parse_settings(PredictSettings, __doc__)
+    with told("loading libraries"):
+        from ramen_ray.orchestration.serve.predict import Processes, QueryTable, Wanted, predict
+        from ramen_ray.tracking.registry import Registry
     done = predict(
         Registry(tracking_uri(settings.output)),
         settings.model,

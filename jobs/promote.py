@@ -19,9 +19,7 @@ from rich.console import Console
 
 from ramen_ray.command_line import StoreSettings, asking, parse_settings, run_job
 from ramen_ray.config import ConfigError
-from ramen_ray.orchestration.serve.promotion import CHAMPION, IncomparableError, promote
-from ramen_ray.reports.run_report import difference_table
-from ramen_ray.tracking.registry import Registry
+from ramen_ray.told import told
 from ramen_ray.tracking.runs import tracking_uri
 
 NOT_PROMOTED = 3
@@ -48,6 +46,10 @@ class PromoteSettings(StoreSettings):
 def main() -> int | None:
     """Promote or restore, and print what decided."""
     settings = parse_settings(PromoteSettings, __doc__)
+    with told("loading libraries"):
+        from ramen_ray.orchestration.serve.promotion import CHAMPION, IncomparableError, promote
+        from ramen_ray.reports.run_report import difference_table
+        from ramen_ray.tracking.registry import Registry
     registry = Registry(tracking_uri(settings.output))
     name, at, alias = settings.name.partition("@")
     alias = alias if at else CHAMPION

@@ -18,6 +18,7 @@ from tyro.conf import Positional, arg
 
 from ramen_ray.command_line import parse_settings, run_job, training_command
 from ramen_ray.config import DatasetPath
+from ramen_ray.errors import shown_path
 from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
 from ramen_ray.tracking.runs import ui_command
 
@@ -35,7 +36,7 @@ def main() -> None:
     print(f"\n{result.table}\n")
     for sentence in result.sentences:
         print(sentence)
-    print(f"report:  {result.report} (MLflow run {result.run.id})")
+    print(f"report:  {shown_path(result.report)} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
     print(f"next:    {training_command(result.config)}")
 

@@ -18,14 +18,14 @@ Run the same command again to resume an interrupted run.
 import shlex
 import sys
 from importlib import import_module
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from ramen_ray.command_line import asking, parse_with_run_config, run_job, training_command
-from ramen_ray.config import RunConfig, Section
+from ramen_ray.config import RunConfig, Section, check_epochs
+from ramen_ray.errors import shown_path
 from ramen_ray.orchestration.cluster.resources import start_ray
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def main() -> None:
     if job.print_config:
         print(config.model_dump_json(indent=2))
         return
-    print(f"command: {training_command(config)}")
+    check_epochs(config)
+    print(f"command: {training_command(config)}{' --with-base' if job.with_base else ''}")
     imports = Thread(target=_import_slow_ones)
     imports.start()  # takes about as long as starting Ray
     start_ray(for_ray_train=config.workers.num_workers > 1)
@@ -60,12 +61,12 @@ def main() -> None:
     result = _train_beside_base(config) if job.with_base else _train(config)
     from ramen_ray.tracking.runs import ui_command
 
-    print(f"encoder: {result.encoder}")
-    print(f"run:     {result.run_directory} (MLflow run {result.run.id})")
+    run = shown_path(result.run_directory)
+    print(f"encoder: {shown_path(result.encoder)}")
+    print(f"run:     {run} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
-    run = Path(config.output, "runs", result.run_directory.name)
     print(f"next:    {asking(run)}")
-    print(f"         python jobs/promote.py {shlex.quote(str(run))} --name NAME")
+    print(f"         python jobs/promote.py {shlex.quote(run)} --name NAME")
 
 
 def _train(config: RunConfig) -> "TrainResult":
@@ -74,25 +75,22 @@ def _train(config: RunConfig) -> "TrainResult":
     result = fit(config)
     from ramen_ray.reports.run_report import metrics_table
 
-    Console(width=110).print(metrics_table(result.metrics))
+    rows = {name: result.metrics[name] for name in ("untrained", "trained")}
+    Console(width=110).print(metrics_table(rows))
     return result
 
 
 def _train_beside_base(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 
-    rungs = fit_beside_base(config)
-    from ramen_ray.reports.run_report import gains_table, metrics_table
+    ladder = fit_beside_base(config)
+    from ramen_ray.reports.run_report import GAINS_NOTE, gains_table, metrics_table
 
-    last = list(rungs.values())[-1].result
-    rows = {"untrained": last.metrics["untrained"]}
-    rows |= {name: rung.result.metrics["trained"] for name, rung in rungs.items()}
     console = Console(width=110)
-    console.print(metrics_table({row: {"test": by["test"]} for row, by in rows.items()}))
-    steps = zip(rungs, list(rungs.items())[1:], strict=False)
-    gains = {f"{name} over {before}": rung.gains for before, (name, rung) in steps}
-    console.print(gains_table(gains))
-    return last
+    console.print(metrics_table(ladder.metrics))
+    console.print(gains_table(ladder.gains))
+    print(GAINS_NOTE)
+    return list(ladder.results.values())[-1]
 
 
 def _import_slow_ones() -> None:

@@ -12,11 +12,13 @@ Run the same command again to resume an interrupted sweep. Spaces are functions 
 
 import shlex
 import sys
+from pathlib import Path
 
 from ramen_ray.command_line import parse_with_run_config, run_job, training_command
 from ramen_ray.config import ConfigError
+from ramen_ray.errors import shown_path
 from ramen_ray.orchestration.tune.sweep import SweepConfig, sweep
-from ramen_ray.reports.sweep_report import SweepTrial
+from ramen_ray.reports.sweep_report import SweepTrial, settings_of
 from ramen_ray.tracking.runs import ui_command
 from tune_spaces import SPACES
 
@@ -33,19 +35,16 @@ def main() -> None:
     for trial in result.trials[:5]:
         print(f"  {trial_line(trial, metric)}")
     print(f"best:    {result.command}")
-    print(f"report:  {result.report} (MLflow run {result.run.id})")
+    report = shown_path(result.report)
+    print(f"report:  {report} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
-    print(f"next:    python jobs/promote.py {shlex.quote(str(result.report.parent))} --name NAME")
+    print(f"next:    python jobs/promote.py {shlex.quote(str(Path(report).parent))} --name NAME")
 
 
 def trial_line(trial: SweepTrial, metric: str) -> str:
     """Describe in one line a trial's metric on validation, how it ended, and its settings."""
-    params = ", ".join(
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in trial.params.items()
-    )
     value = "none" if trial.value is None else f"{100 * trial.value:.2f}"
-    return f"validation {metric} {value}; {trial.end}: {trial.name} ({params})"
+    return f"validation {metric} {value}; {trial.end}: {trial.name} ({settings_of(trial)})"
 
 
 if __name__ == "__main__":

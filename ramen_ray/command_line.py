@@ -122,15 +122,16 @@ def run_job(job: Callable[[], int | None]) -> int:
             raise
         shown = "\n".join(map(printable, message.split("\n")))
         print(f"error: {shown}", file=sys.stderr)  # noqa: T201
-    except KeyboardInterrupt:
-        return _ended_by(ended_by[-1])
+    except KeyboardInterrupt as stop:
+        return _ended_by(ended_by[-1], str(stop))
     return USER_ERROR_CODE
 
 
-def _ended_by(number: signal.Signals) -> int:
-    """Say what has ended the job, and return its exit code."""
+def _ended_by(number: signal.Signals, advice: str) -> int:
+    """Say what has ended the job, and what to do next; return its exit code."""
     is_lost = number == LOST
-    print(f"error: {RAY_IS_LOST}" if is_lost else "interrupted", file=sys.stderr)  # noqa: T201
+    said = f"error: {RAY_IS_LOST}" if is_lost else "; ".join(filter(None, ["interrupted", advice]))
+    print(said, file=sys.stderr)  # noqa: T201
     sys.stdout.flush()
     code = USER_ERROR_CODE if is_lost else 128 + number
     last = threading.Timer(SECONDS_TO_END, os._exit, [code])  # if threads, or Ray, do not end

@@ -19,7 +19,7 @@ from ramen_ray.bases import (
     Order,
     TaskLoss,
 )
-from ramen_ray.errors import UserError
+from ramen_ray.errors import UserError, shown_path
 from ramen_ray.naming import checked_name
 
 BUILT_IN = ("rdocs", "foldoc", "debian")
@@ -31,9 +31,10 @@ def _dataset_path(dataset: str) -> str:
 
 
 def shown_dataset(path: str) -> str:
-    """Return the name of a built-in dataset, by which it is found on any machine; else ``path``."""
+    """Return the name of a built-in dataset, by which it is found on any machine; else its path."""
     folder = Path(path).absolute()
-    return folder.name if folder.name in BUILT_IN and folder.parent == _DATASETS else path
+    is_built_in = folder.name in BUILT_IN and folder.parent == _DATASETS
+    return folder.name if is_built_in else shown_path(path)
 
 
 def _in_use(weights: dict[str, float]) -> dict[str, float]:
@@ -184,7 +185,7 @@ class RegularizationConfig(Section):
     """Let each weight grow while its graph pushes ads ahead of their nearest rivals, and shrink
     while it pushes them behind. λ then only says which regularisers there are."""
     adaptive_max: PositiveFloat = 0.3
-    """Highest adaptive weight. All start at a tenth of it, and keep at least a hundredth."""
+    """Highest adaptive weight. All are 0 until they have earned a tenth of it."""
     adaptive_step: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """Rate at which each query's evidence moves the logarithm of an adaptive weight."""
 
@@ -414,6 +415,30 @@ def overlay(config: ConfigType, changes: Mapping[str, Any]) -> ConfigType:
                 raise ConfigError(f"{path}: {parent!r} is a value, not a section")
         node[leaf] = value
     return _validate(type(config), tree)
+
+
+def check_epochs(config: RunConfig) -> None:
+    """Check that what begins after some epochs of training begins before its end.
+
+    Raises:
+        ConfigError: these do not: pruned graphs, shortlists, clustered batches.
+    """
+    epochs, pruning, base = config.training.epochs, config.pruning, config.base
+    # results of what runs beside the training are used an epoch later
+    pruned = pruning.warmup_epochs + (pruning.mode == "asynchronous")
+    listed = base.refresh_every + (base.refresh_mode == "asynchronous")
+    late = []
+    if pruning.mode != "never" and pruned >= epochs:
+        late.append(f"pruned graphs after pruning.warmup_epochs {pruning.warmup_epochs}")
+    if base.parts.hard_negatives == "shortlists" and listed >= epochs:
+        late.append(f"shortlists of hard negatives after base.refresh_every {base.refresh_every}")
+    if base.parts.order != "random" and base.first_clustered_epoch >= epochs:
+        late.append(f"clustered batches at base.first_clustered_epoch {base.first_clustered_epoch}")
+    if late:
+        raise ConfigError(
+            f"training.epochs {epochs} is too few, as these would never be used: "
+            f"{', '.join(late)}; train longer, lower them, or set base.kind to in_batch"
+        )
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:

@@ -49,6 +49,12 @@ def printable(text: str) -> str:
     return _ACTS_ON_TERMINALS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
+def shown_path(path: str | Path) -> str:
+    """Return a path as it is written in the current folder: relative, if it is inside."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)
+
+
 def without_passwords(value: Any) -> Any:
     """Return settings, which may be dicts of dicts, with all texts :func:`redacted`."""
     if isinstance(value, dict):

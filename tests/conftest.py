@@ -365,6 +365,14 @@ def output(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Any:
+    """A store of retrievers that are bags, on ``output``."""
+    from stores import Store
+
+    return Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+
+
+@pytest.fixture(scope="session")
 def logged_retriever(
     prepared_bag: Prepared, encoder_path: Path, dataset_path: Path, output: Path
 ) -> str:
@@ -375,6 +383,14 @@ def logged_retriever(
 
     store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
     return uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_store_is_left() -> Iterator[None]:
+    """Let the next module find no store: MLflow keeps the one that was used last."""
+    yield
+    if "mlflow" in sys.modules:
+        sys.modules["mlflow"].set_tracking_uri(None)
 
 
 RunHere = Callable[..., tuple[int, str]]

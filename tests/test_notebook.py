@@ -1,16 +1,14 @@
 """The library in a notebook: tables of pandas, polars and Arrow, and search."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pandas as pd
 import pyarrow as pa
 import pytest
 from stores import Store
 
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.notebook import Columns, Dataset, load_retriever, write_dataset
 from ramen_ray.tracking.registry import Registry, RegistryError
@@ -52,12 +50,6 @@ def test_a_wrong_row_is_told_and_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match="clicks is no table: "):
             write_dataset(tmp_path / "mine", wrong)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture(scope="module")
-def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
-    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
-    mlflow.set_tracking_uri(None)
 
 
 def test_a_retriever_answers_with_a_table(

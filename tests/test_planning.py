@@ -29,12 +29,11 @@ from ramen_ray import planning
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder, build_bag
 from ramen_ray.method.model.packing import packed
-from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
 from ramen_ray.method.sampling.batches import Batch, DrawState
@@ -257,25 +256,6 @@ def _need(run: PlannedRun, what: str) -> Need:
 
 def _planned(sizes: Sizes, **changes: object) -> PlannedRun:
     return PlannedRun(sizes, ENCODERS["bag"], overlay(tiny(), changes), SMALL)
-
-
-def test_a_dataset_directory_has_about_the_planned_bytes() -> None:
-    dataset = Dataset(ROOT / "datasets" / "debian")
-    tokenize = text_tokenizer(load_tokenizer(MINILM), 64, add_special_tokens=False)
-    rows = {table: dataset.num_rows(table) for table in dataset.tables}
-    sample = dataset.read("ads")["text"].to_pylist()[::10]
-    tokens = len(tokenize(sample)[0]) / len(sample)
-    queries = sum(count for table, count in rows.items() if table.startswith("queries/"))
-    clicks = sum(
-        len(ads)
-        for split in dataset.splits
-        for ads in dataset.read(f"queries/{split}")["ad_ids"].to_pylist()
-    )
-    anchors = sum(count for table, count in rows.items() if table.startswith("anchors/"))
-    edges = sum(count for table, count in rows.items() if table.startswith("edges/"))
-    sizes = Sizes(queries, rows["ads"], clicks, tokens, (SideSize(queries, edges, anchors),))
-    on_disk = sum(file.stat().st_size for file in dataset.path.rglob("*.parquet"))
-    assert 0.5 < _need(_planned(sizes), "dataset directory").disk / on_disk < 2
 
 
 def test_walks_read_and_leave_as_much_as_planned() -> None:

@@ -40,9 +40,9 @@ class VariantFigures:
 def write_ablation_report(folder: Path, variants: Mapping[str, VariantFigures]) -> None:
     """Write the tables as Markdown and the plot as PNG into ``folder``."""
     folder.mkdir(exist_ok=True)
-    parts = [f"## {title}\n\n{table}\n" for title, table in ablation_tables(variants).items()]
     said = "".join(f"- {sentence}\n" for sentence in verdict(variants))
-    (folder / TABLES_FILE).write_text("\n".join([*parts, f"## What it says\n\n{said}"]))
+    parts = [f"## {title}\n\n{table}\n" for title, table in ablation_tables(variants).items()]
+    (folder / TABLES_FILE).write_text("\n".join([f"## What it says\n\n{said}", *parts]))
     plot_differences(folder / PLOT_FILE, variants)
 
 

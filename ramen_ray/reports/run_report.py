@@ -20,6 +20,7 @@ GROUPS = ("head", "torso", "tail")
 GROUP_METRIC = "R@10"
 COMBINER_METRICS = ("P@1", "P@5", "N@5", "R@10", "R@100")
 GAIN_METRICS = ("P@1", "N@5", "R@10")
+GAINS_NOTE = "in brackets: 95 % intervals; a gain whose interval contains 0 may be noise"
 TABLE_METRICS = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100")
 OF_QUERIES = {"train queries": "seen", "new queries": "new", "by clicks": "traffic"}
 CURVES = ("P@1", "P@3", "P@5", "R@10")

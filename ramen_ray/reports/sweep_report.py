@@ -18,6 +18,7 @@ from optuna.trial import TrialState
 
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
+MOST_DESCRIBED = 30
 FEWEST = 4  # least number of trials for a plot or importances to be useful
 
 
@@ -44,6 +45,26 @@ def write_sweep_table(
     pd.DataFrame(rows).to_csv(folder / TRIALS_FILE, index=False)
     if command is not None:
         (folder / BEST_FILE).write_text(command + "\n")
+
+
+def describe_sweep(trials: Sequence[SweepTrial], metric: str, command: str | None) -> str:
+    """Say in Markdown how trials, best first, have ended, and how to train the best."""
+    rows = [f"| trial | {metric} | ended | settings |", "|---|--:|---|---|"]
+    for trial in trials[:MOST_DESCRIBED]:
+        value = "–" if trial.value is None else f"{100 * trial.value:.2f}"
+        rows.append(f"| {trial.name} | {value} | {trial.end} | {settings_of(trial)} |")
+    rest = len(trials) - MOST_DESCRIBED
+    more = [f"and {rest} more in {TRIALS_FILE}"] * (rest > 0)
+    best = [f"Train the best: `{command}`"] * (command is not None)
+    return "\n\n".join([*best, "\n".join(rows), *more])
+
+
+def settings_of(trial: SweepTrial) -> str:
+    """Return a trial's settings in one line."""
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in trial.params.items()
+    )
 
 
 def write_sweep_plots(

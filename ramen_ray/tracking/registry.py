@@ -23,7 +23,7 @@ from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.errors import UserError, first_line_of, redacted
 from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.moved_store import find_artifacts_beside
-from ramen_ray.tracking.retriever import DEVICE, NAME, RUNTIME
+from ramen_ray.tracking.retriever import DEVICE, NAME, NO_COLUMNS, RUNTIME
 from ramen_ray.tracking.runs import (
     STORE_VARIABLE,
     TrackingError,
@@ -280,10 +280,15 @@ def ask(
             it answers at once.
     """
     given = {name: value for name, value in params.items() if value not in (None, {})}
-    known = {param.name for param in retriever.metadata.signature.params}
-    if not given.keys() <= known:  # MLflow would ignore it
+    known = {param.name: param.dtype for param in retriever.metadata.signature.params}
+    has_filter = "filter" in known  # those of earlier versions have none, and MLflow ignores it
+    columns = {one.name for one in known["filter"].properties} if has_filter else set()
+    columns -= {*NO_COLUMNS}
+    if unknown := given.get("filter", {}).keys() - columns:
         raise RegistryError(
-            "this retriever was made without filters; jobs/index.py --sync makes one with them"
+            f"the retriever has no column {' or '.join(sorted(unknown))} to filter by, only "
+            f"{', '.join(sorted(columns)) or 'texts'}; jobs/index.py --sync CATALOGUE "
+            f"--columns.ad-filters {' '.join(sorted(columns | unknown))} makes one that has"
         )
     if not queries:
         return []  # MLflow refuses a request of none

@@ -321,7 +321,8 @@ def cannot_use(uri: str, error: Exception) -> str:
 
 def ui_command(uri: str) -> str:
     """Return the command that shows the store in a browser; without a password."""
-    uri = redacted(uri)
+    here = sqlite_uri(Path()).removesuffix("mlflow.db")
+    uri = redacted(uri).replace(here, SQLITE)
     if uri.startswith("http"):
         return shlex.join(["open", uri])
     return shlex.join(["mlflow", "ui", "--host", "127.0.0.1", "--backend-store-uri", uri])

@@ -439,18 +439,6 @@ def test_build_tables_drops_just_the_leaks(
         assert tables[table].columns[0].to_pylist() == list(range(len(nodes)))
 
 
-def test_build_tables_finds_leaks_in_any_spelling() -> None:
-    """An anchor that is spelt otherwise than the query that it names is a leak all the same."""
-    texts = {"a": "Sort", "b": "Order", "c": "Rank"}
-    splits = {"a": "test", "b": "train", "c": "train"}
-    anchors = AnchorSet({"label": "  SORT", "other": "sorting"}, {"b": ["label", "other"]})
-    tables = build_tables(
-        Corpus(texts, texts, {"a": ["b"], "b": ["c"]}, splits, {"labels": anchors})
-    )
-    assert tables["anchors/labels"]["text"].to_pylist() == ["sorting"]
-    assert tables["anchors/labels_published"]["text"].to_pylist() == ["  SORT", "sorting"]
-
-
 def test_a_recipe_is_one_command(tmp_path: Path) -> None:
     """It prints where the result is; one that exists stays as it is: one line, code 2."""
     source, output = _write_foldoc(tmp_path / "source"), tmp_path / "output"

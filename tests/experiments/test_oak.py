@@ -146,13 +146,6 @@ def test_a_step_moves_the_linked_rows_only(config: RunConfig, prepared_bag: Prep
         assert torch.equal(old[others], new[others])
 
 
-def test_a_bank_without_a_rate_stays_as_it_starts(config: RunConfig, prepared_bag: Prepared):
-    run = Run(config, prepared_bag, OAK.model_copy(update={"bank_lr": 0.0}))
-    before = run.bank.clone()
-    run.losses(4)
-    assert torch.equal(run.bank, before)
-
-
 def test_the_term_of_the_encoder_alone_is_the_base(config: RunConfig, prepared_bag: Prepared):
     """With the other weights at 0, losses and what they move are the base's, to the bit."""
     base, ours = Run(config, prepared_bag, None), Run(config, prepared_bag)
@@ -165,12 +158,6 @@ def test_the_term_of_the_encoder_alone_is_the_base(config: RunConfig, prepared_b
         ours.model.encoder.parameters(), base.model.encoder.parameters(), strict=True
     ):
         assert torch.equal(found, expected)
-
-
-def test_terms_without_weight_are_left_out(config: RunConfig):
-    assert oak_objective(config, OAK).names == ["task", "encoder", "calibration"]
-    without = OAK.model_copy(update={"encoder_weight": 0.0, "calibration_weight": 0.0})
-    assert oak_objective(config, without).names == ["task"]
 
 
 def test_the_combiner_learns_and_a_mean_has_no_attention(config: RunConfig, prepared_bag: Prepared):
@@ -271,12 +258,6 @@ def test_it_is_the_mean_of_the_ten_largest_hinges(num_ads: int, share_clicked: f
         torch.from_numpy(plain), torch.from_numpy(enriched), torch.from_numpy(clicked), 0.05
     )
     assert found.tolist() == pytest.approx(_by_loops(plain, enriched, clicked, 0.05))
-
-
-def test_equal_scores_cost_the_margin():
-    scores, clicked = torch.rand(5, 20), torch.rand(5, 20) < 0.2
-    assert calibration_losses(scores, scores, clicked, 0.0).tolist() == [0.0] * 5
-    assert calibration_losses(scores, scores, clicked, 0.05).tolist() == pytest.approx([0.05] * 5)
 
 
 def test_it_pulls_enriched_scores_up_for_clicks_and_down_for_others():

@@ -73,21 +73,6 @@ def test_each_query_gets_the_printed_sum(pooling: Pooling, queries: Tensor):
         torch.testing.assert_close(enriched, expected / expected.norm(), rtol=1e-5, atol=1e-6)
 
 
-def test_it_starts_as_a_normalised_sum_with_nearly_equal_weights(queries: Tensor):
-    augmentation = _augmentation(trained=False)
-    found = _applied(augmentation, queries, LINKS)
-    units = functional.normalize(augmentation.bank.vectors, dim=1)
-    for x, links, enriched in zip(queries, LINKS, found, strict=True):
-        linked = units[links[links >= 0]]
-        if not len(linked):
-            continue
-        weights = torch.softmax(linked @ x / DIM**0.5, dim=0)
-        bound = np.exp(1 / DIM**0.5) / len(linked)
-        assert 1 / len(linked) ** 2 / bound - 1e-6 <= weights.min() <= weights.max() <= bound
-        summed = functional.layer_norm(x + weights @ linked, (DIM,))
-        torch.testing.assert_close(enriched, summed / summed.norm(), rtol=1e-5, atol=1e-6)
-
-
 def test_evenness_is_the_mean_entropy_of_queries_with_several_links(queries: Tensor):
     augmentation = _augmentation()
     augmentation.combiner.train()  # where each use of the maps would move them
@@ -112,15 +97,6 @@ def test_evenness_is_the_mean_entropy_of_queries_with_several_links(queries: Ten
     assert augmentation.evenness(queries, alone, anchors, rows) is None
 
 
-def test_padding_has_no_influence_and_the_order_of_links_hardly_any(queries: Tensor):
-    augmentation = _augmentation()
-    found = _applied(augmentation, queries, LINKS)
-    wider = np.concatenate([LINKS, np.full((len(LINKS), 3), -1)], axis=1)
-    assert torch.equal(_applied(augmentation, queries, wider), found)
-    other = np.array([[0, 3, -1, -1], [-1, -1, -1, -1], [0, 5, 2, 8], [-1, -1, -1, 4]])
-    torch.testing.assert_close(_applied(augmentation, queries, other), found)
-
-
 def test_a_query_without_links_has_its_own_embedding_and_gradient(queries: Tensor):
     augmentation, pull = _augmentation(), _normal(len(LINKS), DIM, seed=3)
     asked = queries.clone().requires_grad_()
@@ -131,11 +107,6 @@ def test_a_query_without_links_has_its_own_embedding_and_gradient(queries: Tenso
     used = sorted(set(LINKS[LINKS >= 0].tolist()))
     assert torch.isfinite(rows.grad).all()
     assert (rows.grad != 0).any(dim=1).nonzero().flatten().tolist() == used
-
-
-def test_no_query_has_links(queries: Tensor):
-    augmentation = _augmentation()
-    assert torch.equal(_applied(augmentation, queries, np.full_like(LINKS, -1)), queries)
 
 
 def test_a_search_enriches_without_training(queries: Tensor):

@@ -1,23 +1,14 @@
 """Queries asked in a terminal: which retriever answers, and what is printed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import mlflow
 import pytest
 from conftest import RunHere
 from stores import Store
 
 from jobs import ask
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import with_checksum
 from ramen_ray.tracking.registry import Registry
-
-
-@pytest.fixture(scope="module")
-def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
-    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
-    mlflow.set_tracking_uri(None)
 
 
 def _rows(printed: str) -> list[list[str]]:

@@ -54,9 +54,11 @@ def _run(language: str, block: str, folder: Path, environment: Mapping[str, str]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_first_hour_and_own_tables(project: Path, environment: dict[str, str]) -> None:
-    blocks = _blocks("tutorials/first_hour.md") + _blocks("how_to/own_tables.md")
+def test_first_hour_next_week_and_own_tables(project: Path, environment: dict[str, str]) -> None:
+    guides = ("tutorials/first_hour.md", "tutorials/next_week.md", "how_to/own_tables.md")
+    blocks = [block for guide in guides for block in _blocks(guide)]
     printed = "".join(_run(*block, project, environment) for block in blocks)
+    assert "shop@champion is version 3" in printed
     outputs = project / "outputs"
     assert "wrote shop to" in printed
     assert "errors: 0" in printed
@@ -96,5 +98,5 @@ def test_from_sweep_to_service(project: Path, environment: dict[str, str]) -> No
     assert "python jobs/train.py tiny" in printed
     assert "dictionary@champion is version 1: the first of its name" in printed
     assert "is version 1 again, no longer version 2" in printed
-    assert "2 of them new" in printed
+    assert "2 new" in printed
     assert '"ads": ["large language model"' in printed

@@ -21,6 +21,7 @@ from jobs import train
 from ramen_ray.config import overlay
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry
+from ramen_ray.tracking.runs import DESCRIPTION_TAG
 
 
 def _flags(encoder_path: Path, output: Path) -> list[str]:
@@ -98,7 +99,7 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     assert not (tmp_path / "mlflow.db").exists()
     assert not [name for name in run.data.metrics if name.startswith("graph/")]
     assert not (tmp_path / "runs" / "submitted" / "graphs").exists()
-    assert re.search(r"^step 14/28  .*epoch 2/4: task ", logs, re.MULTILINE), logs
+    assert re.search(r"^step 14/28  .*epoch 2/4: P@1 .* task ", logs, re.MULTILINE), logs
     ours = [line for line in logs.splitlines() if "(PlacementGroupCleaner" not in line]
     assert "pid=" not in "".join(ours), logs  # Ray's cleaner reports other clusters on the machine
     assert len(ours) < 60, logs  # a busy machine adds a line for every twenty seconds
@@ -111,7 +112,9 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     base = re.search(r"test\s+│ in_batch\s+│ ([\d.]+)", logs)
     assert base is not None and base.group(1) == shown.group(1), "at that rate nothing is learnt"
     assert re.search(r"over in_batch\s+│ \+0\.00 \[\+0\.00, \+0\.00\]", logs), logs
-    (beside,) = (tmp_path / "runs").glob("*base*")
+    assert "over in_batch | +0.00" in re.sub(" +", " ", run.data.tags[DESCRIPTION_TAG])
+    assert "training 2 of 2: in_batch + graph" in logs.splitlines()
+    (beside,) = (tmp_path / "runs").glob("*-in_batch-*")
     settings = json.loads((beside / "config.json").read_text())["regularization"]
     assert settings["lambda_x"] == settings["lambda_z"] == {}
     registry = Registry(mlflow_server)
@@ -141,8 +144,9 @@ def test_a_job_submitted_from_another_folder_finds_its_data_and_warns_of_lost_re
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert "--output mine is in Ray's copy of the submitted files" in said
-    (folder,) = re.findall(r"^run: +(\S+/mine/runs/elsewhere) \(MLflow", said, re.MULTILINE)
-    assert json.loads((Path(folder) / "run.json").read_text())["finished"]
+    (copy,) = re.findall(r"submitted files, (\S+), which Ray", said)
+    (folder,) = re.findall(r"^run: +(mine/runs/elsewhere) \(MLflow", said, re.MULTILINE)
+    assert json.loads((Path(copy) / folder / "run.json").read_text())["finished"]
     assert not list(tmp_path.iterdir())
 
 
@@ -169,7 +173,10 @@ def test_the_upload_is_the_project_without_a_users_data(
             "fewer than training.global_batch_size 100000",
         ),
         (["tiny", "--training.selection-metric", "P@2"], "training.selection_metric 'P@2'"),
-        (["tiny", "--pruning.mode", "asynchronous"], "training.epochs 2 is too few: the graph"),
+        (
+            ["tiny", "--pruning.mode", "asynchronous"],
+            "training.epochs 2 is too few, as these would never be used: pruned graphs after",
+        ),
         (["tiny", "--index.kind", "ivf_pq"], "index.kind ivf_pq learns its cells from at least"),
         (["tiny", "--output", "/proc/nowhere"], "cannot write"),
     ],

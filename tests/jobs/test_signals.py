@@ -76,7 +76,7 @@ def _end(number: signal.Signals, job: str, flags: list[Any], ready: Callable[[],
             process.send_signal(number)
         said = process.communicate(timeout=PATIENCE_S)[0].decode()
     assert process.returncode == CODES[number], said
-    assert said.splitlines()[-1] == "interrupted"
+    assert said.splitlines()[-1].startswith("interrupted")
     assert "Traceback" not in said
     assert "*** SIG" not in said
     wait_until(lambda: not any(map(_runs, below)), f"{words} leaves processes")
@@ -131,12 +131,14 @@ def test_training_whose_own_ray_loses_its_control_process_ends_in_one_line_and_g
     assert _statuses(config) == ["KILLED"]
     wait_until(lambda: not any(map(_runs, below)), "processes are left")
     latest = max(run.path.glob("checkpoint_0*"))
-    _end(
+    said = _end(
         signal.SIGTERM,
         "train.py",
         ["--config", file],
         lambda: max(run.path.glob("checkpoint_0*")) > latest,
     )
+    step = int(max(run.path.glob("checkpoint_0*")).name[-9:])
+    assert said.endswith(f"interrupted; the same command goes on after step {step}\n")
     assert len(_statuses(config)) == 1
 
 

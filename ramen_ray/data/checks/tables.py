@@ -1,6 +1,6 @@
 """Rules about tables as a whole, and against each other; wrong ids join nothing."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from ramen_ray.data.checks.loading import Rule, error, warning
 from ramen_ray.data.engine import name_literal
@@ -37,8 +37,8 @@ def ascend(table: str) -> str:
         """
 
 
-def cross_rules(tables: Collection[str]) -> list[tuple[str, Rule]]:
-    """List the rules that compare those of ``tables`` that are in the engine, each with its own."""
+def cross_rules(tables: Mapping[str, Collection[str]]) -> list[tuple[str, Rule]]:
+    """List rules that compare tables in the engine, given with columns; each with its table."""
     held_out = [split for split in HELD_OUT if f"queries/{split}" in tables]
     rules = []
     if TRAIN in tables:
@@ -48,7 +48,8 @@ def cross_rules(tables: Collection[str]) -> list[tuple[str, Rule]]:
     if {"novel_ads", f"queries/{ZERO_SHOT}"} <= set(tables):
         rules.append((f"queries/{ZERO_SHOT}", _SEEN_ADS))
     if TRAIN in tables:
-        rules.append(("ads", _unclicked_ads(without_novel="novel_ads" in tables)))
+        shown_id = "source_id" if "source_id" in tables["ads"] else "ad_id"
+        rules.append(("ads", _unclicked_ads(shown_id, without_novel="novel_ads" in tables)))
     of_filters = ((f"filters/{split}", _filtered_answers(split)) for split in held_out)
     return rules + [(table, rule) for table, rule in of_filters if table in tables]
 
@@ -114,15 +115,15 @@ _SEEN_ADS = error(
 )
 
 
-def _unclicked_ads(without_novel: bool) -> Rule:
+def _unclicked_ads(shown_id: str, without_novel: bool) -> Rule:
     """Novel ads have no clicks by design."""
     novel = "UNION ALL SELECT ad_id FROM novel_ads" if without_novel else ""
     return warning(
-        "ad_id",
+        shown_id,
         "ad without a train click",
-        "this ad is found by its text alone; leave it out if it should not be",
+        "it is found by its text and its edges; leave ads out that are no longer shown",
         f"""
-        SELECT row, ad_id AS value FROM this
+        SELECT row, {shown_id} AS value FROM this
         ANTI JOIN (SELECT unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)} {novel}) USING (ad_id)
         WHERE ad_id BETWEEN 0 AND (SELECT count(*) - 1 FROM ads)
         """,

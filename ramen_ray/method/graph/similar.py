@@ -7,7 +7,6 @@ Cosines are those of an encoder's embeddings, or of TF-IDF of character n-grams
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +18,6 @@ from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.method.best import best_of_each
-from ramen_ray.method.model.encoder import Encoder, build_transformer, load_encoder
-from ramen_ray.method.model.pretrained import check_length, resolve_pretrained
-from ramen_ray.method.model.sentence_folder import read_sentence_folder
-from ramen_ray.method.retrieval.search import TopK
 
 SPARE_NEIGHBOURS = 16
 MAX_NEIGHBOURS = 1024  # of a text, itself among them, however many are duplicates
@@ -31,9 +26,11 @@ FOUND = "% of nearest texts found"
 SAMPLED_TEXTS = 400  # whose nearest texts are searched exactly too, to measure what is found
 DEEPER = 8  # few rounds: an exact one indexes all texts again
 
+Found = tuple[Int64s, NDArray[np.float32]]
+"""Texts (texts, k), and cosines (texts, k); best first."""
 Similar = tuple[Int64s, Int64s, NDArray[np.float32]]
 """Texts (n,), ascending, similar texts (n,), and their cosines (n,); best first for each text."""
-SearchTexts = Callable[[Int64s | range, int], Iterator[tuple[Int64s, TopK]]]
+SearchTexts = Callable[[Int64s | range, int], Iterator[tuple[Int64s, Found]]]
 """Finds the k texts nearest to each of some texts; yields blocks of these, in any order."""
 
 
@@ -116,18 +113,3 @@ def best_of(
     """Return the top_k anchors of each of the texts ``rows`` (n,), best first."""
     best, _ = best_of_each(rows, settings.top_k, -similarities, others)
     return rows[best], others[best], similarities[best]
-
-
-def check_similarity_encoder(name: str, max_length: int) -> None:
-    """Raise an EncoderError if an encoder cannot measure texts of ``max_length`` tokens.
-
-    Its weights are not loaded.
-    """
-    if read_sentence_folder(name).kind == "transformer":
-        check_length(name, max_length, "max_length")
-
-
-def load_similarity_encoder(name: str) -> Encoder:
-    """Load the encoder that :attr:`SimilarSettings.encoder` names, or raise an EncoderError."""
-    folder = Path(resolve_pretrained(name))
-    return load_encoder(folder) if (folder / "modules.json").is_file() else build_transformer(name)

@@ -9,6 +9,7 @@ from typing import Any
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import cached_file
@@ -220,9 +221,12 @@ def text_tokenizer(
     candidates = (tokenizer.unk_token_id, tokenizer.pad_token_id, 0)
     # GPT-2's unknown token is the one that ends texts; its vocabulary has all bytes
     ends = (tokenizer.eos_token_id, tokenizer.bos_token_id)
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()  # both are set where it is used, and a saved one has other values
+    backend.no_truncation()
     unknown = None if tokenizer.unk_token_id in ends else tokenizer.unk_token_id
     return TextTokenizer(
-        definition=tokenizer.backend_tokenizer.to_str(),
+        definition=backend.to_str(),
         max_length=max_length,
         add_special_tokens=add_special_tokens,
         placeholder=next(token for token in candidates if token is not None),

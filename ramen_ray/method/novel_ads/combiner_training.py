@@ -30,9 +30,8 @@ from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER
 from ramen_ray.method.model.embeddings import TextEmbeddings
 from ramen_ray.method.model.texts import TokenBatch
-from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds
-from ramen_ray.method.novel_ads.representation import WEIGHTS, CombinedAds
+from ramen_ray.method.novel_ads.representation import WEIGHTS, CombinedAds, Combiner
 from ramen_ray.method.objectives.classifier_terms import CLASSIFIERS
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch

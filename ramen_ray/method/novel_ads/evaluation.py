@@ -12,9 +12,8 @@ from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import Judgement, Propensity
 from ramen_ray.method.metrics.ranking import PerQuery, ratios
 from ramen_ray.method.model.embeddings import TextEmbeddings
-from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.neighbours import Vectors
-from ramen_ray.method.novel_ads.representation import CombinedAds
+from ramen_ray.method.novel_ads.representation import CombinedAds, Combiner
 from ramen_ray.method.retrieval.search import search
 
 SPLITS = (ZERO_SHOT, "test")

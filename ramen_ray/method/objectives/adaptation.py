@@ -15,9 +15,10 @@ RAMEN adjusts its reliance on the graph during training by "bandits" of learning
 - A step adds the learning rate times the sum of its rows' gains to the logarithm of a weight, so
   the pace depends on the evidence, not on the number of steps. 0.01 is too slow in runs of minutes;
   we use 0.02.
-- Reliance is earned: a weight starts at a tenth of the highest value, whatever λ is. That of a
-  graph that serves the task is at the highest within the first epochs. None falls below a
-  hundredth, so it can recover.
+- Reliance is earned: gains are measured before there is a pull. What a weight has earned starts at
+  a hundredth of the highest value, whatever λ is, and never falls below, so it can recover; from a
+  tenth on it is the weight, which is 0 until then. A random graph does not get there, and one that
+  serves the task is at the highest within some epochs.
 
 Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding.
 """
@@ -42,8 +43,8 @@ from ramen_ray.method.sampling.training_data import Regularizer
 
 LINKED = "linked_anchors"
 """What is added to a step's inputs: by regulariser, :class:`LinkedAnchors`."""
-START_SHARE = 0.1
 LEAST_SHARE = 0.01
+PULLING_SHARE = 0.1
 
 
 class AdaptiveWeights(StepPart):
@@ -57,9 +58,10 @@ class AdaptiveWeights(StepPart):
     def __init__(
         self, objective: Objective, max_weight: float, step_size: float, device: torch.device
     ) -> None:
-        """Start all regularisers of the objective alike, whatever weights it gives them.
+        """Start all regularisers of the objective at 0, whatever weights it gives them.
 
-        None gets more than ``max_weight``; a gain of 1 moves a weight's logarithm by ``step_size``.
+        None gets more than ``max_weight``; a gain of 1 moves the logarithm of what one has earned
+        by ``step_size``.
         """
         self.objective = objective
         self.step_size = step_size
@@ -68,11 +70,17 @@ class AdaptiveWeights(StepPart):
         self._is_moved = torch.tensor(is_moved, device=device)
         self._times = torch.tensor(objective.times, device=device)
         own = torch.tensor(objective.weights, device=device)
-        self.weights = torch.where(self._is_moved, START_SHARE * max_weight, own)
+        self._earned = torch.where(self._is_moved, LEAST_SHARE * max_weight, own)
+
+    @property
+    def weights(self) -> Tensor:
+        """(terms,) float32, in the objective's order; those without a regulariser never move."""
+        is_silent = self._is_moved & (self._earned < PULLING_SHARE * self._max_weight)
+        return self._earned.masked_fill(is_silent, 0.0)
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
         """Return a step's inputs with the anchors that its queries and ads are linked to."""
-        device = self.weights.device
+        device = self._earned.device
         found = {one: linked_anchors(inputs, one, device) for one in inputs.regularizers}
         return replace(inputs, added={**inputs.added, LINKED: found})
 
@@ -80,27 +88,27 @@ class AdaptiveWeights(StepPart):
         """Move the weights by the gains of a step, which has the new ones, and return them."""
         if encoded.batch.anchors:
             gains = regularizer_gains(encoded)
-            nothing = self.weights.new_zeros(())
+            nothing = self._earned.new_zeros(())
             terms = self.objective.terms
             self.move(torch.stack([gains.get(term.regularizer, nothing) for term in terms]))
         return self.weights
 
     def move(self, gains: Tensor) -> None:
-        """Move the weights by the gains (terms,) of this worker's rows in a step."""
+        """Move what is earned by the gains (terms,) of this worker's rows in a step."""
         # Seen in every N-th step only, they stand for N steps, as the term's loss does.
         factors = torch.exp(self.step_size * sum_over_workers(self._times * gains))
         highest = self._max_weight
-        moved = (self.weights * factors).clamp(LEAST_SHARE * highest, highest)
-        self.weights = torch.where(self._is_moved, moved, self.weights)
+        moved = (self._earned * factors).clamp(LEAST_SHARE * highest, highest)
+        self._earned = torch.where(self._is_moved, moved, self._earned)
 
     def save(self, folder: Path) -> dict[str, float]:
-        """Return the weights by the terms' names."""
-        return dict(zip(self.objective.names, self.weights.tolist(), strict=True))
+        """Return what is earned by the terms' names."""
+        return dict(zip(self.objective.names, self._earned.tolist(), strict=True))
 
     def restore(self, folder: Path, content: dict[str, float], draws: DrawState) -> DrawState:
-        """Restore the weights."""
-        weights = [content[name] for name in self.objective.names]
-        self.weights = torch.tensor(weights, device=self.weights.device)
+        """Restore what is earned."""
+        earned = [content[name] for name in self.objective.names]
+        self._earned = torch.tensor(earned, device=self._earned.device)
         return draws
 
 

@@ -5,7 +5,6 @@ import math
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -184,10 +183,10 @@ def _advice(error: Exception) -> str:
 
 
 def quiet_ray_data() -> None:
-    """Let Ray Data show progress on a terminal only, and raise our errors as they were raised."""
+    """Keep Ray Data from showing progress, and let it raise our errors as they were raised."""
     context = DataContext.get_current()
     context.raise_original_map_exception = True
-    context.enable_progress_bars = sys.stderr.isatty()
+    context.enable_progress_bars = False  # they count blocks, and show hours for seconds
     context.print_on_execution_start = False
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 

@@ -27,7 +27,7 @@ from ramen_ray.orchestration.combining.inputs import (
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
-from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError, told_how_to_go_on
 from ramen_ray.orchestration.run.progress import shown_progress
 from ramen_ray.orchestration.run.results import EXAMPLE_QUERIES, SINCE_IT_BEGAN
 from ramen_ray.orchestration.run.start import software
@@ -76,7 +76,7 @@ def combine(settings: CombineSettings) -> CombineResult:
         parent = Run(registry.uri, str(finished.directory.mlflow_run_id))
         run = directory.open_run(registry.uri, config.experiment, output, parent)
         keep_intact_checkpoints(directory.path)
-        with run.closing():
+        with told_how_to_go_on(directory.path), run.closing():
             own = {f"combine.{key}": value for key, value in flatten(settings).items()}
             run.log_parameters({**registry.parameters(parent.id), **own}, {})
             embeddings = directory.path / EMBEDDINGS_FILE

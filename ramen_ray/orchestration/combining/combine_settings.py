@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ramen_ray.config import Fraction, NotNegative, Positive, PositiveFloat, Section, WorkersConfig
-from ramen_ray.method.novel_ads.combiner import Kind
+from ramen_ray.method.novel_ads.representation import Kind
 
 LossName = Literal["bce", "triplet"]
 NeighboursBy = Literal["text", "clicks"]

@@ -15,7 +15,6 @@ from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.embeddings import TextEmbeddings
-from ramen_ray.method.novel_ads.combiner import Combiner
 from ramen_ray.method.novel_ads.combiner_training import (
     COMBINED,
     CombinerModel,
@@ -31,6 +30,7 @@ from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds, clicked_toget
 from ramen_ray.method.novel_ads.representation import (
     COMBINER_FOLDER,
     CombinedAds,
+    Combiner,
     open_combined_ads,
 )
 from ramen_ray.method.objectives.classifier_terms import CLASSIFIERS
@@ -76,6 +76,7 @@ class CombineTask:
         embedded, of_sibling = open_embedded(model, data, sibling, Path(self.embeddings))
         combining = Combining.of(self.settings, embedded, model)
         objective, plan = combining.objective(), combining.plan
+        log = RunLog(self.run, folder, objective, plan.total_steps)
         run = start_or_resume(
             CombinerSetup(
                 folder=folder,
@@ -84,7 +85,7 @@ class CombineTask:
                 plan=plan,
                 objective=objective,
                 sampler=combining.sampler,
-                log=RunLog.of_first_worker(self.run, folder, objective, plan.total_steps),
+                log=log if world()[0] == 0 else None,
                 advice="lower combiner.lr, or classifiers.lr",
                 combining=combining,
             )

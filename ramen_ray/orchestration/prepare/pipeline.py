@@ -37,6 +37,7 @@ from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.data.store.whole_files import new_folder
+from ramen_ray.errors import shown_path
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
 from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
@@ -68,14 +69,14 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
                 new_folder(target) as aside,
                 dataset.unchanged(WHILE_READ),
                 user_errors(),
-                told(f"preparing {dataset.path}"),
+                told(f"preparing {shown_path(dataset.path)}"),
             ):
                 _prepare_into(aside, dataset, tokenizer, structure)
     prepared = Prepared(target)
     of_content = [Finding(**finding) for finding in prepared.metadata["findings"]]
     findings = structure.findings + of_content
     warnings = tuple(str(finding) for finding in findings if finding.severity == "warning")
-    _warn_once(str(dataset.path), warnings)
+    _warn_once(shown_path(dataset.path), warnings)
     return prepared
 
 
@@ -174,4 +175,4 @@ def _warn_once(path: str, warnings: tuple[str, ...]) -> None:
         logger.warning("warning: %s/%s", path, warning)
     rest = len(warnings) - MAX_WARNINGS_SHOWN
     if rest > 0:
-        logger.warning("and %d more; validate %s to see all", rest, path)
+        logger.warning("and %d more: python jobs/validate.py %s", rest, path)

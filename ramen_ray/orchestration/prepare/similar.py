@@ -39,12 +39,13 @@ from ramen_ray.method.graph.similar import (
     SAMPLED_TEXTS,
     Similar,
     SimilarSettings,
-    check_similarity_encoder,
-    load_similarity_encoder,
     plain_hashes,
     similar_by_embeddings,
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
+from ramen_ray.method.model.encoder import Encoder, build_transformer, load_encoder
+from ramen_ray.method.model.pretrained import check_length, resolve_pretrained
+from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.search import TopK, keep_sample, search, share_found
 from ramen_ray.method.retrieval.shards import embedded_shards
@@ -92,7 +93,7 @@ def add_similar(
     check_name(dataset, name, replace)
     check(dataset)
     if settings.encoder is not None:
-        check_similarity_encoder(settings.encoder, settings.max_length)
+        _check_encoder(settings.encoder, settings.max_length)
     run = runner_for(dataset.total_rows)
     with (
         folder_beside(dataset, name) as folder,
@@ -153,7 +154,7 @@ def _plain_hashes(folder: Path, texts: pa.ChunkedArray) -> UInt64s:
 
 def _embed(folder: Path, encoder: str, max_length: int, run: RunTasks) -> Path:
     """Write the embeddings of all texts into a file, in their order; ``run`` runs tasks."""
-    model = DualEncoder(load_similarity_encoder(encoder))
+    model = DualEncoder(_load_encoder(encoder))
     model.save(folder / "model", max_length)
     tokenize = model.encoder.text_tokenizer(max_length)
     texts = read_texts(folder)
@@ -215,3 +216,23 @@ class _Search:
             copied[some] = np.load(self.file, mmap_mode="r")[texts[some]]
         copied.flush()
         return file
+
+
+def _check_encoder(name: str, max_length: int) -> None:
+    """Check, without loading weights, that an encoder can measure texts of ``max_length`` tokens.
+
+    Raises:
+        EncoderError: it cannot.
+    """
+    if read_sentence_folder(name).kind == "transformer":
+        check_length(name, max_length, "max_length")
+
+
+def _load_encoder(name: str) -> Encoder:
+    """Load the encoder that a user named.
+
+    Raises:
+        EncoderError: it cannot be loaded.
+    """
+    folder = Path(resolve_pretrained(name))
+    return load_encoder(folder) if (folder / "modules.json").is_file() else build_transformer(name)

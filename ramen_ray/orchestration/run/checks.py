@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from ramen_ray.config import ConfigError, EncoderConfig, RunConfig
+from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, check_epochs
 from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -50,7 +50,7 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
             f"{', '.join(METRICS)}"
         )
     _check_encoder(config.encoder)
-    _check_pruning(config)
+    check_epochs(config)
     _check_base(config)
     if config.index.kind == "ivf_pq" and num_rows["ads"] < FEWEST_IVF_PQ_ADS:
         raise ConfigError(
@@ -139,25 +139,8 @@ def _warn_once(note: str) -> None:
     logger.warning("%s", note)
 
 
-def _check_pruning(config: RunConfig) -> None:
-    pruning, epochs = config.pruning, config.training.epochs
-    meanwhile = 1 if pruning.mode == "asynchronous" else 0  # pruning takes an epoch of training
-    if pruning.mode != "never" and pruning.warmup_epochs + meanwhile >= epochs:
-        raise ConfigError(
-            f"training.epochs {epochs} is too few: the graph that is pruned after "
-            f"pruning.warmup_epochs {pruning.warmup_epochs} would never be used; "
-            f"shorten the warm-up, or set pruning.mode to never"
-        )
-
-
 def _check_base(config: RunConfig) -> None:
-    base, epochs = config.base, config.training.epochs
-    meanwhile = 1 if base.refresh_mode == "asynchronous" else 0
-    if base.parts.hard_negatives == "shortlists" and base.refresh_every + meanwhile >= epochs:
-        raise ConfigError(
-            f"training.epochs {epochs} is too few: the shortlists of hard negatives that are made "
-            f"after base.refresh_every {base.refresh_every} would never be used; refresh more often"
-        )
+    base = config.base
     if base.parts.order != "random":
         _check_clusters(config)
     if config.loss.reverse_share and base.parts.loss == "triplet":
@@ -170,11 +153,6 @@ def _check_base(config: RunConfig) -> None:
 def _check_clusters(config: RunConfig) -> None:
     base, epochs = config.base, config.training.epochs
     schedule = cluster_schedule(config)
-    if base.first_clustered_epoch >= epochs:
-        raise ConfigError(
-            f"training.epochs {epochs} is too few: clustered batches begin at "
-            f"base.first_clustered_epoch {base.first_clustered_epoch}; begin them earlier"
-        )
     for epoch in schedule.double_at:
         if epoch < epochs and not schedule.is_due(epoch):
             raise ConfigError(

@@ -200,14 +200,17 @@ def open_run_directory(
             configuration, or made from something else; the message lists what differs.
     """
     identity = experiment_hash(config, made_from["dataset"])
-    default_name = joined_name(dataset_name, _summary_of(config), identity)
-    names = _numbered(default_name) if config.name is None else iter([config.name])
+    default = default_name(config, dataset_name, identity)
+    names = _numbered(default) if config.name is None else iter([config.name])
     for name in names:
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
         with folder_lock(directory.path) as is_ours:
             if is_ours and not directory.is_finished:
-                with _undone_on_early_failure(directory.path, is_made_here):
+                with (
+                    told_how_to_go_on(directory.path),
+                    _undone_on_early_failure(directory.path, is_made_here),
+                ):
                     _claim(directory, config, identity, made_from)
                     yield directory
                 return
@@ -217,10 +220,10 @@ def open_run_directory(
             raise RunError(f"the run {name!r} in {runs} {reason}; choose another name")
 
 
-def _summary_of(config: RunConfig) -> str:
-    """Return in a few words what is trained, such as ``bag-unidec-graph``."""
+def default_name(config: RunConfig, dataset_name: str, identity: str) -> str:
+    """Name a run after what is trained, as in ``shop-bag-unidec-graph-`` and its ``identity``."""
     has_graph = ["graph"] if used_sets(config) else []
-    return "-".join([config.encoder.kind, config.base.kind, *has_graph])
+    return joined_name(dataset_name, config.encoder.kind, config.base.kind, *has_graph, identity)
 
 
 def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
@@ -235,6 +238,17 @@ def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
     _refuse_another(directory, config, experiment_hash(config, made_from["dataset"]))
     directory.refuse_changed(made_from, config.allow_changed)
     return directory
+
+
+@contextmanager
+def told_how_to_go_on(path: Path) -> Iterator[None]:
+    """Let Ctrl-C say where the same command goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        last = max((one.name for one in path.glob("checkpoint_*")), default=None)
+        where = "starts anew" if last is None else f"goes on after step {int(last[-9:])}"
+        raise KeyboardInterrupt(f"the same command {where}") from stop
 
 
 @contextmanager

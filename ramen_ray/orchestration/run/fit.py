@@ -13,6 +13,7 @@ from ramen_ray.config import RunConfig, flatten
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.links import LINKS_OF
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
 from ramen_ray.orchestration.prepare.pipeline import prepare
@@ -105,7 +106,9 @@ def fit(
                 start_ray(for_ray_train=config.workers.num_workers > 1)
                 if not is_nested:  # else its sweep or ablation did, whose other runs hold CPUs
                     check_resources(config.workers)
-            logger.info("data:    %s\nrun:     %s", dataset.path, directory.path)
+            logger.info(
+                "data:    %s\nrun:     %s", *map(shown_path, (dataset.path, directory.path))
+            )
             with _timed(seconds, "prepare"):
                 data = prepare(dataset, output / "prepared", tokenizer)
             check_vocabulary(config, data)

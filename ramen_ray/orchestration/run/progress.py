@@ -19,7 +19,6 @@ from rich.table import Column
 from torch import Tensor
 
 from ramen_ray.data.store.whole_files import whole_file
-from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.training.step_losses import StepLosses
@@ -60,24 +59,13 @@ def read_progress(folder: Path) -> LiveProgress | None:
 class RunLog:
     """Logs figures and progress; only the first worker has one."""
 
-    def __init__(
-        self, steps: StepLogger, objective: Objective, total_steps: int, folder: Path
-    ) -> None:
-        self.steps = steps
+    def __init__(self, run: Run, folder: Path, objective: Objective, total_steps: int) -> None:
+        self.steps = StepLogger(run, folder)
         self._objective = objective  # names the terms
         self._total_steps = total_steps
         self._folder = folder
         self._message = ""
         self._next_write_at = 0.0
-
-    @classmethod
-    def of_first_worker(
-        cls, run: Run, folder: Path, objective: Objective, total_steps: int
-    ) -> "RunLog | None":
-        """Log to ``run``, if this is the first worker."""
-        if world()[0] != 0:
-            return None
-        return cls(StepLogger(run, folder), objective, total_steps, folder)
 
     def log_steps(
         self, losses: NDArray[np.float32], weights: list[Tensor], step: int, queries_per_s: float
@@ -104,9 +92,9 @@ class RunLog:
     def show_epoch(
         self, epoch: str, step: int, losses: Mapping[str, float], metrics: Mapping[str, float]
     ) -> None:
-        """Show the results of an epoch, such as ``3/10``."""
-        parts = [f"{name} {value:.4f}" for name, value in losses.items()]
-        parts += [f"{k} {100 * metrics[k]:.2f}" for k in HEADLINES if k in metrics]
+        """Show the results of an epoch, such as ``3/10``; metrics first, as terminals cut lines."""
+        parts = [f"{k} {100 * metrics[k]:.2f}" for k in HEADLINES if k in metrics]
+        parts += [f"{name} {value:.4f}" for name, value in losses.items()]
         self._show(f"epoch {epoch}: {', '.join(parts)}", step)
 
     def log_background(self, name: str, figures: Mapping[str, float], step: int) -> None:

@@ -167,6 +167,7 @@ def set_up(task: WorkerTask, process: Process) -> RunSetup:
     )  # tasks may run on other machines, so they read the shared folders
     # in the order in which their results are taken
     background = (pruning_task(config, context), shortlist_task(config, context))
+    log = RunLog(task.run, folder, objective, plan.total_steps)
     return RunSetup(
         folder=folder,
         process=process,
@@ -174,7 +175,7 @@ def set_up(task: WorkerTask, process: Process) -> RunSetup:
         plan=plan,
         objective=objective,
         sampler=sampler,
-        log=RunLog.of_first_worker(task.run, folder, objective, plan.total_steps),
+        log=log if world()[0] == 0 else None,
         advice="lower optimizer.lr, or set optimizer.max_gradient_norm",
         background=[one for one in background if one is not None],
         use_bf16=bf16,

@@ -47,7 +47,7 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prepared_for, resolved
 from ramen_ray.orchestration.tune.trials import parent_run, run_trials
 from ramen_ray.presets import lambdas, used_sets, with_base
-from ramen_ray.reports.ablation_report import VariantFigures, write_ablation_report
+from ramen_ray.reports.ablation_report import TABLES_FILE, VariantFigures, write_ablation_report
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -184,6 +184,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         report = directory.path / "report"
         write_ablation_report(report, figures)
         run.log_artifacts(report)
+        run.describe((report / TABLES_FILE).read_text())
         for variant_name, of_variant in figures.items():
             logged = of_variant.logged.items()
             run.log_metrics({f"{variant_name}/{metric}": value for metric, value in logged})

@@ -1,36 +1,51 @@
 """A run beside its bases: the same training without the graph, and in plain batches."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.evaluate import scores_of_run
-from ramen_ray.orchestration.run.directory import experiment_hash
+from ramen_ray.orchestration.run.checks import check_config
+from ramen_ray.orchestration.run.directory import default_name, experiment_hash
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
 from ramen_ray.orchestration.run.start import identity_of, prepared_for, resolved
 from ramen_ray.presets import used_sets, with_base
 
 PLAIN = "in_batch"
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
-class Rung:
-    """A run on the way from the plainest to the one asked for.
+class Ladder:
+    """A run and its bases.
 
-    ``gains`` say by how much its test metrics exceed those of the rung before; none for the first.
+    Attributes:
+        results: by name, from the plainest to the run that was asked for.
+        gains: by how much the test metrics of each exceed those of the one before.
     """
 
-    result: TrainResult
-    gains: Mapping[str, Difference]
+    results: Mapping[str, TrainResult]
+    gains: Mapping[str, Mapping[str, Difference]]
+
+    @property
+    def metrics(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Test metrics, by row, split and name."""
+        rows = {name: result.metrics["trained"] for name, result in self.results.items()}
+        untrained = list(self.results.values())[-1].metrics["untrained"]
+        rows = {"untrained": untrained, **rows}
+        return {row: {"test": by_split["test"]} for row, by_split in rows.items()}
 
 
-def fit_beside_base(config: RunConfig) -> dict[str, Rung]:
+def fit_beside_base(config: RunConfig) -> Ladder:
     """Train a run's bases, unless they are trained already, then the run, and compare them.
 
-    The rungs are plain batches; the run's own base, if it is another; and with the graph.
+    These are plain batches; the run's own base, if it is another; and the run, with the graph. Its
+    description in MLflow gets the comparison.
 
     Raises:
         ConfigError: the run is its own base.
@@ -39,26 +54,45 @@ def fit_beside_base(config: RunConfig) -> dict[str, Rung]:
     config = resolved(config)
     dataset = Dataset(config.dataset)
     made_from = identity_of(config, dataset)
-    ladder = _ladder(config)
+    configs = _configs(config)
+    for one in configs.values():
+        check_config(one, dataset)
     results = {}
-    for name, one in ladder.items():
+    for number, (name, one) in enumerate(configs.items(), 1):
+        logger.info("training %d of %d: %s", number, len(configs), name)
         if one is config:
             results[name] = fit(config, expected=made_from)
         else:
             key = experiment_hash(one, dataset.fingerprint)
-            base = overlay(one, {"name": joined_name(dataset.name, "base", key)})
+            base = overlay(one, {"name": default_name(one, dataset.name, key)})
             results[name] = finished_result(base, made_from) or fit(base, expected=made_from)
     data = prepared_for(config, dataset)
-    rungs: dict[str, Rung] = {}
-    before = None
-    for name, result in results.items():
-        scores = scores_of_run(result.run_directory, config, data, "test")
-        rungs[name] = Rung(result, {} if before is None else paired_differences(scores, before))
-        before = scores
-    return rungs
+    scores = {
+        name: scores_of_run(result.run_directory, config, data, "test")
+        for name, result in results.items()
+    }
+    gains = {
+        f"{name} over {before}": paired_differences(scores[name], scores[before])
+        for before, name in pairwise(scores)
+    }
+    ladder = Ladder(results, gains)
+    _describe(ladder)
+    return ladder
 
 
-def _ladder(config: RunConfig) -> dict[str, RunConfig]:
+def _describe(ladder: Ladder) -> None:
+    # imported here, so that training does not wait for what only its end needs
+    from ramen_ray.orchestration.run.results import PAGE
+    from ramen_ray.reports.page import as_markdown
+    from ramen_ray.reports.run_report import GAINS_NOTE, gains_table, metrics_table
+
+    run = list(ladder.results.values())[-1].run
+    tables = as_markdown(metrics_table(ladder.metrics)), as_markdown(gains_table(ladder.gains))
+    run.describe("\n\n".join([*tables, GAINS_NOTE, run.link_to(PAGE)]))
+
+
+def _configs(config: RunConfig) -> dict[str, RunConfig]:
+    """Return the configurations by name, from the plainest."""
     ladder = {}
     if config.base.kind != PLAIN:
         parts = {f"base.{part.name}": None for part in fields(config.base.parts)}

@@ -120,6 +120,7 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         report = directory.path / "report"
         write_recommendation(report, outcomes, table, sentences)
         run.log_artifacts(report)
+        run.describe("\n\n".join([table, *sentences]))
         best = next(iter(outcomes.values()))
         run.log_metrics({"best/P@1": best.p_at_1, "best/R@10": best.r_at_10})
         config = overlay(search.best(), {"dataset": str(whole.path)})

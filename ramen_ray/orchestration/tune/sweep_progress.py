@@ -19,6 +19,7 @@ from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.orchestration.tune.ends import name_of
 from ramen_ray.reports.sweep_report import (
     SweepTrial,
+    describe_sweep,
     parameter_importances,
     write_sweep_plots,
     write_sweep_table,
@@ -99,6 +100,7 @@ class SweepProgress:
         write_sweep_table(self.report, trials, self.metric, command)
         write_sweep_plots(self.report, trials, self.distributions, self.metric)
         self.run.log_artifacts(self.report)
+        self.run.describe(describe_sweep(trials, self.metric, command))
         if best.value is not None:
             importances = parameter_importances(trials, self.distributions)
             named = {f"importance/{key}": share for key, share in importances.items()}

@@ -76,7 +76,12 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
         run = directory.open_run(tracking_uri(output), config.experiment, output)
         directory.note(made_from=made_from)
         with run.closing():
-            yield run
+            try:
+                yield run
+            except KeyboardInterrupt as stop:
+                raise KeyboardInterrupt(
+                    "the same command keeps finished runs, and goes on"
+                ) from stop
 
 
 def run_trials(

@@ -113,7 +113,7 @@ def test_a_job_logs_the_warnings_of_a_dataset_once(
     assert len(logged[0]) == 6
     assert "spare.parquet: the dataset directory has no table 'spare'" in logged[0][0]
     assert "queries/test.parquet, row 0, column 'text': text that looks damaged" in logged[0][1]
-    assert logged[0][-1] == f"and 6 more; validate {copied} to see all"
+    assert logged[0][-1] == f"and 6 more: python jobs/validate.py {copied}"
     moved = copied.rename(copied.parent / "moved")
     with caplog.at_level(logging.WARNING, pipeline.__name__):
         _prepare(moved, encoder_path)

@@ -244,7 +244,7 @@ CASES: dict[str, tuple[Change, *tuple[str, ...]]] = {
     "zero-shot queries without novel ads": (
         _remove("novel_ads"),
         "E queries/zero_shot it exists without novel_ads",
-        "W ads:12:ad_id ad without a train click (2 of 40, 5.0%): 12, 39 (row 39)",
+        "W ads:12:source_id ad without a train click (2 of 40, 5.0%): 'ads:12', 'ads:39' (row 39)",
     ),
     "zero-shot filters without queries": (
         _remove("queries/zero_shot"),
@@ -326,7 +326,7 @@ CASES: dict[str, tuple[Change, *tuple[str, ...]]] = {
         "E edges/links/ad:80:ad_id id outside 0..38: 39, 39 (row 81), 39 (row 82) and 1 more",
         "E edges/topics/ad:35:ad_id id outside 0..38: 39",
         "W ads:38:text text that an earlier ad has (1 of 39, 2.6%): 'lathe rasp anvil small'",
-        "W ads:12:ad_id ad without a train click (1 of 39, 2.6%): 12",
+        "W ads:12:source_id ad without a train click (1 of 39, 2.6%): 'ads:12'",
     ),
     "table lost": (
         _without_recount("filters/test"),
@@ -369,7 +369,7 @@ CASES: dict[str, tuple[Change, *tuple[str, ...]]] = {
             "W ads/1:18:text text that an earlier ad has (2 of 40, 5.0%): 'lathe rasp anvil "
             "small', 'lathe rasp anvil small' (row 19)"
         ),
-        "W ads/0:12:ad_id ad without a train click (1 of 40, 2.5%): 12",
+        "W ads/0:12:source_id ad without a train click (1 of 40, 2.5%): 'ads:12'",
     ),
     "novel ad out of range": (
         _set("novel_ads", "ad_id", 0, 40),
@@ -507,7 +507,7 @@ DOUBTS = [
                 "W queries/test:2:text query that queries/train has too, up to case and white space"
                 " (1 of 12, 8.3%): 'rasp anvil'"
             ),
-            "W ads:12:ad_id ad without a train click (1 of 40, 2.5%): 12",
+            "W ads:12:source_id ad without a train click (1 of 40, 2.5%): 'ads:12'",
             (
                 "W edges/links/ad:71:anchor_id edge that joins a held-out query to its answer (1 of"
                 " 84, 1.2%): ad 'gneiss chert shale northern' anchor 'gneiss shale'"

@@ -29,6 +29,9 @@ WEIGHTS = {"links": 0.4, "topics": 0.2}
 OBJECTIVE = ramen_objective(LOSS, WEIGHTS, WEIGHTS)
 STEP_SIZE = 0.01
 HIGHEST = 0.3
+LEAST, PULLING = 0.01, 0.1
+"""Shares of the highest weight: what has been earned at first, and what pulls."""
+EARNED = 0.3
 
 
 def _begin(
@@ -36,8 +39,12 @@ def _begin(
     sampler: Sampler,
     objective: Objective = OBJECTIVE,
     step_size: float = STEP_SIZE,
+    start: float = EARNED,
 ) -> Run:
+    """Begin with what has earned a share ``start`` of the highest weight."""
     adaptive = AdaptiveWeights(objective, HIGHEST, step_size, torch.device("cpu"))
+    earned = {one.name: start * HIGHEST if one.regularizer else 1.0 for one in objective.terms}
+    adaptive.restore(Path(), earned, DrawState({}))
     return Run(encoder, sampler, objective, [adaptive], (1e-2, 0.01, None), (4, 60))
 
 
@@ -96,29 +103,34 @@ def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[float]:
 def test_the_weights_follow_a_loop_over_rows(prepared_bag: Prepared, encoder_path: Path) -> None:
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     run = _begin(build_bag(str(encoder_path)), sampler)
-    expected, moves = np.full(len(OBJECTIVE.terms) - 1, HIGHEST / 10), []
+    earned, moves = np.full(len(OBJECTIVE.terms) - 1, EARNED * HIGHEST), []
     for step in range(8):
         gains = np.array(_loop_gains(run.model, sampler, step))
-        expected = np.clip(expected * np.exp(STEP_SIZE * gains), 0.01 * HIGHEST, HIGHEST)
+        earned = np.clip(earned * np.exp(STEP_SIZE * gains), LEAST * HIGHEST, HIGHEST)
+        expected = np.where(earned < PULLING * HIGHEST, 0, earned)
         (found,) = run.weights(step + 1)
         assert found == pytest.approx([1.0, *expected], rel=1e-4)
         moves.append(gains)
     assert np.min(moves) < 0 < np.max(moves)
 
 
-def test_a_weight_stays_between_its_bounds_and_comes_back(tmp_path: Path) -> None:
+def test_a_weight_is_0_until_it_is_earned_and_comes_back(tmp_path: Path) -> None:
     objective = ramen_objective(LOSS, {"links": 0.5}, {"links": 0.2})
     adaptive = AdaptiveWeights(objective, 0.4, STEP_SIZE, torch.device("cpu"))
-    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.04, 0.04]), "whatever λ is"
+    assert adaptive.weights.tolist() == [1.0, 0.0, 0.0], "whatever λ is"
     adaptive.move(torch.tensor([0.0, -1e4, 1e4]))
-    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.004, 0.4])
-    adaptive.move(torch.tensor([5.0, 100 * math.log(10), 0.0]))
-    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.04, 0.4])
+    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.0, 0.4])
+    adaptive.move(torch.tensor([5.0, 99 * math.log(10), 0.0]))
+    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.0, 0.4])
     kept = adaptive.save(tmp_path)
-    assert kept == pytest.approx({"task": 1.0, "R_x/links": 0.04, "R_z/links": 0.4})
     again = AdaptiveWeights(objective, 0.4, STEP_SIZE, torch.device("cpu"))
     again.restore(tmp_path, kept, DrawState({}))
-    assert again.weights.tolist() == adaptive.weights.tolist()
+    for one in (adaptive, again):
+        one.move(torch.tensor([0.0, 2 * math.log(10), -50 * math.log(10)]))
+        rising = 0.004 * 10**1.01
+        assert one.weights.tolist() == pytest.approx([1.0, rising, 0.4 / 10**0.5])
+        one.move(torch.tensor([0.0, -2 * math.log(10), -51 * math.log(10)]))
+        assert one.weights.tolist() == [1.0, 0.0, 0.0], "what was lost is earned again"
 
 
 def _shuffled(edges: Csr, draw: np.random.Generator) -> Csr:
@@ -149,10 +161,10 @@ def _planted() -> tuple[TrainingData, Tensor]:
     return TrainingData(np.arange(96), clicks, graphs, known, tables), torch.cat([nodes, anchors])
 
 
-def test_a_random_graph_loses_weight_and_a_good_one_gains(encoder_path: Path) -> None:
+def test_a_random_graph_never_pulls_and_a_good_one_earns_its_weight(encoder_path: Path) -> None:
     objective = ramen_objective(LOSS, {"links": 0.1}, {"links": 0.1})
 
-    def last_weights(draw: np.random.Generator | None = None) -> list[float]:
+    def weights(draw: np.random.Generator | None = None) -> np.ndarray:
         data, embeddings = _planted()
         if draw is not None:
             graphs = {one: _shuffled(edges, draw) for one, edges in data.graphs.items()}
@@ -160,10 +172,28 @@ def test_a_random_graph_loses_weight_and_a_good_one_gains(encoder_path: Path) ->
             data = replace(data, graphs=graphs, known_edges=known)
         encoder = build_bag(str(encoder_path))
         encoder.embedding = nn.EmbeddingBag.from_pretrained(embeddings, freeze=False, mode="mean")
-        return _begin(encoder, Sampler(data, 16, seed=3), objective, 0.05).weights(60)[-1][1:]
+        begun = _begin(encoder, Sampler(data, 16, seed=3), objective, 0.05, LEAST)
+        return np.array(begun.weights(60))[:, 1:]
 
-    random = [last_weights(np.random.default_rng(seed)) for seed in range(3)]
-    assert np.max(random) < HIGHEST / 4 < HIGHEST * 0.99 < min(last_weights())
+    random = [weights(np.random.default_rng(seed)) for seed in range(3)]
+    good = weights()
+    assert np.max(random) == np.max(good[0]) == 0
+    assert np.min(good[-1]) > HIGHEST * 0.99
+
+
+def test_until_a_graph_pulls_training_is_as_without_it(
+    prepared_bag: Prepared, encoder_path: Path
+) -> None:
+    def trained(objective: Objective, parts: list[AdaptiveWeights]) -> Tensor:
+        sampler = build_sampler(prepared_bag, objective)
+        run = Run(build_bag(str(encoder_path)), sampler, objective, parts)
+        run.train(12)
+        return run.parameters
+
+    plain = ramen_objective(LOSS, {}, {})
+    silent = AdaptiveWeights(OBJECTIVE, HIGHEST, 1e-6, torch.device("cpu"))
+    found, expected = trained(OBJECTIVE, [silent]), trained(plain, [])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def test_a_graph_that_lost_all_its_edges_moves_nothing(
@@ -186,7 +216,7 @@ def test_weights_move_in_steps_with_anchors_as_far_as_in_all(
     moved = np.array(_begin(build_bag(str(encoder_path)), sampler, seldom).weights(4))
     assert (moved[0] == moved[1:3]).all()
     assert (moved[3] != moved[2])[1:].any()
-    start = np.array([1.0, *[HIGHEST / 10] * (len(first) - 1)])
+    start = np.array([1.0, *[EARNED * HIGHEST] * (len(first) - 1)])
     assert moved[0] == pytest.approx(start * (np.array(first) / start) ** 3, rel=1e-5)
 
 

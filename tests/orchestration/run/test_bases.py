@@ -64,6 +64,10 @@ def test_presets_follow_the_papers_table() -> None:
         ({"base.kind": "ance", "base.refresh_every": 1}, "base.refresh_every 1"),
         ({"base.kind": "ngame"}, "base.first_clustered_epoch 10"),
         (
+            {"base.kind": "unidec", "pruning.mode": "synchronous"},
+            r"pruned graphs .* 10, shortlists .* 5, clustered batches .* \d+; train longer",
+        ),
+        (
             {
                 "base.kind": "ngame",
                 "base.first_clustered_epoch": 1,

@@ -168,5 +168,5 @@ def test_a_base_of_another_encoder_is_not_compared_unless_it_is_allowed(config: 
     with pytest.raises(RunError, match=r"is made from has changed: encoder .*--allow-changed"):
         fit_beside_base(config)
     again = fit_beside_base(overlay(config, {"allow_changed": True}))
-    (base, *_), (base_again, *_) = first.values(), again.values()
-    assert base_again.result.run == base.result.run
+    (base, *_), (base_again, *_) = first.results.values(), again.results.values()
+    assert base_again.run == base.run

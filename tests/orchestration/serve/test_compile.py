@@ -10,10 +10,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import mlflow
 import numpy as np
 import onnxruntime
 import pytest
@@ -40,10 +39,9 @@ print(json.dumps(model.predict(json.loads(sys.argv[2]))["scores"].tolist()))
 
 
 @pytest.fixture(scope="module")
-def store(prepared: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
+def store(prepared: Prepared, encoder_path: Path, output: Path) -> Store:
     uri = f"sqlite:///{output}/mlflow.db"
-    yield Store(uri, output, prepared, encoder_path, build_transformer)
-    mlflow.set_tracking_uri(None)
+    return Store(uri, output, prepared, encoder_path, build_transformer)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """Exported retrievers, searched by others: numpy, faiss, sentence-transformers, pgvector."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import faiss
-import mlflow
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -27,13 +25,12 @@ QUERIES = ["robin nest", "oak", "ship"]
 @pytest.fixture(scope="module")
 def retriever(
     prepared_bag: Prepared, encoder_path: Path, dataset_path: Path, output: Path
-) -> Iterator[Retriever]:
+) -> Retriever:
     store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
     registry = Registry(store.uri)
     found = registry.find_logged(store.run(0.0, dataset_path), None)
     registry.choose(registry.register("exported", *found), "champion")
-    yield load_retriever("models:/exported@champion", output)
-    mlflow.set_tracking_uri(None)
+    return load_retriever("models:/exported@champion", output)
 
 
 def test_others_find_the_same_in_what_is_exported(

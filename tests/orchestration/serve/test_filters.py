@@ -1,12 +1,10 @@
 """Answers among ads of some markets or categories, against a brute-force search of those ads."""
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import faiss
-import mlflow
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +22,7 @@ from ramen_ray.method.retrieval.index import IndexKind, filled_index
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.notebook import load_retriever
 from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.tracking.registry import ask as ask_retriever
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
 
@@ -60,7 +59,7 @@ def catalogue() -> Ads:
 @pytest.fixture(scope="module")
 def store(
     catalogue: Ads, encoder_path: Path, output: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Store]:
+) -> Store:
     """A store with a champion, whose dataset was imported with columns to filter by."""
     folder = tmp_path_factory.mktemp("filters")
     _write(folder / "ads.csv", catalogue)
@@ -79,8 +78,7 @@ def store(
     registry = Registry(store.uri)
     run_id, model_id = registry.find_logged(store.run(0.0, folder / "shop"), None)
     registry.choose(registry.register("filtered", run_id, model_id), "champion")
-    yield store
-    mlflow.set_tracking_uri(None)
+    return store
 
 
 def _champion(store: Store) -> PyFuncModel:
@@ -154,6 +152,8 @@ def test_what_cannot_be_filtered_by_is_refused(
 
 def test_a_retriever_without_columns_refuses_a_filter(logged_retriever: str, output: Path) -> None:
     model = Registry(f"sqlite:///{output}/mlflow.db").load(logged_retriever)
+    with pytest.raises(RegistryError, match=r"no column market to filter by, only texts; .*--sync"):
+        ask_retriever(model, QUERIES, {"filter": {"market": ["DE"]}})
     with pytest.raises(MlflowException, match="no columns to filter by"):
         model.predict(QUERIES, params={"filter": {"market": "DE"}})
     assert len(model.predict(["oak"], params={"filter": {}})["ads"][0]) == 10
@@ -196,7 +196,7 @@ def test_columns_follow_a_catalogue(
     today["A1"]["market"] = ""
     today["A2"] |= {"title": "a new oak", "state": "old"}
     code, printed = run_here(index, *to, "--sync", _write(tmp_path / "1.csv", today), *text)
-    said = "1 of them with another text, 2 of them filtered by other values, 1 removed"
+    said = "1 with another text, 2 with other values to filter by, 1 removed"
     assert code == 0
     assert printed.startswith(f"models:/following/2 has 89 ads: {said}\n")
     _check(registry.load(champion), today, market="US")

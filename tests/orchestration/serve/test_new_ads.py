@@ -1,25 +1,16 @@
 """A retriever's ads as a catalogue has them: some come, some change their text, some go."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 from conftest import RunHere
 from stores import Store
 
 from jobs import index, promote
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.tracking.registry import Registry
 
 QUERIES = ["robin nest", "oak", "ship", "saw"]
-
-
-@pytest.fixture(scope="module")
-def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
-    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
-    mlflow.set_tracking_uri(None)
 
 
 def _ads(store: Store, uri: str) -> dict[str, str]:
@@ -49,7 +40,7 @@ def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
     wanted = {ad: before[ad] for ad in ids[5:]} | {ids[7]: "a robin of glass", "N1": "new oak ship"}
     file = _write(tmp_path / "catalogue.csv", wanted)
     code, printed = run_here(index, "--model", champion, "--sync", file, *to)
-    said = f"models:/catalogue/2 has {len(wanted)} ads: 1 of them new, 1 of them with another text"
+    said = f"models:/catalogue/2 has {len(wanted)} ads: 1 new, 1 with another text"
     assert (code, printed.splitlines()[0]) == (0, f"{said}, 5 removed")
     assert _ads(store, champion) == wanted
 
@@ -78,7 +69,7 @@ def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
     added = _write(tmp_path / "added.csv", {"N1": "another oak", "N2": "a new saw"})
     words = ("--remove", ended, "--ads", added)
     code, printed = run_here(index, "--model", champion, *words, *to)
-    said = f"models:/catalogue/3 has {len(wanted)} ads: 2 of them new, 2 removed"
+    said = f"models:/catalogue/3 has {len(wanted)} ads: 2 new, 2 removed"
     assert (code, printed.splitlines()[0]) == (0, f"{said}, 1 to be removed were not there")
     last = {ad: text for ad, text in wanted.items() if ad not in ("N1", ids[9])}
     assert _ads(store, champion) == last | {"N1": "another oak", "N2": "a new saw"}

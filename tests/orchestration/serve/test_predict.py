@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import mlflow
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +23,6 @@ from stores import Store
 from support import NUM_CPUS, table_with_code
 
 from jobs import index, predict
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.retrieval import shards
 from ramen_ray.orchestration.cluster import resources
@@ -40,18 +38,12 @@ OWN_FILES = {"_predictions.json", ".lock", ".notes"}
 
 
 @pytest.fixture(scope="module")
-def store(
-    prepared_bag: Prepared,
-    encoder_path: Path,
-    dataset_path: Path,
-    output: Path,
-) -> Iterator[Store]:
-    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
+def store(store: Store, dataset_path: Path) -> Store:
+    """The store with a champion."""
     registry = Registry(store.uri)
     run_id, model_id = registry.find_logged(store.run(0.0, dataset_path), None)
     registry.choose(registry.register("answering", run_id, model_id), "champion")
-    yield store
-    mlflow.set_tracking_uri(None)
+    return store
 
 
 @pytest.fixture

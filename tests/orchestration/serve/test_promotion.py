@@ -4,11 +4,10 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +15,6 @@ from conftest import RunHere
 from stores import BLIND, Store
 
 from jobs import promote
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.metrics import judgement
@@ -28,12 +26,6 @@ from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 from ramen_ray.tracking.runs import open_run
 
 Promote = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture(scope="module")
-def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Iterator[Store]:
-    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
-    mlflow.set_tracking_uri(None)
 
 
 @pytest.fixture(scope="module")

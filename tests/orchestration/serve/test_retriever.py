@@ -6,7 +6,6 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -122,12 +121,11 @@ def logged(
     dataset_path: Path,
     encoder_path: Path,
     output: Path,
-) -> Iterator[Logged]:
+) -> Logged:
     data = prepared_bag if request.param == "bag" else prepared
     folder = output / request.param
     uri = f"sqlite:///{output}/mlflow.db"
-    yield _log(request.param, data, dataset_path, encoder_path, folder, uri)
-    mlflow.set_tracking_uri(None)
+    return _log(request.param, data, dataset_path, encoder_path, folder, uri)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
 """A run on this week's data against the champion of last week's: catalogues and queries differ."""
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 
-import mlflow
 import numpy as np
 import pytest
 from conftest import RunHere
@@ -54,15 +52,14 @@ def weeks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
 @pytest.fixture(scope="module")
 def stores(
     weeks: tuple[Dataset, Dataset], encoder_path: Path, output: Path, prepared_bag: Prepared
-) -> Iterator[list[Store]]:
+) -> list[Store]:
     uri = f"sqlite:///{output}/mlflow.db"
     made = []
     for number, week in enumerate(weeks):
         folder = output / f"week-{number}"
         data = prepare_in_process(week, folder, str(encoder_path), MAX_LENGTH, False)
         made.append(Store(uri, output, data, encoder_path))
-    yield made
-    mlflow.set_tracking_uri(None)
+    return made
 
 
 def _oracle(

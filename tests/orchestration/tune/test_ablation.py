@@ -30,6 +30,7 @@ from ramen_ray.orchestration.tune.ablation import (
 from ramen_ray.orchestration.tune.trials import run_trials
 from ramen_ray.presets import PRESETS, bag, ramen_ance, tiny
 from ramen_ray.reports.ablation_report import VariantFigures, verdict
+from ramen_ray.tracking.runs import DESCRIPTION_TAG
 
 VARIANTS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
 
@@ -238,6 +239,7 @@ def test_figures_tables_and_plot_are_those_of_the_runs(result: AblationResult) -
     assert names == {file.name for file in result.report.iterdir()}
     assert names == {"ablation.md", "ablation.png"}
     written = (result.report / "ablation.md").read_text()
+    assert written.startswith(parent.data.tags[DESCRIPTION_TAG])  # MLflow keeps 8,000 characters
     rows = [
         [cell.strip() for cell in line.strip("| \n").split("|")]
         for line in written.splitlines()

@@ -37,7 +37,7 @@ from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.tune.trials import num_held
 from ramen_ray.presets import PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
 from ramen_ray.reports.sweep_report import SweepTrial
-from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run, tracking_uri
 from tune_spaces import SPACES
 
 
@@ -363,6 +363,7 @@ def test_children_and_parent_are_tracked(result: SweepResult) -> None:
     assert result.run.uri.endswith("mine.db")
     client = MlflowClient(tracking_uri=result.run.uri)
     parent = client.get_run(result.run.id)
+    assert f"| {result.trials[0].name} |" in parent.data.tags[DESCRIPTION_TAG]
     children = children_of(result)
     values = {trial.mlflow_run_id: trial.value for trial in result.trials if trial.value}
     assert {child.info.run_id for child in children if child.info.status == "FINISHED"} == set(

@@ -214,7 +214,8 @@ class _Import:
             reversed_clicks = splits.drop_reversed(connection, **periods)
             counts["train clicks left out as held-out ones reversed"] = reversed_clicks
             left_out = splits.keep_queries(connection, tables.fewest_ads, **periods)
-        _log("splits", counts | left_out)
+        if any((counts := counts | left_out).values()):
+            _log("splits", counts)
 
     def _write_filters(self, writer: DatasetWriter) -> None:
         has_pairs = "filters" in self.opened

@@ -20,7 +20,7 @@ from ramen_ray.data.tables.reading.columns import ADVICE, NULL_PARTS, Column
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.lines import Rows
 from ramen_ray.data.tables.reading.table_file import TableFile, read_file
-from ramen_ray.errors import DatasetError, first_line_of, redacted
+from ramen_ray.errors import DatasetError, first_line_of, redacted, shown_path
 
 ROWS_PER_FILE = 1 << 40
 HEADER_AGAIN = Kind(
@@ -115,11 +115,12 @@ class UserTable:
         """
         number = count(connection, f"SELECT count(*) FROM ({rows})")
         if number:
-            first = connection.sql(f"FROM ({rows}) ORDER BY 1 LIMIT {MAX_EXAMPLES}").fetchall()
+            named = f"({rows}) AS rows(place, name)"
+            distinct = f"SELECT min(place), name FROM {named} GROUP BY name ORDER BY 1"
+            first = connection.sql(f"{distinct} LIMIT {MAX_EXAMPLES}").fetchall()
             hint = ""
             if known:
-                unknown = f"SELECT name FROM ({rows}) AS rows(place, name)"
-                near, example = nearly_known(connection, unknown, known)
+                near, example = nearly_known(connection, f"SELECT name FROM {named}", known)
                 hint = f", {near} of them only for {example}" if near else ""
             kind = Kind(message + hint, advice, self.columns[role].shown)
             self._report(kind, first, number)
@@ -128,7 +129,7 @@ class UserTable:
     def _report(self, kind: Kind, found: Sequence[tuple[Any, ...]], number: int) -> None:
         for place, cell in found:
             file, row = divmod(place, ROWS_PER_FILE)
-            self._faults.add(kind, self._files[file].path, [row], [cell])
+            self._faults.add(kind, shown_path(self._files[file].path), [row], [cell])
         self._faults[kind].count += number - len(found)
 
     def findings(self) -> list[Finding]:

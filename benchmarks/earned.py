@@ -1,0 +1,166 @@
+"""Which graphs earn a pull: good, half-random, shuffled and misleading ones, of ads and of queries.
+
+The preset bag-unidec trains without a graph, while graphs of every kind beside it are measured as
+adaptive λ measures them, but never pull; so one training judges all of a side. *Shuffled* has the
+anchors of all edges dealt out anew, *half-random* those of half; in *misleading*, nodes that share
+anchors do so as before, but every node has those of another. The table has the epoch from which a
+graph would pull, if ever, and the most that it earned, in powers of ten of its start; it pulls from
+1 on. `ratio` is the most that a shuffled or misleading graph earned. With `--train`, good and
+half-random graphs of ads do pull, and a second table has what they bring on validation and test.
+
+    python -m benchmarks.earned [--sets rdocs foldoc debian] [--into docs/evidence]
+        [--train] [--bases unidec in_batch] [--seeds 3]
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from benchmarks.common import finish, options
+from benchmarks.graph_gain import GraphVariant, dataset_of, measured
+from benchmarks.in_process import Run, dealt, renewed
+from benchmarks.tables import compared, write
+from ramen_ray.bases import Part
+from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
+from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.occurring_tokens import keep_tokens
+from ramen_ray.method.objectives.adaptation import AdaptiveWeights
+from ramen_ray.method.sampling.regularizers import Regularizer
+from ramen_ray.method.sampling.training_data import TrainingData, anchor_table
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.orchestration.run.build import (
+    add_free_vectors,
+    build_model,
+    build_objective,
+    build_sampler,
+    build_state,
+)
+from ramen_ray.presets import bag, bag_unidec, linked_sets, with_base
+
+SEED = 7
+
+
+def misleading(edges: Csr, draw: np.random.Generator) -> Csr:
+    """Give every node the anchors of another."""
+    nodes, anchors = edges.gather(np.arange(edges.num_rows))
+    return Csr.from_pairs(draw.permutation(edges.num_rows)[nodes], anchors, edges.num_rows)
+
+
+KINDS: Mapping[str, Callable[[Csr, np.random.Generator], Csr]] = {
+    "good": lambda edges, draw: edges,
+    "half-random": lambda edges, draw: dealt(edges, draw, 0.5),
+    "shuffled": lambda edges, draw: dealt(edges, draw, 1.0),
+    "misleading": misleading,
+}
+USELESS = ("shuffled", "misleading")
+
+
+def main() -> None:
+    """Train once for each dataset, or what is not there yet of the second table; write it."""
+    sets, bases = ["rdocs", "foldoc", "debian"], ["unidec", "in_batch"]
+    asked = options(__doc__ or "", sets=sets, train=False, bases=bases, seeds=3, into="")
+    torch.set_num_threads(1)
+    if asked.train:
+        pairs = [(dataset, base) for dataset in asked.sets for base in asked.bases]
+        write(
+            "earned_gains", [one for pair in pairs for one in gains(*pair, asked.seeds)], asked.into
+        )
+        return
+    lines = [
+        line
+        for dataset in asked.sets
+        for side in ("lambda_z", "lambda_x")
+        for line in judged(bag_unidec(dataset), side)
+    ]
+    write("earned", lines, asked.into)
+    most = max(float(line["most_earned"]) for line in lines if line["graph"] in USELESS)
+    finish(most, {})
+
+
+def gains(dataset: str, base: str, seeds: int) -> Iterator[dict[str, str]]:
+    """Yield lines of what graphs bring to a base, over as many seeds."""
+    config = with_base(bag(dataset), {"base.kind": base})
+    part: Part = "both" if config.base.parts.heads == "classifier" else "encoder"
+    plain = GraphVariant(WITHOUT_GRAPH, part=part)
+    pulling = {
+        "good graph": GraphVariant({}, part=part),
+        "half-random graph": GraphVariant({}, random_edges=0.5, part=part),
+    }
+    for split in ("validation", "test"):
+        without = [measured(config, plain, seed, split) for seed in range(seeds)]
+        for name, variant in pulling.items():
+            runs = [measured(config, variant, seed, split) for seed in range(seeds)]
+            for line in compared(dataset, f"{base}, {name}", runs, base, without):
+                yield {"split": split, **line}
+
+
+def judged(config: RunConfig, side: str) -> list[dict[str, str]]:
+    """Return a line for each kind of graph of the strict sets' edges of queries, or of ads."""
+    dataset = Dataset(config.dataset)
+    sets = [one for one in linked_sets(dataset)[side] if one in dataset.strict_anchor_sets]
+
+    def with_sets(names: list[str]) -> RunConfig:
+        none = {"regularization.lambda_x": {}, "regularization.lambda_z": {}}
+        return overlay(config, {**none, f"regularization.{side}": dict.fromkeys(names, 1.0)})
+
+    run = silent(with_sets([f"{one} {kind}" for one in sets for kind in KINDS]), with_sets(sets))
+    (adaptive,) = [part for part in run.state.parts if isinstance(part, AdaptiveWeights)]
+    pulling, most = {}, {}
+    steps = run.sampler.steps_per_epoch
+    start = adaptive.save(run.data.path)
+    run.state.advance()
+    for epoch in range(config.training.epochs):
+        run.state.draws = renewed(run, run.state.draws, epoch)
+        for _ in train_steps(run.state, run.sampler, run.objective, steps * (epoch + 1)):
+            for name, earned in adaptive.save(run.data.path).items():
+                powers = np.log10(earned / start[name])
+                most[name] = max(most.get(name, 0.0), powers)
+                if powers >= 1:
+                    pulling.setdefault(name, run.state.step / steps)
+        run.state.advance()
+    lines = []
+    for term in run.objective.terms:
+        if term.regularizer is not None:
+            name, kind = term.regularizer.anchor_set.rsplit(" ", 1)
+            cells = dataset.name, term.regularizer.side, name, kind
+            line = dict(zip(("dataset", "side", "anchor set", "graph"), cells, strict=True))
+            line["pulls from epoch"] = f"{pulling[term.name]:.1f}" if term.name in pulling else ""
+            lines.append({**line, "most_earned": f"{most[term.name]:.2f}"})
+    return lines
+
+
+def silent(config: RunConfig, own: RunConfig) -> Run:
+    """Begin a run whose graphs, named "SET KIND", are made of those of ``own`` and never pull."""
+    data = dataset_of(config.dataset, config.encoder)
+    whole = TrainingData.from_prepared(data, build_objective(own).regularizers)
+    graphs = {
+        Regularizer(f"{one.anchor_set} {kind}", one.side): make(edges, np.random.default_rng(SEED))
+        for one, edges in whole.graphs.items()
+        for kind, make in KINDS.items()
+    }
+    tables = {
+        anchor_table(one.anchor_set): whole.tables[anchor_table(one.anchor_set.rsplit(" ", 1)[0])]
+        for one in graphs
+    }
+    known = {one: [edges] for one, edges in graphs.items()}
+    made = replace(whole, graphs=graphs, known_edges=known, tables={**whole.tables, **tables})
+    model = build_model(config)
+    keep_tokens(model.encoder, data.occurring_tokens)
+    add_free_vectors(config, model, data)
+    sampler = build_sampler(config, data, made)
+    state = build_state(config, model, model, sampler)
+    objective = build_objective(config)
+    terms = [
+        replace(term, loss=lambda encoded: encoded.embeddings_UD.new_zeros(()))
+        if term.regularizer
+        else term
+        for term in objective.terms
+    ]
+    return Run(config, data, model, replace(objective, terms=tuple(terms)), sampler, state)
+
+
+if __name__ == "__main__":
+    main()
