@@ -12,8 +12,10 @@ half-random graphs of ads do pull, and a second table has what they bring on val
         [--train] [--bases unidec in_batch] [--seeds 3]
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +30,10 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
-from ramen_ray.method.sampling.regularizers import Regularizer
-from ramen_ray.method.sampling.training_data import TrainingData, anchor_table
+from ramen_ray.method.sampling.training_data import Regularizer, TrainingData, anchor_table
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.run.build import (
-    add_free_vectors,
+    build_classifiers,
     build_model,
     build_objective,
     build_sampler,
@@ -103,12 +104,12 @@ def judged(config: RunConfig, side: str) -> list[dict[str, str]]:
     sets = [one for one in linked_sets(dataset)[side] if one in dataset.strict_anchor_sets]
 
     def with_sets(names: list[str]) -> RunConfig:
-        none = {"regularization.lambda_x": {}, "regularization.lambda_z": {}}
+        none: dict[str, Any] = {"regularization.lambda_x": {}, "regularization.lambda_z": {}}
         return overlay(config, {**none, f"regularization.{side}": dict.fromkeys(names, 1.0)})
 
     run = silent(with_sets([f"{one} {kind}" for one in sets for kind in KINDS]), with_sets(sets))
     (adaptive,) = [part for part in run.state.parts if isinstance(part, AdaptiveWeights)]
-    pulling, most = {}, {}
+    pulling, most = dict[str, float](), dict[str, float]()
     steps = run.sampler.steps_per_epoch
     start = adaptive.save(run.data.path)
     run.state.advance()
@@ -116,7 +117,7 @@ def judged(config: RunConfig, side: str) -> list[dict[str, str]]:
         run.state.draws = renewed(run, run.state.draws, epoch)
         for _ in train_steps(run.state, run.sampler, run.objective, steps * (epoch + 1)):
             for name, earned in adaptive.save(run.data.path).items():
-                powers = np.log10(earned / start[name])
+                powers = math.log10(earned / start[name])
                 most[name] = max(most.get(name, 0.0), powers)
                 if powers >= 1:
                     pulling.setdefault(name, run.state.step / steps)
@@ -149,7 +150,7 @@ def silent(config: RunConfig, own: RunConfig) -> Run:
     made = replace(whole, graphs=graphs, known_edges=known, tables={**whole.tables, **tables})
     model = build_model(config)
     keep_tokens(model.encoder, data.occurring_tokens)
-    add_free_vectors(config, model, data)
+    model.classifiers = build_classifiers(config, model, data)
     sampler = build_sampler(config, data, made)
     state = build_state(config, model, model, sampler)
     objective = build_objective(config)

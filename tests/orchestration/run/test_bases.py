@@ -119,6 +119,7 @@ def config(small_run: RunConfig) -> RunConfig:
             "encoder.kind": "transformer",
             "optimizer.lr": 1e-3,
             "regularization.adaptive": True,
+            "regularization.adaptive_step": 0.9,
             "regularization.every_steps": 2,
             "base.refresh_every": 1,
             "base.refresh_mode": "synchronous",
