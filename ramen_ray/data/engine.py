@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from duckdb.func import ARROW
 
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.schemas import is_known, schema_of
+from ramen_ray.data.store.schemas import FILTER, is_known
 from ramen_ray.data.store.texts import fold, nearly
 from ramen_ray.errors import UserError
 from ramen_ray.told import told
@@ -91,7 +91,7 @@ def run(connection: duckdb.DuckDBPyConnection, what: str, sql: str) -> None:
 
 def count(connection: duckdb.DuckDBPyConnection, sql: str) -> int:
     """Return the number that a query gives; 0 for null."""
-    (number,) = connection.sql(sql).fetchall()[0]
+    (number,) = connection.execute(sql).fetchall()[0]
     return int(number or 0)
 
 
@@ -105,9 +105,12 @@ def stream(
 def _create_views(connection: duckdb.DuckDBPyConnection, dataset: Dataset) -> None:
     for table in filter(is_known, dataset.tables):
         files = ", ".join(text_literal(glob.escape(str(file))) for file in dataset.files(table))
-        folded = ", fold(text) AS folded" if "text" in schema_of(table).names else ""
+        # the format's columns alone, as a user's own may be called "folded"
+        columns = [name for name in dataset.schema(table).names if not name.startswith(FILTER)]
+        columns += ["fold(text) AS folded"] if "text" in columns else []
         # a folder above may be called "a=b", which is no column
-        rows = f"SELECT *{folded} FROM read_parquet([{files}], hive_partitioning = false)"
+        source = f"read_parquet([{files}], hive_partitioning = false)"
+        rows = f"SELECT {', '.join(columns)} FROM {source}"
         connection.execute(f"CREATE VIEW {name_literal(table)} AS {rows}")
 
 

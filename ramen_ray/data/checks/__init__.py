@@ -72,12 +72,12 @@ def _find(
 
 
 def _row_findings(tables: Tables, table: str, num_rows: Mapping[str, int]) -> list[Finding]:
-    """Check a table's rows, and forget what only these rules need."""
+    """Check a table's rows, and forget what only these rules need; edges are dropped soon."""
     columns = tables.columns[table]
     found = tables.broken(table, row_rules(table, columns, num_rows))
     if table.startswith("aliases/"):
         tables.drop(table)
-    else:
+    elif not table.startswith("edges/"):
         tables.forget(table)
     return found
 

@@ -289,6 +289,18 @@ CASES: dict[str, tuple[Change, *tuple[str, ...]]] = {
         lambda path: _split_ads(path, drop_source_id=True),
         "E ads/1::source_id the column is missing (there are ['ad_id', 'text'])",
     ),
+    "filter columns whose names are alike": (
+        _edit(
+            "ads",
+            lambda rows: rows.append_column("filter_a", rows["text"]).append_column(
+                "filter_a in bytes", pa.array([b"\xff"] * 40).view(pa.string())
+            ),
+        ),
+        (
+            "E @ads.parquet, row 0, column 'filter_a in bytes': bytes that are not UTF-8: "
+            "b'\\xff', b'\\xff' (row 1), b'\\xff' (row 2) and 37 more"
+        ),
+    ),
     "text of numbers": (
         _edit("ads", lambda rows: rows.set_column(1, "text", rows["ad_id"])),
         "E ads::text the column is int64, not string",
