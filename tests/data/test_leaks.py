@@ -4,6 +4,8 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -94,3 +96,15 @@ def test_tables_may_have_nulls(tmp_path: Path) -> None:
         nodes = "SELECT * FROM (VALUES (1, 'silk'), (NULL, 'silk'), (3, NULL)) nodes(id, folded)"
         find_leaks(connection, nodes, "SELECT 5 AS id, 'hat' AS folded")
         assert set(connection.table("leaks").fetchall()) == {(1, 5), (None, 5)}
+
+
+def test_columns_of_the_users_own_do_not_hide_leaks(tmp_path: Path) -> None:
+    splits = {"train": (["silk"], [[0]]), "test": (["hat"], [[0]])}
+    path = _shop(tmp_path, splits, ads=text_table("ad_id", ["silk"]))
+    for file in path.rglob("*.parquet"):
+        rows = pq.read_table(file)
+        pq.write_table(rows.append_column("folded", pa.array(["mine"] * len(rows))), file)
+    dataset = Dataset(path)
+    with engine(tmp_path, dataset=dataset) as connection:
+        find_answers(connection, dataset.tables)
+        assert connection.table("answers").fetchall() == [("hat", "silk")]
