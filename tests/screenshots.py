@@ -1,6 +1,5 @@
 """Pictures of the MLflow UI, taken with headless Chromium."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -20,7 +19,7 @@ def take_screenshots(url: str, search: str, folder: Path) -> None:
     Args:
         url: of an MLflow server.
         search: name of the sweep's run.
-        folder: gets ui_runs.png, ui_report.png, ui_compare.png and ui_charts.png.
+        folder: gets ui_runs.png, ui_report.png and ui_charts.png.
     """
     client = MlflowClient(tracking_uri=url)
     experiment = client.get_experiment_by_name("ramen_ray").experiment_id
@@ -29,9 +28,7 @@ def take_screenshots(url: str, search: str, folder: Path) -> None:
     below = f"tags.`mlflow.parentRunId` = '{parent}'"
     best_first = ["metrics.`best/validation/P_at_1` DESC"]
     trials = client.search_runs([experiment], below, order_by=best_first)
-    trial_ids = [trial.info.run_id for trial in trials]
     at = f"{url}/#/experiments/{experiment}/runs"
-    compared = f"runs={json.dumps(trial_ids)}&experiments={json.dumps([experiment])}"
     with sync_playwright() as playwright:
         chromium = shutil.which("chromium")
         assert chromium is not None, "this takes Chromium"
@@ -45,9 +42,7 @@ def take_screenshots(url: str, search: str, folder: Path) -> None:
         _take(page, trials[0].info.run_name, folder / "ui_runs.png")
         page.goto(f"{at}/{parent}/artifacts/contour_links.html")
         _take(page, "parallel_coordinates.html", folder / "ui_report.png")
-        page.goto(f"{url}/#/compare-runs?{compared}")
-        _take(page, "Parallel Coordinates Plot", folder / "ui_compare.png")
-        page.goto(f"{at}/{trial_ids[0]}/model-metrics")
+        page.goto(f"{at}/{trials[0].info.run_id}/model-metrics")
         page.get_by_placeholder("Search metric charts").fill("loss/")
         _take(page, "links", folder / "ui_charts.png")
         browser.close()

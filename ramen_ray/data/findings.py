@@ -18,22 +18,13 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a file.
+    """One thing that is wrong with a file, and what to do about it."""
 
-    Attributes:
-        severity: an ``error`` stops training, a ``warning`` does not.
-        file: the file, or the folder where something is missing; relative in a dataset directory.
-        message: what is wrong, with an example.
-        advice: what to do about it.
-        row: the first such row: counted from 0 in parquet, the line number (from 1) in text files.
-        column: the column.
-    """
-
-    severity: Severity
-    file: str
+    severity: Severity  # an error stops training, a warning does not
+    file: str  # or the folder where something is missing; relative in a dataset directory
     message: str
     advice: str = ""
-    row: int | None = None
+    row: int | None = None  # the first: from 0 in parquet, the line from 1 in text files
     column: str | None = None
 
     def __str__(self) -> str:
@@ -49,31 +40,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Kind:
-    """A way for rows to be wrong.
-
-    Attributes:
-        message, advice, column, severity: see :class:`Finding`.
-        most: how many such rows are no more than a warning.
-        always: whether they are refused even where bad rows are skipped.
-    """
+    """A way for rows to be wrong; what it has of :class:`Finding` means the same."""
 
     message: str
     advice: str = ""
     column: str | None = None
     severity: Severity = "error"
-    most: int = 0
-    always: bool = False
+    most: int = 0  # so many such rows are no more than a warning
+    always: bool = False  # they are refused even where bad rows are skipped
 
 
 @dataclass
 class Tally:
-    """Rows of one kind: all are counted, and the first few are shown.
-
-    Attributes:
-        kind: what is wrong with them.
-        count: number of such rows.
-        files: the files that have any.
-    """
+    """Rows of one kind in some files: all are counted, and the first few are shown."""
 
     kind: Kind
     count: int = 0

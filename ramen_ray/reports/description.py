@@ -16,6 +16,7 @@ from ramen_ray.data.describe.figures import (
 )
 from ramen_ray.data.describe.graph_signal import graph_signals
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.errors import shown_path
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import TextTokenizer, measure_tokens
@@ -38,10 +39,10 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         DatasetError: the dataset directory has errors; lists all of them.
         EncoderError: there is no such encoder.
     """
-    with told(f"checking {dataset.path}"):
+    with told(f"checking {shown_path(dataset.path)}"):
         check(dataset)
     tokenizer = text_tokenizer(load_tokenizer(encoder), UNCUT, add_special_tokens=True)
-    with told(f"counting clicks, edges and tokens of {dataset.path}"):
+    with told(f"counting clicks, edges and tokens of {shown_path(dataset.path)}"):
         return _counted(dataset, tokenizer, encoder, max_length)
 
 

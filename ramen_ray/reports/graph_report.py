@@ -71,7 +71,8 @@ def reading(signal: GraphSignal) -> str:
         sentences.append(_on_reach(signal))
     else:
         sentences.append(
-            "It has no edges of ads, where a graph gains most, so presets leave it out"
+            "But it has no edges of ads, where a graph gains most: presets leave it out, and "
+            "--regularization.lambda-x tries it"
         )
     if signal.metrics["share_leaking_edges"] >= MANY_LEAKS:
         sentences.append(

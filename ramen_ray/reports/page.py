@@ -38,7 +38,7 @@ p { margin: .4rem 0; color: #555 }
 table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .7rem; text-align: right; vertical-align: top }
 th { border-bottom: 2px solid #888 } td { border-bottom: 1px solid #ddd }
-.text { text-align: left; overflow-wrap: anywhere }
+.text { text-align: left } td.text { overflow-wrap: anywhere }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem }
 img { width: 32rem; max-width: 100% }
 summary { font-weight: 600; margin: 1rem 0 .2rem; cursor: pointer }

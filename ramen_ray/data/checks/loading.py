@@ -29,18 +29,14 @@ Severities = tuple[Severity, ...]
 class Rule:
     """What is wrong with some rows of a table, and the SQL that finds them.
 
-    Attributes:
-        kind: what is wrong.
-        sql: selects ``row`` and ``value``, a row's number and what is wrong there, from ``this``,
-            which is the table with ``row``.
-        whole: SQL over the table for how many there are; by default the number of rows.
-        least: the share from which on it is worth a finding.
+    It selects ``row`` and ``value``, a row's number and what is wrong there, from ``this``, the
+    table with ``row``.
     """
 
     kind: Kind
     sql: str
-    whole: str = "count(*)"
-    least: float = 0.0
+    whole: str = "count(*)"  # SQL over the table for how many could break it
+    least: float = 0.0  # the share of them from which on it is worth a finding
 
 
 def error(column: str, message: str, advice: str, sql: str) -> Rule:

@@ -95,11 +95,12 @@ def write_parts(rows: pa.Table, folder: Path) -> pa.Table:
 
 def _write_part(table: str, rows: pa.Table, folder: Path) -> dict[str, Any]:
     is_text = "tokens" in rows.column_names
-    arrays = _text_arrays(rows) if is_text else _edge_arrays(rows)
+    edges = ("key", "anchor_id", "weight")
+    arrays = _text_arrays(rows) if is_text else {name: rows[name].to_numpy() for name in edges}
     key, anchor = int(arrays["key"][0]), 0 if is_text else int(arrays["anchor_id"][0])
     file = folder / f"{table.replace('/', '-')}_{key}_{anchor}.npz"
     with file.open("wb") as stream:
-        np.savez(stream, **arrays)  # type: ignore[arg-type]
+        np.savez(stream, **arrays)
     return {"table": table, "first_key": key, "first_anchor": anchor, "file": str(file)}
 
 
@@ -119,10 +120,6 @@ def _text_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
         "degrees": degrees,
         "weight": weight[order] if len(weight) else weight,
     }
-
-
-def _edge_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
-    return {name: rows[name].to_numpy() for name in ("key", "anchor_id", "weight")}
 
 
 def join_parts(

@@ -21,17 +21,11 @@ TEXTS_PER_SHARE = 1 << 22
 
 @dataclass(frozen=True)
 class TokenTable:
-    """The tokens of a table's texts.
+    """The tokens of a table's texts."""
 
-    Attributes:
-        token_ids: (tokens,) uint16 or int32, one text after another.
-        offsets: (texts + 1,) int64, where each text starts.
-        hashes: (texts,) uint64, equal for equal texts of all of a dataset's tables, and no others.
-    """
-
-    token_ids: NDArray[Any]
-    offsets: Int64s
-    hashes: UInt64s
+    token_ids: NDArray[Any]  # (tokens,) uint16 or int32, one text after another
+    offsets: Int64s  # (texts + 1,) where each text starts
+    hashes: UInt64s  # (texts,) equal for equal texts of all of a dataset's tables, and no others
 
     @classmethod
     def open(cls, folder: Path) -> "TokenTable":

@@ -35,17 +35,11 @@ Predictions = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Known:
-    """What training knew of queries and ads.
+    """What training knew of queries and ads."""
 
-    Attributes:
-        seen: (queries,) bool, of a split: whether a train query with clicks has the same text.
-        train_clicks: (ads,) train clicks.
-        groups: (ads,) bool, the ads by popularity: head, torso and tail.
-    """
-
-    seen: Booleans
-    train_clicks: Int64s
-    groups: Mapping[str, Booleans]
+    seen: Booleans  # (queries,) of a split: whether a train query with clicks has the same text
+    train_clicks: Int64s  # (ads,)
+    groups: Mapping[str, Booleans]  # (ads,) the ads by popularity: head, torso and tail
 
 
 def write_predictions(

@@ -50,23 +50,14 @@ class NewAds:
 
 @dataclass(frozen=True)
 class Changes:
-    """What becomes of a retriever's ads; tables have ``ad_id``, ``text`` and columns to filter by.
+    """What becomes of a retriever's ads: ``ad_id``, ``text`` and columns to filter by."""
 
-    Attributes:
-        rows: (n,) rows of the ads that stay, ascending.
-        kept: these ads, with what they are filtered by from now on.
-        added: those that are embedded.
-        num_changed: how many of the added replace an ad of the same id.
-        num_refiltered: how many of those that stay are filtered by other values.
-        num_unknown: how many ids are to be removed that no ad has.
-    """
-
-    rows: Int64s
-    kept: pa.Table
-    added: pa.Table
-    num_changed: int = 0
-    num_refiltered: int = 0
-    num_unknown: int = 0
+    rows: Int64s  # (n,) of the ads that stay, ascending
+    kept: pa.Table  # these ads, with what they are filtered by from now on
+    added: pa.Table  # those that are embedded
+    num_changed: int = 0  # of the added, those that replace an ad of the same id
+    num_refiltered: int = 0  # of those that stay, those filtered by other values
+    num_unknown: int = 0  # ids that are to be removed, but no ad has
 
 
 def read_changes(given: NewAds, known: pa.Table) -> Changes:

@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import Booleans, Int64s, to_lists
 from ramen_ray.data.findings import Finding, error_at
-from ramen_ray.data.prepared.hashing import uniforms
+from ramen_ray.data.prepared.hashing import hash_strings, uniforms
 from ramen_ray.data.store.dataset import (
     Dataset,
     DatasetError,
@@ -22,6 +22,7 @@ from ramen_ray.data.store.dataset import (
     new_dataset,
 )
 from ramen_ray.data.store.schemas import ZERO_SHOT
+from ramen_ray.data.store.texts import fold
 from ramen_ray.data.xc.layouts import GraphFiles, XcFiles, find_files
 from ramen_ray.data.xc.matrices import read_ids, read_matrix, read_shape
 from ramen_ray.data.xc.texts import Scan, TextFile, scan
@@ -132,7 +133,8 @@ def _read_splits(files: XcFiles, ads: Scan, fraction: float, seed: int) -> dict[
     }
     if "validation" not in splits:
         train = splits["train"]
-        hashes = train.texts.hashes[train.lines]
+        folded = (fold(rows["text"].combine_chunks()) for rows in train.texts.file.batches())
+        hashes = np.concatenate([hash_strings(texts) for texts in folded])[train.lines]
         held_out = (uniforms((seed,), hashes) < fraction) & train.have_ads
         in_train = ~np.isin(hashes, hashes[held_out])
         splits |= {"train": train.take(in_train), "validation": train.take(held_out)}

@@ -15,10 +15,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from ramen_ray.data.arrays import Booleans, Int64s, UInt64s, list_entries
+from ramen_ray.data.arrays import Booleans, Int64s, list_entries
 from ramen_ray.data.findings import Kind, Tallies, Tally, error_at, raise_errors
-from ramen_ray.data.prepared.hashing import hash_strings
-from ramen_ray.data.store.texts import NULL_WORDS, fold
+from ramen_ray.data.store.texts import NULL_WORDS
 from ramen_ray.data.tables.reading.cells import as_strings
 from ramen_ray.data.tables.reading.json_lines import Types, fields_of, parse_objects
 from ramen_ray.data.tables.reading.lines import STRANGE, WINDOWS_1252, Block, Rows, read_blocks
@@ -136,7 +135,6 @@ class Scan:
 
     file: TextFile
     is_empty: Booleans  # (lines,) whether the text is empty or white space
-    hashes: UInt64s  # (lines,) of the folded texts
 
     @property
     def num_lines(self) -> int:
@@ -154,12 +152,11 @@ def scan(file: TextFile) -> Scan:
 
     Raises a DatasetError that names the line if it is malformed or in another encoding.
     """
-    is_empty, hashes = [np.empty(0, dtype=np.bool_)], [np.empty(0, dtype=np.uint64)]
+    is_empty = [np.empty(0, dtype=np.bool_)]
     faults, null_words, num_lines = Tallies(), Tally(_NULL_WORD), 0
     for batch in file.batches(faults):
         texts = pc.utf8_trim_whitespace(batch["text"].combine_chunks())
         is_empty.append(pc.equal(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False))
-        hashes.append(hash_strings(fold(texts)))
         found = np.flatnonzero(pc.is_in(texts, pa.array(NULL_WORDS)))
         null_words.add(file.path, 1 + num_lines + found, texts.take(pa.array(found)).to_pylist())
         num_lines += len(texts)
@@ -169,7 +166,7 @@ def scan(file: TextFile) -> Scan:
     raise_errors(file.path, findings)
     for finding in findings:
         log.warning(finding)
-    return Scan(file, np.concatenate(is_empty), np.concatenate(hashes))
+    return Scan(file, np.concatenate(is_empty))
 
 
 def _judged(tally: Tally, num_lines: int) -> Tally:

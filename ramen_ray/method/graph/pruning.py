@@ -13,17 +13,11 @@ EDGES_PER_BATCH = 16_384
 
 @dataclass(frozen=True)
 class Pruned:
-    """One side of a graph after pruning.
+    """One side of a graph after pruning."""
 
-    Attributes:
-        edges: nodes x anchors, the kept edges with their weights.
-        share_kept: 1 if there were no edges.
-        num_left_bare: nodes that lost all of their edges, and so add nothing to the loss.
-    """
-
-    edges: Csr
-    share_kept: float
-    num_left_bare: int
+    edges: Csr  # nodes x anchors, the kept edges with their weights
+    share_kept: float  # 1 if there were no edges
+    num_left_bare: int  # nodes that lost all of their edges, and so add nothing to the loss
 
 
 def prune(

@@ -87,8 +87,9 @@ def _describe(ladder: Ladder) -> None:
     from ramen_ray.reports.run_report import GAINS_NOTE, gains_table, metrics_table
 
     run = list(ladder.results.values())[-1].run
-    tables = as_markdown(metrics_table(ladder.metrics)), as_markdown(gains_table(ladder.gains))
-    run.describe("\n\n".join([*tables, GAINS_NOTE, run.link_to(PAGE)]))
+    gains, metrics = gains_table(ladder.gains), metrics_table(ladder.metrics)
+    words = [as_markdown(gains), GAINS_NOTE, as_markdown(metrics), run.link_to(PAGE)]
+    run.describe("\n\n".join(words))
 
 
 def _configs(config: RunConfig) -> dict[str, RunConfig]:

@@ -1,4 +1,4 @@
-"""The stateless random numbers: known values, uniformity, and independence of keys."""
+"""The stateless random numbers and hashes: known values, uniformity, and forged texts."""
 
 from itertools import combinations
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole."""
+"""Files and folders that appear whole, and arrays in files that travel as paths."""
 
 import os
 import pickle

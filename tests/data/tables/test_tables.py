@@ -161,7 +161,7 @@ def test_a_next_week_is_measured_apart_for_trained_and_new_queries(tmp_path: Pat
     for name, of in (("seen", trained), ("new", {*queries} - trained)):
         expected = np.mean([hits[query] for query in queries if query in of])
         assert metrics[f"{name}/P@1"] == pytest.approx(expected)
-    week = read_test_queries(dataset, Propensity()).judgement.metrics(topk)
+    week = read_test_queries(dataset, Propensity())[1].metrics(topk)
     assert week["traffic/P@1"] == pytest.approx(metrics["traffic/P@1"])
 
 

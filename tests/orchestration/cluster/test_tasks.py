@@ -1,4 +1,4 @@
-"""Functions that run as tasks: their results, what happens after an error, and dying processes."""
+"""Functions that run as tasks: their results, errors and deaths, and how Ray's are told."""
 
 import os
 import shutil

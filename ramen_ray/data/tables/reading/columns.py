@@ -59,24 +59,15 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Column:
-    """A column to read.
+    """A column to read; ``convert`` makes values (rows,) of its cells, and flags the bad ones."""
 
-    Attributes:
-        name: what the user calls it; texts of several columns are joined by a space.
-        convert: turns its cells (rows,) into values (rows,) of ``type``, and flags the bad ones.
-        fault: what is wrong with bad cells, as in "3 cells are empty".
-        optional: whether a cell that is bad or unwanted is null, and its row is kept.
-        doubts: values that are likely wrong, or unwanted.
-        null_words: what becomes of words for nothing in columns that are joined.
-    """
-
-    name: str | tuple[str, ...]
+    name: str | tuple[str, ...]  # texts of several columns are joined by a space
     convert: Convert = as_strings
-    fault: str = "are empty"
+    fault: str = "are empty"  # what is wrong with bad cells, as in "3 cells are empty"
     type: pa.DataType = field(default_factory=pa.string)
-    optional: bool = False
+    optional: bool = False  # a cell that is bad or unwanted is null, and its row is kept
     doubts: tuple[Doubt, ...] = ()
-    null_words: NullWords = "keep"
+    null_words: NullWords = "keep"  # what becomes of these in columns that are joined
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -59,50 +59,30 @@ LONE_RETURN = Kind(
 
 @dataclass(frozen=True)
 class Records:
-    """The records at the start of some whole lines.
+    """The records at the start of some whole lines."""
 
-    Attributes:
-        lines: (records,) the line, from 0, that each begins on.
-        data: their bytes.
-        rest: what follows them: a record that needs more lines.
-        faults: lines that are wrong, which may be left out.
-    """
-
-    lines: Int64s
+    lines: Int64s  # (records,) the line, from 0, that each begins on
     data: bytes
-    rest: bytes = b""
-    faults: dict[Kind, list[int]] = field(default_factory=dict)
+    rest: bytes = b""  # what follows them: a record that needs more lines
+    faults: dict[Kind, list[int]] = field(default_factory=dict)  # lines, which may be left out
 
 
 @dataclass(frozen=True)
 class Block:
-    """Whole records of a text file, as UTF-8.
-
-    Attributes:
-        data: their bytes, without carriage returns; blank lines are records too.
-        lines: (records,) int64, the line of the file that each begins on, from 1.
-        faults: what is wrong with other lines, or likely wrong with these.
-    """
+    """Whole records of a text file, as UTF-8 without carriage returns; blank lines are some too."""
 
     data: bytes
-    lines: Int64s
-    faults: list[Found]
+    lines: Int64s  # (records,) the line of the file that each begins on, from 1
+    faults: list[Found]  # what is wrong with other lines, or likely wrong with these
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch of a file's rows.
+    """A batch of a file's rows."""
 
-    Attributes:
-        cells: the columns that were asked for; in CSV and TSV strings, in JSON of its types.
-        numbers: (rows,) int64: in parquet the row of the file, from 0; in text files the line that
-            it begins on, from 1.
-        faults: other lines that could not be read, and doubts about these.
-    """
-
-    cells: pa.Table
-    numbers: Int64s
-    faults: Sequence[Found] = ()
+    cells: pa.Table  # the columns that were asked for; in CSV and TSV strings, in JSON of its types
+    numbers: Int64s  # (rows,) in parquet the row, from 0; in text files the line, from 1
+    faults: Sequence[Found] = ()  # other lines that could not be read, and doubts about these
 
 
 def lines_as_records(data: bytes, at_end: bool) -> Records:

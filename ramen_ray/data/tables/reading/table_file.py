@@ -44,22 +44,14 @@ NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file of a user's table.
-
-    Attributes:
-        info: its path on the file system, and its size and time when it was found.
-        header: its columns, without those of folders; of JSON lines, the fields of the first.
-        columns: the columns to read.
-        partitions: values of columns that only folders' names give, as in ``day=2026-10-01``.
-        given_twice: columns to read that the file and its folder's name have.
-    """
+    """A file of a user's table, as it was when it was found."""
 
     filesystem: FileSystem
     info: FileInfo
-    header: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    partitions: dict[str, str | None] = field(default_factory=dict)
-    given_twice: tuple[str, ...] = ()
+    header: tuple[str, ...] = ()  # its own columns; of JSON lines, the fields of the first
+    columns: tuple[str, ...] = ()  # those to read
+    partitions: dict[str, str | None] = field(default_factory=dict)  # as in day=2026-10-01
+    given_twice: tuple[str, ...] = ()  # those to read that it and its folder's name have
 
     @property
     def path(self) -> str:
