@@ -47,7 +47,7 @@ from ramen_ray.orchestration.combining.inputs import revealed_clicks
 from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
-VERSION = 5  # of what is kept; a change of what a row computes makes the rows anew
+VERSION = 6  # of what is kept; a change of what a row computes makes the rows anew
 NOVEL_FRACTION = 0.1
 KINDS: dict[str, dict[str, bool]] = {
     "zero-shot": {},

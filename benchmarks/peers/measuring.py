@@ -23,7 +23,7 @@ from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.search import drop_filtered, most_filters
 
 STORE = CACHE / "peers" / "runs"
-VERSION = 2  # of what is kept; a change of a rival makes its runs anew
+VERSION = 3  # of what is kept; a change of a rival makes its runs anew
 METRICS = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100", "tail/R@10")
 CHOSEN_BY = ("P@1", "R@10")
 VALIDATION, BOTH = ("validation",), ("validation", "test")

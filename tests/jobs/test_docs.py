@@ -70,7 +70,6 @@ def test_first_hour_next_week_and_own_tables(project: Path, environment: dict[st
         "similar",
     }
     assert (project / "predictions.html").exists()
-    assert "| in_batch-ramen-only-category " in printed
     for name in ("shop-by-time", "shop-as-given", "shop-again"):
         assert (outputs / name / "dataset.json").exists()
 

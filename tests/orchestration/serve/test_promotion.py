@@ -271,7 +271,7 @@ def test_queries_that_change_while_they_are_read_are_refused(
     registry = Registry(store.uri)
     _, model_id = registry.find_logged(store.run(0.25, copied), None)
     logged = registry.look_up(uri_of(model_id))
-    assert len(open_test_queries(registry, logged)[1].texts) == 12
+    assert len(open_test_queries(registry, logged)[1][0]) == 12
     count = judgement.count_clicks
 
     def change_first(dataset: Dataset, split: str) -> Any:

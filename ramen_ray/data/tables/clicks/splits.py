@@ -181,7 +181,7 @@ def keep_queries(
     few = f"fewer than {fewest_ads} ads that are kept" if fewest_ads > 1 else "no ad that is kept"
     return {
         "ads left out for too few queries": count(connection, _LEFT_OUT.format("ads")),
-        f"queries left out for clicks on {few}": count(connection, _LEFT_OUT.format("queries")),
+        f"queries left out, as they led to {few}": count(connection, _LEFT_OUT.format("queries")),
         "train queries kept without a click": count(
             connection, "SELECT count(*) FROM kept_queries WHERE ads = 0"
         ),
