@@ -26,7 +26,11 @@ pytestmark = [
 
 
 def test_an_interrupted_run_goes_on_to_the_same_numbers(
-    small_run: RunConfig, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: None,  # where Ray is asked which GPUs a process has, it would start one of its own
+    small_run: RunConfig,
+    encoder_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = overlay(
         small_run,
