@@ -134,7 +134,8 @@ def _read_splits(files: XcFiles, ads: Scan, fraction: float, seed: int) -> dict[
     if "validation" not in splits:
         train = splits["train"]
         folded = (fold(rows["text"].combine_chunks()) for rows in train.texts.file.batches())
-        hashes = np.concatenate([hash_strings(texts) for texts in folded])[train.lines]
+        none = np.zeros(0, dtype=np.uint64)  # of an empty file, which has no batch
+        hashes = np.concatenate([none, *map(hash_strings, folded)])[train.lines]
         held_out = (uniforms((seed,), hashes) < fraction) & train.have_ads
         in_train = ~np.isin(hashes, hashes[held_out])
         splits |= {"train": train.take(in_train), "validation": train.take(held_out)}
