@@ -120,11 +120,13 @@ def _column_findings(file: str, expected: pa.Schema, found: pa.Schema) -> Iterat
         message = f"the column is of the type {kind}, whose values may run code"
         yield _error(file, message, "leave it out, or write it as plain values", name)
     for field in expected:
-        types = [column.type for column in found if column.name == field.name]
+        # the engine's names do not tell upper from lower case
+        alike = [column for column in found if column.name.lower() == field.name]
+        types = [column.type for column in alike if column.name == field.name]
         if not types:
             message, advice = f"the column is missing (there are {found.names})", "add or rename it"
-        elif len(types) > 1:
-            message, advice = f"{len(types)} columns have this name", "leave one"
+        elif len(alike) > 1:
+            message, advice = f"{len(alike)} columns have this name, but for case", "leave one"
         elif not _same_type(types[0], field.type):
             message, advice = f"the column is {types[0]}, not {field.type}", "cast it"
         else:

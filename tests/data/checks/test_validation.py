@@ -283,7 +283,11 @@ CASES: dict[str, tuple[Change, *tuple[str, ...]]] = {
     ),
     "column twice": (
         _edit("ads", lambda rows: rows.append_column("text", rows["text"])),
-        "E ads::text 2 columns have this name",
+        "E ads::text 2 columns have this name, but for case",
+    ),
+    "column twice, but for case": (
+        _edit("ads", lambda rows: rows.add_column(0, "Text", rows["text"])),
+        "E ads::text 2 columns have this name, but for case",
     ),
     "optional column in one part": (
         lambda path: _split_ads(path, drop_source_id=True),
