@@ -19,6 +19,8 @@ RAMEN adjusts its reliance on the graph during training by "bandits" of learning
   a hundredth of the highest value, whatever λ is, and never falls below, so it can recover; from a
   tenth on it is the weight, which is 0 until then. A random graph does not get there, and one that
   serves the task is at the highest within some epochs.
+- With a triplet loss it starts at that tenth, and is never 0: its rivals are soon overtaken without
+  the graph, whose gains are then too small to earn anything.
 
 Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding.
 """
@@ -56,12 +58,17 @@ class AdaptiveWeights(StepPart):
     name = "adaptive"
 
     def __init__(
-        self, objective: Objective, max_weight: float, step_size: float, device: torch.device
+        self,
+        objective: Objective,
+        max_weight: float,
+        step_size: float,
+        device: torch.device,
+        earns_first: bool = True,
     ) -> None:
-        """Start all regularisers of the objective at 0, whatever weights it gives them.
+        """Start all regularisers of the objective alike, whatever weights it gives them.
 
-        None gets more than ``max_weight``; a gain of 1 moves the logarithm of what one has earned
-        by ``step_size``.
+        None gets more than ``max_weight``, and if it ``earns_first`` it gets 0 until a tenth of
+        that is earned; a gain of 1 moves the logarithm of what one has earned by ``step_size``.
         """
         self.objective = objective
         self.step_size = step_size
@@ -70,12 +77,14 @@ class AdaptiveWeights(StepPart):
         self._is_moved = torch.tensor(is_moved, device=device)
         self._times = torch.tensor(objective.times, device=device)
         own = torch.tensor(objective.weights, device=device)
-        self._earned = torch.where(self._is_moved, LEAST_SHARE * max_weight, own)
+        start = LEAST_SHARE if earns_first else PULLING_SHARE
+        self._earned = torch.where(self._is_moved, start * max_weight, own)
+        self._silent_below = PULLING_SHARE * max_weight if earns_first else 0.0
 
     @property
     def weights(self) -> Tensor:
         """(terms,) float32, in the objective's order; those without a regulariser never move."""
-        is_silent = self._is_moved & (self._earned < PULLING_SHARE * self._max_weight)
+        is_silent = self._is_moved & (self._earned < self._silent_below)
         return self._earned.masked_fill(is_silent, 0.0)
 
     def prepare(self, inputs: StepInputs) -> StepInputs:

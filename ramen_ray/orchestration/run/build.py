@@ -237,7 +237,8 @@ def build_state(
     if regularization.adaptive:
         objective = build_objective(config)
         highest, step_size = regularization.adaptive_max, regularization.adaptive_step
-        parts.append(AdaptiveWeights(objective, highest, step_size, device))
+        earns_first = config.base.parts.loss != "triplet"
+        parts.append(AdaptiveWeights(objective, highest, step_size, device, earns_first))
     if config.base.parts.order != "random":
         schedule = cluster_schedule(config)
         parts.append(Curriculum(schedule, sampler, model.encoder.dim, device))

@@ -196,6 +196,15 @@ def test_until_a_graph_pulls_training_is_as_without_it(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
+def test_what_need_not_earn_first_pulls_from_the_first_step_and_never_stops() -> None:
+    pulling = AdaptiveWeights(OBJECTIVE, HIGHEST, STEP_SIZE, torch.device("cpu"), earns_first=False)
+    starts = [0.1 * HIGHEST if term.regularizer else term.weight for term in OBJECTIVE.terms]
+    assert pulling.weights.tolist() == pytest.approx(starts)
+    pulling.move(torch.tensor([-1e4] * len(OBJECTIVE.terms)))
+    least = [0.01 * HIGHEST if term.regularizer else term.weight for term in OBJECTIVE.terms]
+    assert pulling.weights.tolist() == pytest.approx(least)
+
+
 def test_a_graph_that_lost_all_its_edges_moves_nothing(
     prepared_bag: Prepared, encoder_path: Path
 ) -> None:

@@ -42,9 +42,12 @@ def config(small_run: RunConfig) -> RunConfig:
             "walk.enabled": True,
             "base.kind": "ance",
             "base.refresh_mode": "synchronous",
+            "base.refresh_every": 2,
             "base.shortlist_size": 10,
             "base.num_hard_negatives": 2,
             "pruning.mode": "synchronous",
+            "pruning.warmup_epochs": 1,
+            "pruning.every_epochs": 2,
             "training.checkpoint_every_steps": 3,
         },
     )
