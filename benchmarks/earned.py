@@ -9,7 +9,7 @@ graph would pull, if ever, and the most that it earned, in powers of ten of its 
 half-random graphs of ads do pull, and a second table has what they bring on validation and test.
 
     python -m benchmarks.earned [--sets rdocs foldoc debian] [--into docs/evidence]
-        [--train] [--bases unidec in_batch] [--seeds 3]
+        [--train] [--seeds 3]
 """
 
 import math
@@ -24,7 +24,6 @@ from benchmarks.common import finish, options
 from benchmarks.graph_gain import GraphVariant, dataset_of, measured
 from benchmarks.in_process import Run, dealt, renewed
 from benchmarks.tables import compared, write
-from ramen_ray.bases import Part
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.dataset import Dataset
@@ -39,7 +38,7 @@ from ramen_ray.orchestration.run.build import (
     build_sampler,
     build_state,
 )
-from ramen_ray.presets import bag, bag_unidec, linked_sets, with_base
+from ramen_ray.presets import bag_unidec, linked_sets
 
 SEED = 7
 
@@ -61,14 +60,12 @@ USELESS = ("shuffled", "misleading")
 
 def main() -> None:
     """Train once for each dataset, or what is not there yet of the second table; write it."""
-    sets, bases = ["rdocs", "foldoc", "debian"], ["unidec", "in_batch"]
-    asked = options(__doc__ or "", sets=sets, train=False, bases=bases, seeds=3, into="")
+    sets = ["rdocs", "foldoc", "debian"]
+    asked = options(__doc__ or "", sets=sets, train=False, seeds=3, into="")
     torch.set_num_threads(1)
     if asked.train:
-        pairs = [(dataset, base) for dataset in asked.sets for base in asked.bases]
-        write(
-            "earned_gains", [one for pair in pairs for one in gains(*pair, asked.seeds)], asked.into
-        )
+        lines = [line for dataset in asked.sets for line in gains(dataset, asked.seeds)]
+        write("earned_gains", lines, asked.into)
         return
     lines = [
         line
@@ -81,20 +78,19 @@ def main() -> None:
     finish(most, {})
 
 
-def gains(dataset: str, base: str, seeds: int) -> Iterator[dict[str, str]]:
-    """Yield lines of what graphs bring to a base, over as many seeds."""
-    config = with_base(bag(dataset), {"base.kind": base})
-    part: Part = "both" if config.base.parts.heads == "classifier" else "encoder"
-    plain = GraphVariant(WITHOUT_GRAPH, part=part)
+def gains(dataset: str, seeds: int) -> Iterator[dict[str, str]]:
+    """Yield lines of what graphs bring, over as many seeds."""
+    config = bag_unidec(dataset)
+    plain = GraphVariant(WITHOUT_GRAPH, part="both")
     pulling = {
-        "good graph": GraphVariant({}, part=part),
-        "half-random graph": GraphVariant({}, random_edges=0.5, part=part),
+        "good graph": GraphVariant({}, part="both"),
+        "half-random graph": GraphVariant({}, random_edges=0.5, part="both"),
     }
     for split in ("validation", "test"):
         without = [measured(config, plain, seed, split) for seed in range(seeds)]
         for name, variant in pulling.items():
             runs = [measured(config, variant, seed, split) for seed in range(seeds)]
-            for line in compared(dataset, f"{base}, {name}", runs, base, without):
+            for line in compared(dataset, f"unidec, {name}", runs, "unidec", without):
                 yield {"split": split, **line}
 
 
