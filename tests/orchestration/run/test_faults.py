@@ -64,7 +64,7 @@ def _folder(config: RunConfig) -> Path:
 
 def _kill_task(pending: Path) -> bool:
     """Kill the process that computes a background result; says whether there was one."""
-    if not any(pending.glob("step_*/attempt-*")):
+    if not any(pending.glob("step_*")):
         _kill_warm_processes()
         return False
     for process in psutil.Process().children(recursive=True):
