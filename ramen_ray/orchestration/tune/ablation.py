@@ -157,20 +157,25 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     key = experiment_hash(config, dataset.fingerprint)
     name = config.name or joined_name(dataset.name, "ablation", key)
     directory = RunDirectory(output / "ablations" / name)
+    seeds = range(config.seed, config.seed + ablation.seeds)
+
+    def runs_on(propagated: Dataset | None) -> dict[str, list[RunConfig]]:
+        return {
+            of: [_run_config(name, of, variant, seed, propagated) for seed in seeds]
+            for of, variant in variants.items()
+            if propagated or not variant.propagated
+        }
+
+    # a call that is refused for its name leaves the MLflow run of that name as it is
+    _missing(runs_on(None), {str(dataset.path): made_from})
     with parent_run(directory, config, made_from) as run:
         settings = {name: str(value) for name, value in ablation.model_dump().items()}
         run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
         data = prepared_for(config, dataset)
         propagated = propagated_dataset(config, dataset)
-        if propagated is None:
-            variants = {name: one for name, one in variants.items() if not one.propagated}
-        else:
+        if propagated is not None:
             prepared_for(config, propagated)
-        seeds = range(config.seed, config.seed + ablation.seeds)
-        runs = {
-            of: [_run_config(name, of, variant, seed, propagated) for seed in seeds]
-            for of, variant in variants.items()
-        }
+        runs = runs_on(propagated)
         expected = {
             str(one.path): {**made_from, "dataset": one.fingerprint}
             for one in (dataset, propagated)
@@ -249,7 +254,8 @@ def _compare(
     )
     seconds = {name: trained[name] + waited[name] for name in runs}
     figures = {}
-    for name, variant in variants.items():
+    for name in runs:
+        variant = variants[name]
         by_seed = {
             metric: [ratio(of_run[metric]) for of_run in scores[name]] for metric in MEASURED
         }

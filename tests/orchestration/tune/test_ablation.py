@@ -189,7 +189,7 @@ def result(first_attempt: dict[str, int], config: RunConfig) -> AblationResult:
 
 
 def _finished(config: RunConfig) -> dict[str, int]:
-    runs = (Path(config.output) / "runs").glob("*/run.json")
+    runs = (Path(config.output) / "runs").glob("parts-*/run.json")
     return {run.parent.name: run.stat().st_mtime_ns for run in runs if "finish" in run.read_text()}
 
 
@@ -211,6 +211,8 @@ def test_the_same_call_trains_only_what_is_missing_and_compares_all(
     changed = overlay(config, {"regularization.lambda_x": {"links": 0.2}})
     with pytest.raises(RunError, match=r"lambda_x.links \(0.1 there, 0.2 now\)"):
         ablate(changed, ABLATION)
+    kept = MlflowClient(tracking_uri=result.run.uri).get_run(result.run.id)
+    assert kept.info.status == "FINISHED", "the refused call left it as it was"
 
 
 @pytest.mark.slow
