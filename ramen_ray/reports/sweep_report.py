@@ -52,14 +52,14 @@ def describe_sweep(trials: Sequence[SweepTrial], metric: str, command: str | Non
     rows = [f"| trial | {metric} | ended | settings |", "|---|--:|---|---|"]
     for trial in trials[:MOST_DESCRIBED]:
         value = "–" if trial.value is None else f"{100 * trial.value:.2f}"
-        rows.append(f"| {trial.name} | {value} | {trial.end} | {settings_of(trial)} |")
+        rows.append(f"| {trial.name} | {value} | {trial.end} | {_settings_of(trial)} |")
     rest = len(trials) - MOST_DESCRIBED
     more = [f"and {rest} more in {TRIALS_FILE}"] * (rest > 0)
     best = [f"Train the best: `{command}`"] * (command is not None)
     return "\n\n".join([*best, "\n".join(rows), *more])
 
 
-def settings_of(trial: SweepTrial) -> str:
+def _settings_of(trial: SweepTrial) -> str:
     """Return a trial's settings in one line."""
     return ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"

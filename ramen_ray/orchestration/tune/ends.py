@@ -14,6 +14,7 @@ from ray.tune.experiment import Trial
 
 from ramen_ray.config import TrainingConfig
 from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.naming import name_like
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.reports.recommendation import Outcome
@@ -33,8 +34,16 @@ OnEnd = Callable[[list[Trial], Trial, str], None]
 
 
 def name_of(trial: Trial) -> str:
-    """Return a trial's name."""
-    return str(trial.config.get(NAME, trial.trial_id))
+    """Return a trial's name: a given one, or its number and the values that it tries."""
+    if NAME in trial.config:
+        return str(trial.config[NAME])
+    number = trial.experiment_tag.partition("_")[0].zfill(3)
+    tried = [f"{key.partition('.')[2] or key}-{_short(of)}" for key, of in trial.config.items()]
+    return name_like("-".join([number, *tried]), number)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ from ramen_ray.reports.sweep_report import SweepTrial
 from ramen_ray.tracking.runs import Run
 
 TUNE_FOLDER = "tune"
-SWEEP_FORMAT = 4  # of what Tune pickles; a sweep of another format cannot be resumed
+SWEEP_FORMAT = 5  # of what Tune pickles; a sweep of another format cannot be resumed
 
 
 class SweepConfig(Section):

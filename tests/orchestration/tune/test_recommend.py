@@ -74,7 +74,7 @@ def test_the_best_epoch_and_the_end_of_a_candidate_outlive_the_process(tmp_path:
     directory = RunDirectory(tmp_path / "search")
     directory.create()
     kept = Outcomes(directory)
-    trial: Any = SimpleNamespace(trial_id="0", config={"name": "search-bag"})
+    trial: Any = SimpleNamespace(config={"name": "search-bag"})
     directory.note(used_seconds=5.0)
     kept.begin({"search-bag": "bag"})
     for epoch, p_at_1 in enumerate((0.1, 0.3, 0.2), 1):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shlex
 import shutil
 import subprocess
@@ -143,11 +144,13 @@ def test_as_many_runs_at_once_as_the_machines_have_room_for(workers, machines, h
     assert num_held(WorkersConfig(use_gpu=use_gpu, **workers), machines) == held
 
 
-def test_a_trial_is_described_in_one_line() -> None:
-    params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "encoder.max_length": 16}
-    line = tune_job.trial_line(SweepTrial("1", params, 0.5, "test P@1 48.00", None), "R@10")
-    expected = "encoder.pooling cls, optimizer.lr 0.0001234, encoder.max_length 16"
-    assert line == f"validation R@10 50.00; test P@1 48.00: 1 ({expected})"
+def test_a_trial_is_named_for_its_number_and_what_it_tries() -> None:
+    params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "seed": 7}
+    trial: Any = SimpleNamespace(experiment_tag="3_encoder.pooling=cls", config=params)
+    name = ends.name_of(trial)
+    assert name == "003-pooling-cls-lr-0.000123-seed-7"
+    line = tune_job.trial_line(SweepTrial(name, params, 0.5, "test P@1 48.00", None), "R@10")
+    assert line == f"validation R@10 50.00; test P@1 48.00: {name}"
 
 
 def test_progress_is_told_while_trials_run(
@@ -160,8 +163,8 @@ def test_progress_is_told_while_trials_run(
 
     def trial(name: str, epoch: int, value: float) -> Any:
         return SimpleNamespace(
-            trial_id=name,
-            config={},
+            experiment_tag=name,
+            config={"name": name},
             status="RUNNING",
             last_result={"epoch": epoch},
             metric_analysis={"validation/P@1": {"max": value}},
@@ -302,9 +305,9 @@ def test_a_failing_store_does_not_end_trials(
     monkeypatch.setattr(Run, "log_artifacts", fail)
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
     shown = progress.SweepProgress(config, {}, directory, Run("unused", "unused"), training_command)
-    trial: Any = SimpleNamespace(trial_id="7", config={"loss.margin": -1}, metric_analysis={})
+    trial: Any = SimpleNamespace(experiment_tag="7", config={"loss.margin": -1}, metric_analysis={})
     shown.on_end([trial], trial, "FAILED")
-    assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
+    assert "007-margin--1 is not shown in MLflow yet: the store is locked" in caplog.text
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 
 
@@ -366,6 +369,11 @@ def test_children_and_parent_are_tracked(result: SweepResult) -> None:
     assert f"| {result.trials[0].name} |" in parent.data.tags[DESCRIPTION_TAG]
     children = children_of(result)
     values = {trial.mlflow_run_id: trial.value for trial in result.trials if trial.value}
+    names = {child.info.run_id: child.info.run_name for child in children}
+    for trial in result.trials:
+        assert re.match(r"00\d-lambda_x\.links-[\d.]+-lambda_z\.links-[\d.]+-", trial.name)
+        if trial.value is not None:
+            assert names[trial.mlflow_run_id].startswith(f"search-{trial.name}"[:80])
     assert {child.info.run_id for child in children if child.info.status == "FINISHED"} == set(
         values
     )
