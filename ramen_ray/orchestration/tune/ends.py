@@ -18,7 +18,7 @@ from ramen_ray.naming import name_like
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.reports.recommendation import Outcome
-from ramen_ray.told import Pace
+from ramen_ray.told import BETWEEN_LINES_S, FIRST_LINE_S, Pace
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ EPOCH = "epoch"
 STOPPED_EARLY = "stopped early"
 OUT_OF_TIME = "out of time"
 FAILED = "failed: "
-BETWEEN_LINES_S = 20.0
 OnEnd = Callable[[list[Trial], Trial, str], None]
 """Called with all trials, the one that has ended, and the status of its MLflow run."""
 
@@ -80,33 +79,26 @@ class Ends(tune.Callback):
         self.pace, self.next_line = Pace(), 0.0
         folder.mkdir(parents=True, exist_ok=True)
 
-    def on_trial_result(
-        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
-    ) -> None:
+    def on_step_end(self, iteration: int, trials: list[Trial], **_: Any) -> None:
         """Log a line now and then: trials that run, the best value, and the time left."""
         now = time.monotonic()
+        self.next_line = self.next_line or now + FIRST_LINE_S
+        if now >= self.next_line:
+            self.next_line = now + BETWEEN_LINES_S
+            logger.info(self._line(trials))
+
+    def _line(self, trials: list[Trial]) -> str:
         running = [one for one in trials if one.status == Trial.RUNNING]
         epochs = [one.last_result.get(EPOCH, 0) for one in running]
         done = self.count() + sum(epochs) / self.training.epochs
-        self.next_line = self.next_line or now + BETWEEN_LINES_S / 4
-        left = self.pace.seconds_left(done, self.total)
-        if now < self.next_line or left is None:
-            return
-        self.next_line = now + BETWEEN_LINES_S
-        values = [self._best(one) for one in trials]
-        best = max((value for value in values if value is not None), default=0.0)
-        logger.info(
-            "%d of %d trials have ended, %d run (epoch %s of %d); best %s so far %.2f; "
-            "at most about %.0f s left",
-            self.count(),
-            self.total,
-            len(running),
-            ", ".join(map(str, epochs)),
-            self.training.epochs,
-            self.metric.replace("/", " "),
-            100 * best,
-            left,
-        )
+        said = f"{self.count()} of {self.total} trials have ended, {len(running)} run"
+        if running:
+            said += f" (epoch {', '.join(f'{one:g}' for one in epochs)} of {self.training.epochs})"
+        if values := [value for value in map(self._best, trials) if value is not None]:
+            said += f"; best {self.metric.replace('/', ' ')} so far {100 * max(values):.2f}"
+        if (left := self.pace.seconds_left(done, self.total)) is not None:
+            said += f"; at most about {left:.0f} s left"
+        return said
 
     def _best(self, trial: Trial) -> float | None:
         value = trial.metric_analysis.get(self.metric, {}).get("max")

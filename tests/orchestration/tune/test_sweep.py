@@ -161,29 +161,32 @@ def test_progress_is_told_while_trials_run(
     training = tiny().training.model_copy(update={"epochs": 10})
     told = ends.Ends(tmp_path / "ends", 4, training)
 
-    def trial(name: str, epoch: int, value: float) -> Any:
+    def trial(name: str, epoch: int, value: float | None = None) -> Any:
         return SimpleNamespace(
             experiment_tag=name,
             config={"name": name},
             status="RUNNING",
             last_result={"epoch": epoch},
-            metric_analysis={"validation/P@1": {"max": value}},
+            metric_analysis={} if value is None else {"validation/P@1": {"max": value}},
         )
 
     with caplog.at_level(logging.INFO):
-        told.on_trial_result(1, [trial("a", 1, 0.2)], trial("a", 1, 0.2), {})
-        clock.now = 101.0
-        told.on_trial_result(1, [trial("a", 2, 0.2)], trial("a", 2, 0.2), {})
+        told.on_step_end(1, [])
+        clock.now = 104.0
+        told.on_step_end(1, [trial("a", 0)])
         assert not caplog.messages, "the first line comes after five seconds"
+        clock.now = 110.0
+        told.on_step_end(1, [trial("a", 0)])
         told.on_trial_complete(2, [], trial("a", 10, 0.4))
         clock.now = 150.0
-        told.on_trial_result(3, [trial("b", 1, 0.3)], trial("b", 1, 0.3), {})
+        told.on_step_end(3, [trial("b", 1, 0.3)])
         clock.now = 160.0
-        told.on_trial_result(3, [trial("b", 2, 0.3)], trial("b", 2, 0.3), {})
+        told.on_step_end(3, [trial("b", 2, 0.3)])
     assert caplog.messages == [
+        "0 of 4 trials have ended, 1 run (epoch 0 of 10)",
         "1/4 a: validation P@1 40.00, stopped early",
         "1 of 4 trials have ended, 1 run (epoch 1 of 10); best validation P@1 so far 30.00; "
-        "at most about 145 s left",
+        "at most about 105 s left",
     ]
 
 
