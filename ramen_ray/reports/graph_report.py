@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ramen_ray.data.describe.graph_signal import GraphSignal
+from ramen_ray.data.describe.content import GraphSignal
 from ramen_ray.data.describe.pairs import Shared
 from ramen_ray.reports.tables import ReportTable
 
