@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
-from ramen_ray.method.training.saved_state import save_checkpoint, save_shares
-from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step import save_checkpoint, save_shares, train_steps
 from ramen_ray.method.training.step_losses import (
     StepLosses,
     check_losses,

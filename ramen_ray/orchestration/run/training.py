@@ -18,8 +18,7 @@ from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.errors import first_line_of
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler
-from ramen_ray.method.training.saved_state import CheckpointError, restore_checkpoint
-from ramen_ray.method.training.step import TrainState
+from ramen_ray.method.training.step import CheckpointError, TrainState, restore_checkpoint
 from ramen_ray.orchestration.background.task import BackgroundTask
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.progress import RunLog
