@@ -21,8 +21,7 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.sampling.training_data import Regularizer
-from ramen_ray.method.training.prefetching import step_inputs
-from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step import step_inputs, train_steps
 from ramen_ray.presets import MINILM, tiny
 
 ANCHOR_SET = "links"

@@ -23,13 +23,14 @@ from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler
-from ramen_ray.method.training.saved_state import (
+from ramen_ray.method.training.step import (
     CheckpointError,
+    TrainState,
     restore_checkpoint,
     save_checkpoint,
     save_shares,
+    train_steps,
 )
-from ramen_ray.method.training.step import TrainState, train_steps
 from ramen_ray.method.training.step_losses import (
     StepLosses,
     check_losses,
