@@ -4,6 +4,7 @@ Ray, MLflow, torch and transformers are imported where they are used: the proces
 tests to others reads this file too, and would take ten seconds to import what it never uses.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -125,7 +126,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest go first, so that two processes end together."""
-    with_ray = {item.path for item in items if {"cluster", "head"} & set(item.fixturenames)}
+    with_ray = {item.path for item in items if _needs_cluster(item) or "head" in item.fixturenames}
     ranks = {name: rank for rank, name in enumerate(FIRST)}
 
     def rank(item: pytest.Item) -> tuple[int, bool, bool]:
@@ -133,6 +134,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return ranks.get(name, len(ranks)), item.path not in with_ray, name in LAST_WITH_RAY
 
     items.sort(key=rank)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while tests are imported: what is imported stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _needs_cluster(item: Any) -> bool:
+    return "cluster" in item.fixturenames
 
 
 @pytest.fixture(autouse=True)
@@ -383,6 +399,15 @@ def logged_retriever(
 
     store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
     return uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_ray_is_left(request: pytest.FixtureRequest) -> None:
+    """End the shared cluster before the first module that does not use it: later ones do not."""
+    ray = sys.modules.get("ray")
+    of_module = [item for item in request.session.items if item.path == request.path]
+    if ray and ray.is_initialized() and not any(map(_needs_cluster, of_module)):
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module", autouse=True)
