@@ -29,6 +29,9 @@ os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "600"  # a busy machine i
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = os.environ["RAY_TRAIN_METRICS_ENABLED"] = "0"
 os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "600000"  # noqa: SIM112  Ray's spelling
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else other processes starve them
+os.environ["RAY_enable_metrics_collection"] = "0"  # noqa: SIM112  as jobs have it
+os.environ["RAY_LOG_MONITOR_MANY_FILES_THRESHOLD"] = "0"  # else it looks for logs all the time
+os.environ["LOG_NAME_UPDATE_INTERVAL_S"] = "5"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
