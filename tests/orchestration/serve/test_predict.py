@@ -301,8 +301,8 @@ def test_parts_of_another_table_are_not_taken_for_answers(
 def test_a_cluster_without_room_is_reported(
     cluster: None, run: Run, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources, "MOMENT_S", 0.1)
-    monkeypatch.setattr(resources, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(resources, "MOMENT_S", 0)
+    monkeypatch.setattr(resources, "PATIENCE_S", 0)
     flags = {
         "model": "models:/answering@champion",
         "queries": queries,
@@ -312,7 +312,7 @@ def test_a_cluster_without_room_is_reported(
         ray.get(placement_group([{"CPU": 1}]).ready())
         code, printed = run(predict, **flags)
     assert code == 2
-    room = "the machines have not had {} of memory free in 0.1 s, for {}; add machines, or run this"
+    room = "the machines have not had {} of memory free in 0 s, for {}; add machines, or run this"
     one = "a process that holds the retriever"
     assert room.format(f"{NUM_CPUS} CPUs and 1.1 GB", one) in printed
     monkeypatch.setattr(answering, "BYTES_PER_PROCESS", 10**14)  # more would overflow in Ray
