@@ -13,8 +13,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.classifiers import Classifiers
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, load_model
 from ramen_ray.method.novel_ads.combiner_training import (
     COMBINED,
     CombinerModel,
@@ -43,9 +42,8 @@ from ramen_ray.method.training.step import TrainState
 from ramen_ray.orchestration.combining.combine_settings import CombineSettings, IreneVariant
 from ramen_ray.orchestration.combining.inputs import open_embedded, revealed_clicks
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
-from ramen_ray.orchestration.run.loop import train
 from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume
+from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume, train
 from ramen_ray.tracking.runs import Run
 
 NUM_CHECKPOINTS = 10

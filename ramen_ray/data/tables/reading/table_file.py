@@ -14,12 +14,17 @@ from pyarrow.fs import FileInfo, FileSystem
 from ramen_ray.data.findings import Kind
 from ramen_ray.data.store.dataset import WHILE_READ, DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.data.store.text_lines import MAX_CELL_BYTES
 from ramen_ray.data.store.texts import not_utf8
 from ramen_ray.data.tables.reading.cells import cell_bytes, is_text, plain_values
 from ramen_ray.data.tables.reading.delimited import header_of, parse_records, split_records
 from ramen_ray.data.tables.reading.json_lines import fields_of, parse_objects
-from ramen_ray.data.tables.reading.lines import Rows, lines_as_records, read_blocks, read_start
+from ramen_ray.data.tables.reading.lines import (
+    MAX_CELL_BYTES,
+    Rows,
+    lines_as_records,
+    read_blocks,
+    read_start,
+)
 from ramen_ray.errors import first_line_of
 
 ROWS_PER_BATCH = 65_536
@@ -39,6 +44,7 @@ NOT_UTF8 = Kind("cells are not UTF-8", "write the column again, as UTF-8")
 _ARRAYS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 """What is read in place of types that Arrow cannot filter."""
 PARTITION = re.compile(r"^([^=/]+)=(.*)$")
+OTHER_DELIMITERS = re.compile(r"[,;|\t]")
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -111,9 +117,11 @@ def open_file(filesystem: FileSystem, info: FileInfo, columns: tuple[str, ...]) 
         raise DatasetError(f"has several columns {', '.join(map(repr, twice))}; rename the others")
     missing = [name for name in columns if name not in header and name not in partitions]
     if missing and file.format != "jsonl":
+        is_one = len(header) == 1 and OTHER_DELIMITERS.search(header[0])
         raise DatasetError(
             f"has no column {', '.join(map(repr, missing))}; it has"
             f" {', '.join([*map(_shown, header), *partitions])}"
+            f"{'; separate the cells of .csv by commas, of .tsv by tabs' if is_one else ''}"
         )
     twice = [name for name in columns if name in header and name in partitions]
     partitions = {name: value for name, value in partitions.items() if name not in twice}
@@ -134,7 +142,11 @@ def _header(file: TableFile) -> tuple[str, ...] | None:
 
 def _partitions(path: str) -> dict[str, str | None]:
     matches = filter(None, map(PARTITION.match, PurePosixPath(path).parent.parts))
-    return {match[1]: None if match[2] == NO_PARTITION else unquote(match[2]) for match in matches}
+    values = {match[1]: None if match[2] == NO_PARTITION else match[2] for match in matches}
+    try:
+        return {name: text and unquote(text, errors="strict") for name, text in values.items()}
+    except UnicodeDecodeError as error:
+        raise DatasetError("its folder's name is not UTF-8; rename it") from error
 
 
 def _as_asked(header: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
