@@ -202,7 +202,7 @@ def prepared(dataset: str, encoder: "EncoderConfig") -> Prepared:
 
 
 def _prepare(dataset: str, encoder: "EncoderConfig") -> Path:
-    from ramen_ray.orchestration.cluster.resources import start_ray
+    from ramen_ray.orchestration.cluster.joining import start_ray
     from ramen_ray.orchestration.prepare.pipeline import prepare
     from ramen_ray.orchestration.run.build import encoder_tokenizer
 

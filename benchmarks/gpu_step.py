@@ -56,8 +56,7 @@ from ramen_ray.method.sampling.training_data import (
 from ramen_ray.method.training import step as step_module
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.prefetching import prefetched
-from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step import TrainState, prefetched, train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
 WARMUP_STEPS = 2

@@ -39,8 +39,7 @@ from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.prefetching import prefetched, step_inputs
-from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.step import TrainState, prefetched, step_inputs, train_steps
 from ramen_ray.method.training.step_losses import global_losses
 
 pytestmark = [

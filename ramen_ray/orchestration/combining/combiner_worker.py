@@ -13,8 +13,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.classifiers import Classifiers
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, load_model
 from ramen_ray.method.novel_ads.combiner_training import (
     COMBINED,
     CombinerModel,

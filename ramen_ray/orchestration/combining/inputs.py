@@ -14,8 +14,7 @@ from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
-from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
+from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, number_distinct
 from ramen_ray.method.novel_ads.evaluation import Embedded
 from ramen_ray.orchestration.combining.combine_settings import CombineSettings
 from ramen_ray.orchestration.embed import embed_distinct

@@ -2,8 +2,7 @@
 
 import json
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,7 +26,6 @@ EPOCH = "epoch"
 STOPPED_EARLY = "stopped early"
 OUT_OF_TIME = "out of time"
 FAILED = "failed: "
-BETWEEN_LINES_S = 20.0
 ValueOf = Callable[[Mapping[str, float]], float]
 """Returns what decides, from the metrics of a validation by name; the higher, the better."""
 OnEnd = Callable[[TrialRecord, str], None]
@@ -74,7 +72,7 @@ class Records(tune.Callback):
         """
         self.folder, self.total, self.training, self.on_end = folder, total, training, on_end
         self.value_of = value_of or (lambda metrics: metrics[training.selection_metric])
-        self.pace, self.next_line = Pace(), 0.0
+        self.pace = Pace()
         folder.mkdir(parents=True, exist_ok=True)
 
     def all(self) -> dict[str, TrialRecord]:
@@ -98,10 +96,12 @@ class Records(tune.Callback):
         for file in self.folder.glob(".*"):
             file.unlink()
 
-    def end_by_time(self) -> None:
-        """Record that the search's time limit has stopped the trials that were left."""
-        for one in self.all().values():
-            if not one.end:
+    def settle(self, names: Container[str]) -> None:
+        """Record that a time limit has stopped what has not ended; forget all but these trials."""
+        for name, one in self.all().items():
+            if name not in names:  # Tune was killed before it had noted it
+                self._file(name).unlink()
+            elif not one.end:
                 self._end(one, OUT_OF_TIME)
 
     def write(self, record: TrialRecord) -> None:
@@ -140,14 +140,11 @@ class Records(tune.Callback):
 
     def _tell(self, running: list[Trial]) -> None:
         """Log, now and then, which trials run, the best value, and the time left."""
-        now = time.monotonic()
         epochs = [one.last_result.get(EPOCH, 0) for one in running]
         num_ended = self.num_ended()
-        self.next_line = self.next_line or now + BETWEEN_LINES_S / 4
         left = self.pace.seconds_left(num_ended + sum(epochs) / self.training.epochs, self.total)
-        if now < self.next_line or left is None:
+        if left is None or not self.pace.is_due():
             return
-        self.next_line = now + BETWEEN_LINES_S
         metric = self.training.selection_metric
         logger.info(
             "%d of %d trials have ended, %d run (epoch %s of %d); best validation %s so far %.2f; "

@@ -172,7 +172,7 @@ class Sweep:
             raise KeyboardInterrupt
         if records.errors():
             check_meanwhile(made_from, identity_of(config, Dataset(config.dataset)))
-        records.end_by_time()
+        records.settle({Path(one.path).name for one in results})
         trials = self.trials()
         if not trials or trials[0].value is None:
             raise RunError(f"no trial has been validated: {'; '.join(one.end for one in trials)}")

@@ -22,8 +22,7 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph import pruning
 from ramen_ray.method.graph.pruning import prune
-from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.training_data import Regularizer

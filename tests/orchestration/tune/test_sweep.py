@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,7 +154,7 @@ def test_progress_is_told_while_trials_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(records.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     training = tiny().training.model_copy(update={"epochs": 10})
     told = records.Records(tmp_path / "trials", training, total=4)
 

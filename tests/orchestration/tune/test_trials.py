@@ -16,7 +16,7 @@ from support import kill_train_worker, wait_until
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.cluster.resources import ClusterError
+from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.start import identity_of, is_ready
