@@ -14,7 +14,6 @@ import sys
 from typing import Annotated, Literal
 
 from pydantic import Field
-from rich.console import Console
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import NotNegative, Positive, PositiveFloat, Section, overlay
@@ -34,9 +33,9 @@ from ramen_ray.planning import (
     parse_machines,
 )
 from ramen_ray.presets import PRESETS
-from ramen_ray.reports.page import ReportTable, terminal_table
+from ramen_ray.reports.tables import ReportTable, show
 
-GB = 1e9
+GB, WIDTH = 1e9, 140
 
 
 class PlanRequest(Section):
@@ -77,13 +76,14 @@ def main() -> None:
     request = parse_settings(PlanRequest, __doc__)
     events = 0 if request.session_events is None else _count(request.session_events)
     run = _run(request)
-    console = Console(width=140)
     for stage, machines in machines_by_stage(run).items():
         print(_who_keeps(run, stage, machines))
-    console.print("", terminal_table(_needs_table(run)))
+    print()
+    show(_needs_table(run), WIDTH)
     hours = list(durations(run, events))
     if hours:
-        console.print("", terminal_table(_hours_table(run, hours)))
+        print()
+        show(_hours_table(run, hours), WIDTH)
     else:
         name = run.machine.name
         print(f"\nNo hours are known: no benchmark was run on {name} (docs/how_to/planning.md).")

@@ -15,7 +15,6 @@ from pathlib import Path
 from ramen_ray.command_line import FilterSettings, ModelSettings, parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
 from ramen_ray.told import told
-from ramen_ray.tracking.runs import tracking_uri
 
 
 class QueryColumns(Section):
@@ -47,9 +46,8 @@ def main() -> None:
     settings = parse_settings(PredictSettings, __doc__)
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.predict import Processes, QueryTable, Wanted, predict
-        from ramen_ray.tracking.registry import Registry
     done = predict(
-        Registry(tracking_uri(settings.output)),
+        settings.registry(),
         settings.model,
         QueryTable(settings.queries, settings.columns.query_text),
         settings.answers.absolute(),

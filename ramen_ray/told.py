@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from threading import Event, Thread
 from typing import TypeVar
 
@@ -11,6 +12,12 @@ FIRST_LINE_S, BETWEEN_LINES_S, BETWEEN_LOOKS_S = 5.0, 20.0, 0.5
 
 Item = TypeVar("Item")
 logger = logging.getLogger(__name__)
+
+
+@cache
+def warn_once(line: str) -> None:
+    """Log a warning that others of this process's runs would repeat."""
+    logger.warning("%s", line)
 
 
 class Pace:

@@ -99,9 +99,7 @@ def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
     directory = RunDirectory(folder)
     if not directory.is_run:
         return folder, None
-    if (best := directory.best_checkpoint) is None:
-        raise CheckpointError(f"the run {folder} is not finished; give one of its checkpoints")
-    return best, directory.notes.get("part")
+    return directory.best_checkpoint, directory.notes.get("part")
 
 
 def _open_dataset(

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 
 from ramen_ray.data.store.predictions import PREDICTIONS
 from ramen_ray.errors import UserError
-from ramen_ray.reports.page import ReportTable, write_page
+from ramen_ray.reports.page import write_page
+from ramen_ray.reports.tables import ReportTable
 
 AT = 10
 SHOWN_ROWS, SHOWN_TEXTS = 30, 5

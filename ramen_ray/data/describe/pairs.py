@@ -126,7 +126,7 @@ def count_shared(
     of_one_side = things[0] == things[1]
     return (
         _with_chance(connection, *pairs, of_one_side),
-        _with_chance(connection, *(ends[chosen] for ends in pairs), of_one_side),
+        _with_chance(connection, pairs[0][chosen], pairs[1][chosen], of_one_side),
     )
 
 

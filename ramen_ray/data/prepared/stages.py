@@ -40,17 +40,20 @@ def text_rows(table: str, rows: pa.Table, tokenize: Tokenize) -> pa.Table:
     """Tokenise a batch of a text table; columns table, key, id, tokens, ad_ids, weights."""
     ids = rows[0].to_numpy()
     token_ids, lengths = tokenize(rows["text"].combine_chunks())
-    lists = {
+    lists = {"tokens": to_lists(token_ids, lengths)} | {
         name: rows[name] if name in rows.column_names else pa.array([[]] * len(ids), kind)
         for name, kind in (("ad_ids", pa.list_(pa.int64())), ("weights", WEIGHTS.type))
+    }
+    # sorted, a part's rows may have more than 2**31 entries, which smaller lists cannot count
+    large = {
+        name: cells.cast(pa.large_list(cells.type.value_type)) for name, cells in lists.items()
     }
     return pa.table(
         {
             "table": [table] * len(ids),
             "key": _shuffle_keys(ids) if table == TRAIN else ids,
             "id": ids,
-            "tokens": to_lists(token_ids, lengths),
-            **lists,
+            **large,
         }
     )
 

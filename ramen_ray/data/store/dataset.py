@@ -125,7 +125,7 @@ class Dataset:
         first, column = 0, schema_of(table).names[0]
         for batch in self.batches(table, [column]):
             if not np.array_equal(batch[0], np.arange(first, first + len(batch))):
-                yield from self.read(table).sort_by(column).to_batches()
+                yield from _sorted(self.read(table), column)
                 return
             first += len(batch)
         yield from self.batches(table)
@@ -234,6 +234,14 @@ def write_dataset(path: str | Path, tables: Mapping[str, pa.Table], **metadata: 
         for name, rows in tables.items():
             writer.write(name, rows)
     return Dataset(path)
+
+
+def _sorted(rows: pa.Table, column: str) -> Iterator[pa.RecordBatch]:
+    """Sort rows, whose texts may have more bytes than one array can hold."""
+    as_large = {pa.string(): pa.large_string(), pa.list_(pa.int64()): pa.large_list(pa.int64())}
+    large = pa.schema([one.with_type(as_large.get(one.type, one.type)) for one in rows.schema])
+    for batch in rows.cast(large).sort_by(column).to_batches(65_536):
+        yield batch.cast(rows.schema)
 
 
 def row_groups(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:

@@ -1,14 +1,17 @@
-"""Parquet from anyone: opened only if reading it runs no code.
+"""Parquet from anyone: opened only if reading it runs no code, and read in bounded memory.
 
 A library can register an Arrow extension type whose values are programs: Ray's
 ``ray.data.arrow_pickled_object`` unpickles each cell that is looked at. Arrow gives a column such a
 type if the file asks for it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
@@ -22,17 +25,64 @@ PLAIN_TYPES = {
     *("pandas.interval", "pandas.period"),
 }
 """Extension types that are data and nothing else."""
+BYTES_PER_BATCH = 1 << 29
+BYTES_PER_READ = 1 << 16
+
+
+class BoundedFile(pq.ParquetFile):
+    """A parquet file whose batches have fewer rows where texts are long.
+
+    Else a small file could take all memory: its dictionary has a text once, for a million rows.
+    """
+
+    def __init__(self, source: Any, **options: Any) -> None:
+        """Open a file as ``pq.ParquetFile`` does; ``source`` is read twice."""
+        self._open = partial(pq.ParquetFile, source, buffer_size=BYTES_PER_READ, **options)
+        super().__init__(source, **options)
+
+    def iter_batches(
+        self,
+        batch_size: int = 65_536,
+        row_groups: Sequence[int] | None = None,
+        columns: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield batches of at most ``batch_size`` rows, fewer if texts take BYTES_PER_BATCH."""
+        groups = range(self.num_row_groups) if row_groups is None else row_groups
+        longest = max((self._longest(group, columns, batch_size) for group in groups), default=1)
+        rows = min(batch_size, max(BYTES_PER_BATCH // longest, 1))
+        return super().iter_batches(rows, row_groups, columns, **options)
+
+    def _longest(self, group: int, columns: Sequence[str] | None, rows: int) -> int:
+        """Return the bytes of the longest text, or the mean, if ``rows`` may take too many."""
+        of_group = self.metadata.row_group(group)
+        rows = min(rows, of_group.num_rows)
+        all_columns = map(of_group.column, range(of_group.num_columns))
+        large = [
+            column
+            for column in all_columns
+            if (columns is None or column.path_in_schema in columns)
+            and column.total_uncompressed_size * rows > BYTES_PER_BATCH
+        ]
+        longest = [1, *(column.total_uncompressed_size // of_group.num_rows for column in large)]
+        names = [column.path_in_schema for column in large if column.has_dictionary_page]
+        if names:
+            with self._open(read_dictionary=names) as again:
+                first = next(again.iter_batches(1, [group], names))
+            texts = [one.dictionary for one in first.columns if pa.types.is_dictionary(one.type)]
+            longest += [pc.max(pc.binary_length(one)).as_py() or 0 for one in texts]
+        return max(longest)
 
 
 def open_parquet(
     file: str | Path, filesystem: FileSystem | None = None, opened: pa.NativeFile | None = None
-) -> pq.ParquetFile:
+) -> BoundedFile:
     """Open a parquet file, or one that is ``opened`` already; the caller closes it.
 
     Raises a DatasetError if it cannot be read, or a column's extension type may run code.
     """
     try:
-        parquet = pq.ParquetFile(opened or file, filesystem=filesystem)
+        parquet = BoundedFile(opened or file, filesystem=filesystem)
     except Exception as error:  # code of other libraries reads the parameters of their types
         raise DatasetError(f"{file} cannot be read as parquet: {first_line_of(error)}") from error
     if refused := refused_columns(parquet.schema_arrow):

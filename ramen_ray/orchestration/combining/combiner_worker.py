@@ -41,9 +41,8 @@ from ramen_ray.method.training.step import TrainState
 from ramen_ray.orchestration.combining.combine_settings import CombineSettings, IreneVariant
 from ramen_ray.orchestration.combining.inputs import open_embedded, revealed_clicks
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
-from ramen_ray.orchestration.run.loop import train
 from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume
+from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume, train
 from ramen_ray.tracking.runs import Run
 
 NUM_CHECKPOINTS = 10

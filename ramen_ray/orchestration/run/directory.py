@@ -1,12 +1,10 @@
 """A run's folder: its name, its configuration, its lock, and whether it is finished."""
 
 import json
-import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from ramen_ray.data.store.whole_files import folder_lock, whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.presets import used_sets
+from ramen_ray.told import warn_once
 from ramen_ray.tracking.runs import Run, open_run
 
 WHERE_IT_RUNS = {
@@ -34,9 +33,7 @@ TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
 IDENTITY_FILE = "made_from.json"  # in a checkpoint: what its run is made from
 
 Identity = dict[str, str]
-"""What a run is made from besides its settings, by name; see :mod:`.identity`."""
-
-logger = logging.getLogger(__name__)
+"""What a run is made from besides its settings, by name; see :mod:`.start`."""
 
 
 class RunError(UserError):
@@ -87,10 +84,14 @@ class RunDirectory:
         return bool(self.notes.get("finished"))
 
     @property
-    def best_checkpoint(self) -> Path | None:
-        """The folder of the best model of a finished run."""
-        best = self.notes.get("best_checkpoint")
-        return None if best is None else self.path / best
+    def best_checkpoint(self) -> Path:
+        """The folder of the best model; a RunError if the run is not finished."""
+        if not self.is_finished:
+            raise RunError(
+                f"the run {self.path} is not finished; run its command again to finish it, or "
+                f"give one of its checkpoints"
+            )
+        return self.path / self.notes["best_checkpoint"]
 
     @property
     def mlflow_run_id(self) -> str | None:
@@ -148,12 +149,7 @@ class RunDirectory:
                 f"what {self.path} is made from has changed: {changed}; choose another name{allow}"
             )
         if changed:
-            _say_once(f"warning: goes on, although what it is made from has changed: {changed}")
-
-
-@cache
-def _say_once(line: str) -> None:
-    logger.warning("%s", line)  # once for all runs of an ablation
+            warn_once(f"warning: goes on, although what it is made from has changed: {changed}")
 
 
 def read_run_config(file: Path) -> RunConfig:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.parquet_files import open_parquet
+from ramen_ray.data.store.parquet_files import BoundedFile, open_parquet
 from ramen_ray.errors import first_line_of
 
 QUERIES_PER_BATCH = 4096
@@ -41,7 +41,7 @@ class RowGroup:
         """Rows of the group."""
         return int(self.footer.row_group(self.number).num_rows)
 
-    def open(self) -> pq.ParquetFile:
+    def open(self) -> BoundedFile:
         """Read its bytes, all at once, and return a file that has this row group alone.
 
         Raises:
@@ -57,7 +57,7 @@ class RowGroup:
                 f"{self.path} has changed since this call began; run it again, with another folder "
                 f"for the answers"
             )
-        return pq.ParquetFile(_Excerpt(data, start), metadata=self.footer)
+        return BoundedFile(_Excerpt(data, start), metadata=self.footer)
 
 
 def row_groups(filesystem: FileSystem, path: str) -> list[RowGroup]:
@@ -144,7 +144,7 @@ class Partition:
         parquet = self.group.open()
         return parquet.schema_arrow, self._read(parquet)
 
-    def _read(self, parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    def _read(self, parquet: BoundedFile) -> Iterator[pa.RecordBatch]:
         first = 0
         try:
             for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[self.group.number]):

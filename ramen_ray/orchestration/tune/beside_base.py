@@ -83,8 +83,7 @@ def fit_beside_base(config: RunConfig) -> Ladder:
 def _describe(ladder: Ladder) -> None:
     # imported here, so that training does not wait for what only its end needs
     from ramen_ray.orchestration.run.results import PAGE
-    from ramen_ray.reports.page import as_markdown
-    from ramen_ray.reports.run_report import GAINS_NOTE, gains_table, metrics_table
+    from ramen_ray.reports.tables import GAINS_NOTE, as_markdown, gains_table, metrics_table
 
     run = list(ladder.results.values())[-1].run
     gains, metrics = gains_table(ladder.gains), metrics_table(ladder.metrics)

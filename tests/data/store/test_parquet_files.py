@@ -8,10 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import LocalFileSystem
 from support import CODE_TYPE, RunsCode, table_with_code
 
+from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.parquet_files import open_parquet
+from ramen_ray.orchestration.serve.queries import partitions
 
 NESTED = ["plainly", "struct", "list", "map"]
 OPEN_WITH_RAY = """
@@ -55,6 +58,26 @@ def test_columns_of_plain_types_are_read(tmp_path: Path) -> None:
     table = pa.table({"id": uuids, "more": pa.array(["{}"], pa.json_())})
     pq.write_table(table, tmp_path / "q.parquet")
     assert open_parquet(tmp_path / "q.parquet").read().equals(table)
+
+
+@pytest.mark.parametrize("long", ["in a dictionary", "plain"])
+def test_a_small_file_of_long_texts_is_read_in_small_batches(
+    long: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["a", None, "x" * 9_000, *["b"] * 1500, *["y" * 7_000] * 1500]
+    table = pa.table({"ad": texts, "number": range(len(texts)), "query.text": texts})
+    is_coded = long == "in a dictionary"
+    pq.write_table(table, tmp_path / "q.parquet", use_dictionary=is_coded, row_group_size=1700)
+    limit = 1 << 20
+    monkeypatch.setattr(parquet_files, "BYTES_PER_BATCH", limit)
+    for columns in (["ad", "number"], ["number", "query.text"]):
+        batches = list(open_parquet(tmp_path / "q.parquet").iter_batches(4096, columns=columns))
+        assert pa.Table.from_batches(batches).equals(table.select(columns))
+        assert limit / 2 < max(batch.nbytes for batch in batches) < 1.2 * limit
+    first = next(open_parquet(tmp_path / "q.parquet").iter_batches(1000, columns=["number"]))
+    assert len(first) == 1000
+    partition = partitions({str(tmp_path / "q.parquet"): LocalFileSystem()})[-1]
+    assert limit < max(batch.nbytes for batch in partition.batches()[1]) < 2.4 * limit
 
 
 def test_no_table_of_a_dataset_may_hold_code(tmp_path: Path) -> None:

@@ -135,6 +135,17 @@ def test_times_that_fit_no_unit_are_refused(time: str, tmp_path: Path) -> None:
         )
 
 
+def test_hours_as_numbers_are_not_seconds(tmp_path: Path) -> None:
+    rows = "".join(f"{query},{ad},20260401{n % 24:02d}\n" for n, (query, ad) in enumerate(CLICKS))
+    columns = Columns(clicks_time="t")
+    with pytest.raises(DatasetError, match="row 2, column 't': 300 cells look like hours as yyyym"):
+        _import(tmp_path, "a.csv", f"query,ad,t\n{rows}", columns=columns)
+    times = (2026040000 + 977 * n for n in range(300))  # few of which read as hours
+    rows = "".join(f"{query},{ad},{t}\n" for (query, ad), t in zip(CLICKS, times, strict=True))
+    dataset, findings = _import(tmp_path, "b.csv", f"query,ad,t\n{rows}", columns=columns)
+    assert (clicked_pairs(dataset), findings) == (set(CLICKS), "")
+
+
 def _write_parts(folder: Path, *names: str) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -315,12 +326,14 @@ def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(
     dataset, _ = _import(tmp_path, "a.csv", lines + b"caf\x81,x\n")
     assert clicked_pairs(dataset) == {*CLICKS, ("caf\x81", "x")}
     assert "clicks: 301 rows read\n" in caplog.text
-    many = b"".join(b"caf\x81 %d,x\n" % n for n in range(9))
-    dataset, _ = _import(tmp_path / "2", "a.csv", lines + many, skip_bad_rows=True)
-    assert clicked_pairs(dataset) == set(CLICKS)
-    assert "clicks: 309 rows read, 9 left out: unreadable lines" in caplog.text
+    japanese = "検索 %d,x\n".encode("iso2022_jp")
+    for name, line in (("2", b"caf\x81 %d,x\n"), ("3", japanese)):
+        many = b"".join(line % n for n in range(9))
+        dataset, _ = _import(tmp_path / name, "a.csv", lines + many, skip_bad_rows=True)
+        assert clicked_pairs(dataset) == set(CLICKS)
+    assert caplog.text.count("clicks: 309 rows read, 9 left out: unreadable lines") == 2
     with pytest.raises(DatasetError, match="row 302: 4 lines have NUL bytes"):
-        _import(tmp_path / "3", "a.csv", lines + b"a\0b,c\n" * 4)
+        _import(tmp_path / "4", "a.csv", lines + b"a\0b,c\n" * 4)
 
 
 def test_marks_and_headers_in_other_forms_are_found(tmp_path: Path) -> None:

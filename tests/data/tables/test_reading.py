@@ -211,6 +211,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
     ),
     "UTF-16": ("a.csv", "query\nä\n".encode("utf-16"), "a.csv: is UTF-16; save it as UTF-8"),
     "UTF-16 JSON": ("a.jsonl", '{"query": 1}\n'.encode("utf-16"), "is UTF-16"),
+    "semicolons": ("a.csv", b"query;ad\n1;2\n", "has query;ad; separate the cells of .csv by comm"),
     "a column twice": ("a.csv", b"query,query\n1,2\n", "has several columns 'query'; rename"),
     "JSON without the field": ("a.jsonl", b'{"q": 1}\n', "the lines have no 'query'; they have q"),
     "half a gzip": (
@@ -361,6 +362,27 @@ def test_json_keeps_texts_that_look_like_times(tmp_path: Path) -> None:
     assert found["query"].isna().tolist() == [False, True]
 
 
+def test_lines_may_end_with_two_carriage_returns(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"query,ad\r\r\na,1\r\r\nb,2\r\r\n")
+    assert _read(tmp_path / "a.csv", "query", "ad").to_dict("list") == {
+        "query": ["a", "b"],
+        "ad": ["1", "2"],
+    }
+
+
+def test_whole_numbers_of_json_keep_all_digits(tmp_path: Path) -> None:
+    numbers = [2**63 - 1, 2**64 - 1, 10**30, None, -5]
+    lines = "".join(f"{json.dumps({'query': number})}\n" for number in numbers)
+    (tmp_path / "a.jsonl").write_text(lines)
+    (rows,) = _rows(tmp_path / "a.jsonl", "query")
+    strings, empty = as_strings(rows.cells["query"])
+    assert strings.to_pylist() == [str(n) if n is not None else "" for n in numbers]
+    assert empty.tolist() == [n is None for n in numbers]
+    (tmp_path / "a.jsonl").write_text(lines + '{"query": "a"}\n')
+    with pytest.raises(DatasetError, match="row 6, column 'query': 'a' is text; above it is a num"):
+        _rows(tmp_path / "a.jsonl", "query")
+
+
 def test_a_byte_order_mark_and_a_latin_1_header_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"query": "a"}\n')
     (tmp_path / "b.csv").write_bytes(b"\xef\xbb\xbfquery\na\n")
@@ -438,7 +460,7 @@ def test_times_with_zones_and_of_all_units() -> None:
 
 
 def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("query,ad\n\na,1\n\n,2\n\n")
+    (tmp_path / "a.csv").write_text("query,ad\n\na,1\n \t \n,2\n\n")
     (rows,) = _rows(tmp_path / "a.csv", "query", "ad")
     assert rows.cells.to_pydict() == {"query": ["a", ""], "ad": ["1", "2"]}
     assert rows.numbers.tolist() == [3, 5]

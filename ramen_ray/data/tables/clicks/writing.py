@@ -12,7 +12,14 @@ import pyarrow as pa
 from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.arrays import to_lists
-from ramen_ray.data.engine import ROWS_PER_BATCH, count, name_literal, run, stream
+from ramen_ray.data.engine import (
+    ROWS_PER_BATCH,
+    TEXTS_PER_BATCH,
+    count,
+    name_literal,
+    run,
+    stream,
+)
 from ramen_ray.data.store.dataset import DatasetWriter
 from ramen_ray.data.store.schemas import PLURAL, SPLITS, Side
 from ramen_ray.data.tables.clicks.splits import TRAIN
@@ -28,7 +35,7 @@ def write_ads(
     columns = "".join(f", {name_literal(name)}" for name in optional)
     rows = f"""SELECT ad_id, text{columns} FROM kept_ads
         JOIN (SELECT *, id AS source_id FROM ads) USING (number) ORDER BY ad_id"""
-    writer.write("ads", stream(connection, rows))
+    writer.write("ads", stream(connection, rows, TEXTS_PER_BATCH))
 
 
 def write_queries(
@@ -62,7 +69,7 @@ def _with_ads(
             f"""SELECT query_id, text, id AS source_id FROM kept_queries
             JOIN (FROM queries WHERE number BETWEEN {low} AND {high}) USING (number)
             WHERE {some} ORDER BY query_id"""
-        ).to_arrow_table()
+        ).to_arrow_table(TEXTS_PER_BATCH)
         pairs = connection.sql(
             f"SELECT query_id, ad_id, weight FROM written WHERE {some} ORDER BY query_id, ad_id"
         ).fetchnumpy()

@@ -20,7 +20,7 @@ import pyarrow as pa
 from duckdb import DuckDBPyConnection
 from filelock import FileLock
 
-from ramen_ray.data.engine import count, run, stream
+from ramen_ray.data.engine import TEXTS_PER_BATCH, count, run, stream
 from ramen_ray.data.leaks import (
     LEAKING_EDGES,
     REPEATING_EDGES,
@@ -45,8 +45,6 @@ from ramen_ray.naming import naming_fault
 NODES = "nodes"
 """In :func:`folder_beside`: a digest of the queries and ads, taken before they are read."""
 SHOWN = {"query": "train queries", "ad": "ads"}
-TEXTS_PER_BATCH = 2048
-"""An Arrow array of texts cannot have more than 2 GiB."""
 
 
 @dataclass(frozen=True)

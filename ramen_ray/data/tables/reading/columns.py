@@ -13,6 +13,7 @@ from ramen_ray.data.findings import FEW, Kind
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.tables.reading.cells import (
     TimeUnit,
+    are_hours,
     as_numbers,
     as_seconds,
     as_strings,
@@ -39,6 +40,12 @@ NULL_PARTS = Kind(
     "cells are words for nothing, and are left out of the texts that they are joined to",
     "empty these cells; or keep them with --null-words keep",
     severity="warning",
+)
+
+HOURS = Kind(
+    "cells look like hours as yyyymmddhh, and as seconds are in 2033 or later",
+    "write them as ISO 8601, such as 2026-10-01 13:00",
+    always=True,
 )
 
 Convert = Callable[[pa.ChunkedArray], tuple[Any, Booleans]]
@@ -154,14 +161,16 @@ def time_column(name: str, unit: TimeUnit, flag: str) -> Column:
         advice = f"they fit as {other}: set {flag} {other}" if other else ADVICE
         return Kind("cells are outside the years 1990 to 2100", advice, always=bool(other))
 
-    doubt = Doubt(lambda seconds: ~in_our_time(np.asarray(seconds)), outside)
+    doubts = [Doubt(lambda seconds: ~in_our_time(np.asarray(seconds)), outside)]
+    if unit == "s":
+        doubts.append(Doubt(lambda seconds: are_hours(np.asarray(seconds)), lambda _: HOURS))
     counted = "days as yyyymmdd" if unit == "yyyymmdd" else f"{unit} since 1970"
     return Column(
         name,
         lambda cells: as_seconds(cells, unit),
         f"are not times (ISO 8601 or {counted})",
         pa.float64(),
-        doubts=(doubt,),
+        doubts=tuple(doubts),
     )
 
 

@@ -158,8 +158,9 @@ def _are_filled(rows: pa.Table) -> Booleans:
 def _other_cells(lines: Int64s, skipped: list[pa.csv.InvalidRow], advice: str) -> Iterator[Found]:
     """Say which lines have more or fewer cells than the header, by how many they have."""
     counts = np.array([row.actual_columns for row in skipped])
-    for count in np.unique(counts).tolist():
-        rows = np.flatnonzero(counts == count)
+    has_text = np.array([bool(row.text.strip()) for row in skipped], dtype=bool)
+    for count in np.unique(counts[has_text]).tolist():
+        rows = np.flatnonzero((counts == count) & has_text)
         cells = [skipped[row].text[:80] for row in rows[:MAX_EXAMPLES]]
         message = f"lines have {count} cells instead of {skipped[0].expected_columns}"
         yield Kind(message, advice), lines[rows], cells

@@ -78,7 +78,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _column(cells: list[Any], kind: pa.DataType | None) -> pa.Array:
-    found = pa.array(cells)
+    try:
+        found = pa.array(cells)
+    except OverflowError:  # whole numbers of more than 64 bits keep their digits as texts
+        if kind is not None or not {*map(type, cells)} <= {int, type(None)}:
+            raise
+        found = pa.array([None if cell is None else str(cell) for cell in cells])
     if found.type not in _FITTING[kind]:
         raise ValueError(f"{found.type} cells")
     return found.cast(kind or (pa.string() if found.type == pa.null() else found.type))

@@ -36,6 +36,8 @@ _AS_WINDOWS_1252 = {
 BYTES_PER_BLOCK = 16 << 20
 MAX_HEADER_BYTES = 1 << 20
 EXCERPT_BYTES = 60
+ISO_2022 = b"\x1b$"
+"""Begins Japanese, Chinese or Korean letters that are written in seven bits."""
 OTHER_FORMATS = {
     b"\xff\xfe\0\0": "is UTF-32; save it as UTF-8",
     b"\0\0\xfe\xff": "is UTF-32; save it as UTF-8",
@@ -147,7 +149,7 @@ def read_start(stream: BinaryIO) -> bytes | None:
     if not start.strip(MARK + b"\r\n\t "):
         return None
     text = decoded(start + b"\n" * (len(start) < MAX_HEADER_BYTES)).data
-    return text.replace(MARK, b"").replace(b"\r\n", b"\n")
+    return _with_line_feeds(text.replace(MARK, b""))
 
 
 def _as_utf8(data: bytes, *, is_start: bool) -> tuple[bytes, dict[Kind, list[int]]]:
@@ -155,13 +157,20 @@ def _as_utf8(data: bytes, *, is_start: bool) -> tuple[bytes, dict[Kind, list[int
     text = decoded(data)
     clean = text.data.removeprefix(MARK) if is_start else text.data
     found = {
-        WINDOWS_1252 if text.are_windows_1252 else STRANGE: text.damaged_lines,
+        WINDOWS_1252: [],
+        STRANGE: _lines_with(clean, ISO_2022),
         MARKS: _lines_with(clean, MARK),
     }
-    clean = clean.replace(MARK, b"").replace(b"\r\n", b"\n")
+    found[WINDOWS_1252 if text.are_windows_1252 else STRANGE] += text.damaged_lines
+    clean = _with_line_feeds(clean.replace(MARK, b""))
     found[NULS] = _lines_with(clean, b"\0")
     found[LONE_RETURN] = _lines_with(clean, b"\r")
     return clean.replace(b"\r", b" "), found
+
+
+def _with_line_feeds(data: bytes) -> bytes:
+    r"""End lines as Unix does; some programs of Windows end them with ``\r\r\n``."""
+    return data.replace(b"\r\r\n", b"\n").replace(b"\r\n", b"\n")
 
 
 def _lines_with(data: bytes, mark: bytes) -> list[int]:

@@ -44,6 +44,7 @@ NOT_UTF8 = Kind("cells are not UTF-8", "write the column again, as UTF-8")
 _ARRAYS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 """What is read in place of types that Arrow cannot filter."""
 PARTITION = re.compile(r"^([^=/]+)=(.*)$")
+OTHER_DELIMITERS = re.compile(r"[,;|\t]")
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -116,9 +117,11 @@ def open_file(filesystem: FileSystem, info: FileInfo, columns: tuple[str, ...]) 
         raise DatasetError(f"has several columns {', '.join(map(repr, twice))}; rename the others")
     missing = [name for name in columns if name not in header and name not in partitions]
     if missing and file.format != "jsonl":
+        is_one = len(header) == 1 and OTHER_DELIMITERS.search(header[0])
         raise DatasetError(
             f"has no column {', '.join(map(repr, missing))}; it has"
             f" {', '.join([*map(_shown, header), *partitions])}"
+            f"{'; separate the cells of .csv by commas, of .tsv by tabs' if is_one else ''}"
         )
     twice = [name for name in columns if name in header and name in partitions]
     partitions = {name: value for name, value in partitions.items() if name not in twice}
@@ -139,7 +142,11 @@ def _header(file: TableFile) -> tuple[str, ...] | None:
 
 def _partitions(path: str) -> dict[str, str | None]:
     matches = filter(None, map(PARTITION.match, PurePosixPath(path).parent.parts))
-    return {match[1]: None if match[2] == NO_PARTITION else unquote(match[2]) for match in matches}
+    values = {match[1]: None if match[2] == NO_PARTITION else match[2] for match in matches}
+    try:
+        return {name: text and unquote(text, errors="strict") for name, text in values.items()}
+    except UnicodeDecodeError as error:
+        raise DatasetError("its folder's name is not UTF-8; rename it") from error
 
 
 def _as_asked(header: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
