@@ -127,6 +127,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true")
 
 
+@pytest.hookimpl(trylast=True)  # when the slow ones are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest go first, so that two processes end together."""
     with_ray = {item.path for item in items if _needs_cluster(item) or "head" in item.fixturenames}

@@ -109,8 +109,8 @@ def _differences(title: str, queries: pd.DataFrame, why: dict[str, str]) -> Repo
         ]
         for one in most.itertuples()
     ]
-    columns = ("query", "clicked ads", "what it gets", "in the other run", "why", "found")
-    columns = (*columns, "by the other")
+    shown = ("what it gets", "in the other run", "why", "found", "by the other")
+    columns = ("query", "clicked ads", *shown)
     return ReportTable(title, columns, rows, text_columns=5, note=FOUND, is_open=True)
 
 

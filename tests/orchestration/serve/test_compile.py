@@ -120,7 +120,7 @@ def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(
     code, printed = job("--model", "models:/rounded@champion", "--int8")
     assert code == 0, printed
     assert printed.splitlines()[-2] == "retriever: models:/rounded/2"
-    shown = re.search(r"│ P@1 +│ ([\d.]+) +│ ([\d.]+) +│ ([-+][\d.]+) +│", printed)
+    shown = re.search(r"│ P@1 +│ +([\d.]+) +│ +([\d.]+) +│ +([-+][\d.]+) +│", printed)
     assert shown is not None, printed
     compiled, original, difference = map(float, shown.groups())
     assert compiled - original == pytest.approx(difference, abs=0.011)

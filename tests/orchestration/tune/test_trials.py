@@ -145,6 +145,7 @@ def test_a_run_of_ray_train_goes_on_in_a_trial(
         assert _metrics(begun)["trained"][split] == pytest.approx(expected, abs=0.02), split
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(
     config: RunConfig, unharmed: TrainResult, parent: Run, tmp_path: Path
 ) -> None:
