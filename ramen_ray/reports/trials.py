@@ -32,7 +32,7 @@ class TrialRecord:
     mlflow_run_id: str | None = None  # None if it has not begun its run
 
 
-def settings_of(trial: TrialRecord) -> str:
+def _settings_of(trial: TrialRecord) -> str:
     """Return a trial's settings in one line."""
     return ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
@@ -59,7 +59,7 @@ def describe_sweep(trials: Sequence[TrialRecord], metric: str, command: str | No
     rows = []
     for trial in trials[:MOST_DESCRIBED]:
         value = "–" if trial.value is None else f"{100 * trial.value:.2f}"
-        rows.append([trial.name, value, trial.end, settings_of(trial)])
+        rows.append([trial.name, value, trial.end, _settings_of(trial)])
     columns = ("trial", metric, "ended", "settings")
     table = as_markdown(ReportTable("", columns, rows, text_columns=4))
     rest = len(trials) - MOST_DESCRIBED

@@ -175,7 +175,7 @@ class Description:
     statistics: Mapping[str, float]  # see describe.counts.dataset_statistics
     splits: Mapping[str, SplitSize]
     degrees: Mapping[str, Degrees]  # by metric name; clicks are those of the train split
-    shares: Mapping[str, Share]  # by metric name; see describe.figures.node_shares
+    shares: Mapping[str, Share]  # by metric name; see describe.counts.node_shares
     groups: Mapping[str, PopularityGroup]  # head, torso and tail
     hubs: Mapping[str, list[Hub]]  # by anchor set, most edges first
     tokens: Mapping[str, TokenLengths]  # by table

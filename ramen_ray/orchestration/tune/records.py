@@ -13,6 +13,7 @@ from ray.tune.experiment import Trial
 
 from ramen_ray.config import TrainingConfig
 from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.naming import name_like
 from ramen_ray.orchestration.run.directory import RunError
 from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.reports.trials import TrialRecord
@@ -33,8 +34,16 @@ OnEnd = Callable[[TrialRecord, str], None]
 
 
 def name_of(trial: Trial) -> str:
-    """Return a trial's name."""
-    return str(trial.config.get(NAME, trial.trial_id))
+    """Return a trial's name: a given one, or its number and the values that it tries."""
+    if NAME in trial.config:
+        return str(trial.config[NAME])
+    number = trial.experiment_tag.partition("_")[0].zfill(3)
+    tried = [f"{key.partition('.')[2] or key}-{_short(of)}" for key, of in trial.config.items()]
+    return name_like("-".join([number, *tried]), number)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 @contextmanager
@@ -125,7 +134,7 @@ class Records(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
     ) -> None:
-        """Keep a trial's validation, if it is the best or the last; log a line now and then."""
+        """Keep a trial's validation, if it is the best or the last."""
         metrics = {
             name.removeprefix(VALIDATION): value
             for name, value in result.items()
@@ -136,28 +145,21 @@ class Records(tune.Callback):
         if is_whole or before.value is None or value > before.value:
             before = replace(before, value=value, metrics=metrics, is_whole=is_whole)
         self.write(replace(before, **now))
-        self._tell([one for one in trials if one.status == Trial.RUNNING])
 
-    def _tell(self, running: list[Trial]) -> None:
+    def on_step_end(self, iteration: int, trials: list[Trial], **_: Any) -> None:
         """Log, now and then, which trials run, the best value, and the time left."""
-        epochs = [one.last_result.get(EPOCH, 0) for one in running]
-        num_ended = self.num_ended()
-        left = self.pace.seconds_left(num_ended + sum(epochs) / self.training.epochs, self.total)
-        if left is None or not self.pace.is_due():
+        if not self.pace.is_due():
             return
-        metric = self.training.selection_metric
-        logger.info(
-            "%d of %d trials have ended, %d run (epoch %s of %d); best validation %s so far %.2f; "
-            "at most about %.0f s left",
-            num_ended,
-            self.total,
-            len(running),
-            ", ".join(map(str, epochs)),
-            self.training.epochs,
-            metric,
-            100 * max(one.metrics.get(metric, 0.0) for one in self.all().values()),
-            left,
-        )
+        running = [one for one in trials if one.status == Trial.RUNNING]
+        epochs = [one.last_result.get(EPOCH, 0) for one in running]
+        num_ended, metric = self.num_ended(), self.training.selection_metric
+        said = f"{num_ended} of {self.total} trials have ended, {len(running)} run"
+        if running:
+            said += f" (epoch {', '.join(f'{one:g}' for one in epochs)} of {self.training.epochs})"
+        if found := [one.metrics[metric] for one in self.all().values() if one.metrics]:
+            said += f"; best validation {metric} so far {100 * max(found):.2f}"
+        left = self.pace.seconds_left(num_ended + sum(epochs) / self.training.epochs, self.total)
+        logger.info(said if left is None else f"{said}; at most about {left:.0f} s left")
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Let a trial whose process did not die be started again but once."""

@@ -53,7 +53,7 @@ from ramen_ray.tracking.runs import Run
 logger = logging.getLogger(__name__)
 
 TUNE_FOLDER = "tune"
-SWEEP_FORMAT = 5  # of what Tune pickles; a sweep of another format cannot be resumed
+SWEEP_FORMAT = 6  # of what Tune pickles; a sweep of another format cannot be resumed
 
 
 class SweepConfig(Section):

@@ -209,7 +209,7 @@ def trainable_runs(
     """
 
     def train(params: dict[str, Any], folder: Path) -> None:
-        name = params.get(NAME) or tune.get_context().get_trial_id()
+        name = tune.get_context().get_trial_name()
         with kept_error(folder, name):
             config = config_of(params, name)
             metric, started = VALIDATION + config.training.selection_metric, time.monotonic()
