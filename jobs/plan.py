@@ -69,6 +69,8 @@ class PlanRequest(Section):
     """Queries of a step over all workers; default the preset's."""
     session_events: str | None = None
     """Rows of a log of sessions that co-session graphs are made from."""
+    price_per_hour: PositiveFloat | None = None
+    """What one machine costs an hour, in any currency."""
 
 
 def main() -> None:
@@ -83,7 +85,7 @@ def main() -> None:
     hours = list(durations(run, events))
     if hours:
         print()
-        show(_hours_table(run, hours), WIDTH)
+        show(_hours_table(run, hours, request.price_per_hour), WIDTH)
     else:
         name = run.machine.name
         print(f"\nNo hours are known: no benchmark was run on {name} (docs/how_to/planning.md).")
@@ -162,11 +164,17 @@ def _needs_table(run: PlannedRun) -> ReportTable:
     )
 
 
-def _hours_table(run: PlannedRun, hours: list[Duration]) -> ReportTable:
+def _hours_table(run: PlannedRun, hours: list[Duration], price: float | None) -> ReportTable:
+    rows = [[one.stage, one.source, _number(one.hours), _number(one.beyond)] for one in hours]
+    columns = ["stage", "measured by", "hours", "queries over those measured"]
+    if price is not None:
+        columns.append("price")
+        for row, one in zip(rows, hours, strict=True):
+            row.append(f"{one.hours * price:,.2f}")
     return ReportTable(
         f"Hours on one {run.machine.name}; of training by one thread or, as gpu_step, by one GPU",
-        ("stage", "measured by", "hours", "queries over those measured"),
-        [[one.stage, one.source, _number(one.hours), _number(one.beyond)] for one in hours],
+        columns,
+        rows,
         text_columns=2,
         note="Hours of more queries than were measured are extrapolated. Several machines were "
         "not measured.",

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from ramen_ray.command_line import asking, parse_with_run_config, run_job, training_command
 from ramen_ray.config import RunConfig, Section, check_epochs
 from ramen_ray.errors import shown_path
-from ramen_ray.orchestration.cluster.resources import start_ray
+from ramen_ray.orchestration.cluster.joining import start_ray
 
 if TYPE_CHECKING:
     from ramen_ray.orchestration.run.fit import TrainResult

@@ -481,8 +481,12 @@ def test_the_job_says_first_who_keeps_the_arrays(run_here: RunHere) -> None:
     assert "540,000,000 queries, 360,000,000 ads" in said
     assert "527,343 steps an epoch" in said
     assert "No hours are known: no benchmark was run on g5.2xlarge" in said
-    code, said = run_here(plan_job, *flags.replace("g5.2xlarge=8", "epyc").split())
+    priced = [*flags.replace("g5.2xlarge=8", "epyc").split(), "--price-per-hour", "100"]
+    code, said = run_here(plan_job, *priced)
     assert "extrapolated" in said
+    (edges,) = (line.split("│") for line in said.splitlines() if line.startswith("│ edges "))
+    hours, price = (float(edges[cell].replace(",", "")) for cell in (3, 5))
+    assert price == pytest.approx(100 * hours, rel=0.05)
 
 
 def test_every_method_and_encoder_can_be_planned(run_here: RunHere) -> None:

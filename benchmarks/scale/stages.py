@@ -68,7 +68,8 @@ def _start_ray() -> None:
     """Start Ray and, on each CPU, a process that has loaded what the stages need."""
     import ray.data
 
-    from ramen_ray.orchestration.cluster.resources import num_cpus, start_ray
+    from ramen_ray.orchestration.cluster.joining import start_ray
+    from ramen_ray.orchestration.cluster.resources import num_cpus
 
     start_ray()
     tasks = num_cpus()

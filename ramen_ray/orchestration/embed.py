@@ -22,7 +22,8 @@ from ramen_ray.method.model.dual_encoder import (
     load_model,
     number_distinct,
 )
-from ramen_ray.orchestration.cluster.resources import free_share, quiet_ray_data, user_errors
+from ramen_ray.orchestration.cluster.joining import quiet_ray_data
+from ramen_ray.orchestration.cluster.resources import free_share, user_errors
 from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
 
 TEXTS_PER_BATCH = 65_536

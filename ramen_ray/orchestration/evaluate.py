@@ -20,7 +20,8 @@ from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDE
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.training.step import CheckpointError
-from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.cluster.joining import start_ray
+from ramen_ray.orchestration.cluster.resources import check_resources
 from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer

@@ -148,7 +148,6 @@ def _degree_plots(description: Description) -> list[Plot]:
     return [
         Plot(
             x_label=label,
-            y_label="share with at least this many",
             lines={name: _tail(found) for name, found in by_name.items()},
         )
         for label, by_name in lines.items()
@@ -198,7 +197,6 @@ def _tokens(description: Description) -> ReportTable:
     lines = {table: _tail(tokens.lengths) for table, tokens in description.tokens.items()}
     plot = Plot(
         x_label="tokens per text",
-        y_label="share with at least this many",
         lines=lines,
         log_y=False,
         mark=(limit, f"{limit} tokens"),

@@ -42,7 +42,7 @@ summary { font-weight: 600; margin: 1rem 0 .2rem; cursor: pointer }
 </ul>
 <div class="plots">
 {% for plot in plots %}
-<img alt="{{ plot.y_label }}: {{ plot.x_label }}" src="data:image/svg+xml;base64,{{ draw(plot) }}">
+<img alt="{{ plot.x_label }}" src="data:image/svg+xml;base64,{{ draw(plot) }}">
 {% endfor %}
 </div>
 {% for table in tables %}

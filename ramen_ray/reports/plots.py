@@ -18,14 +18,14 @@ from ramen_ray.tracking.runs import Run
 GROUPS, GROUP_METRIC = ("head", "torso", "tail"), "R@10"
 CURVES = ("P@1", "P@3", "P@5", "R@10")
 PIXELS_PER_INCH = 120
+Y_LABEL = "share with at least this many"
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines over one pair of axes, on a page."""
+    """Lines over one pair of axes, on a page: shares of what has at least a number of something."""
 
     x_label: str  # label of the x axis, which also names the plot
-    y_label: str  # label of the y axis
     lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]  # x and y values by name
     log_y: bool = True  # whether the y axis is logarithmic too; the x axis always is
     mark: tuple[float, str] | None = None  # x of a vertical line, and its name
@@ -91,7 +91,7 @@ def as_svg(plot: Plot) -> str:
         place, name = plot.mark
         axes.axvline(place, color="grey", linestyle="--", linewidth=1, label=name)
     axes.set_xlabel(plot.x_label)
-    axes.set_ylabel(plot.y_label)
+    axes.set_ylabel(Y_LABEL)
     axes.grid(alpha=0.3)
     axes.legend()
     drawn = io.BytesIO()

@@ -38,6 +38,9 @@ ALIAS_HISTORY = "{}_history"
 COPY_OF = "copy_of"  # tag of a run that logged a changed copy of a retriever: the original's URI
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for a model that does not exist, and for a name that no model can have."""
+NO_FILE = "No such artifact"  # how MLflow's message begins
+FILES = ("ads.parquet", "encoder", "index.faiss", "retriever.json")
+LOST = "the store has lost files of it: bring them back, or train again under another name"
 
 
 class RegistryError(UserError):
@@ -51,7 +54,6 @@ class LoggedRetriever:
     model_id: str  # id of the logged model
     run_id: str  # the run that logged it
     metadata: dict[str, Any]  # kept with it, such as the dataset's fingerprint and ``num_ads``
-    num_bytes: int  # size of its files, most of which are loaded into memory
 
     @property
     def uri(self) -> str:
@@ -69,7 +71,8 @@ def _registry_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except MlflowException as error:
-        message = redacted(f"the MLflow store {uri}: {error.message.splitlines()[0]}")
+        lost = f"; {LOST}" if error.message.startswith(NO_FILE) else ""
+        message = redacted(f"the MLflow store {uri}: {error.message.splitlines()[0]}{lost}")
         raise TrackingError(message) from None  # the cause may contain a password
 
 
@@ -232,7 +235,7 @@ class Registry:
         metadata = model.metadata or {}
         if "dataset_fingerprint" not in metadata:
             raise RegistryError(f"{model_uri} is not a retriever of this project")
-        return LoggedRetriever(str(model.model_id), model.run_id, metadata, model.model_size_bytes)
+        return LoggedRetriever(str(model.model_id), model.run_id, metadata)
 
     def trained_by(self, retriever: LoggedRetriever) -> str:
         """Return the id of the run that trained a retriever, or what it was copied from."""
@@ -253,14 +256,24 @@ class Registry:
                 return mlflow.pyfunc.load_model(
                     model_uri, model_config={DEVICE: device} if device else None
                 )
+        except FileNotFoundError as error:
+            raise RegistryError(f"{model_uri} cannot be loaded: {LOST} ({error})") from error
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             raise RegistryError(f"{model_uri} cannot be loaded: {first_line_of(error)}") from error
 
     def copy(self, model_uri: str, folder: Path) -> Path:
-        """Copy a retriever into ``folder``; returns where, which :meth:`load` takes for a URI."""
+        """Copy a retriever into ``folder``; returns where, which :meth:`load` takes for a URI.
+
+        Raises:
+            RegistryError: some of its files are gone.
+        """
         folder.mkdir(exist_ok=True)
         with _registry_errors(self.uri):
-            return Path(download_artifacts(model_uri, dst_path=str(folder)))
+            copied = Path(download_artifacts(model_uri, dst_path=str(folder)))
+            own = own_folder(copied)
+        if missing := [name for name in FILES if not (own / name).exists()]:
+            raise RegistryError(f"{model_uri} has no {', '.join(missing)}; {LOST}")
+        return copied
 
     def download(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever into ``folder``; returns the path of its own folder."""

@@ -15,7 +15,7 @@ from jobs import promote
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import open_run
+from ramen_ray.tracking.runs import TrackingError, open_run
 
 CHAMPION = "models:/shop@champion"
 
@@ -81,17 +81,24 @@ def test_artifacts_that_are_elsewhere_on_purpose_stay_there(
 
 
 def test_only_a_retriever_that_answers_is_promoted(
-    store: Store, dataset_path: Path, run_here: RunHere
+    store: Store, dataset_path: Path, run_here: RunHere, tmp_path: Path
 ) -> None:
     run_id = store.run(0.0, dataset_path)
     registry = Registry(store.uri)
     model_id = registry.find_logged(run_id, None)[1]
-    (store.output / "mlartifacts" / "models" / model_id).rename(store.output / "gone")
-    code, printed = run_here(promote, run_id, "--name", "shop", "--force", "--output", store.output)
-    assert code == 2, printed
-    assert printed.startswith("error: "), printed
-    assert store.client.search_registered_models() == []
-    (store.output / "gone").rename(store.output / "mlartifacts" / "models" / model_id)
+    folder = store.output / "mlartifacts" / "models" / model_id
+    ads = next(folder.rglob("ads.parquet"))
+    for lost in (folder, ads):
+        lost.rename(store.output / "gone")
+        flags = ("--name", "shop", "--force", "--output", store.output)
+        code, printed = run_here(promote, run_id, *flags)
+        assert code == 2, printed
+        assert printed.startswith("error: "), printed
+        assert "the store has lost files of it: bring them back, or train again" in printed
+        with pytest.raises((RegistryError, TrackingError), match="the store has lost files of it"):
+            registry.copy(uri_of(model_id), tmp_path / "copy")
+        assert store.client.search_registered_models() == []
+        (store.output / "gone").rename(lost)
     first, second = (registry.register("shop", run_id, model_id) for _ in range(2))
     assert first.version == second.version
     registry.choose(first, "champion")

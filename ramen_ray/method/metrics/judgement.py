@@ -136,7 +136,8 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[st
     """Read the texts of a dataset's test queries, by id, and what measures predictions of them."""
     queries = dataset.read("queries/test").sort_by("query_id")
     train, clicks = count_clicks(dataset, "train"), click_matrix(dataset, "test")
-    truth = Csr.from_pairs(*clicks.nonzero(), len(queries))
+    query_ids, ad_ids = clicks.nonzero()
+    truth = Csr.from_pairs(query_ids, ad_ids, len(queries))
     filters = NO_FILTERS
     if dataset.has("filters/test"):
         pairs = dataset.read("filters/test")

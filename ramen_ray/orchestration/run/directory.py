@@ -123,12 +123,19 @@ class RunDirectory:
             aside.write_text(content)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Lock the folder, made if it is missing; a RunError if it is in use or not writable."""
+    def held(self, made_from: Identity, allow_changed: bool) -> Iterator[None]:
+        """Lock the folder, made if it is missing, and note what it is made from.
+
+        Raises:
+            RunError: it is in use, not writable, or made from something else (see
+                :meth:`refuse_changed`).
+        """
         self.create()
         with folder_lock(self.path) as is_ours:
             if not is_ours:
                 raise RunError(f"{self.path} is in use by another process")
+            self.refuse_changed(made_from, allow_changed)
+            self.note(made_from=made_from)
             yield
 
     def refuse_changed(self, made_from: Identity, allow_changed: bool) -> None:

@@ -15,7 +15,8 @@ from ramen_ray.data.splits.links import LINKS_OF
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.cluster.joining import start_ray
+from ramen_ray.orchestration.cluster.resources import check_resources
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.checks import check_clicks, check_config, check_vocabulary

@@ -235,10 +235,9 @@ def train(run: Training[Model]) -> None:
         epoch, rest = divmod(stop, plan.steps_per_epoch)
         figures = {} if rest else setup.figures_of_batch(stop - 1, state)
         if setup.log is not None:
-            setup.log.steps.log_background("pool", figures, stop)
+            setup.log.steps.log_figures("pool", figures, stop)
             shown = f"{epoch + bool(rest)}/{plan.total_steps // plan.steps_per_epoch}"
-            setup.log.show_epoch(shown, stop, losses.means, metrics)
-            setup.log.steps.log_validation(prefixed(VALIDATION, metrics), stop)
+            setup.log.log_epoch(shown, stop, losses.means, metrics)
         started = time.monotonic()
         state.advance()
         run.progress.trained_seconds += time.monotonic() - started

@@ -22,14 +22,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ladder:
-    """A run and its bases.
+    """A run and its bases."""
 
-    Attributes:
-        results: by name, from the plainest to the run that was asked for.
-        gains: by how much the test metrics of each exceed those of the one before.
-    """
-
-    results: Mapping[str, TrainResult]
+    results: Mapping[str, TrainResult]  # by name, from the plainest to the run asked for
+    # by how much the test metrics of each exceed those of the one before
     gains: Mapping[str, Mapping[str, Difference]]
 
     @property

@@ -41,8 +41,12 @@ from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prep
 from ramen_ray.orchestration.tune.records import Records
 from ramen_ray.orchestration.tune.trials import Budget, parent_run, run_trials
 from ramen_ray.presets import PRESETS, lambdas, used_sets, with_base
-from ramen_ray.reports.recommendation import candidates_table, verdict, write_recommendation
-from ramen_ray.reports.trials import TrialRecord
+from ramen_ray.reports.trials import (
+    TrialRecord,
+    candidates_table,
+    verdict,
+    write_recommendation,
+)
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)

@@ -2,8 +2,7 @@
 
 import json
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from ray.tune.experiment import Trial
 
 from ramen_ray.config import TrainingConfig
 from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.naming import name_like
 from ramen_ray.orchestration.run.directory import RunError
 from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.reports.trials import TrialRecord
@@ -27,7 +27,6 @@ EPOCH = "epoch"
 STOPPED_EARLY = "stopped early"
 OUT_OF_TIME = "out of time"
 FAILED = "failed: "
-BETWEEN_LINES_S = 20.0
 ValueOf = Callable[[Mapping[str, float]], float]
 """Returns what decides, from the metrics of a validation by name; the higher, the better."""
 OnEnd = Callable[[TrialRecord, str], None]
@@ -35,8 +34,16 @@ OnEnd = Callable[[TrialRecord, str], None]
 
 
 def name_of(trial: Trial) -> str:
-    """Return a trial's name."""
-    return str(trial.config.get(NAME, trial.trial_id))
+    """Return a trial's name: a given one, or its number and the values that it tries."""
+    if NAME in trial.config:
+        return str(trial.config[NAME])
+    number = trial.experiment_tag.partition("_")[0].zfill(3)
+    tried = [f"{key.partition('.')[2] or key}-{_short(of)}" for key, of in trial.config.items()]
+    return name_like("-".join([number, *tried]), number)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 @contextmanager
@@ -74,7 +81,7 @@ class Records(tune.Callback):
         """
         self.folder, self.total, self.training, self.on_end = folder, total, training, on_end
         self.value_of = value_of or (lambda metrics: metrics[training.selection_metric])
-        self.pace, self.next_line = Pace(), 0.0
+        self.pace = Pace()
         folder.mkdir(parents=True, exist_ok=True)
 
     def all(self) -> dict[str, TrialRecord]:
@@ -98,10 +105,12 @@ class Records(tune.Callback):
         for file in self.folder.glob(".*"):
             file.unlink()
 
-    def end_by_time(self) -> None:
-        """Record that the search's time limit has stopped the trials that were left."""
-        for one in self.all().values():
-            if not one.end:
+    def settle(self, names: Container[str]) -> None:
+        """Record that a time limit has stopped what has not ended; forget all but these trials."""
+        for name, one in self.all().items():
+            if name not in names:  # Tune was killed before it had noted it
+                self._file(name).unlink()
+            elif not one.end:
                 self._end(one, OUT_OF_TIME)
 
     def write(self, record: TrialRecord) -> None:
@@ -125,7 +134,7 @@ class Records(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
     ) -> None:
-        """Keep a trial's validation, if it is the best or the last; log a line now and then."""
+        """Keep a trial's validation, if it is the best or the last."""
         metrics = {
             name.removeprefix(VALIDATION): value
             for name, value in result.items()
@@ -136,31 +145,21 @@ class Records(tune.Callback):
         if is_whole or before.value is None or value > before.value:
             before = replace(before, value=value, metrics=metrics, is_whole=is_whole)
         self.write(replace(before, **now))
-        self._tell([one for one in trials if one.status == Trial.RUNNING])
 
-    def _tell(self, running: list[Trial]) -> None:
+    def on_step_end(self, iteration: int, trials: list[Trial], **_: Any) -> None:
         """Log, now and then, which trials run, the best value, and the time left."""
-        now = time.monotonic()
-        epochs = [one.last_result.get(EPOCH, 0) for one in running]
-        num_ended = self.num_ended()
-        self.next_line = self.next_line or now + BETWEEN_LINES_S / 4
-        left = self.pace.seconds_left(num_ended + sum(epochs) / self.training.epochs, self.total)
-        if now < self.next_line or left is None:
+        if not self.pace.is_due():
             return
-        self.next_line = now + BETWEEN_LINES_S
-        metric = self.training.selection_metric
-        logger.info(
-            "%d of %d trials have ended, %d run (epoch %s of %d); best validation %s so far %.2f; "
-            "at most about %.0f s left",
-            num_ended,
-            self.total,
-            len(running),
-            ", ".join(map(str, epochs)),
-            self.training.epochs,
-            metric,
-            100 * max(one.metrics.get(metric, 0.0) for one in self.all().values()),
-            left,
-        )
+        running = [one for one in trials if one.status == Trial.RUNNING]
+        epochs = [one.last_result.get(EPOCH, 0) for one in running]
+        num_ended, metric = self.num_ended(), self.training.selection_metric
+        said = f"{num_ended} of {self.total} trials have ended, {len(running)} run"
+        if running:
+            said += f" (epoch {', '.join(f'{one:g}' for one in epochs)} of {self.training.epochs})"
+        if found := [one.metrics[metric] for one in self.all().values() if one.metrics]:
+            said += f"; best validation {metric} so far {100 * max(found):.2f}"
+        left = self.pace.seconds_left(num_ended + sum(epochs) / self.training.epochs, self.total)
+        logger.info(said if left is None else f"{said}; at most about {left:.0f} s left")
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Let a trial whose process did not die be started again but once."""

@@ -53,7 +53,7 @@ from ramen_ray.tracking.runs import Run
 logger = logging.getLogger(__name__)
 
 TUNE_FOLDER = "tune"
-SWEEP_FORMAT = 5  # of what Tune pickles; a sweep of another format cannot be resumed
+SWEEP_FORMAT = 6  # of what Tune pickles; a sweep of another format cannot be resumed
 
 
 class SweepConfig(Section):
@@ -172,7 +172,7 @@ class Sweep:
             raise KeyboardInterrupt
         if records.errors():
             check_meanwhile(made_from, identity_of(config, Dataset(config.dataset)))
-        records.end_by_time()
+        records.settle({Path(one.path).name for one in results})
         trials = self.trials()
         if not trials or trials[0].value is None:
             raise RunError(f"no trial has been validated: {'; '.join(one.end for one in trials)}")

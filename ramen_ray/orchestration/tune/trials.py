@@ -21,14 +21,14 @@ from ray.train import Checkpoint
 from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.schedulers import ASHAScheduler
 
-from ramen_ray.config import RunConfig, TrainingConfig, WorkersConfig
+from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
 from ramen_ray.method.metrics.judgement import HEADLINES
+from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import (
     check_resources,
     no_placement_group_left,
-    start_ray,
     user_errors,
     worker_share,
 )
@@ -75,13 +75,11 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
         RunError: another process holds the folder, or it is not ``made_from`` the same.
     """
     output = Path(config.output)
-    with directory.held():
-        directory.refuse_changed(made_from, config.allow_changed)
+    with directory.held(made_from, config.allow_changed):
         # a trial that is stopped early prints a traceback
         start_ray(show_workers=False, for_ray_train=True)
         check_resources(config.workers)
         run = directory.open_run(tracking_uri(output), config.experiment, output)
-        directory.note(made_from=made_from)
         with run.closing():
             try:
                 yield run
@@ -125,7 +123,14 @@ def run_trials(
             num_at_once(first.workers),
             says_test=budget is None,
         )
-        limits = {} if budget is None else _limits(budget, first.training)
+        limits = {}
+        if budget is not None:
+            limits = {
+                "metric": VALIDATION + first.training.selection_metric,
+                "mode": "max",
+                "time_budget_s": budget.seconds,
+                "scheduler": halving(first.training.epochs, budget.grace_epochs),
+            }
         space = {NAME: tune.grid_search(list(configs))}
         results = fit_trials(
             lambda: new_tuner(
@@ -178,15 +183,6 @@ def fit_trials(tuner: Callable[[], tune.Tuner], parent: Run) -> tune.ResultGrid 
     return results if is_whole else None
 
 
-def _limits(budget: Budget, training: TrainingConfig) -> dict[str, Any]:
-    return {
-        "metric": VALIDATION + training.selection_metric,
-        "mode": "max",
-        "time_budget_s": budget.seconds,
-        "scheduler": halving(training.epochs, budget.grace_epochs),
-    }
-
-
 def halving(epochs: int, grace_epochs: int) -> ASHAScheduler:
     """Return a scheduler that stops trials that lag behind others of as many epochs (ASHA)."""
     return ASHAScheduler(
@@ -213,7 +209,7 @@ def trainable_runs(
     """
 
     def train(params: dict[str, Any], folder: Path) -> None:
-        name = params.get(NAME) or tune.get_context().get_trial_id()
+        name = tune.get_context().get_trial_name()
         with kept_error(folder, name):
             config = config_of(params, name)
             metric, started = VALIDATION + config.training.selection_metric, time.monotonic()

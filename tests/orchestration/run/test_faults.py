@@ -150,6 +150,13 @@ def _metrics(config: RunConfig, name: str) -> Metrics:
     return metrics
 
 
+def _weights(config: RunConfig, name: str) -> dict[str, bytes]:
+    best = RunDirectory.of(config.output, name).best_checkpoint
+    assert best is not None
+    files = best.rglob("*.safetensors")
+    return {str(file.relative_to(best)): file.read_bytes() for file in files}
+
+
 def test_two_trainings_at_once_prepare_walk_and_log_the_same_thing(
     config: RunConfig, unharmed: TrainResult, empty_store: Path, tmp_path: Path
 ) -> None:
@@ -159,6 +166,7 @@ def test_two_trainings_at_once_prepare_walk_and_log_the_same_thing(
     for name, (code, said) in zip(names, _trainings(shared, names, tmp_path), strict=True):
         assert code == 0, said
         assert _metrics(shared, name) == unharmed.metrics
+        assert _weights(shared, name) == _weights(config, "unharmed")
         assert "Traceback" not in said, said
     assert len(list((tmp_path / "prepared").glob("[!.]*"))) == 1
     assert len(list((tmp_path / "walked").glob("[!.]*"))) == 1

@@ -15,8 +15,7 @@ from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.tune import recommend as module
 from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
 from ramen_ray.presets import PRESETS
-from ramen_ray.reports.recommendation import candidates_table, verdict
-from ramen_ray.reports.trials import TrialRecord
+from ramen_ray.reports.trials import TrialRecord, candidates_table, verdict
 from ramen_ray.tracking.runs import Run
 
 LEVEL = (0.001, -0.01, 0.01)
@@ -78,7 +77,7 @@ def test_the_best_epoch_and_the_end_of_a_candidate_outlive_the_process(tmp_path:
     parts = settings, directory, Run("unused", "unused"), Dataset(settings.dataset)
     search, again = module._Search(*parts), module._Search(*parts)
     again.candidates = search.bases()
-    kept, trial = search.records, SimpleNamespace(trial_id="0", config={"name": "search-bag-ance"})
+    kept, trial = search.records, SimpleNamespace(config={"name": "search-bag-ance"})
     kept.on_trial_start(0, [], trial)
     assert not again.validated
     for epoch, p_at_1 in enumerate((0.1, 0.3, 0.2), 1):

@@ -2,11 +2,13 @@
 
 import json
 import logging
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,41 +144,46 @@ def test_as_many_runs_at_once_as_the_machines_have_room_for(workers, machines, h
     assert num_held(WorkersConfig(use_gpu=use_gpu, **workers), machines) == held
 
 
-def test_a_trial_is_described_in_one_line() -> None:
-    params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "encoder.max_length": 16}
-    line = tune_job.trial_line(TrialRecord("1", params, 0.5, end="test P@1 48.00"), "R@10")
-    expected = "encoder.pooling cls, optimizer.lr 0.0001234, encoder.max_length 16"
-    assert line == f"validation R@10 50.00; test P@1 48.00: 1 ({expected})"
+def test_a_trial_is_named_for_its_number_and_what_it_tries() -> None:
+    params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "seed": 7}
+    trial: Any = SimpleNamespace(experiment_tag="3_encoder.pooling=cls", config=params)
+    name = records.name_of(trial)
+    assert name == "003-pooling-cls-lr-0.000123-seed-7"
+    line = tune_job.trial_line(TrialRecord(name, params, 0.5, end="test P@1 48.00"), "R@10")
+    assert line == f"validation R@10 50.00; test P@1 48.00: {name}"
 
 
 def test_progress_is_told_while_trials_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(records.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     training = tiny().training.model_copy(update={"epochs": 10})
     told = records.Records(tmp_path / "trials", training, total=4)
 
-    def validated(name: str, epoch: int, value: float) -> Any:
-        result = {"epoch": epoch, "validation/P@1": value, "time_total_s": 1.0}
-        trial: Any = SimpleNamespace(trial_id=name, config={}, status="RUNNING", last_result=result)
-        told.on_trial_result(epoch, [trial], trial, result)
-        return trial
+    def trial(name: str, epoch: int = 0) -> Any:
+        result = {"epoch": epoch, "validation/P@1": 0.1 * epoch, "time_total_s": 1.0}
+        one = SimpleNamespace(config={"name": name}, status="RUNNING", last_result=result)
+        if epoch:
+            told.on_trial_result(epoch, [one], one, result)
+        return one
 
     with caplog.at_level(logging.INFO):
-        validated("a", 1, 0.4)
-        clock.now = 101.0
-        first = validated("a", 2, 0.2)
+        clock.now = 104.0
+        told.on_step_end(1, [trial("a")])
         assert not caplog.messages, "the first line comes after five seconds"
-        told.on_trial_complete(2, [], first)
+        clock.now = 110.0
+        told.on_step_end(1, [trial("a")])
+        told.on_trial_complete(2, [], trial("a", 4))
         clock.now = 150.0
-        validated("b", 1, 0.5)
+        told.on_step_end(3, [trial("b", 1)])
         clock.now = 160.0
-        validated("b", 2, 0.3)
+        told.on_step_end(3, [trial("b", 2)])
     assert caplog.messages == [
+        "0 of 4 trials have ended, 1 run (epoch 0 of 10)",
         "1/4 a: validation P@1 40.00, stopped early",
-        "1 of 4 trials have ended, 1 run (epoch 1 of 10); best validation P@1 so far 50.00; "
-        "at most about 145 s left",
+        "1 of 4 trials have ended, 1 run (epoch 1 of 10); best validation P@1 so far 40.00; "
+        "at most about 105 s left",
     ]
 
 
@@ -364,6 +371,11 @@ def test_children_and_parent_are_tracked(result: SweepResult) -> None:
     assert f"| {result.trials[0].name} |" in parent.data.tags[DESCRIPTION_TAG]
     children = children_of(result)
     values = {trial.mlflow_run_id: trial.value for trial in result.trials if trial.value}
+    names = {child.info.run_id: child.info.run_name for child in children}
+    for trial in result.trials:
+        assert re.match(r"00\d-lambda_x\.links-[\d.]+-lambda_z\.links-[\d.]+-", trial.name)
+        if trial.value is not None:
+            assert names[trial.mlflow_run_id].startswith(f"search-{trial.name}"[:80])
     assert {child.info.run_id for child in children if child.info.status == "FINISHED"} == set(
         values
     )
