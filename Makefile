@@ -4,7 +4,7 @@ INSTALLED := $(VENV)/.installed
 # faiss for the CPU and for NVIDIA's GPUs are the same module
 FAISS := $(if $(shell command -v nvidia-smi),gpu,cpu)
 
-.PHONY: install train lint test test-all test-gpu docs clean
+.PHONY: install train lint quick test test-all test-gpu docs clean
 
 install: $(INSTALLED)
 
@@ -17,8 +17,12 @@ lint: $(INSTALLED)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-test: lint
+quick: $(INSTALLED)
 	$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15 -m "not slow"
+
+# at the same time, as tests of Ray wait for much
+test: $(INSTALLED)
+	$(MAKE) --jobs 2 lint quick
 
 test-all: test
 	$(VENV)/bin/pytest -rs --durations 15 -m slow

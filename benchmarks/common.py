@@ -50,7 +50,10 @@ _LOAD_BEFORE = os.getloadavg()[0]
 
 
 def options(doc: str, **defaults: Any) -> argparse.Namespace:
-    """Parse a benchmark's flags: one for each default, of its type; a list takes several words."""
+    """Parse a benchmark's flags: one for each default, of its type; a list takes several words.
+
+    A folder ``--into`` which tables go must exist, so that hours of work are not lost at the end.
+    """
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=doc, formatter_class=form)
     for name, default in defaults.items():
@@ -61,7 +64,11 @@ def options(doc: str, **defaults: Any) -> argparse.Namespace:
             parser.add_argument(flag, nargs="+", type=type(default[0]), default=default)
         else:
             parser.add_argument(flag, type=type(default), default=default)
-    return parser.parse_args()
+    asked = parser.parse_args()
+    into = getattr(asked, "into", "")
+    if into and not Path(into).is_dir():
+        parser.error(f"--into {into}: there is no such folder")
+    return asked
 
 
 def alternate(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
@@ -202,7 +209,7 @@ def prepared(dataset: str, encoder: "EncoderConfig") -> Prepared:
 
 
 def _prepare(dataset: str, encoder: "EncoderConfig") -> Path:
-    from ramen_ray.orchestration.cluster.resources import start_ray
+    from ramen_ray.orchestration.cluster.joining import start_ray
     from ramen_ray.orchestration.prepare.pipeline import prepare
     from ramen_ray.orchestration.run.build import encoder_tokenizer
 

@@ -13,8 +13,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
-from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
+from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, number_distinct
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists

@@ -1,6 +1,7 @@
-"""What mkdocs adds to pages of the reference: settings and commands, from the code."""
+"""What mkdocs adds to pages of the reference: settings, commands, and an executed notebook."""
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ SCHEMA = RunConfig.model_json_schema()
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace a page's mark by what the code says; mkdocs calls this with each page."""
-    for mark, generated in (("<!-- settings -->", _settings), ("<!-- commands -->", _commands)):
-        if mark in markdown:
+    for name, generated in PARTS.items():
+        if (mark := f"<!-- {name} -->") in markdown:
             markdown = markdown.replace(mark, "\n".join(generated()))
     return markdown
 
@@ -58,3 +59,20 @@ def _commands() -> Iterator[str]:
         said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         first, _, rest = said.partition("\n")
         yield f"\n## {file.stem}\n\n{first}\n\n```text\n{rest.strip()}\n```"
+
+
+def _notebook() -> Iterator[str]:
+    """Give the cells of the notebook, with what they have shown."""
+    file = ROOT / "docs" / "tutorials" / "notebook.ipynb"
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            yield f"{text.replace('# ', '## ', 1)}\n"
+            continue
+        yield f"```python\n{text}\n```\n"
+        for output in cell["outputs"]:
+            shown = output["text"] if "text" in output else output["data"]["text/plain"]
+            yield f"```text\n{''.join(shown)}\n```\n"
+
+
+PARTS = {"settings": _settings, "commands": _commands, "notebook": _notebook}

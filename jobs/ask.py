@@ -12,12 +12,10 @@ import sys
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from ramen_ray.command_line import FilterSettings, StoreSettings, parse_settings, run_job
 from ramen_ray.config import Positive
 from ramen_ray.told import told
-from ramen_ray.tracking.runs import tracking_uri
 
 
 class AskSettings(FilterSettings, StoreSettings):
@@ -37,15 +35,15 @@ def main() -> None:
     settings = parse_settings(AskSettings, __doc__)
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.retrievers import retriever_uri
-        from ramen_ray.reports.run_report import answers_table
-        from ramen_ray.tracking.registry import Registry, ask
-    registry = Registry(tracking_uri(settings.output))
+        from ramen_ray.reports.tables import answers_table, show
+        from ramen_ray.tracking.registry import ask
+    registry = settings.registry()
     uri = retriever_uri(registry, settings.model, settings.output)
     params = {"top_k": settings.top_k, "filter": settings.wanted, "min_score": settings.min_score}
     with told(f"loading {uri}"):
         retriever = registry.load(uri, "cpu")
     answers = ask(retriever, settings.queries, params)
-    Console(width=110).print(answers_table(settings.queries, answers))
+    show(answers_table(settings.queries, answers))
     print(f"asked: {uri}")
 
 

@@ -18,13 +18,11 @@ authors (docs/how_to/new_ads.md); find out whether you may use it before you do.
 
 import sys
 
-from rich.console import Console
-
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.errors import shown_path
 from ramen_ray.orchestration.combining.combine import combine
 from ramen_ray.orchestration.combining.combine_settings import CombineSettings
-from ramen_ray.reports.run_report import combiner_table
+from ramen_ray.reports.tables import combiner_table, show
 from ramen_ray.tracking.runs import ui_command
 
 
@@ -32,7 +30,7 @@ def main() -> None:
     """Train, evaluate, and print how the combiner compares with texts alone."""
     result = combine(parse_settings(CombineSettings, __doc__))
     evaluation = result.evaluation
-    Console(width=110).print(combiner_table(evaluation.metrics, evaluation.differences))
+    show(combiner_table(evaluation.metrics, evaluation.differences))
     print(f"combiner:  {shown_path(result.folder)}")
     print(f"retriever: {result.model_uri} (MLflow run {result.run.id})")
     print(f"look at:   {ui_command(result.run.uri)}")

@@ -11,11 +11,8 @@ takes over the alias if one was given; jobs/promote.py --restore moves the alias
 
 import sys
 
-from rich.console import Console
-
 from ramen_ray.command_line import ModelSettings, asking, parse_settings, run_job
 from ramen_ray.told import told
-from ramen_ray.tracking.runs import tracking_uri
 
 
 class CompileSettings(ModelSettings):
@@ -30,12 +27,11 @@ def main() -> None:
     settings = parse_settings(CompileSettings, __doc__)
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.compiling import compile_for_cpus
-        from ramen_ray.reports.run_report import difference_table
-        from ramen_ray.tracking.registry import Registry, RegistryError
-    registry = Registry(tracking_uri(settings.output))
-    made = compile_for_cpus(registry, settings.model, settings.int8, settings.output.absolute())
-    table = difference_table(made.metrics, made.differences, ("compiled", "original"))
-    Console(width=110).print(table)
+        from ramen_ray.reports.tables import difference_table, show
+        from ramen_ray.tracking.registry import RegistryError
+    output = settings.output.absolute()
+    made = compile_for_cpus(settings.registry(), settings.model, settings.int8, output)
+    show(difference_table(made.metrics, made.differences, ("compiled", "original")))
     print(f"one query: {made.milliseconds:.2f} ms, before {made.milliseconds_before:.2f} ms")
     print(f"scores: differ by at most {made.score_difference:.1e}")
     if made.refusal:

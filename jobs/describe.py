@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 
 import tyro
-from rich.console import Console
-from rich.text import Text
 
 from ramen_ray.command_line import parse_settings, run_job, training_on
 from ramen_ray.config import DEFAULT_EXPERIMENT, Section
@@ -49,15 +47,15 @@ def main() -> None:
     with told("loading libraries"):
         from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words
         from ramen_ray.reports.description import describe, log_description
-        from ramen_ray.reports.page import terminal_table, write_page
+        from ramen_ray.reports.page import write_page
+        from ramen_ray.reports.tables import show
     description = describe(dataset, settings.encoder, settings.max_length)
     words, tables = dataset_words(description), dataset_tables(description)
-    console = Console(width=110)
     for sentence in words:
-        console.print(Text(printable(f"- {sentence}")))
+        print(printable(f"- {sentence}"))
     for table in tables:
         if table.title in SHOWN:
-            console.print(terminal_table(table))
+            show(table)
     name = f"{dataset.path.resolve().name}.html"
     page = settings.page or settings.output / "descriptions" / name
     write_page(page, dataset.name, dataset_note(description), words, tables)

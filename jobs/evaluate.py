@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
 from ramen_ray.bases import Part
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import ConfigError, Section
@@ -55,7 +53,7 @@ def main() -> None:
     with told("loading libraries"):
         from ramen_ray.orchestration.evaluate import evaluate_checkpoint
         from ramen_ray.reports.predictions_page import read_predictions, write_predictions_page
-        from ramen_ray.reports.run_report import bad_match_table, metrics_table
+        from ramen_ray.reports.tables import bad_match_table, metrics_table, show
     other = None if settings.against is None else read_predictions(settings.against)
     metrics = evaluate_checkpoint(
         checkpoint.absolute(),
@@ -65,10 +63,9 @@ def main() -> None:
         settings.names,
         settings.part,
     )
-    console = Console(width=110)
-    console.print(metrics_table({checkpoint.name: {settings.split: metrics}}))
+    show(metrics_table({checkpoint.name: {settings.split: metrics}}))
     if settings.names is not None:
-        console.print(bad_match_table(metrics))
+        show(bad_match_table(metrics))
     if settings.json_file is not None:
         write_json(settings.json_file, metrics)
         print(f"all metrics: {settings.json_file}")

@@ -21,7 +21,6 @@ from ramen_ray.config import Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.xc.exporting import export_xc
 from ramen_ray.told import told
-from ramen_ray.tracking.runs import tracking_uri
 
 
 class Export(Section):
@@ -46,8 +45,7 @@ class ExportRetriever(Export, StoreSettings):
         with told("loading libraries"):
             from ramen_ray.method.retrieval.retriever_folder import export_retriever
             from ramen_ray.orchestration.serve.retrievers import retriever_uri
-            from ramen_ray.tracking.registry import Registry
-        registry = Registry(tracking_uri(self.output))
+        registry = self.registry()
         uri = retriever_uri(registry, self.model, self.output)
         with tempfile.TemporaryDirectory() as aside:
             num_ads = export_retriever(registry.download(uri, Path(aside)), self.to)

@@ -23,7 +23,6 @@ import tyro
 from ramen_ray.command_line import ModelSettings, asking, parse_settings, run_job
 from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.told import told
-from ramen_ray.tracking.runs import tracking_uri
 
 
 class IndexSettings(ModelSettings):
@@ -37,8 +36,7 @@ def main() -> None:
     settings = parse_settings(IndexSettings, __doc__)
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.changed_ads import extend_retriever
-        from ramen_ray.tracking.registry import Registry
-    registry = Registry(tracking_uri(settings.output))
+    registry = settings.registry()
     made = extend_retriever(registry, settings.model, settings.given, settings.output)
     changes = {
         "new": made.num_new,

@@ -14,7 +14,6 @@ import sys
 from typing import Annotated, Literal
 
 from pydantic import Field
-from rich.console import Console
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import NotNegative, Positive, PositiveFloat, Section, overlay
@@ -34,9 +33,9 @@ from ramen_ray.planning import (
     parse_machines,
 )
 from ramen_ray.presets import PRESETS
-from ramen_ray.reports.page import ReportTable, terminal_table
+from ramen_ray.reports.tables import ReportTable, show
 
-GB = 1e9
+GB, WIDTH = 1e9, 140
 
 
 class PlanRequest(Section):
@@ -70,6 +69,8 @@ class PlanRequest(Section):
     """Queries of a step over all workers; default the preset's."""
     session_events: str | None = None
     """Rows of a log of sessions that co-session graphs are made from."""
+    price_per_hour: PositiveFloat | None = None
+    """What one machine costs an hour, in any currency."""
 
 
 def main() -> None:
@@ -77,13 +78,14 @@ def main() -> None:
     request = parse_settings(PlanRequest, __doc__)
     events = 0 if request.session_events is None else _count(request.session_events)
     run = _run(request)
-    console = Console(width=140)
     for stage, machines in machines_by_stage(run).items():
         print(_who_keeps(run, stage, machines))
-    console.print("", terminal_table(_needs_table(run)))
+    print()
+    show(_needs_table(run), WIDTH)
     hours = list(durations(run, events))
     if hours:
-        console.print("", terminal_table(_hours_table(run, hours)))
+        print()
+        show(_hours_table(run, hours, request.price_per_hour), WIDTH)
     else:
         name = run.machine.name
         print(f"\nNo hours are known: no benchmark was run on {name} (docs/how_to/planning.md).")
@@ -162,11 +164,17 @@ def _needs_table(run: PlannedRun) -> ReportTable:
     )
 
 
-def _hours_table(run: PlannedRun, hours: list[Duration]) -> ReportTable:
+def _hours_table(run: PlannedRun, hours: list[Duration], price: float | None) -> ReportTable:
+    rows = [[one.stage, one.source, _number(one.hours), _number(one.beyond)] for one in hours]
+    columns = ["stage", "measured by", "hours", "queries over those measured"]
+    if price is not None:
+        columns.append("price")
+        for row, one in zip(rows, hours, strict=True):
+            row.append(f"{one.hours * price:,.2f}")
     return ReportTable(
         f"Hours on one {run.machine.name}; of training by one thread or, as gpu_step, by one GPU",
-        ("stage", "measured by", "hours", "queries over those measured"),
-        [[one.stage, one.source, _number(one.hours), _number(one.beyond)] for one in hours],
+        columns,
+        rows,
         text_columns=2,
         note="Hours of more queries than were measured are extrapolated. Several machines were "
         "not measured.",

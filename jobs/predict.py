@@ -15,7 +15,6 @@ from pathlib import Path
 from ramen_ray.command_line import FilterSettings, ModelSettings, parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
 from ramen_ray.told import told
-from ramen_ray.tracking.runs import tracking_uri
 
 
 class QueryColumns(Section):
@@ -46,16 +45,17 @@ def main() -> None:
     """Answer the queries and count them."""
     settings = parse_settings(PredictSettings, __doc__)
     with told("loading libraries"):
-        from ramen_ray.orchestration.serve.predict import Processes, QueryTable, Wanted, predict
-        from ramen_ray.tracking.registry import Registry
-    done = predict(
-        Registry(tracking_uri(settings.output)),
-        settings.model,
-        QueryTable(settings.queries, settings.columns.query_text),
-        settings.answers.absolute(),
-        Wanted(settings.top_k, settings.wanted, settings.min_score),
-        Processes(settings.use_gpu, settings.gb_per_shard),
+        from ramen_ray.orchestration.serve.predict import Asked, predict
+    asked = Asked(
+        settings.queries,
+        settings.top_k,
+        settings.columns.query_text,
+        settings.wanted,
+        settings.min_score,
+        settings.use_gpu,
+        settings.gb_per_shard,
     )
+    done = predict(settings.registry(), settings.model, asked, settings.answers.absolute())
     print(f"answers: {settings.answers} ({done.rows} queries, {done.errors} of them with an error)")
 
 

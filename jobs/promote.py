@@ -15,12 +15,10 @@ import sys
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from ramen_ray.command_line import StoreSettings, asking, parse_settings, run_job
 from ramen_ray.config import ConfigError
 from ramen_ray.told import told
-from ramen_ray.tracking.runs import tracking_uri
 
 NOT_PROMOTED = 3
 """Exit code: all went well, and the champion stays."""
@@ -48,9 +46,8 @@ def main() -> int | None:
     settings = parse_settings(PromoteSettings, __doc__)
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.promotion import CHAMPION, IncomparableError, promote
-        from ramen_ray.reports.run_report import difference_table
-        from ramen_ray.tracking.registry import Registry
-    registry = Registry(tracking_uri(settings.output))
+        from ramen_ray.reports.tables import difference_table, show
+    registry = settings.registry()
     name, at, alias = settings.name.partition("@")
     alias = alias if at else CHAMPION
     if settings.restore:
@@ -69,7 +66,7 @@ def main() -> int | None:
         print(found.origin)
     for one in found.compared:
         print(f"on {one.of}:")
-        Console(width=110).print(difference_table(one.candidate, one.differences))
+        show(difference_table(one.candidate, one.differences))
     if not found.promoted:
         print(f"version {found.version} is not promoted: {found.verdict}")
         return NOT_PROMOTED

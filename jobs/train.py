@@ -21,12 +21,10 @@ from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from ramen_ray.command_line import asking, parse_with_run_config, run_job, training_command
 from ramen_ray.config import RunConfig, Section, check_epochs
 from ramen_ray.errors import shown_path
-from ramen_ray.orchestration.cluster.resources import start_ray
+from ramen_ray.orchestration.cluster.joining import start_ray
 
 if TYPE_CHECKING:
     from ramen_ray.orchestration.run.fit import TrainResult
@@ -73,10 +71,10 @@ def _train(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.run.fit import fit
 
     result = fit(config)
-    from ramen_ray.reports.run_report import metrics_table
+    from ramen_ray.reports.tables import metrics_table, show
 
     rows = {name: result.metrics[name] for name in ("untrained", "trained")}
-    Console(width=110).print(metrics_table(rows))
+    show(metrics_table(rows))
     return result
 
 
@@ -84,11 +82,10 @@ def _train_beside_base(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 
     ladder = fit_beside_base(config)
-    from ramen_ray.reports.run_report import GAINS_NOTE, gains_table, metrics_table
+    from ramen_ray.reports.tables import GAINS_NOTE, gains_table, metrics_table, show
 
-    console = Console(width=110)
-    console.print(metrics_table(ladder.metrics))
-    console.print(gains_table(ladder.gains))
+    show(metrics_table(ladder.metrics))
+    show(gains_table(ladder.gains))
     print(GAINS_NOTE)
     return list(ladder.results.values())[-1]
 

@@ -18,7 +18,7 @@ from ramen_ray.command_line import parse_with_run_config, run_job, training_comm
 from ramen_ray.config import ConfigError
 from ramen_ray.errors import shown_path
 from ramen_ray.orchestration.tune.sweep import SweepConfig, sweep
-from ramen_ray.reports.sweep_report import SweepTrial, settings_of
+from ramen_ray.reports.trials import TrialRecord
 from ramen_ray.tracking.runs import ui_command
 from tune_spaces import SPACES
 
@@ -41,10 +41,10 @@ def main() -> None:
     print(f"next:    python jobs/promote.py {shlex.quote(str(Path(report).parent))} --name NAME")
 
 
-def trial_line(trial: SweepTrial, metric: str) -> str:
-    """Describe in one line a trial's metric on validation, how it ended, and its settings."""
+def trial_line(trial: TrialRecord, metric: str) -> str:
+    """Describe in one line a trial's metric on validation, how it ended, and its name."""
     value = "none" if trial.value is None else f"{100 * trial.value:.2f}"
-    return f"validation {metric} {value}; {trial.end}: {trial.name} ({settings_of(trial)})"
+    return f"validation {metric} {value}; {trial.end}: {trial.name}"
 
 
 if __name__ == "__main__":

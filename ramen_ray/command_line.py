@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from itertools import dropwhile, takewhile
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 from pydantic import ValidationError
@@ -34,6 +34,10 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import LOST, UserError, is_disk_full, no_room_message, printable, redacted
 from ramen_ray.orchestration.run.directory import read_run_config
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, linked_sets, on_dataset, with_base
+from ramen_ray.tracking.runs import tracking_uri
+
+if TYPE_CHECKING:
+    from ramen_ray.tracking.registry import Registry
 
 UNADVISED_LAMBDA = 0.3
 BASE_PARTS = ("base.kind", "base.loss")  # they bring constants of other settings with them
@@ -63,6 +67,12 @@ class StoreSettings(Section):
 
     output: Path = Path("outputs")
     """Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set."""
+
+    def registry(self) -> "Registry":
+        """Open the store; importing its library takes a second."""
+        from ramen_ray.tracking.registry import Registry
+
+        return Registry(tracking_uri(self.output))
 
 
 class ModelSettings(StoreSettings):

@@ -316,17 +316,8 @@ def unidec_320k(dataset: str = WIKI_320K) -> RunConfig:
     )
 
 
-PRESETS: dict[str, Callable[..., RunConfig]] = {
-    "bag": bag,
-    "bag-unidec": bag_unidec,
-    "bag-ramen": bag_ramen,
-    "minilm": minilm,
-    "minilm-unidec": minilm_unidec,
-    "minilm-6": minilm_6,
-    "minilm-6-unidec": minilm_6_unidec,
-    "tiny": tiny,
-    "lf-wikiseealsotitles-320k": lf_wikiseealsotitles_320k,
-    "ramen-ance": ramen_ance,
-    "ramen-ngame": ramen_ngame,
-    "unidec-320k": unidec_320k,
-}
+_FUNCTIONS: list[Callable[..., RunConfig]] = [
+    *(bag, bag_unidec, bag_ramen, minilm, minilm_unidec, minilm_6, minilm_6_unidec, tiny),
+    *(lf_wikiseealsotitles_320k, ramen_ance, ramen_ngame, unidec_320k),
+]
+PRESETS = {preset.__name__.replace("_", "-"): preset for preset in _FUNCTIONS}

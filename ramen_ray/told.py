@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from threading import Event, Thread
 from typing import TypeVar
 
@@ -13,13 +14,30 @@ Item = TypeVar("Item")
 logger = logging.getLogger(__name__)
 
 
-class Pace:
-    """Estimates the seconds that are left, by what was done since it was first asked."""
+@cache
+def warn_once(line: str) -> None:
+    """Log a warning that others of this process's runs would repeat."""
+    logger.warning("%s", line)
 
-    _first: tuple[float, float] | None = None
+
+class Pace:
+    """Says when a line is due, and estimates what is left by what was done since first asked."""
+
+    def __init__(self) -> None:
+        """Begin: the first line is due in five seconds."""
+        self._next_line = time.monotonic() + FIRST_LINE_S
+        self._first: tuple[float, float] | None = None
+
+    def is_due(self) -> bool:
+        """Say whether a line is due, the next of which then is in twenty seconds."""
+        now = time.monotonic()
+        if now < self._next_line:
+            return False
+        self._next_line = now + BETWEEN_LINES_S
+        return True
 
     def seconds_left(self, done: float, total: float) -> float | None:
-        """Return them; None before there is more ``done``. If less is done, it starts anew."""
+        """Return the seconds left; None before there is more ``done``. If less is, begin anew."""
         now = time.monotonic()
         if self._first is None or done < self._first[0]:
             self._first = done, now
@@ -49,15 +67,13 @@ def told(what: str, share_done: Callable[[], float] = lambda: 0.0) -> Iterator[N
     started, pace = time.monotonic(), Pace()
 
     def tell(ended: Event) -> None:
-        next_line = started + FIRST_LINE_S
         while not ended.wait(BETWEEN_LOOKS_S):
-            now, share = time.monotonic(), share_done()
+            share = share_done()
             # before anything is done, processes start
             seconds = pace.seconds_left(share, 1) if share else None
-            if now >= next_line:
-                next_line = now + BETWEEN_LINES_S
+            if pace.is_due():
                 left = "" if seconds is None else f", about {seconds:.0f} s left"
-                logger.info("%s: %.0f s%s", what, now - started, left)
+                logger.info("%s: %.0f s%s", what, time.monotonic() - started, left)
 
     with beside(tell):
         yield

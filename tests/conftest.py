@@ -4,6 +4,7 @@ Ray, MLflow, torch and transformers are imported where they are used: the proces
 tests to others reads this file too, and would take ten seconds to import what it never uses.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -28,6 +29,9 @@ os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "600"  # a busy machine i
 os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = os.environ["RAY_TRAIN_METRICS_ENABLED"] = "0"
 os.environ["RAY_idle_worker_killing_time_threshold_ms"] = "600000"  # noqa: SIM112  Ray's spelling
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  else other processes starve them
+os.environ["RAY_enable_metrics_collection"] = "0"  # noqa: SIM112  as jobs have it
+os.environ["RAY_LOG_MONITOR_MANY_FILES_THRESHOLD"] = "0"  # else it looks for logs all the time
+os.environ["LOG_NAME_UPDATE_INTERVAL_S"] = "5"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -123,9 +127,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true")
 
 
+@pytest.hookimpl(trylast=True)  # when the slow ones are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest go first, so that two processes end together."""
-    with_ray = {item.path for item in items if {"cluster", "head"} & set(item.fixturenames)}
+    with_ray = {item.path for item in items if _needs_cluster(item) or "head" in item.fixturenames}
     ranks = {name: rank for rank, name in enumerate(FIRST)}
 
     def rank(item: pytest.Item) -> tuple[int, bool, bool]:
@@ -133,6 +138,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return ranks.get(name, len(ranks)), item.path not in with_ray, name in LAST_WITH_RAY
 
     items.sort(key=rank)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while tests are imported: what is imported stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _needs_cluster(item: Any) -> bool:
+    return "cluster" in item.fixturenames
 
 
 @pytest.fixture(autouse=True)
@@ -383,6 +403,15 @@ def logged_retriever(
 
     store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
     return uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_ray_is_left(request: pytest.FixtureRequest) -> None:
+    """End the shared cluster before the first module that does not use it: later ones do not."""
+    ray = sys.modules.get("ray")
+    of_module = [item for item in request.session.items if item.path == request.path]
+    if ray and ray.is_initialized() and not any(map(_needs_cluster, of_module)):
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,13 +1,17 @@
 """The library in a notebook: tables of pandas, polars and Arrow, and search."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pandas as pd
 import pyarrow as pa
 import pytest
+from nbclient import NotebookClient
 from stores import Store
+from support import ROOT
 
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.notebook import Columns, Dataset, load_retriever, write_dataset
@@ -69,3 +73,20 @@ def test_a_retriever_answers_with_a_table(
     assert retriever.search([]).num_rows == 0
     with pytest.raises(RegistryError, match="the query '': "):
         retriever.search(["robin", ""])
+
+
+def _headings(notebook: nbformat.NotebookNode) -> list[list[str]]:
+    """Return the words of the first line, but for numbers, that each cell shows."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    shown = [cell.outputs[-1].data["text/plain"].splitlines()[0] for cell in cells]
+    return [re.sub(r"[\d.]+", "1", line).split() for line in shown]
+
+
+@pytest.mark.slow
+def test_the_notebook_of_the_guide_runs_and_shows_what_it_showed(tmp_path: Path) -> None:
+    shown = nbformat.read(ROOT / "docs" / "tutorials" / "notebook.ipynb", as_version=4)
+    (tmp_path / "datasets").symlink_to(ROOT / "datasets")
+    (folder := tmp_path / "docs" / "tutorials").mkdir(parents=True)
+    again = nbformat.from_dict(shown)
+    NotebookClient(again, resources={"metadata": {"path": str(folder)}}).execute()
+    assert _headings(again) == _headings(shown)

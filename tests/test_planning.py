@@ -38,8 +38,7 @@ from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
 from ramen_ray.method.sampling.batches import Batch, DrawState
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
-from ramen_ray.method.training.saved_state import save_checkpoint
-from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step import save_checkpoint, train_steps
 from ramen_ray.orchestration.run.build import (
     build_encoder,
     build_objective,
@@ -482,8 +481,12 @@ def test_the_job_says_first_who_keeps_the_arrays(run_here: RunHere) -> None:
     assert "540,000,000 queries, 360,000,000 ads" in said
     assert "527,343 steps an epoch" in said
     assert "No hours are known: no benchmark was run on g5.2xlarge" in said
-    code, said = run_here(plan_job, *flags.replace("g5.2xlarge=8", "epyc").split())
+    priced = [*flags.replace("g5.2xlarge=8", "epyc").split(), "--price-per-hour", "100"]
+    code, said = run_here(plan_job, *priced)
     assert "extrapolated" in said
+    (edges,) = (line.split("│") for line in said.splitlines() if line.startswith("│ edges "))
+    hours, price = (float(edges[cell].replace(",", "")) for cell in (3, 5))
+    assert price == pytest.approx(100 * hours, rel=0.05)
 
 
 def test_every_method_and_encoder_can_be_planned(run_here: RunHere) -> None:

@@ -21,8 +21,7 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.sampling.training_data import Regularizer
-from ramen_ray.method.training.prefetching import step_inputs
-from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step import step_inputs, train_steps
 from ramen_ray.presets import MINILM, tiny
 
 ANCHOR_SET = "links"
@@ -69,7 +68,8 @@ def _start_ray() -> None:
     """Start Ray and, on each CPU, a process that has loaded what the stages need."""
     import ray.data
 
-    from ramen_ray.orchestration.cluster.resources import num_cpus, start_ray
+    from ramen_ray.orchestration.cluster.joining import start_ray
+    from ramen_ray.orchestration.cluster.resources import num_cpus
 
     start_ray()
     tasks = num_cpus()

@@ -29,3 +29,15 @@ def click_pairs(queries: pa.RecordBatch | pa.Table) -> tuple[Int64s, Int64s]:
     """Return the query id and the ad id of each click, both (clicks,)."""
     rows, ad_ids = list_entries(queries["ad_ids"])
     return queries["query_id"].to_numpy()[rows], ad_ids.to_numpy()
+
+
+def best_of_each(groups: NDArray[Any], k: int, *keys: NDArray[Any]) -> tuple[Int64s, Int64s]:
+    """Return the first k rows of each group (rows,) in order of ``keys``, and ranks from 0.
+
+    Lower values of the keys (rows,) come first, and each key breaks the ties of those before. Rows
+    and ranks (kept,) come by group, then by rank.
+    """
+    order = np.lexsort((*reversed(keys), groups))
+    ordered = groups[order]
+    ranks = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    return order[ranks < k], ranks[ranks < k]

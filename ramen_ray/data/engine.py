@@ -60,7 +60,10 @@ def engine(
             raise UserError(f"memory {limit!r} is not a size; write it as 4GB or 500MB") from error
         try:
             # times without a zone are UTC wherever the process runs
-            connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
+            connection.execute("SET TimeZone = 'UTC'")
+            # in a notebook without ipywidgets there is no bar, and turning it off is an error
+            if count(connection, "SELECT current_setting('enable_progress_bar')"):
+                connection.execute("SET enable_progress_bar = false")
             functions = {"fold": fold, "nearly": nearly, "trimmed": pc.utf8_trim_whitespace}
             for name, function in functions.items():
                 on_batches = _on_batches(function)

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,20 +38,21 @@ class NameList:
 
     kinds: list[str]
     kind_of: Int64s  # (entities,) index of each entity's kind in ``kinds``
-    begun: dict[str | None, Any]  # by a name's word, what may follow; by None, whom it names so far
+    named: dict[tuple[str, ...], set[int]]  # by a name's words, the entities
+    longest: dict[str, int]  # by a first word, how many words its longest name has
 
     @classmethod
     def from_names(cls, names: Sequence[Key], entities: Sequence[Key]) -> "NameList":
         """Build from names (names,), and what each of them names by its main name (names,)."""
         kinds = list(dict.fromkeys(kind for kind, _ in names))
         numbers = {entity: number for number, entity in enumerate(dict.fromkeys(entities))}
-        begun: dict[str | None, Any] = {}
+        named = defaultdict[tuple[str, ...], set[int]](set)
+        longest = defaultdict[str, int](int)
         for (_, words), entity in zip(names, entities, strict=True):
-            last = begun
-            for word in words:
-                last = last.setdefault(word, {})
-            last.setdefault(None, set()).add(numbers[entity])
-        return cls(kinds, np.array([kinds.index(kind) for kind, _ in numbers]), begun)
+            named[words].add(numbers[entity])
+            longest[words[0]] = max(longest[words[0]], len(words))
+        kind_of = np.array([kinds.index(kind) for kind, _ in numbers])
+        return cls(kinds, kind_of, dict(named), dict(longest))
 
     def find_in_table(self, dataset: Dataset, table: str, ids: Int64s | None = None) -> csr_array:
         """Return (rows, entities) bool: which a table's rows, or those with ``ids`` (n,), name."""
@@ -70,25 +70,22 @@ class NameList:
 
     def find(self, texts: pa.StringArray) -> tuple[Int64s, Int64s]:
         """Find the entities that texts (n,) name, as unique, ascending (position, entity) pairs."""
-        named = enumerate(map(self._named, _words(texts)))
+        named = enumerate(map(self._named_by, _words(texts)))
         pairs = sorted({(position, entity) for position, found in named for entity in found})
         positions, entities = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         return positions, entities
 
-    def _named(self, words: Sequence[str]) -> Iterator[int]:
+    def _named_by(self, words: Sequence[str]) -> Iterator[int]:
         """Yield the entities of the longest name that starts at each word."""
         reached = 0
-        for start in range(len(words)):
-            last, longest, stop = self.begun, set[int](), start
-            for place in range(start, len(words)):
-                if words[place] not in last:
+        for start, word in enumerate(words):
+            furthest = min(start + self.longest.get(word, 0), len(words))
+            # up to what is reached, it would be inside a name that starts earlier
+            for stop in range(furthest, max(start, reached), -1):
+                if entities := self.named.get(tuple(words[start:stop])):
+                    yield from entities
+                    reached = stop
                     break
-                last = last[words[place]]
-                if None in last:
-                    longest, stop = last[None], place + 1
-            if stop > reached:  # the others are inside a name that starts earlier
-                yield from longest
-                reached = stop
 
 
 def read_names(source: str) -> NameList:

@@ -16,9 +16,14 @@ from numpy.typing import NDArray
 from ramen_ray.bases import Part
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.mapped_files import map_new_array
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
-from ramen_ray.orchestration.cluster.resources import free_share, quiet_ray_data, user_errors
+from ramen_ray.method.model.dual_encoder import (
+    DualEncoder,
+    TextEmbeddings,
+    load_model,
+    number_distinct,
+)
+from ramen_ray.orchestration.cluster.joining import quiet_ray_data
+from ramen_ray.orchestration.cluster.resources import free_share, user_errors
 from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
 
 TEXTS_PER_BATCH = 65_536

@@ -19,8 +19,9 @@ from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
-from ramen_ray.method.training.saved_state import CheckpointError
-from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.method.training.step import CheckpointError
+from ramen_ray.orchestration.cluster.joining import start_ray
+from ramen_ray.orchestration.cluster.resources import check_resources
 from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
@@ -99,9 +100,7 @@ def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
     directory = RunDirectory(folder)
     if not directory.is_run:
         return folder, None
-    if (best := directory.best_checkpoint) is None:
-        raise CheckpointError(f"the run {folder} is not finished; give one of its checkpoints")
-    return best, directory.notes.get("part")
+    return directory.best_checkpoint, directory.notes.get("part")
 
 
 def _open_dataset(

@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, Dataset
 
 from ramen_ray.method.retrieval.search import QUERIES_PER_PASS, Ids, TopK, merge_topk, search_index
+from ramen_ray.orchestration.cluster.joining import quiet_ray_data, start_ray
 from ramen_ray.orchestration.cluster.resources import (
     Needs,
     find_room,
     most_cpus,
     num_cpus,
-    quiet_ray_data,
-    start_ray,
     user_errors,
 )
 from ramen_ray.orchestration.cluster.tasks import limited_attempts

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from ramen_ray.method.metrics.comparison import in_points
 from ramen_ray.method.metrics.judgement import HEADLINES
-from ramen_ray.reports.page import as_markdown
+from ramen_ray.reports.plots import PIXELS_PER_INCH
+from ramen_ray.reports.tables import ReportTable, as_markdown
 
 TAIL = "tail/"
 PLOTTED = ("P@1", "R@10", "tail/P@1", "tail/R@10")
@@ -88,38 +88,33 @@ def _judged(name: str, figures: VariantFigures) -> str:
 
 
 def _values(variants: Mapping[str, VariantFigures], names: list[str]) -> str:
-    shown = [name.removeprefix(TAIL) for name in names]
-    table = _table("variant", *shown, "train seconds / base", "of these waited")
+    rows = []
     for variant, figures in variants.items():
         cells = [
             f"{100 * figures.means[name]:.2f} ±{100 * figures.deviations[name]:.2f}"
             for name in names
         ]
         seconds = f"{figures.seconds_ratio:.2f}", f"{100 * figures.share_waited:.1f} %"
-        table.add_row(variant, *cells, *seconds)
-    return as_markdown(table)
+        rows.append([variant, *cells, *seconds])
+    shown = [name.removeprefix(TAIL) for name in names]
+    columns = ["variant", *shown, "train seconds / base", "of these waited"]
+    return as_markdown(ReportTable("", columns, rows))
 
 
 def _differences(variants: Mapping[str, VariantFigures], names: list[str]) -> str:
-    table = _table("variant", *(name.removeprefix(TAIL) for name in names))
-    for variant, figures in variants.items():
-        if figures.gains:
-            differences = (_difference(figures.gains[name]) for name in names)
-            table.add_row(f"{variant} over {figures.base}", *differences)
-    return as_markdown(table)
+    rows = [
+        [f"{variant} over {of.base}", *(_difference(of.gains[name]) for name in names)]
+        for variant, of in variants.items()
+        if of.gains
+    ]
+    columns = ["variant", *(name.removeprefix(TAIL) for name in names)]
+    return as_markdown(ReportTable("", columns, rows))
 
 
 def _difference(difference: tuple[float, float, float]) -> str:
     """Format a difference in points; bold if its interval excludes 0."""
     shown, (_, low, high) = in_points(difference), difference
     return f"**{shown}**" if low > 0 or high < 0 else shown
-
-
-def _table(*columns: str) -> Table:
-    table = Table()
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    return table
 
 
 def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None:
@@ -139,4 +134,4 @@ def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None
     names = [f"{variant} over {figures.base}" for variant, figures in compared.items()]
     panels[0].set_yticks(places, names)
     panels[0].invert_yaxis()
-    figure.savefig(file, dpi=120)
+    figure.savefig(file, dpi=PIXELS_PER_INCH)

@@ -7,7 +7,8 @@ import numpy as np
 from ramen_ray.data.arrays import Float64s, Int64s
 from ramen_ray.data.describe.content import Description, Distribution, Share
 from ramen_ray.reports.graph_report import reading, signal_table
-from ramen_ray.reports.page import Plot, ReportTable
+from ramen_ray.reports.plots import Plot
+from ramen_ray.reports.tables import ReportTable
 
 SHOWN_CHARACTERS = 120
 SHOWN_TEXTS = 10
@@ -147,7 +148,6 @@ def _degree_plots(description: Description) -> list[Plot]:
     return [
         Plot(
             x_label=label,
-            y_label="share with at least this many",
             lines={name: _tail(found) for name, found in by_name.items()},
         )
         for label, by_name in lines.items()
@@ -197,7 +197,6 @@ def _tokens(description: Description) -> ReportTable:
     lines = {table: _tail(tokens.lengths) for table, tokens in description.tokens.items()}
     plot = Plot(
         x_label="tokens per text",
-        y_label="share with at least this many",
         lines=lines,
         log_y=False,
         mark=(limit, f"{limit} tokens"),

@@ -4,8 +4,10 @@ from pathlib import Path
 
 from ramen_ray.data.checks import check
 from ramen_ray.data.describe.content import Description, Distribution, TokenLengths
-from ramen_ray.data.describe.counts import count_clicks, count_edges, dataset_statistics
-from ramen_ray.data.describe.figures import (
+from ramen_ray.data.describe.counts import (
+    count_clicks,
+    count_edges,
+    dataset_statistics,
     largest_hubs,
     node_degrees,
     node_shares,

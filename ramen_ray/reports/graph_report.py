@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from ramen_ray.data.describe.graph_signal import GraphSignal
+from ramen_ray.data.describe.content import GraphSignal
 from ramen_ray.data.describe.pairs import Shared
-from ramen_ray.reports.page import ReportTable
+from ramen_ray.reports.tables import ReportTable
 
 NO_LIFT, STRONG_LIFT = 2.0, 4.0
 """Below the first a graph says next to nothing about clicks, above the second a good deal."""

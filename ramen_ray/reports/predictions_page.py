@@ -1,25 +1,32 @@
-"""Predictions as a page: the worst queries, the most harmful ads, and what another run finds."""
+"""Predictions as a page: worst queries, harmful ads, what is mixed up, what another run finds."""
 
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ramen_ray.data.store.predictions import PREDICTIONS
+from ramen_ray.data.store.predictions import CLICKED, predictions_schema
+from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.errors import UserError
-from ramen_ray.reports.page import ReportTable, write_page
+from ramen_ray.reports.page import write_page
+from ramen_ray.reports.tables import ReportTable
 
 AT = 10
 SHOWN_ROWS, SHOWN_TEXTS = 30, 5
 FOUND = f"Found: how many of the clicked ads are among the best {AT}; ✓ marks them."
+PAIR = ["query_id", "ad_id"]
 
 
 def read_predictions(file: Path) -> pd.DataFrame:
     """Read each query's best ads from what jobs/evaluate.py has written; else a UserError."""
     try:
-        return pq.read_table(file, filters=pc.field("rank") <= AT).cast(PREDICTIONS).to_pandas()
+        table = pq.read_table(file, filters=pc.field("rank") <= AT)
+        return table.cast(predictions_schema(table.column_names)).to_pandas()
     except (OSError, ValueError, pa.ArrowInvalid) as error:
         raise UserError(f"{file} has no predictions of jobs/evaluate.py: {error}") from error
 
@@ -29,8 +36,8 @@ def write_predictions_page(
 ) -> None:
     """Write a page about the best ads of each query that has clicks.
 
-    ``found`` has the columns of PREDICTIONS, ranks up to AT. With the same of an ``other`` run, the
-    page begins with the differences.
+    ``found`` has the columns of :func:`~ramen_ray.data.store.predictions.predictions_schema`, ranks
+    up to AT. With the same of an ``other`` run, the page begins with the differences.
     """
     queries = _by_query(found)
     missed = (queries["hits"] == 0).mean()
@@ -43,6 +50,7 @@ def write_predictions_page(
     tables = [
         _listing("Worst queries", worst, is_open=True),
         _harmful(found),
+        *_mixed_up(found),
         _by_popularity(found),
         _listing("Some queries", some),
     ]
@@ -55,9 +63,11 @@ def write_predictions_page(
             f"Of {len(both):,} queries of both runs, {len(won):,} find more clicked ads than in "
             f"the other, {len(lost):,} less, {equal:,} as much."
         )
+        ours, theirs = _only_in(found, other, both), _only_in(other, found, both)
         tables = [
-            _differences("Won: queries that find more", won.sort_values("gain", ascending=False)),
-            _differences("Lost: queries that find less", lost.sort_values("gain")),
+            _by_what_differs(ours, theirs),
+            _differences("Won: queries that find more", won, _reasons(ours, theirs, "in place of")),
+            _differences("Lost: queries that find less", lost, _reasons(theirs, ours, "lost to")),
             *tables,
         ]
     write_page(file, title, f"The best {AT} ads of each query.", words, tables)
@@ -91,16 +101,72 @@ def _listing(title: str, queries: pd.DataFrame, is_open: bool = False) -> Report
     return ReportTable(title, columns, rows, text_columns=4, note=FOUND, is_open=is_open)
 
 
-def _differences(title: str, queries: pd.DataFrame) -> ReportTable:
+def _differences(title: str, queries: pd.DataFrame, why: dict[str, str]) -> ReportTable:
+    most = queries.sort_values("gain", key=abs, ascending=False, kind="stable").head(SHOWN_ROWS)
     rows = [
         [
             *(one.query, _listed(one.clicked), _listed(one.shown), _listed(one.shown_other)),
-            *(f"{one.hits} of {one.num_clicked}", f"{one.hits_other}"),
+            *(why[one.Index], f"{one.hits} of {one.num_clicked}", f"{one.hits_other}"),
         ]
-        for one in queries.head(SHOWN_ROWS).itertuples()
+        for one in most.itertuples()
     ]
-    columns = ("query", "clicked ads", "what it gets", "in the other run", "found", "by the other")
-    return ReportTable(title, columns, rows, text_columns=4, note=FOUND, is_open=True)
+    shown = ("what it gets", "in the other run", "why", "found", "by the other")
+    columns = ("query", "clicked ads", *shown)
+    return ReportTable(title, columns, rows, text_columns=5, note=FOUND, is_open=True)
+
+
+def _only_in(found: pd.DataFrame, other: pd.DataFrame, both: pd.DataFrame) -> pd.DataFrame:
+    """Return the ads, best first, that the ``other`` run does not show to a query of ``both``."""
+    pairs, others = (pd.MultiIndex.from_frame(one[PAIR]) for one in (found, other))
+    rows = found[~pairs.isin(others) & found["query_id"].isin(both.index)]
+    return rows.sort_values("rank", kind="stable")
+
+
+def _reasons(finds: pd.DataFrame, misses: pd.DataFrame, joint: str) -> dict[str, str]:
+    """Say by query which clicked ads only one run finds, and what the other has best instead."""
+    found, instead = (_named(rows) for rows in (finds[finds["hit"]], misses[~misses["hit"]]))
+    hits, best = found.agg("; ".join), instead.first()
+    return (hits + (f" {joint} " + best).reindex(hits.index).fillna("")).to_dict()
+
+
+def _named(ads: pd.DataFrame) -> Any:
+    """Name each query's ads with what training knew of them, as a grouped series."""
+    clicks = ads["train_clicks"].map("{:,}".format)
+    return (ads["ad"] + " (" + ads["group"] + ", train clicks " + clicks + ")").groupby(
+        ads["query_id"]
+    )
+
+
+def _by_what_differs(ours: pd.DataFrame, theirs: pd.DataFrame) -> ReportTable:
+    """Count the clicked ads that only one run finds, by what training knew of query and ad."""
+    sides = (one[one["hit"]].groupby(["seen", "group"]).size() for one in (ours, theirs))
+    counts = pd.concat(sides, axis=1, keys=["ours", "theirs"]).fillna(0).astype(int).sort_index()
+    rows = [
+        ["seen" if seen else "new", group, f"{won:,}", f"{lost:,}", f"{won - lost:+,}"]
+        for (seen, group), won, lost in counts.itertuples()
+    ]
+    columns = ("query", "clicked ad", "found here only", "by the other only", "difference")
+    note = "Whether training has seen the query, and how popular the ad is."
+    return ReportTable("Why", columns, rows, text_columns=2, note=note, is_open=True)
+
+
+def _mixed_up(found: pd.DataFrame) -> Iterator[ReportTable]:
+    """Yield, for each column kept of the ads, which values are shown where others are clicked."""
+    for column in (name for name in found if name.startswith(FILTER)):
+        name, wanted_by = column.removeprefix(FILTER), found[CLICKED + column]
+        pairs = [
+            (max(wanted, key=list(wanted).count), shown)
+            for wanted, shown in zip(wanted_by, found[column], strict=True)
+            if len(wanted) and shown not in wanted
+        ]
+        rows = [
+            [wanted, shown, f"{times:,}"]
+            for (wanted, shown), times in Counter(pairs).most_common(SHOWN_ROWS)
+        ]
+        share = len(pairs) / max((wanted_by.map(len) > 0).sum(), 1)
+        note = f"{share:.1%} of the ads shown have a {name} that no clicked ad of the query has."
+        columns = (f"{name} of clicked ads", "shown instead", "times")
+        yield ReportTable(f"Mixed up: {name}", columns, rows, text_columns=2, note=note)
 
 
 def _harmful(found: pd.DataFrame) -> ReportTable:

@@ -54,7 +54,6 @@ class LoggedRetriever:
     model_id: str  # id of the logged model
     run_id: str  # the run that logged it
     metadata: dict[str, Any]  # kept with it, such as the dataset's fingerprint and ``num_ads``
-    num_bytes: int  # size of its files, most of which are loaded into memory
 
     @property
     def uri(self) -> str:
@@ -236,7 +235,7 @@ class Registry:
         metadata = model.metadata or {}
         if "dataset_fingerprint" not in metadata:
             raise RegistryError(f"{model_uri} is not a retriever of this project")
-        return LoggedRetriever(str(model.model_id), model.run_id, metadata, model.model_size_bytes)
+        return LoggedRetriever(str(model.model_id), model.run_id, metadata)
 
     def trained_by(self, retriever: LoggedRetriever) -> str:
         """Return the id of the run that trained a retriever, or what it was copied from."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 LAST_STEP = "ramen_ray.last_{}_step"
-LAST_LOSSES = LAST_STEP.format("losses")
-LAST_VALIDATION = LAST_STEP.format("validation")
 MAX_METRICS_PER_BATCH = 1000
 UNSENT_FILE = "unsent.jsonl"
 MAX_UNSENT_BYTES = 1 << 26
@@ -82,17 +80,12 @@ class StepLogger:
             (names[column], float(values[row, column]), first + row)
             for row, column in np.argwhere(known).tolist()
         ]
-        self._log(points, LAST_LOSSES, last_step)
+        self._log(points, LAST_STEP.format("losses"), last_step)
 
-    def log_validation(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of a validation after ``step`` steps."""
-        points = [(name, float(value), step) for name, value in metrics.items()]
-        self._log(points, LAST_VALIDATION, step)
-
-    def log_background(self, name: str, metrics: Mapping[str, float], step: int) -> None:
-        """Log the figures of a background result, such as a pruned graph, used from ``step`` on."""
-        points = [(f"{name}/{key}", float(value), step) for key, value in metrics.items()]
-        self._log(points, LAST_STEP.format(name), step)
+    def log_figures(self, of: str, figures: Mapping[str, float], step: int) -> None:
+        """Log figures after ``step`` steps: of a ``validation``, or of a new ``graph``, say."""
+        points = [(f"{of}/{key}", float(value), step) for key, value in figures.items()]
+        self._log(points, LAST_STEP.format(of), step)
 
     def send_unsent(self) -> None:
         """Send what has been kept; a TrackingError if the store does not answer."""

@@ -1,5 +1,6 @@
 """Queries asked in a terminal: which retriever answers, and what is printed."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,14 +53,22 @@ def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(
     ("words", "message"),
     [
         (["--model", "no/run"], "the folder no/run does not exist; give one such as outputs/runs/"),
-        (["--output", "{empty}"], "has no finished run; train one"),
+        (["--output", "outputs"], "has no finished run; train one"),
         (["--top-k", "100000", "--output", "{output}"], "so it must be from 1 to"),
     ],
 )
 def test_what_cannot_be_asked_is_one_clear_line(
-    words: list[str], message: str, store: Store, run_here: RunHere, tmp_path: Path
+    words: list[str],
+    message: str,
+    store: Store,
+    empty_store: Path,
+    run_here: RunHere,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = [word.format(empty=tmp_path, output=store.output) for word in words]
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(empty_store.parent, "outputs")
+    given = [word.format(output=store.output) for word in words]
     code, printed = run_here(ask, "robin", *given)
     assert code == 2
     assert printed.startswith("error: ")

@@ -30,8 +30,9 @@ from ramen_ray.orchestration.background.mining import (
 )
 from ramen_ray.orchestration.background.task import TaskContext
 from ramen_ray.orchestration.cluster import resources
+from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
-from ramen_ray.orchestration.cluster.resources import ClusterError, no_placement_group_left
+from ramen_ray.orchestration.cluster.resources import no_placement_group_left
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.sharded_search import put_together, search_shards
 

@@ -22,8 +22,7 @@ from transformers import AutoTokenizer
 from jobs import describe as job
 from jobs import validate as validating
 from ramen_ray.data.describe.content import Description
-from ramen_ray.data.describe.counts import dataset_statistics
-from ramen_ray.data.describe.figures import sample_ids
+from ramen_ray.data.describe.counts import dataset_statistics, sample_ids
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.reports import description as describing
 from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ramen_ray.data.store.predictions import PREDICTIONS
+from ramen_ray.data.store.predictions import predictions_schema
 from ramen_ray.errors import UserError
 from ramen_ray.reports.predictions_page import read_predictions, write_predictions_page
 
 CLICKED = {"robin": ["wren", "heron"], "sloop": ["ketch"], "<b>": ["waltz"], "none": []}
-ADS = ["wren", "heron", "ketch", "waltz", "maple"]
+KINDS = {"wren": "bird", "heron": "bird", "ketch": "boat", "waltz": "dance", "maple": "tree"}
+ADS = list(KINDS)
 
 
 def _table(shown: dict[str, list[str]]) -> pa.Table:
@@ -31,11 +32,13 @@ def _table(shown: dict[str, list[str]]) -> pa.Table:
             "seen": query == "sloop",
             "train_clicks": ADS.index(ad),
             "group": "tail" if ad == "wren" else "head",
+            "filter_kind": KINDS[ad],
+            "clicked_filter_kind": [KINDS[one] for one in CLICKED[query]],
         }
         for query, ads in shown.items()
         for rank, ad in enumerate(ads, start=1)
     ]
-    return pa.Table.from_pylist(rows, PREDICTIONS)
+    return pa.Table.from_pylist(rows, predictions_schema(["ad_id", "text", "filter_kind"]))
 
 
 def _found(shown: dict[str, list[str]]) -> pd.DataFrame:
@@ -75,6 +78,13 @@ def test_the_worst_queries_and_the_most_harmful_ads_are_first(tmp_path: Path) ->
         ["wren", "tail", "2", "0", "0"],
     ]
     assert tables["By popularity"] == [["head", "3", "6", "33.3%"], ["tail", "1", "2", "0.0%"]]
+    assert tables["Mixed up: kind"] == [
+        ["bird", "tree", "1"],
+        ["boat", "tree", "1"],
+        ["dance", "tree", "1"],
+        ["dance", "bird", "1"],
+    ]
+    assert "66.7% of the ads shown have a kind that no clicked ad of the query has." in page
     assert sorted(row[0] for row in tables["Some queries"]) == ["<b>", "robin", "sloop"]
     assert "<li>33% of 3 queries find nothing that was clicked.</li>" in page
     assert "<li>Queries that are new: 2, R@10 25.0%.</li>" in page
@@ -86,11 +96,22 @@ def test_what_another_run_finds_is_told_as_won_and_lost(tmp_path: Path) -> None:
     other = _found({"robin": ["wren", "maple"], "sloop": ["ketch"], "<b>": ["wren", "waltz"]})
     write_predictions_page(tmp_path / "page.html", "mine", mine, other)
     tables = _tables(tmp_path / "page.html")
+    by_heron, by_maple = "heron (head, train clicks 1)", "maple (head, train clicks 4)"
     assert tables["Won: queries that find more"] == [
-        ["robin", "wren; heron", "✓ wren; ✓ heron", "✓ wren; maple", "2 of 2", "1"]
+        [
+            *("robin", "wren; heron", "✓ wren; ✓ heron", "✓ wren; maple"),
+            *(f"{by_heron} in place of {by_maple}", "2 of 2", "1"),
+        ]
     ]
     assert tables["Lost: queries that find less"] == [
-        ["sloop", "ketch", "maple", "✓ ketch", "0 of 1", "1"]
+        [
+            *("sloop", "ketch", "maple", "✓ ketch"),
+            *(f"ketch (head, train clicks 2) lost to {by_maple}", "0 of 1", "1"),
+        ]
+    ]
+    assert tables["Why"] == [
+        ["new", "head", "1", "0", "+1"],
+        ["seen", "head", "0", "1", "-1"],
     ]
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Of 3 queries of both runs, 1 find more" in page

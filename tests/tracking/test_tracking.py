@@ -14,7 +14,7 @@ from conftest import free_port
 from mlflow.tracking import MlflowClient
 
 from ramen_ray.errors import redacted
-from ramen_ray.reports.run_report import metrics_table
+from ramen_ray.reports.tables import metrics_table
 from ramen_ray.tracking.runs import (
     Run,
     TrackingError,
@@ -135,10 +135,10 @@ def test_repeated_steps_are_logged_once(run: Run, tmp_path: Path) -> None:
     losses, known = np.arange(8.0).reshape(8, 1), np.ones((8, 1), dtype=bool)
     first = StepLogger(run, tmp_path)
     first.log_losses(["loss/task"], losses[:5], known[:5], 5)
-    first.log_validation({"validation/P@1": 0.25}, 5)
+    first.log_figures("validation", {"P@1": 0.25}, 5)
     resumed = StepLogger(run, tmp_path)
     resumed.log_losses(["loss/task"], losses[3:], known[3:], 8)
-    resumed.log_validation({"validation/P@1": 0.25}, 5)
+    resumed.log_figures("validation", {"P@1": 0.25}, 5)
     assert run.read_history("loss/task") == (list(range(1, 9)), losses[:, 0].tolist())
     assert run.read_history("validation/P@1") == ([5], [0.25])
 
@@ -159,7 +159,7 @@ def test_figures_are_kept_while_the_server_is_gone(
     gone = StepLogger(Run(f"http://127.0.0.1:{free_port()}", run.id), tmp_path)
     started = time.monotonic()
     gone.log_losses(["loss/task"], losses[:5], known[:5], 5)
-    gone.log_validation({"validation/P@1": 0.25}, 5)
+    gone.log_figures("validation", {"P@1": 0.25}, 5)
     assert time.monotonic() - started < 15
     warnings = [one for one in caplog.records if one.name.startswith("ramen_ray")]
     assert len(warnings) == 1
@@ -225,6 +225,4 @@ def test_the_table_is_in_per_cent_by_split_and_row() -> None:
         for row, value in (("untrained", 0.125), ("trained", 0.5))
     }
     table = metrics_table(metrics)
-    cells = [list(column.cells) for column in table.columns]
-    assert cells[1] == ["untrained", "trained"]
-    assert cells[2] == ["12.50", "50.00"]
+    assert [row[1:3] for row in table.rows] == [["untrained", "12.50"], ["trained", "50.00"]]

@@ -2,18 +2,24 @@
 
 Each table is read once. What footers show is in :mod:`~ramen_ray.data.checks.structure`. Rules for
 what is in the tables are SQL, in :mod:`~ramen_ray.data.checks.rows`,
-:mod:`~ramen_ray.data.checks.tables` and :mod:`~ramen_ray.data.checks.leaks`.
+:mod:`~ramen_ray.data.checks.tables` and :mod:`~ramen_ray.data.checks.tables`.
 """
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import gettempdir
 
-from ramen_ray.data.checks.leaks import click_leaks, edge_leaks
 from ramen_ray.data.checks.loading import Severities, Tables
 from ramen_ray.data.checks.rows import row_rules
 from ramen_ray.data.checks.structure import inspect_structure
-from ramen_ray.data.checks.tables import UNLINKED, ascend, cross_rules, repeat_rules
+from ramen_ray.data.checks.tables import (
+    UNLINKED,
+    ascend,
+    click_leaks,
+    cross_rules,
+    edge_leaks,
+    repeat_rules,
+)
 from ramen_ray.data.engine import count, engine, name_literal
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.leaks import find_answers

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.engine import count, name_literal, run
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Severity, Tally
@@ -56,7 +56,7 @@ class Tables:
     """
 
     def __init__(
-        self, connection: duckdb.DuckDBPyConnection, dataset: Dataset, severities: Severities
+        self, connection: DuckDBPyConnection, dataset: Dataset, severities: Severities
     ) -> None:
         """Begin with no table; findings of other ``severities`` are not looked for."""
         self.connection = connection

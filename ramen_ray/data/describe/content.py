@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from ramen_ray.data.arrays import Float64s, Int64s
-from ramen_ray.data.describe.graph_signal import GraphSignal
+from ramen_ray.data.describe.pairs import Shared
 from ramen_ray.data.prepared.tokens import TextFigures
 
+OF_CLICKS, FEWEST_LIFT = 0.995, 2.0
 PER_CENT = {"median": 50, "p90": 90, "p99": 99, "max": 100}
 
 
@@ -129,6 +130,44 @@ class SampleQuery:
 
 
 @dataclass(frozen=True)
+class GraphSignal:
+    """What an anchor set could bring."""
+
+    sides: tuple[str, ...]  # those with edges: query, ad or both
+    edges_per_query: float  # on average over the train queries
+    edges_per_ad: float  # on average over the ads
+    test_clicks: int
+    reached_clicks: int  # those of them on ads without a train click but with edges
+    shared: Shared  # over the train clicks, or over the pairs that a set of one side joins
+    shared_beyond_words: Shared  # over those of them that have no word in common
+    edges: int
+    leaking_edges: int  # those of them that join a held-out query to its answer
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it was made from the clicks themselves, so that its lift says nothing."""
+        return self.shared.share >= OF_CLICKS and self.shared.lift >= FEWEST_LIFT
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is worth comparing between graphs, by name; only what there is."""
+        found = {"share_leaking_edges": self.leaking_edges / max(self.edges, 1)}
+        if "ad" in self.sides:
+            found["share_test_clicks_reached"] = self.reached_clicks / max(self.test_clicks, 1)
+        if self.shared.pairs and not self.is_void:
+            is_whole = len(self.sides) == 2
+            what = "clicks_with_shared_anchor" if is_whole else "joined_pairs_with_shared_click"
+            found |= {
+                f"share_{what}": self.shared.share,
+                "share_by_chance": self.shared.share_by_chance,
+                "lift": self.shared.lift,
+            }
+            if self.shared_beyond_words.pairs:
+                found["lift_beyond_words"] = self.shared_beyond_words.lift
+        return found
+
+
+@dataclass(frozen=True)
 class Description:
     """The figures and samples that describe a dataset; small, however large the dataset is."""
 
@@ -136,7 +175,7 @@ class Description:
     statistics: Mapping[str, float]  # see describe.counts.dataset_statistics
     splits: Mapping[str, SplitSize]
     degrees: Mapping[str, Degrees]  # by metric name; clicks are those of the train split
-    shares: Mapping[str, Share]  # by metric name; see describe.figures.node_shares
+    shares: Mapping[str, Share]  # by metric name; see describe.counts.node_shares
     groups: Mapping[str, PopularityGroup]  # head, torso and tail
     hubs: Mapping[str, list[Hub]]  # by anchor set, most edges first
     tokens: Mapping[str, TokenLengths]  # by table

@@ -1,17 +1,26 @@
-"""Count the clicks and edges of every query, ad and anchor, as a stream without texts.
+"""Count the clicks and edges of every query, ad and anchor, and sum them up for a description.
 
 The dataset must be free of errors (:func:`ramen_ray.data.checks.check`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.describe.content import (
+    Degrees,
+    Distribution,
+    Hub,
+    PopularityGroup,
+    SampleQuery,
+    Share,
+    SplitSize,
+)
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS
+from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
 
 
 @dataclass(frozen=True)
@@ -111,3 +120,141 @@ def dataset_statistics(
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
+
+
+def split_size(clicks: ClickCounts) -> SplitSize:
+    """Sum the clicks of a split."""
+    return SplitSize(len(clicks.per_query), int(clicks.per_query.sum()), clicks.weight)
+
+
+def node_degrees(train: ClickCounts, edges: Mapping[str, EdgeCounts]) -> dict[str, Degrees]:
+    """Count how many nodes have how many train clicks, and edges of each anchor set."""
+    counts: dict[str, tuple[str, str, Int64s]] = {
+        "clicks_per_query": ("clicks", "query", train.per_query),
+        "queries_per_ad": ("clicks", "ad", train.per_ad),
+    }
+    for name, of_set in edges.items():
+        counts |= {
+            f"{name}_anchors_per_query": (name, "query", of_set.per_query),
+            f"{name}_anchors_per_ad": (name, "ad", of_set.per_ad),
+            f"{name}_nodes_per_anchor": (name, "anchor", of_set.per_anchor),
+        }
+    return {
+        metric: Degrees(of, per, Distribution.of(values))
+        for metric, (of, per, values) in counts.items()
+    }
+
+
+def node_shares(
+    clicks: Mapping[str, ClickCounts], edges: Mapping[str, EdgeCounts]
+) -> dict[str, Share]:
+    """Count nodes without clicks or edges, and test clicks on rare ads, by metric name."""
+    queries = clicks["train"].per_query
+    train, test = clicks["train"].per_ad, clicks["test"].per_ad
+    zero, one = "ads without a train click", "ads with exactly one train click"
+    shares = {
+        "queries_without_click": _share("train queries without a click", queries == 0),
+        "ads_without_click": _share(zero, train == 0),
+        "ads_with_one_click": _share(one, train == 1),
+        "test_clicks_on_ads_without_click": _share(f"test clicks on {zero}", train == 0, test),
+        "test_clicks_on_ads_with_one_click": _share(f"test clicks on {one}", train == 1, test),
+    }
+    if edges:
+        no_query = ~np.any([of_set.per_query for of_set in edges.values()], axis=0)
+        no_ad = ~np.any([of_set.per_ad for of_set in edges.values()], axis=0)
+        shares["queries_without_edge"] = _share("train queries without any edge", no_query)
+        shares["ads_without_edge"] = _share("ads without any edge", no_ad)
+    for name, of_set in edges.items():
+        for key, what, degrees in (
+            ("queries", f"train queries without an edge to {name}", of_set.per_query),
+            ("ads", f"ads without an edge to {name}", of_set.per_ad),
+            ("anchors", f"{name} anchors without an edge", of_set.per_anchor),
+        ):
+            shares[f"{name}_{key}_without_edge"] = _share(what, degrees == 0)
+    return shares
+
+
+def popularity_group(member: Booleans, clicks: Mapping[str, ClickCounts]) -> PopularityGroup:
+    """Describe the group of ads that ``member`` (ads,) flags."""
+    train, test = clicks["train"].per_ad, clicks["test"].per_ad
+    found = train[member]
+    return PopularityGroup(
+        (int(found.min()), int(found.max())) if len(found) else None,
+        {
+            "ads": _share("ads", member),
+            "train_clicks": _share("train clicks", member, train),
+            "test_clicks": _share("test clicks", member, test),
+        },
+    )
+
+
+def largest_hubs(dataset: Dataset, anchor_set: str, edges: EdgeCounts, count: int) -> list[Hub]:
+    """Return the ``count`` anchors of a set with most edges, most first."""
+    degrees = edges.per_anchor
+    largest = np.argsort(-degrees, kind="stable")[:count].tolist()
+    texts = _texts_by_id(dataset, f"anchors/{anchor_set}", largest)
+    return [
+        Hub(
+            texts[anchor],
+            int(edges.queries_per_anchor[anchor]),
+            int(edges.ads_per_anchor[anchor]),
+            float(degrees[anchor] / degrees.sum()),
+        )
+        for anchor in largest
+    ]
+
+
+def sample_ids(num_rows: int, size: int, seed: int) -> list[int]:
+    """Draw ``size`` of the ids of a table, or all if there are fewer; ascending."""
+    if num_rows <= size:
+        return list(range(num_rows))
+    draw = np.random.default_rng(seed)
+    return np.sort(draw.choice(num_rows, size, replace=False)).tolist()
+
+
+def sample_texts(dataset: Dataset, table: str, size: int, seed: int) -> list[str]:
+    """Read ``size`` texts of a table, drawn by ``seed``, or all if there are fewer."""
+    ids = sample_ids(dataset.num_rows(table), size, seed)
+    return dataset.rows_with_ids(table, ids)["text"].to_pylist()
+
+
+def sample_queries(dataset: Dataset, size: int, seed: int) -> list[SampleQuery]:
+    """Read ``size`` train queries, drawn by ``seed``, with their ads and anchors, as text."""
+    ids = sample_ids(dataset.num_rows(TRAIN), size, seed)
+    rows = dataset.rows_with_ids(TRAIN, ids).to_pylist()
+    ads = _texts_by_id(dataset, "ads", {ad for row in rows for ad in row["ad_ids"]})
+    anchors = {
+        name: _anchors_of(dataset, name, ids)
+        for name in dataset.anchor_sets
+        if dataset.has(f"edges/{name}/query")
+    }
+    return [
+        SampleQuery(
+            row["text"],
+            [ads[ad] for ad in row["ad_ids"]],
+            {name: of_query[row["query_id"]] for name, of_query in anchors.items()},
+        )
+        for row in rows
+    ]
+
+
+def _anchors_of(dataset: Dataset, anchor_set: str, query_ids: list[int]) -> dict[int, list[str]]:
+    edges = dataset.rows_with_ids(f"edges/{anchor_set}/query", query_ids).to_pylist()
+    ids = {edge["anchor_id"] for edge in edges}
+    texts = _texts_by_id(dataset, f"anchors/{anchor_set}", ids)
+    of_query: dict[int, list[str]] = {query: [] for query in query_ids}
+    for edge in edges:
+        of_query[edge["query_id"]].append(texts[edge["anchor_id"]])
+    return of_query
+
+
+def _texts_by_id(dataset: Dataset, table: str, ids: Iterable[int]) -> dict[int, str]:
+    rows = dataset.rows_with_ids(table, ids)
+    return dict(zip(rows[0].to_pylist(), rows["text"].to_pylist(), strict=True))
+
+
+def _share(what: str, member: Booleans, counts: Int64s | None = None) -> Share:
+    """Count the members among all nodes or, given the nodes' ``counts``, sum their counts."""
+    if counts is None:
+        return Share(what, int(member.sum()), len(member))
+    return Share(what, int(counts[member].sum()), int(counts.sum()))

@@ -1,14 +1,15 @@
-"""Tables of a dataset that is made from another one: the rows that are kept, with new ids."""
+"""What a dataset that is made from another one takes of it: kept rows with new ids, and edges."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
 from ramen_ray.data.arrays import Booleans, Int64s, list_entries, to_lists
+from ramen_ray.data.engine import name_literal
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
-from ramen_ray.data.store.schemas import ids_in
+from ramen_ray.data.store.schemas import ids_in, schema_of
 
 Kept = Mapping[str, Booleans]
 """By table, which of its rows (rows,), by id, are kept; of the others all are."""
@@ -19,20 +20,19 @@ def write_kept(
     table: str,
     kept: Kept,
     writer: DatasetWriter,
-    rows: Iterable[pa.RecordBatch] | None = None,
+    change: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows,
     target: str | None = None,
 ) -> bool:
     """Write the rows of a table whose ids are kept, with new ids; returns whether there were any.
 
-    ``rows`` are batches to take in place of all, whose lists of ids name what is kept; ``target``
-    is another name for the new table. None is written without rows.
+    ``change`` is applied to the table's batches, whose lists of ids then name what is kept;
+    ``target`` is another name for the new table. None is written without rows.
     """
     new_ids = {name: np.cumsum(flags) - 1 for name, flags in kept.items()}
     named = {column: of for column, of in ids_in(table).items() if of in kept}
 
     def renumbered() -> Iterator[pa.RecordBatch]:
-        own = parent.batches(table) if parent.has(table) else ()
-        for batch in own if rows is None else rows:
+        for batch in map(change, parent.batches(table) if parent.has(table) else ()):
             chosen = np.ones(len(batch), dtype=bool)
             for column, of in named.items():
                 if column != "ad_ids":
@@ -57,3 +57,20 @@ def _mapped(ids: pa.Array, new_ids: Int64s) -> pa.Array:
         return pa.array(new_ids[ids.to_numpy()])
     rows, entries = list_entries(ids)
     return to_lists(new_ids[entries.to_numpy()], np.bincount(rows, minlength=len(ids)))
+
+
+def edges_of_sets(parent: Dataset, anchor_sets: Sequence[str], side: str) -> str:
+    """Return the SQL that selects ``node``, ``anchor`` and ``weight`` of a side's edges.
+
+    The anchors of the sets are numbered one set after the other. Sets may lack the side.
+    """
+    edges = ["SELECT 0 AS node, 0 AS anchor, 1.0::FLOAT AS weight WHERE false"]
+    first = 0
+    for name in anchor_sets:
+        table = f"edges/{name}/{side}"
+        if parent.has(table):
+            node, anchor, weight = schema_of(table).names
+            columns = f"{node}, {anchor} + {first}, {weight}"
+            edges.append(f"SELECT {columns} FROM {name_literal(table)}")
+        first += parent.num_rows(f"anchors/{name}")
+    return " UNION ALL ".join(edges)

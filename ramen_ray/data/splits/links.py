@@ -1,34 +1,24 @@
 """A dataset for a linker: its ads are the anchors of another one, its clicks that one's edges."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from scipy.sparse import csr_array, hstack
+from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.arrays import Booleans, to_lists
 from ramen_ray.data.checks import check
-from ramen_ray.data.prepared.hashing import HashIndex, keyed_hash
+from ramen_ray.data.engine import count, engine, run, stream
+from ramen_ray.data.leaks import texts_of
+from ramen_ray.data.prepared.hashing import keyed_hash
+from ramen_ray.data.splits.kept import edges_of_sets
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, new_dataset
-from ramen_ray.data.store.matrices import edge_matrix, text_numbers
-from ramen_ray.data.store.schemas import HELD_OUT_SIDES, TRAIN
+from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, TRAIN
 from ramen_ray.naming import joined_name
 
 HELD_OUT_SHARE = 0.1
-TEST = "queries/test"
 LINKS_OF = "links_of"
 """Key in ``dataset.json``: which dataset's edges, and of which anchor sets."""
-
-
-@dataclass(frozen=True)
-class _Split:
-    """The ``chosen`` queries (rows,) of a table, whose clicks are ``edges`` (rows, anchors)."""
-
-    table: str
-    edges: csr_array
-    chosen: Booleans
 
 
 def make_link_dataset(
@@ -52,68 +42,68 @@ def make_link_dataset(
                 f"{parent.path} has no edges of train queries to an anchor set {name!r}; its sets "
                 f"are {', '.join(parent.anchor_sets) or 'none'}"
             )
-    splits = _split(parent, anchor_sets, seed)
-    for split, part in splits.items():
-        if not part.chosen.any():
-            raise DatasetError(f"{parent.path} has too few queries with edges for a {split} split")
     named = {"name": joined_name(parent.name, "links"), LINKS_OF: {**made, "seed": seed}}
     kept = {key: parent.metadata[key] for key in ("source", "licence") if key in parent.metadata}
-    of_sets = [f"anchors/{name}" for name in anchor_sets]
-    texts = text_numbers(parent, [TRAIN, TEST, *of_sets])
-    anchors = np.concatenate([texts[table] for table in of_sets])
-    queries, linked = splits["train"].edges.nonzero()
-    links_own_text = bool((texts[TRAIN][queries] == anchors[linked]).any())
-    with new_dataset(output, **named, **kept) as writer, parent.unchanged(WHILE_READ):
-        writer.write("ads", _ads(parent, of_sets))
-        for split, part in splits.items():
-            writer.write(f"queries/{split}", _queries(parent, part))
+    with (
+        new_dataset(output, **named, **kept) as writer,
+        parent.unchanged(WHILE_READ),
+        engine(writer.folder, dataset=parent) as connection,
+    ):
+        _create_tables(connection, parent, anchor_sets, seed)
+        bank = "SELECT ad_id, text FROM bank ORDER BY ad_id"
+        writer.write("ads", stream(connection, bank))
+        links = "SELECT split, folded, unnest(ad_ids) AS ad_id FROM linked"
+        links_own_text = count(
+            connection,
+            f"""SELECT count(*) FROM ({links}) JOIN bank USING (ad_id, folded)
+            WHERE split = 'train'""",
+        )
+        for split in SPLITS:
+            queries = f"FROM linked WHERE split = '{split}' ORDER BY query_id"
+            if not writer.write(f"queries/{split}", stream(connection, queries)):
+                raise DatasetError(
+                    f"{parent.path} has too few queries with edges for a {split} split"
+                )
             if split != "train" and not links_own_text:
-                pairs = HashIndex.from_hashes(anchors).all(texts[part.table][part.chosen])
-                filters = dict(zip(("query_id", "ad_id"), pairs, strict=True))
-                writer.write(f"filters/{split}", pa.table(filters))
+                pairs = f"""SELECT query_id, ad_id FROM linked JOIN bank USING (folded)
+                    WHERE split = '{split}' ORDER BY query_id, ad_id"""
+                writer.write(f"filters/{split}", stream(connection, pairs))
     return Dataset(output)
 
 
-def _split(parent: Dataset, anchor_sets: Sequence[str], seed: int) -> dict[str, _Split]:
-    """Divide the train queries with edges; the test split has its own queries if it has edges."""
-    edges = _edges(parent, anchor_sets, "query")
-    chance = keyed_hash((seed,), np.arange(edges.shape[0])) / 2.0**64
-    linked = np.diff(edges.indptr) > 0
-    is_validation = linked & (chance < HELD_OUT_SHARE)
+def _create_tables(
+    connection: DuckDBPyConnection, parent: Dataset, anchor_sets: Sequence[str], seed: int
+) -> None:
+    """Create ``bank`` (ad_id, text, folded) and ``linked`` (split, query_id, text, ad_ids ...)."""
+    first, texts = 0, []
+    for table in (f"anchors/{name}" for name in anchor_sets):
+        texts.append(f"SELECT id + {first} AS ad_id, text, folded FROM ({texts_of(table)})")
+        first += parent.num_rows(table)
+    connection.execute(f"CREATE TABLE bank AS {' UNION ALL '.join(texts)}")
     side = HELD_OUT_SIDES["test"]
     has_own = all(parent.has(f"edges/{name}/{side}") for name in anchor_sets)
-    is_test = linked & ~is_validation & (chance < 2 * HELD_OUT_SHARE) & (not has_own)
-    test = _Split(TRAIN, edges, is_test)
+    chance = keyed_hash((seed,), np.arange(parent.num_rows(TRAIN))) / 2.0**64
+    chances = {"id": np.arange(len(chance)), "chance": chance}
+    connection.register("chances", pa.table(chances))
+    parts = [
+        f"""SELECT CASE WHEN chance < {HELD_OUT_SHARE} THEN 'validation'
+            WHEN {not has_own} AND chance < {2 * HELD_OUT_SHARE} THEN 'test' ELSE 'train' END
+            AS split, queries.*, node, anchor
+        FROM ({edges_of_sets(parent, anchor_sets, "query")})
+        JOIN chances ON id = node JOIN ({texts_of(TRAIN)}) AS queries USING (id)"""
+    ]
     if has_own:
-        of_test = _edges(parent, anchor_sets, side)
-        test = _Split(TEST, of_test, np.diff(of_test.indptr) > 0)
-    return {
-        "train": _Split(TRAIN, edges, linked & ~is_validation & ~is_test),
-        "validation": _Split(TRAIN, edges, is_validation),
-        "test": test,
-    }
-
-
-def _edges(parent: Dataset, anchor_sets: Sequence[str], side: str) -> csr_array:
-    """Read the edges of all sets, (queries, anchors)."""
-    return hstack([edge_matrix(parent, name, side) for name in anchor_sets], format="csr")
-
-
-def _ads(parent: Dataset, anchor_tables: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    first = 0
-    for table in anchor_tables:
-        for rows in parent.batches(table, ["anchor_id", "text"]):
-            ids = pa.array(first + rows[0].to_numpy())
-            yield pa.RecordBatch.from_arrays([ids, rows[1]], names=["ad_id", "text"])
-        first += parent.num_rows(table)
-
-
-def _queries(parent: Dataset, part: _Split) -> Iterator[pa.RecordBatch]:
-    """Yield the chosen queries with their anchors, numbered in the order of ids."""
-    new_ids = np.cumsum(part.chosen) - 1
-    for rows in parent.batches(part.table, ["query_id", "text"]):
-        kept = rows.filter(pa.array(part.chosen[rows[0].to_numpy()]))
-        anchors = part.edges[kept[0].to_numpy()]
-        ad_ids = to_lists(anchors.indices, np.diff(anchors.indptr))
-        columns = [pa.array(new_ids[kept[0].to_numpy()]), kept[1], ad_ids]
-        yield pa.RecordBatch.from_arrays(columns, names=["query_id", "text", "ad_ids"])
+        parts.append(
+            f"""SELECT 'test', queries.*, node, anchor
+            FROM ({edges_of_sets(parent, anchor_sets, side)})
+            JOIN ({texts_of("queries/test")}) AS queries ON id = node"""
+        )
+    run(
+        connection,
+        "collecting the links",
+        f"""CREATE TABLE linked AS
+        SELECT split, row_number() OVER (PARTITION BY split ORDER BY id) - 1 AS query_id,
+            any_value(text) AS text, any_value(folded) AS folded,
+            list(anchor ORDER BY anchor) AS ad_ids
+        FROM ({" UNION ALL ".join(parts)}) GROUP BY split, id""",
+    )

@@ -1,6 +1,6 @@
 """IRENE's novel splits: some ads appear only after training, in the test."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -167,14 +167,13 @@ def _write_queries(
     """Write the queries that do not lose all clicks, nor are ``left_out``; returns which."""
     table = f"queries/{split}"
 
-    def rows() -> Iterator[pa.RecordBatch]:
-        for batch in parent.batches(table):
-            if left_out is not None:
-                batch = batch.filter(pa.array(~left_out[batch["query_id"]]))
-            yield _keep_clicks(batch, chosen(*click_pairs(batch)))
+    def with_clicks(rows: pa.RecordBatch) -> pa.RecordBatch:
+        if left_out is not None:
+            rows = rows.filter(pa.array(~left_out[rows["query_id"]]))
+        return _keep_clicks(rows, chosen(*click_pairs(rows)))
 
     kept, num_clicks = np.zeros(parent.num_rows(table), dtype=bool), 0
-    for batch in rows():
+    for batch in map(with_clicks, parent.batches(table)):
         kept[batch["query_id"]] = True
         num_clicks += len(batch["ad_ids"].flatten())
     if not num_clicks:
@@ -183,7 +182,7 @@ def _write_queries(
             f"no {split} query of {parent.path} has a click on a {which} ad; choose another novel "
             f"fraction or seed"
         )
-    write_kept(parent, table, {table: kept}, writer, rows(), f"queries/{target}")
+    write_kept(parent, table, {table: kept}, writer, with_clicks, f"queries/{target}")
     return {table: kept}
 
 
@@ -192,10 +191,11 @@ def _write_held_out(
 ) -> None:
     """Write a split's queries, and filter pairs, with the ``chosen`` ads (ads,) only."""
     kept = _write_queries(parent, split, target, lambda _, ads: chosen[ads], writer)
-    table = f"filters/{split}"
-    pairs = parent.batches(table) if parent.has(table) else ()
-    of_ads = (rows.filter(pa.array(chosen[rows["ad_id"]])) for rows in pairs)
-    write_kept(parent, table, kept, writer, of_ads, f"filters/{target}")
+
+    def of_ads(pairs: pa.RecordBatch) -> pa.RecordBatch:
+        return pairs.filter(pa.array(chosen[pairs["ad_id"]]))
+
+    write_kept(parent, f"filters/{split}", kept, writer, of_ads, f"filters/{target}")
 
 
 def _write_edges(
@@ -207,13 +207,12 @@ def _write_edges(
     writer: DatasetWriter,
 ) -> bool:
     """Write the edges of kept queries, or of ads, without those of rows, by table, that are cut."""
-    table = f"edges/{anchor_set}/{side}"
     nodes, anchors = cut[NODE_TABLES[side]], cut[f"anchors/{anchor_set}"]
-    rows = (
-        batch.filter(pa.array(~(nodes[batch[0]] | anchors[batch["anchor_id"]])))
-        for batch in (parent.batches(table) if parent.has(table) else ())
-    )
-    return write_kept(parent, table, kept, writer, rows)
+
+    def uncut(edges: pa.RecordBatch) -> pa.RecordBatch:
+        return edges.filter(pa.array(~(nodes[edges[0]] | anchors[edges["anchor_id"]])))
+
+    return write_kept(parent, f"edges/{anchor_set}/{side}", kept, writer, uncut)
 
 
 def _keep_clicks(rows: pa.RecordBatch, kept: Booleans) -> pa.RecordBatch:

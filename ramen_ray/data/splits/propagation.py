@@ -6,26 +6,25 @@ everything, are left out, and no query gets the ad that has its own text.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from scipy.sparse import csr_array, hstack, vstack
+from duckdb import DuckDBPyConnection
+from duckdb.func import ARROW
 
-from ramen_ray.data.arrays import Int64s, UInt64s, list_entries, to_lists
 from ramen_ray.data.checks import check
 from ramen_ray.data.checks.structure import read_tables
-from ramen_ray.data.prepared.hashing import HashIndex, keyed_hash
+from ramen_ray.data.engine import count, engine, name_literal, run, stream
+from ramen_ray.data.prepared.hashing import keyed_hash
+from ramen_ray.data.splits.kept import edges_of_sets
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, new_dataset
-from ramen_ray.data.store.matrices import click_matrix, edge_matrix, text_numbers
-from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
+from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.naming import joined_name
 
-PRODUCTS_AT_ONCE = 1 << 22
+QUERIES = name_literal(TRAIN)
 
 logger = logging.getLogger(__name__)
 
@@ -71,125 +70,105 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
     """
     made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
     check(parent)
-    graph = _Graph.from_dataset(parent, settings)
+    chosen = settings.anchor_sets or parent.strict_anchor_sets
+    if unknown := sorted(set(chosen) - set(parent.anchor_sets)):
+        raise DatasetError(
+            f"{parent.path} has no anchor set {', '.join(map(repr, unknown))}; "
+            f"it has {', '.join(map(repr, parent.anchor_sets)) or 'none'}"
+        )
+    if not chosen:
+        raise DatasetError(f"{parent.path} has no anchor sets to propagate clicks over")
     named = {"name": joined_name(parent.name, "propagated"), "propagated_clicks": made}
-    counts = Counter[str]()
     whole = new_dataset(output, **{**parent.metadata, **named})
-    with whole as writer, parent.unchanged(WHILE_READ):
-        writer.write(TRAIN, _with_added_ads(parent, graph, settings, counts))
-        if not counts["added"]:
+    with (
+        whole as writer,
+        parent.unchanged(WHILE_READ),
+        engine(writer.folder, dataset=parent) as connection,
+    ):
+        _find_ads(connection, parent, sorted(set(chosen)), settings)
+        counts = [
+            count(connection, sql)
+            for sql in (
+                "SELECT count(*) FROM added",
+                "SELECT count(DISTINCT query_id) FROM added",
+                f"SELECT count(*) FROM {QUERIES}",
+                f"SELECT sum(len(ad_ids)) FROM {QUERIES}",
+            )
+        ]
+        if not counts[0]:
             raise NothingPropagatedError(
                 f"no train query of {parent.path} shares an anchor of at most "
                 f"{settings.max_anchor_degree} edges with an ad that it does not already have"
             )
+        writer.write(TRAIN, stream(connection, _extended(parent.schema(TRAIN).names)))
         for table in read_tables(parent):
             if table != TRAIN:
                 writer.write(table, parent.batches(table))
-    logger.info(
-        "added %s clicks to %s of %s train queries, which had %s",
-        *(f"{counts[what]:,}" for what in ("added", "queries with more", "queries", "had")),
-    )
+    message = "added %s clicks to %s of %s train queries, which had %s"
+    logger.info(message, *(f"{number:,}" for number in counts))
     return Dataset(output)
 
 
-@dataclass(frozen=True)
-class _Graph:
-    """The graph from train queries to ads, over the anchors of all sets."""
+def _find_ads(
+    connection: DuckDBPyConnection,
+    parent: Dataset,
+    sets: list[str],
+    settings: PropagationSettings,
+) -> None:
+    """Create ``added``: each ``query_id`` with its ``ad_id`` by ``rank``, from 1."""
 
-    query_anchors: csr_array  # (train queries, anchors) float32 weights
-    anchor_ads: csr_array  # (anchors, ads) float32 weights
-    text_of_query: UInt64s  # (train queries,) the numbers of their texts
-    ads_by_text: HashIndex  # by the numbers of their texts
+    def draws(pairs: pa.ChunkedArray) -> pa.Array:
+        return pa.array(keyed_hash((settings.seed,), pairs.to_numpy()) >> np.uint64(48))
 
-    @classmethod
-    def from_dataset(cls, parent: Dataset, settings: PropagationSettings) -> "_Graph":
-        """Read the chosen anchor sets, without hubs."""
-        chosen = settings.anchor_sets or parent.strict_anchor_sets
-        if unknown := sorted(set(chosen) - set(parent.anchor_sets)):
-            raise DatasetError(
-                f"{parent.path} has no anchor set {', '.join(map(repr, unknown))}; "
-                f"it has {', '.join(map(repr, parent.anchor_sets)) or 'none'}"
-            )
-        if not chosen:
-            raise DatasetError(f"{parent.path} has no anchor sets to propagate clicks over")
-        clicks = click_matrix(parent, "train").sign() if settings.via == "clicks" else None
-        queries, ads = [], []
-        for name in sorted(set(chosen)):
-            sides = [edge_matrix(parent, name, side) for side in NODE_TABLES]
-            degrees = sum(np.bincount(e.indices, minlength=e.shape[1]) for e in sides)
-            kept = np.flatnonzero(degrees <= settings.max_anchor_degree)
-            of_query, of_ad = (edges[:, kept] for edges in sides)
-            queries.append(of_query)
-            ads.append(of_ad.T if clicks is None else of_query.T @ clicks)
-        numbers = text_numbers(parent, [TRAIN, "ads"])
-        ads_by_text = HashIndex.from_hashes(numbers["ads"])
-        graph = hstack(queries, format="csr"), vstack(ads, format="csr")
-        return cls(*graph, numbers[TRAIN], ads_by_text)
-
-    def scores(self, queries: Int64s, known: csr_array) -> Iterator[tuple[slice, csr_array]]:
-        """Score the ads that share anchors with ``queries`` (n,), a bounded number at a time.
-
-        ``known`` (n, ads) is minus infinity for pairs that must not be added, and so is their
-        score. Yields a range of the queries, and the scores (queries of the range, ads).
-        """
-        anchors = self.query_anchors[queries]
-        num_products = np.diff(self.anchor_ads.indptr)[anchors.indices]
-        products = np.concatenate([[0], np.cumsum(num_products)])[anchors.indptr]
-        start = 0
-        while start < len(queries):
-            stop = int(np.searchsorted(products, products[start] + PRODUCTS_AT_ONCE, side="right"))
-            chosen = slice(start, max(stop - 1, start + 1))
-            yield chosen, anchors[chosen] @ self.anchor_ads + known[chosen]
-            start = chosen.stop
+    connection.create_function("draw", draws, ["BIGINT"], "UBIGINT", type=ARROW)
+    reached = {
+        "ad-edges": "SELECT node AS ad_id, anchor, weight FROM ad_edges",
+        "clicks": """SELECT ad_id, anchor, sum(weight) AS weight
+            FROM query_edges JOIN clicks ON query_id = node GROUP BY ALL""",
+    }
+    run(
+        connection,
+        "looking for shared anchors",
+        f"""
+        CREATE TABLE added AS
+        WITH
+            query_edges AS ({edges_of_sets(parent, sets, "query")}),
+            ad_edges AS ({edges_of_sets(parent, sets, "ad")}),
+            no_hubs AS (
+                SELECT anchor FROM (
+                    SELECT anchor FROM query_edges UNION ALL SELECT anchor FROM ad_edges)
+                GROUP BY ALL HAVING count(*) <= {settings.max_anchor_degree}),
+            clicks AS (SELECT query_id, unnest(ad_ids) AS ad_id FROM {QUERIES}),
+            same_text AS (SELECT query_id, ad_id FROM {QUERIES} JOIN ads USING (folded)),
+            reached AS ({reached[settings.via]}),
+            scores AS (  -- as FLOAT, in which the order of a sum does not show
+                SELECT node AS query_id, ad_id,
+                    sum(query_edges.weight::DOUBLE * reached.weight)::FLOAT AS score
+                FROM query_edges JOIN no_hubs USING (anchor) JOIN reached USING (anchor)
+                GROUP BY ALL)
+        SELECT query_id, ad_id, row_number() OVER (
+            PARTITION BY query_id
+            ORDER BY score DESC, draw(query_id * {parent.num_rows("ads")} + ad_id), ad_id) AS rank
+        FROM scores
+        ANTI JOIN (FROM clicks UNION ALL FROM same_text) USING (query_id, ad_id)
+        QUALIFY rank <= {settings.top_k}
+        """,
+    )
 
 
-def _with_added_ads(
-    parent: Dataset, graph: _Graph, settings: PropagationSettings, counts: Counter[str]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the train queries with their ads and the added ones, highest scores first."""
-    num_ads = parent.num_rows("ads")
-    for rows in parent.batches(TRAIN):
-        queries = rows["query_id"].to_numpy()
-        clicked = np.stack(list_entries(rows["ad_ids"]))
-        same_text = graph.ads_by_text.all(graph.text_of_query[queries])
-        pairs = np.concatenate([clicked, same_text], axis=1)
-        never = np.full(pairs.shape[1], -np.inf, np.float32)
-        known = csr_array((never, pairs), shape=(len(rows), num_ads))
-        found = [
-            _best(scores, queries[chosen], settings) + np.array([[chosen.start], [0]])
-            for chosen, scores in graph.scores(queries, known)
-        ]
-        added_rows, added_ads = np.concatenate(found, axis=1)
-        yield _extended(rows, added_rows, added_ads)
-        counts.update(added=len(added_ads), had=clicked.shape[1], queries=len(rows))
-        counts["queries with more"] += len(np.unique(added_rows))
-
-
-def _best(scores: csr_array, queries: Int64s, settings: PropagationSettings) -> Int64s:
-    """Return the (row, ad) pairs (2, pairs) of each row's highest scores, best first."""
-    shared = scores.tocoo()
-    positive = shared.data > 0
-    rows, ads = shared.row[positive].astype(np.int64), shared.col[positive].astype(np.int64)
-    draws = keyed_hash((settings.seed,), queries[rows] * scores.shape[1] + ads)
-    order = np.lexsort((draws >> np.uint64(48), -shared.data[positive], rows))
-    first = np.searchsorted(rows, np.arange(scores.shape[0]))
-    best = order[np.arange(len(rows)) - first[rows] < settings.top_k]
-    return np.stack([rows[best], ads[best]])
-
-
-def _extended(rows: pa.RecordBatch, added_rows: Int64s, added_ads: Int64s) -> pa.RecordBatch:
-    """Append ads (added,) to the lists of ``rows``; ``added_rows`` (added,) are ascending."""
-    row_of_click, ads = list_entries(rows["ad_ids"])
-    row_of_entry = np.concatenate([row_of_click, added_rows])
-    order = np.argsort(row_of_entry, kind="stable")
-    extended = {"ad_ids": np.concatenate([ads, added_ads])}
-    if "weights" in rows.column_names:
-        weights = rows["weights"].flatten().to_numpy()
-        lightest = np.full(len(rows), np.inf, dtype=np.float32)
-        np.minimum.at(lightest, row_of_click, weights)
-        added = np.where(np.isinf(lightest), np.float32(1), lightest)[added_rows]
-        extended["weights"] = np.concatenate([weights, added])
-    for column, entries in extended.items():
-        lists = to_lists(entries[order], np.bincount(row_of_entry, minlength=len(rows)))
-        rows = rows.set_column(rows.column_names.index(column), column, lists)
-    return rows
+def _extended(columns: list[str]) -> str:
+    """Select the train queries with their ads and the added ones, highest scores first."""
+    selected = {name: name for name in columns}
+    selected["ad_ids"] = "list_concat(ad_ids, more) AS ad_ids"
+    if "weights" in columns:
+        lightest = "coalesce(list_min(weights), 1)"
+        longer = f"list_resize(weights, len(ad_ids) + len(more), {lightest})"
+        selected["weights"] = f"{longer} AS weights"
+    return f"""
+        SELECT {", ".join(selected.values())} FROM (
+            SELECT queries.*, coalesce(more, []) AS more FROM {QUERIES} AS queries
+            LEFT JOIN (
+                SELECT query_id, list(ad_id ORDER BY rank) AS more FROM added GROUP BY query_id)
+            USING (query_id))
+        ORDER BY query_id
+    """

@@ -1,15 +1,11 @@
-"""A dataset's clicks, edges and texts as arrays, held in memory whole."""
-
-from collections.abc import Sequence
+"""A dataset's clicks and edges as matrices, held in memory whole."""
 
 import numpy as np
-import pyarrow as pa
 from scipy.sparse import csr_array
 
-from ramen_ray.data.arrays import UInt64s, click_pairs
+from ramen_ray.data.arrays import click_pairs
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import ids_in
-from ramen_ray.data.store.texts import fold
 
 
 def click_matrix(dataset: Dataset, split: str) -> csr_array:
@@ -38,15 +34,3 @@ def edge_matrix(dataset: Dataset, anchor_set: str, side: str) -> csr_array:
         return csr_array(shape, dtype=np.float32)
     nodes, anchors, weights = (column.to_numpy() for column in dataset.read(table).columns)
     return csr_array((weights, (nodes, anchors)), shape)
-
-
-def text_numbers(dataset: Dataset, tables: Sequence[str]) -> dict[str, UInt64s]:
-    """Number the texts (rows,) of tables, by id; those that are equal when folded have one."""
-    texts = {
-        table: [fold(rows["text"]).cast(pa.large_string()) for rows in dataset.in_order(table)]
-        for table in tables
-    }
-    of_all = pa.chunked_array([chunk for chunks in texts.values() for chunk in chunks])
-    numbers = [chunk.indices.to_numpy() for chunk in of_all.dictionary_encode().chunks]
-    ends = np.cumsum([sum(map(len, chunks)) for chunks in texts.values()])[:-1]
-    return dict(zip(tables, np.split(np.concatenate(numbers).astype(np.uint64), ends), strict=True))

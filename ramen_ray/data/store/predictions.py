@@ -1,6 +1,6 @@
 """Predictions as a table that people read: texts, the user's own ids, and what was clicked."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Int64s, list_entries, to_lists
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset
+from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.store.whole_files import whole_file
 
 PREDICTIONS = pa.schema(
@@ -28,6 +29,8 @@ PREDICTIONS = pa.schema(
         ("group", pa.string()),
     ]
 )
+CLICKED = "clicked_"
+"""Prefix of the values that clicked ads have in a column kept of the ads: clicked_filter_market."""
 QUERIES_PER_BATCH = 512  # each row has the texts of all ads that were clicked
 
 Predictions = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -42,6 +45,17 @@ class Known:
     groups: Mapping[str, Booleans]  # (ads,) the ads by popularity: head, torso and tail
 
 
+def predictions_schema(columns: Iterable[str]) -> pa.Schema:
+    """Return PREDICTIONS, and for each of the ``columns`` kept of the ads two more.
+
+    These are the value of the ad, and those of the clicked ads.
+    """
+    kept = [name for name in columns if name.startswith(FILTER)]
+    own = [(name, pa.string()) for name in kept]
+    of_clicked = [(CLICKED + name, pa.list_(pa.string())) for name in kept]
+    return pa.schema([*PREDICTIONS, *own, *of_clicked])
+
+
 def write_predictions(
     file: Path, dataset: Dataset, split: str, topk: Predictions, known: Known
 ) -> None:
@@ -50,17 +64,15 @@ def write_predictions(
     ``topk`` are, by query id, the ads' ids (queries, k), best first and padded with -1, and scores.
     Raises a DatasetError if the dataset has changed since its fingerprint was taken.
     """
-    with (
-        whole_file(file) as aside,
-        dataset.unchanged(WHILE_READ),
-        pq.ParquetWriter(aside, PREDICTIONS, compression="zstd") as out,
-    ):
+    with whole_file(file) as aside, dataset.unchanged(WHILE_READ):
         table = f"queries/{split}"
         clicks = [batch[0].flatten().to_numpy() for batch in dataset.batches(table, ["ad_ids"])]
         shown = shown_ads(topk[0])
         ads = dataset.rows_with_ids("ads", np.union1d(shown, np.concatenate(clicks)))
-        for queries in dataset.batches(table, batch_size=QUERIES_PER_BATCH):
-            out.write_table(spell_out(pa.Table.from_batches([queries]), ads, topk, known))
+        schema = predictions_schema(ads.column_names)
+        with pq.ParquetWriter(aside, schema, compression="zstd") as out:
+            for queries in dataset.batches(table, batch_size=QUERIES_PER_BATCH):
+                out.write_table(spell_out(pa.Table.from_batches([queries]), ads, topk, known))
 
 
 def spell_out(queries: pa.Table, ads: pa.Table, topk: Predictions, known: Known) -> pa.Table:
@@ -75,13 +87,20 @@ def spell_out(queries: pa.Table, ads: pa.Table, topk: Predictions, known: Known)
     query_rows, places = np.nonzero(ad_ids >= 0)
     shown = ad_ids[query_rows, places]
     ad_rows = np.searchsorted(ids, shown)
-    texts = ads["text"].combine_chunks().take(np.searchsorted(ids, clicked))
-    clicked_ads = to_lists(texts, np.bincount(clicked_by, minlength=len(queries)))
+    clicked_rows = np.searchsorted(ids, clicked)
+    num_clicked = np.bincount(clicked_by, minlength=len(queries))
+
+    def of_clicked(column: str) -> pa.Array:
+        values = ads[column].combine_chunks().take(clicked_rows)
+        return to_lists(values, num_clicked).take(query_rows)
+
     pair_of = len(known.train_clicks)  # queries times this plus ads are numbers of pairs
     group = np.full(len(shown), "", dtype=object)
     for name, has in known.groups.items():
         group[has[shown]] = name
-    return pa.table(
+    schema = predictions_schema(ads.column_names)
+    kept = [name for name in schema.names if name.startswith(FILTER)]
+    columns = pa.table(
         {
             "query_id": users_ids(queries).take(query_rows),
             "query": queries["text"].take(query_rows),
@@ -90,12 +109,15 @@ def spell_out(queries: pa.Table, ads: pa.Table, topk: Predictions, known: Known)
             "ad": ads["text"].take(ad_rows),
             "score": scores[query_rows, places],
             "hit": np.isin(query_rows * pair_of + shown, clicked_by * pair_of + clicked.to_numpy()),
-            "clicked_ads": clicked_ads.take(query_rows),
+            "clicked_ads": of_clicked("text"),
             "seen": known.seen[rows][query_rows],
             "train_clicks": known.train_clicks[shown],
             "group": group,
+            **{name: ads[name].take(ad_rows) for name in kept},
+            **{CLICKED + name: of_clicked(name) for name in kept},
         }
-    ).cast(PREDICTIONS)
+    )
+    return columns.cast(schema)
 
 
 def shown_ads(ad_ids: NDArray[np.int64]) -> NDArray[np.int64]:

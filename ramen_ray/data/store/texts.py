@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.store.text_lines import is_utf8
 
 NULL_WORDS = (
     *("NULL", "Null", "null", "(null)", "#NULL!", "None", "NONE", "none", r"\N"),
@@ -41,6 +40,15 @@ def nearly(names: pa.Array) -> pa.Array:
     """
     whole = pc.replace_substring_regex(fold(names), r"\.0+$", "")
     return pc.replace_substring_regex(whole, "^0+", "")
+
+
+def is_utf8(content: bytes) -> bool:
+    """Return whether ``content`` is UTF-8."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def not_utf8(texts: pa.Array) -> Booleans:

@@ -19,7 +19,7 @@ from scipy.sparse import csr_array, load_npz
 
 from ramen_ray.data.arrays import Booleans, Int64s, to_lists
 from ramen_ray.data.findings import Finding, error_at
-from ramen_ray.data.store.text_lines import TooLargeError, whole_lines
+from ramen_ray.data.tables.reading.lines import TooLargeError, whole_lines
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum, row_batches, scaled_by_row, write_csr
-from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.model.dual_encoder import TextEmbeddings
 
 EDGES_PER_BATCH = 16_384
 

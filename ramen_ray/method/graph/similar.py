@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s, UInt64s
+from ramen_ray.data.arrays import Int64s, UInt64s, best_of_each
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.method.best import best_of_each
 
 SPARE_NEIGHBOURS = 16
 MAX_NEIGHBOURS = 1024  # of a text, itself among them, however many are duplicates

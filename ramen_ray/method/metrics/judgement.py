@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Float64s
@@ -12,6 +11,7 @@ from ramen_ray.data.describe.counts import count_clicks
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.matrices import click_matrix
 from ramen_ray.data.store.predictions import Known
 from ramen_ray.method.distributed import (
     from_first_worker,
@@ -135,21 +135,17 @@ class Judgement:
 def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[str], Judgement]:
     """Read the texts of a dataset's test queries, by id, and what measures predictions of them."""
     queries = dataset.read("queries/test").sort_by("query_id")
-    train = count_clicks(dataset, "train")
-    clicked = queries["ad_ids"].combine_chunks()
-    rows = pc.list_parent_indices(clicked).to_numpy()
-    truth = Csr.from_pairs(rows, clicked.flatten().to_numpy(), len(clicked))
+    train, clicks = count_clicks(dataset, "train"), click_matrix(dataset, "test")
+    query_ids, ad_ids = clicks.nonzero()
+    truth = Csr.from_pairs(query_ids, ad_ids, len(queries))
     filters = NO_FILTERS
     if dataset.has("filters/test"):
         pairs = dataset.read("filters/test")
         filters = np.stack([pairs[name].to_numpy() for name in ("query_id", "ad_id")], axis=1)
     num_queries = int((train.per_query > 0).sum())
     judgement = Judgement.from_clicks(truth, train.per_ad, num_queries, propensity, filters)
-    if "weights" in queries.column_names:
-        weights = queries["weights"].combine_chunks().flatten().to_numpy()
-        traffic = np.bincount(rows, weights, minlength=len(clicked)).astype(np.float64)
-        judgement = replace(judgement, traffic=traffic)
-    return queries["text"].to_pylist(), judgement
+    traffic = clicks.astype(np.float64).sum(axis=1)
+    return queries["text"].to_pylist(), replace(judgement, traffic=traffic)
 
 
 def evaluate(

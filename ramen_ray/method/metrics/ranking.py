@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, Float64s
+from ramen_ray.data.arrays import Booleans, Float64s, best_of_each
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.method.best import best_of_each
 
 PerQuery = tuple[Float64s, Float64s]
 """The gain of each query, and its possible gain: (queries,) each."""

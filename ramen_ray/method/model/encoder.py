@@ -54,7 +54,11 @@ the neighbours of a text (ModernBERT's windows, DeBERTa's distances), and get on
 
 
 class PooledEncoder(nn.Module):
-    """What both encoders share: pool, project if there is a projection, normalise."""
+    """What both encoders share: pool, project if there is a projection, normalise.
+
+    Each has a ``token_table``, which looks up token embeddings: an :data:`EmbeddingTable`, or a
+    stand-in.
+    """
 
     add_special_tokens: bool
 
@@ -69,27 +73,10 @@ class PooledEncoder(nn.Module):
         return text_tokenizer(self.tokenizer, max_length, self.add_special_tokens, self.prompts)
 
     @property
-    def token_table(self) -> Any:
-        """What looks up token embeddings: an :data:`EmbeddingTable`, or a stand-in."""
-        raise NotImplementedError
-
-    def set_token_table(self, table: nn.Module) -> None:
-        """Look token embeddings up in another table from now on."""
-        raise NotImplementedError
-
-    @property
     def token_embeddings(self) -> nn.Parameter:
         """The token embeddings (tokens, width)."""
         weight: nn.Parameter = self.token_table.weight
         return weight
-
-    def pool(self, texts: TokenBatch) -> Tensor:
-        """Return pooled states (N, width) float32, not normalised, in the order of ``texts``."""
-        raise NotImplementedError
-
-    def save(self, folder: Path, max_length: int) -> None:
-        """Write a folder that sentence-transformers loads unchanged; texts are cut to a length."""
-        raise NotImplementedError
 
     @property
     def dim(self) -> int:
@@ -134,7 +121,7 @@ class TransformerEncoder(PooledEncoder):
         self.backbone.set_input_embeddings(table)
 
     def pool(self, texts: TokenBatch) -> Tensor:
-        """Return pooled states (N, width) float32, in the order of ``texts``."""
+        """Return pooled states (N, width) float32, not normalised, in the order of ``texts``."""
         device = next(self.parameters()).device
         self._choose_attention(device)
         packs = list(packed(texts, self._takes_rows_of_texts))
@@ -182,7 +169,7 @@ class TransformerEncoder(PooledEncoder):
         return functional.embedding_bag(places, states_TD, starts_N, mode="mean")
 
     def save(self, folder: Path, max_length: int) -> None:
-        """Write a folder that transformers and sentence-transformers load unchanged."""
+        """Write a folder that both transformers libraries load; texts are cut to a length."""
         folder.mkdir(parents=True, exist_ok=True)
         self.backbone.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
@@ -211,7 +198,7 @@ class BagEncoder(PooledEncoder):
         self.embedding = table
 
     def pool(self, texts: TokenBatch) -> Tensor:
-        """Return pooled states (N, width) float32, in the order of ``texts``."""
+        """Return pooled states (N, width) float32, not normalised, in the order of ``texts``."""
         device = self.embedding.weight.device
         token_ids = to_device(texts.token_ids, device)
         starts = to_device(texts.lengths.cumsum() - texts.lengths, device)

@@ -29,26 +29,23 @@ class PackedTexts:
     places: Int64s  # (tokens,) row times W plus column of each token, one text after another
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The texts (N,) of a batch in the order of their rows, the row of each, and its width."""
-
-    texts: Int64s
-    rows: Int64s
-    widths: Int64s
-
-
 def packed(batch: TokenBatch, side_by_side: bool = True) -> Iterator[PackedTexts]:
     """Yield the texts of a batch, in one row each or side by side, rows of one width together."""
-    laid = _filled_rows(batch.lengths) if side_by_side else _single_rows(batch.lengths)
+    texts = rows = np.arange(len(batch.lengths))
+    widths = np.full(len(rows), batch.lengths.max(initial=0))
+    if side_by_side:
+        texts, rows, widths = _filled_rows(batch.lengths)
     starts = batch.lengths.cumsum() - batch.lengths
-    for width in np.unique(laid.widths):
-        own = laid.widths == width
-        yield _pack(batch, starts, laid.texts[own], laid.rows[own])
+    for width in np.unique(widths):
+        own = widths == width
+        yield _pack(batch, starts, texts[own], rows[own])
 
 
-def _filled_rows(lengths: Int64s) -> _Rows:
-    """Fill rows: each gets the longest texts that are left, then the shortest that still fit."""
+def _filled_rows(lengths: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Fill rows: each gets the longest texts that are left, then the shortest that still fit.
+
+    Returns the texts (N,) of a batch in the order of their rows, the row of each, and its width.
+    """
     ends, longest = [0, *lengths.cumsum().tolist()], lengths.tolist()
     low, high = 0, len(lengths)
     starts, counts, widths = [], [], []
@@ -65,13 +62,7 @@ def _filled_rows(lengths: Int64s) -> _Rows:
         widths += [width, width]
         low, high = last, first
     texts = ragged_positions(np.array(starts), np.array(counts))
-    return _Rows(texts, np.repeat(np.arange(len(counts)) // 2, counts), np.repeat(widths, counts))
-
-
-def _single_rows(lengths: Int64s) -> _Rows:
-    """Give each text a row, as wide as the longest."""
-    rows = np.arange(len(lengths))
-    return _Rows(rows, rows, np.full(len(lengths), lengths.max()))
+    return texts, np.repeat(np.arange(len(counts)) // 2, counts), np.repeat(widths, counts)
 
 
 def _pack(batch: TokenBatch, starts: Int64s, texts: Int64s, rows: Int64s) -> PackedTexts:

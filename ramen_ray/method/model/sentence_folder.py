@@ -5,6 +5,7 @@ would change its vectors is refused by name.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,7 +20,7 @@ Kind = Literal["transformer", "bag"]
 Pooling = Literal["mean", "cls"]
 
 FIRST_MODULES: dict[str, Kind] = {"Transformer": "transformer", "StaticEmbedding": "bag"}
-PACKAGE = "sentence_transformers."
+OWN_CLASS = r"^sentence_transformers\.(.*\.)?"
 OLD_POOLING = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -52,26 +53,20 @@ class SentenceFolder:
     notes: tuple[str, ...] = ()  # what training does otherwise than its authors, for the user
 
 
-@dataclass(frozen=True)
-class _Module:
-    kind: str
-    path: str
-
-
 def read_sentence_folder(name: str, kind: Kind | None = None) -> SentenceFolder:
     """Read what is around the encoder ``name``, to be trained as it is or as ``kind``."""
     modules = _modules(name)
     if not modules:
         return SentenceFolder()
-    first = FIRST_MODULES.get(modules[0].kind)
+    first = FIRST_MODULES.get(modules[0][0])
     if kind == "bag" and first == "transformer":  # a bag takes its token embeddings only
         return SentenceFolder()
     if kind == "transformer" and first == "bag":
         raise EncoderError(
             f"{name!r} is a bag of token embeddings, not a transformer: set --encoder.kind bag"
         )
-    _check_modules(name, modules)
-    paths = {module.kind: module.path for module in modules}
+    _check_modules(name, [kind for kind, _ in modules])
+    paths = dict(modules)
     config = json_of(name, CONFIG_FILE) or {}
     notes = _notes(name, config, "Normalize" in paths)
     found: dict[str, Any] = {"kind": first, "prompts": _prompts(config), "notes": notes}
@@ -102,25 +97,23 @@ def choose_pooling(name: str, folder: SentenceFolder, chosen: Pooling | None) ->
     return chosen or cast(Pooling, folder.pooling)
 
 
-def _modules(name: str) -> list[_Module]:
-    """Return the modules but for dropout, which stays off; empty without a modules.json."""
+def _modules(name: str) -> list[tuple[str, str]]:
+    """Return kinds and paths of the modules; empty without a modules.json.
+
+    Dropout, which stays off, is left out. Classes that are not sentence-transformers' keep their
+    full names.
+    """
     listed = json_of(name, "modules.json")
     if listed is None:
         return []
     try:
-        modules = [_Module(_kind(one["type"]), one["path"].strip("./")) for one in listed]
+        modules = [(re.sub(OWN_CLASS, "", one["type"]), one["path"].strip("./")) for one in listed]
     except (AttributeError, KeyError, TypeError) as error:
         raise EncoderError(f"{name!r}: its modules.json is not a list of modules") from error
-    return [module for module in modules if module.kind != "Dropout"]
+    return [(kind, path) for kind, path in modules if kind != "Dropout"]
 
 
-def _kind(of_class: str) -> str:
-    """Return the name of a class of sentence-transformers; code of others keeps its full name."""
-    return of_class.rpartition(".")[2] if of_class.startswith(PACKAGE) else of_class
-
-
-def _check_modules(name: str, modules: list[_Module]) -> None:
-    kinds = [module.kind for module in modules]
+def _check_modules(name: str, kinds: list[str]) -> None:
     honoured = ["StaticEmbedding"] if kinds[0] == "StaticEmbedding" else ["Transformer", "Pooling"]
     honoured += [kind for kind in ("Dense", "Normalize") if kind in kinds]
     if kinds != honoured:

@@ -27,12 +27,11 @@ from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.devices import to_device
 from ramen_ray.method.distributed import dealt_rows, gather_dealt, sum_over_workers
 from ramen_ray.method.model.classifiers import Classifiers
-from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER
-from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, TextEmbeddings
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds
 from ramen_ray.method.novel_ads.representation import WEIGHTS, CombinedAds, Combiner
-from ramen_ray.method.objectives.classifier_terms import CLASSIFIERS
+from ramen_ray.method.objectives.terms import CLASSIFIERS
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData

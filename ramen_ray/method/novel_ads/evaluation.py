@@ -11,7 +11,7 @@ from ramen_ray.data.store.schemas import ZERO_SHOT
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import Judgement, Propensity
 from ramen_ray.method.metrics.ranking import PerQuery, ratios
-from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.model.dual_encoder import TextEmbeddings
 from ramen_ray.method.novel_ads.neighbours import Vectors
 from ramen_ray.method.novel_ads.representation import CombinedAds, Combiner
 from ramen_ray.method.retrieval.search import search

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.arrays import Int64s, best_of_each
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.method.best import best_of_each
 from ramen_ray.method.retrieval.index import choose_kind, filled_index
 
 SPARE = 8  # searched besides the K nearest, for ads that are equally near

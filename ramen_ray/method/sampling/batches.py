@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from ramen_ray.bases import NodeChoice
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
+from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.method.distributed import gather_rows, world
 from ramen_ray.method.sampling.clustering import Clusters
 from ramen_ray.method.sampling.draws import (
+    Stream,
     clustered_order,
     draw_ads,
-    draw_anchors,
     draw_hard_negatives,
     draw_nodes,
-    num_steps,
     random_order,
 )
 from ramen_ray.method.sampling.training_data import (
@@ -110,8 +110,8 @@ class Sampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps in an epoch."""
-        return num_steps(len(self.data.clicked_rows), self.batch_size)
+        """Number of steps in an epoch, which leaves out queries that do not fill a batch."""
+        return len(self.data.clicked_rows) // self.batch_size
 
     @property
     def slots(self) -> range:
@@ -139,8 +139,8 @@ class Sampler:
                 )
             else:
                 own = rows if regularizer.side == "query" else ads[:, 0]
-                drawn = draw_anchors(edges, own, ids, key, number)
-                anchors[regularizer] = NodeAnchors(own, drawn)
+                chances = uniforms((*key, Stream.ANCHOR, number), ids)
+                anchors[regularizer] = NodeAnchors(own, edges.draw(own, chances))
         hard_negatives = np.full((len(rows), self.num_hard_negatives), -1, dtype=np.int64)
         if draws.shortlists is not None:
             hard_negatives = draw_hard_negatives(

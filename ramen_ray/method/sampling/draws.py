@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s, UInt64s
+from ramen_ray.data.arrays import Int64s, UInt64s, best_of_each
 from ramen_ray.data.prepared.csr import Csr, ragged_positions
 from ramen_ray.data.prepared.hashing import keyed_hash, uniforms
-from ramen_ray.method.best import best_of_each
 from ramen_ray.method.sampling.clustering import Clusters
 
 
@@ -37,11 +36,6 @@ class Stream(IntEnum):
     IN_CLUSTER = 9
 
 
-def num_steps(num_queries: int, batch_size: int) -> int:
-    """Return the steps of an epoch; the last ``num_queries % batch_size`` queries are left out."""
-    return num_queries // batch_size
-
-
 def random_order(num_queries: int, batch_size: int, slots: range, seed: int, epoch: int) -> Int64s:
     """Return the query rows (steps, slots) that an epoch's steps take from the given slots."""
     bounds = np.arange(slots.start, slots.stop + 1, dtype=np.int64) * num_queries // batch_size
@@ -50,7 +44,7 @@ def random_order(num_queries: int, batch_size: int, slots: range, seed: int, epo
     rows = starts[:, None] + offsets
     keys = keyed_hash((seed, epoch, Stream.ORDER), rows)
     keys[offsets >= lengths[:, None]] = np.iinfo(np.uint64).max
-    order = np.argsort(keys, axis=1, kind="stable")[:, : num_steps(num_queries, batch_size)]
+    order = np.argsort(keys, axis=1, kind="stable")[:, : num_queries // batch_size]
     return (starts[:, None] + order).T
 
 
@@ -62,7 +56,7 @@ def clustered_order(
     A batch may span several clusters. If there are as many clusters as steps, each fills a batch.
     """
     num_queries, num_clusters = len(clusters.rows), clusters.num_clusters
-    steps = num_steps(num_queries, batch_size)
+    steps = num_queries // batch_size
     bounds = np.arange(num_clusters + 1) * num_queries // num_clusters
     sizes = np.diff(bounds)
     shuffled = np.argsort(keyed_hash((seed, epoch, Stream.CLUSTERS), np.arange(num_clusters)))
@@ -106,23 +100,13 @@ def draw_several(
     return drawn
 
 
-def draw_anchors(
-    edges: Csr, nodes: Int64s, query_ids: NDArray[Any], key: tuple[int, int], number: int
-) -> Int64s:
-    """Draw an anchor (b,) of each of the ``nodes`` (b,) by its edges' weights.
-
-    The ids (b,) seed the draws; ``number`` tells the run's regularisers apart.
-    """
-    return edges.draw(nodes, uniforms((*key, Stream.ANCHOR, number), query_ids))
-
-
 def draw_nodes(
     edges: Csr, linked: Csr, slots: range, key: tuple[int, int], number: int
 ) -> tuple[Int64s, Int64s]:
     """Draw for each slot of the global batch a node and an anchor of it, (slots,) int64 each.
 
     ``linked`` is a single row: the nodes with edges, by the weights that they are drawn with. If
-    there are none, the anchors are -1.
+    there are none, the anchors are -1. ``number`` tells the run's regularisers apart.
     """
     places = np.arange(slots.start, slots.stop)
     if not len(linked.indices):

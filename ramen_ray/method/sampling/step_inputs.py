@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr, ragged_positions
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.devices import staged
@@ -95,12 +95,6 @@ class Pool:
         is_candidate = np.append(self.ids, -1)[place] == candidate
         return (row * len(self.ids) + place)[is_candidate]
 
-    def is_positive(self, known: Iterable[Csr], rows: Int64s) -> Booleans:
-        """Mark the candidates that a known graph links to ``rows`` (b,); returns (b, L) bool."""
-        mask = np.zeros((len(rows), len(self.ids)), dtype=bool)
-        mask.reshape(-1)[self.links(known, rows)] = True
-        return mask
-
 
 def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
     """Return what a softmax loss sees of the pool of a global batch.
@@ -109,11 +103,11 @@ def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
     """
     drawn = [batch.ads, batch.hard_negatives]
     pool, _ = _pool(drawn, drawn)
-    clicked_BL = pool.is_positive([clicks], batch.queries)
+    num_ads, links = len(pool.ids), pool.links([clicks], batch.queries)
     return {
-        "ads": float(len(pool.ids)),
-        "clicked_per_query": float(clicked_BL.sum(axis=1).mean()),
-        "share_unclicked": float(np.mean(~clicked_BL.any(axis=0))),
+        "ads": float(num_ads),
+        "clicked_per_query": len(links) / len(batch.queries),
+        "share_unclicked": 1 - len(np.unique(links % num_ads)) / num_ads,
     }
 
 

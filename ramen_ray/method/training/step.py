@@ -1,21 +1,32 @@
-"""The training step: take a batch, encode its distinct texts once, compute losses, update."""
+"""The training step: take a batch, encode its distinct texts once, compute losses, update.
 
-from collections.abc import Iterator, Sequence
+While a GPU computes a step, a thread makes what the next one needs. Checkpoints have the state of
+training beside the model.
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ramen_ray.data.prepared.hashing import keyed_hash
-from ramen_ray.method.distributed import world
+from ramen_ray.errors import UserError
+from ramen_ray.method.distributed import group_of_cpus, world
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.step_part import StepPart
-from ramen_ray.method.training.prefetching import ahead_for, step_inputs
+
+STATE_FILE = "state.pt"
+DROPOUT_KEY = 1
+T = TypeVar("T")
 
 
 class StepMemoryError(RuntimeError):
@@ -33,9 +44,6 @@ class StepMemoryError(RuntimeError):
             f"in more workers (workers.num_workers), or leave them more of each GPU "
             f"(workers.gpus_per_worker 1)"
         )
-
-
-DROPOUT_KEY = 1
 
 
 @dataclass
@@ -123,3 +131,80 @@ def _seed_dropout(seed: int, step: int) -> None:
     """Make what a step drops depend on nothing else, so that a resumed run drops the same."""
     hashed = keyed_hash((seed, step, DROPOUT_KEY), np.array([world()[0]]))
     torch.manual_seed(int(hashed[0] >> np.uint64(1)))
+
+
+def prefetched(items: Iterable[T]) -> Generator[T, None, None]:
+    """Yield ``items`` in order; a thread makes the next one while the caller has the last.
+
+    The thread ends with the iteration; close the iterator if it may be left early.
+    """
+    source, end = iter(items), object()
+    with ThreadPoolExecutor(1, "prefetched") as thread:
+        coming = thread.submit(next, source, end)
+        while (item := coming.result()) is not end:
+            coming = thread.submit(next, source, end)
+            yield item  # type: ignore[misc]
+
+
+def ahead_for(device: torch.device, items: Generator[T, None, None]) -> Generator[T, None, None]:
+    """Return ``items``, :func:`prefetched` for a GPU; a CPU is busy with the step itself."""
+    if device.type != "cuda":
+        return items
+    group_of_cpus()  # all workers make it now, as the thread needs it amid the steps' collectives
+    return prefetched(items)
+
+
+def step_inputs(
+    sampler: Sampler,
+    draws: DrawState,
+    objective: Objective,
+    steps: range,
+    device: torch.device,
+    parts: Sequence[StepPart] = (),
+) -> Generator[StepInputs, None, None]:
+    """Yield what each of ``steps`` computes on ``device``, prepared by the ``parts``."""
+    for step in steps:
+        local = sampler.draw(step, draws, objective.regularizers_at(step))
+        inputs = StepInputs.from_local(sampler.data, local, device)
+        for part in parts:
+            inputs = part.prepare(inputs)
+        yield inputs
+
+
+class CheckpointError(UserError):
+    """A folder is not a checkpoint, or is not one of this run."""
+
+
+def save_checkpoint(folder: Path, state: TrainState, progress: dict[str, Any]) -> None:
+    """Write, on the first worker, the training state and ``progress`` (plain values)."""
+    # All draws are functions of the seed and the step: random generators have no state to keep.
+    content = {
+        "optimizer": state.optimizer.state_dict(),
+        "schedule": state.schedule.state_dict(),
+        "step": state.step,
+        "parts": {part.name: part.save(folder) for part in state.parts},
+        "progress": progress,  # says which graphs and shortlists were in use
+    }
+    torch.save(content, folder / STATE_FILE)
+
+
+def save_shares(folder: Path, state: TrainState) -> None:
+    """Write what this worker, which is not the first, holds of shared parts into ``folder``."""
+    for part in state.parts:
+        if part.is_shared:
+            part.save(folder)
+
+
+def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
+    """Restore optimiser, schedule, step and parts, the model being loaded; returns ``progress``."""
+    file = folder / STATE_FILE
+    if not file.is_file():
+        raise CheckpointError(f"{folder} is not a checkpoint: it has no {STATE_FILE}")
+    content = torch.load(file, weights_only=True, map_location="cpu")
+    state.optimizer.load_state_dict(content["optimizer"])
+    state.schedule.load_state_dict(content["schedule"])
+    state.step = content["step"]
+    for part in state.parts:
+        state.draws = part.restore(folder, content["parts"][part.name], state.draws)
+    progress: dict[str, Any] = content["progress"]
+    return progress

@@ -90,12 +90,15 @@ def shortlist_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None
     if base.parts.hard_negatives == "none":
         return None
     wait = base.refresh_mode == "synchronous"
+    num_ads = len(Prepared(run.data).candidates("validation"))
+    bytes_of_ad = embedding_dim(config.encoder) * BYTES_PER_NUMBER
+    needs_shards = len(shard_ranges(num_ads, bytes_of_ad, workers.gb_per_shard)) > 1
     mining = ShortlistMining(
         run.data,
         base.parts.shortlist_size,
         run.use_bf16,
         num_threads=workers.cpus_per_worker if wait else 1,  # the workers' CPUs are free
-        gb_per_shard=workers.gb_per_shard if _needs_shards(config, run.data) else None,
+        gb_per_shard=workers.gb_per_shard if needs_shards else None,
     )
     every = base.refresh_every
     epochs, steps_per_epoch = config.training.epochs, run.steps_per_epoch
@@ -110,12 +113,6 @@ def shortlist_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None
         has_own_tasks=mining.gb_per_shard is not None,
         local=run.local,
     )
-
-
-def _needs_shards(config: RunConfig, data: Path) -> bool:
-    num_ads = len(Prepared(data).candidates("validation"))
-    num_bytes = embedding_dim(config.encoder) * BYTES_PER_NUMBER
-    return len(shard_ranges(num_ads, num_bytes, config.workers.gb_per_shard)) > 1
 
 
 def embedding_dim(config: EncoderConfig) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.graph.pruning import prune
-from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.model.dual_encoder import TextEmbeddings
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.training_data import Regularizer, open_graphs
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext

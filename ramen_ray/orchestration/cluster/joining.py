@@ -1,35 +1,164 @@
-"""What Ray does not do when it joins or starts a cluster: say soon what is wrong, and try again."""
+"""Join or start Ray: soon, or with what is wrong; and so that no other user can reach it."""
 
 import logging
 import os
 import re
 import signal
+import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import grpc
 import psutil
 import ray
+from ray.data import DataContext
+from ray.exceptions import AuthenticationError
 
-from ramen_ray.errors import LOST, UserError
+from ramen_ray.errors import LOST, UserError, first_line_of
+from ramen_ray.tracking.runs import kept_environment
 
+LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8265
+DASHBOARD_ADDRESS = "RAY_API_SERVER_ADDRESS"
 TOO_SLOW = "timed out during startup"
 TRIES = 3  # Ray gives its processes half a minute each time, and starts faster from warm files
 ANSWERS_WITHIN_S = 20
 GCS, LOOKS_EVERY_S = "gcs_server", 0.5
+RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Train learns of a checkpoint soon after it is written.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    # Keep idle processes: loading their libraries again takes longer than most of our tasks.
+    "RAY_idle_worker_killing_time_threshold_ms": "60000",
+    # Ray would let every other process of the machine go before its workers.
+    "RAY_worker_niceness": "0",
+    # Ray would start a task for ever that needs more memory than there is; these take a minute.
+    "RAY_task_oom_retries": "6",
+    # A cluster that a job starts would offer its figures to all, on ports without a token.
+    "RAY_enable_metrics_collection": "0",
+    "DASHBOARD_METRIC_PORT": "-1",
+    "AUTOSCALER_METRIC_PORT": "-1",
+}
 
 Joined = TypeVar("Joined")
 logger = logging.getLogger(__name__)
 _is_lost = threading.Event()
 
 
+class ClusterError(UserError):
+    """The cluster cannot be reached, or cannot offer what the workers need."""
+
+
 class NoClusterError(UserError):
     """No cluster answers at the address."""
+
+
+def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
+    """Join the running cluster (RAY_ADDRESS, or one on this machine), or start one.
+
+    Tasks' output is shown if ``show_workers``. ``for_ray_train`` starts a dashboard, too, which its
+    actors ask about each other: a dozen processes, which small machines had better do without.
+
+    Raises:
+        NoClusterError: RAY_ADDRESS names a cluster that does not answer.
+        ClusterError: the cluster wants a token; or Ray does not start.
+    """
+    for name, value in RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if "RAY_ADDRESS" not in os.environ:  # one machine, which cannot be preempted
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    if not ray.is_initialized():
+        check_that_it_answers()
+        keep_token_private()
+        try:
+            with kept_handler(signal.SIGTERM), _known_dashboard() as port:
+                joined = in_a_few_tries(
+                    lambda: ray.init(
+                        logging_level=logging.ERROR,
+                        log_to_driver=show_workers,
+                        include_dashboard=for_ray_train,
+                        dashboard_port=port,
+                    )
+                )
+        except Exception as error:
+            raise ClusterError(f"cannot join the Ray cluster: {_advice(error)}") from error
+        keep_token_private()
+        _keep_private(Path(joined.address_info["session_dir"]))
+        watch_own_ray()
+    quiet_ray_data()
+
+
+@contextmanager
+def kept_handler(number: signal.Signals) -> Iterator[None]:
+    """Keep this process's handler of a signal, which Ray replaces by one that exits."""
+    handler = signal.getsignal(number)
+    try:
+        yield
+    except SystemExit as stop:
+        if stop.code == number and callable(handler):
+            handler(number, None)
+        raise
+    finally:
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _known_dashboard() -> Iterator[int]:
+    """Choose the dashboard's port, and tell the processes of a cluster that starts in the block."""
+    # Ray Train's actors, which would look for it, may find that of another job's Ray.
+    with kept_environment(DASHBOARD_ADDRESS), socket.socket() as held:
+        try:
+            held.bind((LOOPBACK, DASHBOARD_PORT))
+        except OSError:  # another's
+            held.bind((LOOPBACK, 0))
+        # From now on the dashboard can have the port, but no other job can choose it.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port: int = held.getsockname()[1]
+        os.environ[DASHBOARD_ADDRESS] = f"http://{LOOPBACK}:{port}"
+        yield port
+
+
+def keep_token_private() -> None:
+    """Keep others on this machine from reading the token; with it they could run code as us."""
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if file.is_file() and file.stat().st_uid == os.geteuid():
+        file.chmod(0o600)
+    elif not file.parent.exists():
+        file.parent.mkdir(mode=0o700, parents=True)  # Ray writes the token for all to read
+
+
+def _keep_private(session: Path) -> None:
+    """Keep others out of the folder of a cluster that is this process's own."""
+    is_own = session.is_dir() and session.name.endswith(f"_{os.getpid()}")
+    if is_own and session.stat().st_uid == os.geteuid():
+        session.chmod(0o700)
+
+
+def _advice(error: Exception) -> str:
+    said = first_line_of(error).rstrip(".")
+    if TOO_SLOW in said:
+        return "Ray has not started in time; is the machine too busy? Run the same command again"
+    if isinstance(error, AuthenticationError) or os.environ.get("RAY_AUTH_MODE") != "token":
+        said += (  # which the cluster does not say
+            "; if it wants a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+            "RAY_AUTH_TOKEN_PATH to that of the cluster"
+        )
+    return said
+
+
+def quiet_ray_data() -> None:
+    """Keep Ray Data from showing progress, and let it raise our errors as they were raised."""
+    context = DataContext.get_current()
+    context.raise_original_map_exception = True
+    context.enable_progress_bars = False  # they count blocks, and show hours for seconds
+    context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
 
 def check_that_it_answers() -> None:

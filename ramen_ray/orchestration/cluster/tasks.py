@@ -9,7 +9,8 @@ from typing import Any
 
 import ray
 
-from ramen_ray.orchestration.cluster.resources import ClusterError, num_cpus, start_ray, user_errors
+from ramen_ray.orchestration.cluster.joining import ClusterError, start_ray
+from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
 from ramen_ray.told import told
 
 Call = Callable[[], Any]

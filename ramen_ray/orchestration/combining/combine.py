@@ -13,7 +13,8 @@ from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation
 from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER, use_combiner
 from ramen_ray.naming import joined_name, short_hash
-from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.cluster.joining import start_ray
+from ramen_ray.orchestration.cluster.resources import check_resources
 from ramen_ray.orchestration.combining.combine_settings import CombineSettings
 from ramen_ray.orchestration.combining.combiner_worker import CombineTask
 from ramen_ray.orchestration.combining.inputs import (
@@ -121,15 +122,13 @@ def _open_directory(
     key = short_hash(f"{chosen}{finished.retriever.model_id}{revealed}")
     name = joined_name(finished.directory.name, settings.variant, key)
     directory = RunDirectory(output / "combiners" / name)
-    with directory.held():
+    made_from = {"dataset": finished.dataset.fingerprint, **software()}
+    with directory.held(made_from, settings.allow_changed):
         if directory.is_finished:
             raise RunError(
                 f"the combiner {directory.path} is finished (MLflow run "
                 f"{directory.mlflow_run_id}); change a setting, or remove the folder"
             )
-        made_from = {"dataset": finished.dataset.fingerprint, **software()}
-        directory.refuse_changed(made_from, settings.allow_changed)
-        directory.note(made_from=made_from)
         yield directory
 
 

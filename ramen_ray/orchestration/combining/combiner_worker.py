@@ -13,8 +13,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.classifiers import Classifiers
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, load_model
 from ramen_ray.method.novel_ads.combiner_training import (
     COMBINED,
     CombinerModel,
@@ -33,9 +32,8 @@ from ramen_ray.method.novel_ads.representation import (
     Combiner,
     open_combined_ads,
 )
-from ramen_ray.method.objectives.classifier_terms import CLASSIFIERS
 from ramen_ray.method.objectives.losses import TripletLoss
-from ramen_ray.method.objectives.terms import Objective, task_term
+from ramen_ray.method.objectives.terms import CLASSIFIERS, Objective, task_term
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.optimization import build_schedule, head_groups
@@ -43,9 +41,8 @@ from ramen_ray.method.training.step import TrainState
 from ramen_ray.orchestration.combining.combine_settings import CombineSettings, IreneVariant
 from ramen_ray.orchestration.combining.inputs import open_embedded, revealed_clicks
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
-from ramen_ray.orchestration.run.loop import train
 from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume
+from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume, train
 from ramen_ray.tracking.runs import Run
 
 NUM_CHECKPOINTS = 10

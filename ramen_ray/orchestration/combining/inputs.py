@@ -14,8 +14,7 @@ from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
-from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
+from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, number_distinct
 from ramen_ray.method.novel_ads.evaluation import Embedded
 from ramen_ray.orchestration.combining.combine_settings import CombineSettings
 from ramen_ray.orchestration.embed import embed_distinct
@@ -35,16 +34,10 @@ class FinishedRun:
     """A run that a combiner extends."""
 
     directory: RunDirectory
+    model: Path  # folder of its best model
     config: RunConfig
     dataset: Dataset  # the zero-shot split that it was trained on
     retriever: LoggedRetriever
-
-    @property
-    def model(self) -> Path:
-        """Folder of its best model."""
-        best = self.directory.best_checkpoint
-        assert best is not None, "it is finished"
-        return best
 
     @property
     def part(self) -> Part:
@@ -69,9 +62,7 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
     path = directory.path
     if not directory.is_run:
         raise RunError(f"{path} is not the folder of a run; see {output.absolute() / 'runs'}")
-    if not directory.is_finished:
-        raise RunError(f"the run {path} is not finished; run its command again to finish it")
-    config = read_config(path / CONFIG_FILE)
+    model, config = directory.best_checkpoint, read_config(path / CONFIG_FILE)
     dataset = Dataset(config.dataset)
     split = novel_split(dataset)
     if not dataset.has("novel_ads") or split is None:
@@ -92,7 +83,7 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
             f"{dataset.path} has changed since the run {directory.name} was trained on it "
             f"(MLflow run {run_id}); train again"
         )
-    return FinishedRun(directory, config, dataset, retriever)
+    return FinishedRun(directory, model, config, dataset, retriever)
 
 
 def _that_logged(uri: str, run_id: str, output: Path) -> RunDirectory:

@@ -6,11 +6,10 @@ table and key, and write parts, which a task joins. Keys of train queries are a 
 
 import hashlib
 import json
-import logging
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +18,7 @@ from filelock import FileLock
 
 from ramen_ray.data.checks import validate
 from ramen_ray.data.checks.structure import Structure, inspect_structure, read_tables
-from ramen_ray.data.checks.vocabulary import text_findings
+from ramen_ray.data.checks.tables import text_findings
 from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.prepared.folder import Prepared
@@ -41,9 +40,7 @@ from ramen_ray.errors import shown_path
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
 from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
-from ramen_ray.told import told
-
-logger = logging.getLogger(__name__)
+from ramen_ray.told import told, warn_once
 
 PREPARED_VERSION = 10
 GROUPS_PER_TASK = 4
@@ -75,8 +72,11 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     prepared = Prepared(target)
     of_content = [Finding(**finding) for finding in prepared.metadata["findings"]]
     findings = structure.findings + of_content
-    warnings = tuple(str(finding) for finding in findings if finding.severity == "warning")
-    _warn_once(shown_path(dataset.path), warnings)
+    warnings = [str(finding) for finding in findings if finding.severity == "warning"]
+    for warning in warnings[:MAX_WARNINGS_SHOWN]:
+        warn_once(f"warning: {shown_path(dataset.path)}/{warning}")
+    if (rest := len(warnings) - MAX_WARNINGS_SHOWN) > 0:
+        warn_once(f"and {rest} more: python jobs/validate.py {shown_path(dataset.path)}")
     return prepared
 
 
@@ -167,12 +167,3 @@ def _read(
     ):
         for rows in parquet.iter_batches(ROWS_PER_BATCH, row_groups=[row_group], columns=columns):
             yield to_rows(table, pa.Table.from_batches([rows.select(columns)]))
-
-
-@cache
-def _warn_once(path: str, warnings: tuple[str, ...]) -> None:
-    for warning in warnings[:MAX_WARNINGS_SHOWN]:
-        logger.warning("warning: %s/%s", path, warning)
-    rest = len(warnings) - MAX_WARNINGS_SHOWN
-    if rest > 0:
-        logger.warning("and %d more: python jobs/validate.py %s", rest, path)

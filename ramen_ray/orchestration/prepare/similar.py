@@ -50,7 +50,8 @@ from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.search import TopK, keep_sample, search, share_found
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import sampled_queries
-from ramen_ray.orchestration.cluster.resources import free_share, start_ray
+from ramen_ray.orchestration.cluster.joining import start_ray
+from ramen_ray.orchestration.cluster.resources import free_share
 from ramen_ray.orchestration.cluster.tasks import RunTasks, runner_for
 from ramen_ray.orchestration.embed import (
     FEW_TEXTS,

@@ -30,18 +30,16 @@ from ramen_ray.method.model.pretrained import (
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.method.model.texts import Prompts, TextTokenizer
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
-from ramen_ray.method.objectives.classifier_terms import (
-    bce_term,
-    classifier_reverse_term,
-    classifier_term,
-    reverse_term,
-)
 from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import (
     Objective,
     Term,
+    bce_term,
+    classifier_reverse_term,
+    classifier_term,
     own_similarity,
     ramen_objective,
+    reverse_term,
     similarity_to_other_texts,
     task_term,
 )

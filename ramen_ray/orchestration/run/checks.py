@@ -1,8 +1,5 @@
 """Checks of a run's configuration and data before anything is started."""
 
-import logging
-from functools import cache
-
 import numpy as np
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, check_epochs
@@ -21,10 +18,9 @@ from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.orchestration.run.build import cluster_schedule, encoder_tokenizer
 from ramen_ray.presets import check_sets
+from ramen_ray.told import warn_once
 
 MOST_UNKNOWN = 0.2
-
-logger = logging.getLogger(__name__)
 
 
 def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
@@ -102,7 +98,7 @@ def check_vocabulary(config: RunConfig, data: Prepared) -> None:
 def _check_encoder(encoder: EncoderConfig) -> None:
     folder = read_sentence_folder(encoder.pretrained, encoder.kind)
     for note in folder.notes:
-        _warn_once(note)
+        warn_once(note)
     width = pooled_width(encoder.pretrained, folder)
     wanted = {"encoder.dim": encoder.dim, "encoder.projection_dim": encoder.projection_dim}
     flags = {flag: dim for flag, dim in wanted.items() if dim is not None}
@@ -131,12 +127,6 @@ def _check_transformer(encoder: EncoderConfig, folder: SentenceFolder) -> None:
             f"encoder.num_layers {encoder.num_layers} is more than the {num_layers} "
             f"layers of {encoder.pretrained!r}"
         )
-
-
-@cache
-def _warn_once(note: str) -> None:
-    """Warn of what a sweep or an ablation would find again in each of its runs."""
-    logger.warning("%s", note)
 
 
 def _check_base(config: RunConfig) -> None:

@@ -1,12 +1,10 @@
 """A run's folder: its name, its configuration, its lock, and whether it is finished."""
 
 import json
-import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from ramen_ray.data.store.whole_files import folder_lock, whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.presets import used_sets
+from ramen_ray.told import warn_once
 from ramen_ray.tracking.runs import Run, open_run
 
 WHERE_IT_RUNS = {
@@ -34,9 +33,7 @@ TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
 IDENTITY_FILE = "made_from.json"  # in a checkpoint: what its run is made from
 
 Identity = dict[str, str]
-"""What a run is made from besides its settings, by name; see :mod:`.identity`."""
-
-logger = logging.getLogger(__name__)
+"""What a run is made from besides its settings, by name; see :mod:`.start`."""
 
 
 class RunError(UserError):
@@ -87,10 +84,14 @@ class RunDirectory:
         return bool(self.notes.get("finished"))
 
     @property
-    def best_checkpoint(self) -> Path | None:
-        """The folder of the best model of a finished run."""
-        best = self.notes.get("best_checkpoint")
-        return None if best is None else self.path / best
+    def best_checkpoint(self) -> Path:
+        """The folder of the best model; a RunError if the run is not finished."""
+        if not self.is_finished:
+            raise RunError(
+                f"the run {self.path} is not finished; run its command again to finish it, or "
+                f"give one of its checkpoints"
+            )
+        return self.path / self.notes["best_checkpoint"]
 
     @property
     def mlflow_run_id(self) -> str | None:
@@ -122,12 +123,19 @@ class RunDirectory:
             aside.write_text(content)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Lock the folder, made if it is missing; a RunError if it is in use or not writable."""
+    def held(self, made_from: Identity, allow_changed: bool) -> Iterator[None]:
+        """Lock the folder, made if it is missing, and note what it is made from.
+
+        Raises:
+            RunError: it is in use, not writable, or made from something else (see
+                :meth:`refuse_changed`).
+        """
         self.create()
         with folder_lock(self.path) as is_ours:
             if not is_ours:
                 raise RunError(f"{self.path} is in use by another process")
+            self.refuse_changed(made_from, allow_changed)
+            self.note(made_from=made_from)
             yield
 
     def refuse_changed(self, made_from: Identity, allow_changed: bool) -> None:
@@ -148,12 +156,7 @@ class RunDirectory:
                 f"what {self.path} is made from has changed: {changed}; choose another name{allow}"
             )
         if changed:
-            _say_once(f"warning: goes on, although what it is made from has changed: {changed}")
-
-
-@cache
-def _say_once(line: str) -> None:
-    logger.warning("%s", line)  # once for all runs of an ablation
+            warn_once(f"warning: goes on, although what it is made from has changed: {changed}")
 
 
 def read_run_config(file: Path) -> RunConfig:

@@ -15,14 +15,14 @@ from ramen_ray.data.splits.links import LINKS_OF
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.orchestration.cluster.resources import check_resources, start_ray
+from ramen_ray.orchestration.cluster.joining import start_ray
+from ramen_ray.orchestration.cluster.resources import check_resources
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.checks import check_clicks, check_config, check_vocabulary
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     Identity,
-    RunDirectory,
     finished_run,
     open_run_directory,
 )
@@ -53,15 +53,13 @@ class TrainResult:
 
 def finished_result(config: RunConfig, expected: Identity) -> TrainResult | None:
     """Return the results of the run of this name; None if not finished, RunError if another."""
-    if not RunDirectory.of(config.output, str(config.name)).is_finished:
-        return None
     made_from = identity_of(config, Dataset(config.dataset))
     check_meanwhile(expected, made_from)
     directory = finished_run(config, made_from)
     if directory is None:
         return None
     notes = directory.notes
-    encoder = directory.path / notes["best_checkpoint"] / ENCODER_FOLDER
+    encoder = directory.best_checkpoint / ENCODER_FOLDER
     run = Run(tracking_uri(Path(config.output)), notes["mlflow_run_id"])
     return TrainResult(notes["metrics"], encoder, directory.path, run)
 

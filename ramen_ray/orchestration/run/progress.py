@@ -29,7 +29,6 @@ from ramen_ray.tracking.step_logger import StepLogger
 PROGRESS_FILE = "progress.json"
 SECONDS_BETWEEN_WRITES = 1
 SECONDS_BETWEEN_LOOKS = 0.5
-SECONDS_BEFORE_LINES, SECONDS_BETWEEN_LINES = 5, 20
 
 logger = logging.getLogger(__name__)
 
@@ -89,17 +88,19 @@ class RunLog:
         self._message, self._next_write_at = message, 0.0
         self.show_step(step)
 
-    def show_epoch(
+    def log_epoch(
         self, epoch: str, step: int, losses: Mapping[str, float], metrics: Mapping[str, float]
     ) -> None:
-        """Show the results of an epoch, such as ``3/10``; metrics first, as terminals cut lines."""
+        """Log the validation of an epoch, such as ``3/10``, and show it with the losses."""
+        # metrics first, as terminals cut lines
         parts = [f"{k} {100 * metrics[k]:.2f}" for k in HEADLINES if k in metrics]
         parts += [f"{name} {value:.4f}" for name, value in losses.items()]
         self._show(f"epoch {epoch}: {', '.join(parts)}", step)
+        self.steps.log_figures("validation", metrics, step)
 
     def log_background(self, name: str, figures: Mapping[str, float], step: int) -> None:
         """Log a background task's figures, and show which result is in use from ``step`` on."""
-        self.steps.log_background(name, figures, step)
+        self.steps.log_figures(name, figures, step)
         if "step" in figures:
             parts = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
             self._show(f"new {name}: {parts}", step)
@@ -130,11 +131,10 @@ def _show_bar(folder: Path, ended: Event) -> None:
 
 
 def _log_lines(folder: Path, ended: Event) -> None:
-    next_line_at = time.monotonic() + SECONDS_BEFORE_LINES
+    pace = Pace()
     for now, left in _updates(folder, ended):
-        if ended.is_set() or time.monotonic() > next_line_at:
+        if pace.is_due() or ended.is_set():
             logger.info(_line(now, left))
-            next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
 
 
 def _updates(folder: Path, ended: Event) -> Iterator[tuple[LiveProgress, str]]:

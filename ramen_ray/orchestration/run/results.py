@@ -21,9 +21,9 @@ from ramen_ray.orchestration.cluster.resources import worker_task
 from ramen_ray.orchestration.run.build import build_propensity
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
 from ramen_ray.orchestration.run.workers import WorkerResult, WorkerTask
-from ramen_ray.reports.page import as_markdown
+from ramen_ray.reports.plots import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
-from ramen_ray.reports.run_report import metrics_table, write_plots
+from ramen_ray.reports.tables import as_markdown, metrics_table
 from ramen_ray.tracking.retriever import NAME as RETRIEVER
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import prefixed
@@ -93,7 +93,7 @@ def log_results(
     run.log_metrics(named, model_id=model_id)
     with tempfile.TemporaryDirectory() as temporary:
         artifacts = Path(temporary)
-        write_plots(artifacts, run, metrics["untrained"]["test"], metrics["trained"]["test"])
+        write_run_plots(artifacts, run, metrics["untrained"]["test"], metrics["trained"]["test"])
         run.log_artifacts(artifacts, "plots")
         write_predictions_page(artifacts / PAGE, f"{folder.name}: test queries", predictions)
         run.log_artifacts(artifacts / PAGE)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import ramen_ray
-from ramen_ray.config import ConfigError, RunConfig, overlay, read_config, with_absolute_paths
+from ramen_ray.config import RunConfig, overlay, read_config, with_absolute_paths
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import content_digest
@@ -56,7 +56,7 @@ def resolved(config: RunConfig) -> RunConfig:
     """Make paths absolute, and name the folder of an encoder that a run or MLflow has.
 
     Raises:
-        ConfigError, RegistryError, TrackingError: there is no such encoder.
+        RunError, RegistryError, TrackingError: there is no such encoder.
     """
     name = config.encoder.pretrained
     folder = Path(name).expanduser().absolute()
@@ -74,12 +74,7 @@ def resolved(config: RunConfig) -> RunConfig:
 def _encoder_in(folder: Path) -> Path:
     """Return the encoder's folder in that of a finished run, of a checkpoint, or of an encoder."""
     if RunDirectory(folder).is_run:
-        best = RunDirectory(folder).best_checkpoint
-        if best is None:
-            raise ConfigError(
-                f"encoder.pretrained {folder}: the run is not finished; give one of its checkpoints"
-            )
-        folder = best
+        folder = RunDirectory(folder).best_checkpoint
     encoder = folder / ENCODER_FOLDER
     return encoder if encoder.is_dir() else folder
 

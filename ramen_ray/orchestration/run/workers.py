@@ -38,13 +38,12 @@ from ray.train.torch import TorchTrainer
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.errors import UserError, first_line_of, is_disk_full
+from ramen_ray.orchestration.cluster.joining import ClusterError, kept_handler
 from ramen_ray.orchestration.cluster.resources import (
     MOMENT_S,
-    ClusterError,
     check_resources,
     died_too_often,
     has_room,
-    kept_handler,
     user_errors,
     worker_share,
     worker_task,

@@ -23,14 +23,13 @@ from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.retrieval.retriever_folder import ADS, INDEX, keep_ads, known_ads
 from ramen_ray.method.retrieval.shards import index_shards
+from ramen_ray.orchestration.cluster.joining import ClusterError, start_ray
 from ramen_ray.orchestration.cluster.resources import (
-    ClusterError,
     Needs,
     find_room,
     in_words,
     most_cpus,
     num_cpus,
-    start_ray,
     user_errors,
 )
 from ramen_ray.orchestration.serve.answers import ANSWERS, claim, locked
@@ -53,57 +52,38 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class QueryTable:
-    """Queries in parquet (a file, a folder or a glob), and the column with their texts."""
+class Asked:
+    """What is asked of a retriever, and by how large processes it is answered."""
 
-    queries: str
-    column: str = "text"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What each query gets: at most ``top_k`` ads that match."""
-
-    top_k: int
+    queries: str  # parquet: a file, a folder or a glob
+    top_k: int  # most ads of a query
+    column: str = "text"  # with the queries' texts
     # by column, the values that ads may have
     filter: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    min_score: float | None = None  # the lowest score
-
-    @property
-    def plan(self) -> dict[str, Any]:
-        """What identifies it in the folder of answers."""
-        given = {"filter": dict(self.filter) or None, "min_score": self.min_score}
-        return {"top_k": self.top_k} | {key: one for key, one in given.items() if one is not None}
-
-
-@dataclass(frozen=True)
-class Answered:
-    """All rows, rows without an answer, partitions, and those done by earlier calls."""
-
-    rows: int
-    errors: int
-    partitions: int
-    done_before: int
-
-
-@dataclass(frozen=True)
-class Processes:
-    """The processes that answer."""
-
+    min_score: float | None = None  # the lowest score of an ad
     # wait for a machine with GPUs; else GPUs are used only if the cluster has some now
     use_gpu: bool = False
     # GB of a retriever that one process holds; a larger one is cut into shards
     gb_per_shard: float = GB_PER_SHARD
 
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What identifies it, but for the queries, in the folder of answers."""
+        given = {"filter": dict(self.filter) or None, "min_score": self.min_score}
+        chosen = {key: one for key, one in given.items() if one is not None}
+        return {"top_k": self.top_k, **chosen, "column": self.column}
 
-def predict(
-    registry: Registry,
-    model_uri: str,
-    table: QueryTable,
-    output: Path,
-    wanted: Wanted,
-    processes: Processes = Processes(),
-) -> Answered:
+
+@dataclass(frozen=True)
+class Answered:
+    """All rows, rows without an answer, and partitions."""
+
+    rows: int
+    errors: int
+    partitions: int
+
+
+def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> Answered:
     """Write each query's best ads beside it, in ``output``, which all machines can reach.
 
     A partition's file has the source's columns and those of ANSWERS, and only appears when it is
@@ -118,25 +98,24 @@ def predict(
         ClusterError: the cluster has no room for it.
     """
     retriever = registry.look_up(model_uri)
-    _check_fit(retriever, wanted.top_k, processes.use_gpu)
-    files = _parquet_files(table)
+    _check_fit(retriever, asked.top_k, asked.use_gpu)
+    files = _parquet_files(asked)
     with locked(output) as aside:
         copied = registry.copy(retriever.uri, aside / "retriever")
         folder, content = own_folder(copied), content_of_retriever(copied)
-        if wanted.filter:
-            keep_ads(folder, matching_rows(known_ads(folder), wanted.filter), few_exactly=True)
+        if asked.filter:
+            keep_ads(folder, matching_rows(known_ads(folder), asked.filter), few_exactly=True)
         pieces = partitions(files)
         plan = {
             "model": retriever.uri,
             "model_content": content,
-            **wanted.plan,
-            "column": table.column,
+            **asked.plan,
             "queries": [
                 [one.group.path, one.group.number, one.start, one.group.content] for one in pieces
             ],
         }
         answers = claim(output, plan)
-        work = Work(pieces, table.column, wanted.top_k, answers, folder, wanted.min_score)
+        work = Work(pieces, asked.column, asked.top_k, answers, folder, asked.min_score)
         counts = work.answers.counts(range(len(pieces)))
         missing = [number for number, found in counts.items() if found is None]
         logger.info(
@@ -145,15 +124,15 @@ def predict(
         if missing:
             start_ray()
             has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
-            num_gpus = int(processes.use_gpu or (retriever.uses_gpu and has_gpus))
+            num_gpus = int(asked.use_gpu or (retriever.uses_gpu and has_gpus))
             with user_errors():
-                _answer(work, missing, processes.gb_per_shard, num_gpus)
+                _answer(work, missing, asked.gb_per_shard, num_gpus)
             counts |= work.answers.counts(missing)
     whole = [found for found in counts.values() if found is not None]
     if len(whole) < len(pieces):
         raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
     rows, errors = (sum(column) for column in zip(*whole, strict=True)) if whole else (0, 0)
-    return Answered(rows, errors, len(pieces), len(pieces) - len(missing))
+    return Answered(rows, errors, len(pieces))
 
 
 def _check_fit(retriever: LoggedRetriever, top_k: int, use_gpu: bool) -> None:
@@ -166,13 +145,13 @@ def _check_fit(retriever: LoggedRetriever, top_k: int, use_gpu: bool) -> None:
         )
 
 
-def _parquet_files(table: QueryTable) -> dict[str, FileSystem]:
-    files = find_files(table.queries, [table.column])
+def _parquet_files(asked: Asked) -> dict[str, FileSystem]:
+    files = find_files(asked.queries, [asked.column])
     for file in files:
         if file.format != "parquet":
             raise DatasetError(f"{file.path}: queries can be read from parquet only")
-        if table.column in file.partitions:
-            raise DatasetError(f"{file.path} has no column {table.column!r} in itself")
+        if asked.column in file.partitions:
+            raise DatasetError(f"{file.path} has no column {asked.column!r} in itself")
         if taken := sorted(set(ANSWERS.names) & set(file.header)):
             raise DatasetError(
                 f"{file.path} has a column {', '.join(map(repr, taken))}, as the answers do"

@@ -22,14 +22,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ladder:
-    """A run and its bases.
+    """A run and its bases."""
 
-    Attributes:
-        results: by name, from the plainest to the run that was asked for.
-        gains: by how much the test metrics of each exceed those of the one before.
-    """
-
-    results: Mapping[str, TrainResult]
+    results: Mapping[str, TrainResult]  # by name, from the plainest to the run asked for
+    # by how much the test metrics of each exceed those of the one before
     gains: Mapping[str, Mapping[str, Difference]]
 
     @property
@@ -83,8 +79,7 @@ def fit_beside_base(config: RunConfig) -> Ladder:
 def _describe(ladder: Ladder) -> None:
     # imported here, so that training does not wait for what only its end needs
     from ramen_ray.orchestration.run.results import PAGE
-    from ramen_ray.reports.page import as_markdown
-    from ramen_ray.reports.run_report import GAINS_NOTE, gains_table, metrics_table
+    from ramen_ray.reports.tables import GAINS_NOTE, as_markdown, gains_table, metrics_table
 
     run = list(ladder.results.values())[-1].run
     gains, metrics = gains_table(ladder.gains), metrics_table(ladder.metrics)

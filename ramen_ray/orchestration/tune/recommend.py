@@ -5,6 +5,7 @@ best of them: learning rates, single anchor sets, highest λ. Whatever lags behi
 """
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,16 +31,22 @@ from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
+from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, experiment_hash
 from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prepared_for
-from ramen_ray.orchestration.tune.ends import Outcomes
+from ramen_ray.orchestration.tune.records import Records
 from ramen_ray.orchestration.tune.trials import Budget, parent_run, run_trials
 from ramen_ray.presets import PRESETS, lambdas, used_sets, with_base
-from ramen_ray.reports.recommendation import Outcome, outcome_table, verdict, write_recommendation
+from ramen_ray.reports.trials import (
+    TrialRecord,
+    candidates_table,
+    verdict,
+    write_recommendation,
+)
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -108,21 +115,21 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         search = _Search(settings, directory, run, dataset)
         search.train(search.bases(), FIRST_STAGE)
         search.train(search.near() or search.bases(), 1.0)
-        if not search.outcomes:
+        validated = search.validated
+        if not validated:
             raise RunError(f"{settings.minutes:g} minutes are too few: no candidate was validated")
         check_meanwhile(made_from, identity_of(first, Dataset(first.dataset)))
         data = prepared_for(first, dataset)
-        outcomes = search.outcomes
-        table = outcome_table(outcomes)
-        sentences = verdict(outcomes, search.gains(data), len(data.queries["validation"]))
+        table = candidates_table(validated)
+        sentences = verdict(validated, search.gains(data), len(data.queries["validation"]))
         if dataset is not whole:
             sentences.append(_about_the_sample(dataset, whole))
         report = directory.path / "report"
-        write_recommendation(report, outcomes, table, sentences)
+        write_recommendation(report, validated, table, sentences)
         run.log_artifacts(report)
         run.describe("\n\n".join([table, *sentences]))
-        best = next(iter(outcomes.values()))
-        run.log_metrics({"best/P@1": best.p_at_1, "best/R@10": best.r_at_10})
+        best = next(iter(validated.values())).metrics
+        run.log_metrics({f"best/{name}": best[name] for name in HEADLINES})
         config = overlay(search.best(), {"dataset": str(whole.path)})
         return Recommendation(config, table, sentences, report, run)
 
@@ -167,13 +174,31 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.candidates: dict[str, RunConfig] = {}
-        self.kept = Outcomes(self.directory)
+        self.began = time.monotonic() - self.used_seconds
+        training = _start(self.settings, self.settings.encoders[0], self.settings.dataset).training
+        folder = self.directory.path / "trials"
+        self.records = Records(folder, training, _mean_of_headlines, self.note_time)
 
     @property
-    def outcomes(self) -> dict[str, Outcome]:
-        """Those of validated candidates, best first."""
-        found = [one for one in self.kept.read().items() if one[0] in self.candidates]
-        return dict(sorted(found, key=lambda one: (-one[1].value, one[0])))
+    def used_seconds(self) -> float:
+        """Seconds that all trials have taken, in earlier calls too."""
+        return float(self.directory.notes.get("used_seconds", 0.0))
+
+    def note_time(self, *_: object) -> None:
+        """Note how long trials have run by now."""
+        self.directory.note(used_seconds=time.monotonic() - self.began)
+
+    def name_of(self, candidate: str) -> str:
+        """Return the name of a candidate's run."""
+        return joined_name(self.directory.name, candidate)
+
+    @property
+    def validated(self) -> dict[str, TrialRecord]:
+        """The records of the candidates that were validated, best first."""
+        kept = self.records.all()
+        known = ((name, kept.get(self.name_of(name))) for name in self.candidates)
+        found = [(one.value, name, one) for name, one in known if one and one.value is not None]
+        return {name: one for _, name, one in sorted(found, key=lambda it: (-it[0], it[1]))}
 
     def bases(self) -> dict[str, RunConfig]:
         found = {}
@@ -188,9 +213,9 @@ class _Search:
 
     def near(self) -> dict[str, RunConfig]:
         """Return what is near the best so far: learning rates, anchor sets and highest λ."""
-        if not self.outcomes:
+        if not self.validated:
             return {}
-        name, best = next(iter(self.outcomes)), self.best()
+        name, best = next(iter(self.validated)), self.best()
         changes: dict[str, dict[str, Any]] = {}
         for word, factor in FACTORS.items():
             changes[f"{word}-rate"] = {"optimizer.lr": best.optimizer.lr * factor}
@@ -207,47 +232,52 @@ class _Search:
 
     def train(self, candidates: Mapping[str, RunConfig], share: float) -> None:
         self.candidates |= candidates
-        left = 60 * self.settings.minutes * share - self.kept.used_seconds
-        missing = {
-            joined_name(self.directory.name, name): name
-            for name in candidates
-            if name not in self.kept.ended()
+        left = 60 * self.settings.minutes * share - self.used_seconds
+        self.records.forget_failures()
+        ended = {name for name, one in self.records.all().items() if one.end}
+        names = {self.name_of(of): of for of in candidates}
+        configs = {
+            name: overlay(candidates[of], {"name": name})
+            for name, of in names.items()
+            if name not in ended
         }
-        if not missing or left < 1:
+        if not configs or left < 1:
             return
-        configs = {own: overlay(candidates[of], {"name": own}) for own, of in missing.items()}
-        self.kept.begin(missing)
+        self.records.total = len(ended) + len(configs)
+        self.began = time.monotonic() - self.used_seconds
         first = next(iter(configs.values()))
-        budget = Budget(left, max(round(GRACE * first.training.epochs), 1), (self.kept,))
+        budget = Budget(left, max(round(GRACE * first.training.epochs), 1), self.records)
         expected = {str(self.dataset.path): identity_of(first, self.dataset)}
         errors = run_trials(configs, self.run, self.directory.path, expected, budget)
-        self.kept.note_time()
+        self.note_time()
         for name, error in errors.items():
             logger.warning("%s failed: %s", name, error)
 
     def best(self) -> RunConfig:
-        return overlay(self.candidates[next(iter(self.outcomes))], {"name": None})
+        return overlay(self.candidates[next(iter(self.validated))], {"name": None})
 
     def gains(self, data: Prepared) -> dict[str, dict[str, Difference]]:
         """Compare the best with plain batches and with itself without the graph, on validation."""
-        outcomes = self.outcomes
-        best = next(iter(outcomes))
+        whole = {name for name, one in self.validated.items() if one.is_whole}
+        best = next(iter(self.validated))
+        if best not in whole:
+            return {}
         encoder = max(
             (one for one in self.settings.encoders if best.startswith(f"{one}-")), key=len
         )
-        base = f"{encoder}-{self.best().base.kind}"
-        others = [one for one in dict.fromkeys([f"{encoder}-in_batch", base]) if one != best]
-        finished = {name for name, outcome in outcomes.items() if outcome.finished}
-        if best not in finished:
-            return {}
+        others = dict.fromkeys([f"{encoder}-in_batch", f"{encoder}-{self.best().base.kind}"])
         ours = self._scores(best, data)
         return {
             one: paired_differences(ours, self._scores(one, data))
             for one in others
-            if one in finished
+            if one in whole - {best}
         }
 
     def _scores(self, name: str, data: Prepared) -> dict[str, PerQuery]:
-        config, own = self.candidates[name], joined_name(self.directory.name, name)
-        folder = RunDirectory.of(config.output, own).path
+        config = self.candidates[name]
+        folder = RunDirectory.of(config.output, self.name_of(name)).path
         return scores_of_run(folder, config, data, "validation")
+
+
+def _mean_of_headlines(metrics: Mapping[str, float]) -> float:
+    return sum(metrics[name] for name in HEADLINES) / len(HEADLINES)

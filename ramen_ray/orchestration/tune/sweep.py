@@ -1,10 +1,12 @@
 """Sweep over settings with Ray Tune: sample, train, stop bad trials early, resume after a kill."""
 
 import json
+import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +14,8 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import TPESampler
 from ray import tune
-from ray.tune.logger import JsonLoggerCallback
 from ray.tune.search import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
-from ray.tune.search.sample import Domain
 
 from ramen_ray.config import Positive, PositiveFloat, RunConfig, Section, overlay
 from ramen_ray.data.store.dataset import Dataset
@@ -35,9 +35,9 @@ from ramen_ray.orchestration.run.start import (
     make_ready,
     resolved,
 )
-from ramen_ray.orchestration.tune.ends import Ends
+from ramen_ray.orchestration.run.workers import VALIDATION
+from ramen_ray.orchestration.tune.records import Records
 from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, own_values
-from ramen_ray.orchestration.tune.sweep_progress import SweepProgress
 from ramen_ray.orchestration.tune.trials import (
     fit_trials,
     halving,
@@ -46,11 +46,14 @@ from ramen_ray.orchestration.tune.trials import (
     parent_run,
     trainable_runs,
 )
-from ramen_ray.reports.sweep_report import SweepTrial
+from ramen_ray.reports.sweep_report import parameter_importances, write_sweep_plots
+from ramen_ray.reports.trials import TrialRecord, describe_sweep, write_sweep_table
 from ramen_ray.tracking.runs import Run
 
+logger = logging.getLogger(__name__)
+
 TUNE_FOLDER = "tune"
-SWEEP_FORMAT = 4  # of what Tune pickles; a sweep of another format cannot be resumed
+SWEEP_FORMAT = 6  # of what Tune pickles; a sweep of another format cannot be resumed
 
 
 class SweepConfig(Section):
@@ -78,7 +81,7 @@ class SweepConfig(Section):
 class SweepResult:
     """The trials, best first; the command that trains with the best one's settings; the report."""
 
-    trials: list[SweepTrial]
+    trials: list[TrialRecord]
     command: str
     report: Path  # folder of the table and plots
     run: Run  # the parent of all trials' runs in MLflow
@@ -114,8 +117,8 @@ def sweep(
     with parent_run(directory, config, made_from) as run:
         directory.note(plan=plan)
         run.log_parameters(settings.model_dump(), {"dataset": dataset.name})
-        progress = SweepProgress(config, distributions, directory, run, command)
-        return RunningSweep(config, settings, dict(space), progress, made_from).run()
+        own = Sweep(config, settings, dict(space), distributions, directory, run, command)
+        return own.train(made_from)
 
 
 def _plan(
@@ -136,66 +139,112 @@ def _plan(
 
 
 @dataclass(frozen=True)
-class RunningSweep:
-    """A sweep in progress: what is tuned, how, where the progress is shown, and of what."""
+class Sweep:
+    """A sweep in progress, and what it shows of its trials."""
 
     config: RunConfig
     settings: SweepConfig
-    space: dict[str, Domain]
-    progress: SweepProgress
-    made_from: Identity
+    space: Space
+    distributions: Mapping[str, BaseDistribution]  # Optuna's, of all tuned settings
+    directory: RunDirectory
+    run: Run  # the sweep's own in MLflow
+    command: Callable[[RunConfig], str]  # returns the command that trains with a configuration
 
-    def run(self) -> SweepResult:
+    def train(self, made_from: Identity) -> SweepResult:
         """Run all trials and report on them."""
-        progress, config, name = self.progress, self.config, self.progress.directory.name
-        ends = Ends(progress.ends, self._num_trials(), config.training, progress.on_end)
-        is_known = {key: of for key, of in self.made_from.items() if self._is_fixed(key)}
+        config = self.config
 
         def config_of(params: dict[str, Any], trial: str) -> RunConfig:
-            return overlay(config, {**params, "name": joined_name(name, trial)})
+            return overlay(config, {**params, "name": self._name_of_run(trial)})
 
-        at_once = self.settings.at_once or num_at_once(config.workers)
-        runnable = trainable_runs(config_of, lambda _: is_known, progress.run, ends.folder, at_once)
+        # what all trials are made from, whatever is tuned
+        fixed = {part: of for part, of in made_from.items() if SETTINGS.get(part) not in self.space}
+        records, at_once = self.records, self.settings.at_once or num_at_once(config.workers)
+        runnable = trainable_runs(config_of, lambda _: fixed, self.run, records.folder, at_once)
         if config.workers.num_workers == 1:
             make_ready(config)  # most trials need nothing else then
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             # an interrupted trial reports the epochs since its last checkpoint again
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
-            results = fit_trials(lambda: self._tuner(runnable, ends), progress.run)
+            results = fit_trials(lambda: self._tuner(runnable, records), self.run)
         if results is None:
             raise KeyboardInterrupt
-        if ends.errors():
-            check_meanwhile(self.made_from, identity_of(config, Dataset(config.dataset)))
-        ends.out_of_time(Path(one.path).name for one in results)
-        trials = progress.rank_results(results)
+        if records.errors():
+            check_meanwhile(made_from, identity_of(config, Dataset(config.dataset)))
+        records.settle({Path(one.path).name for one in results})
+        trials = self.trials()
         if not trials or trials[0].value is None:
-            raise RunError(f"no trial has been validated: {'; '.join(ends.by_trial().values())}")
-        progress.show(trials)
-        command = progress.command_of(trials[0])
-        return SweepResult(trials, command, progress.report, progress.run)
+            raise RunError(f"no trial has been validated: {'; '.join(one.end for one in trials)}")
+        self.show(trials)
+        return SweepResult(trials, self.command_of(trials[0]), self.report, self.run)
 
-    def _is_fixed(self, part: str) -> bool:
-        """Whether all trials are made from the same ``part`` of an identity."""
-        return SETTINGS.get(part) not in self.space
+    @cached_property
+    def records(self) -> Records:
+        """What is kept of the trials."""
+        folder = self.directory.path / "trials"
+        return Records(folder, self.config.training, on_end=self.on_end, total=self._num_trials())
+
+    @property
+    def report(self) -> Path:
+        """Folder of the table and plots."""
+        return self.directory.path / "report"
+
+    def trials(self) -> list[TrialRecord]:
+        """Return the trials that have begun, best first."""
+        found = [
+            replace(one, mlflow_run_id=self._directory_of(name).mlflow_run_id)
+            for name, one in self.records.all().items()
+        ]
+        return sorted(found, key=lambda one: (one.value is None, -(one.value or 0), one.name))
+
+    def command_of(self, trial: TrialRecord) -> str:
+        """Return the command that trains with a trial's settings."""
+        return self.command(overlay(self.config, {**trial.params, "name": None}))
+
+    def show(self, trials: list[TrialRecord]) -> None:
+        """Log the table of trials, plots, importances and the best command in MLflow."""
+        best, metric = trials[0], VALIDATION + self.config.training.selection_metric
+        command = None if best.value is None else self.command_of(best)
+        write_sweep_table(self.report, trials, metric, command)
+        write_sweep_plots(self.report, trials, self.distributions, metric)
+        self.run.log_artifacts(self.report)
+        self.run.describe(describe_sweep(trials, metric, command))
+        if best.value is not None:
+            importances = parameter_importances(trials, self.distributions)
+            named = {f"importance/{key}": share for key, share in importances.items()}
+            named[f"best/{metric}"] = best.value
+            self.run.log_metrics(named, self.records.num_ended())
+
+    def on_end(self, ended: TrialRecord, status: str) -> None:
+        """Show a trial that has ended, and end its MLflow run, which others may have stopped."""
+        try:
+            if (run_id := self._directory_of(ended.name).mlflow_run_id) is not None:
+                Run(self.run.uri, run_id).close_if_open(status)
+            self.show(self.trials())
+        except Exception as error:  # an error here would fail the trial; the end shows all again
+            logger.warning("%s is not shown in MLflow yet: %s", ended.name, error)
+
+    def _name_of_run(self, trial: str) -> str:
+        return joined_name(self.directory.name, trial)
+
+    def _directory_of(self, trial: str) -> RunDirectory:
+        return RunDirectory.of(self.config.output, self._name_of_run(trial))
 
     def _num_trials(self) -> int:
         if self.settings.search == "grid":
-            return math.prod(len(values) for values in self._grid().values())
+            return math.prod(map(len, grid(self.distributions).values()))
         return self.settings.num_samples
 
-    def _grid(self) -> dict[str, list[Any]]:
-        return grid(self.progress.distributions)
-
-    def _tuner(self, runnable: Any, ends: Ends) -> tune.Tuner:
+    def _tuner(self, runnable: Any, records: Records) -> tune.Tuner:
         """Return a tuner that starts the sweep, or resumes it and retries failed trials."""
-        settings, folder = self.settings, self.progress.directory.path / TUNE_FOLDER
-        is_grid = settings.search == "grid"
-        space: dict[str, Any] = self.space
+        settings, folder = self.settings, self.directory.path / TUNE_FOLDER
+        is_grid, space = settings.search == "grid", dict(self.space)
         if is_grid:
-            space = {key: tune.grid_search(values) for key, values in self._grid().items()}
+            values = grid(self.distributions)
+            space = {key: tune.grid_search(of) for key, of in values.items()}
         if tune.Tuner.can_restore(str(folder)):
-            ends.forget_failures()
+            records.forget_failures()
             return tune.Tuner.restore(
                 str(folder),
                 runnable,
@@ -203,17 +252,17 @@ class RunningSweep:
                 resume_errored=True,
                 param_space=space,  # in case a full disk has kept Tune from noting what it drew
             )
-        decides = {"metric": self.progress.metric, "mode": "max"}
-        epochs = self.config.training.epochs
+        training = self.config.training
+        decides = {"metric": VALIDATION + training.selection_metric, "mode": "max"}
+        stops = halving(training.epochs, settings.grace_epochs) if settings.stop_early else None
         how = {
             **decides,
             "search_alg": self._search_algorithm(decides),
-            "scheduler": halving(epochs, settings.grace_epochs) if settings.stop_early else None,
+            "scheduler": stops,
             "num_samples": 1 if is_grid else settings.num_samples,
             "time_budget_s": settings.time_budget,
         }
-        callbacks = [ends, JsonLoggerCallback()]
-        return new_tuner(runnable, space, folder, self.config.workers, callbacks, how)
+        return new_tuner(runnable, space, folder, self.config.workers, records, how)
 
     def _search_algorithm(self, decides: Mapping[str, str]) -> Any:
         own = own_values(self.config, self.space)

@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
@@ -25,10 +25,10 @@ from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
 from ramen_ray.method.metrics.judgement import HEADLINES
+from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import (
     check_resources,
     no_placement_group_left,
-    start_ray,
     user_errors,
     worker_share,
 )
@@ -38,7 +38,14 @@ from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
 from ramen_ray.orchestration.run.start import check_meanwhile, is_ready, make_ready
 from ramen_ray.orchestration.run.workers import START_TIMEOUT, VALIDATION
-from ramen_ray.orchestration.tune.ends import EPOCH, NAME, SUMMARY, Ends, kept_error, name_of
+from ramen_ray.orchestration.tune.records import (
+    EPOCH,
+    NAME,
+    SUMMARY,
+    Records,
+    kept_error,
+    name_of,
+)
 from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
 
 REDUCTION_FACTOR = 3
@@ -51,12 +58,12 @@ A_DAY_S = 86_400
 class Budget:
     """What limits trials: seconds after which all end, and epochs that one gets that lags behind.
 
-    The ``callbacks`` are told of each trial's reports, and when it ends.
+    The ``records`` of trials outlive the call.
     """
 
     seconds: float
     grace_epochs: int
-    callbacks: tuple[tune.Callback, ...] = ()
+    records: Records
 
 
 @contextmanager
@@ -68,13 +75,11 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
         RunError: another process holds the folder, or it is not ``made_from`` the same.
     """
     output = Path(config.output)
-    with directory.held():
-        directory.refuse_changed(made_from, config.allow_changed)
+    with directory.held(made_from, config.allow_changed):
         # a trial that is stopped early prints a traceback
         start_ray(show_workers=False, for_ray_train=True)
         check_resources(config.workers)
         run = directory.open_run(tracking_uri(output), config.experiment, output)
-        directory.note(made_from=made_from)
         with run.closing():
             try:
                 yield run
@@ -105,27 +110,37 @@ def run_trials(
             if not is_ready(config):
                 make_ready(config)
     with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage:
-        ends = Ends(Path(storage) / "ends", len(configs), first.training)
+        records = (
+            Records(Path(storage) / "records", first.training, total=len(configs))
+            if budget is None
+            else budget.records
+        )
         runnable = trainable_runs(
             lambda params, _: configs[params[NAME]],
             lambda config: expected[config.dataset],
             parent,
-            ends.folder,
+            records.folder,
             num_at_once(first.workers),
             says_test=budget is None,
         )
-        callbacks = () if budget is None else budget.callbacks
-        limits = {} if budget is None else _limits(budget, ends.metric, first)
+        limits = {}
+        if budget is not None:
+            limits = {
+                "metric": VALIDATION + first.training.selection_metric,
+                "mode": "max",
+                "time_budget_s": budget.seconds,
+                "scheduler": halving(first.training.epochs, budget.grace_epochs),
+            }
         space = {NAME: tune.grid_search(list(configs))}
         results = fit_trials(
             lambda: new_tuner(
-                runnable, space, Path(storage, "trials"), first.workers, [ends, *callbacks], limits
+                runnable, space, Path(storage, "trials"), first.workers, records, limits
             ),
             parent,
         )
-        if results is None or (budget is None and ends.count() < len(configs)):
+        if results is None or (budget is None and records.num_ended() < len(configs)):
             raise KeyboardInterrupt
-        return ends.errors()
+        return records.errors()
 
 
 def new_tuner(
@@ -133,7 +148,7 @@ def new_tuner(
     space: Mapping[str, Any],
     folder: Path,
     workers: WorkersConfig,
-    callbacks: Sequence[tune.Callback],
+    records: Records,
     settings: Mapping[str, Any],
 ) -> tune.Tuner:
     """Return a tuner that keeps its files in ``folder``; ``settings`` are of its TuneConfig."""
@@ -149,7 +164,7 @@ def new_tuner(
         run_config=tune.RunConfig(
             name=folder.name,
             storage_path=str(folder.parent),
-            callbacks=[*callbacks],
+            callbacks=[records],
             failure_config=tune.FailureConfig(max_failures=workers.max_failures),
             verbose=0,
         ),
@@ -168,16 +183,6 @@ def fit_trials(tuner: Callable[[], tune.Tuner], parent: Run) -> tune.ResultGrid 
     return results if is_whole else None
 
 
-def _limits(budget: Budget, metric: str, config: RunConfig) -> dict[str, Any]:
-    epochs = config.training.epochs
-    return {
-        "metric": metric,
-        "mode": "max",
-        "time_budget_s": budget.seconds,
-        "scheduler": halving(epochs, budget.grace_epochs),
-    }
-
-
 def halving(epochs: int, grace_epochs: int) -> ASHAScheduler:
     """Return a scheduler that stops trials that lag behind others of as many epochs (ASHA)."""
     return ASHAScheduler(
@@ -192,19 +197,19 @@ def trainable_runs(
     config_of: Callable[[dict[str, Any], str], RunConfig],
     expected_of: Callable[[RunConfig], Identity],
     parent: Run,
-    ends: Path,
+    folder: Path,
     at_once: int,
     says_test: bool = True,
 ) -> Any:
     """Return a trainable, run ``at_once`` at a time, whose trials are runs below ``parent``.
 
     ``config_of`` returns a trial's configuration, from its parameters and its name; ``expected_of``
-    what a run must be made from. How each ended is kept in ``ends``, with the metrics of the test
-    split if ``says_test``.
+    what a run must be made from. Errors are kept in the ``folder`` of the trials' records. How a
+    trial ended is told with metrics of the test split if ``says_test``.
     """
 
     def train(params: dict[str, Any], folder: Path) -> None:
-        name = params.get(NAME) or tune.get_context().get_trial_id()
+        name = tune.get_context().get_trial_name()
         with kept_error(folder, name):
             config = config_of(params, name)
             metric, started = VALIDATION + config.training.selection_metric, time.monotonic()
@@ -216,7 +221,7 @@ def trainable_runs(
             named = prefixed(VALIDATION, reached["validation"])
             tune.report({**named, SUMMARY: test, EPOCH: config.training.epochs})
 
-    return trainable(train, at_once, lambda params: config_of(params, "trial"), folder=ends)
+    return trainable(train, at_once, lambda params: config_of(params, "trial"), folder=folder)
 
 
 def train_in_trial(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:

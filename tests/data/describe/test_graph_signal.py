@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 
 from ramen_ray.data.describe import pairs
+from ramen_ray.data.describe.content import GraphSignal
 from ramen_ray.data.describe.counts import count_clicks, count_edges
-from ramen_ray.data.describe.graph_signal import GraphSignal, graph_signals
+from ramen_ray.data.describe.graph_signal import graph_signals
 from ramen_ray.data.describe.pairs import Shared, joined_pairs
+from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.reports.graph_report import reading
 
@@ -76,10 +78,9 @@ def _tables(draw: st.DrawFn) -> dict[str, pa.Table]:
 
 
 @settings(max_examples=15)
-@given(tables=_tables(), at_once=st.integers(1, 9))
-def test_signals_are_those_of_plain_loops(tables: dict[str, pa.Table], at_once: int) -> None:
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pairs, "CLICKS_AT_ONCE", at_once)
+@given(tables=_tables())
+def test_signals_are_those_of_plain_loops(tables: dict[str, pa.Table]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "made", tables, name="made")
         found = _signals(dataset)["links"]
         of_query, of_ad = (_edges_by_node(dataset, "links", side) for side in ("query", "ad"))
@@ -189,7 +190,8 @@ def test_a_set_of_one_side_is_measured_by_the_pairs_that_it_joins(
     dataset = _of_one_side(tmp_path / "one", side, anchors, edges)
     signal = _signals(dataset)["links"]
     assert signal.sides == (side,)
-    found = joined_pairs(dataset, "links", side, np.arange(len(edges)))
+    with engine(tmp_path, dataset=dataset) as connection:
+        found = joined_pairs(connection, "links", side, np.arange(len(edges)))
     by_text = {text.lower(): node for node, text in enumerate(anchors)}
     for left, right in zip(*found, strict=True):
         direct = {by_text.get(f"{'q' if side == 'query' else 'ad'}{right}")} & set(edges[left])

@@ -27,6 +27,10 @@ SPLIT_SIZES = {"train": 14, "validation": 5, "test": 8}
 NUM_ANCHORS = 6
 
 
+def _kind(ad: int) -> str:
+    return f"kind {ad % 3}"
+
+
 def _write_random_dataset(
     path: Path, seed: int, num_ads: int, last_ad: str | None = None
 ) -> Dataset:
@@ -41,7 +45,9 @@ def _write_random_dataset(
         return [draw.choice(below, size, replace=False).tolist() for size in sizes]
 
     ads = [*(f"ad {a}" for a in range(num_ads - 1)), last_ad or f"ad {num_ads - 1}"]
-    tables = {"ads": _with_source_ids(text_table("ad_id", ads))}
+    kinds = [_kind(ad) for ad in range(num_ads)]
+    own = _with_source_ids(text_table("ad_id", ads)).append_column("filter_kind", [kinds])
+    tables = {"ads": own}
     for split, count in SPLIT_SIZES.items():
         clicks = lists(count, num_ads, 1)
         if split == "train":
@@ -127,7 +133,7 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(st.integers(0, 10**6), st.integers(4, 14), cases)
 def test_a_split_is_what_plain_loops_make_of_the_rule(dataset_seed, num_ads, case):
     with TemporaryDirectory() as folder:
@@ -393,6 +399,8 @@ def test_predictions_are_written_as_people_read_them(seed: int, k: int):
             "seen": bool(known.seen[query]),
             "train_clicks": known.train_clicks[ads[query, place]],
             "group": "head" if known.groups["head"][ads[query, place]] else "tail",
+            "filter_kind": _kind(ads[query, place]),
+            "clicked_filter_kind": [_kind(ad) for ad in clicked],
         }
         for query, clicked in ((row["query_id"], row["ad_ids"]) for row in rows)
         for place in range(k)

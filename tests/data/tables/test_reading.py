@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 
 from ramen_ray.data.findings import Finding, Tallies
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.text_lines import MAX_CELL_BYTES, MAX_LINE_BYTES
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.data.tables.reading.cells import as_numbers, as_seconds, as_strings
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.files import find_files
-from ramen_ray.data.tables.reading.lines import Rows
+from ramen_ray.data.tables.reading.lines import MAX_CELL_BYTES, MAX_LINE_BYTES, Rows
 from ramen_ray.data.tables.reading.loading import UserTable
 from ramen_ray.data.tables.reading.table_file import read_file
 

@@ -50,6 +50,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         environment.setenv("AWS_ACCESS_KEY_ID", "us")
         environment.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
         environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        environment.setenv("AWS_EC2_METADATA_DISABLED", "true")  # it is waited for elsewhere
         environment.setenv("AWS_ENDPOINT_URL", address)
         client = boto3.client("s3", endpoint_url=address)
         client.create_bucket(Bucket=BUCKET)
@@ -110,7 +111,7 @@ def test_an_address_may_name_its_store_and_a_bad_one_is_one_line_without_secrets
 def test_a_google_store_that_does_not_answer_is_given_up_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(files, "GOOGLE_RETRIES_S", 2)
+    monkeypatch.setattr(files, "GOOGLE_RETRIES_S", 1)
     store = f"scheme=http&endpoint_override=127.0.0.1:{free_port()}"
     start = time.monotonic()
     with pytest.raises(DatasetError, match=r"^cannot open gs://.*Could.* connect"):

@@ -84,7 +84,7 @@ def test_intervals_over_seeds_are_those_of_drawing_runs_and_queries_one_by_one()
 
 def test_intervals_over_splits_that_share_queries_hold_what_they_promise():
     """As novel splits do: a query is asked in some runs only, and in several of them."""
-    num_queries, num_runs, trials, gain = 60, 8, 60, 0.1
+    num_queries, num_runs, trials, gain = 60, 8, 48, 0.1
     draw = np.random.default_rng(11)
     covered = covered_as_if_independent = 0
     for _ in range(trials):

@@ -139,6 +139,7 @@ def _train_on_a_worker(rank: int, store: str, settings: CombineSettings, file: P
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_workers_compute_what_one_does(data: Planted, tmp_path: Path) -> None:
     # each worker drops its own
     short = overlay(_short(DRAFT, 1, 1), {"classifiers.dropout": 0.0})

@@ -57,8 +57,8 @@ def test_shards_find_what_one_search_finds_to_the_bit(tmp_path: Path, k: int) ->
     shards = embedded_shards(tmp_path / "all.npy", NUM_QUERIES, 0.0011)
     assert [len(shard.rows) for shard in shards] == [1024, 1024, 952]
     found, whole = _search_shards(shards, queries, k), search(queries, ads, k)
-    assert found[0].tolist() == whole[0].tolist()
-    assert found[1].tolist() == whole[1].tolist()
+    np.testing.assert_array_equal(found[0], whole[0])
+    np.testing.assert_array_equal(found[1], whole[1])
 
 
 def test_short_codes_find_most_of_what_an_exact_search_finds(tmp_path: Path) -> None:

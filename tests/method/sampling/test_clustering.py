@@ -16,7 +16,7 @@ from ramen_ray.method.sampling.clustering import (
     count_clusters,
     cut_in_two,
 )
-from ramen_ray.method.sampling.draws import clustered_order, num_steps
+from ramen_ray.method.sampling.draws import clustered_order
 
 
 def _random_embeddings(num_rows: int, dim: int = 16, seed: int = 0) -> torch.Tensor:
@@ -113,7 +113,7 @@ def _clustered(draw_value):
     """Clusters of a random permutation, and a batch size that four workers can share."""
     batch_size = 4 * draw_value(st.integers(1, 6))
     num_queries = batch_size + draw_value(st.integers(0, 100))
-    steps = num_steps(num_queries, batch_size)
+    steps = num_queries // batch_size
     num_clusters = draw_value(st.sampled_from([1, 4, steps]) | st.integers(1, num_queries))
     seed = draw_value(st.integers(0, 99))
     return Clusters(np.random.default_rng(seed).permutation(num_queries), num_clusters), batch_size
@@ -123,7 +123,7 @@ def _clustered(draw_value):
 def test_clustered_batches_take_each_query_once_whatever_the_workers(clustered, epoch) -> None:
     clusters, batch_size = clustered
     whole = clustered_order(clusters, batch_size, range(batch_size), 3, epoch)
-    assert whole.shape == (num_steps(len(clusters.rows), batch_size), batch_size)
+    assert whole.shape == (len(clusters.rows) // batch_size, batch_size)
     assert len(set(whole.flatten().tolist())) == whole.size
     for num_workers in (2, 4):
         share = batch_size // num_workers

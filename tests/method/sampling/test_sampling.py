@@ -14,7 +14,7 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.sampling import batches
 from ramen_ray.method.sampling.batches import Batch, DrawState, Sampler
-from ramen_ray.method.sampling.draws import draw_ads, num_steps, random_order
+from ramen_ray.method.sampling.draws import draw_ads, random_order
 from ramen_ray.method.sampling.training_data import Graphs, Regularizer, TrainingData
 
 NUM_EPOCHS = 400
@@ -48,7 +48,7 @@ def test_an_epoch_takes_each_query_once_but_for_a_remainder_whatever_the_workers
     for before, after in pairwise(shares):
         assert max(before) < min(after)
     rows = whole.flatten().tolist()
-    assert whole.shape == (num_steps(num_queries, batch_size), batch_size)
+    assert whole.shape == (num_queries // batch_size, batch_size)
     assert len(set(rows)) == len(rows) == num_queries - num_queries % batch_size
     assert set(rows) <= set(range(num_queries))
 

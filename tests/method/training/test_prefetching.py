@@ -21,8 +21,7 @@ from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.training import step as step_module
-from ramen_ray.method.training.prefetching import prefetched, step_inputs
-from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step import prefetched, step_inputs, train_steps
 
 CPU = torch.device("cpu")
 WEIGHTS = {"links": 0.3, "topics": 0.2}

@@ -26,7 +26,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
-from ramen_ray.method.model.embeddings import TextEmbeddings, number_distinct
+from ramen_ray.method.model.dual_encoder import TextEmbeddings, number_distinct
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective, task_term

@@ -33,9 +33,13 @@ from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData, open_graphs
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.prefetching import step_inputs
-from ramen_ray.method.training.saved_state import CheckpointError, restore_checkpoint
-from ramen_ray.method.training.step import StepMemoryError, train_steps
+from ramen_ray.method.training.step import (
+    CheckpointError,
+    StepMemoryError,
+    restore_checkpoint,
+    step_inputs,
+    train_steps,
+)
 from ramen_ray.method.training.step_losses import global_losses
 
 LAMBDA_X = {"links": 0.5, "topics": 0.2}

@@ -12,8 +12,8 @@ from ray.util.placement_group import (
 from support import wait_until
 
 from ramen_ray.config import WorkersConfig
+from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.cluster.resources import (
-    ClusterError,
     check_resources,
     free_share,
     has_room,

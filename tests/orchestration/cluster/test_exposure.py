@@ -20,7 +20,7 @@ LISTENING = "0A"
 LOOPBACK = ("127.", "::1")
 START = """
 import json, os, ray
-from ramen_ray.orchestration.cluster.resources import start_ray
+from ramen_ray.orchestration.cluster.joining import start_ray
 start_ray()
 session = ray._private.worker._global_node.address_info["session_dir"]
 niceness = ray.get(ray.remote(lambda: os.nice(0)).remote())

@@ -24,14 +24,14 @@ from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.method.retrieval.search import TopK, search
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.orchestration.cluster import resources
-from ramen_ray.orchestration.cluster.resources import ClusterError
+from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.embed import FEW_TEXTS
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.workers import START_TIMEOUT
-from ramen_ray.orchestration.serve.predict import Answered, QueryTable, Wanted, predict
+from ramen_ray.orchestration.serve.predict import Answered, Asked, predict
 from ramen_ray.orchestration.sharded_search import put_together, search_shards
 from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.tracking.registry import Registry, uri_of
@@ -309,7 +309,7 @@ def test_a_table_is_answered_with_a_machine_less(
         missing = 20 - len(list(answers.glob("part-*.parquet")))
 
     def job() -> Answered:
-        return predict(registry, model, QueryTable(str(queries)), answers, Wanted(3))
+        return predict(registry, model, Asked(str(queries), 3), answers)
 
     done = _disturbed(job, begins, disturb)
     assert missing, "the machine was lost too late"

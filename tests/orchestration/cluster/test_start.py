@@ -15,7 +15,7 @@ from support import PATIENCE_S, ROOT
 
 from ramen_ray.command_line import run_job
 from ramen_ray.orchestration.cluster import joining
-from ramen_ray.orchestration.cluster.resources import DASHBOARD_ADDRESS, start_ray
+from ramen_ray.orchestration.cluster.joining import DASHBOARD_ADDRESS, start_ray
 
 
 @pytest.mark.parametrize(

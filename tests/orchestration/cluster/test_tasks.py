@@ -21,7 +21,8 @@ from ray.exceptions import (
 from support import NUM_CPUS
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.orchestration.cluster.resources import ClusterError, quiet_ray_data, user_errors
+from ramen_ray.orchestration.cluster.joining import ClusterError, quiet_ray_data
+from ramen_ray.orchestration.cluster.resources import user_errors
 from ramen_ray.orchestration.cluster.tasks import (
     MAX_ATTEMPTS,
     TASKS_PER_CPU,

@@ -34,7 +34,7 @@ from ramen_ray.orchestration.prepare.walks import walked_edges
 
 Rows = list[list[int]]
 SHORT = WalkSettings(num_hops=50, restart_probability=0.5, max_anchor_degree=20, top_k=3)
-EVERYTHING = WalkSettings(num_hops=200_000, restart_probability=0.8, max_anchor_degree=99, top_k=99)
+EVERYTHING = WalkSettings(num_hops=50_000, restart_probability=0.8, max_anchor_degree=99, top_k=99)
 REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
 
 

@@ -198,33 +198,34 @@ def test_bases_train_alike_until_they_have_seen_the_encoder(
     assert task["ngame"][STEPS_PER_EPOCH] != task["ance"][STEPS_PER_EPOCH]
 
 
-def test_two_workers_of_which_one_is_killed_end_like_a_plain_loop(
-    config: RunConfig, data: Prepared, tmp_path: Path
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_two_workers_of_which_one_may_be_killed_end_like_a_plain_loop(
+    is_killed: bool, config: RunConfig, data: Prepared, tmp_path: Path
 ) -> None:
     changes = {"base.kind": "ngame", "base.loss": "decoupled", "base.heads": "classifier"}
     config = overlay(config, {**changes, "base.num_positives": 2, "classifier.sharded": True})
     expected, best = _train_here(config, data, tmp_path)
     # Checkpoint 12 lies in an epoch whose embeddings are kept for the next clusters.
-    two = {"name": "two", "workers.num_workers": 2}
-    killed = _fit_killing_a_worker(overlay(config, two), at_step=12)
-    client = MlflowClient(tracking_uri=killed.run.uri)
+    two = overlay(config, {"name": f"two-{is_killed}", "workers.num_workers": 2})
+    trained = _fit_killing_a_worker(two, at_step=12) if is_killed else fit(two)
+    client = MlflowClient(tracking_uri=trained.run.uri)
     for name in ("loss/task", "loss/classifier", "loss/total", "lambda_x/links"):
-        points = client.get_metric_history(killed.run.id, name)
+        points = client.get_metric_history(trained.run.id, name)
         found = dict(sorted((point.step, point.value) for point in points))
         assert found == pytest.approx(dict(expected[name]), rel=1e-3, abs=1e-4), name
-    assert killed.metrics["both"]["validation"]["P@1"] > 0
+    assert trained.metrics["both"]["validation"]["P@1"] > 0
     for split, metrics in best.items():
         for name, value in metrics.items():
-            assert killed.metrics["both"][split][name] == pytest.approx(value, abs=0.02), name
+            assert trained.metrics["both"][split][name] == pytest.approx(value, abs=0.02), name
 
     # Validation chooses what answers; each part can be asked for.
-    rows = killed.metrics
+    rows = trained.metrics
     part = max(PARTS, key=lambda one: rows[one]["validation"]["P@1"])
     assert rows["trained"] == rows[part]
     for one in ("encoder", "both"):
-        found = evaluate_checkpoint(killed.run_directory, "test", part=one)
+        found = evaluate_checkpoint(trained.run_directory, "test", part=one)
         assert found == pytest.approx(rows[one]["test"], abs=1e-6), one
-    pool = client.get_metric_history(killed.run.id, "pool/ads")
+    pool = client.get_metric_history(trained.run.id, "pool/ads")
     assert len(pool) == NUM_EPOCHS
 
 

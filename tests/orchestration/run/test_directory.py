@@ -9,7 +9,6 @@ from support import run_config_of
 import ramen_ray
 from ramen_ray.config import ConfigError, RunConfig, overlay, read_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.orchestration.run import directory as run_directory
 from ramen_ray.orchestration.run import start
 from ramen_ray.orchestration.run.directory import (
     RunDirectory,
@@ -19,6 +18,7 @@ from ramen_ray.orchestration.run.directory import (
 )
 from ramen_ray.orchestration.run.start import identity_of
 from ramen_ray.presets import tiny
+from ramen_ray.told import warn_once
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
     message = f"what {before.path} is made from has changed: {CHANGED[changed]}; choose another"
     with pytest.raises(RunError, match=message):
         opened(named)
-    run_directory._say_once.cache_clear()  # a process says it once
+    warn_once.cache_clear()  # a process says it once
     allowed = overlay(named, {"allow_changed": True})
     assert opened(allowed) == before
     assert opened(allowed) == before

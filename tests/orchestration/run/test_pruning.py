@@ -22,8 +22,7 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph import pruning
 from ramen_ray.method.graph.pruning import prune
-from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.model.embeddings import TextEmbeddings
+from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.training_data import Regularizer
@@ -236,8 +235,8 @@ def test_a_late_result_is_told_and_one_that_misses_half_of_the_run_ends_it(
     cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sleeps(model: Path, folder: Path) -> dict[str, float]:
-        time.sleep(600)
-        return {}
+        while True:  # until it is cancelled, which a long sleep would not notice
+            time.sleep(0.05)
 
     schedule = Schedule(1, 2, num_epochs=8, steps_per_epoch=EPOCH, wait=False, wait_flag="a.flag")
     task = _task(tmp_path, sleeps, schedule)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support import ROOT, wait_until
 
+from ramen_ray import told
 from ramen_ray.orchestration.run import progress
 from ramen_ray.orchestration.run.progress import (
     PROGRESS_FILE,
@@ -39,8 +40,8 @@ with shown_progress(folder):
 def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Lines:
     """Returns the lines logged so far, by a watcher that looks often."""
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LOOKS", 0.01)
-    monkeypatch.setattr(progress, "SECONDS_BEFORE_LINES", 0)
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(told, "FIRST_LINE_S", 0)
+    monkeypatch.setattr(told, "BETWEEN_LINES_S", 0)
     caplog.set_level(logging.INFO)
     return lambda: caplog.messages
 
@@ -57,7 +58,7 @@ def test_a_log_gets_lines_with_the_time_left(tmp_path: Path, log: Lines):
 
 
 def test_a_log_of_a_long_run_is_short(tmp_path: Path, log: Lines, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(progress, "SECONDS_BEFORE_LINES", 3600)
+    monkeypatch.setattr(told, "FIRST_LINE_S", 3600)
     with shown_progress(tmp_path):
         for epoch in (1, 2, 4):
             LiveProgress(10 * epoch, 40, f"epoch {epoch}").write(tmp_path)

@@ -20,7 +20,7 @@ from ramen_ray.method.graph.walk import WalkSettings
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
-from ramen_ray.method.training.prefetching import step_inputs
+from ramen_ray.method.training.step import step_inputs
 from ramen_ray.orchestration.background.task import REPORT_FILE
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.prepare.walks import walked_edges

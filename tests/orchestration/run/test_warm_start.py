@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ramen_ray.config import ConfigError, RunConfig, overlay
+from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.start import note_carried, resolved
 from ramen_ray.presets import with_base
@@ -138,5 +138,5 @@ def test_what_cannot_be_gone_on_from_is_told(last_week: LastWeek, tmp_path: Path
     unfinished = RunDirectory(tmp_path / "run")
     unfinished.create()
     unfinished.note(mlflow_run_id="0")
-    with pytest.raises(ConfigError, match="the run is not finished; give one of its checkpoints"):
+    with pytest.raises(RunError, match="is not finished; run its command again"):
         resolved(overlay(config, {"encoder.pretrained": str(unfinished.path)}))

@@ -19,7 +19,7 @@ from ramen_ray.config import WorkersConfig, overlay
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.training.step import StepMemoryError
-from ramen_ray.orchestration.cluster.resources import ClusterError
+from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run import workers
 from ramen_ray.orchestration.run.workers import EndIfItRecurs, WorkerTask
 from ramen_ray.presets import minilm

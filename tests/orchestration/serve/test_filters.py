@@ -2,7 +2,7 @@
 
 import csv
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
@@ -32,7 +32,15 @@ MARKETS, KINDS = ("DE", "FR", "a, b"), ("new", "used")
 RARE = {10: "LI", 20: "MC", 31: "MC", 40: "MC"}
 MANY = 12_000
 Ads = dict[str, dict[str, str]]
-Large = tuple[str, np.ndarray, dict[str, np.ndarray]]
+
+
+class Large(NamedTuple):
+    """A retriever of many ads, the vectors that its scores are of, and its columns."""
+
+    uri: str
+    model: PyFuncModel
+    vectors: np.ndarray
+    columns: dict[str, np.ndarray]
 
 
 def _market(number: int) -> str:
@@ -57,10 +65,8 @@ def catalogue() -> Ads:
 
 
 @pytest.fixture(scope="module")
-def store(
-    catalogue: Ads, encoder_path: Path, output: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Store:
-    """A store with a champion, whose dataset was imported with columns to filter by."""
+def shop(catalogue: Ads, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset that was imported with columns to filter by."""
     folder = tmp_path_factory.mktemp("filters")
     _write(folder / "ads.csv", catalogue)
     clicks = [[ad["title"], key] for key, ad in catalogue.items()]
@@ -71,17 +77,24 @@ def store(
         words += ["--columns.ad-text", "title", "--columns.ad-filters", "market", "state"]
         patched.setattr("sys.argv", ["job", *map(str, words), "--output", str(folder / "shop")])
         ingest.main()
+    return folder / "shop"
+
+
+@pytest.fixture(scope="module")
+def store(shop: Path, encoder_path: Path, output: Path) -> Store:
+    """A store with a champion on the dataset."""
     data = prepare_in_process(
-        Dataset(folder / "shop"), folder / "prepared", str(encoder_path), MAX_LENGTH, False
+        Dataset(shop), shop.parent / "prepared", str(encoder_path), MAX_LENGTH, False
     )
     store = Store(f"sqlite:///{output}/mlflow.db", output, data, encoder_path)
     registry = Registry(store.uri)
-    run_id, model_id = registry.find_logged(store.run(0.0, folder / "shop"), None)
+    run_id, model_id = registry.find_logged(store.run(0.0, shop), None)
     registry.choose(registry.register("filtered", run_id, model_id), "champion")
     return store
 
 
-def _champion(store: Store) -> PyFuncModel:
+@pytest.fixture(scope="module")
+def champion(store: Store) -> PyFuncModel:
     return Registry(store.uri).load("models:/filtered@champion")
 
 
@@ -119,16 +132,15 @@ def _matches(ad: dict[str, str], wanted: dict[str, Any]) -> bool:
     ],
 )
 def test_only_ads_that_match_answer(
-    wanted: dict[str, Any], top_k: int, store: Store, catalogue: Ads
+    wanted: dict[str, Any], top_k: int, champion: PyFuncModel, catalogue: Ads
 ) -> None:
-    model = _champion(store)
-    found = _answers(model, top_k=top_k, filter=wanted)
-    expected = _expected(model, catalogue, top_k, **wanted)
+    found = _answers(champion, top_k=top_k, filter=wanted)
+    expected = _expected(champion, catalogue, top_k, **wanted)
     for one, other in zip(found, expected, strict=True):
         assert list(one) == list(other)
         assert one == pytest.approx(other, abs=1e-6)
     least = sorted([*expected[0].values(), 0.0])[len(expected[0]) // 2]
-    found = _answers(model, top_k=top_k, filter=wanted, min_score=least)
+    found = _answers(champion, top_k=top_k, filter=wanted, min_score=least)
     for one, other in zip(found, expected, strict=True):
         assert list(one) == [ad for ad, score in other.items() if score >= least]
 
@@ -143,10 +155,10 @@ def test_only_ads_that_match_answer(
     ],
 )
 def test_what_cannot_be_filtered_by_is_refused(
-    wanted: dict[str, Any], message: str, store: Store
+    wanted: dict[str, Any], message: str, champion: PyFuncModel
 ) -> None:
     with pytest.raises(MlflowException, match=message) as refused:
-        _champion(store).predict(QUERIES, params={"filter": wanted})
+        champion.predict(QUERIES, params={"filter": wanted})
     assert refused.value.get_http_status_code() == 400
 
 
@@ -159,14 +171,16 @@ def test_a_retriever_without_columns_refuses_a_filter(logged_retriever: str, out
     assert len(model.predict(["oak"], params={"filter": {}})["ads"][0]) == 10
 
 
-def test_commands_and_notebooks_filter(store: Store, run_here: RunHere, catalogue: Ads) -> None:
+def test_commands_and_notebooks_filter(
+    store: Store, champion: PyFuncModel, run_here: RunHere, catalogue: Ads
+) -> None:
     uri = "models:/filtered@champion"
     flags = ("--model", uri, "--output", store.output, "--top-k", "90")
     code, printed = run_here(ask, "oak", *flags, "--filter", "market=DE", "market=FR", "state=new")
     assert code == 0, printed
     cells = [line.split("│") for line in printed.splitlines() if line.startswith("│")]
     wanted = {"market": ["DE", "FR"], "state": ["new"]}
-    expected = _expected(_champion(store), catalogue, 90, **wanted)[1]
+    expected = _expected(champion, catalogue, 90, **wanted)[1]
     assert [row[3].strip() for row in cells] == list(expected)
     retriever = load_retriever(uri, store.output)
     found = retriever.search(["oak"], 90, filter=wanted, min_score=0.2)
@@ -181,13 +195,13 @@ def test_commands_and_notebooks_filter(store: Store, run_here: RunHere, catalogu
 
 
 def test_columns_follow_a_catalogue(
-    store: Store, catalogue: Ads, run_here: RunHere, tmp_path: Path
+    store: Store, shop: Path, catalogue: Ads, run_here: RunHere, tmp_path: Path
 ) -> None:
     registry = Registry(store.uri)
-    run_id, model_id = registry.find_logged(
-        store.run(0.0, Path(registry.parameters(_champion(store).metadata.run_id)["dataset"])), None
+    registry.choose(
+        registry.register("following", *registry.find_logged(store.run(0.0, shop), None)),
+        "champion",
     )
-    registry.choose(registry.register("following", run_id, model_id), "champion")
     champion = "models:/following@champion"
     to, text = ("--model", champion, "--output", store.output), ("--columns.ad-text", "title")
     today = {ad: dict(values) for ad, values in catalogue.items()}
@@ -239,9 +253,8 @@ def _check(model: PyFuncModel, ads: Ads, **wanted: str) -> None:
 
 
 def test_an_import_keeps_what_it_is_told_to(
-    store: Store, catalogue: Ads, run_here: RunHere, tmp_path: Path
+    shop: Path, catalogue: Ads, run_here: RunHere, tmp_path: Path
 ) -> None:
-    shop = Path(Registry(store.uri).parameters(_champion(store).metadata.run_id)["dataset"])
     ads = {row["source_id"]: row for row in Dataset(shop).read("ads").to_pylist()}
     for ad, values in catalogue.items():
         assert ads[ad]["filter_market"] == (values["market"] or None)
@@ -263,12 +276,14 @@ def test_an_import_keeps_what_it_is_told_to(
 
 @pytest.fixture(scope="module", params=["flat", "hnsw", "ivf_pq"])
 def large(
-    request: pytest.FixtureRequest, store: Store, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    store: Store,
+    shop: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Large:
-    """A retriever of many ads: its URI, the vectors that its scores are of, and its columns."""
     kind: IndexKind = request.param
     folder, draw = tmp_path_factory.mktemp(kind), np.random.default_rng(3)
-    dataset = Dataset(Registry(store.uri).parameters(_champion(store).metadata.run_id)["dataset"])
+    dataset = Dataset(shop)
     model = store.model(0.0)
     write_retriever(folder, model, dataset, store.data, RetrieverSettings("flat", MAX_LENGTH, 1.0))
     vectors = draw.standard_normal((MANY, model.dim)).astype(np.float32)
@@ -289,15 +304,15 @@ def large(
     run = open_run(store.uri, "tests", kind, store.output)
     model_id = log_retriever(run, folder, ["oak"], {"dataset_fingerprint": "", "num_ads": MANY})
     run.close("FINISHED")
-    return f"models:/{model_id}", vectors, columns
+    uri = f"models:/{model_id}"
+    return Large(uri, Registry(store.uri).load(uri), vectors, columns)
 
 
-def _brute_force(model: Any, large: Large, wanted: dict[str, str]) -> np.ndarray:
+def _brute_force(large: Large, wanted: dict[str, str]) -> np.ndarray:
     """Return the scores (queries, ads), -inf of ads that do not match."""
-    _, vectors, columns = large
-    queries = model.unwrap_python_model().encode(QUERIES)
-    matches = np.logical_and.reduce([columns[name] == value for name, value in wanted.items()])
-    return np.where(matches, queries @ vectors.T, -np.inf)
+    queries = large.model.unwrap_python_model().encode(QUERIES)
+    matches = np.logical_and.reduce([large.columns[name] == one for name, one in wanted.items()])
+    return np.where(matches, queries @ large.vectors.T, -np.inf)
 
 
 @pytest.mark.parametrize(
@@ -311,11 +326,10 @@ def _brute_force(model: Any, large: Large, wanted: dict[str, str]) -> np.ndarray
     ],
 )
 def test_every_kind_of_index_finds_all_that_match(
-    wanted: dict[str, str], number: int, large: Large, store: Store
+    wanted: dict[str, str], number: int, large: Large
 ) -> None:
-    model = Registry(store.uri).load(large[0])
-    scores = _brute_force(model, large, wanted)
-    found = model.predict(QUERIES, params={"top_k": 50, "filter": wanted})
+    scores = _brute_force(large, wanted)
+    found = large.model.predict(QUERIES, params={"top_k": 50, "filter": wanted})
     assert [len(ads) for ads in found["ads"]] == [number] * len(QUERIES)
     if not number:
         return
@@ -326,16 +340,15 @@ def test_every_kind_of_index_finds_all_that_match(
 
 
 def test_of_more_ads_than_are_scanned_most_are_found(
-    large: Large, store: Store, monkeypatch: pytest.MonkeyPatch
+    large: Large, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Registry(store.uri).load(large[0])
-    monkeypatch.setitem(model.unwrap_python_model().encode.__globals__, "MOST_SCANNED", 100)
-    scores = _brute_force(model, large, {"market": "FR"})
-    found = model.predict(QUERIES, params={"top_k": 50, "filter": {"market": "FR"}})
+    monkeypatch.setitem(large.model.unwrap_python_model().encode.__globals__, "MOST_SCANNED", 100)
+    scores = _brute_force(large, {"market": "FR"})
+    found = large.model.predict(QUERIES, params={"top_k": 50, "filter": {"market": "FR"}})
     best = np.argsort(-scores, axis=1)[:, :50]
     for ads, expected in zip(found["ad_ids"], best, strict=True):
         own = {int(ad[1:]) for ad in ads}
-        assert {*large[2]["market"][[*own]]} == {"FR"}
+        assert {*large.columns["market"][[*own]]} == {"FR"}
         assert len(own & {*expected}) >= 40
 
 
@@ -350,13 +363,13 @@ def test_a_table_of_queries_is_answered_with_what_matches(
 ) -> None:
     monkeypatch.setattr(shards, "ADS_PER_PRODUCT", MANY // 2)  # two shards
     pq.write_table(pa.table({"text": [*QUERIES, ""]}), tmp_path / "queries.parquet")
-    words = ["--model", large[0], "--queries", tmp_path / "queries.parquet", "--top-k", "40"]
+    words = ["--model", large.uri, "--queries", tmp_path / "queries.parquet", "--top-k", "40"]
     words += ["--output", store.output, "--answers", tmp_path / "answers", "--min-score", "0.1"]
     words += ["--gb-per-shard", "1e-9"]
     code, printed = run_here(predict, *words, "--filter", "market=DE")
     assert code == 0, printed
     params = {"top_k": 40, "filter": {"market": "DE"}, "min_score": 0.1}
-    expected = Registry(store.uri).load(large[0]).predict(QUERIES, params=params)
+    expected = large.model.predict(QUERIES, params=params)
     found = pq.read_table(tmp_path / "answers")
     assert found["ad_ids"].to_pylist() == [*expected["ad_ids"], []]
     for scores, wanted in zip(found["scores"].to_pylist(), expected["scores"], strict=False):

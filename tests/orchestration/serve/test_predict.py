@@ -3,7 +3,6 @@
 import os
 import pickle
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,11 +85,16 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
         "queries": table,
         "top-k": 3,
     }
+    not_utf8 = pa.array([b"robin", b"caf\xe9"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"day": [42, 43], "text": not_utf8}), table / "c.parquet")
     code, printed = run(predict, answers=answers, **flags)
     assert code == 0, printed
-    assert printed.endswith(f"answers: {answers} (42 queries, 3 of them with an error)\n")
-    parts = sorted(answers.glob("*.parquet"))
-    assert [pq.read_metadata(part).num_rows for part in parts] == [8, 8, 4, 8, 3, 8, 3]
+    assert printed.endswith(f"answers: {answers} (44 queries, 4 of them with an error)\n")
+    written = sorted(answers.glob("*.parquet"))
+    assert [pq.read_metadata(part).num_rows for part in written] == [8, 8, 4, 8, 3, 8, 3, 2]
+    *parts, last = written
+    errors = pq.read_table(last, columns=["error"])["error"].to_pylist()
+    assert errors == [None, "the query is bytes, not a text"]
     found = pq.read_table(parts)
     assert found.column_names == ["day", "text", "ad_ids", "ads", "scores", "error"]
     assert found["day"].to_pylist() == list(range(42))
@@ -106,8 +110,8 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     errors = found["error"].to_pylist()
     assert [row for row, error in enumerate(errors) if error] == [3, 17, 30]
 
-    before = {part.name: part.read_bytes() for part in parts}
-    stamps = {part.name: part.stat().st_mtime_ns for part in parts}
+    before = {part.name: part.read_bytes() for part in written}
+    stamps = {part.name: part.stat().st_mtime_ns for part in written}
     parts[2].unlink()
     shutil.copy(parts[0], parts[1])  # whole, but of other queries
     parts[3].write_bytes(bytes(len(before[parts[3].name])))
@@ -271,19 +275,6 @@ def test_no_code_in_a_table_of_queries_is_run(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "was_run").exists()
 
 
-def test_a_query_that_is_not_utf8_is_an_error_of_its_row(
-    cluster: None, run: Run, tmp_path: Path
-) -> None:
-    texts = pa.array([b"robin", b"caf\xe9"], pa.binary()).view(pa.string())
-    pq.write_table(pa.table({"text": texts}), tmp_path / "queries.parquet")
-    flags = {"queries": tmp_path / "queries.parquet", "answers": tmp_path / "answers"}
-    code, printed = run(predict, model="models:/answering@champion", **flags)
-    assert code == 0, printed
-    (part,) = (tmp_path / "answers").glob("*.parquet")
-    errors = pq.read_table(part, columns=["error"])["error"].to_pylist()
-    assert errors == [None, "the query is bytes, not a text"]
-
-
 def test_a_folder_that_another_call_writes_is_left_alone(
     run: Run, queries: Path, tmp_path: Path
 ) -> None:
@@ -310,19 +301,18 @@ def test_parts_of_another_table_are_not_taken_for_answers(
 def test_a_cluster_without_room_is_reported(
     cluster: None, run: Run, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources, "MOMENT_S", 0.1)
-    monkeypatch.setattr(resources, "PATIENCE_S", 0.1)
-    busy = ray.remote(num_cpus=1)(Counter).remote()
-    ray.get(busy.total.remote())
+    monkeypatch.setattr(resources, "MOMENT_S", 0)
+    monkeypatch.setattr(resources, "PATIENCE_S", 0)
     flags = {
         "model": "models:/answering@champion",
         "queries": queries,
         "answers": tmp_path / "answers",
     }
-    code, printed = run(predict, **flags)
-    ray.kill(busy)
+    with no_placement_group_left():  # others hold a CPU
+        ray.get(placement_group([{"CPU": 1}]).ready())
+        code, printed = run(predict, **flags)
     assert code == 2
-    room = "the machines have not had {} of memory free in 0.1 s, for {}; add machines, or run this"
+    room = "the machines have not had {} of memory free in 0 s, for {}; add machines, or run this"
     one = "a process that holds the retriever"
     assert room.format(f"{NUM_CPUS} CPUs and 1.1 GB", one) in printed
     monkeypatch.setattr(answering, "BYTES_PER_PROCESS", 10**14)  # more would overflow in Ray

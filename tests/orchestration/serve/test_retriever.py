@@ -234,7 +234,7 @@ def test_a_bad_row_is_reported_and_the_others_are_answered(
         (1, "robin", -1, "top_k is -1; this retriever has 40 ads"),
         (1, "robin", 41, "top_k is 41; this retriever has 40 ads"),
         (10_001, "robin", 1, "has 10001 queries; send at most 10000"),
-        (1_000_000, "robin", 9, "has 1000000 queries"),
+        (100_000, "robin", 9, "has 100000 queries"),
         (10_000, "robin", 21, "asks for 10000 times 21 ads; send at most 9523 queries at once"),
         (201, "x" * 10_000, 1, "the queries have 2010000 characters; send at most 2000000"),
     ],

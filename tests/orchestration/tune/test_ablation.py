@@ -4,6 +4,7 @@ import logging
 import re
 import shlex
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import jobs.ablate
 from ramen_ray.command_line import parse_with_run_config
 from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.run import checks
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunError, open_run_directory
 from ramen_ray.orchestration.run.start import identity_of
@@ -110,6 +112,7 @@ def test_a_graph_of_one_side_gives_no_clicks_to_train_on(
 
 def test_every_preset_and_every_example_can_be_ablated(monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(checks, "encoder_tokenizer", cache(checks.encoder_tokenizer))
     doc = jobs.ablate.__doc__.replace("\\\n", " ")
     examples = re.findall(r"^    .*python jobs/ablate\.py(.*)$", doc, re.MULTILINE)
     built_in = [f"{name} --dataset foldoc" for name in PRESETS if "320k" not in name]

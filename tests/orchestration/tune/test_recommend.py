@@ -4,7 +4,6 @@ import logging
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from support import run_config_of
@@ -14,31 +13,31 @@ from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.tune import recommend as module
-from ramen_ray.orchestration.tune.ends import Outcomes
 from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
 from ramen_ray.presets import PRESETS
-from ramen_ray.reports.recommendation import Outcome, outcome_table, verdict
+from ramen_ray.reports.trials import TrialRecord, candidates_table, verdict
 from ramen_ray.tracking.runs import Run
 
 LEVEL = (0.001, -0.01, 0.01)
 BETTER = (0.02, 0.01, 0.03)
 
 
-def _outcome(p_at_1: float, finished: bool = True) -> Outcome:
-    return Outcome(p_at_1, p_at_1 + 0.1, 20, 12.0, finished)
+def _record(p_at_1: float, is_whole: bool = True, name: str = "") -> TrialRecord:
+    metrics = {"P@1": p_at_1, "R@10": p_at_1 + 0.1}
+    return TrialRecord(name, {}, p_at_1 + 0.05, metrics, 20, 12.0, is_whole, "ended")
 
 
 def test_a_verdict_says_what_matters_what_does_not_and_how_sure_that_is() -> None:
-    outcomes = {"unidec-graph": _outcome(0.4), "unidec": _outcome(0.39), "x": _outcome(0.2, False)}
+    found = {"unidec-graph": _record(0.4), "unidec": _record(0.39), "x": _record(0.2, False)}
     gains = {
         "in_batch": {"P@1": BETTER, "R@10": LEVEL},
         "unidec": {"P@1": LEVEL, "R@10": LEVEL},
     }
-    first, second, third = verdict(outcomes, gains, 700)
+    first, second, third = verdict(found, gains, 700)
     assert first.startswith("what matters: unidec-graph gains over in_batch: P@1 +2.0 [+1.0, +3.0]")
     assert second.startswith("what does not show: unidec-graph over unidec: P@1 +0.1 [-1.0, +1.0]")
     assert third.startswith("how sure: 2 of 3 candidates trained to the end, with one seed, on 700")
-    assert outcome_table(outcomes).splitlines()[-1] == "| x | 20.00 | 30.00 | 20 | 12 | stopped |"
+    assert candidates_table(found).splitlines()[-1] == "| x | 20.00 | 30.00 | 20 | 12 | stopped |"
 
 
 def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path: Path) -> None:
@@ -59,8 +58,8 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path: Path)
         "bag-ance": 0.3,
         "of-an-earlier-search": 1,
     }.items():
-        search.kept.write(name, _outcome(value), True)
-    assert list(search.outcomes) == ["bag-unidec-graph", "bag-ance"]
+        search.records.write(_record(value, name=f"search-{name}"))
+    assert list(search.validated) == ["bag-unidec-graph", "bag-ance"]
     near = {name.removeprefix("bag-unidec-graph-"): one for name, one in search.near().items()}
     assert set(near) == {
         *(f"{word}-{what}" for word in ("third", "triple") for what in ("rate", "classifier-rate")),
@@ -73,22 +72,28 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path: Path)
 def test_the_best_epoch_and_the_end_of_a_candidate_outlive_the_process(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "search")
     directory.create()
-    kept = Outcomes(directory)
-    trial: Any = SimpleNamespace(trial_id="0", config={"name": "search-bag"})
     directory.note(used_seconds=5.0)
-    kept.begin({"search-bag": "bag"})
+    settings = RecommendConfig(dataset="rdocs", output=str(tmp_path))
+    parts = settings, directory, Run("unused", "unused"), Dataset(settings.dataset)
+    search, again = module._Search(*parts), module._Search(*parts)
+    again.candidates = search.bases()
+    kept, trial = search.records, SimpleNamespace(config={"name": "search-bag-ance"})
+    kept.on_trial_start(0, [], trial)
+    assert not again.validated
     for epoch, p_at_1 in enumerate((0.1, 0.3, 0.2), 1):
         found = {"validation/P@1": p_at_1, "validation/R@10": 0.5, "epoch": epoch}
         kept.on_trial_result(epoch, [], trial, {**found, "time_total_s": 2.0 * epoch})
-    again = Outcomes(directory)
-    assert again.read() == {"bag": Outcome(0.3, 0.5, 3, 6.0, False)}
-    assert again.ended() == set()
-    kept.on_trial_complete(4, [], trial)
-    assert again.ended() == {"bag"}
+    name, params = trial.config["name"], trial.config
+    best, last = {"P@1": 0.3, "R@10": 0.5}, {"P@1": 0.2, "R@10": 0.5}
+    assert again.validated == {"bag-ance": TrialRecord(name, params, 0.4, best, 3, 6.0)}
+    end = "trained to the end"
+    trial.last_result = {**found, "epoch": 20, "time_total_s": 40.0, "summary": end}
+    kept.on_trial_result(5, [], trial, trial.last_result)
+    kept.on_trial_complete(5, [], trial)
+    assert again.validated == {
+        "bag-ance": TrialRecord(name, params, 0.35, last, 20, 40.0, True, end)
+    }
     assert directory.notes["used_seconds"] >= 5
-    last = {**found, "epoch": 20, "time_total_s": 40.0, "summary": "trained to the end"}
-    kept.on_trial_result(5, [], trial, last)
-    assert again.read() == {"bag": Outcome(0.2, 0.5, 20, 40.0, True)}
 
 
 @pytest.mark.slow

@@ -2,11 +2,13 @@
 
 import json
 import logging
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,15 +30,14 @@ from ramen_ray.command_line import training_command
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
-from ramen_ray.orchestration.tune import ends
+from ramen_ray.orchestration.tune import records
 from ramen_ray.orchestration.tune import sweep as sweep_module
-from ramen_ray.orchestration.tune import sweep_progress as progress
-from ramen_ray.orchestration.tune.ends import STOPPED_EARLY
+from ramen_ray.orchestration.tune.records import STOPPED_EARLY
 from ramen_ray.orchestration.tune.search_space import check_space, grid, own_values
 from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
 from ramen_ray.orchestration.tune.trials import num_held
 from ramen_ray.presets import PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
-from ramen_ray.reports.sweep_report import SweepTrial
+from ramen_ray.reports.trials import TrialRecord
 from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run, tracking_uri
 from tune_spaces import SPACES
 
@@ -143,44 +144,46 @@ def test_as_many_runs_at_once_as_the_machines_have_room_for(workers, machines, h
     assert num_held(WorkersConfig(use_gpu=use_gpu, **workers), machines) == held
 
 
-def test_a_trial_is_described_in_one_line() -> None:
-    params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "encoder.max_length": 16}
-    line = tune_job.trial_line(SweepTrial("1", params, 0.5, "test P@1 48.00", None), "R@10")
-    expected = "encoder.pooling cls, optimizer.lr 0.0001234, encoder.max_length 16"
-    assert line == f"validation R@10 50.00; test P@1 48.00: 1 ({expected})"
+def test_a_trial_is_named_for_its_number_and_what_it_tries() -> None:
+    params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "seed": 7}
+    trial: Any = SimpleNamespace(experiment_tag="3_encoder.pooling=cls", config=params)
+    name = records.name_of(trial)
+    assert name == "003-pooling-cls-lr-0.000123-seed-7"
+    line = tune_job.trial_line(TrialRecord(name, params, 0.5, end="test P@1 48.00"), "R@10")
+    assert line == f"validation R@10 50.00; test P@1 48.00: {name}"
 
 
 def test_progress_is_told_while_trials_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(ends.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     training = tiny().training.model_copy(update={"epochs": 10})
-    told = ends.Ends(tmp_path / "ends", 4, training)
+    told = records.Records(tmp_path / "trials", training, total=4)
 
-    def trial(name: str, epoch: int, value: float) -> Any:
-        return SimpleNamespace(
-            trial_id=name,
-            config={},
-            status="RUNNING",
-            last_result={"epoch": epoch},
-            metric_analysis={"validation/P@1": {"max": value}},
-        )
+    def trial(name: str, epoch: int = 0) -> Any:
+        result = {"epoch": epoch, "validation/P@1": 0.1 * epoch, "time_total_s": 1.0}
+        one = SimpleNamespace(config={"name": name}, status="RUNNING", last_result=result)
+        if epoch:
+            told.on_trial_result(epoch, [one], one, result)
+        return one
 
     with caplog.at_level(logging.INFO):
-        told.on_trial_result(1, [trial("a", 1, 0.2)], trial("a", 1, 0.2), {})
-        clock.now = 101.0
-        told.on_trial_result(1, [trial("a", 2, 0.2)], trial("a", 2, 0.2), {})
+        clock.now = 104.0
+        told.on_step_end(1, [trial("a")])
         assert not caplog.messages, "the first line comes after five seconds"
-        told.on_trial_complete(2, [], trial("a", 10, 0.4))
+        clock.now = 110.0
+        told.on_step_end(1, [trial("a")])
+        told.on_trial_complete(2, [], trial("a", 4))
         clock.now = 150.0
-        told.on_trial_result(3, [trial("b", 1, 0.3)], trial("b", 1, 0.3), {})
+        told.on_step_end(3, [trial("b", 1)])
         clock.now = 160.0
-        told.on_trial_result(3, [trial("b", 2, 0.3)], trial("b", 2, 0.3), {})
+        told.on_step_end(3, [trial("b", 2)])
     assert caplog.messages == [
+        "0 of 4 trials have ended, 1 run (epoch 0 of 10)",
         "1/4 a: validation P@1 40.00, stopped early",
-        "1 of 4 trials have ended, 1 run (epoch 1 of 10); best validation P@1 so far 30.00; "
-        "at most about 145 s left",
+        "1 of 4 trials have ended, 1 run (epoch 1 of 10); best validation P@1 so far 40.00; "
+        "at most about 105 s left",
     ]
 
 
@@ -301,9 +304,11 @@ def test_a_failing_store_does_not_end_trials(
 
     monkeypatch.setattr(Run, "log_artifacts", fail)
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
-    shown = progress.SweepProgress(config, {}, directory, Run("unused", "unused"), training_command)
-    trial: Any = SimpleNamespace(trial_id="7", config={"loss.margin": -1}, metric_analysis={})
-    shown.on_end([trial], trial, "FAILED")
+    run = Run("unused", "unused")
+    shown = sweep_module.Sweep(config, SETTINGS, {}, {}, directory, run, training_command)
+    trial = TrialRecord("7", {"loss.margin": -1}, end="failed: a reason")
+    shown.records.write(trial)
+    shown.on_end(trial, "FAILED")
     assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 
@@ -366,6 +371,11 @@ def test_children_and_parent_are_tracked(result: SweepResult) -> None:
     assert f"| {result.trials[0].name} |" in parent.data.tags[DESCRIPTION_TAG]
     children = children_of(result)
     values = {trial.mlflow_run_id: trial.value for trial in result.trials if trial.value}
+    names = {child.info.run_id: child.info.run_name for child in children}
+    for trial in result.trials:
+        assert re.match(r"00\d-lambda_x\.links-[\d.]+-lambda_z\.links-[\d.]+-", trial.name)
+        if trial.value is not None:
+            assert names[trial.mlflow_run_id].startswith(f"search-{trial.name}"[:80])
     assert {child.info.run_id for child in children if child.info.status == "FINISHED"} == set(
         values
     )

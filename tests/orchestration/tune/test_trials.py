@@ -16,7 +16,7 @@ from support import kill_train_worker, wait_until
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.cluster.resources import ClusterError
+from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.start import identity_of, is_ready
@@ -88,13 +88,16 @@ def _kill_trial() -> bool:
     return False
 
 
-def _disturbed(config: RunConfig, kill: Callable[[], bool], job: Callable[[], Ended]) -> Ended:
-    """Do a job, of which a process is killed as soon as the run has one more checkpoint."""
+def _disturbed(
+    config: RunConfig, kill: Callable[[], bool], job: Callable[[], Ended], is_soon: bool = False
+) -> Ended:
+    """Do a job, of which a process is killed once the run has one more checkpoint, or as soon."""
     folder = _directory(config).path
     before = {*folder.glob("checkpoint_0*")}
 
     def disturb() -> None:
-        wait_until(lambda: {*folder.glob("checkpoint_0*")} - before, "no checkpoint")
+        if not is_soon:
+            wait_until(lambda: {*folder.glob("checkpoint_0*")} - before, "no checkpoint")
         wait_until(kill, "no process to kill")
 
     with ThreadPoolExecutor(1) as pool:
@@ -108,7 +111,7 @@ def test_a_trial_that_dies_too_often_says_so_and_one_that_may_die_goes_on(
     config: RunConfig, unharmed: TrainResult, parent: Run
 ) -> None:
     strict, killed = _named(config, "killed", max_failures=0), _named(config, "killed")
-    errors = _disturbed(strict, _kill_trial, lambda: _in_trial(strict, parent))
+    errors = _disturbed(strict, _kill_trial, lambda: _in_trial(strict, parent), is_soon=True)
     assert errors["killed"].startswith("its process has died 1 times, once more than")
     assert _disturbed(killed, _kill_trial, lambda: _in_trial(killed, parent)) == {}
     _assert_same(_directory(killed).path, unharmed)
@@ -142,6 +145,7 @@ def test_a_run_of_ray_train_goes_on_in_a_trial(
         assert _metrics(begun)["trained"][split] == pytest.approx(expected, abs=0.02), split
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(
     config: RunConfig, unharmed: TrainResult, parent: Run, tmp_path: Path
 ) -> None:

@@ -1,13 +1,14 @@
 """Import a user's own tables into a dataset directory: read, number, sum, split, write."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
-import duckdb
+from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.engine import count, engine
+from ramen_ray.data.engine import count, engine, run
 from ramen_ray.data.store.dataset import (
     Dataset,
     DatasetError,
@@ -17,7 +18,7 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.schemas import FILTER, PLURAL, SIDES, SPLITS, Side
 from ramen_ray.data.store.texts import normalized
-from ramen_ray.data.tables.clicks import numbering, splits, summing, writing
+from ramen_ray.data.tables.clicks import numbering, splits, writing
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
 from ramen_ray.data.tables.graphs.anchor_sets import made_by
@@ -109,26 +110,19 @@ class _Import:
 
     tables: UserTables
     opened: Mapping[str, UserTable]
-    connection: duckdb.DuckDBPyConnection
-
-    @property
-    def all_periods(self) -> bool:
-        """Whether all later clicks are held out, also of queries that are trained on."""
-        return self.tables.splits.held_out == "later-clicks"
+    connection: DuckDBPyConnection
 
     def write(self, writer: DatasetWriter) -> None:
         """Do it all."""
         self._read()
-        if left_out := summing.leave_out(self.connection, self.tables):
+        if left_out := numbering.leave_out(self.connection, self.tables):
             _log("clicks", left_out)
         self._split()
         filters = [FILTER + name for name in self.tables.columns.ad_filters]
         ids = {side: ["source_id"] if side in self.opened else [] for side in SIDES}
         weights = ["weights"] if self.tables.columns.clicks_weight else []
         writing.write_ads(self.connection, writer, ids["ad"] + filters)
-        writing.write_queries(
-            self.connection, writer, ids["query"] + weights, all_periods=self.all_periods
-        )
+        writing.write_queries(self.connection, writer, ids["query"] + weights)
         for side in SIDES:
             writing.write_aliases(self.connection, side, writer)
         if self.tables.filters or self.tables.drop_own_text:
@@ -137,24 +131,26 @@ class _Import:
     def _read(self) -> None:
         """Read the tables of queries, ads and clicks, and sum the clicks."""
         connection, table = self.connection, self.opened["clicks"]
-        bounds = self.tables.period_bounds or ()
-        unlisted = [side for side in SIDES if side not in self.opened]
-        for side in SIDES:
-            if side in self.opened:
-                self.opened[side].load(connection, f"{side}_rows", "FROM source")
-                self._finish(side)
-        if unlisted:
-            table.load(connection, "click_rows", summing.rows_sql(table.columns, bounds))
+        rows = numbering.rows_sql(table.columns, self.tables.period_bounds or ())
+        listed = [side for side in SIDES if side in self.opened]
+        for side in listed:
+            self.opened[side].load(connection, f"{side}_rows", "FROM source")
+            self._finish(side)
+        if len(listed) < len(SIDES):
+            table.load(connection, "click_rows", rows)
             self._finish("clicks")
         for side in SIDES:
             self._number(side)
-        if unlisted:
-            summing.number_click_rows(connection)
+        with_numbers = partial(numbering.numbered, SIDES, "place, weight, period,")
+        if len(listed) < len(SIDES):
+            clicks = f"CREATE TABLE clicks AS {with_numbers('click_rows')}"
+            run(connection, "numbering clicks", clicks)
+            connection.execute("DROP TABLE click_rows")
         else:
-            summing.number_clicks(connection, table, bounds)
+            table.load(connection, "clicks", with_numbers(f"({rows})"))
             self._finish("clicks")
-        self._report_unknown("clicks", "clicks", SIDES)
-        summing.sum_clicks(connection)
+        self._report_unknown("clicks", SIDES)
+        numbering.sum_clicks(connection)
         if not (num_clicks := count(connection, "SELECT sum(clicks) FROM sums")):
             roles = " and ".join(list(self.tables.click_columns.values())[:2])
             raise DatasetError(
@@ -177,43 +173,49 @@ class _Import:
         refuse_no_rows(table)
 
     def _number(self, side: Side) -> None:
-        if side not in self.opened:
-            numbering.rows_from_clicks(self.connection, side)
-        listed = side in self.opened
-        counts = numbering.number_nodes(self.connection, side, listed=listed)
+        counts = numbering.number_nodes(self.connection, side, listed=side in self.opened)
         if counts["rows repeat an id"]:
             other = numbering.check_repeated_ids(self.connection, side, self.opened[side])
             counts["of them with a different text, which is not used"] = other
         _log(PLURAL[side], counts)
 
-    def _report_unknown(self, what: str, named: str, sides: tuple[Side, ...]) -> None:
-        table = self.opened[what]
-        listed = {"query": self.tables.queries, "ad": self.tables.ads}
+    def _report_unknown(self, what: str, sides: Sequence[Side]) -> None:
+        """Refuse rows of a table, as it was loaded, that name a query or an ad that is not there.
+
+        The table in the engine is what :func:`~numbering.numbered` made of the rows.
+        """
         for side in sides:
-            numbering.report_unknown(
-                self.connection, side, table, named, str(listed[side] or self.tables.clicks)
+            listed = getattr(self.tables, PLURAL[side]) or self.tables.clicks
+            self.opened[what].report(
+                self.connection,
+                side,
+                f"rows name {'an ad' if side == 'ad' else 'a query'} that is not in {listed}",
+                f"SELECT place, unknown_{side} FROM {what} WHERE unknown_{side} IS NOT NULL",
+                "add what is missing, or leave these rows out with --skip-bad-rows",
+                f"SELECT name FROM {side}_names",
             )
-        table.check()
+        self.opened[what].check()
 
     def _split(self) -> None:
         """Decide what is kept, and in which split."""
         tables, connection = self.tables, self.connection
+        all_periods = tables.splits.held_out == "later-clicks"
         splits.find_periods(connection)
-        splits.keep_ads(connection, tables.min_queries_per_ad, all_periods=self.all_periods)
+        splits.keep_ads(connection, tables.min_queries_per_ad, all_periods=all_periods)
         counts: dict[str, int] = {}
         if tables.given_splits:
             given = numbering.numbered(["query"], "place, split,", "source")
-            self.opened["splits"].load(connection, "given", given)
-            self._report_unknown("splits", "given", ("query",))
+            self.opened["splits"].load(connection, "splits", given)
+            self._report_unknown("splits", ["query"])
             splits.split_as_given(connection, self.opened["splits"], tables.splits)
         else:
             splits.split_by_draws(connection, tables.splits)
-        periods = {"all_periods": self.all_periods}
-        left_out = splits.keep_queries(connection, tables.fewest_ads, **periods)
+        keep = partial(splits.keep_queries, connection, tables.fewest_ads, all_periods=all_periods)
+        left_out = keep()
         if tables.drop_reversed_clicks:
-            reversed_clicks = splits.drop_reversed(connection, **periods)
-            counts["train clicks left out as held-out ones reversed"] = reversed_clicks
-            left_out = splits.keep_queries(connection, tables.fewest_ads, **periods)
+            what = "train clicks left out as held-out ones reversed"
+            counts[what] = splits.drop_reversed(connection)
+            left_out = keep()
         if any((counts := counts | left_out).values()):
             _log("splits", counts)
 
@@ -221,13 +223,11 @@ class _Import:
         has_pairs = "filters" in self.opened
         if has_pairs:
             given = numbering.numbered(SIDES, "place,", "source")
-            self.opened["filters"].load(self.connection, "given_filters", given)
-            self._report_unknown("filters", "given_filters", SIDES)
-        counts = writing.find_filters(
-            self.connection, given=has_pairs, own_text=self.tables.drop_own_text
-        )
+            self.opened["filters"].load(self.connection, "filters", given)
+            self._report_unknown("filters", SIDES)
+        own_text = self.tables.drop_own_text
+        counts = writing.write_filters(self.connection, writer, given=has_pairs, own_text=own_text)
         _log("filters", counts)
-        writing.write_filters(self.connection, writer)
 
 
 def _log(what: str, counts: Mapping[str, int]) -> None:

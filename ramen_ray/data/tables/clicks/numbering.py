@@ -1,4 +1,4 @@
-"""Number the queries and the ads of an import, in the order of their first appearance.
+"""Number the queries and the ads of an import, by their first appearance, and sum its clicks.
 
 Each side has a table and two views in the engine, here for queries; those of ads begin with ``ad``.
 A number is the place where a node first appears: numbers ascend, with gaps.
@@ -11,44 +11,58 @@ A number is the place where a node first appears: numbers ascend, with gaps.
     by its first number.
 ``query_names`` (name, number)
     the ids, or texts, by which clicks, splits and filters name them.
+
+Then clicks are summed:
+
+``click_rows`` (place, query, ad, weight, period)
+    the user's rows with names, if a text is all that queries or ads have.
+``clicks`` (place, query, ad, weight, period)
+    the same with numbers.
+``sums`` (query, ad, period, weight)
+    the clicks of each pair in each period.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import duckdb
+from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.findings import FEW
 from ramen_ray.data.store.schemas import PLURAL, Side
+from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.reading.loading import UserTable
 
 LARGEST_SHARE_OF_OTHER_TEXTS = 0.05
+LARGEST_EXACT = 1 << 40
+"""Whole weights up to this can be summed as integers."""
 
 
-def rows_from_clicks(connection: duckdb.DuckDBPyConnection, side: Side) -> None:
-    """Make ``*_rows`` of the texts in ``click_rows``."""
-    run(
-        connection,
-        f"finding the {PLURAL[side]} of the clicks",
-        f"""CREATE TABLE {side}_rows AS
-        SELECT min(place) AS place, {side} AS id, {side} AS text FROM click_rows GROUP BY {side}""",
-    )
-
-
-def number_nodes(
-    connection: duckdb.DuckDBPyConnection, side: Side, *, listed: bool
-) -> dict[str, int]:
+def number_nodes(connection: DuckDBPyConnection, side: Side, *, listed: bool) -> dict[str, int]:
     """Make the nodes and names of ``*_rows``, which they read; returns counts.
 
     Only if the nodes are ``listed`` in a user's table may ids repeat, and may queries of equal
-    text, which become one.
+    text, which become one. Otherwise ``*_rows`` is made of the texts in ``click_rows``.
     """
     nodes, merge, rows = PLURAL[side], listed and side == "query", f"{side}_rows"
+    if not listed:
+        run(
+            connection,
+            f"finding the {nodes} of the clicks",
+            f"""CREATE TABLE {rows} AS SELECT min(place) AS place, {side} AS id, {side} AS text
+            FROM click_rows GROUP BY {side}""",
+        )
     ids = _first_of_each(connection, rows, "id", f"{side}_ids", is_sure=not listed)
     firsts = _first_of_each(connection, ids, "text", f"{side}_firsts", is_sure=not merge)
     family, members = "", ""
     if side == "query":
-        _find_families(connection, firsts)
+        _find_repeats(connection, firsts, "fold(text)", "families")
+        run(
+            connection,
+            "comparing queries",
+            f"""CREATE TABLE members AS
+            SELECT firsts.place AS number, families.place AS family
+            FROM {firsts} AS firsts JOIN families ON families.value = fold(firsts.text)""",
+        )
         family = ", coalesce(family, place) AS family"
         members = "LEFT JOIN members ON number = place"
     connection.execute(
@@ -72,7 +86,7 @@ def number_nodes(
 
 
 def _first_of_each(
-    connection: duckdb.DuckDBPyConnection, rows: str, column: str, name: str, *, is_sure: bool
+    connection: DuckDBPyConnection, rows: str, column: str, name: str, *, is_sure: bool
 ) -> str:
     """Return what has the first row of each value of a column: ``rows`` if none repeats, or a view.
 
@@ -91,19 +105,7 @@ def _first_of_each(
     return name
 
 
-def _find_families(connection: duckdb.DuckDBPyConnection, firsts: str) -> None:
-    """Make ``members`` (number, family) of the families of several queries."""
-    _find_repeats(connection, firsts, "fold(text)", "families")
-    run(
-        connection,
-        "comparing queries",
-        f"""CREATE TABLE members AS
-        SELECT firsts.place AS number, families.place AS family
-        FROM {firsts} AS firsts JOIN families ON families.value = fold(firsts.text)""",
-    )
-
-
-def _find_repeats(connection: duckdb.DuckDBPyConnection, rows: str, value: str, name: str) -> None:
+def _find_repeats(connection: DuckDBPyConnection, rows: str, value: str, name: str) -> None:
     """Make the table ``name`` (value, place) of the values that repeat, and where each begins."""
     what = f"looking for repeats in {rows}"
     # hashes take a fourth of the time of texts, which are then compared where hashes are equal
@@ -123,7 +125,7 @@ def _find_repeats(connection: duckdb.DuckDBPyConnection, rows: str, value: str, 
     )
 
 
-def check_repeated_ids(connection: duckdb.DuckDBPyConnection, side: Side, table: UserTable) -> int:
+def check_repeated_ids(connection: DuckDBPyConnection, side: Side, table: UserTable) -> int:
     """Count the rows that repeat an id with another text, which is not used; refuse very many."""
     rows = f"""SELECT r.place, r.id FROM {side}_rows AS r JOIN {side}_ids AS i ON r.id = i.id
         WHERE r.text <> i.text"""
@@ -140,24 +142,6 @@ def check_repeated_ids(connection: duckdb.DuckDBPyConnection, side: Side, table:
     return number
 
 
-def report_unknown(
-    connection: duckdb.DuckDBPyConnection, side: Side, table: UserTable, named: str, listed: str
-) -> None:
-    """Note the rows of ``table`` that name no query or ad that is ``listed``.
-
-    ``named`` is what :func:`numbered` made of them.
-    """
-    what = "an ad" if side == "ad" else "a query"
-    table.report(
-        connection,
-        side,
-        f"rows name {what} that is not in {listed}",
-        f"SELECT place, unknown_{side} FROM {named} WHERE unknown_{side} IS NOT NULL",
-        "add what is missing, or leave these rows out with --skip-bad-rows",
-        f"SELECT name FROM {side}_names",
-    )
-
-
 def numbered(sides: Sequence[Side], others: str, rows: str) -> str:
     """Return the SQL that selects ``others`` (``a, b,``) of ``rows``, and numbers for names.
 
@@ -170,3 +154,53 @@ def numbered(sides: Sequence[Side], others: str, rows: str) -> str:
     )
     joins = " ".join(f"LEFT JOIN {side}_names ON {side}_names.name = rows.{side}" for side in sides)
     return f"SELECT {others} {columns} FROM {rows} AS rows {joins}"
+
+
+def rows_sql(roles: Mapping[str, object], bounds: Sequence[float]) -> str:
+    """Return the SQL for clicks with weight and period, which ``bounds`` (s since 1970) divide."""
+    weight = "weight" if "weight" in roles else "1.0"
+    periods = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
+    return f"SELECT place, query, ad, {weight} AS weight, {periods} AS period FROM source"
+
+
+def sum_clicks(connection: DuckDBPyConnection) -> None:
+    """Sum the clicks of known queries and ads, of each pair in each period."""
+    # a parallel sum of floats would depend on the number of threads
+    whole = f"weight = floor(weight) AND weight < {LARGEST_EXACT}"
+    (exact,) = connection.sql(f"SELECT bool_and({whole}) FROM clicks").fetchall()[0]
+    total = "sum(weight::BIGINT)" if exact else "sum(weight ORDER BY place)"
+    run(
+        connection,
+        "summing clicks",
+        f"""CREATE TABLE sums AS
+        SELECT query, ad, period, {total}::FLOAT AS weight, count(*) AS clicks
+        FROM clicks WHERE query IS NOT NULL AND ad IS NOT NULL
+        GROUP BY query, ad, period""",
+    )
+    connection.execute("DROP TABLE clicks")
+
+
+def leave_out(connection: DuckDBPyConnection, tables: UserTables) -> dict[str, int]:
+    """Leave out what has too many clicks, too few, or an ad of the query's text; counts them."""
+    counts = {}
+    if (most := tables.max_clicks_per_query) is not None:
+        busy = f"SELECT query FROM sums GROUP BY query HAVING sum(weight) > {most!r}"
+        what = f"queries left out for more than {most:g} clicks"
+        counts[what] = _drop(connection, "query", busy)
+    if least := tables.min_click_weight:
+        light = f"SELECT query, ad FROM sums GROUP BY query, ad HAVING sum(weight) < {least!r}"
+        counts["pairs left out for their low weight"] = _drop(connection, "query, ad", light)
+    if tables.drop_own_text:
+        own = """SELECT DISTINCT sums.query, sums.ad FROM sums
+            JOIN queries ON queries.number = sums.query JOIN ads ON ads.number = sums.ad
+            WHERE fold(queries.text) = fold(ads.text)"""
+        what = "pairs left out as an ad of the query's own text"
+        counts[what] = _drop(connection, "query, ad", own)
+    return counts
+
+
+def _drop(connection: DuckDBPyConnection, key: str, unwanted: str) -> int:
+    """Delete the sums whose ``key`` the query selects; returns how many different ones it gives."""
+    connection.execute(f"CREATE OR REPLACE TABLE unwanted AS {unwanted}")
+    connection.execute(f"DELETE FROM sums WHERE ({key}) IN (SELECT {key} FROM unwanted)")
+    return count(connection, "SELECT count(*) FROM unwanted")

@@ -13,10 +13,10 @@ in each split in whose period it is clicked.
 
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from duckdb import DuckDBPyConnection
 from duckdb.func import ARROW
 
 from ramen_ray.data.arrays import Booleans
@@ -53,7 +53,7 @@ def split_column(name: str) -> Column:
     return Column(name, convert, f"are not one of {', '.join(SPLITS)}", pa.int8())
 
 
-def find_periods(connection: duckdb.DuckDBPyConnection) -> None:
+def find_periods(connection: DuckDBPyConnection) -> None:
     """Make ``periods``; queries whose texts differ only in case and white space share one."""
     run(
         connection,
@@ -64,9 +64,7 @@ def find_periods(connection: duckdb.DuckDBPyConnection) -> None:
     )
 
 
-def keep_ads(
-    connection: duckdb.DuckDBPyConnection, fewest_queries: int, *, all_periods: bool
-) -> None:
+def keep_ads(connection: DuckDBPyConnection, fewest_queries: int, *, all_periods: bool) -> None:
     """Make ``kept_ads``, of so many queries with a click that counts, and ``counted``.
 
     Without ``all_periods``, only a query's first period counts: training must see no later click.
@@ -93,7 +91,7 @@ def keep_ads(
         connection.execute("DELETE FROM counted WHERE ad NOT IN (SELECT number FROM kept_ads)")
 
 
-def split_by_draws(connection: duckdb.DuckDBPyConnection, splits: Splits) -> None:
+def split_by_draws(connection: DuckDBPyConnection, splits: Splits) -> None:
     """Make ``family_splits`` (family, split) of what is held out: by period, the first by draws."""
     _register_draws(connection, splits.seed)
     held_out = 0.0 if splits.test_from else splits.test_fraction
@@ -111,7 +109,7 @@ def split_by_draws(connection: duckdb.DuckDBPyConnection, splits: Splits) -> Non
     )
 
 
-def split_as_given(connection: duckdb.DuckDBPyConnection, table: UserTable, splits: Splits) -> None:
+def split_as_given(connection: DuckDBPyConnection, table: UserTable, splits: Splits) -> None:
     """Make ``family_splits`` (family, split) of the ``table``, which is loaded.
 
     Of several splits of a query, up to case and white space, the last in SPLITS counts, and rows
@@ -122,14 +120,14 @@ def split_as_given(connection: duckdb.DuckDBPyConnection, table: UserTable, spli
         connection,
         "splitting queries",
         """CREATE TABLE family_splits AS SELECT family, max(split) AS split
-        FROM given JOIN queries ON queries.number = given.query GROUP BY family""",
+        FROM splits JOIN queries ON queries.number = splits.query GROUP BY family""",
     )
     table.report(
         connection,
         "query",
         "rows give a query another split than other rows, up to case and white space",
-        """SELECT place, id FROM given JOIN queries ON queries.number = given.query
-        JOIN family_splits USING (family) WHERE given.split <> family_splits.split""",
+        """SELECT place, id FROM splits JOIN queries ON queries.number = splits.query
+        JOIN family_splits USING (family) WHERE splits.split <> family_splits.split""",
         "give it one; with --skip-bad-rows the held-out one counts",
     )
     table.check()
@@ -150,20 +148,20 @@ def split_as_given(connection: duckdb.DuckDBPyConnection, table: UserTable, spli
 
 
 def keep_queries(
-    connection: duckdb.DuckDBPyConnection, fewest_ads: int, *, all_periods: bool
+    connection: DuckDBPyConnection, fewest_ads: int, *, all_periods: bool
 ) -> dict[str, int]:
-    """Make ``kept_queries`` of those with ``fewest_ads`` that count, and count what is left out.
+    """Make ``kept_queries`` of those with ``fewest_ads`` that count, and ``kept_clicks``.
 
     Queries that are not in ``family_splits`` are train queries; with ``all_periods`` each is in the
-    splits of its clicks. Of 0 ads, train queries need none, and others one. Raises a DatasetError
-    if a split would have no query with a click.
+    splits of its clicks. Of 0 ads, train queries need none, and others one. Returns counts of what
+    is left out. Raises a DatasetError if a split would have no query with a click.
     """
     without = f"ads = 0 AND split = {TRAIN}" if not fewest_ads else "false"
     split, by = ("period", "query, period") if all_periods else ("split", "query")
     run(
         connection,
         "splitting queries",
-        f"""CREATE TABLE kept_queries AS
+        f"""CREATE OR REPLACE TABLE kept_queries AS
         SELECT number, split, ads,
             row_number() OVER (PARTITION BY split ORDER BY number) - 1 AS query_id
         FROM (SELECT number, coalesce({split}, {TRAIN})::TINYINT AS split, coalesce(ads, 0) AS ads
@@ -171,6 +169,11 @@ def keep_queries(
               LEFT JOIN (SELECT {by}, count(*) AS ads FROM counted GROUP BY {by})
                   ON query = number)
         WHERE ads >= {max(fewest_ads, 1):d} OR {without}""",
+    )
+    own = "number = query AND split = period" if all_periods else "number = query"
+    connection.execute(
+        f"""CREATE OR REPLACE VIEW kept_clicks AS
+        SELECT split, query_id, query, ad, period, weight FROM counted JOIN kept_queries ON {own}"""
     )
     clicked = dict(
         connection.sql("SELECT split, sum((ads > 0)::INT) FROM kept_queries GROUP BY 1").fetchall()
@@ -188,37 +191,35 @@ def keep_queries(
     }
 
 
-def drop_reversed(connection: duckdb.DuckDBPyConnection, *, all_periods: bool) -> int:
+def drop_reversed(connection: DuckDBPyConnection) -> int:
     """Leave out train clicks from an answer's text to its held-out query's; returns their number.
 
     Queries have to be kept anew then.
     """
-    own = "kept.number = query" + (" AND kept.split = period" if all_periods else "")
     run(
         connection,
         "looking for reversed clicks",
         f"""CREATE TABLE reversed AS
         WITH folded AS (
-            SELECT query, ad, split, fold(queries.text) AS from_text, fold(ads.text) AS to_text
-            FROM counted JOIN kept_queries AS kept ON {own}
+            SELECT query, ad, period, split,
+                fold(queries.text) AS from_text, fold(ads.text) AS to_text
+            FROM kept_clicks
             JOIN queries ON queries.number = query JOIN ads ON ads.number = ad)
-        SELECT query, ad FROM folded AS train
+        SELECT query, ad, period FROM folded AS train
         SEMI JOIN (SELECT to_text, from_text FROM folded WHERE split > {TRAIN}) AS held_out
             ON train.from_text = held_out.to_text AND train.to_text = held_out.from_text
         WHERE train.split = {TRAIN}""",
     )
-    is_train = f"AND period = {TRAIN}" if all_periods else ""
     connection.execute(
-        f"DELETE FROM counted WHERE (query, ad) IN (SELECT query, ad FROM reversed) {is_train}"
+        "DELETE FROM counted WHERE (query, ad, period) IN (SELECT query, ad, period FROM reversed)"
     )
-    connection.execute("DROP TABLE kept_queries")
     return count(connection, "SELECT count(*) FROM reversed")
 
 
 _LEFT_OUT = "SELECT (SELECT count(*) FROM {0}) - (SELECT count(DISTINCT number) FROM kept_{0})"
 
 
-def _register_draws(connection: duckdb.DuckDBPyConnection, seed: int) -> None:
+def _register_draws(connection: DuckDBPyConnection, seed: int) -> None:
     """Give SQL ``draw``: a number in [0, 1) for each text, the same for the same text and seed."""
 
     # the engine's hash() may change between its versions, and splits must not

@@ -7,9 +7,9 @@ they are the ads of the query's own text.
 
 from collections.abc import Iterator, Sequence
 
-import duckdb
 import numpy as np
 import pyarrow as pa
+from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.arrays import to_lists
 from ramen_ray.data.engine import (
@@ -29,7 +29,7 @@ QUERIES_AT_ONCE = 1 << 20
 
 
 def write_ads(
-    connection: duckdb.DuckDBPyConnection, writer: DatasetWriter, optional: Sequence[str]
+    connection: DuckDBPyConnection, writer: DatasetWriter, optional: Sequence[str]
 ) -> None:
     """Write the ads, with these ``optional`` columns."""
     columns = "".join(f", {name_literal(name)}" for name in optional)
@@ -39,21 +39,15 @@ def write_ads(
 
 
 def write_queries(
-    connection: duckdb.DuckDBPyConnection,
-    writer: DatasetWriter,
-    optional: Sequence[str],
-    *,
-    all_periods: bool,
+    connection: DuckDBPyConnection, writer: DatasetWriter, optional: Sequence[str]
 ) -> None:
-    """Write each split's queries, ads (``all_periods``: of its period) and ``optional`` columns."""
-    own = "kept_queries.number = query" + (" AND split = period" if all_periods else "")
+    """Write each split's queries with their ads and ``optional`` columns."""
     run(
         connection,
         "sorting clicks",
-        f"""CREATE TABLE written AS
-        SELECT split, query_id, ad_id, weight FROM counted
-        JOIN kept_queries ON {own} JOIN kept_ads ON kept_ads.number = ad
-        ORDER BY split, query_id, ad_id""",
+        """CREATE TABLE written AS
+        SELECT split, query_id, ad_id, weight FROM kept_clicks
+        JOIN kept_ads ON kept_ads.number = ad ORDER BY split, query_id, ad_id""",
     )
     columns = ["query_id", "text", "ad_ids", *optional]
     for number, split in enumerate(SPLITS):
@@ -61,7 +55,7 @@ def write_queries(
 
 
 def _with_ads(
-    connection: duckdb.DuckDBPyConnection, split: int, columns: Sequence[str]
+    connection: DuckDBPyConnection, split: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Yield these columns of a split's queries, in the order of their ids."""
     num_queries = count(connection, f"SELECT count(*) FROM kept_queries WHERE split = {split}")
@@ -85,7 +79,7 @@ def _with_ads(
         yield from rows.select(columns).to_batches(ROWS_PER_BATCH)
 
 
-def write_aliases(connection: duckdb.DuckDBPyConnection, side: Side, writer: DatasetWriter) -> None:
+def write_aliases(connection: DuckDBPyConnection, side: Side, writer: DatasetWriter) -> None:
     """Write the names that have no row: with the id that was kept, if they were merged."""
     nodes = PLURAL[side]
     rows = f"""SELECT id AS name, NULL::VARCHAR AS of
@@ -100,18 +94,18 @@ def write_aliases(connection: duckdb.DuckDBPyConnection, side: Side, writer: Dat
         writer.write(f"aliases/{side}", stream(connection, f"{rows} ORDER BY name"))
 
 
-def find_filters(
-    connection: duckdb.DuckDBPyConnection, *, given: bool, own_text: bool
+def write_filters(
+    connection: DuckDBPyConnection, writer: DatasetWriter, *, given: bool, own_text: bool
 ) -> dict[str, int]:
-    """Make ``filters`` (split, query_id, ad_id), the pairs of held-out queries and kept ads.
+    """Write the filter pairs of held-out queries and kept ads.
 
     Returns how many each split has, and how many given ones are of no use.
     """
-    pairs = ["SELECT query, ad FROM given_filters"] * given + [_OWN_TEXT] * own_text
+    pairs = ["SELECT query, ad FROM filters"] * given + [_OWN_TEXT] * own_text
     run(
         connection,
         "finding filter pairs",
-        f"""CREATE TABLE filters AS
+        f"""CREATE TABLE filter_pairs AS
         SELECT DISTINCT split, query_id, ad_id
         FROM ({" UNION ALL ".join(pairs)}) AS pairs
         JOIN kept_queries ON kept_queries.number = query
@@ -119,28 +113,19 @@ def find_filters(
     )
     unused = count(connection, _UNUSED) if given else 0
     counts = {"pairs of train queries, or of queries and ads that the import left out": unused}
-    found = connection.sql("SELECT split, count(*) FROM filters GROUP BY split ORDER BY split")
-    return counts | {
-        f"pairs of {SPLITS[split]} queries": pairs for split, pairs in found.fetchall()
-    }
-
-
-def write_filters(connection: duckdb.DuckDBPyConnection, writer: DatasetWriter) -> None:
-    """Write the filter pairs of the splits that have any."""
     for number, split in enumerate(SPLITS):
-        rows = f"""SELECT query_id, ad_id FROM filters WHERE split = {number}
-            ORDER BY query_id, ad_id"""
-        if count(connection, f"SELECT count(*) FROM filters WHERE split = {number}"):
-            writer.write(f"filters/{split}", stream(connection, rows))
+        rows = f"SELECT query_id, ad_id FROM filter_pairs WHERE split = {number}"
+        if found := count(connection, f"SELECT count(*) FROM ({rows})"):
+            counts[f"pairs of {split} queries"] = found
+            writer.write(f"filters/{split}", stream(connection, f"{rows} ORDER BY query_id, ad_id"))
+    return counts
 
 
 _OWN_TEXT = f"""SELECT held_out.number AS query, ads.number AS ad
     FROM (SELECT queries.number, fold(text) AS folded FROM queries JOIN kept_queries USING (number)
           WHERE split > {TRAIN}) AS held_out
     JOIN ads ON fold(ads.text) = held_out.folded"""
-
-
-_UNUSED = f"""SELECT count(*) FROM given_filters
+_UNUSED = f"""SELECT count(*) FROM filters
     LEFT JOIN (SELECT number, max(split) AS split FROM kept_queries GROUP BY number) AS kept
         ON kept.number = query
     LEFT JOIN kept_ads ON kept_ads.number = ad

@@ -64,22 +64,37 @@ def write_edges(
     writer: DatasetWriter,
 ) -> WrittenEdges:
     """Write the anchor set ``name``; a side without edges gets no table, nor does an empty set."""
-    num_rows, counts = dict[str, int](), dict[str, int]()
+    counts = {}
     if protocol != "as-published":
         counts = _drop_clicks(connection, dataset.tables, sides, protocol)
     staged = {side: count(connection, f"SELECT count(*) FROM {side}_edges") for side in sides}
-    if any(staged.values()):
-        _number_anchors(connection, sides)
-        numbered = "SELECT number AS anchor_id, text FROM numbered ORDER BY number"
-        anchors = stream(connection, numbered, TEXTS_PER_BATCH)
-        num_rows[f"anchors/{name}"] = writer.write(f"anchors/{name}", anchors)
-    for side in sides if num_rows else ():
+    if not any(staged.values()):
+        return WrittenEdges({}, counts)
+    used = " UNION ALL ".join(f"SELECT anchor FROM {side}_edges" for side in sides)
+    run(
+        connection,
+        "numbering the anchors",
+        f"""
+        CREATE OR REPLACE TABLE numbered AS
+        SELECT row_number() OVER (ORDER BY id) - 1 AS number, id, text FROM anchors
+        WHERE id IN ({used})
+        """,
+    )
+    numbered = "SELECT number AS anchor_id, text FROM numbered ORDER BY number"
+    anchors = stream(connection, numbered, TEXTS_PER_BATCH)
+    num_rows = {f"anchors/{name}": writer.write(f"anchors/{name}", anchors)}
+    for side in sides:
         linked = count(connection, f"SELECT count(DISTINCT node) FROM {side}_edges")
         nodes = NODE_TABLES[side]
         counts[f"{SHOWN[side]} without edges"] = dataset.num_rows(nodes) - linked
         if staged[side]:
+            in_order = f"""
+                SELECT node AS {side}_id, number AS anchor_id, weight
+                FROM {side}_edges AS edges JOIN numbered ON numbered.id = edges.anchor
+                ORDER BY node, number, place
+            """
             table = f"edges/{name}/{side}"
-            num_rows[table] = writer.write(table, _summed(stream(connection, _in_order(side))))
+            num_rows[table] = writer.write(table, _summed(stream(connection, in_order)))
             counts[f"repeated {side} edges merged"] = staged[side] - num_rows[table]
     return WrittenEdges(num_rows, counts)
 
@@ -114,46 +129,19 @@ def _drop_leaks(connection: DuckDBPyConnection, side: str) -> int:
     )
 
 
-def _number_anchors(connection: DuckDBPyConnection, sides: Sequence[str]) -> None:
-    used = " UNION ALL ".join(f"SELECT anchor FROM {side}_edges" for side in sides)
-    run(
-        connection,
-        "numbering the anchors",
-        f"""
-        CREATE TABLE numbered AS
-        SELECT row_number() OVER (ORDER BY id) - 1 AS number, id, text FROM anchors
-        WHERE id IN ({used})
-        """,
-    )
-
-
-def _in_order(side: str) -> str:
-    """Select a side's edges as they are summed and written."""
-    return f"""
-        SELECT node AS {side}_id, number AS anchor_id, weight
-        FROM {side}_edges AS edges JOIN numbered ON numbered.id = edges.anchor
-        ORDER BY node, number, place
-    """
-
-
 def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Sum the weights of equal edges, which follow one another, in their order."""
     # the engine's sum(weight ORDER BY place) would hold all edges in memory
-    waiting: list[np.ndarray] | None = None  # the last edge of a batch may go on in the next
-    names: list[str] = []
+    waiting: list[pa.Table] = []  # the last edge of a batch may go on in the next
     for batch in batches:
-        names = batch.schema.names
-        columns = [column.to_numpy() for column in batch.columns]
-        if waiting is not None:
-            columns = [np.append(*both) for both in zip(waiting, columns, strict=True)]
-        node, anchor, weight = columns
+        rows = pa.concat_tables([*waiting, pa.Table.from_batches([batch])])
+        node, anchor, weight = (column.to_numpy() for column in rows.columns)
         is_new = np.append(True, (np.diff(node) != 0) | (np.diff(anchor) != 0))
         sums = np.bincount(np.cumsum(is_new) - 1, weight)
-        edges = [node[is_new], anchor[is_new], sums]
-        yield pa.table([column[:-1] for column in edges], names=names)
-        waiting = [column[-1:] for column in edges]
-    if waiting is not None:
-        yield pa.table(waiting, names=names)
+        edges = pa.table([node[is_new], anchor[is_new], sums], names=rows.column_names)
+        yield edges[:-1]
+        waiting = [edges[-1:]]
+    yield from waiting
 
 
 def check_spelling(name: str) -> None:

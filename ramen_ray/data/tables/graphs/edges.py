@@ -13,7 +13,7 @@ from ramen_ray.data.engine import engine, run
 from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.store.schemas import PLURAL, SIDES, Side
+from ramen_ray.data.store.schemas import PLURAL, Side
 from ramen_ray.data.tables.column_names import EdgeColumns
 from ramen_ray.data.tables.graphs.anchor_sets import (
     WrittenEdges,
@@ -127,7 +127,6 @@ def write_edge_list(
     for table in tables.values():
         left_out += table.left_out
     written = write_edges(connection, dataset, name, sides, edge_list.protocol, writer)
-    _drop_tables(connection)
     counts = dict(left_out) | written.counts
     if not written.num_rows:
         found = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
@@ -181,7 +180,7 @@ def _create_anchors(
         connection,
         "collecting the anchors",
         f"""
-        CREATE TABLE anchors AS
+        CREATE OR REPLACE TABLE anchors AS
         SELECT min(place) AS id, anchor AS name, anchor AS text FROM ({rows}) GROUP BY anchor
         """,
     )
@@ -195,7 +194,7 @@ def _load_anchors(connection: DuckDBPyConnection, table: UserTable) -> None:
         connection,
         "collecting the anchors",
         """
-        CREATE TABLE anchors AS
+        CREATE OR REPLACE TABLE anchors AS
         SELECT min(place) AS id, name, arg_min(text, place) AS text FROM listed GROUP BY name
         """,
     )
@@ -231,7 +230,7 @@ def _create_edges(connection: DuckDBPyConnection, side: str) -> None:
         connection,
         f"numbering the ends of {side} edges",
         f"""
-        CREATE TABLE {side}_edges AS
+        CREATE OR REPLACE TABLE {side}_edges AS
         SELECT place, node, anchors.id AS anchor, weight
         FROM {side}_rows AS one JOIN anchors ON anchors.name = one.anchor
         WHERE node >= 0
@@ -248,10 +247,3 @@ def _check(tables: Mapping[str, UserTable], edge_list: EdgeList, name: str) -> N
     for table in tables.values():
         table.check()
         refuse_no_rows(table)
-
-
-def _drop_tables(connection: DuckDBPyConnection) -> None:
-    """Drop all tables of one anchor set."""
-    of_sides = [f"{side}_edges" for side in SIDES]
-    for table in ("listed", "anchors", "numbered", *of_sides):
-        connection.execute(f"DROP TABLE IF EXISTS {table}")

@@ -101,10 +101,10 @@ def add_co_session(
         written = {}
         for side, name in sets.items():
             create_edges(connection, side, settings, summary["sessions"])
-            connection.execute(f"CREATE VIEW anchors AS SELECT item AS id, text FROM {side}_items")
+            anchors = f"SELECT item AS id, text FROM {side}_items"
+            connection.execute(f"CREATE OR REPLACE VIEW anchors AS {anchors}")
             writer = DatasetWriter(folders[side])
             found = write_edges(connection, dataset, name, [side], settings.protocol, writer)
-            connection.execute("DROP VIEW anchors; DROP TABLE IF EXISTS numbered")
             summary |= {f"edges/{name}/{side}": 0} | found.counts | found.num_rows
             if found.num_rows:
                 written[side] = found.num_rows
@@ -139,8 +139,8 @@ def create_edges(
         f"{side}_edges": _edges(side, settings),
     }
     for table, sql in made.items():
-        run(connection, f"making {table} of {side} items", f"CREATE TABLE {table} AS {sql}")
-    connection.execute("DROP TABLE pairs; DROP TABLE items_sessions; DROP TABLE chosen")
+        create = f"CREATE OR REPLACE TABLE {table} AS {sql}"
+        run(connection, f"making {table} of {side} items", create)
 
 
 def _pairs(side: str, settings: SessionSettings) -> str:

@@ -17,9 +17,9 @@ import pyarrow.csv
 
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.findings import FEW, MAX_EXAMPLES, Kind, error_at
-from ramen_ray.data.store.text_lines import MAX_LINE_BYTES
 from ramen_ray.data.tables.reading.lines import (
     MAX_HEADER_BYTES,
+    MAX_LINE_BYTES,
     Block,
     Found,
     Records,

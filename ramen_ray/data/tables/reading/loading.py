@@ -76,7 +76,8 @@ class UserTable:
         # a stream has no size: else DuckDB might gather all of it before it joins it to anything
         connection.execute("SET disabled_optimizers = 'build_side_probe_side'")
         try:
-            run(connection, f"reading {self.source}", f"CREATE TABLE {table} AS {query}")
+            create = f"CREATE OR REPLACE TABLE {table} AS {query}"
+            run(connection, f"reading {self.source}", create)
         except duckdb.Error:
             if self._stopped is None:
                 raise

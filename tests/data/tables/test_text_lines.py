@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramen_ray.data.store.text_lines import decoded
+from ramen_ray.data.tables.reading.lines import decoded
 
 WESTERN = """Größe|Straßenbahn Überführung|crème brûlée|déçu…|café – “à la carte”|«Âgé»|ÅÄÖ|“…”
 “noir” – l’œuvre à 5 €|¿Qué pasó? ¡Señor!|ação coração|smørrebrød på øen|façade—naïveté ™ ®

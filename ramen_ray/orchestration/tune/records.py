@@ -1,0 +1,197 @@
+"""How far trials are and how each ended: told while they run, and kept in files that outlive it."""
+
+import json
+import logging
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.experiment import Trial
+
+from ramen_ray.config import TrainingConfig
+from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.naming import name_like
+from ramen_ray.orchestration.run.directory import RunError
+from ramen_ray.orchestration.run.workers import VALIDATION
+from ramen_ray.reports.trials import TrialRecord
+from ramen_ray.told import Pace
+
+logger = logging.getLogger(__name__)
+
+NAME = "name"
+SUMMARY = "summary"
+EPOCH = "epoch"
+STOPPED_EARLY = "stopped early"
+OUT_OF_TIME = "out of time"
+FAILED = "failed: "
+ValueOf = Callable[[Mapping[str, float]], float]
+"""Returns what decides, from the metrics of a validation by name; the higher, the better."""
+OnEnd = Callable[[TrialRecord, str], None]
+"""Called with a trial that has ended, and the status of its MLflow run."""
+
+
+def name_of(trial: Trial) -> str:
+    """Return a trial's name: a given one, or its number and the values that it tries."""
+    if NAME in trial.config:
+        return str(trial.config[NAME])
+    number = trial.experiment_tag.partition("_")[0].zfill(3)
+    tried = [f"{key.partition('.')[2] or key}-{_short(of)}" for key, of in trial.config.items()]
+    return name_like("-".join([number, *tried]), number)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+@contextmanager
+def kept_error(folder: Path, name: str) -> Iterator[None]:
+    """Keep, in that of :class:`Records`, the message of an error that ends a trial."""
+    file = _message_of(folder, name)
+    if file.exists():  # Tune starts each trial again that fails
+        raise RunError(file.read_text())
+    try:
+        yield
+    except Exception as error:
+        message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        file.write_text(message[0])
+        raise
+
+
+def _message_of(folder: Path, name: str) -> Path:
+    return folder / f".{name}"
+
+
+class Records(tune.Callback):
+    """Keeps a record of each trial that begins, in a file, and logs the progress of all."""
+
+    def __init__(
+        self,
+        folder: Path,
+        training: TrainingConfig,
+        value_of: ValueOf | None = None,
+        on_end: OnEnd = lambda ended, status: None,
+        total: int = 0,
+    ) -> None:
+        """Expect ``total`` trials of a run's training; all machines can reach the ``folder``.
+
+        What decides is by default the selection metric.
+        """
+        self.folder, self.total, self.training, self.on_end = folder, total, training, on_end
+        self.value_of = value_of or (lambda metrics: metrics[training.selection_metric])
+        self.pace = Pace()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def all(self) -> dict[str, TrialRecord]:
+        """Return the records by name."""
+        files = sorted(self.folder.glob("[!.]*.json"))
+        return {file.stem: TrialRecord(**json.loads(file.read_text())) for file in files}
+
+    def errors(self) -> dict[str, str]:
+        """Return the errors of failed trials, one line each, by name."""
+        ends = {name: one.end for name, one in self.all().items()}
+        return {name: of.removeprefix(FAILED) for name, of in ends.items() if of.startswith(FAILED)}
+
+    def num_ended(self) -> int:
+        """Return how many trials have ended."""
+        return sum(bool(one.end) for one in self.all().values())
+
+    def forget_failures(self) -> None:
+        """Forget the failures of trials, so that these count as not ended."""
+        for name in self.errors():
+            self._file(name).unlink()
+        for file in self.folder.glob(".*"):
+            file.unlink()
+
+    def settle(self, names: Container[str]) -> None:
+        """Record that a time limit has stopped what has not ended; forget all but these trials."""
+        for name, one in self.all().items():
+            if name not in names:  # Tune was killed before it had noted it
+                self._file(name).unlink()
+            elif not one.end:
+                self._end(one, OUT_OF_TIME)
+
+    def write(self, record: TrialRecord) -> None:
+        """Keep a record in place of the one before."""
+        with whole_file(self._file(record.name)) as aside:
+            aside.write_text(json.dumps(asdict(record), default=lambda one: one.item()))
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+    def _of(self, trial: Trial) -> TrialRecord:
+        file = self._file(name_of(trial))
+        if file.exists():
+            return TrialRecord(**json.loads(file.read_text()))
+        return TrialRecord(name_of(trial), trial.config)
+
+    def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
+        """Begin a record, unless the trial goes on."""
+        self.write(self._of(trial))
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
+    ) -> None:
+        """Keep a trial's validation, if it is the best or the last."""
+        metrics = {
+            name.removeprefix(VALIDATION): value
+            for name, value in result.items()
+            if name.startswith(VALIDATION)
+        }
+        value, is_whole = self.value_of(metrics), SUMMARY in result
+        now, before = {"epochs": result[EPOCH], "seconds": result["time_total_s"]}, self._of(trial)
+        if is_whole or before.value is None or value > before.value:
+            before = replace(before, value=value, metrics=metrics, is_whole=is_whole)
+        self.write(replace(before, **now))
+
+    def on_step_end(self, iteration: int, trials: list[Trial], **_: Any) -> None:
+        """Log, now and then, which trials run, the best value, and the time left."""
+        if not self.pace.is_due():
+            return
+        running = [one for one in trials if one.status == Trial.RUNNING]
+        epochs = [one.last_result.get(EPOCH, 0) for one in running]
+        num_ended, metric = self.num_ended(), self.training.selection_metric
+        said = f"{num_ended} of {self.total} trials have ended, {len(running)} run"
+        if running:
+            said += f" (epoch {', '.join(f'{one:g}' for one in epochs)} of {self.training.epochs})"
+        if found := [one.metrics[metric] for one in self.all().values() if one.metrics]:
+            said += f"; best validation {metric} so far {100 * max(found):.2f}"
+        left = self.pace.seconds_left(num_ended + sum(epochs) / self.training.epochs, self.total)
+        logger.info(said if left is None else f"{said}; at most about {left:.0f} s left")
+
+    def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
+        """Let a trial whose process did not die be started again but once."""
+        if _message_of(self.folder, name_of(trial)).exists():
+            trial.run_metadata.num_failures = trial.max_failures
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **_: Any
+    ) -> None:
+        """Record a trial that finished or was stopped early."""
+        record, metric = self._of(trial), self.training.selection_metric
+        found = record.metrics.get(metric)
+        reached = "" if found is None else f"validation {metric} {100 * found:.2f}, "
+        ended = self._end(record, trial.last_result.get(SUMMARY, STOPPED_EARLY), reached)
+        self.on_end(ended, "FINISHED")
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
+        """Record why a trial failed."""
+        file = _message_of(self.folder, name_of(trial))
+        error = (
+            file.read_text()
+            if file.exists()
+            else f"its process has died {trial.max_failures + 1} times, once more than "
+            f"workers.max_failures allows; see whether its machine has enough memory"
+        )
+        trial.run_metadata.num_failures = 0  # a sweep that is resumed tries it again
+        self.on_end(self._end(self._of(trial), f"{FAILED}{error}"), "FAILED")
+
+    def _end(self, record: TrialRecord, end: str, reached: str = "") -> TrialRecord:
+        is_repeated = end.startswith(FAILED) and end.removeprefix(FAILED) in self.errors().values()
+        ended = replace(record, end=end)
+        self.write(ended)
+        if not is_repeated:
+            logger.info("%d/%d %s: %s%s", self.num_ended(), self.total, ended.name, reached, end)
+        return ended

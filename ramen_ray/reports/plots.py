@@ -1,0 +1,101 @@
+"""Plots: PNG files of a run's curves and of other results, and those of a page."""
+
+import io
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
+from numpy.typing import NDArray
+
+from ramen_ray.tracking.runs import Run
+
+GROUPS, GROUP_METRIC = ("head", "torso", "tail"), "R@10"
+CURVES = ("P@1", "P@3", "P@5", "R@10")
+PIXELS_PER_INCH = 120
+Y_LABEL = "share with at least this many"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines over one pair of axes, on a page: shares of what has at least a number of something."""
+
+    x_label: str  # label of the x axis, which also names the plot
+    lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]  # x and y values by name
+    log_y: bool = True  # whether the y axis is logarithmic too; the x axis always is
+    mark: tuple[float, str] | None = None  # x of a vertical line, and its name
+
+
+@contextmanager
+def drawn(file: Path, width: float, height: float) -> Iterator[Any]:
+    """Yield axes of so many inches; what is drawn on them goes into a PNG file, with a legend."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    yield axes
+    axes.legend()
+    figure.savefig(file, dpi=PIXELS_PER_INCH)
+
+
+def write_run_plots(
+    folder: Path, run: Run, untrained: Mapping[str, float], trained: Mapping[str, float]
+) -> None:
+    """Write the run's curves and head/torso/tail bars as PNG files into ``folder``, which exists.
+
+    The bars compare test metrics of the untrained and of the best encoder.
+    """
+    losses = run.read_histories("loss/")
+    named = {name.removeprefix("loss/"): curve for name, curve in losses.items()}
+    _plot_curves(folder / "losses.png", named, "loss")
+    if weights := run.read_histories("lambda_"):
+        _plot_curves(folder / "weights.png", weights, "λ")
+    curves = {name: run.read_history(f"validation/{name}") for name in CURVES}
+    _plot_curves(folder / "validation.png", curves, "validation metric", marker="o")
+    width = 0.4
+    with drawn(folder / "head_torso_tail.png", 6, 4) as axes:
+        for shift, (label, metrics) in enumerate((("untrained", untrained), ("trained", trained))):
+            heights = [100 * metrics[f"{group}/{GROUP_METRIC}"] for group in GROUPS]
+            places = [row + (shift - 0.5) * width for row in range(len(GROUPS))]
+            axes.bar_label(axes.bar(places, heights, width, label=label), fmt="%.1f")
+        axes.set_xticks(range(len(GROUPS)), GROUPS)
+        axes.set_ylabel(f"test {GROUP_METRIC} (%) of each group's ads")
+
+
+def _plot_curves(
+    file: Path, curves: Mapping[str, tuple[list[int], list[float]]], label: str, marker: str = ""
+) -> None:
+    with drawn(file, 8, 4.5) as axes:
+        for name, (steps, values) in curves.items():
+            axes.plot(steps, values, marker=marker, markersize=3, linewidth=1, label=name)
+        axes.set_xlabel("step")
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
+
+
+def as_svg(plot: Plot) -> str:
+    """Draw a plot as base64 SVG; the same plot always gives the same bytes."""
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, (x, y) in plot.lines.items():
+        axes.plot(x, y, marker=".", markersize=3, linewidth=1, label=name)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.4)))
+    if plot.log_y:
+        axes.set_yscale("log")
+    if plot.mark is not None:
+        place, name = plot.mark
+        axes.axvline(place, color="grey", linestyle="--", linewidth=1, label=name)
+    axes.set_xlabel(plot.x_label)
+    axes.set_ylabel(Y_LABEL)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    drawn = io.BytesIO()
+    nameless = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ramen_ray"}):
+        figure.savefig(drawn, format="svg", metadata=nameless)
+    return b64encode(drawn.getvalue()).decode()

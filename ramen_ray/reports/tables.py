@@ -1,0 +1,136 @@
+"""Tables, for a terminal, Markdown or a page; and what those of metrics and answers show."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ramen_ray.errors import printable
+from ramen_ray.method.metrics.comparison import Difference, in_points
+
+if TYPE_CHECKING:
+    from ramen_ray.reports.plots import Plot
+
+Metrics = Mapping[str, float]
+BySplit = Mapping[str, Mapping[str, Metrics]]  # by row, split and metric
+Differences = Mapping[str, Mapping[str, Mapping[str, Difference]]]
+
+SHOWN = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100")
+SHOWN_OF_COMBINERS = ("P@1", "P@5", "N@5", "R@10", "R@100")
+SHOWN_GAINS = ("P@1", "N@5", "R@10")
+GAINS_NOTE = "in brackets: 95 % intervals; a gain whose interval contains 0 may be noise"
+OF_QUERIES = {"train queries": "seen", "new queries": "new", "by clicks": "traffic"}
+BAD_MATCHES = ("named_queries", "BMR@1", "BMR@3", "BMR@5")
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table with a title, a note and plots."""
+
+    title: str  # shown above the table
+    columns: Sequence[str]  # headings
+    rows: Sequence[Sequence[str]]  # cells as they are shown
+    text_columns: int = 1  # number of first columns with words; the others have numbers
+    note: str = ""  # how to read the table
+    plots: Sequence["Plot"] = ()  # shown before all tables of a page
+    is_open: bool = False  # whether a page shows it before it is clicked on
+
+
+def show(report: ReportTable, width: int = 110) -> None:
+    """Print a table, without its plots."""
+    table = Table(title=report.title or None, caption=report.note or None, title_justify="left")
+    table.caption_justify = "left"
+    for place, column in enumerate(report.columns):
+        is_text = place < report.text_columns
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
+    for row in report.rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    Console(width=width).print(table)
+
+
+def as_markdown(table: ReportTable) -> str:
+    """Return the columns and rows of a table as Markdown."""
+    num_numbers = len(table.columns) - table.text_columns
+    rules = ["---"] * table.text_columns + ["--:"] * num_numbers
+    return "\n".join(f"| {' | '.join(row)} |" for row in (table.columns, rules, *table.rows))
+
+
+def metrics_table(metrics: BySplit) -> ReportTable:
+    """Lay out metrics, given by row and split, in per cent.
+
+    A split that has train queries too also gets the metrics of these, of the others, and of all by
+    their clicks.
+    """
+    rows = []
+    for split, row, found in _in_order(metrics):
+        rows.append([split, row, *_per_cent(found, SHOWN)])
+        for of, group in OF_QUERIES.items() if "seen/P@1" in found else ():
+            rows.append([f"{split}, {of}", row, *_per_cent(found, SHOWN, f"{group}/")])
+    return ReportTable("", ("split", "encoder", *SHOWN), rows, text_columns=2)
+
+
+def difference_table(
+    metrics: Metrics,
+    differences: Mapping[str, Difference],
+    names: tuple[str, str] = ("candidate", "champion"),
+) -> ReportTable:
+    """Lay out a retriever's test metrics beside another's, in per cent.
+
+    ``differences`` say by how much the ``metrics`` of the first exceed the other's.
+    """
+    rows = []
+    for name in SHOWN:
+        ours, (by, low, high) = metrics[name], differences[name]
+        shown = f"{100 * ours:.2f}", f"{100 * (ours - by):.2f}", f"{100 * by:+.2f}"
+        rows.append([name, *shown, f"{100 * low:+.2f} to {100 * high:+.2f}"])
+    return ReportTable("", ("test metric", *names, "difference", "95 % interval"), rows)
+
+
+def gains_table(gains: Mapping[str, Mapping[str, Difference]]) -> ReportTable:
+    """Lay out what runs gain over others, in points with 95 % intervals, by row."""
+    rows = [[row, *(in_points(by[name]) for name in SHOWN_GAINS)] for row, by in gains.items()]
+    return ReportTable("", ("test, points", *SHOWN_GAINS), rows)
+
+
+def combiner_table(metrics: BySplit, differences: Differences) -> ReportTable:
+    """Lay out metrics in per cent; ``differences`` say by how much rows exceed texts alone."""
+    rows = []
+    for split, row, found in _in_order(metrics):
+        less_text = in_points(differences[row][split]["R@10"]) if row in differences else ""
+        rows.append([split, row, *_per_cent(found, SHOWN_OF_COMBINERS), less_text])
+    columns = ("split", "ads by", *SHOWN_OF_COMBINERS, "R@10 minus text alone")
+    return ReportTable("", columns, rows, text_columns=2)
+
+
+def answers_table(queries: Sequence[str], answers: Sequence[Mapping[str, Any]]) -> ReportTable:
+    """Lay out what a retriever answers, one row per ad, best first."""
+    rows = []
+    for query, answer in zip(queries, answers, strict=True):
+        found = [*zip(answer["ads"], answer["ad_ids"], answer["scores"], strict=True)]
+        if answer["error"]:
+            rows.append([query, f"error: {answer['error']}", "", ""])
+        for place, (ad, ad_id, score) in enumerate(found):
+            rows.append(["" if place else query, ad, ad_id, f"{score:.3f}"])
+    return ReportTable("", ("query", "ad", "id", "score"), rows, text_columns=3)
+
+
+def bad_match_table(metrics: Metrics) -> ReportTable:
+    """Lay out bad match rates by kind of names, in per cent."""
+    first = BAD_MATCHES[0]
+    prefixes = [name.removesuffix(first) for name in metrics if name.endswith(first)]
+    rows = [[of.rstrip("/") or "all", *_per_cent(metrics, BAD_MATCHES, of)] for of in prefixes]
+    return ReportTable("", ("kind of names", "queries with one", *BAD_MATCHES[1:]), rows)
+
+
+def _in_order(metrics: BySplit) -> list[tuple[str, str, Metrics]]:
+    """Return (split, row, metrics), by splits first."""
+    splits = dict.fromkeys(split for by_split in metrics.values() for split in by_split)
+    return [(split, row, of[split]) for split in splits for row, of in metrics.items()]
+
+
+def _per_cent(metrics: Metrics, names: Sequence[str], prefix: str = "") -> list[str]:
+    found = (metrics.get(f"{prefix}{name}") for name in names)
+    return ["–" if value is None else f"{100 * value:.2f}" for value in found]

@@ -1,0 +1,129 @@
+"""What is kept of a trial, and what the trials of a search show: tables, sentences, a plot."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ramen_ray.method.metrics.comparison import Difference, in_points
+from ramen_ray.method.metrics.judgement import HEADLINES
+from ramen_ray.reports.plots import drawn
+from ramen_ray.reports.tables import ReportTable, as_markdown
+
+TRIALS_FILE = "trials.csv"
+BEST_FILE = "best_command.txt"
+MOST_DESCRIBED = 30
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """How far a trial came on the validation split, and how it ended."""
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)  # sampled settings, by dotted key
+    value: float | None = None  # what decides, of its best validation; None before the first
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the same, by name; fractions
+    epochs: int = 0
+    seconds: float = 0.0  # of training, with the start of the trial
+    is_whole: bool = False  # whether it trained to the end
+    end: str = ""  # how it ended, in words; empty while it runs
+    mlflow_run_id: str | None = None  # None if it has not begun its run
+
+
+def _settings_of(trial: TrialRecord) -> str:
+    """Return a trial's settings in one line."""
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in trial.params.items()
+    )
+
+
+def write_sweep_table(
+    folder: Path, trials: Sequence[TrialRecord], metric: str, command: str | None
+) -> None:
+    """Write the table of trials, best first, and the command of the best one, if any."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"trial": t.name, metric: t.value, "end": t.end, **t.params, "run": t.mlflow_run_id}
+        for t in trials
+    ]
+    pd.DataFrame(rows).to_csv(folder / TRIALS_FILE, index=False)
+    if command is not None:
+        (folder / BEST_FILE).write_text(command + "\n")
+
+
+def describe_sweep(trials: Sequence[TrialRecord], metric: str, command: str | None) -> str:
+    """Say in Markdown how trials, best first, have ended, and how to train the best."""
+    rows = []
+    for trial in trials[:MOST_DESCRIBED]:
+        value = "–" if trial.value is None else f"{100 * trial.value:.2f}"
+        rows.append([trial.name, value, trial.end, _settings_of(trial)])
+    columns = ("trial", metric, "ended", "settings")
+    table = as_markdown(ReportTable("", columns, rows, text_columns=4))
+    rest = len(trials) - MOST_DESCRIBED
+    more = [f"and {rest} more in {TRIALS_FILE}"] * (rest > 0)
+    best = [f"Train the best: `{command}`"] * (command is not None)
+    return "\n\n".join([*best, table, *more])
+
+
+def candidates_table(candidates: Mapping[str, TrialRecord]) -> str:
+    """Return a Markdown table of candidates by name, in their order."""
+    rows = []
+    for name, one in candidates.items():
+        reached = [f"{100 * one.metrics[metric]:.2f}" for metric in HEADLINES]
+        end = "" if one.is_whole else "stopped"
+        rows.append([name, *reached, f"{one.epochs}", f"{one.seconds:.0f}", end])
+    columns = ("candidate", *(f"validation {name}" for name in HEADLINES))
+    return as_markdown(ReportTable("", (*columns, "epochs", "seconds", ""), rows))
+
+
+def verdict(
+    candidates: Mapping[str, TrialRecord],
+    gains: Mapping[str, Mapping[str, Difference]],
+    num_queries: int,
+) -> list[str]:
+    """Say what matters on the data, what does not, and how sure that is.
+
+    ``candidates`` come best first; ``gains`` are differences of the best to others, by these names.
+    """
+    best = next(iter(candidates))
+    compared = {
+        other: ", ".join(f"{metric} {in_points(by[metric], digits=1)}" for metric in HEADLINES)
+        for other, by in gains.items()
+    }
+    matters = [other for other, by in gains.items() if any(by[m][1] > 0 for m in HEADLINES)]
+    level = [other for other in gains if other not in matters]
+    finished = sum(one.is_whole for one in candidates.values())
+    sentences = []
+    if matters:
+        said = "; ".join(f"over {other}: {compared[other]}" for other in matters)
+        sentences.append(f"what matters: {best} gains {said}")
+    if level:
+        said = "; ".join(f"over {other}: {compared[other]}" for other in level)
+        sentences.append(f"what does not show: {best} {said}")
+    return [
+        *sentences,
+        f"how sure: {finished} of {len(candidates)} candidates trained to the end, with one seed, "
+        f"on {num_queries:,} validation queries; the best of many looks better than it is, so "
+        f"repeat it with other seeds before you rely on small differences",
+    ]
+
+
+def write_recommendation(
+    folder: Path, candidates: Mapping[str, TrialRecord], table: str, sentences: list[str]
+) -> None:
+    """Write the table with the sentences as Markdown, and a plot of all candidates as PNG."""
+    folder.mkdir(exist_ok=True)
+    said = "".join(f"- {sentence}\n" for sentence in sentences)
+    (folder / "recommendation.md").write_text(f"{table}\n\n{said}")
+    places = range(len(candidates))
+    with drawn(folder / "recommendation.png", 9, 1 + 0.3 * len(candidates)) as axes:
+        for metric in HEADLINES:
+            values = [100 * one.metrics[metric] for one in candidates.values()]
+            axes.plot(values, places, "o", label=metric)
+        axes.set_yticks(places, list(candidates))
+        axes.invert_yaxis()
+        axes.set_xlabel("validation (%)")
+        axes.grid(axis="x", alpha=0.3)
