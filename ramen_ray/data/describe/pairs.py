@@ -77,8 +77,8 @@ def joined_pairs(connection: DuckDBPyConnection, name: str, side: str, nodes: In
         SELECT node, named.node AS other FROM {edges}
         JOIN ({texts_of(f"anchors/{name}")}) AS anchors ON anchors.id = thing
         JOIN (
-            SELECT min(id) AS node, folded FROM ({texts_of(NODE_TABLES[side])})
-            WHERE id IN (SELECT node FROM nodes) GROUP BY folded) AS named
+            SELECT min(node) AS node, fold(text) AS folded FROM ({_texts_of(side, "nodes")})
+            GROUP BY folded) AS named
         ON named.folded = anchors.folded
         WHERE node <> named.node ORDER BY node, thing
     """
@@ -109,9 +109,15 @@ def clicks_of(side: str) -> str:
 
 
 def words_of(side: str) -> str:
-    """Return the SQL that selects nodes of a side and the words, in any case, of their texts."""
-    words = r"unnest(regexp_extract_all(folded, '[\p{L}\p{N}]+'))"
-    return f"SELECT id AS node, {words} AS thing FROM ({texts_of(NODE_TABLES[side])})"
+    """Return the SQL that selects ``wanted`` nodes of a side, and words of their folded texts."""
+    words = r"unnest(regexp_extract_all(fold(text), '[\p{L}\p{N}]+'))"
+    return f"SELECT node, {words} AS thing FROM ({_texts_of(side, 'wanted')})"
+
+
+def _texts_of(side: str, nodes: str) -> str:
+    """Select the ``node`` and ``text`` of the nodes in a table; to fold all texts takes long."""
+    texts = texts_of(NODE_TABLES[side])
+    return f"SELECT id AS node, text FROM ({texts}) WHERE id IN (SELECT node FROM {nodes})"
 
 
 def count_shared(
