@@ -44,6 +44,7 @@ MAX_SECONDS = 30
 BYTES_BESIDE_TEXTS = 30  # of a score, and what is around it and the texts in JSON
 QUERIES_PER_BLOCK = 256
 LARGE_CHARACTERS, LARGE_ANSWERS = 100_000, 10_000
+M_ARENA_MAX = -8  # else glibc keeps memory for each thread
 FREEING_S, BETWEEN_S = 60, 1
 """For how long after a large request what it took is given back to the system, and how often."""
 JSON_NAMES = {"dict": "an object", "list": "a list"}
@@ -74,6 +75,7 @@ class Retriever(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load encoder, index and ads from the folder that the run wrote."""
+        _call_glibc("mallopt", M_ARENA_MAX, 1)
         folder = Path(context.artifacts["retriever"])
         self.index = faiss.read_index(str(folder / "index.faiss"))
         self.num_threads = faiss.omp_get_max_threads()
@@ -145,11 +147,11 @@ class Retriever(PythonModel):
         return table.assign(error=pd.Series(errors, dtype=object))
 
     def _free_memory(self) -> None:
-        """Give back what large requests took: glibc keeps it, and more with each thread."""
+        """Give back what large requests took, which glibc keeps."""
         now = time.monotonic()
         if self.freed_at + BETWEEN_S <= now <= self.free_until:
             self.freed_at = now
-            _trim()
+            _call_glibc("malloc_trim", 0)
 
     def _within_limits(
         self, texts: list[str], top_k: int, among: Flags | None, least: float
@@ -218,10 +220,10 @@ class Retriever(PythonModel):
         return list(zip(*split, strict=True))
 
 
-def _trim() -> None:
-    """Give memory that is not used back to the system, where the C library is glibc."""
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)
+def _call_glibc(function: str, *arguments: int) -> None:
+    """Call a function of the C library, where that is glibc."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), function):
+        getattr(libc, function)(*arguments)
 
 
 def columns_of(ads: pa.Table) -> Columns:

@@ -273,7 +273,7 @@ def test_what_a_large_request_took_is_given_back_by_the_next(logged: Logged) -> 
     retriever = logged.model.unwrap_python_model()
     inside, given_back = retriever.encode.__globals__, []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(inside, "_trim", lambda: given_back.append(1))
+        patched.setitem(inside, "_call_glibc", lambda *_: given_back.append(1))
         patched.setitem(inside, "BETWEEN_S", 3600)
         patched.setattr(retriever, "freed_at", -math.inf)
         patched.setattr(retriever, "free_until", -math.inf)
@@ -286,7 +286,7 @@ def test_what_a_large_request_took_is_given_back_by_the_next(logged: Logged) -> 
         logged.model.predict(["robin"])
         logged.model.predict(["robin"])
         assert len(given_back) == 1
-    inside["_trim"]()
+    inside["_call_glibc"]("malloc_trim", 0)
 
 
 def test_of_a_table_only_a_column_of_queries_is_answered(
