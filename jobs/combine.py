@@ -18,7 +18,7 @@ authors (docs/how_to/new_ads.md); find out whether you may use it before you do.
 
 import sys
 
-from ramen_ray.command_line import parse_settings, run_job
+from ramen_ray.command_line import asking, parse_settings, run_job
 from ramen_ray.errors import shown_path
 from ramen_ray.orchestration.combining.combine import combine
 from ramen_ray.orchestration.combining.combine_settings import CombineSettings
@@ -34,6 +34,7 @@ def main() -> None:
     print(f"combiner:  {shown_path(result.folder)}")
     print(f"retriever: {result.model_uri} (MLflow run {result.run.id})")
     print(f"look at:   {ui_command(result.run.uri)}")
+    print(f"next:      {asking(result.model_uri)}")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,9 @@ def main() -> None:
     if settings.json_file is not None:
         write_json(settings.json_file, metrics)
         print(f"all metrics: {settings.json_file}")
-    if predictions is not None:
+    if predictions is None:
+        print("next: --predictions FILE shows the answers")
+    else:
         page = predictions.with_suffix(".html")
         found = read_predictions(predictions)
         write_predictions_page(page, f"{checkpoint.name}: {settings.split} queries", found, other)

@@ -6,6 +6,11 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS
 
 
+def plain(text: str) -> str:
+    """Write a text without case and repeated spaces: texts that count as one are then the same."""
+    return " ".join(text.lower().split())
+
+
 def column_of(dataset: Dataset, table: str, column: str = "text") -> list[Any]:
     values: list[Any] = dataset.read(table)[column].to_pylist()
     return values

@@ -1,9 +1,8 @@
 """Predictions as a page: worst queries, harmful ads, what is mixed up, what another run finds."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -125,16 +124,18 @@ def _only_in(found: pd.DataFrame, other: pd.DataFrame, both: pd.DataFrame) -> pd
 def _reasons(finds: pd.DataFrame, misses: pd.DataFrame, joint: str) -> dict[str, str]:
     """Say by query which clicked ads only one run finds, and what the other has best instead."""
     found, instead = (_named(rows) for rows in (finds[finds["hit"]], misses[~misses["hit"]]))
-    hits, best = found.agg("; ".join), instead.first()
-    return (hits + (f" {joint} " + best).reindex(hits.index).fillna("")).to_dict()
+    return {
+        query: "; ".join(ads) + "".join(f" {joint} {ad}" for ad in instead[query][:1])
+        for query, ads in found.items()
+    }
 
 
-def _named(ads: pd.DataFrame) -> Any:
-    """Name each query's ads with what training knew of them, as a grouped series."""
-    clicks = ads["train_clicks"].map("{:,}".format)
-    return (ads["ad"] + " (" + ads["group"] + ", train clicks " + clicks + ")").groupby(
-        ads["query_id"]
-    )
+def _named(ads: pd.DataFrame) -> defaultdict[str, list[str]]:
+    """Name each query's ads, with what training knew of them."""
+    named = defaultdict[str, list[str]](list)
+    for one in ads.itertuples():
+        named[one.query_id].append(f"{one.ad} ({one.group}, train clicks {one.train_clicks:,})")
+    return named
 
 
 def _by_what_differs(ours: pd.DataFrame, theirs: pd.DataFrame) -> ReportTable:

@@ -16,7 +16,6 @@ from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
-from mlflow.tracking import MlflowClient
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.checksums import content_digest
@@ -30,6 +29,7 @@ from ramen_ray.tracking.runs import (
     cannot_use,
     kept_environment,
     metric_name,
+    new_client,
 )
 
 ARTIFACTS = "artifacts"  # key of a model's artifacts in its pyfunc flavor
@@ -87,7 +87,7 @@ class Registry:
         self.uri = uri
         try:
             find_artifacts_beside(uri)
-            self._client = MlflowClient(tracking_uri=uri)
+            self._client = new_client(uri)
         except (MlflowException, ImportError, OSError, sqlite3.Error) as error:
             raise TrackingError(cannot_use(uri, error)) from None  # it may contain a password
 

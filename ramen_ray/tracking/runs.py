@@ -69,7 +69,7 @@ class Run:
     @property
     def client(self) -> "MlflowClient":
         """MLflow's client for the store."""
-        return _client(self.uri)
+        return new_client(self.uri)
 
     def log_parameters(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Log the flat configuration and tags; parameters that the run already has are kept."""
@@ -207,7 +207,7 @@ def open_run(
 
     try:
         find_artifacts_beside(uri)
-        client = _client(uri)
+        client = new_client(uri)
         with few_retries():
             known = client.get_experiment_by_name(experiment)
         if run_id is not None:
@@ -253,7 +253,8 @@ def _new_experiment(client: "MlflowClient", name: str, artifacts: str | None) ->
         return str(made_meanwhile.experiment_id)
 
 
-def _client(uri: str) -> "MlflowClient":
+def new_client(uri: str) -> "MlflowClient":
+    """Return MLflow's client for a store; MLflow then logs errors and warnings only."""
     from mlflow.tracking import MlflowClient
 
     os.environ.setdefault(*RETRIES)

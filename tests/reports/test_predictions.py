@@ -116,6 +116,9 @@ def test_what_another_run_finds_is_told_as_won_and_lost(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Of 3 queries of both runs, 1 find more" in page
     assert "1 less, 1 as much" in page
+    write_predictions_page(tmp_path / "page.html", "mine", mine, mine)
+    tables = _tables(tmp_path / "page.html")
+    assert [tables[name] for name in tables if name.startswith(("Why", "Won", "Lost"))] == [[]] * 3
 
 
 def test_ranks_after_the_tenth_are_not_read(tmp_path: Path) -> None:

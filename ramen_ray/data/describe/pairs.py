@@ -3,50 +3,24 @@
 The engine has the dataset's tables. Memory holds a sample of the clicks, or of the pairs.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.arrays import Booleans, Int64s, click_pairs
+from ramen_ray.data.describe.content import NUM_SHUFFLES, Shared
 from ramen_ray.data.engine import name_literal, run
 from ramen_ray.data.leaks import texts_of
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 
-NUM_SHUFFLES = 10
 MAX_CLICKS = 200_000
 """If there are more train clicks, this many are used, chosen by their hash."""
 _SAMPLE = NUM_SHUFFLES  # a hash key that no shuffle has
 
 Pairs = tuple[Int64s, Int64s]
 """The ids (n,) of the two nodes of each pair."""
-
-
-@dataclass(frozen=True)
-class Shared:
-    """How many of some pairs have a third thing in common, and how many by chance."""
-
-    pairs: int  # clicks whose query and ad both have edges; or that a set of one side joins
-    shared: int  # clicks whose query and ad share an anchor; or pairs that share a click
-    by_chance: float  # ``shared`` if one end is shuffled among the pairs, on average
-
-    @property
-    def share(self) -> float:
-        """``shared`` over ``pairs``."""
-        return self.shared / self.pairs if self.pairs else 0.0
-
-    @property
-    def share_by_chance(self) -> float:
-        """``by_chance`` over ``pairs``."""
-        return self.by_chance / self.pairs if self.pairs else 0.0
-
-    @property
-    def lift(self) -> float:
-        """``shared`` over ``by_chance``, which is at least what the shuffles can resolve."""
-        return self.shared / max(self.by_chance, 1 / NUM_SHUFFLES)
 
 
 def sample_clicks(dataset: Dataset) -> Pairs:
@@ -77,8 +51,8 @@ def joined_pairs(connection: DuckDBPyConnection, name: str, side: str, nodes: In
         SELECT node, named.node AS other FROM {edges}
         JOIN ({texts_of(f"anchors/{name}")}) AS anchors ON anchors.id = thing
         JOIN (
-            SELECT min(id) AS node, folded FROM ({texts_of(NODE_TABLES[side])})
-            WHERE id IN (SELECT node FROM nodes) GROUP BY folded) AS named
+            SELECT min(node) AS node, fold(text) AS folded FROM ({_texts_of(side, "nodes")})
+            GROUP BY folded) AS named
         ON named.folded = anchors.folded
         WHERE node <> named.node ORDER BY node, thing
     """
@@ -109,9 +83,15 @@ def clicks_of(side: str) -> str:
 
 
 def words_of(side: str) -> str:
-    """Return the SQL that selects nodes of a side and the words, in any case, of their texts."""
-    words = r"unnest(regexp_extract_all(folded, '[\p{L}\p{N}]+'))"
-    return f"SELECT id AS node, {words} AS thing FROM ({texts_of(NODE_TABLES[side])})"
+    """Return the SQL that selects ``wanted`` nodes of a side, and words of their folded texts."""
+    words = r"unnest(regexp_extract_all(fold(text), '[\p{L}\p{N}]+'))"
+    return f"SELECT node, {words} AS thing FROM ({_texts_of(side, 'wanted')})"
+
+
+def _texts_of(side: str, nodes: str) -> str:
+    """Select the ``node`` and ``text`` of the nodes in a table; to fold all texts takes long."""
+    texts = texts_of(NODE_TABLES[side])
+    return f"SELECT id AS node, text FROM ({texts}) WHERE id IN (SELECT node FROM {nodes})"
 
 
 def count_shared(

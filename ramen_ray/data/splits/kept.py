@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Int64s, list_entries, to_lists
 from ramen_ray.data.engine import name_literal
@@ -49,6 +51,13 @@ def write_kept(
     if first is not None:
         writer.write(target or table, chain([first], filled))
     return first is not None
+
+
+def lowest(draws: NDArray[Any], count: int) -> Booleans:
+    """Flag the ``count`` lowest of the finite draws (n,)."""
+    chosen = np.zeros(len(draws), dtype=bool)
+    chosen[np.argsort(draws)[:count]] = True
+    return chosen & np.isfinite(draws)
 
 
 def _mapped(ids: pa.Array, new_ids: Int64s) -> pa.Array:

@@ -13,7 +13,7 @@ from ramen_ray.data.checks import check
 from ramen_ray.data.engine import engine, run, stream
 from ramen_ray.data.leaks import texts_of
 from ramen_ray.data.prepared.hashing import keyed_hash
-from ramen_ray.data.splits.kept import Kept, write_kept
+from ramen_ray.data.splits.kept import Kept, lowest, write_kept
 from ramen_ray.data.store.dataset import (
     WHILE_READ,
     Dataset,
@@ -113,10 +113,7 @@ def _draw_novel_ads(parent: Dataset, settings: NovelSettings) -> Booleans:
             f"a novel fraction of {fraction} makes {num_novel} of the {num_ads} ads of "
             f"{parent.path} novel; choose another"
         )
-    novel = np.zeros(num_ads, dtype=bool)
-    draws = keyed_hash((settings.seed, _NOVEL), np.arange(num_ads))
-    novel[np.argsort(draws)[:num_novel]] = True
-    return novel
+    return lowest(keyed_hash((settings.seed, _NOVEL), np.arange(num_ads)), num_novel)
 
 
 def _find_novel_texts(parent: Dataset, novel: Booleans, aside: Path) -> dict[str, Booleans]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ramen_ray.data.arrays import Booleans, Float64s
 from ramen_ray.data.prepared.hashing import uniforms
-from ramen_ray.data.splits.kept import Kept, write_kept
+from ramen_ray.data.splits.kept import Kept, lowest, write_kept
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetWriter, new_dataset
 from ramen_ray.data.store.matrices import click_matrix
 from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
@@ -49,13 +49,13 @@ def _kept_rows(parent: Dataset, num_queries: int, seed: int) -> dict[str, Boolea
     num_train, num_ads = parent.num_rows(TRAIN), parent.num_rows("ads")
     degrees = np.bincount(ads, minlength=num_ads)
     weights = np.ones(num_train)
-    train = _lowest(_race((seed, _SEEDS), weights), max(round(SHARE_OF_SEEDS * num_queries), 1))
+    train = lowest(_race((seed, _SEEDS), weights), max(round(SHARE_OF_SEEDS * num_queries), 1))
     while (count := int(train.sum())) < min(num_queries, num_train):
         near = np.zeros(num_ads, dtype=bool)
         near[ads[train[queries]]] = True
         shared = np.bincount(queries, near[ads] / degrees[ads], minlength=num_train)
         weights = np.where(train, np.inf, shared + FAR)
-        train = _lowest(_race((seed, _NEIGHBOURS), weights), min(GROWTH * count, num_queries))
+        train = lowest(_race((seed, _NEIGHBOURS), weights), min(GROWTH * count, num_queries))
     clicked = np.zeros(num_ads, dtype=bool)
     clicked[ads[train[queries]]] = True
     share = clicked.sum() / max((degrees > 0).sum(), 1)
@@ -66,7 +66,7 @@ def _kept_rows(parent: Dataset, num_queries: int, seed: int) -> dict[str, Boolea
         num_held_out = parent.num_rows(f"queries/{split}")
         reached = np.bincount(queries, (clicked | bare)[answers], minlength=num_held_out) > 0
         draws = _race((seed, _HELD_OUT + number), reached.astype(float))
-        kept[f"queries/{split}"] = _lowest(draws, round(share * num_held_out))
+        kept[f"queries/{split}"] = lowest(draws, round(share * num_held_out))
         kept["ads"][answers[kept[f"queries/{split}"][queries]]] = True
     return kept
 
@@ -79,13 +79,6 @@ def _race(key: tuple[int, ...], weights: Float64s) -> Float64s:
     draws = -np.log1p(-uniforms(key, np.arange(len(weights))))
     with np.errstate(divide="ignore"):
         return np.where(weights > 0, draws / weights, np.inf)
-
-
-def _lowest(draws: Float64s, count: int) -> Booleans:
-    """Flag the ``count`` lowest of the finite draws (n,)."""
-    chosen = np.zeros(len(draws), dtype=bool)
-    chosen[np.argsort(draws)[:count]] = True
-    return chosen & np.isfinite(draws)
 
 
 def _write_graph(parent: Dataset, anchor_set: str, kept: Kept, writer: DatasetWriter) -> None:

@@ -20,6 +20,7 @@ from ray.data import DataContext
 from ray.exceptions import AuthenticationError
 
 from ramen_ray.errors import LOST, UserError, first_line_of
+from ramen_ray.told import told
 from ramen_ray.tracking.runs import kept_environment
 
 LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8265
@@ -76,7 +77,7 @@ def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
         check_that_it_answers()
         keep_token_private()
         try:
-            with kept_handler(signal.SIGTERM), _known_dashboard() as port:
+            with told("starting Ray"), kept_handler(signal.SIGTERM), _known_dashboard() as port:
                 joined = in_a_few_tries(
                     lambda: ray.init(
                         logging_level=logging.ERROR,

@@ -133,8 +133,10 @@ def _show_bar(folder: Path, ended: Event) -> None:
 def _log_lines(folder: Path, ended: Event) -> None:
     pace = Pace()
     for now, left in _updates(folder, ended):
-        if pace.is_due() or ended.is_set():
-            logger.info(_line(now, left))
+        is_last = ended.is_set()
+        if pace.is_due() or is_last:
+            is_trained = now.step == now.total_steps and not is_last
+            logger.info("evaluating" if is_trained else _line(now, left))
 
 
 def _updates(folder: Path, ended: Event) -> Iterator[tuple[LiveProgress, str]]:

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import MAX_LENGTH, prepare_in_process, query_table, text_table
+from written_out import plain
 
 from ramen_ray.data.checks import loading, validate
 from ramen_ray.data.checks.structure import check_structure
@@ -619,10 +620,6 @@ QUERIES = st.lists(
 PAIRS = st.lists(st.tuples(st.integers(0, 14), st.integers(0, 14)), min_size=1, max_size=30)
 
 
-def _plain(text):
-    return " ".join(text.lower().split())
-
-
 def _again(values):
     return [(row, value) for row, value in enumerate(values) if value in values[:row]]
 
@@ -630,7 +627,7 @@ def _again(values):
 def _in_another_spelling(values):
     rows = []
     for row, value in enumerate(values):
-        earlier = {one for one in values[:row] if _plain(one) == _plain(value)}
+        earlier = {one for one in values[:row] if plain(one) == plain(value)}
         if earlier and value not in earlier:
             rows.append((row, value))
     return rows
@@ -675,7 +672,7 @@ def test_cross_table_findings_are_those_of_plain_loops(
         found = [f.message for f in validate(dataset) if not f.message.startswith(of_rows)]
 
     clicked = {ad for _, ad_ids in train for ad in ad_ids}
-    trained = {_plain(text) for text, _ in train}
+    trained = {plain(text) for text, _ in train}
     answers = {(query, ad) for query, (_, ad_ids) in enumerate(test) for ad in ad_ids}
     expected = _expected(
         "pair that an earlier row has",
@@ -696,7 +693,7 @@ def test_cross_table_findings_are_those_of_plain_loops(
     )
     expected += _expected(
         "query that queries/train has too, up to case and white space",
-        [(r, repr(text)) for r, (text, _) in enumerate(test) if _plain(text) in trained],
+        [(r, repr(text)) for r, (text, _) in enumerate(test) if plain(text) in trained],
         len(test),
     )
     without_click = [(query, query) for query, (_, ad_ids) in enumerate(train) if not ad_ids]
@@ -708,20 +705,20 @@ def test_cross_table_findings_are_those_of_plain_loops(
     expected += _expected("ad without a train click", unclicked, 12)
     right = [(r, f"query_id {p[0]} ad_id {p[1]}") for r, p in enumerate(filters) if p in answers]
     expected += _expected("pair that is a right answer in queries/test", right, len(filters))
-    asked = {(_plain(test[query][0]), _plain(ads[ad])) for query, ad in answers}
-    asked.add(("unseen", _plain(ads[0])))
+    asked = {(plain(test[query][0]), plain(ads[ad])) for query, ad in answers}
+    asked.add(("unseen", plain(ads[0])))
     either = asked | {(answer, query) for query, answer in asked}
 
     def edges_where(is_found):
         return [
             (r, f"ad {ads[ad]!r} anchor {anchors[anchor]!r}")
             for r, (ad, anchor) in enumerate(edges)
-            if ad < 12 and anchor < 15 and is_found(ad, _plain(anchors[anchor]))
+            if ad < 12 and anchor < 15 and is_found(ad, plain(anchors[anchor]))
         ]
 
-    leaks = edges_where(lambda ad, anchor: (_plain(ads[ad]), anchor) in either)
+    leaks = edges_where(lambda ad, anchor: (plain(ads[ad]), anchor) in either)
     expected += _expected("edge that joins a held-out query to its answer", leaks, len(edges))
-    led_to = {(ad, _plain(text)) for text, ad_ids in train for ad in ad_ids}
+    led_to = {(ad, plain(text)) for text, ad_ids in train for ad in ad_ids}
     repeats = edges_where(lambda ad, anchor: (ad, anchor) in led_to)
     if 10 * len(repeats) >= len(edges):
         expected += _expected("edge that repeats a train click", repeats, len(edges))
@@ -733,7 +730,7 @@ def test_cross_table_findings_are_those_of_plain_loops(
     turned = [
         (r, f"query {text!r} ad {ads[ad]!r}")
         for r, text, ad in clicks
-        if (_plain(ads[ad]), _plain(text)) in asked
+        if (plain(ads[ad]), plain(text)) in asked
     ]
     expected += _expected("train click that is a held-out click reversed", turned, len(clicks))
     assert Counter(found) == Counter(expected)

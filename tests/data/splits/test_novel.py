@@ -13,6 +13,7 @@ from conftest import Refused
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support import MAX_LENGTH, errors_in, node_edges, prepare_in_process, query_table, text_table
+from written_out import plain
 
 from jobs import ingest
 from ramen_ray.data.prepared.folder import Prepared
@@ -108,10 +109,6 @@ def _pairs(dataset: Dataset, table: str, split: str) -> Counter[tuple[Any, ...]]
     )
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.lower().split())
-
-
 def _expected_pairs(
     parent: Dataset, table: str, split: str, kept: set[str], ads: set[int] | None = None
 ) -> Counter[tuple[Any, ...]]:
@@ -149,7 +146,7 @@ def test_a_split_is_what_plain_loops_make_of_the_rule(dataset_seed, num_ads, cas
         novel = set(split.read("novel_ads")["ad_id"].to_pylist())
         assert len(novel) == split.num_rows("novel_ads") == round(case.novel_fraction * num_ads)
         ads = {row["ad_id"]: row["text"] for row in _rows(parent, "ads")}
-        known_as = {_plain(ads[ad]) for ad in novel}
+        known_as = {plain(ads[ad]) for ad in novel}
         _assert_clicks_follow(parent, split, novel, known_as, case)
         _assert_filters_follow(parent, split, novel, set(ads) - novel)
         _assert_edges_follow(parent, split, set() if case.keep_ad_edges else known_as)
@@ -161,8 +158,8 @@ def _assert_clicks_follow(
     parent: Dataset, split: Dataset, novel: set[int], known_as: set[str], case: NovelSettings
 ) -> None:
     out = known_as if case.unseen_texts else set()
-    hidden = {row["ad_id"] for row in _rows(parent, "ads") if _plain(row["text"]) in out} | novel
-    texts = [text for text in _query_texts(parent, "train").values() if _plain(text) not in out]
+    hidden = {row["ad_id"] for row in _rows(parent, "ads") if plain(row["text"]) in out} | novel
+    texts = [text for text in _query_texts(parent, "train").values() if plain(text) not in out]
     before = {key: w for key, w in _clicks(parent, "train").items() if key[0] in texts}
     after = _clicks(split, "train")
     revealed = {click for click in after if click[2] in novel}
@@ -195,12 +192,12 @@ def _assert_filters_follow(
 
 def _assert_edges_follow(parent: Dataset, split: Dataset, cut: set[str]) -> None:
     """Edges with an end that has a text of ``cut`` are gone, and those of queries that are."""
-    ads = {row["ad_id"]: _plain(row["text"]) for row in _rows(parent, "ads")}
+    ads = {row["ad_id"]: plain(row["text"]) for row in _rows(parent, "ads")}
     queries = set(_query_texts(split, "train").values())
-    queries = {text for text in queries if _plain(text) not in cut}
+    queries = {text for text in queries if plain(text) not in cut}
     for name in parent.anchor_sets:
         rows = _rows(parent, f"anchors/{name}")
-        out = {row["anchor_id"] for row in rows if _plain(row["text"]) in cut}
+        out = {row["anchor_id"] for row in rows if plain(row["text"]) in cut}
         by_query = _expected_pairs(parent, f"edges/{name}/query", "train", queries)
         by_query = Counter(
             {row: n for row, n in by_query.items() if dict(row[1:])["anchor_id"] not in out}

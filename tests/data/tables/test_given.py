@@ -10,6 +10,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support import errors_in, import_in_process
+from written_out import plain
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
@@ -22,11 +23,7 @@ ADS = ["RED shoes", "boots", "a hat shop", "Socks", "hat"]
 PAIRS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 4)), max_size=24)
 
 
-def _folded(text: str) -> str:
-    return " ".join(text.split()).lower()
-
-
-GROUPS = sorted({_folded(text) for text in QUERIES})
+GROUPS = sorted({plain(text) for text in QUERIES})
 
 
 @dataclass
@@ -39,7 +36,7 @@ class Shop:
 
     def write(self, folder: Path, own_table: bool) -> UserTables:
         """Write them; the splits as a table that leaves train queries out, or as a column."""
-        splits = [self.split_of[_folded(text)] for text in QUERIES]
+        splits = [self.split_of[plain(text)] for text in QUERIES]
         ids = [f"q{number}" for number in range(len(QUERIES))]
         queries = pd.DataFrame({"query_id": ids, "text": QUERIES, "part": splits})
         queries.to_csv(folder / "queries.csv", index=False)
@@ -65,9 +62,9 @@ class Shop:
         queries: dict[str, dict[str, set[str]]] = {split: {} for split in SPLITS}
         filters = defaultdict(set)
         for number, text in enumerate(QUERIES):
-            split = self.split_of[_folded(text)]
+            split = self.split_of[plain(text)]
             ads = {ADS[ad] for query, ad in self.clicks if query == number}
-            own = {ad for ad in ADS if _folded(ad) == _folded(text)} if drop_own else set()
+            own = {ad for ad in ADS if plain(ad) == plain(text)} if drop_own else set()
             ads -= own
             if ads or (split == "train" and fewest == 0):
                 queries[split][text] = ads

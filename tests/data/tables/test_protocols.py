@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import query_table, text_table
-from written_out import clicked_pairs, column_of, edges_of
+from written_out import clicked_pairs, column_of, edges_of, plain
 
 from ramen_ray.data.checks import validate
 from ramen_ray.data.store.dataset import Dataset, write_dataset
@@ -30,14 +30,10 @@ QUERIES = {
 ANCHORS = ["SILK", "shoe shop", "hat  Shop", "Wool Hat", "silk tie", "felt", "gloves"]
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.lower().split())
-
-
 def _held_out_pairs(dataset: Dataset) -> set[tuple[str, str]]:
     """The texts of each held-out query and its answers, in both orders."""
     clicks = clicked_pairs(dataset, "validation", "test")
-    pairs = {(_plain(query), _plain(ad)) for query, ad in clicks}
+    pairs = {(plain(query), plain(ad)) for query, ad in clicks}
     return pairs | {(answer, query) for query, answer in pairs}
 
 
@@ -52,16 +48,16 @@ def _edges(dataset: Dataset, name: str) -> set[tuple[str, str, str]]:
 def _leaking(
     edges: Collection[tuple[str, str, str]], pairs: set[tuple[str, str]]
 ) -> set[tuple[str, str, str]]:
-    return {edge for edge in edges if (_plain(edge[1]), _plain(edge[2])) in pairs}
+    return {edge for edge in edges if (plain(edge[1]), plain(edge[2])) in pairs}
 
 
 def _repeating(
     edges: Collection[tuple[str, str, str]], dataset: Dataset
 ) -> set[tuple[str, str, str]]:
     clicks = clicked_pairs(dataset, "train")
-    repeats = {("query", query, _plain(ad)) for query, ad in clicks}
-    repeats |= {("ad", ad, _plain(query)) for query, ad in clicks}
-    return {edge for edge in edges if (*edge[:2], _plain(edge[2])) in repeats}
+    repeats = {("query", query, plain(ad)) for query, ad in clicks}
+    repeats |= {("ad", ad, plain(query)) for query, ad in clicks}
+    return {edge for edge in edges if (*edge[:2], plain(edge[2])) in repeats}
 
 
 def _warnings(dataset: Dataset, name: str) -> tuple[list[str], list[str]]:

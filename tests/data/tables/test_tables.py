@@ -24,7 +24,7 @@ from support import (
     prepare_in_process,
     wait_until,
 )
-from written_out import clicked_pairs
+from written_out import clicked_pairs, plain
 
 from jobs import ingest
 from ramen_ray.data.engine import engine, run
@@ -76,10 +76,6 @@ def _clicks_of(dataset: Dataset, split: str) -> Clicks:
     }
 
 
-def _folded(text: str) -> str:
-    return " ".join(text.split()).lower()
-
-
 def _by_loops(
     events: list[tuple[int, int, int, int]], validation: int, test: int, all_clicks: bool = False
 ) -> Any:
@@ -88,12 +84,12 @@ def _by_loops(
     period_of = {day: (day >= validation) + (day >= test) for day in range(1, 32)}
     first: dict[str, int] = defaultdict(lambda: 9)
     for query, _, _, day in events:
-        group = _folded(text_of[query])
+        group = plain(text_of[query])
         first[group] = min(first[group], period_of[day])
     found: dict[str, Any] = {split: defaultdict(lambda: defaultdict(float)) for split in SPLITS}
     for query, ad, count, day in events:
         text = text_of[query]
-        if all_clicks or period_of[day] == first[_folded(text)]:
+        if all_clicks or period_of[day] == first[plain(text)]:
             found[SPLITS[period_of[day]]][text][f"ad number {ad}"] += count
     return {split: {q: dict(ads) for q, ads in rows.items()} for split, rows in found.items()}
 
@@ -202,7 +198,7 @@ def test_a_random_split_keeps_every_click_once_and_texts_apart(tmp_path: Path) -
     for split in SPLITS:
         rows = dataset.read(f"queries/{split}").to_pylist()
         found |= {(row["text"], ads[ad]) for row in rows for ad in row["ad_ids"]}
-        folded.append({_folded(row["text"]) for row in rows})
+        folded.append({plain(row["text"]) for row in rows})
         assert all(row["ad_ids"] == sorted(set(row["ad_ids"])) for row in rows)
         assert "source_id" not in rows[0]
         assert "weights" not in rows[0]

@@ -101,7 +101,7 @@ def test_no_metrics_are_offered_files_are_the_owners_and_workers_do_not_give_way
 
 
 JOIN = "from ramen_ray.command_line import run_job\n" + (
-    "from ramen_ray.orchestration.cluster.resources import start_ray\n"
+    "from ramen_ray.orchestration.cluster.joining import start_ray\n"
     "import sys\nsys.exit(run_job(start_ray))"
 )
 

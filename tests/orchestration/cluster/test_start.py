@@ -133,7 +133,7 @@ def test_sigterm_while_no_cluster_answers_ends_a_job() -> None:
     code = (
         "import sys\n"
         "from ramen_ray.command_line import run_job\n"
-        "from ramen_ray.orchestration.cluster.resources import start_ray\n"
+        "from ramen_ray.orchestration.cluster.joining import start_ray\n"
         "sys.exit(run_job(lambda: [print('begun', flush=True), start_ray()]))"
     )
     environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1", "PYTHONPATH": str(ROOT)}

@@ -91,9 +91,7 @@ def test_kept_edges_keep_their_weights_beside_huge_ones(
     assert np.array(shares_of(kept)) == pytest.approx(np.array(expected))
 
 
-@pytest.mark.parametrize("few_texts", [0, embedding.FEW_TEXTS])
 def test_each_distinct_text_is_encoded_once(
-    few_texts: int,
     cluster: None,
     prepared: Prepared,
     encoder_path: Path,
@@ -101,7 +99,6 @@ def test_each_distinct_text_is_encoded_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(embedding, "TEXTS_PER_BATCH", 9)
-    monkeypatch.setattr(embedding, "FEW_TEXTS", few_texts)
     model = DualEncoder(build_transformer(str(encoder_path)))
     model.save(tmp_path, 16)
     names = ["queries/train", "ads", "anchors/links"]
@@ -234,12 +231,16 @@ def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
 def test_a_late_result_is_told_and_one_that_misses_half_of_the_run_ends_it(
     cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def sleeps(model: Path, folder: Path) -> dict[str, float]:
-        while True:  # until it is cancelled, which a long sleep would not notice
+    gate = tmp_path / "gate"
+    monkeypatch.setattr(background, "SECONDS_BETWEEN_SIGNS", 0.1)
+
+    def waits(model: Path, folder: Path) -> dict[str, float]:
+        while not gate.exists():
             time.sleep(0.05)
+        return {}
 
     schedule = Schedule(1, 2, num_epochs=8, steps_per_epoch=EPOCH, wait=False, wait_flag="a.flag")
-    task = _task(tmp_path, sleeps, schedule)
+    task = _task(tmp_path, waits, schedule)
     for epoch in (1, 2):
         _advance(task, epoch * EPOCH)
     assert not caplog.text
@@ -250,9 +251,10 @@ def test_a_late_result_is_told_and_one_that_misses_half_of_the_run_ends_it(
     with pytest.raises(LateError, match=r"not come for 5 of 8 .*cpus_per_worker.*\(a\.flag synchr"):
         _advance(task, 6 * EPOCH)
     task.cancel()
-    resumed = _task(tmp_path, sleeps, schedule)
+    resumed = _task(tmp_path, waits, schedule)
     _advance(resumed, 7 * EPOCH)
     resumed.cancel()
+    gate.touch()
 
 
 def test_a_damaged_result_is_left_out(

@@ -43,16 +43,19 @@ def number_nodes(connection: DuckDBPyConnection, side: Side, *, listed: bool) ->
     Only if the nodes are ``listed`` in a user's table may ids repeat, and may queries of equal
     text, which become one. Otherwise ``*_rows`` is made of the texts in ``click_rows``.
     """
-    nodes, merge, rows = PLURAL[side], listed and side == "query", f"{side}_rows"
-    if not listed:
+    nodes = PLURAL[side]
+    rows = ids = firsts = f"{side}_rows"
+    if listed:
+        ids = firsts = _first_of_each(connection, rows, "id", f"{side}_ids")
+    else:
         run(
             connection,
             f"finding the {nodes} of the clicks",
             f"""CREATE TABLE {rows} AS SELECT min(place) AS place, {side} AS id, {side} AS text
             FROM click_rows GROUP BY {side}""",
         )
-    ids = _first_of_each(connection, rows, "id", f"{side}_ids", is_sure=not listed)
-    firsts = _first_of_each(connection, ids, "text", f"{side}_firsts", is_sure=not merge)
+    if listed and side == "query":
+        firsts = _first_of_each(connection, ids, "text", f"{side}_firsts")
     family, members = "", ""
     if side == "query":
         _find_repeats(connection, firsts, "fold(text)", "families")
@@ -85,15 +88,11 @@ def number_nodes(connection: DuckDBPyConnection, side: Side, *, listed: bool) ->
     }
 
 
-def _first_of_each(
-    connection: DuckDBPyConnection, rows: str, column: str, name: str, *, is_sure: bool
-) -> str:
+def _first_of_each(connection: DuckDBPyConnection, rows: str, column: str, name: str) -> str:
     """Return what has the first row of each value of a column: ``rows`` if none repeats, or a view.
 
     The view ``name`` leaves out the others by ``*_repeated``, which has the values that repeat.
     """
-    if is_sure:
-        return rows
     _find_repeats(connection, rows, column, f"{name}_repeated")
     if not count(connection, f"SELECT count(*) FROM {name}_repeated"):
         return rows

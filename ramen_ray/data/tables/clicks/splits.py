@@ -134,16 +134,15 @@ def split_as_given(connection: DuckDBPyConnection, table: UserTable, splits: Spl
     if not count(connection, f"SELECT count(*) FROM family_splits WHERE split = {VALIDATION}"):
         _register_draws(connection, splits.seed)
         connection.execute(
-            f"""INSERT INTO family_splits
-            SELECT periods.family, {VALIDATION} FROM periods
-            LEFT JOIN family_splits USING (family)
-            JOIN queries ON queries.number = periods.family
-            WHERE coalesce(split, {TRAIN}) = {TRAIN}
-                AND draw(fold(text)) < {splits.validation_fraction!r}"""
-        )
-        connection.execute(
-            """CREATE OR REPLACE TABLE family_splits AS
-            SELECT family, max(split) AS split FROM family_splits GROUP BY family"""
+            f"""CREATE OR REPLACE TABLE family_splits AS
+            SELECT family, max(split) AS split FROM (
+                FROM family_splits UNION ALL
+                SELECT periods.family, {VALIDATION} FROM periods
+                LEFT JOIN family_splits USING (family)
+                JOIN queries ON queries.number = periods.family
+                WHERE coalesce(split, {TRAIN}) = {TRAIN}
+                    AND draw(fold(text)) < {splits.validation_fraction!r})
+            GROUP BY family"""
         )
 
 
