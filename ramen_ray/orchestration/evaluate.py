@@ -24,7 +24,7 @@ from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import check_resources
 from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
+from ramen_ray.orchestration.run.build import build_judgement, trained_tokenizer
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
@@ -75,7 +75,7 @@ def evaluate_checkpoint(
     check_resources(config.workers)
     cache = Path(config.output) / "prepared"
     data = prepare(opened, cache, trained_tokenizer(checkpoint, config.encoder))
-    judgement = Judgement.from_prepared(data, split, build_propensity(config))
+    judgement = build_judgement(config, data, split)
     shown = _retrieve((checkpoint, part), data, split, judgement, config.workers)
     metrics = judgement.metrics(shown[0])
     if predictions is not None:
@@ -91,7 +91,7 @@ def scores_of_run(
 ) -> dict[str, PerQuery]:
     """Return the metrics of a finished run by query, from the best ads that it has kept."""
     file = {"test": TEST_ADS_FILE, "validation": VALIDATION_ADS_FILE}[split]
-    judgement = Judgement.from_prepared(data, split, build_propensity(config))
+    judgement = build_judgement(config, data, split)
     return judgement.by_query(np.load(folder / file))
 
 

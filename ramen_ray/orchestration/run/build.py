@@ -11,7 +11,7 @@ from ramen_ray.config import EncoderConfig, RunConfig
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import gather_arrays, own_range
-from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.metrics.judgement import Judgement, Propensity
 from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import (
     CLASSIFIER_FOLDER,
@@ -182,6 +182,11 @@ def _task_terms(config: RunConfig, triplet: TripletLoss) -> list[Term]:
 def build_propensity(config: RunConfig) -> Propensity:
     """Return the propensity model of the metrics."""
     return Propensity(config.evaluation.propensity_a, config.evaluation.propensity_b)
+
+
+def build_judgement(config: RunConfig, data: Prepared, split: str) -> Judgement:
+    """Return the judge of what is found for a split's queries."""
+    return Judgement.from_prepared(data, split, build_propensity(config))
 
 
 def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData) -> Sampler:

@@ -13,12 +13,12 @@ from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.whole_files import scratch_folder
-from ramen_ray.method.metrics.judgement import HEADLINES, Judgement
+from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.orchestration.cluster.resources import worker_task
-from ramen_ray.orchestration.run.build import build_propensity
+from ramen_ray.orchestration.run.build import build_judgement
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
 from ramen_ray.orchestration.run.workers import WorkerResult, WorkerTask
 from ramen_ray.reports.plots import write_run_plots
@@ -104,7 +104,7 @@ def _predictions(task: WorkerTask, dataset: Dataset, data: Prepared) -> pd.DataF
     """Return the best ads of test queries, or of some if there are many."""
     ads = np.load(Path(task.run_directory) / TEST_ADS_FILE, mmap_mode="r")[:, :AT]
     drawn = np.random.default_rng(task.config.seed).permutation(len(ads))[:MOST_QUERIES]
-    judgement = Judgement.from_prepared(data, "test", build_propensity(task.config))
+    judgement = build_judgement(task.config, data, "test")
     queries = dataset.rows_with_ids("queries/test", np.sort(drawn))
     clicked = queries["ad_ids"].combine_chunks().flatten().to_numpy()
     shown = dataset.rows_with_ids("ads", np.union1d(shown_ads(ads[drawn]), clicked))

@@ -31,10 +31,9 @@ from ramen_ray.data.splits.propagation import (
 )
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
-from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.naming import joined_name, short_hash
-from ramen_ray.orchestration.run.build import build_propensity
+from ramen_ray.orchestration.run.build import build_judgement
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
     TEST_ADS_FILE,
@@ -278,7 +277,7 @@ def _compare(
 
 def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
     ads = np.load(_directory(run).path / TEST_ADS_FILE)
-    judgement = Judgement.from_prepared(data, "test", build_propensity(run))
+    judgement = build_judgement(run, data, "test")
     tail = {f"tail/{name}": values for name, values in judgement.on_tail().by_query(ads).items()}
     scores = {**tail, **judgement.by_query(ads)}
     return {name: scores[name] for name in MEASURED}
