@@ -18,7 +18,7 @@ from ramen_ray.reports.tables import ReportTable
 AT = 10
 SHOWN_ROWS, SHOWN_TEXTS = 30, 5
 FOUND = f"Found: how many of the clicked ads are among the best {AT}; ✓ marks them."
-PAIR = ["query_id", "ad_id"]
+PAIR = ["query_id", "ad"]
 
 
 def read_predictions(file: Path) -> pd.DataFrame:
@@ -36,7 +36,8 @@ def write_predictions_page(
     """Write a page about the best ads of each query that has clicks.
 
     ``found`` has the columns of :func:`~ramen_ray.data.store.predictions.predictions_schema`, ranks
-    up to AT. With the same of an ``other`` run, the page begins with the differences.
+    up to AT. With the same of an ``other`` run, which may be of another dataset, the page begins
+    with the differences, by the clicks of ``found``.
     """
     queries = _by_query(found)
     missed = (queries["hits"] == 0).mean()
@@ -54,7 +55,8 @@ def write_predictions_page(
         _listing("Some queries", some),
     ]
     if other is not None:
-        both = queries.merge(_by_query(other), on="query_id", suffixes=("", "_other"))
+        mine, others = (_judged_by(queries, one) for one in (found, other))
+        both = _by_query(mine).merge(_by_query(others), on="query_id", suffixes=("", "_other"))
         both["gain"] = both["recall"] - both["recall_other"]
         won, lost = both[both["gain"] > 0], both[both["gain"] < 0]
         equal = len(both) - len(won) - len(lost)
@@ -62,7 +64,7 @@ def write_predictions_page(
             f"Of {len(both):,} queries of both runs, {len(won):,} find more clicked ads than in "
             f"the other, {len(lost):,} less, {equal:,} as much."
         )
-        ours, theirs = _only_in(found, other, both), _only_in(other, found, both)
+        ours, theirs = _only_in(mine, others, both), _only_in(others, mine, both)
         tables = [
             _by_what_differs(ours, theirs),
             _differences("Won: queries that find more", won, _reasons(ours, theirs, "in place of")),
@@ -70,6 +72,18 @@ def write_predictions_page(
             *tables,
         ]
     write_page(file, title, f"The best {AT} ads of each query.", words, tables)
+
+
+def _judged_by(queries: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+    """Return the ads found for the same texts of ``queries``, with their ids and their clicks.
+
+    Of two datasets, such as those of two weeks, texts are the same, but ids and clicks may not be.
+    """
+    known = queries.reset_index().drop_duplicates("query").set_index("query")
+    rows = found[found["query"].isin(known.index)].drop_duplicates(["query", "rank"])
+    clicked = rows["query"].map(known["clicked"])
+    hits = [ad in ads for ad, ads in zip(rows["ad"], clicked, strict=True)]
+    return rows.assign(query_id=rows["query"].map(known["query_id"]), clicked_ads=clicked, hit=hits)
 
 
 def _by_query(found: pd.DataFrame) -> pd.DataFrame:

@@ -91,9 +91,15 @@ def test_the_worst_queries_and_the_most_harmful_ads_are_first(tmp_path: Path) ->
     assert "<li>Queries seen in training: 1, R@10 100.0%.</li>" in page
 
 
-def test_what_another_run_finds_is_told_as_won_and_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other_dataset", [False, True])
+def test_what_another_run_finds_is_told_as_won_and_lost(
+    other_dataset: bool, tmp_path: Path
+) -> None:
     mine = _found({"robin": ["wren", "heron"], "sloop": ["maple"], "<b>": ["waltz"]})
     other = _found({"robin": ["wren", "maple"], "sloop": ["ketch"], "<b>": ["wren", "waltz"]})
+    if other_dataset:
+        clicked = other["clicked_ads"].map(lambda ads: ["maple", *ads])
+        other = other.assign(query_id="q-robin", ad_id="a", clicked_ads=clicked, hit=True)
     write_predictions_page(tmp_path / "page.html", "mine", mine, other)
     tables = _tables(tmp_path / "page.html")
     by_heron, by_maple = "heron (head, train clicks 1)", "maple (head, train clicks 4)"
