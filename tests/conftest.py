@@ -82,7 +82,7 @@ FIRST = (
     *("test_train", "test_bases", "test_sweep", "test_walked_and_novel"),  # the longest
     *("test_jobs", "test_trials"),
 )
-LAST_WITH_RAY = ("test_tasks", "test_pruning", "test_workers")  # what they kill may cost a restart
+LAST_WITH_RAY = ("test_pruning", "test_tasks", "test_workers")  # what they kill may cost a restart
 GIVES_BACK_WITHIN_S = 6  # what a killed process had; Ray 2.60 can lose it, and restarts in 6 s
 NUM_LINKS = 30
 NUM_QUERIES = {"train": 60, "validation": 12, "test": 12}
@@ -133,9 +133,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     with_ray = {item.path for item in items if _needs_cluster(item) or "head" in item.fixturenames}
     ranks = {name: rank for rank, name in enumerate(FIRST)}
 
-    def rank(item: pytest.Item) -> tuple[int, bool, bool]:
+    last = {name: rank for rank, name in enumerate(LAST_WITH_RAY)}
+
+    def rank(item: pytest.Item) -> tuple[int, bool, int]:
         name = item.path.stem
-        return ranks.get(name, len(ranks)), item.path not in with_ray, name in LAST_WITH_RAY
+        return ranks.get(name, len(ranks)), item.path not in with_ray, last.get(name, -1)
 
     items.sort(key=rank)
 

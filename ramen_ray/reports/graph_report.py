@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from ramen_ray.data.describe.content import GraphSignal
-from ramen_ray.data.describe.pairs import Shared
+from ramen_ray.data.describe.content import GraphSignal, Shared
 from ramen_ray.reports.tables import ReportTable
 
 NO_LIFT, STRONG_LIFT = 2.0, 4.0

@@ -11,7 +11,10 @@ import pytest
 
 from ramen_ray.data.prepared.folder import Prepared
 
-ABSENT = ("ray", "mlflow", "faiss", "pydantic", "tyro", "numba", "sklearn", "pandas", "matplotlib")
+ABSENT = (
+    *("ray", "mlflow", "faiss", "pydantic", "tyro", "numba", "sklearn", "pandas", "matplotlib"),
+    "duckdb",
+)
 
 WITHOUT = """
 import json, sys

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ramen_ray.data.arrays import Float64s, Int64s
-from ramen_ray.data.describe.pairs import Shared
 from ramen_ray.data.prepared.tokens import TextFigures
 
+NUM_SHUFFLES = 10
 OF_CLICKS, FEWEST_LIFT = 0.995, 2.0
 PER_CENT = {"median": 50, "p90": 90, "p99": 99, "max": 100}
 
@@ -127,6 +127,30 @@ class SampleQuery:
     text: str
     ads: list[str]
     anchors: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """How many of some pairs have a third thing in common, and how many by chance."""
+
+    pairs: int  # clicks whose query and ad both have edges; or that a set of one side joins
+    shared: int  # clicks whose query and ad share an anchor; or pairs that share a click
+    by_chance: float  # ``shared`` if one end is shuffled among the pairs, on average
+
+    @property
+    def share(self) -> float:
+        """``shared`` over ``pairs``."""
+        return self.shared / self.pairs if self.pairs else 0.0
+
+    @property
+    def share_by_chance(self) -> float:
+        """``by_chance`` over ``pairs``."""
+        return self.by_chance / self.pairs if self.pairs else 0.0
+
+    @property
+    def lift(self) -> float:
+        """``shared`` over ``by_chance``, which is at least what the shuffles can resolve."""
+        return self.shared / max(self.by_chance, 1 / NUM_SHUFFLES)
 
 
 @dataclass(frozen=True)

@@ -3,50 +3,24 @@
 The engine has the dataset's tables. Memory holds a sample of the clicks, or of the pairs.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.arrays import Booleans, Int64s, click_pairs
+from ramen_ray.data.describe.content import NUM_SHUFFLES, Shared
 from ramen_ray.data.engine import name_literal, run
 from ramen_ray.data.leaks import texts_of
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 
-NUM_SHUFFLES = 10
 MAX_CLICKS = 200_000
 """If there are more train clicks, this many are used, chosen by their hash."""
 _SAMPLE = NUM_SHUFFLES  # a hash key that no shuffle has
 
 Pairs = tuple[Int64s, Int64s]
 """The ids (n,) of the two nodes of each pair."""
-
-
-@dataclass(frozen=True)
-class Shared:
-    """How many of some pairs have a third thing in common, and how many by chance."""
-
-    pairs: int  # clicks whose query and ad both have edges; or that a set of one side joins
-    shared: int  # clicks whose query and ad share an anchor; or pairs that share a click
-    by_chance: float  # ``shared`` if one end is shuffled among the pairs, on average
-
-    @property
-    def share(self) -> float:
-        """``shared`` over ``pairs``."""
-        return self.shared / self.pairs if self.pairs else 0.0
-
-    @property
-    def share_by_chance(self) -> float:
-        """``by_chance`` over ``pairs``."""
-        return self.by_chance / self.pairs if self.pairs else 0.0
-
-    @property
-    def lift(self) -> float:
-        """``shared`` over ``by_chance``, which is at least what the shuffles can resolve."""
-        return self.shared / max(self.by_chance, 1 / NUM_SHUFFLES)
 
 
 def sample_clicks(dataset: Dataset) -> Pairs:

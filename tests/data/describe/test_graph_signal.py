@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 
 from ramen_ray.data.describe import pairs
-from ramen_ray.data.describe.content import GraphSignal
+from ramen_ray.data.describe.content import GraphSignal, Shared
 from ramen_ray.data.describe.counts import count_clicks, count_edges
 from ramen_ray.data.describe.graph_signal import graph_signals
-from ramen_ray.data.describe.pairs import Shared, joined_pairs
+from ramen_ray.data.describe.pairs import joined_pairs
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.reports.graph_report import reading

@@ -91,9 +91,7 @@ def test_kept_edges_keep_their_weights_beside_huge_ones(
     assert np.array(shares_of(kept)) == pytest.approx(np.array(expected))
 
 
-@pytest.mark.parametrize("few_texts", [0, embedding.FEW_TEXTS])
 def test_each_distinct_text_is_encoded_once(
-    few_texts: int,
     cluster: None,
     prepared: Prepared,
     encoder_path: Path,
@@ -101,7 +99,6 @@ def test_each_distinct_text_is_encoded_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(embedding, "TEXTS_PER_BATCH", 9)
-    monkeypatch.setattr(embedding, "FEW_TEXTS", few_texts)
     model = DualEncoder(build_transformer(str(encoder_path)))
     model.save(tmp_path, 16)
     names = ["queries/train", "ads", "anchors/links"]

@@ -3,14 +3,14 @@
 import logging
 import os
 import pty
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support import ROOT, wait_until
+from support import wait_until
 
 from ramen_ray import told
 from ramen_ray.orchestration.run import progress
@@ -22,18 +22,6 @@ from ramen_ray.orchestration.run.progress import (
 )
 
 Lines = Callable[[], list[str]]
-
-ON_A_TERMINAL = """
-import sys, time
-from pathlib import Path
-from ramen_ray.orchestration.run.progress import LiveProgress, shown_progress
-folder = Path(sys.argv[1])
-with shown_progress(folder):
-    for step in (10, 20, 30):
-        LiveProgress(step, 40, f"epoch {step // 10}/4: task 0.5").write(folder)
-        while not (folder / f"seen-{step}").exists():
-            time.sleep(0.01)
-"""
 
 
 @pytest.fixture
@@ -79,20 +67,28 @@ def test_the_last_message_is_shown_even_when_the_run_ends_at_once(tmp_path: Path
     assert log() == ["step 40/40  epoch 4"]
 
 
-def test_a_terminal_has_one_line_that_changes(tmp_path: Path):
+def test_a_terminal_has_one_line_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120"}
-    command = [sys.executable, "-c", ON_A_TERMINAL, str(tmp_path)]
-    with subprocess.Popen(command, stdout=theirs, env=environment) as process:
-        os.close(theirs)
-        written = b""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def train() -> None:
+        with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", terminal)
+            with shown_progress(tmp_path):
+                for step in (10, 20, 30):
+                    LiveProgress(step, 40, f"epoch {step // 10}/4: task 0.5").write(tmp_path)
+                    wait_until((tmp_path / f"seen-{step}").exists, "not shown")
+
+    with ThreadPoolExecutor(1) as pool:
+        trained, written = pool.submit(train), b""
         for part in _read_terminal(ours):
             written += part
             for step in (10, 20, 30):
                 if f"step {step}/40".encode() in written:
                     (tmp_path / f"seen-{step}").touch()
-        shown = written.decode()
-    assert process.returncode == 0
+        trained.result()
+    shown = written.decode()
     assert shown.count("\n") == 1
     for part in ("step 10/40", "step 30/40", "epoch 3/4: task 0.5", "left"):
         assert part in shown
