@@ -25,7 +25,7 @@ PLAIN_TYPES = {
     *("pandas.interval", "pandas.period"),
 }
 """Extension types that are data and nothing else."""
-BYTES_PER_BATCH = 1 << 29
+BYTES_PER_BATCH = 1 << 27
 BYTES_PER_READ = 1 << 16
 
 
