@@ -4,7 +4,7 @@ Each embeds the same texts of debian (at most 32 tokens, a thread) as evaluation
 with the tokens of MiniLM; rounds alternate. Figures are of the processor time. `ratio` is the time
 of BERT's base size over that of MiniLM's six layers.
 
-    python -m benchmarks.encoders [--rounds 3] [--texts 256] [--into docs/evidence]
+    python -m benchmarks.encoders [--rounds 3] [--texts 64] [--into docs/evidence]
 """
 
 import time
@@ -54,7 +54,7 @@ STATIC, STATIC_WIDTH = "static, 1,024 dimensions", 1024
 
 def main() -> None:
     """Measure all, in turns."""
-    asked = options(__doc__ or "", rounds=3, texts=256, into="")
+    asked = options(__doc__ or "", rounds=3, texts=64, into="")
     torch.set_num_threads(1)
     tokenizer = load_transformer_tokenizer(MINILM)
     texts = Dataset(ROOT / "datasets" / "debian").read("queries/test")["text"].to_pylist()
