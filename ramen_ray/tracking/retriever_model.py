@@ -44,8 +44,7 @@ MAX_SECONDS = 30
 BYTES_BESIDE_TEXTS = 30  # of a score, and what is around it and the texts in JSON
 QUERIES_PER_BLOCK = 256
 LARGE_CHARACTERS, LARGE_ANSWERS = 100_000, 10_000
-MALLOC = {-8: 1, -3: 1 << 17}
-"""M_ARENA_MAX and M_MMAP_THRESHOLD of glibc, which else keeps memory for each thread."""
+M_ARENA_MAX = -8  # in glibc's malloc.h
 FREEING_S, BETWEEN_S = 60, 1
 """For how long after a large request what it took is given back to the system, and how often."""
 JSON_NAMES = {"dict": "an object", "list": "a list"}
@@ -76,8 +75,7 @@ class Retriever(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load encoder, index and ads from the folder that the run wrote."""
-        for setting in MALLOC.items():
-            _call_glibc("mallopt", *setting)
+        _call_glibc("mallopt", M_ARENA_MAX, 1)  # else glibc keeps memory for each thread
         folder = Path(context.artifacts["retriever"])
         self.index = faiss.read_index(str(folder / "index.faiss"))
         self.num_threads = faiss.omp_get_max_threads()
