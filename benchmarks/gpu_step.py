@@ -35,14 +35,12 @@ from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.heads import Head
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
-from ramen_ray.method.objectives.terms import (
-    Objective,
+from ramen_ray.method.objectives.terms import Objective, ramen_objective, task_term
+from ramen_ray.method.objectives.unidec_terms import (
     bce_term,
     classifier_reverse_term,
     classifier_term,
-    ramen_objective,
     reverse_term,
-    task_term,
 )
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import EncodedBatch
@@ -58,7 +56,8 @@ from ramen_ray.method.sampling.training_data import (
 from ramen_ray.method.training import step as step_module
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, prefetched, train_steps
+from ramen_ray.method.training.state import TrainState
+from ramen_ray.method.training.step import prefetched, train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
 WARMUP_STEPS = 2

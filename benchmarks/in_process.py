@@ -19,7 +19,8 @@ from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.training_data import Graphs, TrainingData, node_table
-from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.state import TrainState
+from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.run.build import (
     build_classifiers,
     build_model,

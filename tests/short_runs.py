@@ -17,7 +17,8 @@ from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, save_checkpoint, train_steps
+from ramen_ray.method.training.state import TrainState, save_checkpoint
+from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import global_losses
 
 

@@ -38,7 +38,8 @@ from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
 from ramen_ray.method.sampling.batches import Batch, DrawState
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
-from ramen_ray.method.training.step import save_checkpoint, train_steps
+from ramen_ray.method.training.state import save_checkpoint
+from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.run.build import (
     build_encoder,
     build_objective,

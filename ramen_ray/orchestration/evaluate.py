@@ -19,7 +19,7 @@ from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
-from ramen_ray.method.training.step import CheckpointError
+from ramen_ray.method.training.state import CheckpointError
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import check_resources
 from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables

@@ -24,13 +24,12 @@ from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.packing import packed
 from ramen_ray.method.objectives.adaptation import LINKED, AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
-from ramen_ray.method.objectives.terms import (
+from ramen_ray.method.objectives.terms import ramen_objective, task_term
+from ramen_ray.method.objectives.unidec_terms import (
     bce_term,
     classifier_reverse_term,
     classifier_term,
-    ramen_objective,
     reverse_term,
-    task_term,
 )
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState, Sampler
@@ -40,7 +39,8 @@ from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, prefetched, step_inputs, train_steps
+from ramen_ray.method.training.state import TrainState
+from ramen_ray.method.training.step import prefetched, step_inputs, train_steps
 from ramen_ray.method.training.step_losses import global_losses
 
 pytestmark = [

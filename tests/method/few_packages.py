@@ -13,7 +13,8 @@ from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortli
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState, train_steps
+from ramen_ray.method.training.state import TrainState
+from ramen_ray.method.training.step import train_steps
 
 
 def train(encoder: Path, prepared: Path, shortlists: Path) -> dict[str, Any]:

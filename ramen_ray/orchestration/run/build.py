@@ -34,14 +34,16 @@ from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import (
     Objective,
     Term,
+    own_similarity,
+    ramen_objective,
+    similarity_to_other_texts,
+    task_term,
+)
+from ramen_ray.method.objectives.unidec_terms import (
     bce_term,
     classifier_reverse_term,
     classifier_term,
-    own_similarity,
-    ramen_objective,
     reverse_term,
-    similarity_to_other_texts,
-    task_term,
 )
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
@@ -49,7 +51,7 @@ from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import TrainState
+from ramen_ray.method.training.state import TrainState
 
 PROJECTION_SEED, CLASSIFIER_HEAD_SEED = 0, 1
 

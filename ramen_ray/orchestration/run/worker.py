@@ -24,7 +24,7 @@ from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.step_inputs import pool_figures
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import TrainState
+from ramen_ray.method.training.state import TrainState
 from ramen_ray.orchestration.background.mining import shortlist_task
 from ramen_ray.orchestration.background.pruned_graphs import pruning_task
 from ramen_ray.orchestration.background.task import TaskContext
@@ -46,9 +46,10 @@ from ramen_ray.orchestration.run.directory import (
     TEST_ADS_FILE,
     VALIDATION_ADS_FILE,
 )
+from ramen_ray.orchestration.run.loop import train
 from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.orchestration.run.start import CARRIED_FILE, check_meanwhile
-from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume, train
+from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume
 from ramen_ray.orchestration.run.workers import WorkerResult, WorkerTask
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")

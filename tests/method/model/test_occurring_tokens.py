@@ -15,7 +15,7 @@ from ramen_ray.method.model.encoder import Encoder
 from ramen_ray.method.model.occurring_tokens import OccurringTokens, keep_tokens
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
-from ramen_ray.method.training.step import restore_checkpoint
+from ramen_ray.method.training.state import restore_checkpoint
 
 KINDS = ["transformer", "bag"]
 OBJECTIVE = ramen_objective(TripletLoss(0.3, 4), {"links": 0.3}, {"links": 0.2})

@@ -16,7 +16,8 @@ from ramen_ray.method.novel_ads.combiner_training import training_data
 from ramen_ray.method.novel_ads.neighbours import SeenAds
 from ramen_ray.method.novel_ads.representation import CombinedAds
 from ramen_ray.method.sampling.batches import Sampler
-from ramen_ray.method.training.step import restore_checkpoint, save_checkpoint, train_steps
+from ramen_ray.method.training.state import restore_checkpoint, save_checkpoint
+from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.combining.combine_settings import CombineSettings
 from ramen_ray.orchestration.combining.combiner_worker import Combining
 

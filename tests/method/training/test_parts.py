@@ -14,7 +14,7 @@ from ramen_ray.method.objectives.terms import Term, ramen_objective
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.step_part import StepPart
-from ramen_ray.method.training.step import restore_checkpoint
+from ramen_ray.method.training.state import restore_checkpoint
 
 
 class Shift(StepPart):

@@ -33,13 +33,8 @@ from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData, open_graphs
 from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.step import (
-    CheckpointError,
-    StepMemoryError,
-    restore_checkpoint,
-    step_inputs,
-    train_steps,
-)
+from ramen_ray.method.training.state import CheckpointError, restore_checkpoint
+from ramen_ray.method.training.step import StepMemoryError, step_inputs, train_steps
 from ramen_ray.method.training.step_losses import global_losses
 
 LAMBDA_X = {"links": 0.5, "topics": 0.2}

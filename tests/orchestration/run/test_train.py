@@ -26,7 +26,7 @@ from ramen_ray.data.store.checksums import checksum_files, with_checksum
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.sampling.training_data import Regularizer
-from ramen_ray.method.training.step import CheckpointError
+from ramen_ray.method.training.state import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, RunDirectory
