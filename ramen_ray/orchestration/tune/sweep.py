@@ -36,7 +36,7 @@ from ramen_ray.orchestration.run.start import (
     resolved,
 )
 from ramen_ray.orchestration.run.workers import VALIDATION
-from ramen_ray.orchestration.tune.records import Records
+from ramen_ray.orchestration.tune.records import OUT_OF_TIME, Records
 from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, own_values
 from ramen_ray.orchestration.tune.trials import (
     fit_trials,
@@ -175,7 +175,8 @@ class Sweep:
         records.settle({Path(one.path).name for one in results})
         trials = self.trials()
         if not trials or trials[0].value is None:
-            raise RunError(f"no trial has been validated: {'; '.join(one.end for one in trials)}")
+            ends = "; ".join(one.end for one in trials) or f"{OUT_OF_TIME} before one began"
+            raise RunError(f"no trial has been validated: {ends}")
         self.show(trials)
         return SweepResult(trials, self.command_of(trials[0]), self.report, self.run)
 
