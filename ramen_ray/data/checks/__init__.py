@@ -1,8 +1,8 @@
 """Find everything that is wrong or doubtful in a dataset directory.
 
 Each table is read once. What footers show is in :mod:`~ramen_ray.data.checks.structure`. Rules for
-what is in the tables are SQL, in :mod:`~ramen_ray.data.checks.rows`,
-:mod:`~ramen_ray.data.checks.tables` and :mod:`~ramen_ray.data.checks.tables`.
+what is in the tables are SQL, in :mod:`~ramen_ray.data.checks.rows` and
+:mod:`~ramen_ray.data.checks.tables`.
 """
 
 from collections.abc import Callable, Mapping

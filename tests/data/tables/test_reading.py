@@ -464,3 +464,11 @@ def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
     (rows,) = _rows(tmp_path / "a.csv", "query", "ad")
     assert rows.cells.to_pydict() == {"query": ["a", ""], "ad": ["1", "2"]}
     assert rows.numbers.tolist() == [3, 5]
+
+
+def test_a_partition_whose_folder_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    part = tmp_path / "clicks" / "market=%E9"
+    part.mkdir(parents=True)
+    (part / "a.csv").write_text("query,ad_id\na,b\n")
+    with pytest.raises(DatasetError, match=r"market=%E9/a\.csv.*its folder's name is not UTF-8"):
+        find_files(str(tmp_path / "clicks"), ["query", "market"])
