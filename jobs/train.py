@@ -82,11 +82,11 @@ def _train_beside_base(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 
     ladder = fit_beside_base(config)
-    from ramen_ray.reports.tables import GAINS_NOTE, gains_table, metrics_table, show
+    from ramen_ray.reports.tables import gains_note, gains_table, metrics_table, show
 
     show(metrics_table(ladder.metrics))
     show(gains_table(ladder.gains))
-    print(GAINS_NOTE)
+    print(gains_note(ladder.gains))
     return list(ladder.results.values())[-1]
 
 

@@ -95,6 +95,13 @@ def gains_table(gains: Mapping[str, Mapping[str, Difference]]) -> ReportTable:
     return ReportTable("", ("test, points", *SHOWN_GAINS), rows)
 
 
+def gains_note(gains: Mapping[str, Mapping[str, Difference]]) -> str:
+    """Say how to read :func:`gains_table`, and why a row may have no difference at all."""
+    same = [row for row, by in gains.items() if not any(map(any, by.values()))]
+    no_pull = "; no query differs, as where the graph has earned no pull: "
+    return GAINS_NOTE + (no_pull + ", ".join(same) if same else "")
+
+
 def combiner_table(metrics: BySplit, differences: Differences) -> ReportTable:
     """Lay out metrics in per cent; ``differences`` say by how much rows exceed texts alone."""
     rows = []

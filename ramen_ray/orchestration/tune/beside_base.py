@@ -79,11 +79,11 @@ def fit_beside_base(config: RunConfig) -> Ladder:
 def _describe(ladder: Ladder) -> None:
     # imported here, so that training does not wait for what only its end needs
     from ramen_ray.orchestration.run.results import PAGE
-    from ramen_ray.reports.tables import GAINS_NOTE, as_markdown, gains_table, metrics_table
+    from ramen_ray.reports.tables import as_markdown, gains_note, gains_table, metrics_table
 
     run = list(ladder.results.values())[-1].run
     gains, metrics = gains_table(ladder.gains), metrics_table(ladder.metrics)
-    words = [as_markdown(gains), GAINS_NOTE, as_markdown(metrics), run.link_to(PAGE)]
+    words = [as_markdown(gains), gains_note(ladder.gains), as_markdown(metrics), run.link_to(PAGE)]
     run.describe("\n\n".join(words))
 
 
