@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 
 from ramen_ray.data.engine import engine
-from ramen_ray.data.leaks import REVERSED, find_answers, find_leaks, texts_of
+from ramen_ray.data.leaks import REVERSED, find_answers, leaking, texts_of
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.store.schemas import NODE_TABLES
 
@@ -71,15 +71,15 @@ def test_leaks_are_those_of_plain_loops(
         find_answers(connection, dataset.tables)
         assert sorted(connection.table("answers").fetchall()) == sorted(answers)
         for side, texts in (("query", train), ("ad", [_plain(text) for text in ads])):
-            find_leaks(connection, texts_of(NODE_TABLES[side]), texts_of("anchors/mine"))
-            assert sorted(connection.table("leaks").fetchall()) == [
+            pairs = leaking(texts_of(NODE_TABLES[side]), texts_of("anchors/mine"))
+            assert sorted(connection.sql(pairs).fetchall()) == [
                 (node, anchor)
                 for node, text in enumerate(texts)
                 for anchor, other in enumerate(anchors)
                 if (text, _plain(other)) in both
             ]
-        find_leaks(connection, *map(texts_of, NODE_TABLES.values()), REVERSED)
-        assert sorted(connection.table("leaks").fetchall()) == [
+        pairs = leaking(*map(texts_of, NODE_TABLES.values()), REVERSED)
+        assert sorted(connection.sql(pairs).fetchall()) == [
             (query, ad)
             for query, text in enumerate(train)
             for ad, other in enumerate(ads)
@@ -94,8 +94,8 @@ def test_tables_may_have_nulls(tmp_path: Path) -> None:
     with engine(tmp_path, dataset=dataset) as connection:
         find_answers(connection, dataset.tables)
         nodes = "SELECT * FROM (VALUES (1, 'silk'), (NULL, 'silk'), (3, NULL)) nodes(id, folded)"
-        find_leaks(connection, nodes, "SELECT 5 AS id, 'hat' AS folded")
-        assert set(connection.table("leaks").fetchall()) == {(1, 5), (None, 5)}
+        pairs = leaking(nodes, "SELECT 5 AS id, 'hat' AS folded")
+        assert set(connection.sql(pairs).fetchall()) == {(1, 5), (None, 5)}
 
 
 def test_columns_of_the_users_own_do_not_hide_leaks(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from ramen_ray.data.leaks import (
     REPEATING_EDGES,
     Protocol,
     find_answers,
-    find_leaks,
-    find_repeats,
+    leaking,
+    repeating,
     texts_of,
 )
 from ramen_ray.data.store.dataset import (
@@ -110,23 +110,20 @@ def _drop_clicks(
     find_answers(connection, tables)
     anchors = "SELECT id, fold(text) AS folded FROM anchors"
     for side in sides:
-        find_leaks(connection, texts_of(NODE_TABLES[side]), anchors)
-        dropped[f"{side} {LEAKING_EDGES}"] = _drop_leaks(connection, side)
+        unwanted = {LEAKING_EDGES: leaking(texts_of(NODE_TABLES[side]), anchors)}
         if protocol == "unclicked":
-            find_repeats(connection, side, anchors)
-            dropped[f"{side} {REPEATING_EDGES}"] = _drop_leaks(connection, side)
+            unwanted[REPEATING_EDGES] = repeating(side, anchors)
+        for kind, pairs in unwanted.items():
+            run(
+                connection,
+                f"dropping {kind}",
+                f"""
+                DELETE FROM {side}_edges AS edges USING ({pairs}) AS pairs
+                WHERE edges.node = pairs.node AND edges.anchor = pairs.anchor
+                """,
+            )
+            ((dropped[f"{side} {kind}"],),) = connection.fetchall()
     return dropped
-
-
-def _drop_leaks(connection: DuckDBPyConnection, side: str) -> int:
-    """Drop the edges that are in the table ``leaks``; returns how many."""
-    return count(
-        connection,
-        f"""
-        DELETE FROM {side}_edges AS edges USING leaks
-        WHERE edges.node = leaks.node AND edges.anchor = leaks.anchor
-        """,
-    )
 
 
 def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
