@@ -184,10 +184,18 @@ def put_in_place(
     with _as_it_is_now(dataset.path) as now:
         if _content_of_nodes(now) != (aside / NODES).read_text():
             raise DatasetError(f"{dataset.path} has changed {WHILE_READ}")
-        if not replace:
-            _check_room(now.path, name)
+        places = _places(now.path, name)
+        # an interrupted call has left half-written tables
+        if not (replace or (now.path / f"{UNFINISHED}{name}").exists()):
+            for place in filter(Path.exists, places):
+                raise DatasetError(
+                    f"{place} exists already; move it away, give another name, or set replace"
+                )
         with _hidden(now.path, name):
-            _move_in(aside, now.path, name)
+            _delete(now.path, name)
+            for new, place in zip(_places(aside, name), places, strict=True):
+                place.parent.mkdir(exist_ok=True)
+                new.rename(place)
             made_by = {**now.metadata.get("anchor_sets", {}), name: dict(made)}
             write_metadata(now.path, {**now.metadata, "anchor_sets": made_by}, written)
 
@@ -232,17 +240,6 @@ def _hidden(folder: Path, name: str) -> Iterator[None]:
     marker.unlink()
 
 
-def _check_room(folder: Path, name: str) -> None:
-    """Check that nothing would be overwritten except what an interrupted call left half-written."""
-    if (folder / f"{UNFINISHED}{name}").exists():
-        return
-    for path in _places(folder, name):
-        if path.exists():
-            raise DatasetError(
-                f"{path} exists already; move it away, give another name, or set replace"
-            )
-
-
 def _places(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / "edges" / name, folder / "anchors" / f"{name}.parquet"
 
@@ -253,10 +250,3 @@ def _delete(folder: Path, name: str) -> None:
     if anchors.is_dir():
         shutil.rmtree(anchors)
     anchors.unlink(missing_ok=True)
-
-
-def _move_in(aside: Path, folder: Path, name: str) -> None:
-    _delete(folder, name)
-    for made, place in zip(_places(aside, name), _places(folder, name), strict=True):
-        place.parent.mkdir(exist_ok=True)
-        made.rename(place)
