@@ -1,7 +1,6 @@
 """Tables as people have them: what would do damage is read right, or refused with its place."""
 
 import gzip
-import os
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -458,43 +457,6 @@ def test_columns_whose_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
         tables = UserTables(str(tmp_path / "a.parquet"), columns=Columns(clicks_query=name))
         dataset, findings = import_in_process(tables, tmp_path / name)
         assert (clicked_pairs(dataset), findings) == (set(CLICKS), [])
-
-
-def _broken_link(folder: Path) -> str:
-    (folder / "b.csv").symlink_to("/nowhere/b.csv")
-    return "b.csv is a broken link, a pipe or a device"
-
-
-def _pipe(folder: Path) -> str:
-    os.mkfifo(folder / "b.csv")
-    return "b.csv is a broken link, a pipe or a device"
-
-
-def _copy(folder: Path) -> str:
-    (folder / "a.csv.gz").write_bytes(gzip.compress((folder / "a.csv").read_bytes()))
-    return "a.csv.gz: looks like a copy of a.csv"
-
-
-def _git_pointer(folder: Path) -> str:
-    (folder / "b.csv").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    return "b.csv: only points to a file that Git LFS keeps"
-
-
-def _page(folder: Path) -> str:
-    (folder / "b.csv").write_text("<!DOCTYPE html>\n<html>404</html>\n")
-    return "b.csv: is a web page"
-
-
-@pytest.mark.parametrize("odd", [_broken_link, _pipe, _copy, _git_pointer, _page])
-@pytest.mark.parametrize("source", ["", "*.csv*"])
-def test_files_that_are_no_part_of_a_table_are_refused(
-    odd: Callable[[Path], str], source: str, tmp_path: Path
-) -> None:
-    folder = tmp_path / "clicks"
-    folder.mkdir()
-    (folder / "a.csv").write_text(f"query,ad\n{LINES}")
-    with pytest.raises(DatasetError, match=odd(folder)):
-        import_in_process(UserTables(str(folder / source)), tmp_path / "out")
 
 
 def test_a_file_that_changes_after_it_was_found_is_refused(tmp_path: Path) -> None:
