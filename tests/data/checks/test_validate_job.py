@@ -131,10 +131,7 @@ def test_a_job_refuses_errors_of_rows_and_of_whole_tables(
     set_cells("filters/test", "query_id", 2, -7)(copied)
     with pytest.raises(DatasetError, match=r"filters/test\.parquet, row 2, column 'query_id'.*-7"):
         _prepare(copied, encoder_path)
-    assert list((copied.parent / "cache").glob("[!.]*")) == []
-
-
-def test_damaged_pages_are_reported_as_damage(cluster: None, copied: Path, encoder_path: Path):
     scribble("anchors/links")(copied)
     with pytest.raises(DatasetError, match=r"anchors/links\.parquet: not a readable parquet file"):
         _prepare(copied, encoder_path)
+    assert list((copied.parent / "cache").glob("[!.]*")) == []
