@@ -16,7 +16,7 @@ from duckdb import DuckDBPyConnection
 from ramen_ray.data.engine import count, name_literal, run
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Severity, Tally
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.store.parquet_files import open_parquet, read_footer
+from ramen_ray.data.store.parquet_files import read_footer
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.store.texts import not_utf8
 
@@ -95,12 +95,10 @@ class Tables:
         for path in self.dataset.files(table):
             num_rows = 0
             try:
-                with open_parquet(path) as parquet:
-                    for rows in parquet.iter_batches(ROWS_PER_BATCH, columns=columns):
-                        yield _with_bytes(rows, fields)
-                        num_rows += len(rows)
-                    expected = parquet.metadata.num_rows
-                if num_rows != expected:
+                for rows in self.dataset.rows_of(path, columns, ROWS_PER_BATCH):
+                    yield _with_bytes(rows, fields)
+                    num_rows += len(rows)
+                if num_rows != read_footer(path).num_rows:
                     raise DatasetError("its number of rows differs from its footer")
             except READ_ERRORS as error:  # the engine would change it
                 damage.append(unreadable(path.relative_to(self.dataset.path), error))

@@ -423,9 +423,9 @@ CASES: dict[str, tuple[Change, *tuple[str, ...]]] = {
         "more",
     ),
     "texts without a visible character": (
-        _text("ads", 3, "\u200b", " \u200d\u2060 ", "\u200bb", "\u00ad"),
+        _text("ads", 3, "\u200b", " \u200d\u2060 ", "\u200bb", "\u00ad\u200c"),
         "W ads:3:text text without a visible character (3 of 40, 7.5%): "
-        "'\\u200b', ' \\u200d\\u2060 ' (row 4), '\\xad' (row 6)",
+        "'\\u200b', ' \\u200d\\u2060 ' (row 4), '\\xad\\u200c' (row 6)",
     ),
     "ads that differ in case": (
         _text("ads", 3, "Red shoes", "red shoes", "boots", "RED  SHOES"),
