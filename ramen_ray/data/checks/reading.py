@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.findings import Finding, Kind, Tallies
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.store.parquet_files import open_parquet
+from ramen_ray.data.store.parquet_files import read_footer
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.store.texts import not_utf8
 
@@ -58,15 +58,13 @@ class TableReader:
         for path in self._dataset.files(self._table):
             file, num_rows = path.relative_to(self._dataset.path), 0
             try:
-                with open_parquet(path) as parquet:
-                    for rows in parquet.iter_batches(ROWS_PER_BATCH, columns=self.schema.names):
-                        yield self._readable(rows, file, num_rows)
-                        num_rows += len(rows)
-                        ids = np.stack([rows[key].to_numpy(zero_copy_only=False) for key in keys])
-                        last = ids if last is None else np.append(last[:, -1:], ids, axis=1)
-                        self.ascends &= _ascend(*last)
-                    expected = parquet.metadata.num_rows
-                if num_rows != expected:
+                for rows in self._dataset.rows_of(path, self.schema.names, ROWS_PER_BATCH):
+                    yield self._readable(rows, file, num_rows)
+                    num_rows += len(rows)
+                    ids = np.stack([rows[key].to_numpy(zero_copy_only=False) for key in keys])
+                    last = ids if last is None else np.append(last[:, -1:], ids, axis=1)
+                    self.ascends &= _ascend(*last)
+                if num_rows != read_footer(path).num_rows:
                     raise DatasetError("its number of rows differs from its footer")
             except READ_ERRORS as error:  # the engine would change it
                 self.damage.append(unreadable(file, error))
