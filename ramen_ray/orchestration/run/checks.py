@@ -116,6 +116,8 @@ def _check_encoder(encoder: EncoderConfig) -> None:
             )
     if encoder.kind == "transformer":
         _check_transformer(encoder, folder)
+    elif encoder.compile:
+        raise ConfigError("encoder.compile is for transformers; a bag has nothing to compile")
 
 
 def _check_transformer(encoder: EncoderConfig, folder: SentenceFolder) -> None:
