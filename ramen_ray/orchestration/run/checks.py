@@ -113,7 +113,9 @@ def _check_encoder(encoder: EncoderConfig) -> None:
             raise ConfigError(
                 f"{flag} {dim} is more than the {width} dimensions of {encoder.pretrained!r}"
             )
-    if encoder.kind != "transformer":
+    if encoder.kind == "bag":
+        if encoder.compile:
+            raise ConfigError("encoder.compile is for transformers; a bag has nothing to compile")
         return
     choose_pooling(encoder.pretrained, folder, encoder.pooling)
     check_length(encoder.pretrained, encoder.max_length, "encoder.max_length")
