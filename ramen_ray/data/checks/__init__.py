@@ -20,7 +20,6 @@ from ramen_ray.data.checks.tables import (
     REVERSED_CLICKS,
     UNLINKED,
     cross_rules,
-    key_rules,
     leak_rules,
     repeat_rules,
 )
@@ -115,8 +114,8 @@ class _Tables:
             self._connection.execute(f"DROP TABLE {name_literal(table)}")
             return reader.damage
         rules = row_rules(table, columns, self._num_rows)
-        rules += [] if reader.ascends else key_rules(table)
-        rules += [*repeat_rules(table, columns), *cross_rules(table, columns, self.loaded)]
+        rules += repeat_rules(table, columns, ascends=reader.ascends)
+        rules += cross_rules(table, columns, self.loaded)
         if table.startswith("edges/"):
             _, anchor_set, side = table.split("/")
             if side == "query" and TRAIN in self.loaded:

@@ -16,18 +16,20 @@ MANY_TEXTS = 0.01
 """Share of its tokens or texts from which on those that an encoder loses are."""
 
 
-def key_rules(table: str) -> list[Rule]:
-    """Forbid that rows repeat an id or a pair of ids."""
+def repeat_rules(table: str, columns: Collection[str], *, ascends: bool) -> list[Rule]:
+    """Forbid that rows repeat ids, pairs of ids, users' own ids, or texts of ads.
+
+    If ids ascend, none repeats, and they need not be held in memory to see it.
+    """
     keys = keys_of(table)
     what, advice = ("id", "give every row its own") if len(keys) == 1 else ("pair", "leave one")
     harm = warning if table.startswith("filters/") else error
-    return [harm(keys[-1], f"{what} that an earlier row has", advice, _repeats(keys))]
-
-
-def repeat_rules(table: str, columns: Collection[str]) -> list[Rule]:
-    """Warn of rows that repeat users' own ids, or texts of ads."""
-    own_id = [_SAME_SOURCE_ID] if "source_id" in columns else []
-    return own_id + ([_SAME_TEXT, _SAME_FOLDED] if table == "ads" else [])
+    of_keys = harm(keys[-1], f"{what} that an earlier row has", advice, _repeats(keys))
+    return [
+        *([] if ascends else [of_keys]),
+        *([_SAME_SOURCE_ID] if "source_id" in columns else []),
+        *([_SAME_TEXT, _SAME_FOLDED] if table == "ads" else []),
+    ]
 
 
 def _repeats(columns: list[str]) -> str:

@@ -163,7 +163,10 @@ class _Import:
     def _read(self) -> None:
         """Read the tables of queries, ads and clicks, and sum the clicks."""
         connection, table = self.connection, self.opened["clicks"]
-        rows = numbering.rows_sql(table.columns, self.tables.period_bounds or ())
+        weight = "weight" if "weight" in table.columns else "1.0"
+        bounds = self.tables.period_bounds or ()
+        period = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
+        rows = f"SELECT place, query, ad, {weight} AS weight, {period} AS period FROM source"
         listed = [side for side in SIDES if side in self.opened]
         for side in listed:
             self.opened[side].load(connection, f"{side}_rows", "FROM source")
