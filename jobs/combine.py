@@ -21,7 +21,7 @@ import sys
 from ramen_ray.command_line import asking, parse_settings, run_job
 from ramen_ray.errors import shown_path
 from ramen_ray.orchestration.combining.combine import combine
-from ramen_ray.orchestration.combining.combine_settings import CombineSettings
+from ramen_ray.orchestration.combining.inputs import CombineSettings
 from ramen_ray.reports.tables import combiner_table, show
 from ramen_ray.tracking.runs import ui_command
 

@@ -9,7 +9,6 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.metrics.judgement import METRICS
 from ramen_ray.method.model.pretrained import EncoderError, check_length, load_config
 from ramen_ray.method.model.sentence_folder import (
-    SentenceFolder,
     choose_pooling,
     pooled_width,
     read_sentence_folder,
@@ -114,11 +113,8 @@ def _check_encoder(encoder: EncoderConfig) -> None:
             raise ConfigError(
                 f"{flag} {dim} is more than the {width} dimensions of {encoder.pretrained!r}"
             )
-    if encoder.kind == "transformer":
-        _check_transformer(encoder, folder)
-
-
-def _check_transformer(encoder: EncoderConfig, folder: SentenceFolder) -> None:
+    if encoder.kind != "transformer":
+        return
     choose_pooling(encoder.pretrained, folder, encoder.pooling)
     check_length(encoder.pretrained, encoder.max_length, "encoder.max_length")
     num_layers = load_config(encoder.pretrained).num_hidden_layers
@@ -130,18 +126,15 @@ def _check_transformer(encoder: EncoderConfig, folder: SentenceFolder) -> None:
 
 
 def _check_base(config: RunConfig) -> None:
-    base = config.base
-    if base.parts.order != "random":
-        _check_clusters(config)
+    base, epochs, batch = config.base, config.training.epochs, config.training.global_batch_size
     if config.loss.reverse_share and base.parts.loss == "triplet":
         raise ConfigError(
             f"loss.reverse_share {config.loss.reverse_share} needs a softmax loss; set base.loss "
             f"to decoupled or supcon"
         )
 
-
-def _check_clusters(config: RunConfig) -> None:
-    base, epochs = config.base, config.training.epochs
+    if base.parts.order == "random":
+        return
     schedule = cluster_schedule(config)
     for epoch in schedule.double_at:
         if epoch < epochs and not schedule.is_due(epoch):
@@ -150,7 +143,7 @@ def _check_clusters(config: RunConfig) -> None:
                 f"every base.refresh_every {base.refresh_every} epochs from "
                 f"base.first_clustered_epoch {base.first_clustered_epoch} on"
             )
-    largest, batch = schedule.size_at(epochs - 1), config.training.global_batch_size
+    largest = schedule.size_at(epochs - 1)
     if largest > batch:
         raise ConfigError(
             f"base.cluster_size {base.cluster_size} doubles to {largest}, more than "

@@ -14,7 +14,7 @@ from support import CODE_TYPE, RunsCode, table_with_code
 from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.orchestration.serve.queries import partitions
+from ramen_ray.orchestration.serve.partitions import partitions
 
 NESTED = ["plainly", "struct", "list", "map"]
 OPEN_WITH_RAY = """
