@@ -2,18 +2,23 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
-from ramen_ray.data.checks.reading import keys_of
 from ramen_ray.data.checks.rows import Rule, error, warning
 from ramen_ray.data.engine import name_literal
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.leaks import HELD_OUT, REVERSED, leaking, repeating, texts_of
 from ramen_ray.data.prepared.tokens import TextFigures
-from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT
+from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT, schema_of
 
 MANY_REPEATS = 0.1
 """Share of a table's edges that repeat train clicks, from which on it is worth a warning."""
 MANY_TEXTS = 0.01
 """Share of its tokens or texts from which on those that an encoder loses are."""
+
+
+def keys_of(table: str) -> list[str]:
+    """Name the columns that no two rows of ``table`` share: an id, or both of a pair."""
+    names: list[str] = schema_of(table).names
+    return names[: 1 + table.startswith(("edges/", "filters/"))]
 
 
 def repeat_rules(table: str, columns: Collection[str], *, ascends: bool) -> list[Rule]:
