@@ -122,7 +122,7 @@ def _drop_clicks(
                 WHERE edges.node = pairs.node AND edges.anchor = pairs.anchor
                 """,
             )
-            ((dropped[f"{side} {kind}"],),) = connection.fetchall()
+            (dropped[f"{side} {kind}"],) = connection.fetchall()[0]
     return dropped
 
 
