@@ -110,10 +110,7 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
 
 
 def _find_ads(
-    connection: DuckDBPyConnection,
-    parent: Dataset,
-    sets: list[str],
-    settings: PropagationSettings,
+    connection: DuckDBPyConnection, parent: Dataset, sets: list[str], settings: PropagationSettings
 ) -> None:
     """Create ``added``: each ``query_id`` with its ``ad_id`` by ``rank``, from 1."""
 

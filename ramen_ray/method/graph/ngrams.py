@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from ramen_ray.data.arrays import Int64s, UInt64s
-from ramen_ray.data.store.mapped_files import map_new_array
+from ramen_ray.data.arrays import Int64s, UInt64s, map_new_array
 from ramen_ray.method.graph.similar import FOUND, SAMPLED_TEXTS, Similar, SimilarSettings, best_of
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shortlists import sampled_queries

@@ -14,15 +14,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from ramen_ray.data.arrays import publish
 from ramen_ray.data.prepared.csr import Csr, write_csr
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.checksums import (
-    DamagedError,
-    find_damage,
-    is_intact,
-    write_checksums,
-)
-from ramen_ray.data.store.mapped_files import publish
+from ramen_ray.data.store.checksums import DamagedError, find_damage, is_intact, write_checksums
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.sampling.training_data import Regularizer
