@@ -1,8 +1,8 @@
 """An anchor set of similar texts: each train query and ad is linked to its nearest texts.
 
 The anchors are the texts of the train queries and ads themselves ("similar queries/ads" of the
-RAMEN paper). Embeddings and edges go through files, so with an encoder memory holds a few batches,
-a shard of embeddings, and a few numbers a text; n-grams of all texts are in memory.
+RAMEN paper). Embeddings and edges go through files: memory holds a few batches, a shard of
+embeddings, and a few numbers a text.
 """
 
 from collections import Counter
@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import pyarrow as pa
 
 from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.arrays import Int64s, map_new_array
@@ -31,24 +30,15 @@ from ramen_ray.data.tables.graphs.text_edges import (
     write_text_edges,
     write_texts,
 )
-from ramen_ray.method.graph.ngrams import (
-    CANDIDATES,
-    are_few,
-    ngram_vectors,
-    similar_by_all_products,
-    similar_by_sketches,
-    write_sketches,
-)
 from ramen_ray.method.graph.similar import (
     FOUND,
     SAMPLED_TEXTS,
-    Similar,
     SimilarSettings,
     plain_hashes,
     similar_by_embeddings,
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
-from ramen_ray.method.model.encoder import build_transformer, load_encoder
+from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import check_length, resolve_pretrained
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.method.model.texts import TextTokenizer
@@ -60,6 +50,7 @@ from ramen_ray.orchestration.cluster.resources import free_share
 from ramen_ray.orchestration.cluster.tasks import runner_for
 from ramen_ray.orchestration.embed import FEW_TEXTS, EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.sharded_search import search_shards
+from ramen_ray.presets import MINILM
 from ramen_ray.told import told_of
 
 ROWS_COPIED_AT_ONCE = 4096
@@ -90,19 +81,23 @@ def add_similar(
     encoder = settings.encoder
     if encoder is not None and read_sentence_folder(encoder).kind == "transformer":
         check_length(encoder, settings.max_length, "max_length")  # now, as the work is long
+    counts = Counter[str]()
     with (
         folder_beside(dataset, name) as folder,
-        TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
+        TemporaryDirectory(prefix=".staging-", dir=folder) as aside,
     ):
+        staging = Path(aside)
         with engine(folder, dataset=dataset) as connection:
-            texts = write_texts(connection, Path(staging))
-        counts = Counter[str]()
-        found = _similar(Path(staging), texts, settings, gb_per_shard, counts)
-        write_near(Path(staging), found)
+            texts = write_texts(connection, staging)
+        plain = np.concatenate([plain_hashes(batch) for batch in texts.chunks])
+        find = _Search(_embed(staging, settings.encoder, settings.max_length), gb_per_shard)
+        write_near(staging, similar_by_embeddings(find, plain, settings, counts))
+        if not find.is_exact:
+            counts[FOUND] = round(100 * find.recall(settings.top_k))
         with engine(folder, dataset=dataset) as connection:
             writer = DatasetWriter(folder)
             written = write_text_edges(
-                connection, dataset, Path(staging), settings.protocol, name, writer
+                connection, dataset, staging, settings.protocol, name, writer
             )
         if not written.num_rows:
             raise DatasetError(f"no texts are similar enough; {dataset.path} is unchanged")
@@ -111,39 +106,9 @@ def add_similar(
     return written.num_rows | written.counts | counts
 
 
-def _similar(
-    folder: Path,
-    texts: pa.ChunkedArray,
-    settings: SimilarSettings,
-    gb_per_shard: float,
-    counts: Counter[str],
-) -> Iterator[Similar]:
-    """Yield what is similar to some texts at a time; ``counts`` gets what the search missed."""
-    plain = np.concatenate([plain_hashes(batch) for batch in texts.chunks])
-    if settings.encoder is None:
-        vectors = ngram_vectors(texts)
-        if are_few(vectors):
-            blocks = similar_by_all_products(vectors, np.arange(len(texts)), plain, settings)
-            done = told_of("searching similar texts", blocks, lambda block: block[0], len(texts))
-            yield from (found for _, found in done)
-            return
-        sketches = folder / "sketches.npy"
-        write_sketches(vectors, sketches)
-        candidates = min(max(CANDIDATES, 2 * settings.top_k), len(texts))
-        nearest = _Search(sketches, gb_per_shard)(range(len(texts)), candidates)
-        yield from similar_by_sketches(vectors, nearest, plain, settings, counts)
-        return
-    find = _Search(_embed(folder, settings.encoder, settings.max_length), gb_per_shard)
-    yield from similar_by_embeddings(find, plain, settings, counts)
-    if not find.is_exact:
-        counts[FOUND] = round(100 * find.recall(settings.top_k))
-
-
-def _embed(folder: Path, encoder: str, max_length: int) -> Path:
+def _embed(folder: Path, encoder: str | None, max_length: int) -> Path:
     """Write the embeddings of all texts into a file, in their order."""
-    named = Path(resolve_pretrained(encoder))
-    is_trained = (named / "modules.json").is_file()
-    model = DualEncoder(load_encoder(named) if is_trained else build_transformer(encoder))
+    model = DualEncoder(_load_encoder(encoder))
     model.save(folder / "model", max_length)
     tokenize = model.encoder.text_tokenizer(max_length)
     texts = read_texts(folder)
@@ -204,3 +169,10 @@ class _Search:
             copied[some] = np.load(self.file, mmap_mode="r")[texts[some]]
         copied.flush()
         return file
+
+
+def _load_encoder(name: str | None) -> Encoder:
+    if name is None:
+        return build_bag(MINILM)
+    folder = Path(resolve_pretrained(name))
+    return load_encoder(folder) if (folder / "modules.json").is_file() else build_transformer(name)
