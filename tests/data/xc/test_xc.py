@@ -5,6 +5,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,12 +172,12 @@ def _texts(dataset: Dataset, table: str) -> list[str]:
 
 def _clicks(dataset: Dataset, split: str) -> dict[tuple[str, str], float]:
     """The split's (query, ad) pairs by their texts."""
-    ads, found = _texts(dataset, "ads"), {}
-    for row in dataset.read(f"queries/{split}").to_pylist():
-        weights = row.get("weights") or [1.0] * len(row["ad_ids"])
-        for ad, weight in zip(row["ad_ids"], weights, strict=True):
-            found[row["text"], ads[ad]] = weight
-    return found
+    ads = _texts(dataset, "ads")
+    return {
+        (row["text"], ads[ad]): weight
+        for row in dataset.read(f"queries/{split}").to_pylist()
+        for ad, weight in zip(row["ad_ids"], row.get("weights", repeat(1.0)), strict=False)
+    }
 
 
 def _pairs(dataset: Dataset, table: str, left: str, right: str) -> dict[tuple[str, str], float]:
