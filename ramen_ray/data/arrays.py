@@ -1,7 +1,8 @@
 """Arrays: their types in signatures, Arrow columns of lists as arrays, and arrays in files."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +58,29 @@ def map_new_array(
     return array
 
 
-def write_pieces(file: Path, dtype: DTypeLike, pieces: Iterable[NDArray[Any]]) -> None:
-    """Write pieces (n,), one after another, as an array in a ``.npy`` file."""
+@contextmanager
+def growing_array(file: Path, dtype: DTypeLike) -> Iterator[Callable[[NDArray[Any]], None]]:
+    """Write an array (n,) of unknown length into a ``.npy`` file; yields what appends a piece."""
     header = {"descr": dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (0,)}
-    length = 0
     with file.open("wb") as stream:
         write_array_header_1_0(stream, header)
-        for piece in pieces:
-            stream.write(np.ascontiguousarray(piece, dtype).data)
-            length += len(piece)
+        length = 0
+
+        def append(values: NDArray[Any]) -> None:
+            nonlocal length
+            stream.write(np.ascontiguousarray(values, dtype).data)
+            length += len(values)
+
+        yield append
         stream.seek(0)  # NumPy leaves room in the header for the length
         write_array_header_1_0(stream, header | {"shape": (length,)})
+
+
+def write_pieces(file: Path, dtype: DTypeLike, pieces: Iterable[NDArray[Any]]) -> None:
+    """Write pieces (n,), one after another, as an array in a ``.npy`` file."""
+    with growing_array(file, dtype) as append:
+        for piece in pieces:
+            append(piece)
 
 
 def publish(folder: Path) -> None:

@@ -1,15 +1,16 @@
 """Sparse rows on disk: clicks and edges as memory-mapped CSR arrays."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s, map_new_array, write_pieces
+from ramen_ray.data.arrays import Int64s, growing_array, map_new_array
 
 ENTRIES_PER_BATCH = 1 << 20
 LIGHTEST = 1e-300
@@ -127,23 +128,30 @@ def id_type(limit: int) -> type[np.generic]:
     return np.int32 if limit <= np.iinfo(np.int32).max else np.int64
 
 
-def write_csr(folder: Path, parts: Sequence[Csr]) -> None:
+def write_csr(folder: Path, parts: Iterable[Csr]) -> None:
     """Write the rows of one or more parts for :meth:`Csr.open`; all have weights or none has."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_pieces(folder / "indptr.npy", np.int64, continued(part.indptr for part in parts))
-    write_pieces(folder / "indices.npy", parts[0].indices.dtype, (part.indices for part in parts))
-    sums = [part.cumulative_weights for part in parts if part.cumulative_weights is not None]
-    if sums:
-        write_pieces(folder / "cumulative_weights.npy", np.float64, continued(sums))
-
-
-def continued(sums: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """Yield 0, then running sums (n + 1,), each of which starts from 0, as (n,) of one sum."""
-    total = np.zeros(1, dtype=np.int64)
-    yield total
-    for own in sums:
-        yield total + own[1:]
-        total = total + own[-1]
+    rest = iter(parts)
+    first = next(rest)
+    weighted = first.cumulative_weights is not None
+    types: dict[str, Any] = {"indptr": np.int64, "indices": first.indices.dtype}
+    types |= {"cumulative_weights": np.float64} if weighted else {}
+    with ExitStack() as files:
+        append = {
+            name: files.enter_context(growing_array(folder / f"{name}.npy", dtype))
+            for name, dtype in types.items()
+        }
+        append["indptr"](np.zeros(1))
+        if weighted:
+            append["cumulative_weights"](np.zeros(1))
+        entries, total = 0, 0.0
+        for part in chain([first], rest):
+            append["indptr"](entries + part.indptr[1:])
+            append["indices"](part.indices)
+            entries += len(part.indices)
+            if part.cumulative_weights is not None:
+                append["cumulative_weights"](total + part.cumulative_weights[1:])
+                total += float(part.cumulative_weights[-1])
 
 
 def cumulative_sum(weights: NDArray[Any]) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Float64s, Int64s, publish, to_lists, write_pieces
-from ramen_ray.data.prepared.csr import accumulate, continued, id_type
+from ramen_ray.data.prepared.csr import accumulate, id_type
 from ramen_ray.data.prepared.hashing import mix
 from ramen_ray.data.prepared.tokens import write_hashes
 from ramen_ray.data.store.schemas import (
@@ -208,7 +208,11 @@ def _join_weights(target: Path, files: list[str]) -> None:
 
 def _running_sum(lengths: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
     """Yield 0, then for each piece where its rows end."""
-    return continued(np.append(0, np.cumsum(piece, dtype=np.int64)) for piece in lengths)
+    total = np.zeros(1, dtype=np.int64)
+    yield total
+    for piece in lengths:
+        yield total + np.cumsum(piece, dtype=np.int64)
+        total = total + piece.sum()
 
 
 def _pieces(files: Iterable[str], name: str) -> Iterator[NDArray[Any]]:

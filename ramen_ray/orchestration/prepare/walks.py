@@ -110,7 +110,7 @@ def _walk_range(graph: Path, nodes: tuple[int, int], settings: WalkSettings, see
 
 
 def _join(graph: Path, ranges: list[tuple[int, int]], folder: Path) -> None:
-    write_csr(folder, [Csr.open(_folder_of(graph, nodes)) for nodes in ranges])
+    write_csr(folder, (Csr.open(_folder_of(graph, nodes)) for nodes in ranges))
     write_checksums(folder)
 
 
