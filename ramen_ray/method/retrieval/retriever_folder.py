@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import map_new_array
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.store.whole_files import new_folder, whole_file
