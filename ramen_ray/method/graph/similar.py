@@ -1,8 +1,4 @@
-"""Similar texts: the texts that are nearest to each text, but not duplicates.
-
-Cosines are those of an encoder's embeddings, or of TF-IDF of character n-grams
-(:mod:`~ramen_ray.method.graph.ngrams`).
-"""
+"""Similar texts: those whose embeddings are nearest to each text's, but not duplicates."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,7 +35,8 @@ class SimilarSettings:
 
     Attributes:
         encoder: Encoder that measures similarity: a folder that training wrote, a pretrained
-            folder, package:MODULE/FOLDER or a hub id; without it, TF-IDF of character n-grams.
+            folder, package:MODULE/FOLDER or a hub id; by default a bag of MiniLM's tokens, which
+            has learnt nothing yet.
         top_k: Largest number of anchors of a node; below 1,024.
         min_similarity: Texts with a lower cosine are not linked.
         max_similarity: Texts with a higher cosine count as duplicates and are not linked, as are

@@ -1,8 +1,8 @@
 """An anchor set of similar texts: each train query and ad is linked to its nearest texts.
 
 The anchors are the texts of the train queries and ads themselves ("similar queries/ads" of the
-RAMEN paper). Embeddings and edges go through files, so with an encoder memory holds a few batches,
-a shard of embeddings, and a few numbers a text; n-grams of all texts are in memory.
+RAMEN paper). Embeddings and edges go through files: memory holds a few batches, a shard of
+embeddings, and a few numbers a text.
 """
 
 from collections import Counter
@@ -26,14 +26,6 @@ from ramen_ray.data.tables.graphs.anchor_sets import (
     folder_beside,
     put_in_place,
 )
-from ramen_ray.method.graph.ngrams import (
-    CANDIDATES,
-    are_few,
-    ngram_vectors,
-    similar_by_all_products,
-    similar_by_sketches,
-    write_sketches,
-)
 from ramen_ray.method.graph.similar import (
     FOUND,
     SAMPLED_TEXTS,
@@ -43,7 +35,12 @@ from ramen_ray.method.graph.similar import (
     similar_by_embeddings,
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
-from ramen_ray.method.model.encoder import Encoder, build_transformer, load_encoder
+from ramen_ray.method.model.encoder import (
+    Encoder,
+    build_bag,
+    build_transformer,
+    load_encoder,
+)
 from ramen_ray.method.model.pretrained import check_length, resolve_pretrained
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.method.model.texts import TextTokenizer
@@ -66,6 +63,7 @@ from ramen_ray.orchestration.prepare.text_edges import (
     write_texts,
 )
 from ramen_ray.orchestration.sharded_search import search_shards
+from ramen_ray.presets import MINILM
 from ramen_ray.told import told_of
 
 ROWS_COPIED_AT_ONCE = 4096
@@ -127,19 +125,6 @@ def _similar(
 ) -> Iterator[Similar]:
     """Yield what is similar to some texts at a time; ``counts`` gets what the search missed."""
     plain = _plain_hashes(folder, texts)
-    if settings.encoder is None:
-        vectors = ngram_vectors(texts)
-        if are_few(vectors):
-            blocks = similar_by_all_products(vectors, np.arange(len(texts)), plain, settings)
-            done = told_of("searching similar texts", blocks, lambda block: block[0], len(texts))
-            yield from (found for _, found in done)
-            return
-        sketches = folder / "sketches.npy"
-        write_sketches(vectors, sketches)
-        candidates = min(max(CANDIDATES, 2 * settings.top_k), len(texts))
-        nearest = _Search(sketches, gb_per_shard)(range(len(texts)), candidates)
-        yield from similar_by_sketches(vectors, nearest, plain, settings, counts)
-        return
     find = _Search(_embed(folder, settings.encoder, settings.max_length, run), gb_per_shard)
     yield from similar_by_embeddings(find, plain, settings, counts)
     if not find.is_exact:
@@ -153,7 +138,7 @@ def _plain_hashes(folder: Path, texts: pa.ChunkedArray) -> UInt64s:
     return map_array(file)
 
 
-def _embed(folder: Path, encoder: str, max_length: int, run: RunTasks) -> Path:
+def _embed(folder: Path, encoder: str | None, max_length: int, run: RunTasks) -> Path:
     """Write the embeddings of all texts into a file, in their order; ``run`` runs tasks."""
     model = DualEncoder(_load_encoder(encoder))
     model.save(folder / "model", max_length)
@@ -229,11 +214,13 @@ def _check_encoder(name: str, max_length: int) -> None:
         check_length(name, max_length, "max_length")
 
 
-def _load_encoder(name: str) -> Encoder:
-    """Load the encoder that a user named.
+def _load_encoder(name: str | None) -> Encoder:
+    """Load the encoder that a user named, or a bag.
 
     Raises:
         EncoderError: it cannot be loaded.
     """
+    if name is None:
+        return build_bag(MINILM)
     folder = Path(resolve_pretrained(name))
     return load_encoder(folder) if (folder / "modules.json").is_file() else build_transformer(name)
