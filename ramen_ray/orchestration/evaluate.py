@@ -63,8 +63,7 @@ def evaluate_checkpoint(
     """
     if (directory := RunDirectory(checkpoint)).is_run:
         checkpoint, part = directory.best_checkpoint, part or directory.notes.get("part")
-    config = _read_checkpoint_config(checkpoint)
-    _check_classifiers(checkpoint, config, part)
+    config = _read_checkpoint_config(checkpoint, part)
     opened = _open_dataset(checkpoint, config, dataset, part)
     if not opened.has(f"queries/{split}"):
         raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
@@ -117,7 +116,18 @@ def _open_dataset(
     return opened
 
 
-def _check_classifiers(checkpoint: Path, config: RunConfig, part: Part | None) -> None:
+def _read_checkpoint_config(checkpoint: Path, part: Part | None) -> RunConfig:
+    """Read how a checkpoint was trained, and check that it is whole and can answer by ``part``."""
+    if not (checkpoint / ENCODER_FOLDER / "modules.json").is_file():
+        raise CheckpointError(
+            f"{checkpoint} is not a checkpoint: it has no {ENCODER_FOLDER} folder"
+        )
+    if checksum_files(checkpoint):
+        check_intact(checkpoint)
+    try:
+        config = read_run_config(checkpoint / CONFIG_FILE)
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint} is not a checkpoint: {error}") from error
     has_classifiers = (checkpoint / CLASSIFIER_FOLDER).is_dir()
     if config.base.parts.heads == "classifier" and not has_classifiers:
         raise CheckpointError(
@@ -129,19 +139,7 @@ def _check_classifiers(checkpoint: Path, config: RunConfig, part: Part | None) -
             f"{checkpoint} has no classifiers, so part {part!r} cannot answer; the base unidec, or "
             f"base.heads classifier, trains them"
         )
-
-
-def _read_checkpoint_config(checkpoint: Path) -> RunConfig:
-    if not (checkpoint / ENCODER_FOLDER / "modules.json").is_file():
-        raise CheckpointError(
-            f"{checkpoint} is not a checkpoint: it has no {ENCODER_FOLDER} folder"
-        )
-    if checksum_files(checkpoint):
-        check_intact(checkpoint)
-    try:
-        return read_run_config(checkpoint / CONFIG_FILE)
-    except ConfigError as error:
-        raise CheckpointError(f"{checkpoint} is not a checkpoint: {error}") from error
+    return config
 
 
 def _retrieve(

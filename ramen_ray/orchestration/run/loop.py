@@ -31,7 +31,7 @@ def train(run: Training[Model]) -> None:
     for stop in [step for step in plan.checkpoints if step > state.step]:
         if plan.patience is not None and run.progress.validations_since_best >= plan.patience:
             return
-        if state.step and state.step % plan.steps_per_epoch == 0:
+        if state.step and state.step % plan.steps_per_epoch == 0:  # a checkpoint may lie within
             take_background_results(run)
         losses = train_until(run, stop)
         check_weights(run.model, stop, setup.advice)

@@ -187,7 +187,7 @@ def train_in_one_worker(train: Train[Result], workers: WorkersConfig) -> Result:
 
 
 def train_alone(train: Train[Result]) -> Result:
-    """Train in the only worker; the name of its process."""
+    """Train in the only worker, whose process Ray names after this function."""
     return train(only_worker())
 
 
