@@ -29,23 +29,23 @@ from benchmarks.common import alternate, finish, medians, options
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder
-from ramen_ray.method.model.heads import Head
+from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
-from ramen_ray.method.objectives.terms import Objective, ramen_objective, task_term
-from ramen_ray.method.objectives.unidec_terms import (
+from ramen_ray.method.objectives.terms import (
+    Objective,
     bce_term,
     classifier_reverse_term,
     classifier_term,
+    ramen_objective,
     reverse_term,
+    task_term,
 )
 from ramen_ray.method.sampling.batches import DrawState, Sampler
-from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import (
     ADS,
     QUERIES,
@@ -55,8 +55,7 @@ from ramen_ray.method.sampling.training_data import (
 )
 from ramen_ray.method.training import step as step_module
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.state import TrainState
+from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
 from ramen_ray.method.training.step import prefetched, train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.common import alternate, finish, options
 from benchmarks.gpu_step import made_data
-from ramen_ray.method.model.packing import packed
+from ramen_ray.method.model.texts import packed
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective

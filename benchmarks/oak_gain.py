@@ -30,9 +30,7 @@ from experiments.oak.links import (
     nearest_anchors,
     train_links,
 )
-from experiments.oak.method import oak_objective, oak_part
-from experiments.oak.queries import AugmentedQueries
-from experiments.oak.settings import OakSettings
+from experiments.oak.method import AugmentedQueries, OakSettings, oak_objective, oak_part
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.links import make_link_dataset

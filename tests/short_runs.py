@@ -14,12 +14,15 @@ from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
-from ramen_ray.method.sampling.step_part import StepPart
+from ramen_ray.method.sampling.encoded import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.state import TrainState, save_checkpoint
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.method.training.step_losses import global_losses
+from ramen_ray.method.training.state import (
+    TrainState,
+    build_optimizer,
+    build_schedule,
+    save_checkpoint,
+)
+from ramen_ray.method.training.step import global_losses, train_steps
 
 
 def build_encoder(kind: str, folder: Path) -> Encoder:

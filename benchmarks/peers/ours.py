@@ -23,8 +23,7 @@ from benchmarks.oak_gain import link_dataset, oak_base, train_oak
 from benchmarks.peers.rivals import Corpus, Rival, Settings, size_on_disk, use_threads
 from experiments.oak.augmentation import Augmentation
 from experiments.oak.links import bank_texts, links_own_text
-from experiments.oak.queries import AugmentedQueries
-from experiments.oak.settings import OakSettings
+from experiments.oak.method import AugmentedQueries, OakSettings
 from ramen_ray.bases import BaseName
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.arrays import Int64s

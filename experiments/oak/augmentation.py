@@ -19,9 +19,8 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.devices import to_device
-from ramen_ray.method.model.classifiers import Classifiers
-from ramen_ray.method.model.heads import unit
+from ramen_ray.method.distributed import to_device
+from ramen_ray.method.model.heads import Classifiers, unit
 
 Pooling = Literal["attention", "mean"]
 """How the vectors of a query's anchors become one: weighted by an attention, or all alike."""

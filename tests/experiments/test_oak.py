@@ -26,11 +26,14 @@ from experiments.oak.links import (
     side_by_side,
     train_links,
 )
-from experiments.oak.method import oak_objective, oak_part
-from experiments.oak.part import Links
-from experiments.oak.queries import AugmentedQueries
-from experiments.oak.settings import OakSettings
-from experiments.oak.terms import calibration_losses
+from experiments.oak.method import (
+    AugmentedQueries,
+    Links,
+    OakSettings,
+    calibration_losses,
+    oak_objective,
+    oak_part,
+)
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import write_dataset
@@ -38,8 +41,7 @@ from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.method.training.step_losses import global_losses
+from ramen_ray.method.training.step import global_losses, train_steps
 from ramen_ray.orchestration.run.build import (
     build_model,
     build_objective,

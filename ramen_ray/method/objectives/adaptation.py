@@ -34,13 +34,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ramen_ray.method.devices import staged
-from ramen_ray.method.distributed import sum_over_workers
+from ramen_ray.method.distributed import staged, sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState
-from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import Regularizer
 
 LINKED = "linked_anchors"

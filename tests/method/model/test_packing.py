@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from transformers import BertTokenizer
 
 from ramen_ray.method.model.encoder import TransformerEncoder
-from ramen_ray.method.model.packing import packed
-from ramen_ray.method.model.texts import TokenBatch
+from ramen_ray.method.model.texts import TokenBatch, packed
 
 SIZES = {
     "vocab_size": 50,

@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS, new_index
-from ramen_ray.method.retrieval.index_file import extended_index_file, index_file
+from ramen_ray.method.retrieval.index import (
+    FEWEST_IVF_PQ_ADS,
+    extended_index_file,
+    index_file,
+    new_index,
+)
 
 NUM_ADS, WIDTH, BYTES_PER_AD = FEWEST_IVF_PQ_ADS, 8, 4 + 8
 MakeIndex = Callable[[], Any]

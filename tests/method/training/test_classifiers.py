@@ -22,8 +22,7 @@ from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart
 from ramen_ray.method.training.state import restore_checkpoint, save_checkpoint, save_shares
-from ramen_ray.method.training.step import step_inputs, train_steps
-from ramen_ray.method.training.step_losses import global_losses
+from ramen_ray.method.training.step import global_losses, step_inputs, train_steps
 from ramen_ray.orchestration.run.build import (
     build_classifiers,
     build_model,

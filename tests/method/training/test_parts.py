@@ -12,8 +12,7 @@ from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Term, ramen_objective
 from ramen_ray.method.sampling.batches import DrawState
-from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.step_part import StepPart
+from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.training.state import restore_checkpoint
 
 

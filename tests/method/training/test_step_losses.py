@@ -6,7 +6,7 @@ import torch
 
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
-from ramen_ray.method.training.step_losses import (
+from ramen_ray.method.training.step import (
     DivergedError,
     StepLosses,
     check_losses,
