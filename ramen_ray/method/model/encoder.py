@@ -41,14 +41,8 @@ if TYPE_CHECKING:
 EmbeddingTable = nn.Embedding | nn.EmbeddingBag
 
 ROWS_OF_TEXTS = {
-    "albert",
-    "bert",
-    "camembert",
-    "distilbert",
-    "electra",
-    "mpnet",
-    "roberta",
-    "xlm-roberta",
+    *("albert", "bert", "camembert", "distilbert"),
+    *("electra", "mpnet", "roberta", "xlm-roberta"),
 }
 """Types of transformers whose attention and positions can be told for each token. Others may see
 the neighbours of a text (ModernBERT's windows, DeBERTa's distances), and get one text a row."""

@@ -28,18 +28,8 @@ MOST_LAYERS = 1000
 LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What transformers raises of damaged files."""
 POSITIONS_AFTER_PADDING = {
-    "camembert",
-    "data2vec-text",
-    "ibert",
-    "lilt",
-    "longformer",
-    "luke",
-    "mpnet",
-    "roberta",
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "xmod",
+    *("camembert", "data2vec-text", "ibert", "lilt", "longformer", "luke", "mpnet"),
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
 """Types of transformers whose first token has the position after that of padding."""
 STATIC_TOKENIZER = "0_StaticEmbedding/tokenizer.json"

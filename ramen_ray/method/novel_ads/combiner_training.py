@@ -148,20 +148,13 @@ class CombinerPart(ClassifierPart):
         self._moved = rows, vectors
         vectors = vectors.detach() if self._is_frozen else vectors
         own_LD = _taken(vectors, np.searchsorted(rows, pool))
-        combined_LD = self._combined(encoded, rows, vectors, near_LK)
-        return replace(encoded, added={CLASSIFIERS: own_LD, COMBINED: combined_LD})
-
-    def _combined(
-        self, encoded: EncodedBatch, rows: Int64s, vectors: Tensor, near_LK: Int64s
-    ) -> Tensor:
-        """Return the combined vectors (L, D) of the pool; each worker computes a share."""
-        mine, device = dealt_rows(), vectors.device
+        mine = dealt_rows()  # each worker combines a share
         text = encoded.vectors(encoded.copied(encoded.inputs.task.candidates)[mine])
         places = np.searchsorted(rows, near_LK[mine].clip(min=rows[0]))
-        own = self._model.combine(
-            text, _taken(vectors, places), to_device(near_LK[mine] >= 0, device)
-        )
-        return gather_dealt(own, len(near_LK))
+        is_there = to_device(near_LK[mine] >= 0, vectors.device)
+        own = self._model.combine(text, _taken(vectors, places), is_there)
+        combined_LD = gather_dealt(own, len(near_LK))
+        return replace(encoded, added={CLASSIFIERS: own_LD, COMBINED: combined_LD})
 
     def after(self, encoded: EncodedBatch) -> None:
         """Move the classifiers that a loss has compared, or a combiner in training used."""

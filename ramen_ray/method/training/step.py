@@ -70,7 +70,10 @@ def train_steps(
     with closing(ahead_for(device, made)) as batches:
         for inputs in batches:
             state.weights = weights
-            _seed_dropout(sampler.seed, state.step)
+            # What a step drops depends on nothing else, so that a resumed run drops the same.
+            key = sampler.seed, state.step, DROPOUT_KEY
+            hashed = keyed_hash(key, np.array([world()[0]]))
+            torch.manual_seed(int(hashed[0] >> np.uint64(1)))
             try:
                 losses = _step(state, inputs, objective, times, use_bf16, max_gradient_norm)
             except torch.OutOfMemoryError as error:
@@ -105,12 +108,6 @@ def _step(
     for part in state.parts:
         part.after(encoded)
     return losses.detach()
-
-
-def _seed_dropout(seed: int, step: int) -> None:
-    """Make what a step drops depend on nothing else, so that a resumed run drops the same."""
-    hashed = keyed_hash((seed, step, DROPOUT_KEY), np.array([world()[0]]))
-    torch.manual_seed(int(hashed[0] >> np.uint64(1)))
 
 
 def prefetched(items: Iterable[T]) -> Generator[T, None, None]:
