@@ -68,7 +68,6 @@ TASK += [build(SoftmaxLoss(1.0), 0.5) for build in (classifier_term, classifier_
 
 
 def main() -> int:
-    """Alternate steps and matrix products."""
     asked = options(__doc__, rounds=3, steps=20, smoke=False)
     if not asked.smoke and not torch.cuda.is_available():
         print("there is no GPU here; --smoke tries the code on the CPU", file=sys.stderr)
@@ -93,7 +92,6 @@ class Clock(StepPart):
     name = "clock"
 
     def __init__(self, device: torch.device) -> None:
-        """Begin without a mark."""
         self._is_gpu = device.type == "cuda"
         self._marks: list[tuple[str, float, Any]] = []
 
@@ -105,7 +103,6 @@ class Clock(StepPart):
         self._marks.append((part, time.perf_counter(), event))
 
     def before(self, encoded: EncodedBatch) -> EncodedBatch:
-        """Mark the end of the encoder's pass."""
         self.mark("encode")
         return encoded
 
@@ -128,16 +125,13 @@ class LastPart(StepPart):
     name = "last"
 
     def __init__(self, clock: Clock) -> None:
-        """Mark on ``clock``."""
         self._clock = clock
 
     def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
-        """Mark the end of the losses, and of adaptive λ."""
         self._clock.mark("losses")
         return weights
 
     def after(self, encoded: EncodedBatch) -> None:
-        """Mark the end of the update."""
         self._clock.mark("update")
 
 
@@ -145,7 +139,6 @@ class Watched:
     """Takes the place of ``ahead_for``: counts what steps compute on, and marks their inputs."""
 
     def __init__(self, prefetch: bool, clock: Clock) -> None:
-        """Count from zero."""
         self._of = prefetched if prefetch else iter
         self._clock = clock
         self.texts, self.tokens, self.squares = 0, 0, 0
@@ -153,7 +146,6 @@ class Watched:
     def __call__(
         self, device: torch.device, items: Iterator[StepInputs]
     ) -> Generator[StepInputs, None, None]:
-        """Yield ``items``."""
         for one in self._of(items):
             self._clock.mark("inputs")
             lengths = one.tokens.lengths

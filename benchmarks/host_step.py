@@ -47,7 +47,6 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure a worker of eight, then one alone."""
     asked = options(__doc__, rounds=5, queries=300_000)
     torch.set_num_threads(1)
     degrees = {one: DEGREES[one.anchor_set][one.side] for one in OBJECTIVE.regularizers}
