@@ -38,6 +38,7 @@ from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.xc.importing import import_xc
 from ramen_ray.errors import shown_path
+from ramen_ray.told import told
 
 
 class Import(Section):
@@ -82,9 +83,10 @@ class Xc(Import):
 
     def run(self) -> Dataset:
         """Import the folder."""
-        return import_xc(
-            self.source, self.output, self.name, self.text, self.validation_fraction, self.seed
-        )
+        with told(f"reading {self.source}"):
+            return import_xc(
+                self.source, self.output, self.name, self.text, self.validation_fraction, self.seed
+            )
 
 
 class Novel(Import):

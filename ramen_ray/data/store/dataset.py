@@ -29,6 +29,9 @@ ROWS_PER_GROUP = 1 << 20
 """Rows of a parquet row group."""
 BYTES_PER_GROUP = 1 << 30
 """An Arrow array cannot have more than 2 GiB of texts."""
+MIN_EXPANDED = 1 << 30
+MAX_EXPANSION = 100
+"""How many times its size on disk a table may take in memory, from MIN_EXPANDED bytes on."""
 UNFINISHED = ".unfinished-"
 """With an anchor set's name: the file that hides the set until all its tables are in place."""
 
@@ -103,12 +106,9 @@ class Dataset:
 
     def read(self, table: str) -> pa.Table:
         """Read a whole table into memory; for small tables, reports and tests."""
-        schema, parts = self.schema(table), []
-        for file in self.files(table):
-            with open_parquet(file) as parquet:
-                parts.append(parquet.read(schema.names))
-        rows = pa.concat_tables(parts, promote_options="permissive")
-        return rows.select(schema.names).cast(schema)
+        schema = self.schema(table)
+        parts = [rows.cast(schema) for rows in self.batches(table)]
+        return pa.Table.from_batches(parts, schema)
 
     def batches(
         self, table: str, columns: list[str] | None = None, batch_size: int = 65_536
@@ -116,9 +116,22 @@ class Dataset:
         """Stream a table in row order: ``columns``, by default all that the format defines."""
         names = self.schema(table).names if columns is None else columns
         for file in self.files(table):
-            with open_parquet(file) as parquet:
-                for batch in parquet.iter_batches(batch_size, columns=names):
-                    yield batch.select(names)
+            yield from self.rows_of(file, names, batch_size)
+
+    def rows_of(
+        self, file: Path, columns: list[str], batch_size: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream a table's file; raises a DatasetError where it takes far more than on disk."""
+        num_bytes, most = 0, max(MIN_EXPANDED, MAX_EXPANSION * file.stat().st_size)
+        with open_parquet(file) as parquet:
+            for batch in parquet.iter_batches(batch_size, columns=columns):
+                num_bytes += batch.nbytes
+                if num_bytes > most:
+                    raise DatasetError(
+                        f"{file} takes over {most / 1e9:.3g} GB in memory, a hundred times what it"
+                        " takes on disk, as no table of ids and texts does"
+                    )
+                yield batch.select(columns)
 
     def in_order(self, table: str) -> Iterator[pa.RecordBatch]:
         """Stream a table in the order of its ids, all from 0; if need be it is sorted in memory."""

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import logging
+import math
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 PACKAGE_PREFIX = "package:"
 MOST_LAYERS = 1000
+MOST_GROWTH = 1000
+"""How many times longer a tokenizer's replacements may make a text before it is cut."""
 LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What transformers raises of damaged files."""
 POSITIONS_AFTER_PADDING = {
@@ -210,12 +213,26 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         raise EncoderError(f"{name!r} has no fast tokenizer (tokenizer.json)")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise EncoderError(f"{name!r} has no vocabulary; is its tokenizer.json missing?")
+    if _growth(json.loads(tokenizer.backend_tokenizer.to_str())["normalizer"]) > MOST_GROWTH:
+        raise EncoderError(f"{name!r}: its tokenizer makes texts over {MOST_GROWTH} times longer")
     # It is saved with the model: whoever loads it from there must get the same tokens.
     tokenizer.padding_side = tokenizer.truncation_side = "right"
     if tokenizer.pad_token is None:
         special = (getattr(tokenizer, kind) for kind in SPECIAL_TOKENS)
         tokenizer.pad_token = next((token for token in special if token is not None), None)
     return tokenizer
+
+
+def _growth(normalizer: dict[str, Any] | None) -> float:
+    """Return how many times longer the replacements of a normaliser may make a text."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": steps}:
+            return math.prod(map(_growth, steps))
+        case {"type": "Replace", "pattern": {"String": text}, "content": content}:
+            return max(len(content) / max(len(text), 1), 1)
+        case {"type": "Replace", "content": content}:  # of an expression, which may match anywhere
+            return len(content) + 1
+    return 1
 
 
 def load_transformer_tokenizer(name: str) -> PreTrainedTokenizerFast:

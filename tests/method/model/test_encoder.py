@@ -254,3 +254,31 @@ def test_embedding_needs_memory_for_the_embeddings_once(
     tracemalloc.stop()
     assert embeddings == pytest.approx(_encode(encoder, TEXTS)[rows], abs=1e-6)
     assert peak < 1.5 * embeddings.nbytes
+
+
+def _replacing(pattern: dict[str, str], content: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        _replacing({"String": "a"}, "a" * 1001),
+        {"type": "Sequence", "normalizers": 10 * [_replacing({"String": "a"}, "aa")]},
+        {"type": "Sequence", "normalizers": 10 * [_replacing({"Regex": ""}, "a")]},
+    ],
+)
+def test_a_tokenizer_that_would_make_texts_endless_is_refused(
+    bomb: dict[str, object], encoder_path: Path, tmp_path: Path
+) -> None:
+    copied = shutil.copytree(encoder_path, tmp_path / "encoder")
+    saved = json.loads((copied / "tokenizer.json").read_text())
+    harmless = [_replacing({"Regex": " {2,}"}, " "), {"type": "NFKC"}]
+    for normalizer in (bomb, {"type": "Sequence", "normalizers": harmless}):
+        made = json.dumps({**saved, "normalizer": normalizer})
+        (copied / "tokenizer.json").write_text(made)
+        if normalizer is bomb:
+            with pytest.raises(EncoderError, match="its tokenizer makes texts over 1000 times lon"):
+                load_tokenizer(str(copied))
+        else:
+            assert load_tokenizer(str(copied)).tokenize("robin")
