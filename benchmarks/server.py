@@ -20,11 +20,12 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import numpy as np
@@ -119,7 +120,9 @@ def ask_in_turn(
     return found
 
 
-def measure(server: psutil.Process, clients: int, ask: "partial[list[Answered | int]]") -> dict:
+def measure(
+    server: psutil.Process, clients: int, ask: Callable[[int], list[Answered | int]]
+) -> dict[str, Any]:
     """Run a round of all clients; returns its times, statuses and the server's memory."""
     most, stop = [0.0], threading.Event()
 
