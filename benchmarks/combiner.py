@@ -37,13 +37,13 @@ from ramen_ray.method.novel_ads.evaluation import Embedded, RevealedClicks
 from ramen_ray.method.novel_ads.neighbours import SeenAds, Vectors, clicked_together
 from ramen_ray.method.novel_ads.representation import CombinedAds, Combiner
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.combining.combine_settings import (
+from ramen_ray.orchestration.combining.combiner_worker import Combining
+from ramen_ray.orchestration.combining.inputs import (
     CombinerConfig,
     CombineSettings,
     VariantName,
+    revealed_clicks,
 )
-from ramen_ray.orchestration.combining.combiner_worker import Combining
-from ramen_ray.orchestration.combining.inputs import revealed_clicks
 from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"

@@ -61,9 +61,9 @@ def evaluate_checkpoint(
         ConfigError: the predictions cannot be written there.
         DatasetError: the dataset or the list of names is not usable, or not what was trained on.
     """
-    checkpoint, chosen = _best_checkpoint(checkpoint)
+    if (directory := RunDirectory(checkpoint)).is_run:
+        checkpoint, part = directory.best_checkpoint, part or directory.notes.get("part")
     config = _read_checkpoint_config(checkpoint)
-    part = part or chosen
     _check_classifiers(checkpoint, config, part)
     opened = _open_dataset(checkpoint, config, dataset, part)
     if not opened.has(f"queries/{split}"):
@@ -93,14 +93,6 @@ def scores_of_run(
     file = {"test": TEST_ADS_FILE, "validation": VALIDATION_ADS_FILE}[split]
     judgement = build_judgement(config, data, split)
     return judgement.by_query(np.load(folder / file))
-
-
-def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
-    """Return a run's best checkpoint and the part that answers; other folders as they are."""
-    directory = RunDirectory(folder)
-    if not directory.is_run:
-        return folder, None
-    return directory.best_checkpoint, directory.notes.get("part")
 
 
 def _open_dataset(

@@ -15,8 +15,7 @@ from support import splitmix64
 
 from ramen_ray.method.retrieval.search import build_index
 from ramen_ray.orchestration import sharded_search as searching
-from ramen_ray.orchestration.serve.answers import FILE, Answers
-from ramen_ray.orchestration.serve.queries import Partition, row_groups
+from ramen_ray.orchestration.serve.partitions import FILE, Answers, Partition, row_groups
 from ramen_ray.orchestration.serve.steps import Work, Write
 from ramen_ray.orchestration.sharded_search import SearchShard
 

@@ -39,12 +39,17 @@ from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.optimization import build_schedule, head_groups
 from ramen_ray.method.training.state import TrainState
-from ramen_ray.orchestration.combining.combine_settings import CombineSettings, IreneVariant
-from ramen_ray.orchestration.combining.inputs import open_embedded, revealed_clicks
+from ramen_ray.orchestration.combining.inputs import (
+    CombineSettings,
+    IreneVariant,
+    open_embedded,
+    revealed_clicks,
+)
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.loop import train
 from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume
+from ramen_ray.orchestration.run.training import Plan, Setup, start_or_resume
+from ramen_ray.orchestration.run.workers import Process
 from ramen_ray.tracking.runs import Run
 
 NUM_CHECKPOINTS = 10

@@ -34,8 +34,12 @@ from ramen_ray.orchestration.run.start import (
     note_carried,
     resolved,
 )
-from ramen_ray.orchestration.run.training import only_worker
-from ramen_ray.orchestration.run.workers import OnReport, WorkerTask, train_task
+from ramen_ray.orchestration.run.workers import (
+    OnReport,
+    WorkerTask,
+    only_worker,
+    train_in_all_workers,
+)
 from ramen_ray.tracking.runs import Run, tracking_uri
 
 logger = logging.getLogger(__name__)
@@ -119,7 +123,7 @@ def fit(
             called = time.time()
             with nullcontext() if is_nested else shown_progress(directory.path):
                 trained = (
-                    train_task(task, config.workers, directory.path, callbacks)
+                    train_in_all_workers(task.train, config.workers, directory.path, callbacks)
                     if on_report is None
                     else task.train(only_worker(on_report))
                 )

@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 
-from ramen_ray.data.describe import pairs
+from ramen_ray.data.describe import graph_signal
 from ramen_ray.data.describe.content import GraphSignal, Shared
 from ramen_ray.data.describe.counts import count_clicks, count_edges
-from ramen_ray.data.describe.graph_signal import graph_signals
-from ramen_ray.data.describe.pairs import joined_pairs
+from ramen_ray.data.describe.graph_signal import graph_signals, joined_pairs
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.reports.graph_report import reading
@@ -144,7 +143,7 @@ def test_a_sample_is_measured_if_there_are_many_clicks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = _random_clicks(tmp_path / "clicks", tied=True)
-    monkeypatch.setattr(pairs, "MAX_CLICKS", 120)
+    monkeypatch.setattr(graph_signal, "MAX_CLICKS", 120)
     signal = _signals(dataset)["links"]
     assert signal.shared.pairs == signal.shared.shared == 120
     assert signal.reached_clicks == 0

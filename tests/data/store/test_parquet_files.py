@@ -17,7 +17,7 @@ from ramen_ray.data.checks.structure import inspect_structure
 from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.orchestration.serve.queries import partitions
+from ramen_ray.orchestration.serve.partitions import partitions
 
 NESTED = ["plainly", "struct", "list", "map"]
 OPEN_WITH_RAY = """

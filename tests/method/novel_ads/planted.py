@@ -18,8 +18,8 @@ from ramen_ray.method.novel_ads.representation import CombinedAds
 from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.training.state import restore_checkpoint, save_checkpoint
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.combining.combine_settings import CombineSettings
 from ramen_ray.orchestration.combining.combiner_worker import Combining
+from ramen_ray.orchestration.combining.inputs import CombineSettings
 
 DIM, GROUPS, SEEN, NOVEL, QUERIES = 16, 12, 10, 2, 30
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from support import run_in_two_processes
 
 from ramen_ray.config import overlay
 from ramen_ray.method.novel_ads.representation import CombinedAds, open_combined_ads
-from ramen_ray.orchestration.combining.combine_settings import CombineSettings
+from ramen_ray.orchestration.combining.inputs import CombineSettings
 
 RELEASE = overlay(
     CombineSettings(run=""),

@@ -16,7 +16,7 @@ import ray
 from machines import Machines
 from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from support import text_table, wait_until
+from support import WAITS_FOR_TASKS, text_table, wait_until
 
 from ramen_ray.command_line import training_command
 from ramen_ray.config import RunConfig, overlay
@@ -78,11 +78,7 @@ def config(
             "dataset": str(larger.path),
             "output": str(tmp_path_factory.mktemp("outputs")),
             "walk.enabled": True,
-            "base.kind": "ance",
-            "base.refresh_mode": "synchronous",
-            "base.shortlist_size": 10,
-            "base.num_hard_negatives": 2,
-            "pruning.mode": "synchronous",
+            **WAITS_FOR_TASKS,
             "training.checkpoint_every_steps": 3,
             "workers.num_workers": 2,  # on machines of one CPU: one on each
             "workers.startup_timeout_s": 600,

@@ -83,9 +83,9 @@ def test_ads_renumbered_while_a_run_trains_are_not_served_by_it(
     ads = Path(config.dataset) / "ads.parquet"
     write_config(config, tmp_path / "config.json")
     before = ads.read_bytes()
-    renumber = _then(training.train_task, lambda: _renumber_ads(config.dataset))
+    renumber = _then(training.train_in_all_workers, lambda: _renumber_ads(config.dataset))
     with monkeypatch.context() as patch:
-        patch.setattr(training, "train_task", renumber)
+        patch.setattr(training, "train_in_all_workers", renumber)
         code, said = run_here(train_job, "--config", tmp_path / "config.json")
     assert code == 2
     assert f"error: {config.dataset} has changed since the run began; {PUT_BACK}\n" in said

@@ -15,37 +15,32 @@ from ray.exceptions import ActorDiedError
 from ray.train import ControllerError, WorkerGroupError
 from support import wait_until
 
-from ramen_ray.config import WorkersConfig, overlay
+from ramen_ray.config import WorkersConfig
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run import workers
-from ramen_ray.orchestration.run.workers import EndIfItRecurs, WorkerTask
-from ramen_ray.presets import minilm
-from ramen_ray.tracking.runs import Run
+from ramen_ray.orchestration.run.workers import EndIfItRecurs, Process
 
-Train = Callable[..., Any]
+Job = Callable[..., Any]
 
 
 @pytest.fixture
-def train(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+def train(cluster: None) -> Job:
     """Let the only worker, of one failure at most, do something else than training."""
 
-    def called(worker: Callable[[WorkerTask], Any], max_failures: int = 1) -> Any:
-        changes = {"workers.cpus_per_worker": 1, "workers.max_failures": max_failures}
-        config = overlay(minilm("foldoc"), changes)
-        task = WorkerTask(config, "", "", str(tmp_path), Run("", ""), {})
-        monkeypatch.setattr(workers, "train_alone", worker)
-        return workers.train_in_one_worker(task, config.workers)
+    def called(worker: Callable[[Process], Any], max_failures: int = 1) -> Any:
+        held = WorkersConfig(cpus_per_worker=1, max_failures=max_failures)
+        return workers.train_in_one_worker(worker, held)
 
     return called
 
 
 def test_another_worker_goes_on_where_one_died(
-    train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    train: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def die_once(task: WorkerTask) -> str:
+    def die_once(process: Process) -> str:
         if not (tmp_path / "begun").exists():
             (tmp_path / "begun").touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -55,14 +50,14 @@ def test_another_worker_goes_on_where_one_died(
     assert caplog.text.count("the worker has failed, another one goes on: ") == 1
 
 
-def test_another_worker_goes_on_after_an_error_that_may_pass(train: Train, tmp_path: Path) -> None:
-    def fail_once(task: WorkerTask) -> str:
+def test_another_worker_goes_on_after_an_error_that_may_pass(train: Job, tmp_path: Path) -> None:
+    def fail_once(process: Process) -> str:
         if not (tmp_path / "failed").exists():
             (tmp_path / "failed").mkdir()
             raise ConnectionResetError("the store went away")
         return "done"
 
-    def always_fail(task: WorkerTask) -> None:
+    def always_fail(process: Process) -> None:
         with (tmp_path / "failures").open("a") as failures:
             failures.write(".")
         raise ZeroDivisionError("by zero")
@@ -74,9 +69,9 @@ def test_another_worker_goes_on_after_an_error_that_may_pass(train: Train, tmp_p
 
 
 def test_a_step_that_does_not_fit_is_tried_twice_and_told_in_one_line(
-    train: Train, tmp_path: Path
+    train: Job, tmp_path: Path
 ) -> None:
-    def is_full(task: WorkerTask) -> None:
+    def is_full(process: Process) -> None:
         with (tmp_path / "tries").open("a") as tries:
             tries.write(".")
         raise StepMemoryError(7, 5000, 36_000)
@@ -87,18 +82,18 @@ def test_a_step_that_does_not_fit_is_tried_twice_and_told_in_one_line(
     assert (tmp_path / "tries").stat().st_size == 2
 
 
-def test_a_worker_that_dies_too_often_is_told_in_one_line(train: Train) -> None:
+def test_a_worker_that_dies_too_often_is_told_in_one_line(train: Job) -> None:
     with pytest.raises(ClusterError, match="workers have died 2 times, once more than") as told:
-        train(lambda task: os.kill(os.getpid(), signal.SIGKILL))
+        train(lambda process: os.kill(os.getpid(), signal.SIGKILL))
     assert "\n" not in str(told.value)
 
 
-def test_no_worker_is_started_anew_after_an_error(train: Train, tmp_path: Path) -> None:
-    def fill_the_disk(task: WorkerTask) -> None:
+def test_no_worker_is_started_anew_after_an_error(train: Job, tmp_path: Path) -> None:
+    def fill_the_disk(process: Process) -> None:
         (tmp_path / "disk").mkdir()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def find_fault(task: WorkerTask) -> None:
+    def find_fault(process: Process) -> None:
         (tmp_path / "fault").mkdir()
         raise DatasetError("a fault in line 3")
 
@@ -109,10 +104,10 @@ def test_no_worker_is_started_anew_after_an_error(train: Train, tmp_path: Path) 
         train(find_fault)
 
 
-def test_ctrl_c_ends_the_worker(train: Train, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_worker(train: Job, tmp_path: Path) -> None:
     file = tmp_path / "process"
 
-    def never_end(task: WorkerTask) -> None:
+    def never_end(process: Process) -> None:
         file.write_text(str(os.getpid()))
         threading.Event().wait()
 
@@ -149,8 +144,7 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(workers, "TorchTrainer", Fails)
     held = WorkersConfig(max_failures=2)
-    task = WorkerTask(minilm("foldoc"), "", "", "", Run("", ""), {})
-    workers.train_in_workers(task, held, Path("runs") / "a")
+    workers.train_in_workers(lambda process: None, held, Path("runs") / "a")
 
 
 @pytest.mark.parametrize("failures", [{0: DIED}, {0: ConnectionError("reset"), 1: DIED}])

@@ -26,10 +26,10 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.retrieval import shards
 from ramen_ray.orchestration.cluster import resources
 from ramen_ray.orchestration.cluster.resources import no_placement_group_left
+from ramen_ray.orchestration.serve import partitions as serve_queries
 from ramen_ray.orchestration.serve import predict as answering
-from ramen_ray.orchestration.serve import queries as serve_queries
-from ramen_ray.orchestration.serve.queries import Partition, row_groups
-from ramen_ray.orchestration.serve.retrievers import log_copy, take_place
+from ramen_ray.orchestration.serve.copies import log_copy, take_place
+from ramen_ray.orchestration.serve.partitions import Partition, row_groups
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]

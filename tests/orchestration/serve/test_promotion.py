@@ -20,8 +20,8 @@ from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.metrics import judgement
 from ramen_ray.method.metrics.judgement import Propensity, evaluate, read_test_queries
 from ramen_ray.method.metrics.ranking import ratio
-from ramen_ray.orchestration.serve.changed_ads import extend_retriever
-from ramen_ray.orchestration.serve.comparing import open_test_queries
+from ramen_ray.orchestration.serve.copies import extend_retriever
+from ramen_ray.orchestration.serve.promotion import open_test_queries
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 from ramen_ray.tracking.runs import open_run
 
