@@ -348,8 +348,11 @@ def test_nuls_are_doubted_and_texts_of_no_width_are_empty(name: str, tmp_path: P
         [("a\0b", f"ad {n}") for n in range(4)],
         [("\u200b\ufeff", "ad 1"), ("\u2060", "ad 2")],
     )
-    dataset, found = _import(tmp_path, name, written([*nul[:3], ("air\u200bbed\ufeff", "ad 1")]))
-    assert clicked_pairs(dataset) == {*CLICKS, *nul[:3], ("airbed", "ad 1")}
+    air = [("air\u200bbed\u2060", "ad 1"), ("airbed", "ad 2")]
+    dataset, found = _import(tmp_path, name, written([*nul[:3], *air]))
+    assert clicked_pairs(dataset) == {*CLICKS, *nul[:3], *air}
+    whole, _ = _import(tmp_path / "1", name, written(air), normalize_texts=True)
+    assert clicked_pairs(whole) == {*CLICKS, ("airbed", "ad 1"), ("airbed", "ad 2")}
     assert "column 'query': 3 cells have NUL characters: 'a\\x00b'" in found
     with pytest.raises(DatasetError, match="column 'query': 4 cells have NUL characters"):
         _import(tmp_path / "2", name, written(nul))

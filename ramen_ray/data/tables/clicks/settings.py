@@ -87,7 +87,8 @@ class UserTables:
     """Leave out train clicks that are held-out clicks reversed, from an answer's text to a held-out
     query's: the answer could be learnt from them."""
     normalize_texts: bool = False
-    """Normalise texts to Unicode NFKC, trim them and join runs of white space."""
+    """Normalise texts to Unicode NFKC, trim them, join runs of white space, and take out soft
+    hyphens and spaces without a width."""
     null_words: NullWords = "refuse"
     """What to do with rows whose text or id is a word for nothing, such as NULL or N/A, if there
     are more than a few."""
