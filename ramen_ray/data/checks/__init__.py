@@ -29,7 +29,7 @@ from ramen_ray.data.engine import count, engine, name_literal, run
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, Tally, raise_errors
 from ramen_ray.data.leaks import find_answers
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.store.parquet_files import open_parquet, read_footer
+from ramen_ray.data.store.parquet_files import read_footer
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, schema_of
 from ramen_ray.data.store.texts import not_utf8
 
@@ -116,16 +116,14 @@ class _TableReader:
         for path in self._dataset.files(self._table):
             file, num_rows = path.relative_to(self._dataset.path), 0
             try:
-                with open_parquet(path) as parquet:
-                    for rows in parquet.iter_batches(ROWS_PER_BATCH, columns=self.schema.names):
-                        readable = self._readable(rows, file, num_rows)
-                        yield readable
-                        num_rows += len(rows)
-                        found = readable.select(keys)
-                        last = pa.concat_batches([last[-1:], found]) if last else found
-                        self.ascends = self.ascends and _ascend(*last)
-                    expected = parquet.metadata.num_rows
-                if num_rows != expected:
+                for rows in self._dataset.rows_of(path, self.schema.names, ROWS_PER_BATCH):
+                    readable = self._readable(rows, file, num_rows)
+                    yield readable
+                    num_rows += len(rows)
+                    found = readable.select(keys)
+                    last = pa.concat_batches([last[-1:], found]) if last else found
+                    self.ascends = self.ascends and _ascend(*last)
+                if num_rows != read_footer(path).num_rows:
                     raise DatasetError("its number of rows differs from its footer")
             except READ_ERRORS as error:  # the engine would change it
                 self.damage.append(unreadable(file, error))

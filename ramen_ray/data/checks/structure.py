@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.parquet_files import refused_columns
+from ramen_ray.data.store.parquet_files import overlong_lists, refused_columns
 from ramen_ray.data.store.schemas import (
     HELD_OUT_SIDES,
     SIDES,
@@ -113,6 +113,8 @@ def _read_footers(dataset: Dataset, table: str) -> tuple[list[Finding], int]:
             with pq.ParquetFile(path) as parquet:
                 schemas[file] = parquet.schema_arrow
                 count += parquet.metadata.num_rows
+                if too_long := overlong_lists(parquet.metadata):
+                    findings.append(_error(file, too_long, "its rows do not fit in memory"))
         except Exception as error:  # code of other libraries reads the parameters of their types
             findings.append(unreadable(file, error))
     present = {name for schema in schemas.values() for name in schema.names}

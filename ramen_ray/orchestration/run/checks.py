@@ -9,6 +9,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.metrics.judgement import METRICS
 from ramen_ray.method.model.pretrained import EncoderError, check_length, load_config
 from ramen_ray.method.model.sentence_folder import (
+    SentenceFolder,
     choose_pooling,
     pooled_width,
     read_sentence_folder,
@@ -98,6 +99,22 @@ def _check_encoder(encoder: EncoderConfig) -> None:
     folder = read_sentence_folder(encoder.pretrained, encoder.kind)
     for note in folder.notes:
         warn_once(note)
+    _check_width(encoder, folder)
+    if encoder.kind == "bag":
+        if encoder.compile:
+            raise ConfigError("encoder.compile is for transformers; a bag has nothing to compile")
+        return
+    choose_pooling(encoder.pretrained, folder, encoder.pooling)
+    check_length(encoder.pretrained, encoder.max_length, "encoder.max_length")
+    num_layers = load_config(encoder.pretrained).num_hidden_layers
+    if encoder.num_layers is not None and encoder.num_layers > num_layers:
+        raise ConfigError(
+            f"encoder.num_layers {encoder.num_layers} is more than the {num_layers} "
+            f"layers of {encoder.pretrained!r}"
+        )
+
+
+def _check_width(encoder: EncoderConfig, folder: SentenceFolder) -> None:
     width = pooled_width(encoder.pretrained, folder)
     wanted = {"encoder.dim": encoder.dim, "encoder.projection_dim": encoder.projection_dim}
     flags = {flag: dim for flag, dim in wanted.items() if dim is not None}
@@ -113,16 +130,6 @@ def _check_encoder(encoder: EncoderConfig) -> None:
             raise ConfigError(
                 f"{flag} {dim} is more than the {width} dimensions of {encoder.pretrained!r}"
             )
-    if encoder.kind != "transformer":
-        return
-    choose_pooling(encoder.pretrained, folder, encoder.pooling)
-    check_length(encoder.pretrained, encoder.max_length, "encoder.max_length")
-    num_layers = load_config(encoder.pretrained).num_hidden_layers
-    if encoder.num_layers is not None and encoder.num_layers > num_layers:
-        raise ConfigError(
-            f"encoder.num_layers {encoder.num_layers} is more than the {num_layers} "
-            f"layers of {encoder.pretrained!r}"
-        )
 
 
 def _check_base(config: RunConfig) -> None:
@@ -132,7 +139,6 @@ def _check_base(config: RunConfig) -> None:
             f"loss.reverse_share {config.loss.reverse_share} needs a softmax loss; set base.loss "
             f"to decoupled or supcon"
         )
-
     if base.parts.order == "random":
         return
     schedule = cluster_schedule(config)

@@ -119,6 +119,8 @@ class RunSetup(Setup[DualEncoder]):
     def new_state(self, model: DualEncoder) -> TrainState:
         """Build what changes besides the model, which keeps only the tokens that occur."""
         keep_tokens(model.encoder, self.data.occurring_tokens)
+        if self.config.encoder.compile:
+            model.encoder.backbone.compile(dynamic=True)  # no two steps have one shape
         return build_state(self.config, model, self.process.wrap(model), self.sampler)
 
     def save_model(self, model: DualEncoder, checkpoint: Path) -> None:

@@ -268,9 +268,9 @@ E queries/zero_shot:1:ad_ids ad that is not in novel_ads: 5""",
         set_cells("ads", "text", 3, "cafÃ©", "the birdâ€™s", "bi\ufffdrds", "\ufefffirst"): """
 W ads:3:text text that looks damaged by a wrong encoding (4 of 40, 10.0%): 'cafÃ©', 'the birdâ€™s'
     (row 4), 'bi\ufffdrds' (row 5) and 1 more""",
-        set_cells("ads", "text", 13, "\u200b", " \u200d\u2060 ", "\u200bb", "\u00ad"): r"""
+        set_cells("ads", "text", 13, "\u200b", " \u200d\u2060 ", "\u200bb", "\u00ad\u200c"): r"""
 W ads:13:text text without a visible character (3 of 40, 7.5%): '\u200b', ' \u200d\u2060 ' (row
-    14), '\xad' (row 16)""",
+    14), '\xad\u200c' (row 16)""",
         set_cells("ads", "text", 20, "Red shoes", "red shoes", "boots", "RED  SHOES"): """
 W ads:21:text text that an earlier ad has, up to case and white space (2 of 40, 5.0%): 'red shoes',
     'RED  SHOES' (row 23)""",

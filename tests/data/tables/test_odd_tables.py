@@ -332,8 +332,40 @@ def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(
         dataset, _ = _import(tmp_path / name, "a.csv", lines + many, skip_bad_rows=True)
         assert clicked_pairs(dataset) == set(CLICKS)
     assert caplog.text.count("clicks: 309 rows read, 9 left out: unreadable lines") == 2
-    with pytest.raises(DatasetError, match="row 302: 4 lines have NUL bytes"):
-        _import(tmp_path / "4", "a.csv", lines + b"a\0b,c\n" * 4)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_nuls_are_doubted_and_texts_of_no_width_are_empty(name: str, tmp_path: Path) -> None:
+    def written(odd: list[tuple[str, str]]) -> bytes:
+        frame = pd.DataFrame([*CLICKS, *odd], columns=["query", "ad"])
+        if name == "a.csv":
+            return frame.to_csv(index=False).encode()
+        if name == "a.jsonl":
+            return frame.to_json(orient="records", lines=True).encode()
+        return bytes(frame.to_parquet(index=False))
+
+    nul, odd = (
+        [("a\0b", f"ad {n}") for n in range(4)],
+        [("\u200b\ufeff", "ad 1"), ("\u2060", "ad 2")],
+    )
+    dataset, found = _import(tmp_path, name, written([*nul[:3], ("air\u200bbed\ufeff", "ad 1")]))
+    assert clicked_pairs(dataset) == {*CLICKS, *nul[:3], ("airbed", "ad 1")}
+    assert "column 'query': 3 cells have NUL characters: 'a\\x00b'" in found
+    with pytest.raises(DatasetError, match="column 'query': 4 cells have NUL characters"):
+        _import(tmp_path / "2", name, written(nul))
+    with pytest.raises(DatasetError, match="column 'query': 2 cells are empty"):
+        _import(tmp_path / "3", name, written(odd))
+    dataset, _ = _import(tmp_path / "4", name, written(nul + odd), skip_bad_rows=True)
+    assert clicked_pairs(dataset) == set(CLICKS)
+
+
+def test_a_partition_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "day=2026-04-01" / "day=2026-04-02" / "a.csv"
+    rows = f"query,ad\n{LINES}"
+    dataset, _ = _import(file.parent, file.name, rows)  # whose day is not asked for
+    assert clicked_pairs(dataset) == set(CLICKS)
+    with pytest.raises(DatasetError, match=r"a\.csv: its folders' names give 'day' twice; rename"):
+        _import(file.parent, file.name, rows, columns=Columns(clicks_time="day"))
 
 
 def test_marks_and_headers_in_other_forms_are_found(tmp_path: Path) -> None:

@@ -98,6 +98,13 @@ def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) 
     assert read_config(unharmed.run_directory / "config.json").training == config.training
 
 
+@pytest.mark.slow
+def test_a_compiled_encoder_trains_alike(unharmed: TrainResult, config: RunConfig) -> None:
+    compiled = fit(overlay(config, {"name": "compiled", "encoder.compile": True}))
+    for split, metrics in unharmed.metrics["trained"].items():
+        assert compiled.metrics["trained"][split] == pytest.approx(metrics, abs=0.02)
+
+
 def test_a_run_without_classifiers_cannot_answer_by_them(
     unharmed: TrainResult, tmp_path: Path
 ) -> None:
