@@ -131,24 +131,6 @@ SHOP = Shop(
 )
 
 
-def test_edges_keep_listed_queries_without_clicks(tmp_path: Path) -> None:
-    tables = SHOP.write(tmp_path, own_table=False)
-    clicks = pd.read_csv(tables.clicks)
-    clicks[clicks["query_id"] != "q2"].to_csv(tables.clicks, index=False)
-    links = pd.DataFrame({"query_id": ["q0", "q2", "q3"], "anchor": "wear"})
-    links.to_csv(tmp_path / "links.csv", index=False)
-    given = {**vars(tables), "query_edges": {"links": str(tmp_path / "links.csv")}}
-    dataset, _ = import_in_process(UserTables(**given), tmp_path / "out")
-    train = dataset.read("queries/train").to_pylist()
-    (boots,) = [row for row in train if row["text"] == "boots"]
-    assert boots["ad_ids"] == []
-    edges = dataset.read("edges/links/query").to_pylist()
-    assert boots["query_id"] in {edge["query_id"] for edge in edges}
-    given["min_ads_per_query"] = 1
-    dataset, _ = import_in_process(UserTables(**given), tmp_path / "fewer")
-    assert "boots" not in dataset.read("queries/train")["text"].to_pylist()
-
-
 def test_without_a_given_validation_split_train_queries_are_held_out(tmp_path: Path) -> None:
     queries = [f"query {n}" for n in range(300)]
     clicks = pd.DataFrame({"query": queries, "ad": [f"ad {n % 7}" for n in range(300)]})
