@@ -12,10 +12,9 @@ import pytest
 from support import errors_in
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.tables.column_names import EdgeColumns
 from ramen_ray.data.tables.graphs import anchor_sets, edges
 from ramen_ray.data.tables.graphs.anchor_sets import folder_beside, put_in_place, remove_anchor_set
-from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
+from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList, add_edge_list
 
 QUERY_EDGES = [("5", "a tree", 0.5), ("0", "a bird", 1.0), ("5", "a bird", 2.0)]
 AD_EDGES = [("7", "a ship", 1.0)]

@@ -13,8 +13,7 @@ import pytest
 from support import import_in_process
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.tables.clicks.settings import UserTables
-from ramen_ray.data.tables.column_names import Columns
+from ramen_ray.data.tables.clicks.settings import Columns, UserTables
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_events import SessionLog
 from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session

@@ -17,8 +17,7 @@ from written_out import clicked_pairs
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.clicks.settings import Splits, UserTables
-from ramen_ray.data.tables.column_names import Columns
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.graphs.session_events import SessionLog
 from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
 from ramen_ray.data.tables.reading.columns import Column

@@ -31,8 +31,7 @@ from ramen_ray.data.engine import engine, run
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.importing import import_tables
-from ramen_ray.data.tables.clicks.settings import Splits, UserTables
-from ramen_ray.data.tables.column_names import Columns
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.method.metrics.judgement import Judgement, Propensity, read_test_queries
 from ramen_ray.presets import MINILM
