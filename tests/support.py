@@ -12,13 +12,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pyarrow as pa
 
@@ -143,6 +144,12 @@ def errors_in(dataset: Dataset) -> list[str]:
 def run_config_of(words: Sequence[str]) -> RunConfig:
     """Return the run that the words of a job's command line configure."""
     return parse_with_run_config(Section(), "a job", words)[1]
+
+
+def write_rows(file: Path, names: str, rows: Iterable[Sequence[Any]]) -> str:
+    """Write a user's table, whose columns have these ``names``, as CSV; returns its path."""
+    pd.DataFrame(list(rows), columns=names.split()).to_csv(file, index=False)
+    return str(file)
 
 
 def text_table(id_column: str, texts: Sequence[str]) -> pa.Table:

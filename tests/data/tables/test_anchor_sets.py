@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from support import errors_in
+from support import errors_in, write_rows
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.tables.graphs import anchor_sets, edges
@@ -32,9 +31,8 @@ def _add(
     given = {}
     for side, rows in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
         if side in sides:
-            given[f"{side}_edges"] = str(path.parent / f"{side}.csv")
-            frame = pd.DataFrame(rows, columns=[f"{side}", "anchor", "weight"])
-            frame.to_csv(given[f"{side}_edges"], index=False)
+            table = path.parent / f"{side}.csv"
+            given[f"{side}_edges"] = write_rows(table, f"{side} anchor weight", rows)
     columns = EdgeColumns(edges_ad="ad", edges_weight="weight")
     return add_edge_list(path, name, EdgeList(**given, columns=columns), replace)
 

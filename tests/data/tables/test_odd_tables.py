@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import import_in_process
+from support import import_in_process, write_rows
 from written_out import clicked_pairs
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -283,12 +283,11 @@ def test_names_of_what_was_merged_or_left_out_stay_known(tmp_path: Path) -> None
     queries = [(f"q{n}", f"query {n}") for n in range(300)]
     queries += [("again", "query 5"), ("never", "nobody")]
     ads = [(f"a{n}", f"ad {n}") for n in range(8)]
-    for name, of in (("queries", queries), ("ads", ads)):
-        column = "query_id" if name == "queries" else "ad_id"
-        frame = pd.DataFrame(of, columns=[column, "text"])
-        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+    given = {
+        "queries": write_rows(tmp_path / "queries.csv", "query_id text", queries),
+        "ads": write_rows(tmp_path / "ads.csv", "ad_id text", ads),
+    }
     rows = "".join(f"q{n},a{n % 7}\n" for n in range(300))
-    given = {name: str(tmp_path / f"{name}.csv") for name in ("queries", "ads")}
     dataset, _ = _import(
         tmp_path, "a.csv", "query_id,ad_id\n" + rows, **given, min_queries_per_ad=1
     )
