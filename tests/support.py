@@ -1,5 +1,6 @@
 """Helpers of several tests: tables, clicks, and preparation without Ray."""
 
+import csv
 import json
 import logging
 import multiprocessing
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import psutil
 import pyarrow as pa
 
@@ -148,7 +148,8 @@ def run_config_of(words: Sequence[str]) -> RunConfig:
 
 def write_rows(file: Path, names: str, rows: Iterable[Sequence[Any]]) -> str:
     """Write a user's table, whose columns have these ``names``, as CSV; returns its path."""
-    pd.DataFrame(list(rows), columns=names.split()).to_csv(file, index=False)
+    with file.open("w", newline="", encoding="utf-8") as table:
+        csv.writer(table, lineterminator="\n").writerows([names.split(), *rows])
     return str(file)
 
 
