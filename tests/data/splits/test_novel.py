@@ -41,22 +41,20 @@ def _query_texts(dataset: Dataset, split: str) -> dict[int, str]:
     return {row["query_id"]: row["text"] for row in rows}
 
 
-def _pairs(dataset: Dataset, table: str, split: str) -> Counter[tuple[Any, ...]]:
-    """The rows of filters or query edges with the query's text in place of its id."""
-    texts = _query_texts(dataset, split)
-    return Counter(
-        (texts[row.pop("query_id")], *sorted(row.items())) for row in rows_in(dataset, table)
-    )
-
-
-def _expected_pairs(
-    parent: Dataset, table: str, split: str, kept: set[str], ads: set[int] | None = None
+def _pairs(
+    dataset: Dataset,
+    table: str,
+    split: str,
+    queries: set[str] | None = None,
+    others: set[int] | None = None,
 ) -> Counter[tuple[Any, ...]]:
-    texts = _query_texts(parent, split)
+    """The rows of filters or query edges, by the query's text; of some queries and other ends."""
+    texts = _query_texts(dataset, split)
+    rows = [(texts[row.pop("query_id")], *row.values()) for row in rows_in(dataset, table)]
     return Counter(
-        (texts[row.pop("query_id")], *sorted(row.items()))
-        for row in rows_in(parent, table)
-        if texts[row["query_id"]] in kept and (ads is None or row["ad_id"] in ads)
+        row
+        for row in rows
+        if (queries is None or row[0] in queries) and (others is None or row[1] in others)
     )
 
 
@@ -113,12 +111,11 @@ def _assert_clicks_follow(
     without_clicks = set(texts) - {query for query, _, _ in before}
     left = {query for query, _, _ in after} | without_clicks
     assert set(_query_texts(split, "train").values()) == left
-    before = _clicks(parent, "validation")
-    expected = {click: weight for click, weight in before.items() if click[2] not in novel}
-    assert _clicks(split, "validation") == expected
-    before = _clicks(parent, "test")
-    expected = {click: weight for click, weight in before.items() if click[2] in novel}
-    assert _clicks(split, "zero_shot") == expected
+    for source, target in (("validation", "validation"), ("test", "zero_shot")):
+        is_novel = target == "zero_shot"
+        before = _clicks(parent, source)
+        expected = {click: w for click, w in before.items() if (click[2] in novel) == is_novel}
+        assert _clicks(split, target) == expected
 
 
 def _assert_filters_follow(
@@ -126,7 +123,7 @@ def _assert_filters_follow(
 ) -> None:
     for source, target, ads in (("validation", "validation", seen), ("test", "zero_shot", novel)):
         kept = set(_query_texts(split, target).values())
-        expected = _expected_pairs(parent, f"filters/{source}", source, kept, ads)
+        expected = _pairs(parent, f"filters/{source}", source, kept, ads)
         assert _pairs(split, f"filters/{target}", target) == expected
 
 
@@ -137,15 +134,12 @@ def _assert_edges_follow(parent: Dataset, split: Dataset, cut: set[str]) -> None
     queries = {text for text in queries if plain(text) not in cut}
     for name in parent.anchor_sets:
         rows = rows_in(parent, f"anchors/{name}")
-        out = {row["anchor_id"] for row in rows if plain(row["text"]) in cut}
-        by_query = _expected_pairs(parent, f"edges/{name}/query", "train", queries)
-        by_query = Counter(
-            {row: n for row, n in by_query.items() if dict(row[1:])["anchor_id"] not in out}
-        )
+        left = {row["anchor_id"] for row in rows if plain(row["text"]) not in cut}
+        by_query = _pairs(parent, f"edges/{name}/query", "train", queries, left)
         by_ad = [
             row
             for row in rows_in(parent, f"edges/{name}/ad")
-            if ads[row["ad_id"]] not in cut and row["anchor_id"] not in out
+            if ads[row["ad_id"]] not in cut and row["anchor_id"] in left
         ]
         assert _pairs(split, f"edges/{name}/query", "train") == by_query
         assert rows_in(split, f"edges/{name}/ad") == by_ad
