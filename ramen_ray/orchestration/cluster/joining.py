@@ -205,15 +205,12 @@ def in_a_few_tries(start: Callable[[], Joined]) -> Joined:
                 raise
         logger.warning("warning: Ray has not started in time, on a busy machine; trying again")
         ray.shutdown()
-        _end(set(psutil.Process().children(recursive=True)) - before)
+        left = set(psutil.Process().children(recursive=True)) - before
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(list(left), timeout=ANSWERS_WITHIN_S)
     return start()
-
-
-def _end(processes: set[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(list(processes), timeout=ANSWERS_WITHIN_S)
 
 
 def is_lost() -> bool:

@@ -149,7 +149,7 @@ def start_or_resume(setup: Setup[Model]) -> Training[Model]:
             one.forget_after(run.state.step)
             run.state.draws = one.restore(run.progress.background[one.name], run.state.draws)
         return run
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError:  # a RuntimeError that says nothing of the checkpoint
         raise
     except (FileNotFoundError, LookupError, RuntimeError, TypeError) as error:
         raise CheckpointError(
