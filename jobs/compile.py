@@ -26,7 +26,7 @@ def main() -> None:
     """Compile, print how the two compare, and print the new retriever's URI."""
     settings = parse_settings(CompileSettings, __doc__)
     with told("loading libraries"):
-        from ramen_ray.orchestration.serve.compiling import compile_for_cpus
+        from ramen_ray.orchestration.serve.copies import compile_for_cpus
         from ramen_ray.reports.tables import difference_table, show
         from ramen_ray.tracking.registry import RegistryError
     output = settings.output.absolute()

@@ -35,7 +35,7 @@ def main() -> None:
     """Change the ads and print the new retriever's URI."""
     settings = parse_settings(IndexSettings, __doc__)
     with told("loading libraries"):
-        from ramen_ray.orchestration.serve.changed_ads import extend_retriever
+        from ramen_ray.orchestration.serve.copies import extend_retriever
     registry = settings.registry()
     made = extend_retriever(registry, settings.model, settings.given, settings.output)
     changes = {

@@ -89,6 +89,7 @@ def main() -> None:
     else:
         name = run.machine.name
         print(f"\nNo hours are known: no benchmark was run on {name} (docs/how_to/planning.md).")
+    print(f"next: python jobs/train.py {request.preset} --dataset PATH")
 
 
 def _run(request: PlanRequest) -> PlannedRun:

@@ -395,15 +395,10 @@ def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def logged_retriever(
-    prepared_bag: Prepared, encoder_path: Path, dataset_path: Path, output: Path
-) -> str:
+def logged_retriever(store: Any, dataset_path: Path) -> str:
     """The URI of a retriever in the store of ``output``."""
-    from stores import Store
-
     from ramen_ray.tracking.registry import Registry, uri_of
 
-    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
     return uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
 
 

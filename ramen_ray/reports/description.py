@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ramen_ray.data.checks import check
-from ramen_ray.data.describe.content import Description, Distribution, TokenLengths
+from ramen_ray.data.describe.content import Description, Distribution, SplitSize, TokenLengths
 from ramen_ray.data.describe.counts import (
     count_clicks,
     count_edges,
@@ -12,9 +12,8 @@ from ramen_ray.data.describe.counts import (
     node_degrees,
     node_shares,
     popularity_group,
+    sample_ids,
     sample_queries,
-    sample_texts,
-    split_size,
 )
 from ramen_ray.data.describe.graph_signal import graph_signals
 from ramen_ray.data.store.dataset import Dataset
@@ -62,7 +61,10 @@ def _counted(
     return Description(
         metadata=dataset.metadata,
         statistics=dataset_statistics(dataset, clicks),
-        splits={split: split_size(found) for split, found in clicks.items()},
+        splits={
+            split: SplitSize(len(found.per_query), int(found.per_query.sum()), found.weight)
+            for split, found in clicks.items()
+        },
         degrees=node_degrees(clicks["train"], edges),
         shares=node_shares(clicks, edges),
         groups={name: popularity_group(member, clicks) for name, member in groups.items()},
@@ -78,7 +80,8 @@ def _counted(
 def _count_tokens(
     dataset: Dataset, table: str, tokenizer: TextTokenizer, max_length: int
 ) -> TokenLengths:
-    texts = sample_texts(dataset, table, TEXTS_PER_TABLE, SEED)
+    ids = sample_ids(dataset.num_rows(table), TEXTS_PER_TABLE, SEED)
+    texts = dataset.rows_with_ids(table, ids)["text"].to_pylist()
     lengths, figures = measure_tokens(tokenizer, texts, max_length)
     return TokenLengths(dataset.num_rows(table), Distribution.of(lengths), figures)
 

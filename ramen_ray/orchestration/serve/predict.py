@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import ray
@@ -32,12 +31,10 @@ from ramen_ray.orchestration.cluster.resources import (
     num_cpus,
     user_errors,
 )
-from ramen_ray.orchestration.serve.answers import ANSWERS, claim, locked
-from ramen_ray.orchestration.serve.queries import partitions
+from ramen_ray.orchestration.serve.partitions import ANSWERS, claim, locked, partitions
 from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
 from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
 from ramen_ray.tracking.registry import (
-    LoggedRetriever,
     Registry,
     content_of_retriever,
     matching_rows,
@@ -66,13 +63,6 @@ class Asked:
     # GB of a retriever that one process holds; a larger one is cut into shards
     gb_per_shard: float = GB_PER_SHARD
 
-    @property
-    def plan(self) -> dict[str, Any]:
-        """What identifies it, but for the queries, in the folder of answers."""
-        given = {"filter": dict(self.filter) or None, "min_score": self.min_score}
-        chosen = {key: one for key, one in given.items() if one is not None}
-        return {"top_k": self.top_k, **chosen, "column": self.column}
-
 
 @dataclass(frozen=True)
 class Answered:
@@ -98,7 +88,13 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
         ClusterError: the cluster has no room for it.
     """
     retriever = registry.look_up(model_uri)
-    _check_fit(retriever, asked.top_k, asked.use_gpu)
+    num_ads = retriever.metadata["num_ads"]
+    if not 1 <= asked.top_k <= num_ads:
+        raise ConfigError(f"top_k {asked.top_k}: the retriever has {num_ads} ads to choose from")
+    if asked.use_gpu and not retriever.uses_gpu:
+        raise ConfigError(
+            f"use_gpu: {retriever.uri} answers on CPUs only, as all bags and compiled encoders do"
+        )
     files = _parquet_files(asked)
     with locked(output) as aside:
         copied = registry.copy(retriever.uri, aside / "retriever")
@@ -109,7 +105,10 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
         plan = {
             "model": retriever.uri,
             "model_content": content,
-            **asked.plan,
+            "top_k": asked.top_k,
+            "filter": dict(asked.filter) or None,
+            "min_score": asked.min_score,
+            "column": asked.column,
             "queries": [
                 [one.group.path, one.group.number, one.start, one.group.content] for one in pieces
             ],
@@ -135,16 +134,6 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
     return Answered(rows, errors, len(pieces))
 
 
-def _check_fit(retriever: LoggedRetriever, top_k: int, use_gpu: bool) -> None:
-    num_ads = retriever.metadata["num_ads"]
-    if not 1 <= top_k <= num_ads:
-        raise ConfigError(f"top_k {top_k}: the retriever has {num_ads} ads to choose from")
-    if use_gpu and not retriever.uses_gpu:
-        raise ConfigError(
-            f"use_gpu: {retriever.uri} answers on CPUs only, as all bags and compiled encoders do"
-        )
-
-
 def _parquet_files(asked: Asked) -> dict[str, FileSystem]:
     files = find_files(asked.queries, [asked.column])
     for file in files:
@@ -164,7 +153,9 @@ def _answer(work: Work, missing: list[int], gb_per_shard: float, num_gpus: int) 
     shards = index_shards(work.retriever / INDEX, gb_per_shard)
     items = [{"partition": number} for number in missing]
     rows = ray.data.from_items(items, override_num_blocks=len(items))
-    encoder = _needs_to_encode(work, num_gpus)
+    files = (file for file in (work.retriever / ENCODER_FOLDER).rglob("*") if file.is_file())
+    memory = BYTES_PER_PROCESS + sum(file.stat().st_size for file in files)
+    encoder: Needs = {"memory": float(memory)} | ({"GPU": num_gpus} if num_gpus else {})
     if len(shards) == 1:
         _answer_in_each(rows, work, shards[0], encoder)
     else:
@@ -216,12 +207,6 @@ def _answer_with_shards(
 def _whole(share: float) -> float:
     """Return whole CPUs, a thread for each, or a part of one in hundredths."""
     return math.floor(share) if share >= 1 else math.floor(100 * share) / 100
-
-
-def _needs_to_encode(work: Work, num_gpus: int) -> Needs:
-    files = (file for file in (work.retriever / ENCODER_FOLDER).rglob("*") if file.is_file())
-    memory = BYTES_PER_PROCESS + sum(file.stat().st_size for file in files)
-    return {"memory": float(memory)} | ({"GPU": num_gpus} if num_gpus else {})
 
 
 def _bytes_of_ads(retriever: Path) -> int:

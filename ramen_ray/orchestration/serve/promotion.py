@@ -1,20 +1,188 @@
-"""Choose the retriever to deploy: a new one must be measurably better on the same test queries."""
+"""Choose the retriever to deploy: a new one must be measurably better on the same test queries.
 
-from dataclasses import dataclass, field
+The two may be of different datasets, such as those of two weeks.
+"""
 
-from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.method.metrics.comparison import in_points
-from ramen_ray.method.metrics.judgement import METRICS
-from ramen_ray.orchestration.serve.comparing import Answering, Compared, compare
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.store.dataset import Dataset, DatasetError, open_unchanged
+from ramen_ray.data.store.predictions import users_ids
+from ramen_ray.data.store.texts import fold
+from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
+from ramen_ray.method.metrics.judgement import METRICS, Judgement, Propensity, read_test_queries
+from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
+from ramen_ray.method.retrieval.search import TopK, search_index
 from ramen_ray.orchestration.serve.retrievers import mlflow_run_id
-from ramen_ray.tracking.registry import Registry, RegistryError, ask_once, uri_of
+from ramen_ray.told import told_of
+from ramen_ray.tracking.registry import (
+    LoggedRetriever,
+    Registry,
+    RegistryError,
+    ask_once,
+    uri_of,
+)
 from ramen_ray.tracking.runs import TrackingError
 
 CHAMPION = "champion"
+QUERIES_PER_PASS = 4096
 
 
 class IncomparableError(RegistryError):
     """A candidate cannot be compared with the champion; ``force`` promotes it anyway."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How much better a candidate is than the champion, on some queries and ads."""
+
+    of: str  # which they are, in words
+    candidate: dict[str, float]  # its metrics
+    differences: dict[str, Difference]  # by how much these exceed the champion's
+
+
+@dataclass(frozen=True)
+class Answering:
+    """A retriever that is loaded, and what is known of it."""
+
+    logged: LoggedRetriever
+    model: Any
+
+    @classmethod
+    def load(cls, registry: Registry, uri: str) -> "Answering":
+        """Load the retriever at ``uri``."""
+        return cls(registry.look_up(uri), registry.load(uri))
+
+    def is_made_from(self, dataset: Dataset) -> bool:
+        """Say whether it was trained on a dataset as it is now."""
+        return bool(self.logged.metadata["dataset_fingerprint"] == dataset.fingerprint)
+
+    def ads_of_rows(self, dataset: Dataset) -> Int64s:
+        """Return which ad of a dataset is in each row (rows,) of its index; -1 for none.
+
+        Ads of another dataset are found by the user's ids, or by texts if it has none.
+        """
+        own = self.model.unwrap_python_model()
+        ads = dataset.read("ads").sort_by("ad_id").combine_chunks()
+        if "source_id" in ads.column_names or self.is_made_from(dataset):
+            names, known = own.ad_ids, users_ids(ads)
+        else:
+            names, known = own.ad_texts, ads["text"]
+        found = pc.index_in(names, known.cast(names.type).combine_chunks())
+        return np.asarray(pc.fill_null(found, -1), dtype=np.int64)
+
+    def retrieve(
+        self, texts: list[str], depth: int, ads: Int64s, among: Booleans | None = None
+    ) -> TopK:
+        """Return the best ads (queries, k) of a dataset for each query; k is at most ``depth``.
+
+        What :meth:`ads_of_rows` returns are the ``ads``; ``among`` flags the rows (rows,) of the
+        index to search, None those of the dataset's ads.
+        """
+        own, rows = (
+            self.model.unwrap_python_model(),
+            np.flatnonzero(ads >= 0 if among is None else among),
+        )
+        starts = range(0, len(texts), QUERIES_PER_PASS)
+        embedded = [
+            own.encode(texts[start : start + QUERIES_PER_PASS])
+            for start in told_of("answering", starts, lambda _: QUERIES_PER_PASS, len(texts))
+        ]
+        k = min(depth, len(rows))
+        found, scores = search_index(own.index, np.concatenate(embedded), k, rows=rows)
+        return np.append(ads, -1)[found], scores
+
+
+def compare(
+    registry: Registry, candidate: Answering, champion: Answering, test: str | None = None
+) -> list[Compared]:
+    """Compare two retrievers on the candidate's test queries; the first result decides.
+
+    Retrievers of one dataset are compared on all its test queries and ads. Otherwise, the first
+    result is of the ads that both have, and of queries that the champion was not trained on; then
+    come the others, and all ads of each. ``test`` is another dataset with the test queries.
+
+    Raises:
+        DatasetError: the dataset is missing, or has changed since the candidate was trained on it.
+    """
+    dataset, (texts, judgement) = open_test_queries(registry, candidate.logged, test)
+    both = [(one, one.ads_of_rows(dataset)) for one in (candidate, champion)]
+    if all(one.is_made_from(dataset) for one, _ in both):
+        answers = [one.retrieve(texts, judgement.depth, ads) for one, ads in both]
+        return [_compared("the test split", [judgement.measure(found) for found in answers])]
+    has = [np.isin(np.arange(len(judgement.inverse)), ads) for _, ads in both]
+    shared = has[0] & has[1]
+    of_both = [np.append(shared, False)[ads] for _, ads in both]  # rows of each index
+    of_shared = replace(judgement, truth=clicks_on(judgement.truth, shared))
+    measured = [
+        of_shared.measure(one.retrieve(texts, judgement.depth, ads, rows))
+        for (one, ads), rows in zip(both, of_both, strict=True)
+    ]
+    among = f"test queries of {dataset.name}, among the {int(shared.sum()):,} ads that both have"
+    seen = _seen(registry, champion.logged, texts)
+    if seen is None or not seen.any():
+        note = "" if seen is not None else "; whether the champion was trained on some is not known"
+        found = [_compared(f"{len(texts):,} {among}{note}", measured)]
+    else:
+        parts = {
+            f"{int((~seen).sum()):,} {among}, that are new to the champion": ~seen,
+            f"{int(seen.sum()):,} that the champion was trained on": seen,
+        }
+        found = [_compared(of, measured, flags) for of, flags in parts.items()]
+    if all(rows.all() for rows in of_both):
+        return found  # neither has any other ad
+    whole = [
+        judgement.measure(one.retrieve(texts, judgement.depth, ads, np.full(len(ads), True)))
+        for one, ads in both
+    ]
+    return [*found, _compared("all of these queries, with all ads that each has", whole)]
+
+
+def _compared(
+    of: str, measured: list[dict[str, PerQuery]], flags: Booleans | slice = slice(None)
+) -> Compared:
+    """Compare what candidate and champion get on the queries that are flagged, or on all."""
+    ours, theirs = (
+        {name: (gained[flags], possible[flags]) for name, (gained, possible) in one.items()}
+        for one in measured
+    )
+    return Compared(of, ratios(ours), paired_differences(ours, theirs))
+
+
+def open_test_queries(
+    registry: Registry, retriever: LoggedRetriever, test: str | None = None
+) -> tuple[Dataset, tuple[list[str], Judgement]]:
+    """Read the test split of a retriever's dataset, or of the dataset directory ``test``.
+
+    Raises:
+        DatasetError: the dataset is missing, or has changed since.
+    """
+    parameters = registry.parameters(retriever.run_id)
+    since = f"since {retriever.uri} was trained on it; train again"
+    fingerprint = retriever.metadata["dataset_fingerprint"]
+    if test is None:
+        dataset = open_unchanged(parameters["dataset"], fingerprint, since)
+    else:
+        dataset = Dataset(test)
+    constants = (float(parameters[f"evaluation.propensity_{name}"]) for name in "ab")
+    with dataset.unchanged(since):
+        return dataset, read_test_queries(dataset, Propensity(*constants))
+
+
+def _seen(registry: Registry, champion: LoggedRetriever, texts: list[str]) -> Booleans | None:
+    """Flag the texts that a retriever was trained on; None if its dataset has gone or changed."""
+    path = registry.parameters(champion.run_id)["dataset"]
+    try:
+        dataset = open_unchanged(path, champion.metadata["dataset_fingerprint"], "since")
+    except DatasetError:
+        return None
+    trained = fold(dataset.read("queries/train")["text"].combine_chunks())
+    return np.asarray(pc.is_in(fold(pa.array(texts)), trained))
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.texts import is_utf8
 from ramen_ray.method.retrieval.retriever_folder import ADS
 from ramen_ray.orchestration.cluster.tasks import limited_attempts
-from ramen_ray.orchestration.serve.answers import Answers, with_answers
-from ramen_ray.orchestration.serve.queries import Partition
+from ramen_ray.orchestration.serve.partitions import Answers, Partition, with_answers
 from ramen_ray.orchestration.sharded_search import Block, SearchShard, Shard, queries_at_once
 
 

@@ -112,6 +112,7 @@ def recommend(settings: RecommendConfig) -> Recommendation:
     with parent_run(directory, first, made_from) as run:
         run.log_parameters(flatten(settings), {"dataset": whole.name})
         dataset = _sampled(whole, directory, settings)
+        data = prepared_for(first, dataset)  # what is wrong with it is told once
         search = _Search(settings, directory, run, dataset)
         search.train(search.bases(), FIRST_STAGE)
         search.train(search.near() or search.bases(), 1.0)
@@ -119,7 +120,6 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         if not validated:
             raise RunError(f"{settings.minutes:g} minutes are too few: no candidate was validated")
         check_meanwhile(made_from, identity_of(first, Dataset(first.dataset)))
-        data = prepared_for(first, dataset)
         table = candidates_table(validated)
         sentences = verdict(validated, search.gains(data), len(data.queries["validation"]))
         if dataset is not whole:

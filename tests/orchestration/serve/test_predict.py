@@ -26,10 +26,10 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.retrieval import shards
 from ramen_ray.orchestration.cluster import resources
 from ramen_ray.orchestration.cluster.resources import no_placement_group_left
+from ramen_ray.orchestration.serve import partitions as serve_queries
 from ramen_ray.orchestration.serve import predict as answering
-from ramen_ray.orchestration.serve import queries as serve_queries
-from ramen_ray.orchestration.serve.queries import Partition, row_groups
-from ramen_ray.orchestration.serve.retrievers import log_copy, take_place
+from ramen_ray.orchestration.serve.copies import log_copy, take_place
+from ramen_ray.orchestration.serve.partitions import Partition, row_groups
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
 Run = Callable[..., tuple[int, str]]
@@ -89,7 +89,7 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     pq.write_table(pa.table({"day": [42, 43], "text": not_utf8}), table / "c.parquet")
     code, printed = run(predict, answers=answers, **flags)
     assert code == 0, printed
-    assert printed.endswith(f"answers: {answers} (44 queries, 4 of them with an error)\n")
+    assert f"answers: {answers} (44 queries, 4 of them with an error)\nnext: " in printed
     written = sorted(answers.glob("*.parquet"))
     assert [pq.read_metadata(part).num_rows for part in written] == [8, 8, 4, 8, 3, 8, 3, 2]
     *parts, last = written
@@ -186,7 +186,7 @@ def test_a_retriever_in_shards_answers_as_a_whole_one_with_the_cpus_that_are_fre
         ray.get(placement_group([{"CPU": NUM_CPUS - 1}]).ready())
         code, printed = run(predict, **flags)
     assert code == 0, printed
-    assert printed.endswith(f"answers: {answers} (44 queries, 5 of them with an error)\n")
+    assert f"answers: {answers} (44 queries, 5 of them with an error)\nnext: " in printed
     parts = sorted(answers.glob("*.parquet"))
     assert [pq.read_metadata(part).num_rows for part in parts] == [8, 8, 4, 8, 3, 8, 3, 2]
     found = pq.read_table(parts)

@@ -20,9 +20,8 @@ from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval.retriever_folder import INDEX, RetrieverSettings, write_retriever
 from ramen_ray.method.retrieval.shards import index_shards
-from ramen_ray.orchestration.serve.answers import FILE, Answers
-from ramen_ray.orchestration.serve.comparing import Answering
-from ramen_ray.orchestration.serve.queries import partitions
+from ramen_ray.orchestration.serve.partitions import FILE, Answers, partitions
+from ramen_ray.orchestration.serve.promotion import Answering
 from ramen_ray.orchestration.serve.steps import AllSteps, Work
 from ramen_ray.tracking.retriever_model import Retriever
 

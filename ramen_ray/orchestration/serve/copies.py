@@ -1,0 +1,263 @@
+"""Changed copies of a retriever, made without training: with other ads, or a compiled encoder.
+
+A copy takes its original's place in the registry; a combiner makes the vectors of new ads.
+"""
+
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ramen_ray.config import GB_PER_SHARD
+from ramen_ray.data.tables.new_ads import NewAds, read_changes, read_first_clicks
+from ramen_ray.errors import UserError
+from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
+from ramen_ray.method.metrics.ranking import ratios
+from ramen_ray.method.model.dual_encoder import Embeddings
+from ramen_ray.method.novel_ads.representation import combiner_of
+from ramen_ray.method.retrieval.retriever_folder import (
+    add_ads,
+    compile_retriever,
+    keep_ads,
+    known_ads,
+    text_embedder,
+    write_ads,
+)
+from ramen_ray.orchestration.serve.promotion import Answering, open_test_queries
+from ramen_ray.tracking.registry import (
+    COPY_OF,
+    LoggedRetriever,
+    Registry,
+    RegistryError,
+    ask_once,
+    uri_of,
+)
+from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.runs import Run, open_run
+
+EXAMPLE_ADS, EXAMPLE_QUERIES = 2, 2
+TIMED_QUERIES, UNTIMED_QUERIES = 200, 10
+TOLERANCE = 1e-3
+
+
+class NewAdsError(UserError):
+    """New ads cannot be added with these clicks."""
+
+
+@dataclass(frozen=True)
+class Extended:
+    """A retriever with other ads: how many it has now, and what has become of how many."""
+
+    model_uri: str  # models:/NAME/VERSION if the original was given by a name
+    num_ads: int
+    num_new: int
+    num_changed: int
+    num_refiltered: int
+    num_removed: int
+    num_unknown: int
+
+
+def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: Path) -> Extended:
+    """Log a copy of a retriever with other ads, and put it in the original's place.
+
+    If nothing would change, there is no copy. Artifacts go into ``output`` if no server keeps them.
+    See :func:`take_place`.
+
+    Raises:
+        DatasetError: a table cannot be read, an id is in use, or a click is not on a new ad.
+        NewAdsError: there are clicks, but the retriever has no combiner to use them.
+        RegistryError, TrackingError: there is no such retriever, or its alias was moved meanwhile.
+    """
+    original = registry.look_up(model_uri)
+    with tempfile.TemporaryDirectory() as aside:
+        folder = registry.download(original.uri, Path(aside))
+        known = known_ads(folder)
+        changes = read_changes(given, known)
+        new, num_gone = changes.added, len(known) - len(changes.rows)
+        extended = Extended(
+            model_uri,
+            num_ads=len(changes.rows) + len(new),
+            num_new=len(new) - changes.num_changed,
+            num_changed=changes.num_changed,
+            num_refiltered=changes.num_refiltered,
+            num_removed=num_gone - changes.num_changed,
+            num_unknown=changes.num_unknown,
+        )
+        if not len(new) and not num_gone and not changes.num_refiltered:
+            return extended
+        represent = _represent(folder, new, given, original.uri)
+        if num_gone:
+            keep_ads(folder, changes.rows)
+        write_ads(folder, changes.kept)
+        if len(new):
+            add_ads(folder, new, GB_PER_SHARD, represent)
+        texts = known_ads(folder)["text"][-EXAMPLE_ADS:].to_pylist()
+        sources = {"new_ads": given.ads, "removed_ads": given.remove, "all_ads": given.sync}
+        made: dict[str, object] = {key: one for key, one in sources.items() if one is not None}
+        made["num_ads"] = extended.num_ads
+        copy = log_copy(registry, original, folder, texts, made, output)
+    return replace(extended, model_uri=take_place(registry, copy, original, model_uri))
+
+
+def _represent(
+    folder: Path, new: pa.Table, given: NewAds, uri: str
+) -> Callable[[int, Embeddings], Embeddings] | None:
+    """Return a function that turns the new ads' embeddings into vectors; None without combiner."""
+    combined = combiner_of(folder)
+    if combined is None:
+        if given.clicks is not None:
+            raise NewAdsError(
+                f"{uri} has no combiner, so it cannot use the clicks {given.clicks}; leave them "
+                f"out, or train a combiner (jobs/combine.py)"
+            )
+        return None
+    if given.clicks is None:
+        return lambda _, vectors: combined.represent(vectors)
+    rows, texts = read_first_clicks(given, new)
+    queries = text_embedder(folder, "queries")(texts)
+
+    def represent(first: int, vectors: Embeddings) -> Embeddings:
+        inside = (rows >= first) & (rows < first + len(vectors))
+        return combined.represent(vectors, revealed=(rows[inside] - first, queries[inside]))
+
+    return represent
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A retriever with a compiled encoder, compared with the original on the test split."""
+
+    model_uri: str  # models:/NAME/VERSION if the original was given by a name
+    milliseconds: float  # median of a single query
+    milliseconds_before: float
+    score_difference: float  # the largest over all answers to the test queries
+    metrics: dict[str, float]
+    differences: dict[str, Difference]
+    refusal: str | None = None  # why it does not replace the original
+
+
+def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Path) -> Compiled:
+    """Log a copy of a retriever with a compiled encoder; it replaces the original if it is better.
+
+    It must be faster than the original, both on the CPU, and as good: the scores must agree within
+    0.001 (not with 8-bit integers), and the selection metric on the test split must not be lower by
+    more than noise. Artifacts go into ``output`` if no server keeps them. See
+    :func:`take_place`.
+
+    Raises:
+        EncoderError: the encoder is a bag, or the packages for compiling are not installed.
+        RegistryError, TrackingError: there is no such retriever, or its alias was moved meanwhile.
+        DatasetError: the dataset that it was trained on is missing, or has changed since.
+    """
+    original = registry.look_up(model_uri)
+    dataset, (texts, judgement) = open_test_queries(registry, original)
+    with tempfile.TemporaryDirectory() as aside:
+        folder = registry.download(original.uri, Path(aside))
+        compile_retriever(folder, int8)
+        example = texts[:EXAMPLE_QUERIES]
+        changes = {"compiled": "int8" if int8 else "float32"}
+        copy = log_copy(registry, original, folder, example, changes, output)
+    after, before = (registry.load(one.uri, "cpu") for one in (copy, original))
+    both = [Answering(copy, after), Answering(original, before)]
+    answers, answers_before = (
+        one.retrieve(texts, judgement.depth, one.ads_of_rows(dataset)) for one in both
+    )
+    ours, base = (judgement.measure(topk) for topk in (answers, answers_before))
+    # rank by rank; a missing score counts as 0
+    scores, scores_before = (
+        np.where(np.isfinite(found), found, 0) for _, found in (answers, answers_before)
+    )
+    timed = time_alone((after, before), texts[:TIMED_QUERIES])
+    compiled = Compiled(
+        copy.uri,
+        milliseconds=timed[0],
+        milliseconds_before=timed[1],
+        score_difference=float(np.abs(scores - scores_before).max()),
+        metrics=ratios(ours),
+        differences=paired_differences(ours, base),
+    )
+    found = {f"test/{name}": value for name, value in compiled.metrics.items()}
+    found |= {"answer/milliseconds": compiled.milliseconds}
+    Run(registry.uri, copy.run_id).log_metrics(found, model_id=copy.model_id)
+    metric = registry.parameters(original.run_id)["training.selection_metric"]
+    costs = compiled.differences[metric]
+    if compiled.milliseconds >= compiled.milliseconds_before:
+        return replace(compiled, refusal="it is not faster")
+    if not int8 and compiled.score_difference > TOLERANCE:
+        by = f"its scores differ by up to {compiled.score_difference:.4f}"
+        return replace(compiled, refusal=by)
+    if costs.high < 0:
+        return replace(compiled, refusal=f"it costs {metric} {in_points(costs)}")
+    return replace(compiled, model_uri=take_place(registry, copy, original, model_uri))
+
+
+def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:
+    """Return each model's median time for a single query, in milliseconds."""
+    # The first are not timed. Models take turns, so that a busy machine slows all of them.
+    timed_texts = [*texts[:UNTIMED_QUERIES], *texts]
+    seconds = np.empty((len(timed_texts), len(models)))
+    for row, text in zip(seconds, timed_texts, strict=True):
+        for column, model in enumerate(models):
+            started = time.perf_counter()
+            model.predict([text])
+            row[column] = time.perf_counter() - started
+    timed = seconds[len(timed_texts) - len(texts) :]
+    return [1000 * float(median) for median in np.median(timed, axis=0)]
+
+
+def log_copy(
+    registry: Registry,
+    original: LoggedRetriever,
+    folder: Path,
+    example: list[str],
+    changes: Mapping[str, Any],
+    output: Path,
+) -> LoggedRetriever:
+    """Log the ``folder`` with a changed copy of a retriever, as a run of its own.
+
+    It gets the parameters of the original's training, and ``changes`` of these and of the model's
+    metadata. Artifacts go into ``output`` if no server keeps them.
+    """
+    parameters = {**registry.parameters(original.run_id), **changes}
+    name = "-".join(
+        [str(original.metadata.get("dataset", "copy")), *sorted({*changes} - {"num_ads"})]
+    )
+    run = open_run(registry.uri, parameters["experiment"], name, output)
+    with run.closing():
+        run.log_parameters(parameters, {COPY_OF: original.uri})
+        metadata = {**original.metadata, **changes}
+        model_id = log_retriever(run, folder, example, metadata)
+    return registry.look_up(uri_of(model_id))
+
+
+def take_place(
+    registry: Registry, copy: LoggedRetriever, original: LoggedRetriever, model_uri: str
+) -> str:
+    """Register a changed copy under its original's name, and move the named alias to it.
+
+    A ``model_uri`` without a name (``models:/MODEL_ID``) registers nothing. Returns the copy's URI.
+
+    Raises:
+        RegistryError: the copy does not answer, or the alias was moved meanwhile.
+    """
+    named = re.fullmatch(r"models:/([^/@]+)(?:@(.+)|/\d+)", model_uri)
+    if named is None:
+        return copy.uri
+    name, alias = named.groups()
+    ask_once(registry.load(copy.uri))
+    version = registry.register(name, copy.run_id, copy.model_id)
+    made = f"models:/{name}/{version.version}"
+    if alias:
+        if registry.look_up(model_uri).model_id != original.model_id:
+            raise RegistryError(
+                f"{name}@{alias} was moved meanwhile, and {made} was made from the earlier version;"
+                f" run this again"
+            )
+        registry.choose(version, alias)
+    return made
