@@ -14,7 +14,7 @@ import torch
 from conftest import Refused
 from safetensors.torch import save_file
 
-from ramen_ray.data.store.mapped_files import map_new_array
+from ramen_ray.data.arrays import map_new_array
 
 MUCH = np.arange(1 << 18, dtype=np.float32).reshape(-1, 64)
 

@@ -26,8 +26,7 @@ from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder, build_bag
-from ramen_ray.method.model.packing import packed
-from ramen_ray.method.model.texts import TokenBatch
+from ramen_ray.method.model.texts import TokenBatch, packed
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
 from ramen_ray.method.sampling.batches import Batch, DrawState
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData

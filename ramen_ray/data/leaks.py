@@ -16,9 +16,6 @@ Protocol = Literal["strict", "unclicked", "as-published"]
 """Which edges a graph leaves out: those that join a held-out query to its answer; also those that
 repeat a train click; or none."""
 
-LEAKING_EDGES = "edges that join a held-out query to its answer"
-REPEATING_EDGES = "edges that repeat a train click"
-OTHER_END = {"query": "ad", "ad": "query"}
 HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
 
@@ -75,7 +72,7 @@ def repeating(side: str, anchors: str) -> str:
     That is, of a node that is an ad, the text of a train query that led to it, and the reverse.
     ``anchors`` is SQL that selects ``id`` and ``folded``; ``side`` is of the nodes, query or ad.
     """
-    other = OTHER_END[side]
+    other = "ad" if side == "query" else "query"
     return f"""
         SELECT DISTINCT {side}_id AS node, named.anchor
         FROM (SELECT query_id, unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)}) AS clicks

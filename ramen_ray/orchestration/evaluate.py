@@ -13,9 +13,8 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact, checksum_files
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError
 from ramen_ray.data.store.predictions import shown_ads, write_predictions
-from ramen_ray.method.metrics import bad_matches
 from ramen_ray.method.metrics.judgement import Judgement
-from ramen_ray.method.metrics.ranking import PerQuery
+from ramen_ray.method.metrics.ranking import BMR_KS, PerQuery, bad_match_metrics
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
@@ -167,7 +166,7 @@ def _retrieve(
 def _measure_bad_matches(
     names: NameList, dataset: Dataset, split: str, topk: TopK
 ) -> dict[str, float]:
-    ads = topk[0][:, : max(bad_matches.KS)]
+    ads = topk[0][:, : max(BMR_KS)]
     query_names = names.find_in_table(dataset, f"queries/{split}")
     ad_names = names.find_in_table(dataset, "ads", shown_ads(ads))
-    return bad_matches.bad_match_metrics(ads, query_names, ad_names, names.kind_of, names.kinds)
+    return bad_match_metrics(ads, query_names, ad_names, names.kind_of, names.kinds)

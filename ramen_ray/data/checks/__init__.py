@@ -10,26 +10,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import gettempdir
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.checks.reading import TableReader
 from ramen_ray.data.checks.rows import Rule, row_rules
-from ramen_ray.data.checks.structure import inspect_structure
+from ramen_ray.data.checks.structure import inspect_structure, unreadable
 from ramen_ray.data.checks.tables import (
     REVERSED_CLICKS,
     UNLINKED,
     cross_rules,
-    key_rules,
+    keys_of,
     leak_rules,
     repeat_rules,
 )
 from ramen_ray.data.engine import count, engine, name_literal, run
-from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Tally, raise_errors
+from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, Tally, raise_errors
 from ramen_ray.data.leaks import find_answers
-from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.parquet_files import read_footer
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, schema_of
+from ramen_ray.data.store.texts import not_utf8
+
+ROWS_PER_BATCH = 65_536
+READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, DatasetError)
 
 
 def check(dataset: Dataset) -> None:
@@ -86,6 +91,68 @@ def _find(
     return sorted(wanted, key=lambda finding: finding.severity)
 
 
+class _TableReader:
+    """A table's rows as a stream; what it has noted is whole when they have been read.
+
+    Attributes:
+        schema: The columns that the table has.
+        damage: The file that cannot be read, which ends the rows.
+        not_utf8: Texts whose bytes are not UTF-8. The rows have them read as Latin-1.
+        ascends: Whether ids, or pairs of ids, ascend, so that none repeats; False if one is null.
+    """
+
+    def __init__(self, dataset: Dataset, table: str) -> None:
+        """Read nothing yet but the schema."""
+        self.schema = dataset.schema(table)
+        self.damage: list[Finding] = []
+        self.not_utf8 = Tallies()
+        self.ascends = True
+        self._dataset = dataset
+        self._table = table
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows in the order of the files."""
+        keys, last = keys_of(self._table), None
+        for path in self._dataset.files(self._table):
+            file, num_rows = path.relative_to(self._dataset.path), 0
+            try:
+                for rows in self._dataset.rows_of(path, self.schema.names, ROWS_PER_BATCH):
+                    readable = self._readable(rows, file, num_rows)
+                    yield readable
+                    num_rows += len(rows)
+                    found = readable.select(keys)
+                    last = pa.concat_batches([last[-1:], found]) if last else found
+                    self.ascends = self.ascends and _ascend(*last)
+                if num_rows != read_footer(path).num_rows:
+                    raise DatasetError("its number of rows differs from its footer")
+            except READ_ERRORS as error:  # the engine would change it
+                self.damage.append(unreadable(file, error))
+                return
+
+    def _readable(self, rows: pa.RecordBatch, file: Path, first: int) -> pa.RecordBatch:
+        columns = []
+        for field in self.schema:
+            column = rows[field.name]
+            if pa.types.is_string(field.type) and (odd := not_utf8(column)).any():
+                contents = column.cast(pa.binary()).filter(odd).to_pylist()
+                kind = Kind("bytes that are not UTF-8", "convert the source", field.name)
+                self.not_utf8.add(kind, file, first + np.flatnonzero(odd), contents)
+                # the engine cannot hold them, and null would be another fault
+                texts = pa.array([content.decode("latin-1") for content in contents])
+                column = pc.replace_with_mask(column, odd, texts)
+            columns.append(column.cast(field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _ascend(first: pa.Array, second: pa.Array | None = None) -> bool:
+    """Say whether keys (n,), or pairs of keys, ascend; False if one is null."""
+    rises = pc.greater(first[1:], first[:-1])
+    if second is not None:
+        same = pc.equal(first[1:], first[:-1])
+        rises = pc.or_(rises, pc.and_(same, pc.greater(second[1:], second[:-1])))
+    return pc.all(rises, skip_nulls=False, min_count=0).as_py() is True
+
+
 class _Tables:
     """The tables of a ``dataset`` in the engine, as far as rules of others will read them.
 
@@ -108,18 +175,18 @@ class _Tables:
 
     def check(self, table: str, *, find_leaks: bool = False) -> list[Finding]:
         """Read a table, and return what is wrong in it; one that is damaged is left out."""
-        reader = TableReader(self._dataset, table)
+        reader = _TableReader(self._dataset, table)
         columns = reader.schema.names
         self._load(table, reader)
         if reader.damage:
             self._connection.execute(f"DROP TABLE {name_literal(table)}")
             return reader.damage
         rules = row_rules(table, columns, self._num_rows)
-        rules += [] if reader.ascends else key_rules(table)
-        rules += [*repeat_rules(table, columns), *cross_rules(table, columns, self.loaded)]
+        rules += repeat_rules(table, columns, ascends=reader.ascends)
+        rules += cross_rules(table, columns, self.loaded)
         if table.startswith("edges/"):
             _, anchor_set, side = table.split("/")
-            if side == "query" and TRAIN in self.loaded:
+            if self._warns and side == "query" and TRAIN in self.loaded:
                 linked = f"SELECT query_id FROM {name_literal(table)}"
                 self._connection.execute(f"DELETE FROM unlinked WHERE query_id IN ({linked})")
             is_used = anchor_set in self._dataset.strict_anchor_sets and side in NODE_TABLES
@@ -130,7 +197,7 @@ class _Tables:
         self._forget(table, columns)
         return found
 
-    def _load(self, table: str, reader: TableReader) -> None:
+    def _load(self, table: str, reader: _TableReader) -> None:
         rows = pa.RecordBatchReader.from_batches(reader.schema, reader.batches())
         self._connection.register("source", rows)
         columns = ", ".join(map(name_literal, reader.schema.names))

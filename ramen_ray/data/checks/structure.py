@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ramen_ray.data.checks.reading import unreadable
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
@@ -175,6 +175,16 @@ def _name_findings(dataset: Dataset) -> Iterator[Finding]:
         if not is_known(table):
             message = f"the dataset directory has no table {table!r}; it is not read"
             yield Finding("warning", f"{table}.parquet", message, "check its name")
+
+
+def unreadable(file: str | Path, why: object) -> Finding:
+    """Return the finding that ``file`` cannot be read."""
+    return Finding(
+        "error",
+        str(file),
+        f"not a readable parquet file: {' '.join(str(why).split())}",
+        "it is damaged or incomplete; copy or write it again",
+    )
 
 
 def _error(file: str, message: str, advice: str, column: str | None = None) -> Finding:

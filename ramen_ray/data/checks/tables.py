@@ -2,13 +2,12 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
-from ramen_ray.data.checks.reading import keys_of
 from ramen_ray.data.checks.rows import Rule, error, warning
 from ramen_ray.data.engine import name_literal
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.leaks import HELD_OUT, REVERSED, leaking, repeating, texts_of
 from ramen_ray.data.prepared.tokens import TextFigures
-from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT
+from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT, schema_of
 
 MANY_REPEATS = 0.1
 """Share of a table's edges that repeat train clicks, from which on it is worth a warning."""
@@ -16,18 +15,26 @@ MANY_TEXTS = 0.01
 """Share of its tokens or texts from which on those that an encoder loses are."""
 
 
-def key_rules(table: str) -> list[Rule]:
-    """Forbid that rows repeat an id or a pair of ids."""
+def keys_of(table: str) -> list[str]:
+    """Name the columns that no two rows of ``table`` share: an id, or both of a pair."""
+    names: list[str] = schema_of(table).names
+    return names[: 1 + table.startswith(("edges/", "filters/"))]
+
+
+def repeat_rules(table: str, columns: Collection[str], *, ascends: bool) -> list[Rule]:
+    """Forbid that rows repeat ids, pairs of ids, users' own ids, or texts of ads.
+
+    If ids ascend, none repeats, and they need not be held in memory to see it.
+    """
     keys = keys_of(table)
     what, advice = ("id", "give every row its own") if len(keys) == 1 else ("pair", "leave one")
     harm = warning if table.startswith("filters/") else error
-    return [harm(keys[-1], f"{what} that an earlier row has", advice, _repeats(keys))]
-
-
-def repeat_rules(table: str, columns: Collection[str]) -> list[Rule]:
-    """Warn of rows that repeat users' own ids, or texts of ads."""
-    own_id = [_SAME_SOURCE_ID] if "source_id" in columns else []
-    return own_id + ([_SAME_TEXT, _SAME_FOLDED] if table == "ads" else [])
+    of_keys = harm(keys[-1], f"{what} that an earlier row has", advice, _repeats(keys))
+    return [
+        *([] if ascends else [of_keys]),
+        *([_SAME_SOURCE_ID] if "source_id" in columns else []),
+        *([_SAME_TEXT, _SAME_FOLDED] if table == "ads" else []),
+    ]
 
 
 def _repeats(columns: list[str]) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +27,8 @@ ChosenClicks = Callable[[Int64s, Int64s], Booleans]
 """Takes the query and the ad of each click, (clicks,) ids each; flags the clicks to keep."""
 
 _NOVEL, _ONE_SHOT = range(2)  # keys of the two draws
+_MADE_FROM = {"train": "train", "validation": "validation", ZERO_SHOT: "test"}
+"""By split that is written, the parent's split that it has queries of."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,14 @@ def make_novel_split(
     all ads novel, a split would be empty, or ``output`` exists.
     """
     parent = Dataset(dataset)
-    metadata = _metadata(parent, settings)  # takes the fingerprint before all reading
+    # takes the fingerprint before all reading
+    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
+    name = joined_name(parent.name, "one-shot" if settings.one_shot else "zero-shot")
     check(parent)
     if parent.has("novel_ads"):
         raise DatasetError(f"{parent.path} has novel ads already; split the dataset it comes from")
     novel = _draw_novel_ads(parent, settings)
+    metadata = {**parent.metadata, "name": name, "novel_split": made}
     with new_dataset(output, **metadata) as writer, parent.unchanged(WHILE_READ):
         of_novel_text = _find_novel_texts(parent, novel, writer.folder)
         left_out = of_novel_text[TRAIN] & settings.unseen_texts
@@ -78,28 +82,19 @@ def make_novel_split(
         for table in ("ads", "queries/test", "filters/test"):
             write_kept(parent, table, {}, writer)
         writer.write("novel_ads", pa.table({"ad_id": np.flatnonzero(novel)}))
-        train = _write_queries(
-            parent,
-            "train",
-            "train",
-            lambda queries, ads: ~hidden[ads] | (revealed[ads] == queries),
-            writer,
-            left_out,
-        )
-        _write_held_out(parent, "validation", "validation", ~novel, writer)
-        _write_held_out(parent, "test", ZERO_SHOT, novel, writer)
+
+        def visible(queries: Int64s, ads: Int64s) -> Booleans:
+            return ~hidden[ads] | (revealed[ads] == queries)
+
+        train = _write_queries(parent, "train", visible, writer, left_out)
+        _write_held_out(parent, "validation", ~novel, writer)
+        _write_held_out(parent, ZERO_SHOT, novel, writer)
         cut = {table: rows & (not settings.keep_ad_edges) for table, rows in of_novel_text.items()}
         for name in parent.anchor_sets:
             written = [_write_edges(parent, name, side, train, cut, writer) for side in NODE_TABLES]
             if any(written):
                 write_kept(parent, f"anchors/{name}", {}, writer)
     return Dataset(output)
-
-
-def _metadata(parent: Dataset, settings: NovelSettings) -> dict[str, Any]:
-    kind = "one-shot" if settings.one_shot else "zero-shot"
-    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
-    return {**parent.metadata, "name": joined_name(parent.name, kind), "novel_split": made}
 
 
 def _draw_novel_ads(parent: Dataset, settings: NovelSettings) -> Booleans:
@@ -155,13 +150,13 @@ def _draw_revealed_queries(
 
 def _write_queries(
     parent: Dataset,
-    split: str,
     target: str,
     chosen: ChosenClicks,
     writer: DatasetWriter,
     left_out: Booleans | None = None,
 ) -> Kept:
     """Write the queries that do not lose all clicks, nor are ``left_out``; returns which."""
+    split = _MADE_FROM[target]
     table = f"queries/{split}"
 
     def with_clicks(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -183,16 +178,15 @@ def _write_queries(
     return {table: kept}
 
 
-def _write_held_out(
-    parent: Dataset, split: str, target: str, chosen: Booleans, writer: DatasetWriter
-) -> None:
+def _write_held_out(parent: Dataset, target: str, chosen: Booleans, writer: DatasetWriter) -> None:
     """Write a split's queries, and filter pairs, with the ``chosen`` ads (ads,) only."""
-    kept = _write_queries(parent, split, target, lambda _, ads: chosen[ads], writer)
+    kept = _write_queries(parent, target, lambda _, ads: chosen[ads], writer)
 
     def of_ads(pairs: pa.RecordBatch) -> pa.RecordBatch:
         return pairs.filter(pa.array(chosen[pairs["ad_id"]]))
 
-    write_kept(parent, f"filters/{split}", kept, writer, of_ads, f"filters/{target}")
+    filters = f"filters/{_MADE_FROM[target]}"
+    write_kept(parent, filters, kept, writer, of_ads, f"filters/{target}")
 
 
 def _write_edges(

@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from scipy.sparse import csr_array
 
+from ramen_ray.data.arrays import click_pairs
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
@@ -93,11 +95,6 @@ class Dataset:
         """Return the table's row count from the parquet footers."""
         return sum(read_footer(file).num_rows for file in self.files(table))
 
-    @property
-    def total_rows(self) -> int:
-        """Row count of all tables together."""
-        return sum(map(self.num_rows, self.tables))
-
     def schema(self, table: str) -> pa.Schema:
         """Return the table's columns: the required ones, then the optional ones that it has."""
         with open_parquet(self.files(table)[0]) as first:
@@ -148,6 +145,20 @@ class Dataset:
         wanted = pa.array(ids, pa.int64())
         found = [batch.filter(pc.is_in(batch[0], wanted)) for batch in self.batches(table)]
         return pa.Table.from_batches(found).sort_by(schema_of(table).names[0])
+
+    def clicks(self, split: str) -> csr_array:
+        """Read a split's clicks as (queries, ads) float32 weights, 1 each if it has none."""
+        table = f"queries/{split}"
+        columns = [name for name in self.schema(table).names if name not in ("text", "source_id")]
+        queries, ads, weights = [], [], []
+        for rows in self.batches(table, columns):
+            query_ids, ad_ids = click_pairs(rows)
+            queries.append(query_ids)
+            ads.append(ad_ids)
+            is_weighted = "weights" in columns
+            weights.append(rows["weights"].flatten() if is_weighted else np.ones(len(ad_ids), "f4"))
+        entries = np.concatenate(weights), (np.concatenate(queries), np.concatenate(ads))
+        return csr_array(entries, (self.num_rows(table), self.num_rows("ads")))
 
     @cached_property
     def fingerprint(self) -> str:

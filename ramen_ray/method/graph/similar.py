@@ -98,14 +98,8 @@ def similar_by_embeddings(
                     counts[GIVEN_UP] += int((~done).sum())
                 done[:] = True
             kept &= done[:, None]
-            yield best_of(rows[np.nonzero(kept)[0]], others[kept], similarities[kept], settings)
+            own, linked, cosines = rows[np.nonzero(kept)[0]], others[kept], similarities[kept]
+            best, _ = best_of_each(own, settings.top_k, -cosines, linked)
+            yield own[best], linked[best], cosines[best]
             again.append(rows[~done])
         texts, k = np.sort(np.concatenate(again)), DEEPER * k
-
-
-def best_of(
-    rows: Int64s, others: Int64s, similarities: NDArray[np.float32], settings: SimilarSettings
-) -> Similar:
-    """Return the top_k anchors of each of the texts ``rows`` (n,), best first."""
-    best, _ = best_of_each(rows, settings.top_k, -similarities, others)
-    return rows[best], others[best], similarities[best]

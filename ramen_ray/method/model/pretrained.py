@@ -4,16 +4,19 @@ import importlib.util
 import json
 import logging
 import math
-from importlib.machinery import ModuleSpec
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
 
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.errors import UserError, first_line_of
@@ -28,18 +31,8 @@ MOST_GROWTH = 1000
 LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What transformers raises of damaged files."""
 POSITIONS_AFTER_PADDING = {
-    "camembert",
-    "data2vec-text",
-    "ibert",
-    "lilt",
-    "longformer",
-    "luke",
-    "mpnet",
-    "roberta",
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "xmod",
+    *("camembert", "data2vec-text", "ibert", "lilt", "longformer", "luke", "mpnet"),
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
 """Types of transformers whose first token has the position after that of padding."""
 STATIC_TOKENIZER = "0_StaticEmbedding/tokenizer.json"
@@ -62,7 +55,10 @@ def resolve_pretrained(name: str) -> str:
         module, _, folder = name.removeprefix(PACKAGE_PREFIX).partition("/")
         if not module:
             raise EncoderError(f"encoder {name!r}: write package:MODULE/FOLDER")
-        spec = _find_spec(module)
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError):  # of a module within one that is not there
+            spec = None
         if spec is None or not spec.submodule_search_locations:
             raise EncoderError(
                 f"encoder {name!r}: the package {module!r} is not installed; install it (pip "
@@ -113,26 +109,18 @@ def content_of(name: str) -> str:
     source = resolve_pretrained(name)
     folder = Path(source)
     if folder.is_dir():
-        files = sorted(file for file in folder.rglob("*") if _may_be_loaded(file, folder))
-        named = ((file.relative_to(folder).as_posix(), file) for file in files)
+        files = ((file.relative_to(folder), file) for file in sorted(folder.rglob("*")))
+        named = (
+            (path.as_posix(), file)
+            for path, file in files
+            if file.is_file() and not any(p.startswith((".", "__pycache__")) for p in path.parts)
+        )
         return content_digest(named, "sha256")  # the fastest that processors have built in
     try:
         file = cached_file(source, "config.json")
     except LOAD_ERRORS as error:
         raise _cannot_load("an encoder", name, error) from error
     return Path(str(file)).parent.name  # .../snapshots/COMMIT/config.json
-
-
-def _may_be_loaded(file: Path, folder: Path) -> bool:
-    hidden = any(part.startswith((".", "__pycache__")) for part in file.relative_to(folder).parts)
-    return file.is_file() and not hidden
-
-
-def _find_spec(module: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # of a module within one that is not there
-        return None
 
 
 def load_config(name: str) -> PreTrainedConfig:
@@ -153,6 +141,44 @@ def load_config(name: str) -> PreTrainedConfig:
     if config.num_hidden_layers > MOST_LAYERS:  # each takes time, whether there are weights or not
         raise EncoderError(f"{name!r} claims to have {config.num_hidden_layers} layers")
     return config
+
+
+def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
+    """Load a transformer without the pooler, cut to its first ``num_layers`` if these are given."""
+    from transformers import AutoModel  # the import takes seconds, and a driver loads no weights
+
+    config = load_config(pretrained)
+    if num_layers is not None:
+        if not 1 <= num_layers <= config.num_hidden_layers:
+            raise EncoderError(
+                f"encoder.num_layers is {num_layers}; {pretrained!r} has 1 to "
+                f"{config.num_hidden_layers} layers"
+            )
+        config.num_hidden_layers = num_layers
+    # transformers' report is silenced: unused layers are expected, and missing weights, which it
+    # would initialise at random, are an error below.
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        backbone, report = AutoModel.from_pretrained(
+            resolve_pretrained(pretrained),
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            trust_remote_code=False,
+            weights_only=True,
+        )
+    except (*LOAD_ERRORS, RuntimeError, SafetensorError, UnpicklingError) as error:
+        raise EncoderError(f"cannot load the weights of {pretrained!r}: {error}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise EncoderError(f"{pretrained!r} lacks weights: {', '.join(missing[:3])} ...")
+    if getattr(backbone, "pooler", None) is not None:
+        backbone.pooler = None  # never used here, and DDP refuses parameters without gradients
+    return backbone
 
 
 def most_tokens(config: PreTrainedConfig) -> int | None:

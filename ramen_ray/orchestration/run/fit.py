@@ -11,7 +11,6 @@ from ray.train import UserCallback
 
 from ramen_ray.config import RunConfig, flatten
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.splits.links import LINKS_OF
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
@@ -142,7 +141,6 @@ def fit(
             trained_seconds=trained.trained_seconds,
             waited_seconds=trained.waited_seconds,
             metrics=trained.metrics,
-            **{LINKS_OF: dataset.metadata.get(LINKS_OF)},
         )
     return TrainResult(trained.metrics, best / ENCODER_FOLDER, directory.path, run)
 

@@ -20,8 +20,8 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open_unchanged
-from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
+from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.method.sampling.training_data import Regularizer

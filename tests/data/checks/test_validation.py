@@ -49,6 +49,9 @@ def full_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     tables["queries/zero_shot"] = query_table(texts, [[36], [37, 38], [36, 39]])
     tables["filters/zero_shot"] = pa.table({"query_id": [0, 1], "ad_id": [38, 39]})
     tables["novel_ads"] = pa.table({"ad_id": [36, 37, 38, 39]})
+    tables["aliases/query"] = pa.table(
+        {"name": ["gone", "merged"], "of": [None, "queries/train:0"]}
+    )
     path = tmp_path_factory.mktemp("full") / "full"
     return write_dataset(path, tables, name="full").path
 
@@ -182,6 +185,8 @@ W queries/zero_shot:0:text text that looks damaged by a wrong encoding (3 of 3, 
 E queries/validation:5:ad_ids no ads for query_id: 5""",
         append("edges/topics/ad", ad_id=0, anchor_id=0, weight=3.0): """
 E edges/topics/ad:36:anchor_id pair that an earlier row has: ad_id 0 anchor_id 0""",
+        append("aliases/query", name="gone", of=None): """
+E aliases/query:2:name id that an earlier row has: 'gone'""",
         append("filters/zero_shot", query_id=1, ad_id=39): """
 W filters/zero_shot:2:ad_id pair that an earlier row has (1 of 3, 33.3%): query_id 1 ad_id 39""",
     },
@@ -190,6 +195,7 @@ W filters/zero_shot:2:ad_id pair that an earlier row has (1 of 3, 33.3%): query_
 E queries/train:2:ad_ids no value: [1, None]
 E queries/train:2:weights other number of weights than of ad_ids: 1""",
         set_cells("queries/train", "text", 8, ""): "E queries/train:8:text empty text: ''",
+        set_cells("aliases/query", "name", 0, None): "E aliases/query:0:name no value: null",
         in_turn(*NO_CLICKS): """
 W queries/train:3:ad_ids train query without a click (2 of 60, 3.3%): 3, 5 (row 5)""",
         in_turn(

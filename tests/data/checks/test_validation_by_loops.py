@@ -15,10 +15,12 @@ import pytest
 from breaking import Change, cast, change_json, cut, edit, set_bytes, set_cells, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_datasets import JSON
 from support import MAX_LENGTH, prepare_in_process, query_table, text_table
 from written_out import plain
 
-from ramen_ray.data.checks import reading, validate
+from ramen_ray.data import checks
+from ramen_ray.data.checks import validate
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.schemas import AD_EDGES, FILTERS, schema_of
 
@@ -96,7 +98,7 @@ def test_cross_table_findings_are_those_of_plain_loops(
         "edges/links/ad": pa.table([*zip(*edges, strict=True), [1.0] * len(edges)], AD_EDGES.names),
         "filters/test": pa.table([*zip(*filters, strict=True)], FILTERS.names),
     }
-    with tempfile.TemporaryDirectory() as folder, patch.object(reading, "ROWS_PER_BATCH", batch):
+    with tempfile.TemporaryDirectory() as folder, patch.object(checks, "ROWS_PER_BATCH", batch):
         dataset = write_dataset(Path(folder) / "made", tables, name="made")
         of_rows = ("id outside", "no ads for query_id")
         found = [f.message for f in validate(dataset) if not f.message.startswith(of_rows)]
@@ -172,12 +174,6 @@ TABLES = st.sampled_from(
     ["ads", "queries/train", "queries/test", "anchors/links", "edges/links/ad", "filters/test"]
 )
 IDS = st.one_of(st.none(), st.integers(-2, 70), st.integers(-(2**63), 2**63 - 1))
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-)
-
-
 TYPES = [
     *(pa.int8(), pa.int32(), pa.uint64(), pa.float64(), pa.large_string(), pa.bool_()),
     *(pa.list_(pa.int64()), pa.null()),

@@ -28,12 +28,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
-from ramen_ray.method.model.encoder import (
-    Encoder,
-    build_bag,
-    build_transformer,
-    load_encoder,
-)
+from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import (
     POSITIONS_AFTER_PADDING,
     EncoderError,

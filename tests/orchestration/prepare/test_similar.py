@@ -12,13 +12,13 @@ import torch
 from support import errors_in, query_table, text_table
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.tables.graphs import text_edges
 from ramen_ray.method.graph import similar
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.model.pretrained import text_tokenizer
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.orchestration.prepare import similar as preparation
-from ramen_ray.orchestration.prepare import text_edges
 from ramen_ray.orchestration.prepare.similar import add_similar
 
 WORDS = ["robin", "heron", "sloop", "maple", "flint", "tango", "old", "new", "Small", "rare"]

@@ -22,7 +22,6 @@ from ramen_ray.data.tables.clicks import numbering, splits, writing
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
 from ramen_ray.data.tables.graphs.anchor_sets import made_by
-from ramen_ray.data.tables.graphs.edges import write_edge_list
 from ramen_ray.data.tables.reading.columns import (
     Column,
     filter_columns,
@@ -34,8 +33,6 @@ from ramen_ray.data.tables.reading.columns import (
 )
 from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
 from ramen_ray.errors import redacted, without_passwords
-
-MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # so that their sums fit in float32
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +66,7 @@ def import_tables(
             written = Dataset(writer.folder, metadata)
             with engine(writer.folder, memory, written) as connection:
                 for key, edge_list in tables.edge_lists.items():
-                    found = write_edge_list(connection, written, edge_list, key, writer)
+                    found = edges.write_edge_list(connection, written, edge_list, key, writer)
                     _log(f"anchor set {key}", found.num_rows | found.counts)
     dataset = Dataset(output)
     queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
@@ -103,8 +100,9 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
     names = tables.click_columns
     clicks = of_names({side: names[side] for side in SIDES})
     if "weight" in names:
+        limits = edges.LEAST_WEIGHT, edges.LARGEST_WEIGHT
         zeros = "impressions, rows of 0 clicks"
-        clicks["weight"] = weight_column(names["weight"], MIN_WEIGHT, MAX_WEIGHT, zeros=zeros)
+        clicks["weight"] = weight_column(names["weight"], *limits, zeros=zeros)
     if "time" in names:
         unit, flag = columns.clicks_time_unit, "--columns.clicks-time-unit"
         reasons = "clicks before clicks_from", "clicks from clicks_until on"
@@ -163,7 +161,10 @@ class _Import:
     def _read(self) -> None:
         """Read the tables of queries, ads and clicks, and sum the clicks."""
         connection, table = self.connection, self.opened["clicks"]
-        rows = numbering.rows_sql(table.columns, self.tables.period_bounds or ())
+        weight = "weight" if "weight" in table.columns else "1.0"
+        bounds = self.tables.period_bounds or ()
+        period = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
+        rows = f"SELECT place, query, ad, {weight} AS weight, {period} AS period FROM source"
         listed = [side for side in SIDES if side in self.opened]
         for side in listed:
             self.opened[side].load(connection, f"{side}_rows", "FROM source")

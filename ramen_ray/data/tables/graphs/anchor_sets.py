@@ -21,15 +21,7 @@ from duckdb import DuckDBPyConnection
 from filelock import FileLock
 
 from ramen_ray.data.engine import TEXTS_PER_BATCH, count, run, stream
-from ramen_ray.data.leaks import (
-    LEAKING_EDGES,
-    REPEATING_EDGES,
-    Protocol,
-    find_answers,
-    leaking,
-    repeating,
-    texts_of,
-)
+from ramen_ray.data.leaks import Protocol, find_answers, leaking, repeating, texts_of
 from ramen_ray.data.store.dataset import (
     UNFINISHED,
     WHILE_READ,
@@ -110,9 +102,10 @@ def _drop_clicks(
     find_answers(connection, tables)
     anchors = "SELECT id, fold(text) AS folded FROM anchors"
     for side in sides:
-        unwanted = {LEAKING_EDGES: leaking(texts_of(NODE_TABLES[side]), anchors)}
+        held_out = leaking(texts_of(NODE_TABLES[side]), anchors)
+        unwanted = {"edges that join a held-out query to its answer": held_out}
         if protocol == "unclicked":
-            unwanted[REPEATING_EDGES] = repeating(side, anchors)
+            unwanted["edges that repeat a train click"] = repeating(side, anchors)
         for kind, pairs in unwanted.items():
             run(
                 connection,
@@ -122,7 +115,7 @@ def _drop_clicks(
                 WHERE edges.node = pairs.node AND edges.anchor = pairs.anchor
                 """,
             )
-            ((dropped[f"{side} {kind}"],),) = connection.fetchall()
+            (dropped[f"{side} {kind}"],) = connection.fetchall()[0]
     return dropped
 
 

@@ -9,7 +9,6 @@ from duckdb import DuckDBPyConnection
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import PLURAL, SIDES
-from ramen_ray.data.tables.column_names import SessionColumns
 from ramen_ray.data.tables.graphs.nodes import (
     HELD_OUT_NODE,
     LEFT_OUT_NODE,
@@ -20,10 +19,28 @@ from ramen_ray.data.tables.graphs.nodes import (
     node_names,
     read_numbers,
 )
+from ramen_ray.data.tables.reading.cells import TimeUnit
 from ramen_ray.data.tables.reading.columns import Column, NullWords, id_column, time_column
 from ramen_ray.data.tables.reading.loading import UserTable, nearly_known
 
 WHOLE = "session IS NOT NULL AND time IS NOT NULL AND query IS NOT NULL"
+
+
+@dataclass(frozen=True)
+class SessionColumns:
+    """Names of the columns in a log of sessions."""
+
+    sessions_session: str = "session_id"
+    """The row's session."""
+    sessions_time: str = "time"
+    """The row's time: a timestamp, ISO 8601 text, or a number of sessions_time_unit."""
+    sessions_time_unit: TimeUnit = "s"
+    """What numbers in the column of times count since 1970; yyyymmdd are days such as 20260901."""
+    sessions_query: str = "query"
+    """The query's text, or your id of it."""
+    sessions_ad: str | None = "ad_id"
+    """The clicked ad, or empty: your id, its text or, if the dataset does not have your ids, its
+    number; None if the log has no ads."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +89,11 @@ def create_events(
         _name_cells(connection, dataset, side)
         items = f"SELECT DISTINCT item, text FROM {side}_cells WHERE item IS NOT NULL"
         connection.execute(f"CREATE TABLE {side}_items AS {items}")
-    left_out = {
+    return {
         "unreadable lines": log.left_out["unreadable lines"],
         **_count_left_out(connection, dataset),
+        **_cut_sessions(connection, max_session_length),
     }
-    _create_named_events(connection)
-    return left_out | _cut_sessions(connection, max_session_length)
 
 
 def _name_cells(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
@@ -162,8 +178,8 @@ def _count_nearly_known(connection: DuckDBPyConnection, dataset: Dataset) -> dic
     return counts
 
 
-def _create_named_events(connection: DuckDBPyConnection) -> None:
-    """Create ``named_events`` from the log's whole rows, which are dropped."""
+def _cut_sessions(connection: DuckDBPyConnection, max_length: int) -> dict[str, int]:
+    """Create ``events`` from the log's whole rows; returns how many sessions and cuts there are."""
     run(
         connection,
         "numbering the log's events",
@@ -175,12 +191,8 @@ def _create_named_events(connection: DuckDBPyConnection) -> None:
         WHERE {WHOLE} AND queries.item IS NOT NULL
         """,
     )
-    for table in ("log", "found", "query_cells", "ad_cells"):
+    for table in ("log", "found", "query_cells", "ad_cells"):  # to have memory for what follows
         connection.execute(f"DROP TABLE {table}")
-
-
-def _cut_sessions(connection: DuckDBPyConnection, max_length: int) -> dict[str, int]:
-    """Create ``events``, of sessions that are cut; returns how many are, and are not."""
     run(
         connection,
         "numbering the sessions",
@@ -194,6 +206,7 @@ def _cut_sessions(connection: DuckDBPyConnection, max_length: int) -> dict[str, 
         SELECT sessions.session, time, query, ad
         FROM named_events JOIN sessions ON sessions.name = named_events.session
     """
+    # only long sessions are sorted
     run(
         connection,
         "cutting the sessions",
