@@ -21,7 +21,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
-from ramen_ray.method.model.texts import TextTokenizer, measure_tokens
+from ramen_ray.method.model.texts import measure_tokens
 from ramen_ray.told import told
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
@@ -44,43 +44,36 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
     with told(f"checking {shown_path(dataset.path)}"):
         check(dataset)
     tokenizer = text_tokenizer(load_tokenizer(encoder), UNCUT, add_special_tokens=True)
-    with told(f"counting clicks, edges and tokens of {shown_path(dataset.path)}"):
-        return _counted(dataset, tokenizer, encoder, max_length)
-
-
-def _counted(
-    dataset: Dataset, tokenizer: TextTokenizer, encoder: str, max_length: int
-) -> Description:
-    clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
-    edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
-    groups = popularity_groups(clicks["train"].per_ad)
     tables = [
         *(f"queries/{split}" for split in dataset.splits),
         "ads",
         *(f"anchors/{name}" for name in dataset.anchor_sets),
     ]
-    return Description(
-        metadata=dataset.metadata,
-        statistics=dataset_statistics(dataset, clicks),
-        splits={split: split_size(found) for split, found in clicks.items()},
-        degrees=node_degrees(clicks["train"], edges),
-        shares=node_shares(clicks, edges),
-        groups={name: popularity_group(member, clicks) for name, member in groups.items()},
-        hubs={name: largest_hubs(dataset, name, ends, NUM_HUBS) for name, ends in edges.items()},
-        tokens={table: _count_tokens(dataset, table, tokenizer, max_length) for table in tables},
-        max_length=max_length,
-        tokenizer=encoder,
-        samples=sample_queries(dataset, NUM_SAMPLES, SEED),
-        signals=graph_signals(dataset, clicks, edges),
-    )
-
-
-def _count_tokens(
-    dataset: Dataset, table: str, tokenizer: TextTokenizer, max_length: int
-) -> TokenLengths:
-    texts = sample_texts(dataset, table, TEXTS_PER_TABLE, SEED)
-    lengths, figures = measure_tokens(tokenizer, texts, max_length)
-    return TokenLengths(dataset.num_rows(table), Distribution.of(lengths), figures)
+    tokens = {}
+    with told(f"counting clicks, edges and tokens of {shown_path(dataset.path)}"):
+        clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
+        edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
+        groups = popularity_groups(clicks["train"].per_ad)
+        for table in tables:
+            texts = sample_texts(dataset, table, TEXTS_PER_TABLE, SEED)
+            lengths, figures = measure_tokens(tokenizer, texts, max_length)
+            num_texts = dataset.num_rows(table)
+            tokens[table] = TokenLengths(num_texts, Distribution.of(lengths), figures)
+        hubs = {name: largest_hubs(dataset, name, of, NUM_HUBS) for name, of in edges.items()}
+        return Description(
+            metadata=dataset.metadata,
+            statistics=dataset_statistics(dataset, clicks),
+            splits={split: split_size(found) for split, found in clicks.items()},
+            degrees=node_degrees(clicks["train"], edges),
+            shares=node_shares(clicks, edges),
+            groups={name: popularity_group(member, clicks) for name, member in groups.items()},
+            hubs=hubs,
+            tokens=tokens,
+            max_length=max_length,
+            tokenizer=encoder,
+            samples=sample_queries(dataset, NUM_SAMPLES, SEED),
+            signals=graph_signals(dataset, clicks, edges),
+        )
 
 
 def log_description(description: Description, page: Path, experiment: str, output: Path) -> Run:
