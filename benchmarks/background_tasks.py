@@ -32,7 +32,6 @@ SIDES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Alternate the runs and compare them."""
     asked = options(__doc__, rounds=1)
     with tempfile.TemporaryDirectory() as output:
         common = {**ANCE, "output": output}

@@ -50,7 +50,6 @@ Step = tuple[TokenBatch, int, list[Comparison]]
 
 
 def main() -> None:
-    """Build all steps, train, and print the seconds and the losses."""
     prepared, config_file, *group = sys.argv[1:]
     config = read_config(Path(config_file))
     torch.set_num_threads(config.workers.cpus_per_worker)

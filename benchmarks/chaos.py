@@ -43,7 +43,6 @@ TINY = [
 
 
 def main() -> None:
-    """Run the jobs undisturbed, then disturbed until the time is over."""
     asked = options(__doc__, minutes=30.0, seed=0)
     shared_before = set(SHARED_MEMORY.iterdir())
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
@@ -67,7 +66,6 @@ class Soak:
     """The jobs, the numbers of each undisturbed, the faults so far, and what they left."""
 
     def __init__(self, folder: Path, draw: random.Random) -> None:
-        """Write down the commands, without the name of what they write."""
         self.folder, self.draw, self.output = folder, draw, folder / "outputs"
         self.expected: dict[str, Any] = {}
         self.faults: Counter[str] = Counter()
@@ -83,18 +81,15 @@ class Soak:
     def learn(self, name: str) -> None:
         """Run a job undisturbed, and note its numbers."""
         if name == "predict":
-            self._prepare_predict()
+            known = Dataset(ROOT / "datasets" / "foldoc").read("queries/train")["text"].to_pylist()
+            write_queries(self.folder / "queries", known, NUM_QUERIES, ROW_GROUP)
+            notes = json.loads((self.output / "runs" / UNDISTURBED / "run.json").read_text())
+            found = Registry(tracking_uri(self.output)).find_logged(notes["mlflow_run_id"], None)
+            self.jobs["predict"] += ["--model", uri_of(found[1]), "--answers"]
         code, said = self._start(name, UNDISTURBED, disturb=False)
         if code:
             raise RuntimeError(f"{name} fails undisturbed, with code {code}:\n{said}")
         self.expected[name] = self._numbers(name, UNDISTURBED)
-
-    def _prepare_predict(self) -> None:
-        known = Dataset(ROOT / "datasets" / "foldoc").read("queries/train")["text"].to_pylist()
-        write_queries(self.folder / "queries", known, NUM_QUERIES, ROW_GROUP)
-        notes = json.loads((self.output / "runs" / UNDISTURBED / "run.json").read_text())
-        found = Registry(tracking_uri(self.output)).find_logged(notes["mlflow_run_id"], None)
-        self.jobs["predict"] += ["--model", uri_of(found[1]), "--answers"]
 
     def run(self, name: str, number: int) -> bool:
         """Run a job until it succeeds, disturbed; says whether its numbers are the same."""

@@ -37,13 +37,13 @@ from ramen_ray.method.novel_ads.evaluation import Embedded, RevealedClicks
 from ramen_ray.method.novel_ads.neighbours import SeenAds, Vectors, clicked_together
 from ramen_ray.method.novel_ads.representation import CombinedAds, Combiner
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.combining.combine_settings import (
+from ramen_ray.orchestration.combining.combiner_worker import Combining
+from ramen_ray.orchestration.combining.inputs import (
     CombinerConfig,
     CombineSettings,
     VariantName,
+    revealed_clicks,
 )
-from ramen_ray.orchestration.combining.combiner_worker import Combining
-from ramen_ray.orchestration.combining.inputs import revealed_clicks
 from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
@@ -77,7 +77,6 @@ TEXT = "text alone"
 
 
 def main() -> None:
-    """Train what is not there yet, and write a row of the table for each kind of ad vectors."""
     asked = options(
         __doc__,
         sets=["rdocs", "foldoc"],
@@ -152,7 +151,6 @@ def run_config(name: str, data: Prepared, changes: Mapping[str, Any]) -> RunConf
 def embedded_by(
     config: RunConfig, data: Prepared, sibling: Prepared
 ) -> tuple[Embedded, RevealedClicks]:
-    """Train an encoder; return its embeddings, and the revealed clicks with theirs."""
     model = train(config, data)
     *queries, ads = embedded_texts(model, [*data.queries.values(), data.ads])
     embedded = Embedded(data, dict(zip(data.queries, queries, strict=True)), ads)
@@ -163,7 +161,6 @@ def embedded_by(
 def rows_of(
     embedded: Embedded, revealed: RevealedClicks, epochs: int
 ) -> Iterator[tuple[str, Vectors]]:
-    """Yield the vectors of all ads by row."""
     text = embedded.all_ads()
     yield TEXT, text
     if not epochs:
@@ -172,7 +169,7 @@ def rows_of(
     places = np.full(len(text), -1)
     places[own] = np.arange(len(own))
     release = CombinerRun(embedded, "release", epochs)
-    release.train_classifiers()
+    release.train(with_combiner=False)
     combined = release.combined_ads()
     mean_of_all = Combiner("mean", text.shape[1]).eval()
     yield "sum", CombinedAds(mean_of_all, combined.seen, combined.lookup).represent(text, places)
@@ -180,7 +177,7 @@ def rows_of(
         (release, "combiner (release)"),
         (CombinerRun(embedded, "draft", epochs), "combiner (draft)"),
     ):
-        run.train_combiner()
+        run.train(with_combiner=True)
         combined = run.combined_ads()
         yield row, combined.represent(text, places)
         yield f"{row}, one-shot", combined.represent(text, places, revealed)
@@ -191,14 +188,16 @@ def rows_with_true(embedded: Embedded, epochs: int) -> Iterator[tuple[str, Vecto
     text = embedded.all_ads()
     yield TEXT, text
     release = CombinerRun(embedded, "release", epochs)
-    release.train_classifiers()
+    release.train(with_combiner=False)
     classifiers = release.combined_ads().seen.classifiers
     draft = CombinerRun(embedded, "draft", epochs)
-    draft.train_combiner()
+    draft.train(with_combiner=True)
     combined = draft.combined_ads()
     true = true_neighbours(embedded, combined.seen)
+    own = combined.seen.rows_of(np.arange(len(text)))
+    nearest = combined.seen.nearest(text, NEIGHBOURS, own).rows
     for count in range(NEIGHBOURS + 1):
-        neighbours = with_first(true[:, :count], combined.seen, text)
+        neighbours = _first_distinct(np.hstack([true[:, :count], nearest]))
         yield f"combiner (draft), up to {count} true", combined.combine(text, neighbours)
         yield f"text and classifiers, up to {count} true", added(text, classifiers, neighbours)
 
@@ -212,12 +211,6 @@ def true_neighbours(embedded: Embedded, seen: SeenAds) -> Int64s:
     clicks = embedded.data.clicks["test"]
     together = clicked_together(clicks, embedded.all_ads(), CLICKED_TOGETHER)
     return _first_distinct(np.where(together >= 0, seen.rows_of(np.maximum(together, 0)), -1))
-
-
-def with_first(true: Int64s, seen: SeenAds, text: Vectors) -> Int64s:
-    """Return rows (ads, NEIGHBOURS) of seen ads: the ``true`` ones, then the nearest by text."""
-    own = seen.rows_of(np.arange(len(text)))
-    return _first_distinct(np.hstack([true, seen.nearest(text, NEIGHBOURS, own).rows]))
 
 
 def _first_distinct(rows: Int64s) -> Int64s:
@@ -239,7 +232,6 @@ class CombinerRun:
     """A training as jobs/combine.py does it, in this process."""
 
     def __init__(self, embedded: Embedded, variant: VariantName, epochs: int) -> None:
-        """Begin, with a variant's settings as jobs/combine.py has them."""
         combiner = CombinerConfig(epochs=epochs)
         settings = CombineSettings(run="", variant=variant, combiner=combiner)
         self._combining = Combining.of(settings, embedded)
@@ -247,21 +239,14 @@ class CombinerRun:
         self._state = self._combining.new_state(self._model)
         self._state.advance()
 
-    def train_classifiers(self) -> None:
-        """Train to where the combiner's steps begin."""
-        self._train(self._combining.first_steps)
-
-    def train_combiner(self) -> None:
-        """Train to the end."""
-        self._train(self._combining.total_steps)
-
-    def _train(self, stop: int) -> None:
-        sampler, objective = self._combining.sampler, self._combining.objective()
-        list(train_steps(self._state, sampler, objective, stop))
+    def train(self, with_combiner: bool) -> None:
+        """Train the classifiers, to where the combiner's steps begin, or all."""
+        combining = self._combining
+        stop = combining.total_steps if with_combiner else combining.first_steps
+        list(train_steps(self._state, combining.sampler, combining.objective(), stop))
         self._state.advance()
 
     def combined_ads(self) -> CombinedAds:
-        """Return the representation of ads by what has been trained."""
         return self._combining.combined_ads(self._model)
 
 

@@ -84,7 +84,6 @@ def alternate(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, li
 
 
 def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the median over the rounds of each figure."""
     return {name: median(row[name] for row in rows) for name in rows[0]}
 
 
@@ -158,7 +157,6 @@ def write_queries(file: Path, known: Sequence[str], count: int, per_group: int) 
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
-    """Return how long a call takes."""
     started = time.perf_counter()
     run()
     return time.perf_counter() - started

@@ -22,22 +22,15 @@ import torch
 
 from benchmarks.common import finish, options
 from benchmarks.graph_gain import GraphVariant, dataset_of, measured
-from benchmarks.in_process import Run, dealt, renewed
+from benchmarks.in_process import Run, begin_on, dealt, renewed
 from benchmarks.tables import compared, write
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData, anchor_table
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.run.build import (
-    build_classifiers,
-    build_model,
-    build_objective,
-    build_sampler,
-    build_state,
-)
+from ramen_ray.orchestration.run.build import build_objective
 from ramen_ray.presets import bag_unidec, linked_sets
 
 SEED = 7
@@ -59,7 +52,6 @@ USELESS = ("shuffled", "misleading")
 
 
 def main() -> None:
-    """Train once for each dataset, or what is not there yet of the second table; write it."""
     sets = ["rdocs", "foldoc", "debian"]
     asked = options(__doc__ or "", sets=sets, train=False, seeds=3, into="")
     torch.set_num_threads(1)
@@ -79,7 +71,6 @@ def main() -> None:
 
 
 def gains(dataset: str, seeds: int) -> Iterator[dict[str, str]]:
-    """Yield lines of what graphs bring, over as many seeds."""
     config = bag_unidec(dataset)
     plain = GraphVariant(WITHOUT_GRAPH, part="both")
     pulling = {
@@ -144,19 +135,15 @@ def silent(config: RunConfig, own: RunConfig) -> Run:
     }
     known = {one: [edges] for one, edges in graphs.items()}
     made = replace(whole, graphs=graphs, known_edges=known, tables={**whole.tables, **tables})
-    model = build_model(config)
-    keep_tokens(model.encoder, data.occurring_tokens)
-    model.classifiers = build_classifiers(config, model, data)
-    sampler = build_sampler(config, data, made)
-    state = build_state(config, model, model, sampler)
-    objective = build_objective(config)
+    run = begin_on(made, config, data)
     terms = [
         replace(term, loss=lambda encoded: encoded.embeddings_UD.new_zeros(()))
         if term.regularizer
         else term
-        for term in objective.terms
+        for term in run.objective.terms
     ]
-    return Run(config, data, model, replace(objective, terms=tuple(terms)), sampler, state)
+    run.objective = replace(run.objective, terms=tuple(terms))
+    return run
 
 
 if __name__ == "__main__":

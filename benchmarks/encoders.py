@@ -53,7 +53,6 @@ STATIC, STATIC_WIDTH = "static, 1,024 dimensions", 1024
 
 
 def main() -> None:
-    """Measure all, in turns."""
     asked = options(__doc__ or "", rounds=3, texts=64, into="")
     torch.set_num_threads(1)
     tokenizer = load_transformer_tokenizer(MINILM)
@@ -70,11 +69,12 @@ def main() -> None:
         tokenize = model.encoder.text_tokenizer(MAX_LENGTH)
         sides[name] = partial(milliseconds_a_text, model, tokenize_texts(tokenize, some))
     found = {name: median(rows) for name, rows in alternate(asked.rounds, sides).items()}
+    sizes = {name: sum(one.numel() for one in of.parameters()) for name, of in models.items()}
     lines = [
         {
             "architecture": name,
-            "million parameters": f"{(count := num_parameters(models[name])) / 1e6:.1f}",
-            "MB": f"{4 * count / 1e6:.0f}",
+            "million parameters": f"{sizes[name] / 1e6:.1f}",
+            "MB": f"{4 * sizes[name] / 1e6:.0f}",
             "ms a text": f"{spent:.3g}",
             "time over MiniLM's six layers": f"{spent / found[SIX_LAYERS]:.2g}",
         }
@@ -90,11 +90,6 @@ def milliseconds_a_text(model: DualEncoder, texts: TokenTable) -> float:
     started = time.process_time()
     model.embed_queries(texts, np.arange(len(texts)))
     return 1000 * (time.process_time() - started) / len(texts)
-
-
-def num_parameters(model: DualEncoder) -> int:
-    """Count all weights."""
-    return sum(one.numel() for one in model.parameters())
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ WEIGHTS = {"links": 0.1, "categories": 0.1}
 
 
 def main() -> None:
-    """Alternate the two sides and compare."""
     asked = options(__doc__, workers=1, rounds=3, epochs=2)
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(Path(folder), asked.epochs, asked.workers)
@@ -39,7 +38,11 @@ def main() -> None:
             asked.rounds,
             {"project": lambda: run_project(config, file), "bare": lambda: run_bare(config, file)},
         )
-    difference = largest_difference(results["project"] + results["bare"])
+    runs = [run["losses"] for run in results["project"] + results["bare"]]
+    if len({len(losses) for losses in runs}) > 1:
+        sys.exit("the two sides differ in their number of steps")
+    by_step = zip(*runs, strict=True)
+    difference = max((max(losses) - min(losses)) / max(losses) for losses in by_step)
     if difference > LOSS_TOLERANCE:
         sys.exit(f"the two sides' losses differ by {difference:.2g} of them")
     rows = {side: [run["figures"] for run in runs] for side, runs in results.items()}
@@ -50,7 +53,6 @@ def main() -> None:
 
 
 def make_config(output: Path, epochs: int, num_workers: int) -> RunConfig:
-    """Return the configuration of both sides."""
     changes = {
         "dataset": str(ROOT / "datasets" / "foldoc"),
         "output": str(output),
@@ -70,7 +72,6 @@ def make_config(output: Path, epochs: int, num_workers: int) -> RunConfig:
 
 
 def run_project(config: RunConfig, file: Path) -> dict[str, Any]:
-    """Train through the project and read the run from MLflow."""
     run_python("jobs/train.py", "--config", file)
     client = MlflowClient(tracking_uri=sqlite_uri(Path(config.output)))
     experiment = client.get_experiment_by_name(config.experiment)
@@ -96,14 +97,6 @@ def run_bare(config: RunConfig, file: Path) -> dict[str, Any]:
     result = json.loads(said.splitlines()[-1])
     figures = {"seconds_per_epoch": result["seconds"] / config.training.epochs}
     return {"figures": figures, "losses": result["losses"]}
-
-
-def largest_difference(runs: list[dict[str, Any]]) -> float:
-    """Return the largest relative difference between any two runs' losses at the same step."""
-    if len({len(run["losses"]) for run in runs}) > 1:
-        sys.exit("the two sides differ in their number of steps")
-    by_step = zip(*(run["losses"] for run in runs), strict=True)
-    return max((max(losses) - min(losses)) / max(losses) for losses in by_step)
 
 
 if __name__ == "__main__":

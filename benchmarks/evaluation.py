@@ -25,10 +25,14 @@ QUERIES_PER_BLOCK, ADS_PER_BLOCK = 1024, 1024
 
 
 def main() -> None:
-    """Measure both sides in turns."""
     asked = options(__doc__, ads=320_000, queries=8192, rounds=3)
     draw = np.random.default_rng(0)
-    queries, ads = unit_rows(draw, asked.queries), unit_rows(draw, asked.ads)
+    queries, ads = (
+        draw.standard_normal((count, WIDTH), dtype=np.float32)
+        for count in (asked.queries, asked.ads)
+    )
+    for rows in (queries, ads):
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     pairs = random_pairs(draw, asked.queries, asked.ads)
     clicks = random_pairs(draw, asked.queries, asked.ads)
     counts = np.bincount(clicks[:, 1], minlength=asked.ads)
@@ -48,12 +52,6 @@ def main() -> None:
     finish(evaluation / product, {**vars(asked), **figures})
 
 
-def unit_rows(draw: np.random.Generator, count: int) -> NDArray[np.float32]:
-    """Return random embeddings (count, WIDTH) of length 1."""
-    rows = draw.standard_normal((count, WIDTH), dtype=np.float32)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
 def random_pairs(draw: np.random.Generator, num_queries: int, num_ads: int) -> Int64s:
     """Return (pairs, 2) of (query row, ad)."""
     queries = np.repeat(np.arange(num_queries), PAIRS_PER_QUERY)
@@ -62,7 +60,6 @@ def random_pairs(draw: np.random.Generator, num_queries: int, num_ads: int) -> I
 
 
 def multiply(queries: NDArray[np.float32], ads: NDArray[np.float32]) -> None:
-    """Multiply all queries by all ads, block by block."""
     product = np.empty((QUERIES_PER_BLOCK, ADS_PER_BLOCK), dtype=np.float32)
     for first in range(0, len(queries), QUERIES_PER_BLOCK):
         some = queries[first : first + QUERIES_PER_BLOCK]

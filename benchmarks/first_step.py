@@ -39,7 +39,6 @@ optimizer.step()
 
 
 def main() -> None:
-    """Alternate bare and project."""
     rounds = options(__doc__, rounds=3).rounds
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder)

@@ -29,23 +29,23 @@ from benchmarks.common import alternate, finish, medians, options
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder
-from ramen_ray.method.model.heads import Head
+from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
-from ramen_ray.method.objectives.terms import Objective, ramen_objective, task_term
-from ramen_ray.method.objectives.unidec_terms import (
+from ramen_ray.method.objectives.terms import (
+    Objective,
     bce_term,
     classifier_reverse_term,
     classifier_term,
+    ramen_objective,
     reverse_term,
+    task_term,
 )
 from ramen_ray.method.sampling.batches import DrawState, Sampler
-from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import (
     ADS,
     QUERIES,
@@ -55,8 +55,7 @@ from ramen_ray.method.sampling.training_data import (
 )
 from ramen_ray.method.training import step as step_module
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.state import TrainState
+from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
 from ramen_ray.method.training.step import prefetched, train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
@@ -69,7 +68,6 @@ TASK += [build(SoftmaxLoss(1.0), 0.5) for build in (classifier_term, classifier_
 
 
 def main() -> int:
-    """Alternate steps and matrix products."""
     asked = options(__doc__, rounds=3, steps=20, smoke=False)
     if not asked.smoke and not torch.cuda.is_available():
         print("there is no GPU here; --smoke tries the code on the CPU", file=sys.stderr)
@@ -94,7 +92,6 @@ class Clock(StepPart):
     name = "clock"
 
     def __init__(self, device: torch.device) -> None:
-        """Begin without a mark."""
         self._is_gpu = device.type == "cuda"
         self._marks: list[tuple[str, float, Any]] = []
 
@@ -106,7 +103,6 @@ class Clock(StepPart):
         self._marks.append((part, time.perf_counter(), event))
 
     def before(self, encoded: EncodedBatch) -> EncodedBatch:
-        """Mark the end of the encoder's pass."""
         self.mark("encode")
         return encoded
 
@@ -129,16 +125,13 @@ class LastPart(StepPart):
     name = "last"
 
     def __init__(self, clock: Clock) -> None:
-        """Mark on ``clock``."""
         self._clock = clock
 
     def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
-        """Mark the end of the losses, and of adaptive λ."""
         self._clock.mark("losses")
         return weights
 
     def after(self, encoded: EncodedBatch) -> None:
-        """Mark the end of the update."""
         self._clock.mark("update")
 
 
@@ -146,7 +139,6 @@ class Watched:
     """Takes the place of ``ahead_for``: counts what steps compute on, and marks their inputs."""
 
     def __init__(self, prefetch: bool, clock: Clock) -> None:
-        """Count from zero."""
         self._of = prefetched if prefetch else iter
         self._clock = clock
         self.texts, self.tokens, self.squares = 0, 0, 0
@@ -154,7 +146,6 @@ class Watched:
     def __call__(
         self, device: torch.device, items: Iterator[StepInputs]
     ) -> Generator[StepInputs, None, None]:
-        """Yield ``items``."""
         for one in self._of(items):
             self._clock.mark("inputs")
             lengths = one.tokens.lengths

@@ -151,7 +151,6 @@ def other_bases(config: RunConfig) -> dict[str, GraphVariant]:
 
 
 def parts_of_unidec(config: RunConfig) -> dict[str, GraphVariant]:
-    """Return unidec, and unidec without each of its parts."""
     whole, unidec = "unidec", base_changes(config, {"base.kind": "unidec"})
     found = {whole: GraphVariant({**unidec, **WITHOUT_GRAPH}, part="both")}
     for title, changes in UNIDEC_WITHOUT.items():
@@ -175,7 +174,6 @@ def published_sets(config: RunConfig) -> RunConfig:
 
 
 def main() -> None:
-    """Train what is not there yet, and write the table."""
     asked = options(
         __doc__, sets=["foldoc", "debian", "rdocs"], seeds=3, split="test", parts=False, into=""
     )

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.common import alternate, finish, options
 from benchmarks.gpu_step import made_data
-from ramen_ray.method.model.packing import packed
+from ramen_ray.method.model.texts import packed
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
@@ -47,7 +47,6 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure a worker of eight, then one alone."""
     asked = options(__doc__, rounds=5, queries=300_000)
     torch.set_num_threads(1)
     degrees = {one: DEGREES[one.anchor_set][one.side] for one in OBJECTIVE.regularizers}

@@ -55,20 +55,28 @@ def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
 
 def begin(config: RunConfig, data: Prepared, *changes: Change, edges: Path | None = None) -> Run:
     """Build what :func:`train` trains, on the graphs in ``edges``, by default the dataset's own."""
-    model = build_model(config)
-    keep_tokens(model.encoder, data.occurring_tokens)
-    if model.classifier_head is not None:
-        model.classifiers = build_classifiers(config, model, data)
-    objective = build_objective(config)
-    training_data = TrainingData.from_prepared(data, objective.regularizers, edges)
+    training_data = TrainingData.from_prepared(data, build_objective(config).regularizers, edges)
     if config.walk.enabled:
-        walked = walked_graphs(config, training_data.graphs)
+        settings, walked = WalkSettings(**config.walk.model_dump(exclude={"enabled"})), {}
+        for one, own in training_data.graphs.items():
+            graph = WalkGraph.of(own, settings.max_anchor_degree)
+            walked[one] = most_visited(graph, 0, own.num_rows, settings, config.seed)
         known = {one: [own, walked[one]] for one, own in training_data.graphs.items()}
         training_data = replace(training_data, graphs=walked, known_edges=known)
     for change in changes:
         training_data = change(training_data)
+    return begin_on(training_data, config, data)
+
+
+def begin_on(training_data: TrainingData, config: RunConfig, data: Prepared) -> Run:
+    """Build what :func:`train` trains on given graphs."""
+    model = build_model(config)
+    keep_tokens(model.encoder, data.occurring_tokens)
+    if model.classifier_head is not None:
+        model.classifiers = build_classifiers(config, model, data)
     sampler = build_sampler(config, data, training_data)
-    return Run(config, data, model, objective, sampler, build_state(config, model, model, sampler))
+    state = build_state(config, model, model, sampler)
+    return Run(config, data, model, build_objective(config), sampler, state)
 
 
 def train_all_epochs(run: Run) -> DualEncoder:
@@ -82,16 +90,6 @@ def train_all_epochs(run: Run) -> DualEncoder:
     encoder = run.model.encoder
     encoder.set_token_table(encoder.token_table.whole())
     return run.model
-
-
-def walked_graphs(config: RunConfig, graphs: Graphs) -> Graphs:
-    """Return the graphs of the anchors that random walks visit most."""
-    settings = WalkSettings(**config.walk.model_dump(exclude={"enabled"}))
-    walked = {}
-    for one, edges in graphs.items():
-        graph = WalkGraph.of(edges, settings.max_anchor_degree)
-        walked[one] = most_visited(graph, 0, edges.num_rows, settings, config.seed)
-    return walked
 
 
 def renewed(run: Run, draws: DrawState, epoch: int) -> DrawState:
@@ -145,7 +143,6 @@ def first_queries(share: float) -> Change:
 
 
 def prefix(csr: Csr, num_rows: int) -> Csr:
-    """Return the first rows."""
     end, weights = csr.indptr[num_rows], csr.cumulative_weights
     kept = None if weights is None else weights[: end + 1]
     return Csr(csr.indptr[: num_rows + 1], csr.indices[:end], kept)

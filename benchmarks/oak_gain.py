@@ -22,6 +22,7 @@ from benchmarks.graph_gain import UNWALKED, dataset_of, measured_by_query, recip
 from benchmarks.in_process import begin, train, train_all_epochs
 from benchmarks.tables import Found, compared, kept, mean, write
 from experiments.oak.augmentation import Augmentation
+from experiments.oak.linker_data import make_link_dataset
 from experiments.oak.links import (
     LINKER_DEPTH,
     first_links,
@@ -30,12 +31,9 @@ from experiments.oak.links import (
     nearest_anchors,
     train_links,
 )
-from experiments.oak.method import oak_objective, oak_part
-from experiments.oak.queries import AugmentedQueries
-from experiments.oak.settings import OakSettings
+from experiments.oak.method import AugmentedQueries, OakSettings, oak_objective, oak_part
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.presets import bag_ramen, used_sets
@@ -54,7 +52,6 @@ TRAINED, RAMEN, ORACLE = "links by the trained linker", "links by RAMEN", "oracl
 
 
 def main() -> None:
-    """Train what is not there yet, and write the table."""
     asked = options(__doc__, sets=["foldoc", "debian"], seeds=3, split="test", into="")
     torch.set_num_threads(1)
     lines, gain = list[dict[str, str]](), 1.0
@@ -64,18 +61,12 @@ def main() -> None:
             print(f"{dataset}, linkers, seed {seed}: {dict(linkers)}")
         runs = {title: [rows[title] for rows, _ in found] for title in found[0][0]}
         for title, of_seeds in runs.items():
-            for base in bases_of(title):
+            bases = ("ance", "RAMEN") if title.startswith("OAK, ") else ("ance",)
+            for base in bases if title != "ance" else ("",):
                 lines += compared(dataset, title, of_seeds, base, runs.get(base, ()))
         gain = mean(runs["RAMEN"], "R@10") / mean(runs["ance"], "R@10")
     write("oak", lines, asked.into)
     finish(gain, {})
-
-
-def bases_of(title: str) -> tuple[str, ...]:
-    """Return the rows that a row is compared with."""
-    if title == "ance":
-        return ("",)
-    return ("ance", "RAMEN") if title.startswith("OAK, ") else ("ance",)
 
 
 def measured(preset: RunConfig, seed: int, split: str) -> Found:
@@ -125,7 +116,6 @@ def oak_base(config: RunConfig) -> RunConfig:
 
 
 def link_dataset(config: RunConfig) -> Path:
-    """Write the dataset that a linker is trained on."""
     sets = used_sets(config)
     folder = CACHE / f"links_{Dataset(config.dataset).fingerprint}_{'_'.join(sets)}"
     if not folder.exists():

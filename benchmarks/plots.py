@@ -63,7 +63,6 @@ STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True
 
 
 def main() -> None:
-    """Draw all of them anew."""
     matplotlib.rcParams.update(STYLE)
     _forest("results", GRAPH, "points that the graph adds to its base")
     _forest("oak", OAK, "points over ance")

@@ -49,7 +49,6 @@ SETTINGS = [
 
 
 def main() -> None:
-    """Train what is not there yet, and write the table."""
     asked = options(__doc__ or "", sets=SETS, into="")
     torch.set_num_threads(1)
     found = {one: {name: outcome(name, one) for name in asked.sets} for one in SETTINGS}
@@ -68,13 +67,11 @@ def main() -> None:
 
 
 def line(dataset: str, setting: Setting, figures: Mapping[str, float]) -> dict[str, str]:
-    """Return a line of the table."""
     own = {name: str(of) for name, of in setting._asdict().items()}
     return {"dataset": dataset, **own, **{name: f"{of:.1f}" for name, of in figures.items()}}
 
 
 def value(figures: Mapping[str, float]) -> float:
-    """Return what decides: the mean of P@1 and R@10."""
     return sum(figures[metric] for metric in METRICS) / len(METRICS)
 
 

@@ -16,7 +16,6 @@ milliseconds per ad, and the bag the seconds of `--stream` ads in one call.
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -76,7 +75,6 @@ Embeddings = NDArray[np.float32]
 
 
 def main() -> None:
-    """Measure answers, then indexes, then new ads."""
     asked = options(__doc__, ads=200_000, layers=6, job_queries=8000, new_ads=2000, stream=100_000)
     encoder = EncoderConfig(pretrained=MINILM, num_layers=asked.layers)
     bag = EncoderConfig(kind="bag", pretrained=MINILM)
@@ -155,7 +153,6 @@ def measure_model(model: Any, queries: list[str]) -> dict[str, float]:
 
 
 def measure_indexes(path: Path, config: EncoderConfig, num_ads: int) -> dict[str, dict[str, float]]:
-    """Return what each kind of index costs and finds, by kind."""
     torch.set_num_threads(NUM_THREADS)
     data, model = Prepared(path), DualEncoder(build_encoder(config))
     queries = model.embed_queries(data.queries["test"], np.arange(NUM_QUERIES))
@@ -179,7 +176,6 @@ def more_embeddings(known: Embeddings, count: int) -> Embeddings:
 def measure_index(
     kind: IndexKind, ads: Embeddings, queries: Embeddings, exact: NDArray[np.int64]
 ) -> dict[str, float]:
-    """Fill an index of one kind and search it."""
     started = time.monotonic()
     index = filled_index(kind, ads)
     seconds = time.monotonic() - started
@@ -212,13 +208,19 @@ def measure_new_ads(
         assert combined is not None
         new, more = new_texts(texts, num_ads), new_texts(texts, stream)
         figures = {
-            "ms_per_ad": milliseconds(lambda: add(made, new, combined), num_ads),
-            "without_combiner_ms": milliseconds(lambda: add(plain, new, None), num_ads),
+            name: 1000 * min(seconds_of(run) for _ in range(3)) / num_ads
+            for name, run in (
+                ("ms_per_ad", lambda: add(made, new, combined)),
+                ("without_combiner_ms", lambda: add(plain, new, None)),
+            )
         }
         if stream:
             before = faiss.read_index(str(made / "index.faiss")).ntotal
             figures["stream_s"] = seconds_of(lambda: add(made, more, combined))
-            figures["found_first"] = share_found_first(made, more[:1000], before, combined)
+            index = faiss.read_index(str(made / "index.faiss"))
+            _, found = index.search(combined.represent(text_embedder(made)(more[:1000])), 10)
+            own = before + np.arange(len(found))[:, None]
+            figures["found_first"] = float((found == own).any(axis=1).mean())
     return figures
 
 
@@ -229,22 +231,10 @@ def add(folder: Path, texts: list[str], combined: CombinedAds | None) -> int:
     return add_ads(folder, ads, GB_PER_SHARD, represent)
 
 
-def share_found_first(folder: Path, texts: list[str], first: int, combined: CombinedAds) -> float:
-    """Return the share of added ads that a search for their own vector finds in the first ten."""
-    index = faiss.read_index(str(folder / "index.faiss"))
-    _, found = index.search(combined.represent(text_embedder(folder)(texts)), 10)
-    return float((found == first + np.arange(len(texts))[:, None]).any(axis=1).mean())
-
-
 def new_texts(texts: list[str], count: int) -> list[str]:
     """Join the texts of two ads, drawn at random."""
     pairs = np.random.default_rng(0).integers(len(texts), size=(count, 2))
     return [f"{texts[first]} {texts[second]}" for first, second in pairs]
-
-
-def milliseconds(run: Callable[[], Any], num_ads: int) -> float:
-    """Return the milliseconds per ad of the fastest of three calls."""
-    return 1000 * min(seconds_of(run) for _ in range(3)) / num_ads
 
 
 if __name__ == "__main__":

@@ -48,7 +48,6 @@ OURS = {
 
 
 def main() -> None:
-    """Measure one dataset after another."""
     asked = options(__doc__, rounds=3, steps=6, sets=["debian", "foldoc"], precision="fp32")
     torch.set_num_threads(NUM_THREADS)
     disable_progress_bar()
@@ -58,7 +57,6 @@ def main() -> None:
 
 
 def compare(name: str, rounds: int, steps: int, use_bf16: bool) -> dict[str, float]:
-    """Measure both sides on one dataset."""
     folder = ROOT / "datasets" / name
     config = overlay(presets.minilm("foldoc"), {**OURS, "dataset": str(folder)})
     data = prepared(config.dataset, config.encoder)
@@ -91,7 +89,6 @@ def run_ours(config: RunConfig, data: Prepared, steps: int, use_bf16: bool) -> d
 
 
 def run_theirs(pairs: Pairs, use_bf16: bool) -> dict[str, float]:
-    """Train one round with sentence-transformers."""
     model = minilm()
     ends: list[float] = []
     clock = TrainerCallback()

@@ -32,7 +32,6 @@ ROWS = {
 
 
 def main() -> None:
-    """Measure one dataset after another."""
     asked = options(__doc__, sets=[*PRESETS], rounds=3, seconds=4.0)
     torch.set_num_threads(NUM_THREADS)
     set_verbosity_error()  # it would report the layers that are cut off

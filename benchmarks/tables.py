@@ -79,7 +79,6 @@ def compared(
 
 
 def mean(runs: Sequence[ByQuery], metric: str) -> float:
-    """Return a metric over the queries of all runs."""
     return ratio(mean_over_seeds(runs)[metric])
 
 

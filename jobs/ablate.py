@@ -16,15 +16,17 @@ Run the same command again to resume an interrupted comparison.
 
 import sys
 
-from ramen_ray.command_line import parse_with_run_config, run_job
+from ramen_ray.command_line import parse_with_run_config, run_job, training_command
 from ramen_ray.errors import shown_path
-from ramen_ray.orchestration.tune.ablation import AblationConfig, ablate
-from ramen_ray.reports.ablation_report import ablation_tables, verdict
-from ramen_ray.tracking.runs import ui_command
+from ramen_ray.told import told
 
 
 def main() -> None:
     """Parse, train all variants, and print how they compare."""
+    with told("loading libraries"):
+        from ramen_ray.orchestration.tune.ablation import AblationConfig, ablate
+        from ramen_ray.reports.ablation_report import ablation_tables, verdict
+        from ramen_ray.tracking.runs import ui_command
     ablation, config = parse_with_run_config(AblationConfig(), __doc__ or "")
     result = ablate(config, ablation)
     for title, table in ablation_tables(result.variants).items():
@@ -32,6 +34,7 @@ def main() -> None:
     print("\n" + "\n".join(verdict(result.variants)))
     print(f"\nreport:  {shown_path(result.report)} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
+    print(f"next:    {training_command(config)}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ Examples:
 For many queries there is jobs/predict.py.
 """
 
+import shlex
 import sys
 from typing import Annotated
 
@@ -45,6 +46,8 @@ def main() -> None:
     answers = ask(retriever, settings.queries, params)
     show(answers_table(settings.queries, answers))
     print(f"asked: {uri}")
+    given = f"--model {shlex.quote(uri)} --queries FILE --answers FOLDER"
+    print(f"next:  python jobs/predict.py {given}")
 
 
 if __name__ == "__main__":

@@ -20,14 +20,16 @@ import sys
 
 from ramen_ray.command_line import asking, parse_settings, run_job
 from ramen_ray.errors import shown_path
-from ramen_ray.orchestration.combining.combine import combine
-from ramen_ray.orchestration.combining.combine_settings import CombineSettings
-from ramen_ray.reports.tables import combiner_table, show
-from ramen_ray.tracking.runs import ui_command
+from ramen_ray.told import told
 
 
 def main() -> None:
     """Train, evaluate, and print how the combiner compares with texts alone."""
+    with told("loading libraries"):
+        from ramen_ray.orchestration.combining.combine import combine
+        from ramen_ray.orchestration.combining.inputs import CombineSettings
+        from ramen_ray.reports.tables import combiner_table, show
+        from ramen_ray.tracking.runs import ui_command
     result = combine(parse_settings(CombineSettings, __doc__))
     evaluation = result.evaluation
     show(combiner_table(evaluation.metrics, evaluation.differences))

@@ -9,6 +9,7 @@ A retriever becomes a table of ads with vectors, the vectors alone, and its fais
 directory becomes files of the extreme classification (XC) repository.
 """
 
+import shlex
 import sys
 import tempfile
 from abc import abstractmethod
@@ -47,9 +48,12 @@ class ExportRetriever(Export, StoreSettings):
             from ramen_ray.orchestration.serve.retrievers import retriever_uri
         registry = self.registry()
         uri = retriever_uri(registry, self.model, self.output)
-        with tempfile.TemporaryDirectory() as aside:
+        with told(f"writing {self.to}"), tempfile.TemporaryDirectory() as aside:
             num_ads = export_retriever(registry.download(uri, Path(aside)), self.to)
-        return f"wrote {self.to}: {num_ads:,} ads of {uri}"
+        return (
+            f"wrote {self.to}: {num_ads:,} ads of {uri}\n"
+            "next: docs/how_to/other_engines.md loads it into other engines"
+        )
 
 
 class ExportXC(Export):
@@ -62,8 +66,10 @@ class ExportXC(Export):
 
     def write(self) -> str:
         """Check the dataset directory and write it."""
-        export_xc(Dataset(self.dataset), self.output)
-        return f"wrote {self.output}"
+        with told(f"writing {self.output}"):
+            export_xc(Dataset(self.dataset), self.output)
+        back = f"python jobs/ingest.py xc --source {shlex.quote(str(self.output))}"
+        return f"wrote {self.output}\nnext: {back} --output DATASET reads it back"
 
 
 EXPORTS: dict[str, type[Export]] = {"retriever": ExportRetriever, "xc": ExportXC}

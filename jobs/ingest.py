@@ -28,9 +28,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from experiments.oak.linker_data import make_link_dataset
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
-from ramen_ray.data.splits.links import make_link_dataset
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset
@@ -38,6 +38,7 @@ from ramen_ray.data.tables.clicks.importing import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.xc.importing import import_xc
 from ramen_ray.errors import shown_path
+from ramen_ray.told import told
 
 
 class Import(Section):
@@ -82,9 +83,10 @@ class Xc(Import):
 
     def run(self) -> Dataset:
         """Import the folder."""
-        return import_xc(
-            self.source, self.output, self.name, self.text, self.validation_fraction, self.seed
-        )
+        with told(f"reading {self.source}"):
+            return import_xc(
+                self.source, self.output, self.name, self.text, self.validation_fraction, self.seed
+            )
 
 
 class Novel(Import):

@@ -95,6 +95,7 @@ def main() -> None:
     else:
         name = run.machine.name
         print(f"No hours are known: no benchmark was run on {name} (docs/how_to/planning.md).")
+    print(f"next: python jobs/train.py {request.preset} --dataset PATH")
 
 
 def _sizes(request: PlanRequest) -> Sizes:

@@ -9,6 +9,7 @@ Run the same command again to resume an interrupted one. The answers are parquet
 the queries, with ad_ids, ads, scores and error.
 """
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -57,6 +58,8 @@ def main() -> None:
     )
     done = predict(settings.registry(), settings.model, asked, settings.answers.absolute())
     print(f"answers: {settings.answers} ({done.rows} queries, {done.errors} of them with an error)")
+    look = f"import pandas; print(pandas.read_parquet({str(settings.answers)!r}))"
+    print(f"next:    {shlex.join(['python', '-c', look])}")
 
 
 if __name__ == "__main__":

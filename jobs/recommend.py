@@ -19,19 +19,21 @@ from tyro.conf import Positional, arg
 from ramen_ray.command_line import parse_settings, run_job, training_command
 from ramen_ray.config import DatasetPath
 from ramen_ray.errors import shown_path
-from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
-from ramen_ray.tracking.runs import ui_command
-
-
-class JobSettings(RecommendConfig):
-    """What to look for, and for how long."""
-
-    dataset: Annotated[Positional[DatasetPath], arg(metavar="DATASET")]
-    """The dataset directory; or rdocs, foldoc or debian, which are built in."""
+from ramen_ray.told import told
 
 
 def main() -> None:
     """Parse, search, and print what was found and how to train with it."""
+    with told("loading libraries"):
+        from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
+        from ramen_ray.tracking.runs import ui_command
+
+    class JobSettings(RecommendConfig):
+        """What to look for, and for how long."""
+
+        dataset: Annotated[Positional[DatasetPath], arg(metavar="DATASET")]
+        """The dataset directory; or rdocs, foldoc or debian, which are built in."""
+
     result = recommend(parse_settings(JobSettings, __doc__ or ""))
     print(f"\n{result.table}\n")
     for sentence in result.sentences:

@@ -17,14 +17,16 @@ from pathlib import Path
 from ramen_ray.command_line import parse_with_run_config, run_job, training_command
 from ramen_ray.config import ConfigError
 from ramen_ray.errors import shown_path
-from ramen_ray.orchestration.tune.sweep import SweepConfig, sweep
 from ramen_ray.reports.trials import TrialRecord
-from ramen_ray.tracking.runs import ui_command
-from tune_spaces import SPACES
+from ramen_ray.told import told
 
 
 def main() -> None:
     """Parse, sweep, and print the results and where to find them."""
+    with told("loading libraries"):
+        from ramen_ray.orchestration.tune.sweep import SweepConfig, sweep
+        from ramen_ray.tracking.runs import ui_command
+        from tune_spaces import SPACES
     settings, config = parse_with_run_config(SweepConfig(), __doc__ or "")
     if settings.space not in SPACES:
         raise ConfigError(f"--space {settings.space}: there are only {', '.join(SPACES)}")

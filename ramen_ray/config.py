@@ -99,6 +99,8 @@ class EncoderConfig(Section):
     """Width of a learned projection of the pooled state, with tanh, before it is normalised; None
     for none but that of a sentence-transformers folder, which is trained further. It is also the
     width of classifiers, which else have that of the encoder."""
+    compile: bool = False
+    """Train a transformer by torch.compile, which needs a C compiler, and a minute at the start."""
 
 
 class OptimizerConfig(Section):

@@ -403,6 +403,7 @@ def logged_retriever(
 
     from ramen_ray.tracking.registry import Registry, uri_of
 
+    # not the fixture, in whose place modules have stores of their own
     store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
     return uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
 

@@ -9,17 +9,29 @@ import torch
 from support import run_in_two_processes
 from torch import distributed, nn
 
+from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
-from ramen_ray.method.sampling.step_part import StepPart
+from ramen_ray.method.sampling.encoded import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.state import TrainState, save_checkpoint
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.method.training.step_losses import global_losses
+from ramen_ray.method.training.state import (
+    TrainState,
+    build_optimizer,
+    build_schedule,
+    save_checkpoint,
+)
+from ramen_ray.method.training.step import global_losses, train_steps
+from ramen_ray.orchestration.run.build import (
+    build_classifiers,
+    build_model,
+    build_objective,
+    build_state,
+    held_classifiers,
+)
+from ramen_ray.orchestration.run.build import build_sampler as configured_sampler
 
 
 def build_encoder(kind: str, folder: Path) -> Encoder:
@@ -75,6 +87,22 @@ class Run:
     def parameters(self) -> torch.Tensor:
         """All parameters of the model."""
         return nn.utils.parameters_to_vector(self.model.parameters()).detach()
+
+
+class ConfiguredRun(Run):
+    """A training that is built of a configuration, or goes on with the model in a folder."""
+
+    def __init__(self, config: RunConfig, data: Prepared, folder: Path | None = None) -> None:
+        self.config, self.data, self.objective = config, data, build_objective(config)
+        if folder is not None:
+            self.model = load_model(folder, held_classifiers(config, data))
+        else:
+            self.model = build_model(config)
+            if self.model.classifier_head is not None:
+                self.model.classifiers = build_classifiers(config, self.model, data)
+        training_data = TrainingData.from_prepared(data, self.objective.regularizers)
+        self.sampler = configured_sampler(config, data, training_data)
+        self.state = build_state(config, self.model, self.model, self.sampler)
 
 
 def run_two_workers(worker: Callable[..., None], folder: Path, *arguments: object) -> None:

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -22,7 +23,7 @@ import psutil
 import pyarrow as pa
 
 from ramen_ray.command_line import parse_with_run_config
-from ramen_ray.config import RunConfig, Section
+from ramen_ray.config import RunConfig, Section, write_config
 from ramen_ray.data.checks import check, validate
 from ramen_ray.data.checks.structure import check_structure, read_tables
 from ramen_ray.data.describe.counts import dataset_statistics
@@ -47,6 +48,13 @@ ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16
 NUM_CPUS = 2  # of the cluster that tests share; Ray Data starts a process on each
 PATIENCE_S = 900.0  # a busy machine is waited for
+WAITS_FOR_TASKS = {  # added to the preset tiny: shortlists and pruned graphs after every epoch
+    "base.kind": "ance",
+    "base.refresh_mode": "synchronous",
+    "base.shortlist_size": 10,
+    "base.num_hard_negatives": 2,
+    "pruning.mode": "synchronous",
+}
 CODE_TYPE = {
     b"ARROW:extension:name": b"ray.data.arrow_pickled_object",
     b"ARROW:extension:metadata": b"",
@@ -72,6 +80,14 @@ def the_error(said: str) -> str:
     assert "Traceback" not in said, said
     (line,) = (line for line in said.splitlines() if line.startswith("error:"))
     return line
+
+
+def begin_training(config: RunConfig, folder: Path, **options: Any) -> subprocess.Popen[bytes]:
+    """Start the job that trains what a file in ``folder`` configures."""
+    file = folder / f"{config.name}.json"
+    write_config(config, file)
+    command = [sys.executable, "jobs/train.py", "--config", str(file)]
+    return subprocess.Popen(command, cwd=ROOT, **options)
 
 
 def kill_train_worker() -> bool:
@@ -285,6 +301,14 @@ def table_with_code(file: Path, nested: str) -> pa.Table:
     return pa.table(
         [["a query"], pa.array([value], field.type)], pa.schema([("text", "string"), field])
     )
+
+
+def best_by_a_sort(queries: np.ndarray, ads: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Find the ads and scores (queries, k) of the k most similar, equals by splitmix64's order."""
+    similarity = queries @ ads.T
+    keys = np.array([splitmix64(ad) for ad in range(len(ads))], dtype=np.uint64)
+    best = np.lexsort((np.broadcast_to(keys, similarity.shape), -similarity), axis=1)[:, :k]
+    return best, np.take_along_axis(similarity, best, 1)
 
 
 def splitmix64(value: int) -> int:

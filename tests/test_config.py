@@ -7,19 +7,17 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from conftest import Refused
 from hypothesis import given
 from hypothesis import strategies as st
 from support import ROOT, run_config_of
 
-from ramen_ray.command_line import (
-    parse_settings,
-    parse_with_run_config,
-    run_job,
-)
+from ramen_ray.command_line import parse_settings, parse_with_run_config, run_job
 from ramen_ray.config import (
     WITHOUT_GRAPH,
     ConfigError,
@@ -121,11 +119,7 @@ def test_an_unknown_key_or_a_bad_value_is_refused_by_name(key: str, value: Any):
             r"global_batch_size 10 .*num_workers 4",
         ),
         (
-            {
-                "workers.num_workers": 2,
-                "workers.gpus_per_worker": 0.5,
-                "workers.use_gpu": True,
-            },
+            {"workers.num_workers": 2, "workers.gpus_per_worker": 0.5, "workers.use_gpu": True},
             r"workers: .*gpus_per_worker 0\.5 .*num_workers 2",
         ),
         ({"base.num_hard_negatives": 101}, r"num_hard_negatives 101 .*shortlist_size 100"),
@@ -372,12 +366,10 @@ def test_sets_as_published_are_off_unless_named():
     ],
 )
 def test_bad_arguments_end_with_code_2_and_one_line_that_names_them(
-    arguments: list[str], fragment: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], fragment: str, refused: Refused
 ):
-    assert run_job(lambda: _parse(*arguments)) == 2
-    shown = capsys.readouterr().err
-    assert fragment in shown
-    assert shown.count("\n") == 1
+    said = refused(SimpleNamespace(main=lambda: _parse(*arguments)))
+    assert fragment in f"{said}\n"
 
 
 @pytest.mark.parametrize(
@@ -389,15 +381,13 @@ def test_bad_arguments_end_with_code_2_and_one_line_that_names_them(
     ],
 )
 def test_a_file_that_the_system_refuses_is_told_with_what_to_do(
-    number: int, said: str, capsys: pytest.CaptureFixture[str]
+    number: int, said: str, refused: Refused
 ):
     def job() -> None:
         raise OSError(number, os.strerror(number), "edges/indptr.npy")
 
-    assert run_job(job) == 2
-    shown = capsys.readouterr().err
-    assert shown.startswith(f"error: edges/indptr.npy: {said}")
-    assert shown.count("\n") == 1
+    error = refused(SimpleNamespace(main=job))
+    assert error.startswith(f"error: edges/indptr.npy: {said}")
 
 
 class Greeting(Section):
@@ -422,16 +412,10 @@ class Greeting(Section):
     ],
 )
 def test_bad_arguments_of_any_job_are_one_line(
-    arguments: list[str],
-    fragment: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], fragment: str, refused: Refused
 ):
-    monkeypatch.setattr(sys, "argv", ["job", *arguments])
-    assert run_job(lambda: parse_settings({"greet": Greeting}, "Greets.")) == 2
-    shown = capsys.readouterr().err
-    assert fragment in shown
-    assert shown.count("\n") == 1
+    job = SimpleNamespace(main=lambda: parse_settings({"greet": Greeting}, "Greets."))
+    assert fragment in refused(job, *arguments)
 
 
 @pytest.mark.parametrize("kind", [Greeting, {"greet": Greeting, "other": LossConfig}])

@@ -1,9 +1,9 @@
 """A full disk is known whichever library finds it, and is told in one line."""
 
 import sqlite3
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import faiss
 import numpy as np
@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from conftest import Refused
 from safetensors.torch import save_file
 
-from ramen_ray.command_line import run_job
-from ramen_ray.data.store.mapped_files import map_new_array
+from ramen_ray.data.arrays import map_new_array
 
 MUCH = np.arange(1 << 18, dtype=np.float32).reshape(-1, 64)
 
@@ -47,21 +47,12 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_every_librarys_error_is_told_in_one_line(
-    writer: str,
-    small_disk: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    writer: str, small_disk: Path, refused: Refused
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["job.py", f"--output={small_disk}"])
-
-    def job() -> None:
-        WRITERS[writer](small_disk / "file")
-
-    assert run_job(job) == 2
-    said = capsys.readouterr().err
+    job = SimpleNamespace(main=lambda: WRITERS[writer](small_disk / "file"))
+    said = refused(job, f"--output={small_disk}")
     assert said.startswith(f"error: no room is left on a disk (that of {small_disk} has 0.")
-    assert said.endswith("make room, and run the same command again\n")
-    assert said.count("\n") == 1
+    assert said.endswith("make room, and run the same command again")
 
 
 def test_room_is_taken_when_a_file_is_mapped(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import RunHere
+from conftest import Refused, RunHere
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,12 +72,11 @@ def test_a_dataset_has_the_name_of_its_folder_or_the_given_one(
 @pytest.mark.parametrize("name", ["", "a/b", "../evil"])
 @pytest.mark.parametrize("importer", ["tables", "xc"])
 def test_an_import_refuses_a_bad_name(
-    importer: str, name: str, run_here: RunHere, tmp_path: Path
+    importer: str, name: str, refused: Refused, tmp_path: Path
 ) -> None:
     clicks = tmp_path / "clicks.csv"
     clicks.write_text("query,ad\nrobin,bird\n")
     source = ["--clicks", clicks] if importer == "tables" else ["--source", tmp_path]
-    code, printed = run_here(ingest, importer, *source, "--output", tmp_path / "o", "--name", name)
-    assert code == 2
-    assert printed.startswith(f"error: name: {name!r} is not a valid name")
+    said = refused(ingest, importer, *source, "--output", tmp_path / "o", "--name", name)
+    assert said.startswith(f"error: name: {name!r} is not a valid name")
     assert [file.name for file in tmp_path.iterdir()] == ["clicks.csv"]

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.common import NUM_THREADS, ROOT, finish, options
 from benchmarks.peers import lexical, ours, trainer, trees
-from benchmarks.peers.measuring import METRICS, Contest, Run
+from benchmarks.peers.rivals import METRICS, Contest, Run
 from benchmarks.tables import ByQuery, compared, write
 
 RIVALS = {**lexical.RIVALS, **trainer.RIVALS, **trees.RIVALS, **ours.RIVALS}
@@ -39,7 +39,6 @@ COSTS = {
 
 
 def main() -> None:
-    """Measure what is not there yet, and write the tables."""
     asked = options(
         __doc__,
         sets=["foldoc", "debian", "rdocs"],

@@ -29,7 +29,6 @@ class Tfidf:
     def __init__(
         self, corpus: Corpus, _: None, settings: Settings, seed: int, threads: int
     ) -> None:
-        """Index the documents of the ads."""
         how = {name: settings[name] for name in ("analyzer", "ngram_range")}
         self.vectorizer = TfidfVectorizer(**how, sublinear_tf=True, dtype=np.float32)
         documents = corpus.documents(settings["with_clicks"])
@@ -39,7 +38,6 @@ class Tfidf:
         self.index_bytes = sum(part.nbytes for part in parts)
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
-        """Return the ads with the highest cosines; see :class:`Fitted`."""
         found = []
         for start in range(0, len(queries), QUERIES_AT_ONCE):
             rows = self.vectorizer.transform(queries[start : start + QUERIES_AT_ONCE])
@@ -55,7 +53,6 @@ class Bm25:
     def __init__(
         self, corpus: Corpus, _: None, settings: Settings, seed: int, threads: int
     ) -> None:
-        """Index the documents of the ads."""
         self.stemmer, self.threads = Stemmer.Stemmer("english"), threads
         self.index = bm25s.BM25(k1=settings["k1"], b=settings["b"])
         documents = corpus.documents(settings["with_clicks"])
@@ -66,7 +63,6 @@ class Bm25:
             self.index_bytes = size_on_disk(Path(folder))
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
-        """Return the ads with the highest scores; see :class:`Fitted`."""
         found, scores = self.index.retrieve(
             self._tokens(list(queries)), k=k, show_progress=False, n_threads=self.threads
         )

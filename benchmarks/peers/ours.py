@@ -23,8 +23,7 @@ from benchmarks.oak_gain import link_dataset, oak_base, train_oak
 from benchmarks.peers.rivals import Corpus, Rival, Settings, size_on_disk, use_threads
 from experiments.oak.augmentation import Augmentation
 from experiments.oak.links import bank_texts, links_own_text
-from experiments.oak.queries import AugmentedQueries
-from experiments.oak.settings import OakSettings
+from experiments.oak.method import AugmentedQueries, OakSettings
 from ramen_ray.bases import BaseName
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.arrays import Int64s
@@ -32,12 +31,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import HashIndex, hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.retrieval.search import (
-    build_index,
-    drop_filtered,
-    most_filters,
-    search_index,
-)
+from ramen_ray.method.retrieval.search import build_index, drop_filtered, most_filters, search_index
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.presets import base_changes, used_sets
 
@@ -55,7 +49,6 @@ class Ours:
     """A trained model, and exact search among its vectors of the ads."""
 
     def __init__(self, config: RunConfig, model: DualEncoder, data: Prepared) -> None:
-        """Embed and index the ads."""
         self._tokenize = encoder_tokenizer(config.encoder)
         self.model = model
         vectors = model.embed_ads(data.ads, np.arange(len(data.ads)))
@@ -64,14 +57,12 @@ class Ours:
         self.index_bytes = vectors.nbytes
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
-        """Return the nearest ads; see :class:`Fitted`."""
         token_ids, lengths = self._tokenize(queries)
         offsets = np.append(0, lengths.cumsum())
         table = TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
         return search_index(self.index, self.embed(table), k)[0]
 
     def embed(self, table: TokenTable) -> Any:
-        """Return the vectors (queries, D) that are searched with."""
         return self.model.embed_queries(table, np.arange(len(table)))
 
 
@@ -86,7 +77,6 @@ class Oak(Ours):
         trained: tuple[DualEncoder, Augmentation],
         data: Prepared,
     ) -> None:
-        """Embed and index the anchors and the ads."""
         model, self.augmentation = trained
         super().__init__(config, model, data)
         self.linker, self.num_links = linker, oak.links_at_test
@@ -100,7 +90,6 @@ class Oak(Ours):
         self.index_bytes += of_anchors.nbytes
 
     def embed(self, table: TokenTable) -> Any:
-        """Return the vectors of the queries, enriched by the anchors that are found for them."""
         rows, own = np.arange(len(table)), np.empty((0, 2), dtype=np.int64)
         if self.own is not None:
             own = np.stack(self.own.all(table.hashes), axis=1)
@@ -111,7 +100,6 @@ class Oak(Ours):
 
 
 def saved_bytes(config: RunConfig, model: DualEncoder) -> int:
-    """Return the size of the model as it is saved."""
     with TemporaryDirectory() as folder:
         model.save(Path(folder), config.encoder.max_length)
         return size_on_disk(Path(folder))
@@ -140,7 +128,6 @@ def prepare_links(corpus: Corpus) -> tuple[Prepared, Prepared]:
 
 
 def fit(corpus: Corpus, data: Prepared, settings: Settings, seed: int, threads: int) -> Ours:
-    """Train to the last epoch."""
     use_threads(threads)
     config = overlay(config_of(corpus.name, **settings), {"seed": seed})
     return Ours(config, train(config, data), data)

@@ -1,20 +1,42 @@
-"""What every rival gets, how it is prepared and fitted, and what a fitted one answers."""
+"""What every rival gets, how one is prepared and fitted, and how its settings are chosen.
 
+Validation chooses, then the rival is measured; everything is kept.
+"""
+
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import faiss
 import numpy as np
+import psutil
 import torch
 
+from benchmarks.common import CACHE, in_fresh_process, milliseconds_each, sampled
+from benchmarks.tables import ByQuery, Found, kept, kept_file
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import Judgement, Propensity
+from ramen_ray.method.metrics.ranking import ratio
+from ramen_ray.method.retrieval.search import drop_filtered, most_filters
 
 SPLITS = ("train", "validation", "test")
+STORE = CACHE / "peers" / "runs"
+VERSION = 3  # of what is kept; a change of a rival makes its runs anew
+METRICS = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100", "tail/R@10")
+CHOSEN_BY = ("P@1", "R@10")
+VALIDATION, BOTH = ("validation",), ("validation", "test")
+DEPTH = 100
+SINGLE_QUERIES = 200
+
+# a try takes a tenth of a second, and to import torch anew takes several
+in_own_process = partial(in_fresh_process, method="fork")
+
 Settings = Mapping[str, Any]
 
 
@@ -91,11 +113,127 @@ class Rival:
 
 
 def use_threads(threads: int) -> None:
-    """Train and search with so many threads."""
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
 
 
 def size_on_disk(folder: Path) -> int:
-    """Return the bytes of all files below a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run of a rival gave."""
+
+    metrics: Mapping[str, ByQuery]  # ``METRICS`` by split
+    figures: Mapping[str, float]  # seconds, bytes and rates
+
+    def value(self, metric: str, split: str = "test") -> float:
+        return ratio(self.metrics[split][metric])
+
+    @property
+    def validation_score(self) -> float:
+        """The sum of the metrics that choices go by."""
+        return sum(self.value(metric, "validation") for metric in CHOSEN_BY)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A rival on a dataset.
+
+    Its ``budget`` is seconds of processor time for choosing settings. The last try may run over it,
+    and 0 takes what is kept.
+    """
+
+    name: str
+    rival: Rival
+    dataset: Path
+    budget: float
+    threads: int
+
+    @cached_property
+    def prepared(self) -> Any:
+        """What the rival wants to have before its clock starts."""
+        prepare = self.rival.prepare
+        return None if prepare is None else prepare(Corpus.read(self.dataset))
+
+    def settings(self) -> Settings:
+        """Return the settings that validation chose; tries that are kept count in any case."""
+        candidates = self.rival.settings
+        if len(candidates) == 1:
+            return candidates[0]
+        spent, scores = 0.0, {0: -np.inf}
+        for number, settings in enumerate(candidates):
+            file = kept_file(self._folder, self._content(settings, 0, VALIDATION))
+            if spent < self.budget or file.exists():
+                run = self._kept(settings, 0, VALIDATION)
+                spent += run.figures["processor_s"]
+                scores[number] = run.validation_score
+        return candidates[max(scores, key=lambda number: scores[number])]
+
+    def run(self, seed: int) -> Run:
+        """Return a run on validation and test with the settings that validation chose."""
+        return self._kept(self.settings(), seed if self.rival.is_random else 0, BOTH)
+
+    @property
+    def _folder(self) -> Path:
+        return STORE / self.dataset.name
+
+    def _content(self, settings: Settings, seed: int, splits: tuple[str, ...]) -> list[Any]:
+        threads = [self.threads] if "test" in splits else []  # tries are the same with any number
+        return [VERSION, self.name, dict(settings), seed, splits, *threads]
+
+    def _kept(self, settings: Settings, seed: int, splits: tuple[str, ...]) -> Run:
+        def measured() -> Found:
+            how = (settings, seed, self.threads, splits)
+            process = in_own_process(measure, self.rival, self.dataset, self.prepared, *how)
+            run = Run(*process)
+            found = {name: f"{100 * run.value(name, 'validation'):.2f}" for name in CHOSEN_BY}
+            what = f"{self.dataset.name}, {self.name}, seed {seed}, {dict(settings)}"
+            seconds = f"{run.figures['processor_s']:.1f} s"
+            print(f"{what}: validation {found}, {seconds}", file=sys.stderr, flush=True)
+            return run.metrics, run.figures
+
+        return Run(*kept(self._folder, self._content(settings, seed, splits), measured))
+
+
+def measure(
+    rival: Rival, dataset: Path, prepared: Any, settings: Settings, seed: int, *how: Any
+) -> Found:
+    """Fit a rival, ask it, and return what it gave; ``how`` is threads and splits.
+
+    Memory is what the processes grew by from before the fit.
+    """
+    threads, splits = how
+    corpus = Corpus.read(dataset)
+    before = psutil.Process().memory_info().rss
+    started = time.monotonic()
+    with sampled() as found:
+        fitted = rival.fit(corpus, prepared, settings, seed, threads)
+    figures = {
+        "seconds": time.monotonic() - started,
+        "processor_s": found["processor_s"],
+        "memory_bytes": max(found["driver"] - before, 0) + found["below"],
+        "model_bytes": fitted.model_bytes,
+        "index_bytes": fitted.index_bytes,
+    }
+    metrics = {}
+    for split in splits:
+        started = time.monotonic()
+        metrics[split] = judged(fitted, corpus, split)
+        figures["queries_per_s"] = len(corpus.queries[split]) / (time.monotonic() - started)
+    if "test" in splits:
+        asked = corpus.queries["test"][:SINGLE_QUERIES]
+        ms = milliseconds_each(lambda query: fitted.answer([query], DEPTH), asked)
+        p50, p99 = np.quantile(ms, (0.5, 0.99)).tolist()
+        figures |= {"p50_ms": p50, "p99_ms": p99}
+    return metrics, figures
+
+
+def judged(fitted: Fitted, corpus: Corpus, split: str) -> ByQuery:
+    """Ask all queries of a split, drop the filter pairs, and measure what is left."""
+    filters = corpus.filters.get(split, np.empty((0, 2), dtype=np.int64))
+    ads = fitted.answer(corpus.queries[split], DEPTH + most_filters(filters))
+    kept, _ = drop_filtered((ads, np.zeros(ads.shape, dtype=np.float32)), filters, DEPTH)
+    found = corpus.judgement(split).by_query(kept)
+    return {name: found[name] for name in METRICS}

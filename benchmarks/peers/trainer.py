@@ -45,7 +45,6 @@ class Embedded:
     """An encoder, and exact search among its embeddings of the ads."""
 
     def __init__(self, model: SentenceTransformer, ads: list[str]) -> None:
-        """Embed and index the ads."""
         self.model = model.eval()
         embeddings = self._embed(ads)
         self.index = build_index(embeddings)
@@ -53,7 +52,6 @@ class Embedded:
         self.index_bytes = embeddings.nbytes
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
-        """Return the nearest ads; see :class:`Fitted`."""
         return search_index(self.index, self._embed(list(queries)), k)[0]
 
     def _embed(self, texts: list[str]) -> Any:
@@ -63,7 +61,6 @@ class Embedded:
 
 
 def minilm() -> SentenceTransformer:
-    """Load MiniLM with its six layers."""
     model = SentenceTransformer(resolve_pretrained(MINILM), device="cpu")
     model.max_seq_length = MAX_LENGTH
     return model
@@ -80,7 +77,6 @@ ENCODERS = {"minilm": minilm, "static": static}
 
 
 def fit_zero_shot(corpus: Corpus, _: None, settings: Settings, seed: int, threads: int) -> Embedded:
-    """Index the ads by MiniLM as it is."""
     use_threads(threads)
     return Embedded(minilm(), corpus.ads)
 

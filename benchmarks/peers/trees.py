@@ -77,7 +77,6 @@ class Trees:
     def __init__(
         self, command: list[str], vectorizer: Any, ads: Int64s, lessons: tuple[Any, ...]
     ) -> None:
-        """Start the program, and train it on its ``lessons`` to answer with ``ads``, ascending."""
         self.aside = tempfile.TemporaryDirectory()
         self.folder = Path(self.aside.name)
         self.vectorizer, self.ads = vectorizer, ads
@@ -93,7 +92,6 @@ class Trees:
         self.index_bytes = 0
 
     def answer(self, queries: Sequence[str], k: int) -> Int64s:
-        """Return the ads that the trees rank first; see :class:`Fitted`."""
         rows = self._ask((pack(self.vectorizer.transform(queries)), k))
         answers = np.full((len(queries), k), -1)
         for answer, row in zip(answers, rows, strict=True):

@@ -120,7 +120,6 @@ def pack(matrix: Any) -> bytes:
 
 
 def unpack(packed: bytes) -> csr_matrix:
-    """Return the matrix that was packed."""
     return csr_matrix(load_npz(io.BytesIO(packed)))
 
 

@@ -51,7 +51,6 @@ FITTED_BATCHES = (BATCH_SIZE // 2, BATCH_SIZE, BATCH_SIZE * 3 // 2, BATCH_SIZE *
 
 
 def main() -> None:
-    """Measure every size."""
     sizes = ["100000", "1000000", "10000000"]
     asked = options(__doc__, sizes=sizes, stages=list(STAGES), unit_costs=False)
     rows: dict[str, dict[str, Row]] = {}
@@ -90,7 +89,6 @@ def measure_size(shape: Shape, folder: Path, stages: list[str]) -> dict[str, Row
 
 
 def _sizes(dataset: Dataset) -> dict[str, float]:
-    """Count texts and edges of the dataset directory, without co-session graphs."""
     of_texts = [f"queries/{split}" for split in dataset.splits] + ["ads", f"anchors/{ANCHOR_SET}"]
     of_edges = [f"edges/{one.path}" for one in SIDES]
     texts, edges = ([t for t in tables if dataset.has(t)] for tables in (of_texts, of_edges))

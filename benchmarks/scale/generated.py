@@ -35,7 +35,6 @@ class Shape(NamedTuple):
     edges_per_node: int
 
     def __str__(self) -> str:
-        """Return queries x edges per node."""
         return f"{self.queries}x{self.edges_per_node}"
 
 

@@ -83,7 +83,6 @@ def _load(batch: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
 
 
 def clicks(folder: Path) -> Stage:
-    """Import queries, ads and clicks."""
     from ramen_ray.data.tables.clicks.importing import import_tables
     from ramen_ray.data.tables.clicks.settings import UserTables
 
@@ -102,7 +101,6 @@ def clicks(folder: Path) -> Stage:
 
 
 def edges(folder: Path) -> Stage:
-    """Import both sides' edges."""
     from ramen_ray.data.tables.column_names import EdgeColumns
     from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 
@@ -123,21 +121,18 @@ def edges(folder: Path) -> Stage:
 
 
 def validate(folder: Path) -> Stage:
-    """Validate the dataset directory."""
     from ramen_ray.data.checks import validate
 
     return _on_all_rows(folder, validate)
 
 
 def describe(folder: Path) -> Stage:
-    """Describe the dataset directory."""
     from ramen_ray.reports.description import describe
 
     return _on_all_rows(folder, lambda dataset: describe(dataset, MINILM, max_length=32))
 
 
 def prepare(folder: Path) -> Stage:
-    """Prepare the dataset directory for a bag of embeddings."""
     from ramen_ray.orchestration.prepare.pipeline import prepare
     from ramen_ray.orchestration.run.build import encoder_tokenizer
 
@@ -176,7 +171,7 @@ def prune(folder: Path) -> Stage:
     """Prune the dataset's own edges with an untrained bag, as a run's task; the rows are edges."""
     import ray
 
-    from ramen_ray.orchestration.background.pruned_graphs import GraphPruning
+    from ramen_ray.orchestration.background.results import GraphPruning
     from ramen_ray.orchestration.run.build import build_model
 
     data = prepared_in(folder)
@@ -271,7 +266,6 @@ STAGES: dict[str, Callable[[Path], Stage]] = {
 
 
 def prepared_in(folder: Path) -> Prepared:
-    """Open what :func:`prepare` has prepared."""
     (path,) = (path for path in (folder / "prepared").iterdir() if path.is_dir())
     return Prepared(path)
 
@@ -290,5 +284,4 @@ def _config(folder: Path, batch_size: int) -> RunConfig:
 
 
 def num_rows(dataset: Dataset, tables: Iterable[str]) -> int:
-    """Return how many rows some tables have together."""
     return sum(dataset.num_rows(table) for table in tables)

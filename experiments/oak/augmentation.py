@@ -19,9 +19,8 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.devices import to_device
-from ramen_ray.method.model.classifiers import Classifiers
-from ramen_ray.method.model.heads import unit
+from ramen_ray.method.distributed import to_device
+from ramen_ray.method.model.heads import Classifiers, unit
 
 Pooling = Literal["attention", "mean"]
 """How the vectors of a query's anchors become one: weighted by an attention, or all alike."""
@@ -38,13 +37,7 @@ class Combiner(nn.Module):
     """
 
     def __init__(self, dim: int, pooling: Pooling = "attention", dropout: float = 0.0) -> None:
-        """Build a combiner of vectors of width ``dim``.
-
-        Args:
-            dim: D.
-            pooling: ``mean`` has no maps d and a.
-            dropout: share of the weights α that are dropped in training.
-        """
+        """Build a combiner; ``mean`` has no maps d and a, ``dropout`` drops weights α."""
         super().__init__()
         self.dim, self.pooling, self.dropout = dim, pooling, dropout
         attends = pooling == "attention"
@@ -56,10 +49,7 @@ class Combiner(nn.Module):
     def forward(self, queries_bD: Tensor, anchors_bmD: Tensor, is_link_bm: Tensor) -> Tensor:
         """Return the enriched embeddings (b, D), unit norm; those without links as they were.
 
-        Args:
-            queries_bD: (b, D) embeddings of queries, unit norm.
-            anchors_bmD: (b, m, D) vectors of their anchors, unit norm; zero where there is none.
-            is_link_bm: (b, m) bool, where there is one.
+        Queries (b, D) and anchors (b, m, D) have unit norm; anchors are 0 where no link is.
         """
         weights_bm = self.weights(queries_bD, anchors_bmD, is_link_bm)
         weights_bm = functional.dropout(weights_bm, self.dropout, self.training)
@@ -106,7 +96,6 @@ class Augmentation(nn.Module):
     """
 
     def __init__(self, combiner: Combiner, bank: Classifiers) -> None:
-        """Put the two together."""
         super().__init__()
         self.combiner = combiner
         self.bank = bank
@@ -114,13 +103,10 @@ class Augmentation(nn.Module):
     def forward(
         self, queries_bD: Tensor, links_bm: Int64s, anchors: Int64s, rows: Tensor
     ) -> Tensor:
-        """Return the enriched embeddings (b, D) of queries.
+        """Return the enriched embeddings (b, D) of queries (b, D), unit norm.
 
-        Args:
-            queries_bD: (b, D) their embeddings, unit norm.
-            links_bm: (b, m) their anchors, -1 for none.
-            anchors: (A,) all of these, and perhaps others, ascending.
-            rows: (A, D) the bank's vectors of ``anchors``.
+        ``links_bm`` (b, m) are their anchors, -1 for none; ``anchors`` (A,) all of these, ascending
+        and perhaps with others, and ``rows`` (A, D) the bank's vectors of them.
         """
         return self.combiner(queries_bD, *_linked(links_bm, anchors, rows))
 
@@ -130,11 +116,8 @@ class Augmentation(nn.Module):
     ) -> float | None:
         """Return how evenly queries weigh their anchors: 1 if all count alike, 0 if one alone does.
 
-        Args as for :meth:`forward`.
-
-        Returns:
-            The entropy of the weights α over the highest possible one, a mean over the queries with
-            several links; None if there is none.
+        It is the entropy of the weights α over the highest possible one, a mean over the queries
+        with several links; None if there is none. Takes what :meth:`forward` takes.
         """
         vectors_bmD, is_link_bm = _linked(links_bm, anchors, rows)
         num_links_b = is_link_bm.sum(dim=1)
@@ -148,12 +131,7 @@ class Augmentation(nn.Module):
 
     @torch.inference_mode()
     def enrich(self, queries: NDArray[np.float32], links: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the enriched embeddings (n, D) of queries for search.
-
-        Args:
-            queries: (n, D) their embeddings, unit norm.
-            links: (n, m) their anchors, -1 for none.
-        """
+        """Return the enriched embeddings (n, D) of queries (n, D), whose links (n, m) may be -1."""
         device, enriched = self.combiner.norm.weight.device, np.empty_like(queries)
         with self._standing_still():
             for start in range(0, len(queries), QUERIES_PER_PASS):

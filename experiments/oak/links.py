@@ -61,16 +61,9 @@ def nearest_anchors(
 ) -> NDArray[np.int32]:
     """Return the nearest anchors (queries, num_links) of a split's queries, best first, then -1.
 
+    ``model`` was trained with the bank's anchors as ads, or with any ads: then its encoder answers.
     An anchor with a query's own text is left out if no train query is linked to its own text: it
     would be the nearest of all, and never be right.
-
-    Args:
-        model: trained with the bank's anchors as ads, or with any ads: then its encoder answers.
-        data: the dataset, prepared for the model's tokenizer.
-        anchor_sets: those of the bank.
-        split: ``validation``, ``test`` or ``zero_shot``.
-        num_links: how many anchors of each query.
-        use_bf16: encode in bfloat16.
     """
     queries, anchors = data.queries[split], bank_texts(data, anchor_sets)
     embedded = model.embed_ads(anchors, np.arange(len(anchors)), use_bf16)
@@ -93,17 +86,10 @@ def links_own_text(data: Prepared, anchor_sets: Sequence[str]) -> bool:
 def link_figures(
     anchors: NDArray[Any], num_links: int, edges: Csr | None, is_known: Booleans
 ) -> dict[str, float]:
-    """Measure a linker's anchors of the queries of a split.
+    """Measure a linker's ``anchors`` (queries, at least 10), best first, -1 after the last.
 
-    Args:
-        anchors: (queries, at least 10) best first, -1 after the last.
-        num_links: how many of them are links.
-        edges: the queries' true edges; None if they are not known.
-        is_known: (anchors,) whether a train query is linked to an anchor.
-
-    Returns:
-        ``known``, the share of links to such anchors, and over the queries with true edges P@3 and
-        R@10.
+    The first ``num_links`` are links. Returns ``known``, the share of links to anchors that
+    ``is_known`` (anchors,) marks, and over the queries with true edges, if known, P@3 and R@10.
     """
     links = anchors[:, :num_links]
     found = {"known": float(is_known[links[links >= 0]].mean())}
@@ -117,12 +103,7 @@ def link_figures(
 
 
 def side_by_side(parts: Sequence[Csr], num_columns: Sequence[int]) -> Csr:
-    """Join tables of the same rows: the columns of each follow those of the ones before.
-
-    Args:
-        parts: the tables; their weights are left out.
-        num_columns: how many columns each has.
-    """
+    """Join tables of the same rows, without weights: columns follow those of the ones before."""
     if len(parts) == 1:
         return Csr(parts[0].indptr, parts[0].indices)
     every_row = np.arange(parts[0].num_rows)

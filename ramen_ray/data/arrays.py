@@ -1,11 +1,16 @@
-"""Array types for signatures, and Arrow columns of lists as arrays."""
+"""Arrays: their types in signatures, Arrow columns of lists as arrays, and arrays in files."""
 
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
+from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
+from numpy.typing import DTypeLike, NDArray
 
 Booleans = NDArray[np.bool_]
 Float64s = NDArray[np.float64]
@@ -41,3 +46,44 @@ def best_of_each(groups: NDArray[Any], k: int, *keys: NDArray[Any]) -> tuple[Int
     ordered = groups[order]
     ranks = np.arange(len(order)) - np.searchsorted(ordered, ordered)
     return order[ranks < k], ranks[ranks < k]
+
+
+def map_new_array(
+    file: Path, dtype: DTypeLike, shape: tuple[int, ...]
+) -> np.memmap[Any, np.dtype[Any]]:
+    """Map a new ``.npy`` file of zeros; raises an OSError if the disk has no room for it."""
+    array = open_memmap(file, "w+", dtype, shape)
+    with file.open("r+b") as opened:  # takes the room now: later, a write would end by SIGBUS
+        os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+    return array
+
+
+@contextmanager
+def growing_array(file: Path, dtype: DTypeLike) -> Iterator[Callable[[NDArray[Any]], None]]:
+    """Write an array (n,) of unknown length into a ``.npy`` file; yields what appends a piece."""
+    header = {"descr": dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (0,)}
+    with file.open("wb") as stream:
+        write_array_header_1_0(stream, header)
+        length = 0
+
+        def append(values: NDArray[Any]) -> None:
+            nonlocal length
+            stream.write(np.ascontiguousarray(values, dtype).data)
+            length += len(values)
+
+        yield append
+        stream.seek(0)  # NumPy leaves room in the header for the length
+        write_array_header_1_0(stream, header | {"shape": (length,)})
+
+
+def write_pieces(file: Path, dtype: DTypeLike, pieces: Iterable[NDArray[Any]]) -> None:
+    """Write pieces (n,), one after another, as an array in a ``.npy`` file."""
+    with growing_array(file, dtype) as append:
+        for piece in pieces:
+            append(piece)
+
+
+def publish(folder: Path) -> None:
+    """Let other machines see what was written into mapped ``.npy`` files of a shared folder."""
+    for file in folder.rglob("*.npy"):
+        file.open("r+b").close()  # NFS sends a file's pages when somebody closes it who could write

@@ -16,9 +16,6 @@ Protocol = Literal["strict", "unclicked", "as-published"]
 """Which edges a graph leaves out: those that join a held-out query to its answer; also those that
 repeat a train click; or none."""
 
-LEAKING_EDGES = "edges that join a held-out query to its answer"
-REPEATING_EDGES = "edges that repeat a train click"
-OTHER_END = {"query": "ad", "ad": "query"}
 HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
 
@@ -55,48 +52,36 @@ REVERSED = "SELECT ad AS node, query AS anchor FROM answers"
 """Pairs of a train query and an ad whose click is a held-out one reversed."""
 
 
-def find_leaks(
-    connection: DuckDBPyConnection, nodes: str, anchors: str, pairs: str = BOTH_WAYS
-) -> None:
-    """Create ``leaks``: all pairs ``node`` and ``anchor`` that would leak if an edge joined them.
+def leaking(nodes: str, anchors: str, pairs: str = BOTH_WAYS) -> str:
+    """Return the SQL that selects all pairs ``node`` and ``anchor`` that would leak as an edge.
 
     Call :func:`find_answers` before. ``nodes`` and ``anchors`` are SQL that selects ``id`` and
     ``folded``; ``pairs`` selects folded texts, and by default either can be the held-out query's.
     """
-    run(
-        connection,
-        "looking for held-out clicks among edges",
-        f"""
-        CREATE OR REPLACE TABLE leaks AS
+    return f"""
         SELECT DISTINCT one.id AS node, other.id AS anchor
         FROM ({pairs}) AS answered
         JOIN ({nodes}) AS one ON one.folded = answered.node
         JOIN ({anchors}) AS other ON other.folded = answered.anchor
-        """,
-    )
+        """
 
 
-def find_repeats(connection: DuckDBPyConnection, side: str, anchors: str) -> None:
-    """Create ``leaks``: all pairs ``node`` and ``anchor`` whose anchor is the click's other end.
+def repeating(side: str, anchors: str) -> str:
+    """Return the SQL that selects all pairs ``node`` and ``anchor`` that would repeat a click.
 
     That is, of a node that is an ad, the text of a train query that led to it, and the reverse.
     ``anchors`` is SQL that selects ``id`` and ``folded``; ``side`` is of the nodes, query or ad.
     """
-    other = OTHER_END[side]
-    run(
-        connection,
-        "looking for train clicks among edges",
-        f"""
-        CREATE OR REPLACE TABLE leaks AS
-        WITH
-            clicks AS (SELECT query_id, unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)}),
-            named AS (
-                SELECT anchors.id AS anchor, others.id AS other
-                FROM ({anchors}) AS anchors
-                JOIN ({texts_of(NODE_TABLES[other])}) AS others USING (folded))
-        SELECT DISTINCT {side}_id AS node, anchor FROM clicks JOIN named ON {other}_id = other
-        """,
-    )
+    other = "ad" if side == "query" else "query"
+    return f"""
+        SELECT DISTINCT {side}_id AS node, named.anchor
+        FROM (SELECT query_id, unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)}) AS clicks
+        JOIN (
+            SELECT anchors.id AS anchor, others.id AS other
+            FROM ({anchors}) AS anchors
+            JOIN ({texts_of(NODE_TABLES[other])}) AS others USING (folded)) AS named
+        ON {other}_id = named.other
+        """
 
 
 def texts_of(table: str) -> str:

@@ -1,4 +1,7 @@
-"""The collectives of training and evaluation; without a process group there is one worker."""
+"""How arrays move: between workers, by collectives, and to a device.
+
+Without a process group there is one worker.
+"""
 
 from collections.abc import MutableMapping
 from typing import Any, TypeVar
@@ -141,3 +144,16 @@ def own_range(num_rows: int) -> NDArray[np.int64]:
     """Return this worker's consecutive share of ``num_rows`` rows; shares differ by at most one."""
     rank, num_workers = world()
     return np.arange(rank * num_rows // num_workers, (rank + 1) * num_rows // num_workers)
+
+
+def staged(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Return ``array`` as a CPU tensor from which a copy to ``device`` need not be waited for."""
+    tensor = torch.from_numpy(array)
+    # From memory that is not page-locked a GPU's driver copies large arrays only after all that
+    # the GPU has been told to do before.
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy ``array`` to ``device`` without waiting for the copy to finish."""
+    return staged(array, device).to(device, non_blocking=True)

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from ramen_ray.bases import Part
+from ramen_ray.data.arrays import map_new_array
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.method.model.dual_encoder import (
     DualEncoder,
     TextEmbeddings,

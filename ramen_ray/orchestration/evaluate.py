@@ -13,9 +13,8 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact, checksum_files
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError
 from ramen_ray.data.store.predictions import shown_ads, write_predictions
-from ramen_ray.method.metrics import bad_matches
 from ramen_ray.method.metrics.judgement import Judgement
-from ramen_ray.method.metrics.ranking import PerQuery
+from ramen_ray.method.metrics.ranking import BMR_KS, PerQuery, bad_match_metrics
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
@@ -61,10 +60,9 @@ def evaluate_checkpoint(
         ConfigError: the predictions cannot be written there.
         DatasetError: the dataset or the list of names is not usable, or not what was trained on.
     """
-    checkpoint, chosen = _best_checkpoint(checkpoint)
-    config = _read_checkpoint_config(checkpoint)
-    part = part or chosen
-    _check_classifiers(checkpoint, config, part)
+    if (directory := RunDirectory(checkpoint)).is_run:
+        checkpoint, part = directory.best_checkpoint, part or directory.notes.get("part")
+    config = _read_checkpoint_config(checkpoint, part)
     opened = _open_dataset(checkpoint, config, dataset, part)
     if not opened.has(f"queries/{split}"):
         raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
@@ -95,14 +93,6 @@ def scores_of_run(
     return judgement.by_query(np.load(folder / file))
 
 
-def _best_checkpoint(folder: Path) -> tuple[Path, Part | None]:
-    """Return a run's best checkpoint and the part that answers; other folders as they are."""
-    directory = RunDirectory(folder)
-    if not directory.is_run:
-        return folder, None
-    return directory.best_checkpoint, directory.notes.get("part")
-
-
 def _open_dataset(
     checkpoint: Path, config: RunConfig, given: str | None, part: Part | None
 ) -> Dataset:
@@ -125,7 +115,18 @@ def _open_dataset(
     return opened
 
 
-def _check_classifiers(checkpoint: Path, config: RunConfig, part: Part | None) -> None:
+def _read_checkpoint_config(checkpoint: Path, part: Part | None) -> RunConfig:
+    """Read how a checkpoint was trained, and check that it is whole and can answer by ``part``."""
+    if not (checkpoint / ENCODER_FOLDER / "modules.json").is_file():
+        raise CheckpointError(
+            f"{checkpoint} is not a checkpoint: it has no {ENCODER_FOLDER} folder"
+        )
+    if checksum_files(checkpoint):
+        check_intact(checkpoint)
+    try:
+        config = read_run_config(checkpoint / CONFIG_FILE)
+    except ConfigError as error:
+        raise CheckpointError(f"{checkpoint} is not a checkpoint: {error}") from error
     has_classifiers = (checkpoint / CLASSIFIER_FOLDER).is_dir()
     if config.base.parts.heads == "classifier" and not has_classifiers:
         raise CheckpointError(
@@ -137,19 +138,7 @@ def _check_classifiers(checkpoint: Path, config: RunConfig, part: Part | None) -
             f"{checkpoint} has no classifiers, so part {part!r} cannot answer; the base unidec, or "
             f"base.heads classifier, trains them"
         )
-
-
-def _read_checkpoint_config(checkpoint: Path) -> RunConfig:
-    if not (checkpoint / ENCODER_FOLDER / "modules.json").is_file():
-        raise CheckpointError(
-            f"{checkpoint} is not a checkpoint: it has no {ENCODER_FOLDER} folder"
-        )
-    if checksum_files(checkpoint):
-        check_intact(checkpoint)
-    try:
-        return read_run_config(checkpoint / CONFIG_FILE)
-    except ConfigError as error:
-        raise CheckpointError(f"{checkpoint} is not a checkpoint: {error}") from error
+    return config
 
 
 def _retrieve(
@@ -177,7 +166,7 @@ def _retrieve(
 def _measure_bad_matches(
     names: NameList, dataset: Dataset, split: str, topk: TopK
 ) -> dict[str, float]:
-    ads = topk[0][:, : max(bad_matches.KS)]
+    ads = topk[0][:, : max(BMR_KS)]
     query_names = names.find_in_table(dataset, f"queries/{split}")
     ad_names = names.find_in_table(dataset, "ads", shown_ads(ads))
-    return bad_matches.bad_match_metrics(ads, query_names, ad_names, names.kind_of, names.kinds)
+    return bad_match_metrics(ads, query_names, ad_names, names.kind_of, names.kinds)

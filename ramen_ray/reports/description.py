@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ramen_ray.data.checks import check
-from ramen_ray.data.describe.content import Description, Distribution, TokenLengths
+from ramen_ray.data.describe.content import Description, Distribution, SplitSize, TokenLengths
 from ramen_ray.data.describe.counts import (
     count_clicks,
     count_edges,
@@ -12,9 +12,8 @@ from ramen_ray.data.describe.counts import (
     node_degrees,
     node_shares,
     popularity_group,
+    sample_ids,
     sample_queries,
-    sample_texts,
-    split_size,
 )
 from ramen_ray.data.describe.graph_signal import graph_signals
 from ramen_ray.data.store.dataset import Dataset
@@ -55,15 +54,20 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
         groups = popularity_groups(clicks["train"].per_ad)
         for table in tables:
-            texts = sample_texts(dataset, table, TEXTS_PER_TABLE, SEED)
-            lengths, figures = measure_tokens(tokenizer, texts, max_length)
             num_texts = dataset.num_rows(table)
+            ids = sample_ids(num_texts, TEXTS_PER_TABLE, SEED)
+            texts = dataset.rows_with_ids(table, ids)["text"].to_pylist()
+            lengths, figures = measure_tokens(tokenizer, texts, max_length)
             tokens[table] = TokenLengths(num_texts, Distribution.of(lengths), figures)
+        splits = {
+            split: SplitSize(len(found.per_query), int(found.per_query.sum()), found.weight)
+            for split, found in clicks.items()
+        }
         hubs = {name: largest_hubs(dataset, name, of, NUM_HUBS) for name, of in edges.items()}
         return Description(
             metadata=dataset.metadata,
             statistics=dataset_statistics(dataset, clicks),
-            splits={split: split_size(found) for split, found in clicks.items()},
+            splits=splits,
             degrees=node_degrees(clicks["train"], edges),
             shares=node_shares(clicks, edges),
             groups={name: popularity_group(member, clicks) for name, member in groups.items()},

@@ -17,7 +17,7 @@ from support import ROOT, query_table, text_table
 
 from ramen_ray.data.names import NameList, read_names
 from ramen_ray.data.store.dataset import DatasetError, write_dataset
-from ramen_ray.method.metrics.bad_matches import bad_match_metrics
+from ramen_ray.method.metrics.ranking import bad_match_metrics
 
 
 def _list_of(folder: Path, *lines: str, header: str = "kind,name,same_as") -> NameList:

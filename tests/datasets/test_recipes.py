@@ -32,138 +32,83 @@ ENTRIES = {
     "junk": "What everyone names.",
 } | {f"filler {number}": "No references." for number in range(44)}
 
+# In both, " / " ends a line.
 VOCABULARY = """\
-Facet: role
-Description: Role
+Facet: role / Description: Role
 
-Tag: role::program
-Description: Program
- Executable computer program.
+Tag: role::program / Description: Program /  Executable computer program.
 
-Tag: role::TODO
-Description: Need an extra tag
+Tag: role::TODO / Description: Need an extra tag
 
-Facet: special
-Description: Service tags
+Facet: special / Description: Service tags
 
-Tag: special::unreviewed
-Description: Needs review
-"""
+Tag: special::unreviewed / Description: Needs review
+""".replace(" / ", "\n")
 
-PACKAGES = """\
-Package: vim
-Version: 2:9.0
+PACKAGES = (
+    """\
+Package: vim / Version: 2:9.0
 Depends: libc6 (>= 2.34), libedit [amd64] | libedit-tiny, editor-common:any
-Pre-Depends: dpkg
-Recommends: vim-data
+Pre-Depends: dpkg / Recommends: vim-data
 Suggests: speller (>= 1) | aspell:any, mail-agent, ambiguous, old-vim, libedit, vim, nowhere
-Description: text editor
- The long description is not read.
-Tag: role::program, role::TODO,
- special::unreviewed, unknown::tag
+Description: text editor /  The long description is not read.
+Tag: role::program, role::TODO, /  special::unreviewed, unknown::tag
 Section: editors
 
-Package: vim-data
-Source: vim (2:9.0-3)
-Depends: aspell
-Suggests: vim
-Description: text editor - data
-Section: misc
+Package: vim-data / Source: vim (2:9.0-3) / Depends: aspell / Suggests: vim
+Description: text editor - data / Section: misc
 
-Package: vim-plugin
-Source: plugins
-Depends: vim
-Suggests: speller
-Enhances: vim
+Package: vim-plugin / Source: plugins / Depends: vim / Suggests: speller / Enhances: vim
 Description: plugin
 
-Package: aspell
-Description: spell checker
-Recommends: vim-data
+Package: aspell / Description: spell checker / Recommends: vim-data
 Depends: vim-data-reader | speller
 
-Package: speller
-Description: other spell checker
-Suggests: libc6, libedit
+Package: speller / Description: other spell checker / Suggests: libc6, libedit
 
-Package: postie
-Depends: libc6
-Provides: mail-agent (= 1)
-Description: mail agent
+Package: postie / Depends: libc6 / Provides: mail-agent (= 1) / Description: mail agent
 
-Package: one
-Provides: ambiguous
-Description: first provider
+Package: one / Provides: ambiguous / Description: first provider
 
-Package: two
-Provides: ambiguous
-Description: second provider
+Package: two / Provides: ambiguous / Description: second provider
 
-Package: libedit
-Description: line editing
+Package: libedit / Description: line editing
 
-Package: libc6
-Description: C library
+Package: libc6 / Description: C library
 
-Package: dpkg
-Description: package manager
+Package: dpkg / Description: package manager
 
-Package: vim
-Version: 1:1.0
-Recommends: two
-Description: text editor of another version
+Package: vim / Version: 1:1.0 / Recommends: two / Description: text editor of another version
 
-Package: old-vim
-Description: transitional package for vim
-Recommends: vim
+Package: old-vim / Description: transitional package for vim / Recommends: vim
 
-Package: vim-dbg
-Description: text editor
-Recommends: vim
+Package: vim-dbg / Description: text editor / Recommends: vim
 
-Package: vim-debug
-Section: debug
-Description: text editor
-Recommends: vim
+Package: vim-debug / Section: debug / Description: text editor / Recommends: vim
 
-Package: vim-symbols
-Description: text editor (debugging symbols)
-Recommends: vim
-""" + "".join(
-    f"\nPackage: filler{number}\nDescription: filler\nDepends: libc6\n" for number in range(44)
+Package: vim-symbols / Description: text editor (debugging symbols) / Recommends: vim
+""".replace(" / ", "\n")
+    + "".join(
+        f"\nPackage: filler{number}\nDescription: filler\nDepends: libc6\n" for number in range(44)
+    )
 )
 
-REFUSED: dict[str, tuple[str, str, str | bytes | None, str]] = {
-    "no_vocabulary": ("debian", "vocabulary", None, "vocabulary is missing"),
-    "no_index": ("debian", "Packages", None, "no Debian package index"),
-    "empty_index": ("debian", "Packages", "", "lists no packages"),
-    "no_colon": ("debian", "Packages", "Package: a\nDescription\n", "line 2: no 'Field: value'"),
-    "no_description": ("debian", "Packages", "\nPackage: a\n\n", "line 2: the paragraph has no 'D"),
-    "no_clicks": ("debian", "Packages", "Package: a\nDescription: a\n", "no package of the index"),
-    "no_facet": ("debian", "vocabulary", "Tag: a::b\nDescription: c\n", "comes before its facet"),
-    "no_dictionary": ("foldoc", "foldoc.index", None, r"foldoc\.index is missing"),
-    "no_topics": ("rdocs", "rdocs.tsv", None, r"rdocs\.tsv or .*rdocs\.tsv\.xz is missing"),
-    "cells": (
-        "rdocs",
-        "rdocs.tsv",
-        "base\tsort\tSort\n",
-        "line 1: 3 cells between tabs, expected 7",
-    ),
-    "title": (
-        "rdocs",
-        "rdocs.tsv",
-        "a\tb\tc\t\t|d\t\t\na\tb\t\t\t|d\t\t\n",
-        "line 2: package, name or title is empty",
-    ),
-    "see_also": (
-        "rdocs",
-        "rdocs.tsv",
-        "a\tb\tc\t\t\t|d\t\n",
-        "lists no topic with a see-also link",
-    ),
-    "encoding": ("rdocs", "rdocs.tsv", b"a\tb\t\xff\t\t\t\t\n", "cannot be read"),
-}
-"""Recipe, file, what is written in its place, and what is said."""
+REFUSED: list[tuple[str, str | bytes | None, str]] = [
+    ("vocabulary", None, "vocabulary is missing"),
+    ("vocabulary", "Tag: a::b\nDescription: c\n", "comes before its facet"),
+    ("Packages", None, "no Debian package index"),
+    ("Packages", "", "lists no packages"),
+    ("Packages", "Package: a\nDescription\n", "line 2: no 'Field: value'"),
+    ("Packages", "\nPackage: a\n\n", "line 2: the paragraph has no 'D"),
+    ("Packages", "Package: a\nDescription: a\n", "no package of the index"),
+    ("foldoc.index", None, r"foldoc\.index is missing"),
+    ("rdocs.tsv", None, r"rdocs\.tsv or .*rdocs\.tsv\.xz is missing"),
+    ("rdocs.tsv", "base\tsort\tSort\n", "line 1: 3 cells between tabs, expected 7"),
+    ("rdocs.tsv", "a\tb\tc\t\t|d\t\t\na\tb\t\t\t|d\t\t\n", "line 2: .* or title is empty"),
+    ("rdocs.tsv", "a\tb\tc\t\t\t|d\t\n", "lists no topic with a see-also link"),
+    ("rdocs.tsv", b"a\tb\t\xff\t\t\t\t\n", "cannot be read"),
+]
+"""A file of a source, what is written in its place, and what is said."""
 
 
 # Package, page, title, aliases, see also, links, keywords. "twice" stands for two pages of packages
@@ -291,11 +236,7 @@ def test_debian_tables(tmp_path: Path) -> None:
     assert _names(edges_of(dataset, "depends", "query")) == own
     others = {("aspell", "speller"), ("vim-plugin", "vim")}
     assert _names(edges_of(dataset, "depends", "ad")) == own | others
-    tags = {
-        ("vim", "Role: Program"),
-        ("vim", "Section: editors"),
-        ("vim-data", "Section: misc"),
-    }
+    tags = {("vim", "Role: Program"), ("vim", "Section: editors"), ("vim-data", "Section: misc")}
     assert (
         _names(edges_of(dataset, "tags", "query"))
         == _names(edges_of(dataset, "tags", "ad"))
@@ -376,11 +317,13 @@ def test_compressed_sources(
         build(source, tmp_path / "truncated")
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_broken_sources(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file", "content", "message"), REFUSED)
+def test_broken_sources(
+    file: str, content: str | bytes | None, message: str, tmp_path: Path
+) -> None:
     """They are refused by file and line, and no files are left."""
-    name, file, content, message = REFUSED[case]
-    build, write_source = RECIPES[name]
+    recipe = {"foldoc.index": "foldoc", "rdocs.tsv": "rdocs"}.get(file, "debian")
+    build, write_source = RECIPES[recipe]
     source = write_source(tmp_path / "source")
     (source / file).unlink()
     if content is not None:

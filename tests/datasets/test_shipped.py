@@ -2,7 +2,7 @@
 
 import pytest
 from support import ROOT
-from written_out import clicks_of, column_of, edges_of, pairs_of
+from written_out import clicked_pairs, column_of, edges_of, pairs_of
 
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS
@@ -22,10 +22,7 @@ def test_shipped_edges_do_not_leak(shipped: Dataset) -> None:
     As published, a set has its strict edges and such ones, and on the query side no such click.
     """
     held_out = {
-        (query.casefold(), ad.casefold())
-        for split in HELD_OUT
-        for query, ads in clicks_of(shipped, split).items()
-        for ad in ads
+        (query.casefold(), ad.casefold()) for query, ad in clicked_pairs(shipped, *HELD_OUT)
     }
     assert len(held_out) > 1000
 
@@ -46,17 +43,12 @@ def test_shipped_edges_do_not_leak(shipped: Dataset) -> None:
 
 def test_shipped_edges_of_held_out_queries_do_not_leak(shipped: Dataset) -> None:
     """An oracle is told neither an answer nor whose answer a query is, under either protocol."""
-    clicks = {split: clicks_of(shipped, split) for split in HELD_OUT}
-    held_out = {
-        frozenset((query.casefold(), ad.casefold()))
-        for split in HELD_OUT
-        for query, ads in clicks[split].items()
-        for ad in ads
-    }
+    clicks = clicked_pairs(shipped, *HELD_OUT)
+    held_out = {frozenset(map(str.casefold, click)) for click in clicks}
     for name in set(shipped.anchor_sets) - {"similar"}:
         for split in HELD_OUT:
             edges = edges_of(shipped, name, HELD_OUT_SIDES[split])
-            assert len({query for query, _ in edges}) > 0.2 * len(clicks[split])
+            assert len({query for query, _ in edges}) > 0.2 * shipped.num_rows(f"queries/{split}")
             assert not {frozenset(map(str.casefold, edge)) for edge in edges} & held_out
 
 
@@ -121,8 +113,6 @@ def test_shipped_debian_siblings_share_a_split() -> None:
 def test_shipped_rdocs_has_no_click_both_ways() -> None:
     """No train click is the reverse of a held-out click, which leaves some ads without clicks."""
     dataset = Dataset(ROOT / "datasets" / "rdocs")
-    clicks = {split: clicks_of(dataset, split) for split in SPLITS}
-    held_out = {(q, ad) for split in HELD_OUT for q, ads in clicks[split].items() for ad in ads}
-    assert not {(ad, q) for q, ads in clicks["train"].items() for ad in ads} & held_out
-    clicked = {ad for split in SPLITS for ads in clicks[split].values() for ad in ads}
-    assert clicked < set(column_of(dataset, "ads"))
+    held_out = clicked_pairs(dataset, *HELD_OUT)
+    assert not {(ad, query) for query, ad in clicked_pairs(dataset, "train")} & held_out
+    assert {ad for _, ad in clicked_pairs(dataset)} < set(column_of(dataset, "ads"))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from short_runs import ConfiguredRun
 from support import (
     MAX_LENGTH,
     csr_of,
@@ -26,26 +27,21 @@ from experiments.oak.links import (
     side_by_side,
     train_links,
 )
-from experiments.oak.method import oak_objective, oak_part
-from experiments.oak.part import Links
-from experiments.oak.queries import AugmentedQueries
-from experiments.oak.settings import OakSettings
-from experiments.oak.terms import calibration_losses
+from experiments.oak.method import (
+    AugmentedQueries,
+    Links,
+    OakSettings,
+    calibration_losses,
+    oak_objective,
+    oak_part,
+)
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.method.training.step_losses import global_losses
-from ramen_ray.orchestration.run.build import (
-    build_model,
-    build_objective,
-    build_sampler,
-    build_state,
-)
+from ramen_ray.orchestration.run.build import build_model
 
 SETS = ("links", "topics")
 OAK = OakSettings(anchor_sets=SETS, max_links=3, bank_lr=0.1)
@@ -58,15 +54,11 @@ def config(encoder_path: Path) -> RunConfig:
     return overlay(RunConfig(encoder=encoder), CHANGES)
 
 
-class Run:
+class Run(ConfiguredRun):
     """A run in this process: of OAK, or of its base."""
 
     def __init__(self, config: RunConfig, data: Prepared, oak: OakSettings | None = OAK) -> None:
-        self.data, self.model = data, build_model(config)
-        self.objective = build_objective(config)
-        training_data = TrainingData.from_prepared(data, self.objective.regularizers)
-        self.sampler = build_sampler(config, data, training_data)
-        self.state = build_state(config, self.model, self.model, self.sampler)
+        super().__init__(config, data)
         if oak is not None:
             self.objective = oak_objective(config, oak)
             self.part = oak_part(config, oak, data, self.model, self.sampler)
@@ -75,10 +67,6 @@ class Run:
     @property
     def bank(self) -> Tensor:
         return self.part.augmentation.bank.vectors
-
-    def losses(self, stop: int) -> list[list[float]]:
-        steps = list(train_steps(self.state, self.sampler, self.objective, stop))
-        return global_losses(steps).tolist()
 
     def metrics(self, split: str, links: np.ndarray) -> dict[str, float]:
         answering = AugmentedQueries(self.model, self.part.augmentation, links)
@@ -133,12 +121,12 @@ def _moments(run: Run) -> list[Tensor]:
 
 def test_a_step_moves_the_linked_rows_only(config: RunConfig, prepared_bag: Prepared):
     run = Run(config, prepared_bag)
-    run.losses(1)
+    run.train(1)
     before, moments = run.bank.clone(), _moments(run)
     queries = run.sampler.draw(1, run.state.draws, []).queries
     links = Links(train_links(prepared_bag, SETS), 3, run.sampler).draw(1, queries)
     linked = np.unique(links[links >= 0])
-    run.losses(2)
+    run.train(2)
     moved = (run.bank != before).any(dim=1).numpy()
     assert np.flatnonzero(moved).tolist() == linked.tolist()
     others = np.setdiff1d(np.arange(len(before)), linked)
@@ -153,7 +141,7 @@ def test_the_term_of_the_encoder_alone_is_the_base(config: RunConfig, prepared_b
     terms = (replace(term, weight=weights[term.name]) for term in ours.objective.terms)
     ours.objective = Objective(tuple(terms))
     of_encoder = ours.objective.names.index("encoder")
-    assert [step[of_encoder] for step in ours.losses(9)] == [step[0] for step in base.losses(9)]
+    assert [step[of_encoder] for step in ours.train(9)] == [step[0] for step in base.train(9)]
     for found, expected in zip(
         ours.model.encoder.parameters(), base.model.encoder.parameters(), strict=True
     ):
@@ -165,7 +153,7 @@ def test_the_combiner_learns_and_a_mean_has_no_attention(config: RunConfig, prep
         run = Run(config, prepared_bag, OAK.model_copy(update={"pooling": pooling}))
         before = [one.clone() for one in run.part.augmentation.parameters()]
         assert len(before) == 2 + 2 * num_maps
-        run.losses(3)
+        run.train(3)
         after = list(run.part.augmentation.parameters())
         moved = [bool((old != new).any()) for old, new in zip(before, after, strict=True)]
         assert sum(moved) >= len(moved) - 1  # a bias that all weights share moves nothing
@@ -210,7 +198,7 @@ def test_planted_anchors_decide_the_ad(config: RunConfig, planted: Prepared):
     """The oracle finds what no text tells; random links do not."""
     oak = OAK.model_copy(update={"anchor_sets": ("links",)})
     run = Run(overlay(config, {"training.epochs": 6, "optimizer.lr": 0.003}), planted, oak)
-    run.losses(6 * run.sampler.steps_per_epoch)
+    run.train(6 * run.sampler.steps_per_epoch)
     oracle = held_out_links(planted, ["links"], "test")
     assert run.metrics("test", first_links(oracle, 3))["P@1"] > 0.9
     base = evaluate(run.model, planted, "test", Propensity())[0]["P@1"]
@@ -258,10 +246,3 @@ def test_it_is_the_mean_of_the_ten_largest_hinges(num_ads: int, share_clicked: f
         torch.from_numpy(plain), torch.from_numpy(enriched), torch.from_numpy(clicked), 0.05
     )
     assert found.tolist() == pytest.approx(_by_loops(plain, enriched, clicked, 0.05))
-
-
-def test_it_pulls_enriched_scores_up_for_clicks_and_down_for_others():
-    scores = torch.zeros(1, 2)
-    enriched = torch.zeros(1, 2, requires_grad=True)
-    calibration_losses(scores, enriched, torch.tensor([[True, False]]), 0.05).sum().backward()
-    assert enriched.grad[0, 0] < 0 < enriched.grad[0, 1]

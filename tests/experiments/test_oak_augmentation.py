@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.oak.augmentation import Augmentation, Combiner, Pooling
-from ramen_ray.method.model.classifiers import Classifiers
+from ramen_ray.method.model.heads import Classifiers
 
 DIM, NUM_ANCHORS = 6, 9
 LINKS = np.array([[3, 0, -1, -1], [-1, -1, -1, -1], [8, 2, 5, 0], [4, -1, -1, -1]])

@@ -16,32 +16,30 @@ from torch import distributed, nn
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
-from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
-from ramen_ray.method.model.heads import Head
+from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.model.occurring_tokens import keep_tokens
-from ramen_ray.method.model.packing import packed
+from ramen_ray.method.model.texts import packed
 from ramen_ray.method.objectives.adaptation import LINKED, AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
-from ramen_ray.method.objectives.terms import ramen_objective, task_term
-from ramen_ray.method.objectives.unidec_terms import (
+from ramen_ray.method.objectives.terms import (
     bce_term,
     classifier_reverse_term,
     classifier_term,
+    ramen_objective,
     reverse_term,
+    task_term,
 )
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
+from ramen_ray.method.sampling.encoded import StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.state import TrainState
-from ramen_ray.method.training.step import prefetched, step_inputs, train_steps
-from ramen_ray.method.training.step_losses import global_losses
+from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
+from ramen_ray.method.training.step import global_losses, prefetched, step_inputs, train_steps
 
 pytestmark = [
     pytest.mark.gpu,

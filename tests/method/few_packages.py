@@ -12,8 +12,7 @@ from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.state import TrainState
+from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
 from ramen_ray.method.training.step import train_steps
 
 

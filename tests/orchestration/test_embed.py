@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from support import NUM_CPUS
 
+from ramen_ray.data.arrays import map_new_array
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.mapped_files import map_new_array
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.orchestration import embed

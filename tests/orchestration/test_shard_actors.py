@@ -2,7 +2,6 @@
 
 import tracemalloc
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow.fs import LocalFileSystem
-from support import splitmix64
+from support import best_by_a_sort
 
 from ramen_ray.method.retrieval.search import build_index
 from ramen_ray.orchestration import sharded_search as searching
@@ -42,16 +41,6 @@ def _whole_numbers(num_rows: int) -> np.ndarray:
     return np.random.default_rng(num_rows).integers(-999, 999, (num_rows, 12)).astype(np.float32)
 
 
-@cache
-def _best_by_a_sort() -> tuple[np.ndarray, np.ndarray]:
-    """Return the ads and the scores (queries, K)."""
-    similarity = _whole_numbers(NUM_QUERIES) @ _whole_numbers(400).T
-    keys = np.array([splitmix64(ad) for ad in range(400)], dtype=np.uint64)
-    ties = np.broadcast_to(keys, similarity.shape)
-    ads = np.lexsort((ties, -similarity), axis=1)[:, :K]
-    return ads, np.take_along_axis(similarity, ads, 1)
-
-
 @pytest.mark.parametrize("answers_at_once", [7 * K, 1024 * K + 5])
 def test_a_block_of_many_answers_needs_little_more_memory_than_these(
     answers_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -66,7 +55,7 @@ def test_a_block_of_many_answers_needs_little_more_memory_than_these(
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 2 * (block["ads"].nbytes + block["scores"].nbytes)
-    expected_ads, expected_scores = _best_by_a_sort()
+    expected_ads, expected_scores = best_by_a_sort(queries, ads, K)
     assert np.array_equal(block["ads"], expected_ads)
     assert np.array_equal(block["scores"], expected_scores)
 

@@ -9,7 +9,7 @@ import pytest
 import ray
 import torch
 from ray.util.placement_group import placement_group
-from support import NUM_CPUS, splitmix64
+from support import NUM_CPUS, best_by_a_sort
 
 from jobs.graph import Similar
 from ramen_ray.config import RunConfig, overlay, write_config
@@ -23,7 +23,7 @@ from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.orchestration import sharded_search as searching
-from ramen_ray.orchestration.background.mining import (
+from ramen_ray.orchestration.background.results import (
     SHORTLISTS_FILE,
     ShortlistMining,
     shortlist_task,
@@ -57,17 +57,6 @@ def embeddings(tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
     return queries, ads
 
 
-def _assert_a_full_sort(
-    found: tuple[np.ndarray, np.ndarray], queries: np.ndarray, ads: np.ndarray
-) -> None:
-    similarity = queries @ ads.T
-    keys = np.array([splitmix64(ad) for ad in range(len(ads))], dtype=np.uint64)
-    ties = np.broadcast_to(keys, similarity.shape)
-    expected = np.lexsort((ties, -similarity), axis=1)[:, :K]
-    assert found[0].tolist() == expected.tolist()
-    assert found[1].tolist() == np.take_along_axis(similarity, expected, 1).tolist()
-
-
 def _searched(tmp_path: Path, num_threads: int = 1) -> TopK:
     three = embedded_shards(tmp_path / "embeddings.npy", 2500, 1e-6)
     assert len(three) == 3
@@ -83,7 +72,8 @@ def test_queries_stream_through_all_shards_with_the_cpus_that_are_free(
         if held:
             ray.get(placement_group([{"CPU": held}]).ready())
         found = _searched(tmp_path)
-    _assert_a_full_sort(found, *embeddings)
+    for some, expected in zip(found, best_by_a_sort(*embeddings, K), strict=True):
+        assert some.tolist() == expected.tolist()
     assert [file.name for file in tmp_path.iterdir()] == ["embeddings.npy"]
 
 

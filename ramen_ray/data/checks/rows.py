@@ -1,13 +1,72 @@
-"""Rules that a row breaks by itself."""
+"""Rules for a dataset's tables: what is wrong with some rows, and the SQL that finds them.
+
+Here are those that a row breaks by itself.
+"""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
-from ramen_ray.data.checks.loading import Rule, error, in_bytes, warning
-from ramen_ray.data.engine import name_literal
+from ramen_ray.data.findings import Kind
 from ramen_ray.data.store.schemas import FILTER, MAY_BE_NULL, TRAIN, ids_in
 
-TEXTS = ("text", "source_id", "name", "of")
 LISTS = ("ad_ids", "weights")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is wrong with some rows of a table, and the SQL that finds them.
+
+    It selects ``row`` and ``value``, a row's number and what is wrong there, from ``this``, the
+    table with ``row``.
+    """
+
+    kind: Kind
+    sql: str
+    whole: str = ""  # SQL over the table for how many could break it; by default its rows
+    least: float = 0.0  # the share of them from which on it is worth a finding
+
+
+def error(column: str, message: str, advice: str, sql: str) -> Rule:
+    """Return a rule that training needs to hold for a ``column``."""
+    return Rule(Kind(message, advice, column), sql)
+
+
+def warning(
+    column: str, message: str, advice: str, sql: str, whole: str = "", least: float = 0.0
+) -> Rule:
+    """Return a rule that training can do without."""
+    return Rule(Kind(message, advice, column, "warning"), sql, whole, least)
+
+
+def row_rules(table: str, columns: Collection[str], num_rows: Mapping[str, int]) -> list[Rule]:
+    """List the rules for rows of ``table``, which has ``columns``; ids are below ``num_rows``."""
+    rules = []
+    for column in columns:
+        if column not in MAY_BE_NULL and not column.startswith(FILTER):
+            inside = f"OR list_count({column}) < len({column})" if column in LISTS else ""
+            found = f"SELECT row, {column} AS value FROM this WHERE {column} IS NULL {inside}"
+            advice = "give every row one, or leave the row out"
+            rules.append(error(column, "no value", advice, found))
+    for column, of in ids_in(table).items():
+        if limit := num_rows.get(of):
+            # the ids that number a table's own rows
+            is_own = column not in LISTS and table.startswith(("queries/", "ads", "anchors/"))
+            advice = "number the rows from 0 without gaps" if is_own else _DANGLING
+            found = f"""
+                SELECT row, value FROM (SELECT row, {_each(column)} AS value FROM this)
+                WHERE value < 0 OR value >= {limit}
+                """
+            rules.append(error(column, f"id outside 0..{limit - 1}", advice, found))
+    if table.startswith("queries/"):
+        rules.append(_UNCLICKED if table == TRAIN else _UNANSWERED)
+    return rules + [rule for rule in _OF_COLUMNS if rule.kind.column in columns]
+
+
+def _each(column: str) -> str:
+    return f"unnest({column})" if column in LISTS else column
+
+
+_DANGLING = "drop it, or add what it names"
 _NOT_POSITIVE = "weight that is not a positive number", "give it a positive number, or leave it out"
 _WITHOUT_ADS = "SELECT row, query_id AS value FROM this WHERE len(ad_ids) = 0"
 _UNANSWERED = error("ad_ids", "no ads for query_id", "leave these queries out", _WITHOUT_ADS)
@@ -17,7 +76,7 @@ _UNCLICKED = warning(
     "batches leave it out; it takes part in the graph by its edges",
     _WITHOUT_ADS,
 )
-_RULES = [
+_OF_COLUMNS = [
     error(
         "text",
         "empty text",
@@ -35,18 +94,16 @@ _RULES = [
         QUALIFY row_number() OVER (PARTITION BY row, value) > 1
         """,
     ),
-    error(
-        "weight",
-        *_NOT_POSITIVE,
-        "SELECT row, weight AS value FROM this WHERE NOT (isfinite(weight) AND weight > 0)",
-    ),
-    error(
-        "weights",
-        *_NOT_POSITIVE,
-        """
-        SELECT row, value FROM (SELECT row, unnest(weights) AS value FROM this)
-        WHERE NOT (isfinite(value) AND value > 0)
-        """,
+    *(
+        error(
+            column,
+            *_NOT_POSITIVE,
+            f"""
+            SELECT row, value FROM (SELECT row, {_each(column)} AS value FROM this)
+            WHERE NOT (isfinite(value) AND value > 0)
+            """,
+        )
+        for column in ("weight", "weights")
     ),
     error(
         "weights",
@@ -77,50 +134,6 @@ _RULES = [
         "source_id",
         "no source_id",
         "predictions cannot name these rows; give each its own",
-        f"""
-        SELECT row, source_id AS value FROM this
-        WHERE source_id IS NULL AND {name_literal(in_bytes("source_id"))} IS NULL
-        """,
+        "SELECT row, source_id AS value FROM this WHERE source_id IS NULL",
     ),
 ]
-
-
-def row_rules(table: str, columns: Collection[str], num_rows: Mapping[str, int]) -> list[Rule]:
-    """List the rules for rows of ``table``, which has ``columns``; ids are below ``num_rows``."""
-    filters = [name for name in columns if name.startswith(FILTER)]
-    texts = [name for name in columns if name in (*TEXTS, *filters)]
-    needed = [name for name in columns if name not in (*MAY_BE_NULL, *filters)]
-    limits = {name: num_rows.get(of) for name, of in ids_in(table).items()}
-    rules = [
-        *(_no_value(name, name in texts) for name in needed),
-        *(_outside(table, name, limit) for name, limit in limits.items() if limit),
-        *map(_not_utf8, texts),
-    ]
-    if table.startswith("queries/"):
-        rules.append(_UNCLICKED if table == TRAIN else _UNANSWERED)
-    return rules + [rule for rule in _RULES if rule.kind.column in columns]
-
-
-def _no_value(column: str, is_text: bool) -> Rule:
-    name = name_literal(column)
-    also = f"OR list_count({name}) < len({name})" if column in LISTS else ""
-    also = f"AND {name_literal(in_bytes(column))} IS NULL" if is_text else also
-    found = f"SELECT row, {name} AS value FROM this WHERE {name} IS NULL {also}"
-    return error(column, "no value", "give every row one, or leave the row out", found)
-
-
-def _outside(table: str, column: str, limit: int) -> Rule:
-    is_own = table.split("/")[0] in ("queries", "ads", "anchors") and column not in LISTS
-    advice = "number the rows from 0 without gaps" if is_own else "drop it, or add what it names"
-    ids = f"unnest({column})" if column in LISTS else column
-    found = f"""
-        SELECT row, value FROM (SELECT row, {ids} AS value FROM this)
-        WHERE value < 0 OR value >= {limit}
-        """
-    return error(column, f"id outside 0..{limit - 1}", advice, found)
-
-
-def _not_utf8(column: str) -> Rule:
-    name = name_literal(in_bytes(column))
-    found = f"SELECT row, {name} AS value FROM this WHERE {name} IS NOT NULL"
-    return error(column, "bytes that are not UTF-8", "convert the source", found)

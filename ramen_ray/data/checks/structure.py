@@ -1,16 +1,16 @@
 """Checks of tables from their parquet footers alone: present, of the right types, not empty."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ramen_ray.data.checks.loading import unreadable
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.parquet_files import refused_columns
+from ramen_ray.data.store.parquet_files import overlong_lists, refused_columns
 from ramen_ray.data.store.schemas import (
     HELD_OUT_SIDES,
     SIDES,
@@ -69,19 +69,37 @@ def inspect_structure(dataset: Dataset) -> Structure:
     """Read the footers of all tables and list what is wrong with tables, columns and counts."""
     findings = [*_set_findings(dataset), *_name_findings(dataset)]
     num_rows: dict[str, int] = {}
-    stated = _stated_counts(dataset)
+    given = dataset.metadata.get("num_rows", {})
+    counts = given.items() if isinstance(given, dict) else ()
+    stated = {table: count for table, count in counts if type(count) is int}
     wanted = dict.fromkeys([*read_tables(dataset), *dataset.tables])
     for table in filter(is_known, wanted):
+        file = f"{table}.parquet"
         if not dataset.has(table):
-            message = f"there is no table {table!r}"
-            findings.append(_error(f"{table}.parquet", message, "training needs it"))
+            findings.append(_error(file, f"there is no table {table!r}", "training needs it"))
             continue
         found, count = _read_footers(dataset, table)
-        if not found:
-            num_rows[table] = count
-            found = [*_size_findings(table, count, stated.get(table, count))]
         findings += found
-    return Structure([*findings, *_count_findings(dataset, stated)], num_rows)
+        if found:
+            continue
+        num_rows[table] = count
+        if not count and not table.startswith(("filters/", "aliases/")):
+            advice = _EMPTY_ADVICE.get(table.split("/")[0], "it needs rows")
+            findings.append(_error(file, f"table {table!r} is empty", advice))
+        if stated.get(table, count) != count:
+            message = f"it has {count} rows, but dataset.json says {stated[table]}"
+            advice = "a file was changed, truncated or lost: restore it, or correct dataset.json"
+            findings.append(_error(file, message, advice))
+    file = "dataset.json"
+    if given != stated:
+        message = "num_rows is not an object that gives each table's row count"
+        findings.append(_error(file, message, "correct it, or leave num_rows out"))
+        return Structure(findings, num_rows)
+    for table in sorted(stated.keys() - wanted.keys()):
+        message = f"num_rows counts {stated[table]} rows of {table!r}, which does not exist"
+        advice = "restore the table, or take it out of num_rows"
+        findings.append(Finding("warning", file, message, advice))
+    return Structure(findings, num_rows)
 
 
 def _read_footers(dataset: Dataset, table: str) -> tuple[list[Finding], int]:
@@ -95,6 +113,8 @@ def _read_footers(dataset: Dataset, table: str) -> tuple[list[Finding], int]:
             with pq.ParquetFile(path) as parquet:
                 schemas[file] = parquet.schema_arrow
                 count += parquet.metadata.num_rows
+                if too_long := overlong_lists(parquet.metadata):
+                    findings.append(_error(file, too_long, "its rows do not fit in memory"))
         except Exception as error:  # code of other libraries reads the parameters of their types
             findings.append(unreadable(file, error))
     present = {name for schema in schemas.values() for name in schema.names}
@@ -102,17 +122,6 @@ def _read_footers(dataset: Dataset, table: str) -> tuple[list[Finding], int]:
     for file, schema in schemas.items():
         findings += _column_findings(file, expected, schema)
     return findings, count
-
-
-def _size_findings(table: str, count: int, stated: int) -> Iterator[Finding]:
-    file = f"{table}.parquet"
-    if not count and not table.startswith(("filters/", "aliases/")):
-        advice = _EMPTY_ADVICE.get(table.split("/")[0], "it needs rows")
-        yield _error(file, f"table {table!r} is empty", advice)
-    if stated != count:
-        message = f"it has {count} rows, but dataset.json says {stated}"
-        advice = "a file was changed, truncated or lost: restore it, or correct dataset.json"
-        yield _error(file, message, advice)
 
 
 def _column_findings(file: str, expected: pa.Schema, found: pa.Schema) -> Iterator[Finding]:
@@ -136,7 +145,7 @@ def _column_findings(file: str, expected: pa.Schema, found: pa.Schema) -> Iterat
 
 def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
     if pa.types.is_list(found) and pa.types.is_list(expected):
-        return bool(found.value_type == expected.value_type)  # the item's field name is free
+        return bool(found.value_type == expected.value_type)  # the item's field is free
     return bool(found == expected)
 
 
@@ -168,23 +177,14 @@ def _name_findings(dataset: Dataset) -> Iterator[Finding]:
             yield Finding("warning", f"{table}.parquet", message, "check its name")
 
 
-def _count_findings(dataset: Dataset, stated: Mapping[str, int]) -> Iterator[Finding]:
-    """Check the row counts in dataset.json against the tables that exist."""
-    file = "dataset.json"
-    if dataset.metadata.get("num_rows", {}) != stated:
-        message = "num_rows is not an object that gives each table's row count"
-        yield _error(file, message, "correct it, or leave num_rows out")
-        return
-    for table in sorted(stated.keys() - {*read_tables(dataset), *dataset.tables}):
-        message = f"num_rows counts {stated[table]} rows of {table!r}, which does not exist"
-        advice = "restore the table, or take it out of num_rows"
-        yield Finding("warning", file, message, advice)
-
-
-def _stated_counts(dataset: Dataset) -> dict[str, int]:
-    stated = dataset.metadata.get("num_rows")
-    counts = stated.items() if isinstance(stated, dict) else ()
-    return {table: count for table, count in counts if type(count) is int}
+def unreadable(file: str | Path, why: object) -> Finding:
+    """Return the finding that ``file`` cannot be read."""
+    return Finding(
+        "error",
+        str(file),
+        f"not a readable parquet file: {' '.join(str(why).split())}",
+        "it is damaged or incomplete; copy or write it again",
+    )
 
 
 def _error(file: str, message: str, advice: str, column: str | None = None) -> Finding:

@@ -44,10 +44,6 @@ class Distribution:
         found = self.values[np.searchsorted(up_to, wanted)]
         return dict(zip(PER_CENT, found.astype(float).tolist(), strict=True))
 
-    def count_above(self, limit: int) -> int:
-        """Count those above ``limit``."""
-        return int(self.counts[self.values > limit].sum())
-
     def tail(self) -> tuple[Int64s, Float64s]:
         """Return the positive values, ascending, and the share at or above each."""
         share = np.cumsum(self.counts[::-1])[::-1] / self.size
@@ -117,7 +113,8 @@ class TokenLengths:
 
     def share_above(self, limit: int) -> Share:
         """Return the share of the counted texts that have more tokens."""
-        return Share(f"over {limit}", self.lengths.count_above(limit), self.lengths.size)
+        above = self.lengths.counts[self.lengths.values > limit].sum()
+        return Share(f"over {limit}", int(above), self.lengths.size)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from ramen_ray.data.describe.content import (
     PopularityGroup,
     SampleQuery,
     Share,
-    SplitSize,
 )
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
@@ -71,20 +70,17 @@ def count_clicks(dataset: Dataset, split: str) -> ClickCounts:
 
 def count_edges(dataset: Dataset, anchor_set: str) -> EdgeCounts:
     """Count the edges of an anchor set at both ends."""
-    (per_query, queries_per_anchor), (per_ad, ads_per_anchor) = (
-        _count_side(dataset, anchor_set, side) for side in NODE_TABLES
-    )
+    found: dict[str, tuple[Int64s, Int64s]] = {}
+    for side, nodes in NODE_TABLES.items():
+        table, ends = f"edges/{anchor_set}/{side}", (nodes, f"anchors/{anchor_set}")
+        of_node, of_anchor = (np.zeros(dataset.num_rows(end), dtype=np.int64) for end in ends)
+        if dataset.has(table):
+            for batch in dataset.batches(table, [f"{side}_id", "anchor_id"]):
+                np.add.at(of_node, batch[0].to_numpy(), 1)
+                np.add.at(of_anchor, batch[1].to_numpy(), 1)
+        found[side] = of_node, of_anchor
+    (per_query, queries_per_anchor), (per_ad, ads_per_anchor) = found["query"], found["ad"]
     return EdgeCounts(per_query, per_ad, queries_per_anchor, ads_per_anchor)
-
-
-def _count_side(dataset: Dataset, anchor_set: str, side: str) -> tuple[Int64s, Int64s]:
-    table, ends = f"edges/{anchor_set}/{side}", (NODE_TABLES[side], f"anchors/{anchor_set}")
-    per_node, per_anchor = (np.zeros(dataset.num_rows(end), dtype=np.int64) for end in ends)
-    if dataset.has(table):
-        for batch in dataset.batches(table, [f"{side}_id", "anchor_id"]):
-            for ids, counts in zip(batch.columns, (per_node, per_anchor), strict=True):
-                np.add.at(counts, ids.to_numpy(), 1)
-    return per_node, per_anchor
 
 
 def dataset_statistics(
@@ -120,11 +116,6 @@ def dataset_statistics(
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
-
-
-def split_size(clicks: ClickCounts) -> SplitSize:
-    """Sum the clicks of a split."""
-    return SplitSize(len(clicks.per_query), int(clicks.per_query.sum()), clicks.weight)
 
 
 def node_degrees(train: ClickCounts, edges: Mapping[str, EdgeCounts]) -> dict[str, Degrees]:
@@ -210,12 +201,6 @@ def sample_ids(num_rows: int, size: int, seed: int) -> list[int]:
         return list(range(num_rows))
     draw = np.random.default_rng(seed)
     return np.sort(draw.choice(num_rows, size, replace=False)).tolist()
-
-
-def sample_texts(dataset: Dataset, table: str, size: int, seed: int) -> list[str]:
-    """Read ``size`` texts of a table, drawn by ``seed``, or all if there are fewer."""
-    ids = sample_ids(dataset.num_rows(table), size, seed)
-    return dataset.rows_with_ids(table, ids)["text"].to_pylist()
 
 
 def sample_queries(dataset: Dataset, size: int, seed: int) -> list[SampleQuery]:

@@ -13,22 +13,24 @@ from pathlib import Path
 from tempfile import gettempdir
 
 import numpy as np
+import pyarrow as pa
 from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.describe.content import GraphSignal
+from ramen_ray.data.arrays import Booleans, Int64s, click_pairs
+from ramen_ray.data.describe.content import NUM_SHUFFLES, GraphSignal, Shared
 from ramen_ray.data.describe.counts import ClickCounts, EdgeCounts
-from ramen_ray.data.describe.pairs import (
-    clicks_of,
-    count_shared,
-    edges_of,
-    joined_pairs,
-    sample_clicks,
-    words_in_common,
-)
 from ramen_ray.data.engine import count, engine, name_literal, run
-from ramen_ray.data.leaks import find_answers, find_leaks, texts_of
+from ramen_ray.data.leaks import find_answers, leaking, texts_of
+from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.schemas import NODE_TABLES
+from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
+
+MAX_CLICKS = 200_000
+"""If there are more train clicks, this many are used, chosen by their hash."""
+_SAMPLE = NUM_SHUFFLES  # a hash key that no shuffle has
+
+Pairs = tuple[Int64s, Int64s]
+"""The ids (n,) of the two nodes of each pair."""
 
 
 def graph_signals(
@@ -37,12 +39,12 @@ def graph_signals(
     """Measure every anchor set, from the counted ``clicks`` by split and ``edges`` by set."""
     if not dataset.anchor_sets:
         return {}
-    queries, ads = sample_clicks(dataset)
+    queries, ads = _sample_clicks(dataset)
     unclicked, test_clicks = clicks["train"].per_ad == 0, clicks["test"].per_ad
     signals = {}
     with engine(Path(gettempdir()), dataset=dataset) as connection:
         leaks = _count_leaks(connection, dataset)
-        wordless = ~words_in_common(connection, ("query", "ad"), (queries, ads))
+        wordless = ~_words_in_common(connection, ("query", "ad"), (queries, ads))
         for name, counts in edges.items():
             per_query, per_ad = counts.per_query, counts.per_ad
             ends = {"query": per_query, "ad": per_ad}
@@ -50,22 +52,27 @@ def graph_signals(
             if len(sides) == 2:
                 both = (per_query[queries] > 0) & (per_ad[ads] > 0)
                 pairs, chosen = (queries[both], ads[both]), wordless[both]
-                things = edges_of(name, "query"), edges_of(name, "ad")
+                things = _edges_of(name, "query"), _edges_of(name, "ad")
             else:
                 (side,) = sides
                 nodes = np.unique(queries if side == "query" else ads)
                 pairs = joined_pairs(connection, name, side, nodes)
-                chosen = ~words_in_common(connection, (side, side), pairs)
-                things = clicks_of(side), clicks_of(side)
+                chosen = ~_words_in_common(connection, (side, side), pairs)
+                things = _clicks_of(side), _clicks_of(side)
+            _create_things(connection, things, pairs)
+            one_side, (left, right) = len(sides) == 1, pairs
             signals[name] = GraphSignal(
-                sides,
-                float(per_query.mean()),
-                float(per_ad.mean()),
-                int(test_clicks.sum()),
-                int(test_clicks[unclicked & (per_ad > 0)].sum()),
-                *count_shared(connection, things, pairs, chosen),
-                int(per_query.sum() + per_ad.sum()),
-                leaks[name],
+                sides=sides,
+                edges_per_query=float(per_query.mean()),
+                edges_per_ad=float(per_ad.mean()),
+                test_clicks=int(test_clicks.sum()),
+                reached_clicks=int(test_clicks[unclicked & (per_ad > 0)].sum()),
+                shared=_count_shared(connection, left, right, one_side),
+                shared_beyond_words=_count_shared(
+                    connection, left[chosen], right[chosen], one_side
+                ),
+                edges=int(per_query.sum() + per_ad.sum()),
+                leaking_edges=leaks[name],
             )
     return signals
 
@@ -81,12 +88,130 @@ def _count_leaks(connection: DuckDBPyConnection, dataset: Dataset) -> dict[str, 
         for name in dataset.anchor_sets:
             edges = f"edges/{name}/{side}"
             if dataset.has(edges):
-                find_leaks(connection, "FROM ends", texts_of(f"anchors/{name}"))
+                pairs = leaking("FROM ends", texts_of(f"anchors/{name}"))
+                joined = f"JOIN ({pairs}) ON {side}_id = node AND anchor_id = anchor"
                 counts[name] += count(
-                    connection,
-                    f"""
-                    SELECT count(*) FROM {name_literal(edges)}
-                    JOIN leaks ON {side}_id = node AND anchor_id = anchor
-                    """,
+                    connection, f"SELECT count(*) FROM {name_literal(edges)} {joined}"
                 )
     return counts
+
+
+def _sample_clicks(dataset: Dataset) -> Pairs:
+    """Return the query and the ad of each train click (clicks,), of at most ``MAX_CLICKS``."""
+    draws, clicks, first = np.empty(0, dtype=np.uint64), np.empty((2, 0), dtype=np.int64), 0
+    for rows in dataset.batches(TRAIN, ["query_id", "ad_ids"]):
+        found = np.stack(click_pairs(rows))
+        numbers = np.arange(first, first + found.shape[1])
+        draws = np.concatenate([draws, keyed_hash((_SAMPLE,), numbers)])
+        clicks = np.concatenate([clicks, found], axis=1)
+        first += len(numbers)
+        if len(draws) > MAX_CLICKS:
+            lowest = np.sort(np.argpartition(draws, MAX_CLICKS)[:MAX_CLICKS])
+            draws, clicks = draws[lowest], clicks[:, lowest]
+    return clicks[0], clicks[1]
+
+
+def joined_pairs(connection: DuckDBPyConnection, name: str, side: str, nodes: Int64s) -> Pairs:
+    """Return the pairs among ``nodes`` (n,), which ascend, that an anchor set joins.
+
+    An anchor whose text is a node's joins that node to others, as in co-click graphs. Other anchors
+    join nodes that have them in common. What there is more of counts.
+    """
+    draws = keyed_hash((_SAMPLE,), np.arange(len(nodes)))
+    connection.register("nodes", pa.table({"node": nodes, "draw": draws}))
+    edges = f"({_edges_of(name, side)}) JOIN nodes USING (node)"
+    direct = f"""
+        SELECT node, named.node AS other FROM {edges}
+        JOIN ({texts_of(f"anchors/{name}")}) AS anchors ON anchors.id = thing
+        JOIN (
+            SELECT min(node) AS node, fold(text) AS folded FROM ({_texts_of(side, "nodes")})
+            GROUP BY folded) AS named
+        ON named.folded = anchors.folded
+        WHERE node <> named.node ORDER BY node, thing
+    """
+    common = f"""
+        SELECT * EXCLUDE (thing, draw) FROM (
+            SELECT node, thing, draw, coalesce(
+                lead(node) OVER of_anchor, first_value(node) OVER of_anchor) AS other
+            FROM {edges} WINDOW of_anchor AS (PARTITION BY thing ORDER BY draw))
+        WHERE node <> other ORDER BY thing, draw
+    """
+    found = (connection.execute(sql).fetchnumpy() for sql in (direct, common))
+    pairs = max(((one["node"], one["other"]) for one in found), key=lambda one: len(one[0]))
+    chosen = np.argsort(keyed_hash((_SAMPLE,), np.arange(len(pairs[0]))))[:MAX_CLICKS]
+    return pairs[0][chosen], pairs[1][chosen]
+
+
+def _edges_of(anchor_set: str, side: str) -> str:
+    """Return the SQL that selects each ``node`` of a side and each ``thing``, an anchor, it has."""
+    edges = name_literal(f"edges/{anchor_set}/{side}")
+    return f"SELECT {side}_id AS node, anchor_id AS thing FROM {edges}"
+
+
+def _clicks_of(side: str) -> str:
+    """Return the SQL that selects nodes of a side and the things that have a click with them."""
+    clicks = f"SELECT query_id, unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)}"
+    node, thing = ("query_id", "ad_id") if side == "query" else ("ad_id", "query_id")
+    return f"SELECT {node} AS node, {thing} AS thing FROM ({clicks})"
+
+
+def _words_of(side: str) -> str:
+    """Return the SQL that selects ``wanted`` nodes of a side, and words of their folded texts."""
+    words = r"unnest(regexp_extract_all(fold(text), '[\p{L}\p{N}]+'))"
+    return f"SELECT node, {words} AS thing FROM ({_texts_of(side, 'wanted')})"
+
+
+def _texts_of(side: str, nodes: str) -> str:
+    """Select the ``node`` and ``text`` of the nodes in a table; to fold all texts takes long."""
+    texts = texts_of(NODE_TABLES[side])
+    return f"SELECT id AS node, text FROM ({texts}) WHERE id IN (SELECT node FROM {nodes})"
+
+
+def _count_shared(
+    connection: DuckDBPyConnection, left: Int64s, right: Int64s, of_one_side: bool
+) -> Shared:
+    """Count the pairs (n,) whose nodes have a thing in common, and how many do by chance.
+
+    Of one side, a node that shuffling pairs with itself does not count.
+    """
+    by_chance = []
+    for key in range(NUM_SHUFFLES):
+        dealt = right[np.argsort(keyed_hash((key,), np.arange(len(right))))]
+        apart = left != dealt if of_one_side else np.ones(len(left), dtype=np.bool_)
+        found = int(_flag_shared(connection, left[apart], dealt[apart]).sum())
+        by_chance.append(found * len(left) / max(int(apart.sum()), 1))
+    shared = int(_flag_shared(connection, left, right).sum())
+    return Shared(len(left), shared, float(np.mean(by_chance)))
+
+
+def _words_in_common(
+    connection: DuckDBPyConnection, sides: tuple[str, str], pairs: Pairs
+) -> Booleans:
+    """Flag the pairs (n,) of nodes of two sides whose texts share a word, in any case."""
+    _create_things(connection, (_words_of(sides[0]), _words_of(sides[1])), pairs)
+    return _flag_shared(connection, *pairs)
+
+
+def _create_things(connection: DuckDBPyConnection, things: tuple[str, str], pairs: Pairs) -> None:
+    """Create ``left_things`` and ``right_things``: ``node`` and ``thing``, of the pairs' nodes."""
+    for name, sql, nodes in zip(("left", "right"), things, pairs, strict=True):
+        connection.register("wanted", pa.table({"node": np.unique(nodes)}))
+        rows = f"SELECT DISTINCT node, thing FROM ({sql}) SEMI JOIN wanted USING (node)"
+        create = f"CREATE OR REPLACE TABLE {name}_things AS {rows}"
+        run(connection, "reading what nodes may have in common", create)
+
+
+def _flag_shared(connection: DuckDBPyConnection, left: Int64s, right: Int64s) -> Booleans:
+    """Flag the pairs (n,) whose nodes have something in common in the tables of things."""
+    pairs = pa.table({"pair": np.arange(len(left)), "left_": left, "right_": right})
+    connection.register("pairs", pairs)
+    found = connection.execute(
+        """
+        SELECT DISTINCT pair FROM pairs
+        JOIN left_things ON left_things.node = left_
+        JOIN right_things ON right_things.node = right_ AND right_things.thing = left_things.thing
+        """
+    ).fetchnumpy()
+    flags = np.zeros(len(left), dtype=np.bool_)
+    flags[found["pair"]] = True
+    return flags

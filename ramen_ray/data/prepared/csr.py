@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.store.mapped_files import growing_array, map_new_array
+from ramen_ray.data.arrays import Int64s, growing_array, map_new_array
 
 ENTRIES_PER_BATCH = 1 << 20
 LIGHTEST = 1e-300

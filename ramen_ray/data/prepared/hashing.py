@@ -82,7 +82,8 @@ def hash_strings(strings: pa.Array) -> UInt64s:
     lengths = np.diff(ends)
     num_words = -(-lengths // 8)
     offsets = np.concatenate([[0], np.cumsum(num_words)])
-    first_bytes = 8 * _positions(offsets)  # of each word, within its string
+    # of each word, within its string
+    first_bytes = 8 * ragged_positions(np.zeros_like(num_words), num_words)
     padded = np.append(letters, np.zeros(8, dtype=np.uint8))
     at_any_byte = np.ndarray(len(letters) + 1, np.uint64, padded, strides=(1,))
     words = at_any_byte[np.repeat(ends[:-1] - ends[0], num_words) + first_bytes]
@@ -93,11 +94,8 @@ def hash_strings(strings: pa.Array) -> UInt64s:
 
 def _sums(values: UInt64s, offsets: NDArray[np.int64]) -> UInt64s:
     """Sum, for each sequence of ``values``, the hashes of each value at its position."""
+    lengths = np.diff(offsets)
+    positions = ragged_positions(np.zeros_like(lengths), lengths)
     running = np.zeros(len(values) + 1, dtype=np.uint64)
-    np.cumsum(mix(mix(_positions(offsets)) ^ values), out=running[1:])  # overflows cancel
+    np.cumsum(mix(mix(positions) ^ values), out=running[1:])  # overflows cancel
     return running[offsets[1:]] - running[offsets[:-1]]
-
-
-def _positions(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of each value within its sequence."""
-    return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))

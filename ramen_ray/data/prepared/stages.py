@@ -6,7 +6,7 @@ queries globally; all other rows keep the order of their ids. The caller decides
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, starmap
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Float64s, Int64s, to_lists
+from ramen_ray.data.arrays import Booleans, Float64s, Int64s, publish, to_lists, write_pieces
 from ramen_ray.data.prepared.csr import accumulate, id_type
 from ramen_ray.data.prepared.hashing import mix
 from ramen_ray.data.prepared.tokens import write_hashes
-from ramen_ray.data.store.mapped_files import growing_array, publish
 from ramen_ray.data.store.schemas import (
     HELD_OUT_SIDES,
     NODE_TABLES,
@@ -140,7 +139,7 @@ def join_parts(
     occurs = np.zeros(vocab_size, dtype=bool)
     for table in texts:
         _join_texts(files[table], folder / "tokens" / table, occurs)
-    _join(folder / "query_ids.npy", np.int64, _pieces(files[TRAIN], "id"))
+    write_pieces(folder / "query_ids.npy", np.int64, _pieces(files[TRAIN], "id"))
     np.save(folder / "occurring_tokens.npy", np.flatnonzero(occurs))
     write_hashes([folder / "tokens" / table for table in texts])
     for table in texts:
@@ -156,37 +155,34 @@ def join_parts(
     publish(folder)
 
 
-def _join_texts(files: list[str], folder: Path, occurs: NDArray[np.bool_]) -> None:
+def _join_texts(files: list[str], folder: Path, occurs: Booleans) -> None:
     """Write a text table's tokens, and mark them in ``occurs`` (tokens of the vocabulary,)."""
     folder.mkdir(parents=True, exist_ok=True)
     token_type = np.uint16 if len(occurs) <= 1 << 16 else np.int32
-    with growing_array(folder / "token_ids.npy", token_type) as append:
-        for tokens in _pieces(files, "tokens"):
-            occurs[tokens] = True
-            append(tokens)
-    _join(folder / "offsets.npy", np.int64, _running_sum(_pieces(files, "lengths")))
+    write_pieces(folder / "token_ids.npy", token_type, _pieces(files, "tokens"))
+    for tokens in _pieces(files, "tokens"):
+        occurs[tokens] = True
+    write_pieces(folder / "offsets.npy", np.int64, _running_sum(_pieces(files, "lengths")))
 
 
 def _join_clicks(table: str, files: list[str], folder: Path, num_ads: int) -> None:
     target = folder / "clicks" / table.removeprefix("queries/")
     target.mkdir(parents=True, exist_ok=True)
-    _join(target / "indptr.npy", np.int64, _running_sum(_pieces(files, "degrees")))
-    _join(target / "indices.npy", id_type(num_ads), _pieces(files, "ad_ids"))
+    write_pieces(target / "indptr.npy", np.int64, _running_sum(_pieces(files, "degrees")))
+    write_pieces(target / "indices.npy", id_type(num_ads), _pieces(files, "ad_ids"))
     if table == TRAIN:  # only train clicks are drawn by weight
         _join_weights(target, files)
         counts = sum(np.bincount(ads, minlength=num_ads) for ads in _pieces(files, "ad_ids"))
         np.save(folder / "train_click_counts.npy", counts)
     else:
         pieces = zip(_pieces(files, "degrees"), _pieces(files, "weight"), strict=True)
-        _join(target / "traffic.npy", np.float64, (_traffic(*piece) for piece in pieces))
+        write_pieces(target / "traffic.npy", np.float64, starmap(_traffic, pieces))
 
 
-def _traffic(degrees: Int64s, weights: Float64s) -> Float64s:
+def _traffic(degrees: Int64s, weights: Float64s) -> NDArray[Any]:
     """Return the sum of the weights of each query's clicks, or their number if none has one."""
-    if not len(weights):
-        return degrees.astype(np.float64)
     rows = np.repeat(np.arange(len(degrees)), degrees)
-    return np.bincount(rows, weights, minlength=len(degrees)).astype(np.float64)
+    return np.bincount(rows, weights, minlength=len(degrees)) if len(weights) else degrees
 
 
 def _join_edges(target: Path, files: list[str], node_keys: Int64s, num_anchors: int) -> None:
@@ -195,8 +191,8 @@ def _join_edges(target: Path, files: list[str], node_keys: Int64s, num_anchors: 
     for keys in _pieces(files, "key"):  # the edges of one node may be in two parts
         nodes = np.searchsorted(node_keys, keys)
         degrees[nodes[0] : nodes[-1] + 1] += np.bincount(nodes - nodes[0])
-    _join(target / "indptr.npy", np.int64, _running_sum([degrees]))
-    _join(target / "indices.npy", id_type(num_anchors), _pieces(files, "anchor_id"))
+    write_pieces(target / "indptr.npy", np.int64, _running_sum([degrees]))
+    write_pieces(target / "indices.npy", id_type(num_anchors), _pieces(files, "anchor_id"))
     _join_weights(target, files)
 
 
@@ -206,24 +202,17 @@ def _join_weights(target: Path, files: list[str]) -> None:
     if len({float(end) for weights in filled for end in (weights.min(), weights.max())}) < 2:
         return
     file = target / "cumulative_weights.npy"
-    _join(file, np.float64, chain([np.zeros(1)], _pieces(files, "weight")))
+    write_pieces(file, np.float64, chain([np.zeros(1)], _pieces(files, "weight")))
     accumulate(np.load(file, mmap_mode="r+"), np.load(target / "indptr.npy", mmap_mode="r"))
 
 
-def _join(file: Path, dtype: type[np.generic], pieces: Iterable[NDArray[Any]]) -> None:
-    with growing_array(file, dtype) as append:
-        for piece in pieces:
-            append(piece)
-
-
-def _running_sum(lengths: Iterable[NDArray[Any]]) -> Iterator[Int64s]:
+def _running_sum(lengths: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
     """Yield 0, then for each piece where its rows end."""
-    end = np.zeros(1, dtype=np.int64)
-    yield end
+    total = np.zeros(1, dtype=np.int64)
+    yield total
     for piece in lengths:
-        ends = end[-1] + np.cumsum(piece, dtype=np.int64)
-        yield ends
-        end = ends if len(ends) else end
+        yield total + np.cumsum(piece, dtype=np.int64)
+        total = total + piece.sum()
 
 
 def _pieces(files: Iterable[str], name: str) -> Iterator[NDArray[Any]]:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s, UInt64s
+from ramen_ray.data.arrays import Int64s, UInt64s, map_new_array
 from ramen_ray.data.prepared.csr import ragged_positions
 from ramen_ray.data.prepared.hashing import hash_texts
-from ramen_ray.data.store.mapped_files import map_new_array
 
 TOKENS_AT_ONCE = 1 << 24
 TEXTS_AT_ONCE = 1 << 16

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,11 +62,14 @@ def make_novel_split(
     all ads novel, a split would be empty, or ``output`` exists.
     """
     parent = Dataset(dataset)
-    metadata = _metadata(parent, settings)  # takes the fingerprint before all reading
+    # takes the fingerprint before all reading
+    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
+    name = joined_name(parent.name, "one-shot" if settings.one_shot else "zero-shot")
     check(parent)
     if parent.has("novel_ads"):
         raise DatasetError(f"{parent.path} has novel ads already; split the dataset it comes from")
     novel = _draw_novel_ads(parent, settings)
+    metadata = {**parent.metadata, "name": name, "novel_split": made}
     with new_dataset(output, **metadata) as writer, parent.unchanged(WHILE_READ):
         of_novel_text = _find_novel_texts(parent, novel, writer.folder)
         left_out = of_novel_text[TRAIN] & settings.unseen_texts
@@ -94,12 +96,6 @@ def make_novel_split(
             if any(written):
                 write_kept(parent, f"anchors/{name}", {}, writer)
     return Dataset(output)
-
-
-def _metadata(parent: Dataset, settings: NovelSettings) -> dict[str, Any]:
-    kind = "one-shot" if settings.one_shot else "zero-shot"
-    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
-    return {**parent.metadata, "name": joined_name(parent.name, kind), "novel_split": made}
 
 
 def _draw_novel_ads(parent: Dataset, settings: NovelSettings) -> Booleans:

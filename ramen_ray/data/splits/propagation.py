@@ -100,7 +100,8 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
                 f"no train query of {parent.path} shares an anchor of at most "
                 f"{settings.max_anchor_degree} edges with an ad that it does not already have"
             )
-        writer.write(TRAIN, stream(connection, _extended(parent.schema(TRAIN).names)))
+        is_weighted = "weights" in parent.schema(TRAIN).names
+        writer.write(TRAIN, stream(connection, _extended(is_weighted)))
         for table in read_tables(parent):
             if table != TRAIN:
                 writer.write(table, parent.batches(table))
@@ -110,10 +111,7 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
 
 
 def _find_ads(
-    connection: DuckDBPyConnection,
-    parent: Dataset,
-    sets: list[str],
-    settings: PropagationSettings,
+    connection: DuckDBPyConnection, parent: Dataset, sets: list[str], settings: PropagationSettings
 ) -> None:
     """Create ``added``: each ``query_id`` with its ``ad_id`` by ``rank``, from 1."""
 
@@ -156,16 +154,14 @@ def _find_ads(
     )
 
 
-def _extended(columns: list[str]) -> str:
+def _extended(is_weighted: bool) -> str:
     """Select the train queries with their ads and the added ones, highest scores first."""
-    selected = {name: name for name in columns}
-    selected["ad_ids"] = "list_concat(ad_ids, more) AS ad_ids"
-    if "weights" in columns:
+    longer = "list_concat(ad_ids, more) AS ad_ids"
+    if is_weighted:
         lightest = "coalesce(list_min(weights), 1)"
-        longer = f"list_resize(weights, len(ad_ids) + len(more), {lightest})"
-        selected["weights"] = f"{longer} AS weights"
+        longer += f", list_resize(weights, len(ad_ids) + len(more), {lightest}) AS weights"
     return f"""
-        SELECT {", ".join(selected.values())} FROM (
+        SELECT * EXCLUDE (folded, more) REPLACE ({longer}) FROM (
             SELECT queries.*, coalesce(more, []) AS more FROM {QUERIES} AS queries
             LEFT JOIN (
                 SELECT query_id, list(ad_id ORDER BY rank) AS more FROM added GROUP BY query_id)

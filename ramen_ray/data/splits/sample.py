@@ -8,7 +8,6 @@ from ramen_ray.data.arrays import Booleans, Float64s
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.splits.kept import Kept, lowest, write_kept
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetWriter, new_dataset
-from ramen_ray.data.store.matrices import click_matrix
 from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
 from ramen_ray.naming import joined_name
 
@@ -45,7 +44,7 @@ def sample_dataset(dataset: Path, output: Path, num_queries: int, seed: int = 0)
 
 
 def _kept_rows(parent: Dataset, num_queries: int, seed: int) -> dict[str, Booleans]:
-    queries, ads = click_matrix(parent, "train").nonzero()
+    queries, ads = parent.clicks("train").nonzero()
     num_train, num_ads = parent.num_rows(TRAIN), parent.num_rows("ads")
     degrees = np.bincount(ads, minlength=num_ads)
     weights = np.ones(num_train)
@@ -62,7 +61,7 @@ def _kept_rows(parent: Dataset, num_queries: int, seed: int) -> dict[str, Boolea
     bare = (degrees == 0) & (uniforms((seed, _ADS), np.arange(num_ads)) < share)
     kept = {TRAIN: train, "ads": clicked | bare}
     for number, split in enumerate(SPLITS[1:]):
-        queries, answers = click_matrix(parent, split).nonzero()
+        queries, answers = parent.clicks(split).nonzero()
         num_held_out = parent.num_rows(f"queries/{split}")
         reached = np.bincount(queries, (clicked | bare)[answers], minlength=num_held_out) > 0
         draws = _race((seed, _HELD_OUT + number), reached.astype(float))

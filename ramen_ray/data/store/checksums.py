@@ -13,6 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.errors import UserError
 
 CHECKSUMS_FILE = "checksums-{}-of-{}.json"
@@ -99,14 +100,10 @@ def copy_folder(folder: Path, target: Path) -> None:
             shutil.rmtree(target, ignore_errors=True)
         elif is_intact(target, "it is copied again"):
             return
-        aside = target.with_name(f".{target.name}-aside")
-        shutil.rmtree(aside, ignore_errors=True)  # left by a killed process
-        try:
+        with scratch_folder(target.with_name(f".{target.name}-aside")) as aside:
             _copy_files(folder, aside)
             check_intact(aside)
             aside.rename(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _manifests(folder: Path) -> dict[str, bytes]:
@@ -115,7 +112,6 @@ def _manifests(folder: Path) -> dict[str, bytes]:
 
 def _copy_files(folder: Path, aside: Path) -> None:
     names = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
-    aside.mkdir()
     needed = sum((folder / name).stat().st_size for name in names)
     free = shutil.disk_usage(aside).free
     if needed > free:

@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from scipy.sparse import csr_array
 
+from ramen_ray.data.arrays import click_pairs
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
@@ -29,6 +31,9 @@ ROWS_PER_GROUP = 1 << 20
 """Rows of a parquet row group."""
 BYTES_PER_GROUP = 1 << 30
 """An Arrow array cannot have more than 2 GiB of texts."""
+MIN_EXPANDED = 1 << 30
+MAX_EXPANSION = 100
+"""How many times its size on disk a table may take in memory, from MIN_EXPANDED bytes on."""
 UNFINISHED = ".unfinished-"
 """With an anchor set's name: the file that hides the set until all its tables are in place."""
 
@@ -90,11 +95,6 @@ class Dataset:
         """Return the table's row count from the parquet footers."""
         return sum(read_footer(file).num_rows for file in self.files(table))
 
-    @property
-    def total_rows(self) -> int:
-        """Row count of all tables together."""
-        return sum(map(self.num_rows, self.tables))
-
     def schema(self, table: str) -> pa.Schema:
         """Return the table's columns: the required ones, then the optional ones that it has."""
         with open_parquet(self.files(table)[0]) as first:
@@ -103,12 +103,9 @@ class Dataset:
 
     def read(self, table: str) -> pa.Table:
         """Read a whole table into memory; for small tables, reports and tests."""
-        schema, parts = self.schema(table), []
-        for file in self.files(table):
-            with open_parquet(file) as parquet:
-                parts.append(parquet.read(schema.names))
-        rows = pa.concat_tables(parts, promote_options="permissive")
-        return rows.select(schema.names).cast(schema)
+        schema = self.schema(table)
+        parts = [rows.cast(schema) for rows in self.batches(table)]
+        return pa.Table.from_batches(parts, schema)
 
     def batches(
         self, table: str, columns: list[str] | None = None, batch_size: int = 65_536
@@ -116,9 +113,22 @@ class Dataset:
         """Stream a table in row order: ``columns``, by default all that the format defines."""
         names = self.schema(table).names if columns is None else columns
         for file in self.files(table):
-            with open_parquet(file) as parquet:
-                for batch in parquet.iter_batches(batch_size, columns=names):
-                    yield batch.select(names)
+            yield from self.rows_of(file, names, batch_size)
+
+    def rows_of(
+        self, file: Path, columns: list[str], batch_size: int = 65_536
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream a table's file; raises a DatasetError where it takes far more than on disk."""
+        num_bytes, most = 0, max(MIN_EXPANDED, MAX_EXPANSION * file.stat().st_size)
+        with open_parquet(file) as parquet:
+            for batch in parquet.iter_batches(batch_size, columns=columns):
+                num_bytes += batch.nbytes
+                if num_bytes > most:
+                    raise DatasetError(
+                        f"{file} takes over {most / 1e9:.3g} GB in memory, a hundred times what it"
+                        " takes on disk, as no table of ids and texts does"
+                    )
+                yield batch.select(columns)
 
     def in_order(self, table: str) -> Iterator[pa.RecordBatch]:
         """Stream a table in the order of its ids, all from 0; if need be it is sorted in memory."""
@@ -135,6 +145,20 @@ class Dataset:
         wanted = pa.array(ids, pa.int64())
         found = [batch.filter(pc.is_in(batch[0], wanted)) for batch in self.batches(table)]
         return pa.Table.from_batches(found).sort_by(schema_of(table).names[0])
+
+    def clicks(self, split: str) -> csr_array:
+        """Read a split's clicks as (queries, ads) float32 weights, 1 each if it has none."""
+        table = f"queries/{split}"
+        columns = [name for name in self.schema(table).names if name not in ("text", "source_id")]
+        queries, ads, weights = [], [], []
+        for rows in self.batches(table, columns):
+            query_ids, ad_ids = click_pairs(rows)
+            queries.append(query_ids)
+            ads.append(ad_ids)
+            is_weighted = "weights" in columns
+            weights.append(rows["weights"].flatten() if is_weighted else np.ones(len(ad_ids), "f4"))
+        entries = np.concatenate(weights), (np.concatenate(queries), np.concatenate(ads))
+        return csr_array(entries, (self.num_rows(table), self.num_rows("ads")))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -5,8 +5,9 @@ A library can register an Arrow extension type whose values are programs: Ray's
 type if the file asks for it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ PLAIN_TYPES = {
 }
 """Extension types that are data and nothing else."""
 BYTES_PER_BATCH = 1 << 27
+MAX_LISTED = 1 << 27
+"""Entries that the lists of one row group may have: one row may have all of them."""
 BYTES_PER_READ = 1 << 16
 
 
 class BoundedFile(pq.ParquetFile):
-    """A parquet file whose batches have fewer rows where texts are long.
+    """A parquet file whose batches have fewer rows where texts or lists are long.
 
     Else a small file could take all memory: its dictionary has a text once, for a million rows.
     """
@@ -47,30 +50,32 @@ class BoundedFile(pq.ParquetFile):
         columns: Sequence[str] | None = None,
         **options: Any,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield batches of at most ``batch_size`` rows, fewer if texts take BYTES_PER_BATCH."""
+        """Yield batches of at most ``batch_size`` rows, fewer if they take BYTES_PER_BATCH."""
         groups = range(self.num_row_groups) if row_groups is None else row_groups
         longest = max((self._longest(group, columns, batch_size) for group in groups), default=1)
         rows = min(batch_size, max(BYTES_PER_BATCH // longest, 1))
         return super().iter_batches(rows, row_groups, columns, **options)
 
     def _longest(self, group: int, columns: Sequence[str] | None, rows: int) -> int:
-        """Return the bytes of the longest text, or the mean, if ``rows`` may take too many."""
+        """Return the bytes of the longest cell, or the mean, if ``rows`` may take too many."""
         of_group = self.metadata.row_group(group)
         rows = min(rows, of_group.num_rows)
         all_columns = map(of_group.column, range(of_group.num_columns))
         large = [
             column
             for column in all_columns
-            if (columns is None or column.path_in_schema in columns)
-            and column.total_uncompressed_size * rows > BYTES_PER_BATCH
+            if (columns is None or _is_in(column.path_in_schema, columns))
+            and _num_bytes(column) * rows > BYTES_PER_BATCH
         ]
-        longest = [1, *(column.total_uncompressed_size // of_group.num_rows for column in large)]
-        names = [column.path_in_schema for column in large if column.has_dictionary_page]
-        if names:
+        longest = [1, *(_num_bytes(column) // of_group.num_rows for column in large)]
+        coded = [column for column in large if column.has_dictionary_page]
+        if coded:
+            names = [column.path_in_schema for column in coded]
             with self._open(read_dictionary=names) as again:
                 first = next(again.iter_batches(1, [group], names))
-            texts = [one.dictionary for one in first.columns if pa.types.is_dictionary(one.type)]
-            longest += [pc.max(pc.binary_length(one)).as_py() or 0 for one in texts]
+            texts = chain.from_iterable(map(_dictionaries, first.columns))
+            of_row = max(-(-column.num_values // of_group.num_rows) for column in coded)
+            longest += [(pc.max(pc.binary_length(one)).as_py() or 0) * of_row for one in texts]
         return max(longest)
 
 
@@ -79,7 +84,8 @@ def open_parquet(
 ) -> BoundedFile:
     """Open a parquet file, or one that is ``opened`` already; the caller closes it.
 
-    Raises a DatasetError if it cannot be read, or a column's extension type may run code.
+    Raises a DatasetError if it cannot be read, its lists are too long, or a column's extension type
+    may run code.
     """
     try:
         parquet = BoundedFile(opened or file, filesystem=filesystem)
@@ -92,6 +98,9 @@ def open_parquet(
             f"{file}: columns of extension types may run code, and are refused: {columns}; leave "
             f"them out, or write them as plain values"
         )
+    if too_long := overlong_lists(parquet.metadata):
+        parquet.close()
+        raise DatasetError(f"{file}: {too_long}")
     return parquet
 
 
@@ -101,9 +110,42 @@ def read_footer(file: Path) -> pq.FileMetaData:
         return parquet.metadata
 
 
+def overlong_lists(footer: pq.FileMetaData) -> str:
+    """Return what is wrong with a file that would take gigabytes for a row; "" if nothing is."""
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        for column in map(group.column, range(group.num_columns)):
+            if column.num_values > max(group.num_rows, MAX_LISTED):
+                return (
+                    f"the lists of column {column.path_in_schema!r} have {column.num_values}"
+                    f" entries in one row group, over {MAX_LISTED}; write fewer rows in each"
+                )
+    return ""
+
+
 def refused_columns(schema: pa.Schema) -> dict[str, str]:
     """Return the extension types that may run code, by dotted name of the column."""
     return {name: kind for name, kind in _extensions(schema) if kind not in PLAIN_TYPES}
+
+
+def _is_in(path: str, columns: Collection[str]) -> bool:
+    """Return whether a column of the file belongs to one of ``columns``, whose names have dots."""
+    return path in columns or any(path.startswith(f"{name}.") for name in columns)
+
+
+def _dictionaries(cells: pa.Array) -> Iterator[pa.Array]:
+    """Yield the dictionaries of texts, also of those in lists and structs."""
+    if pa.types.is_dictionary(cells.type):
+        yield cells.dictionary
+    elif pa.types.is_struct(cells.type):
+        yield from chain.from_iterable(map(_dictionaries, cells.flatten()))
+    elif hasattr(cells, "values"):
+        yield from _dictionaries(cells.values)
+
+
+def _num_bytes(column: pq.ColumnChunkMetaData) -> int:
+    """Return how many bytes a column takes at least; a run of equal numbers takes few on disk."""
+    return max(column.total_uncompressed_size, 8 * column.num_values)
 
 
 def _extensions(fields: Iterable[pa.Field], within: str = "") -> Iterator[tuple[str, str]]:

@@ -13,15 +13,17 @@ NULL_WORDS = (
     *("N/A", "n/a", "NA", "#N/A", "#NA", "<NA>", "NaN", "NAN", "nan", "NaT"),
 )
 """What programs write for no text."""
+_INVISIBLE = r"\x{ad}\x{200b}\x{2060}\x{feff}"
+"""Soft hyphens, and what joins or parts words without a width: no one sees, or types, them."""
 _ODD_SPACE = (
     r"^ | $|  |[\t-\r\x1c-\x1f\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}"
-    r"\x{3000}]"
+    rf"\x{{3000}}{_INVISIBLE}]"
 )
-"""White space of Unicode other than single spaces between words; few texts have any."""
+"""What is invisible, and white space other than single spaces between words; few texts have any."""
 
 
 def normalized(texts: pa.Array) -> pa.Array:
-    """Normalise texts (n,) to Unicode NFKC, trim them, and replace white space by single spaces."""
+    """Normalise texts (n,) to Unicode NFKC, with single spaces for white space, and trim them."""
     non_ascii = pc.fill_null(pc.invert(pc.string_is_ascii(texts)), False)
     # Arrow's own NFKC does not compose letters and accents: apache/arrow issue 51225
     composed = [unicodedata.normalize("NFKC", text) for text in texts.filter(non_ascii).to_pylist()]
@@ -29,7 +31,7 @@ def normalized(texts: pa.Array) -> pa.Array:
 
 
 def fold(texts: pa.Array) -> pa.Array:
-    """Map texts (n,) that differ only in case, white space or Unicode form to one string."""
+    """Map texts (n,) that look alike but for case and white space to one string."""
     return pc.utf8_lower(_single_spaced(pc.utf8_normalize(texts, "NFKD")))
 
 
@@ -63,5 +65,6 @@ def not_utf8(texts: pa.Array) -> Booleans:
 
 def _single_spaced(texts: pa.Array) -> pa.Array:
     odd = pc.match_substring_regex(texts, _ODD_SPACE)
-    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(texts.filter(odd)))
+    visible = pc.replace_substring_regex(texts.filter(odd), f"[{_INVISIBLE}]", "")
+    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(visible))
     return pc.replace_with_mask(texts, odd, pc.binary_join(words, " "))

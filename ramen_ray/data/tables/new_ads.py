@@ -80,7 +80,13 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
             f"the retriever's ads are filtered by {', '.join(filters) or 'nothing'}; other columns "
             f"than these need --sync, which lists all ads"
         )
-    ended = _read_ids(given, ids) if given.remove else pa.array([], pa.string())
+    ended = pa.array([], pa.string())
+    if given.remove:
+        table = _open(given.remove, {"ad_id": id_column(given.columns.ad_id, given.null_words)})
+        removed = table.read()
+        _report_other_spellings(table, removed, ids)
+        _check(table)
+        ended = pc.unique(removed["ad_id"])
     stays = ~_among(ids, ended)
     rows, added = np.flatnonzero(stays), known.slice(0, 0)
     if given.ads:
@@ -103,27 +109,12 @@ def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array, filters: Sequence[st
     had = known.take(pa.array(rows))
     kept = listed.take(places.take(pa.array(rows))).set_column(1, "text", had["text"])
     num_changed = int((np.asarray(pc.is_valid(places)) & ~is_same).sum())
-    return Changes(rows, kept, added, num_changed, _num_refiltered(had, kept))
-
-
-def _num_refiltered(before: pa.Table, after: pa.Table) -> int:
-    """Count the rows whose columns to filter by differ; all if there are other columns."""
-    if {*before.column_names} != {*after.column_names}:
-        return len(after)
-    differs = np.zeros(len(after), dtype=bool)
-    for name in after.column_names[2:]:
-        values = (pc.fill_null(ads[name], NO_VALUE) for ads in (before, after))
+    other_columns = {*had.column_names} != {*kept.column_names}
+    differs = np.full(len(kept), other_columns)
+    for name in [] if other_columns else kept.column_names[2:]:
+        values = (pc.fill_null(ads[name], NO_VALUE) for ads in (had, kept))
         differs |= np.asarray(pc.not_equal(*values))
-    return int(differs.sum())
-
-
-def _read_ids(given: NewAds, known: pa.Array) -> pa.Array:
-    """Read the distinct ids of the ads that have ended."""
-    table = _open(given.remove, {"ad_id": id_column(given.columns.ad_id, given.null_words)})
-    rows = table.read()
-    _report_other_spellings(table, rows, known)
-    _check(table)
-    return pc.unique(rows["ad_id"])
+    return Changes(rows, kept, added, num_changed, int(differs.sum()))
 
 
 def _read_ads(

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from scipy.sparse import csr_array
 
 from ramen_ray.data.checks import check
 from ramen_ray.data.findings import error_at
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.store.matrices import click_matrix, edge_matrix
+from ramen_ray.data.store.schemas import NODE_TABLES
 from ramen_ray.data.store.whole_files import new_folder
 from ramen_ray.data.xc.layouts import EXTRA_SPLITS, NOVEL_LABELS, RESERVED
 from ramen_ray.data.xc.matrices import write_lines, write_matrix
 
-_SHORT = {"train": "trn", "test": "tst", **EXTRA_SPLITS}
-_SIDES = {"query": "trn", "ad": "lbl"}
+_SHORT = {"train": "trn", "test": "tst", "query": "trn", "ad": "lbl", **EXTRA_SPLITS}
 
 
 def export_xc(dataset: Dataset, folder: Path) -> None:
@@ -37,17 +37,18 @@ def export_xc(dataset: Dataset, folder: Path) -> None:
         _write_texts(dataset, "ads", aside / "raw_data" / "label")
         for split in dataset.splits:
             _write_texts(dataset, f"queries/{split}", aside / "raw_data" / split)
-            write_matrix(aside / f"{_SHORT[split]}_X_Y.txt", click_matrix(dataset, split))
-            if dataset.has(f"filters/{split}"):
-                _write_ids(dataset, f"filters/{split}", aside / f"filter_labels_{split}.txt")
+            write_matrix(aside / f"{_SHORT[split]}_X_Y.txt", dataset.clicks(split))
+            _write_ids(dataset, f"filters/{split}", aside / f"filter_labels_{split}.txt")
         for name in dataset.anchor_sets:
             _write_texts(dataset, f"anchors/{name}", aside / "raw_data" / name)
-            for side, short in _SIDES.items():
-                if dataset.has(f"edges/{name}/{side}"):
-                    edges = edge_matrix(dataset, name, side)
-                    write_matrix(aside / f"{name}_{short}_X_Y.txt", edges)
-        if dataset.has("novel_ads"):
-            _write_ids(dataset, "novel_ads", aside / NOVEL_LABELS)
+            for side, nodes in NODE_TABLES.items():
+                if dataset.has(table := f"edges/{name}/{side}"):
+                    columns = (column.to_numpy() for column in dataset.read(table).columns)
+                    node_ids, anchor_ids, weights = columns
+                    shape = dataset.num_rows(nodes), dataset.num_rows(f"anchors/{name}")
+                    edges = csr_array((weights, (node_ids, anchor_ids)), shape)
+                    write_matrix(aside / f"{name}_{_SHORT[side]}_X_Y.txt", edges)
+        _write_ids(dataset, "novel_ads", aside / NOVEL_LABELS)
 
 
 def _write_texts(dataset: Dataset, table: str, stem: Path) -> None:
@@ -73,8 +74,9 @@ def _write_texts(dataset: Dataset, table: str, stem: Path) -> None:
 
 
 def _write_ids(dataset: Dataset, table: str, file: Path) -> None:
-    """Write a table of ids, one row per line."""
-    with file.open("wb") as stream:
-        for batch in dataset.batches(table):
-            columns = [column.cast(pa.string()) for column in batch.columns]
-            write_lines(stream, pc.binary_join_element_wise(*columns, " "))
+    """Write a table of ids, if the dataset has it, one row per line."""
+    if dataset.has(table):
+        with file.open("wb") as stream:
+            for batch in dataset.batches(table):
+                columns = [column.cast(pa.string()) for column in batch.columns]
+                write_lines(stream, pc.binary_join_element_wise(*columns, " "))

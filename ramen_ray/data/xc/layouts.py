@@ -160,19 +160,18 @@ def _recognise(folder: Path) -> str:
     train_texts = {name: layout.splits["train"].texts for name, layout in LAYOUTS.items()}
     found = [name for name, texts in train_texts.items() if _find(folder, texts)]
     if not found:
-        expected = "".join(f"\n  {name}: {_expected(layout)}" for name, layout in LAYOUTS.items())
+        expected = ""
+        for name, layout in LAYOUTS.items():
+            train, test = layout.splits["train"], layout.splits["test"]
+            expected += f"\n  {name}: {train.texts[0]}, {test.texts[0]}, {layout.ads[0]}"
+            if train.clicks:
+                expected += f", {train.clicks} and {test.clicks} as .txt or .npz"
         raise DatasetError(f"{folder} has no train texts of any known layout:{expected}")
     if len(found) > 1 and "json" not in found:
         files = " and ".join(train_texts[name][0] for name in found)
         message = f"the layouts {' and '.join(found)} are mixed ({files})"
         raise error_at(folder, message, advice=_KEEP_ONE)
     return found[0]
-
-
-def _expected(layout: Layout) -> str:
-    train, test = layout.splits["train"], layout.splits["test"]
-    texts = ", ".join([train.texts[0], test.texts[0], layout.ads[0]])
-    return texts + (f", {train.clicks} and {test.clicks} as .txt or .npz" if train.clicks else "")
 
 
 def _graphs(folder: Path) -> dict[str, GraphFiles]:

@@ -30,10 +30,7 @@ MAX_ABSENT_SHARE = 0.05
 
 _IDS = pa.schema([("id", pa.int64())])
 _ENTRIES = pa.schema([("index", pa.int64()), ("value", pa.float32())])
-_PATTERNS = {
-    pa.int64(): rb"-?\d{1,18}",
-    pa.float32(): rb"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?",
-}
+_PATTERNS = {pa.int64(): rb"-?\d{1,18}", pa.float32(): rb"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"}
 _ONE_TOKEN_A_LINE = bytes.maketrans(b" \t\r", b"\n\n\n")
 _SPACES = np.isin(np.arange(256), list(b" \t\r\n"))
 
@@ -151,32 +148,25 @@ def _read_text(file: Path, shape: tuple[int, int]) -> csr_array:
         stream.seek(0)
         stream.readline()
         lengths, tokens = _read_tokens(file, stream, 2, _ENTRIES)
-    lengths = _fit(file, lengths, shape[0], is_whole)
-    entries = lengths, tokens["index"].to_numpy(), tokens["value"].to_numpy()
-    return build_matrix(file, entries, shape, first_row=2)
-
-
-def _fit(file: Path, lengths: Int64s, num_rows: int, is_whole: bool) -> Int64s:
-    """Pad the lengths of rows with zeros to the header's number, if few are absent."""
+    num_rows, num_found = shape[0], len(lengths)
     surplus = np.flatnonzero(lengths[num_rows:])
     if len(surplus):
         row = int(surplus[0]) + num_rows + 2
         raise error_at(file, f"there are more rows than the {num_rows} of the header", row=row)
-    missing = num_rows - len(lengths)
-    if missing <= 0:
-        return lengths[:num_rows]
-    if not is_whole or missing > MAX_ABSENT_SHARE * num_rows:
+    missing = max(num_rows - num_found, 0)
+    if missing and (not is_whole or missing > MAX_ABSENT_SHARE * num_rows):
         within = "" if is_whole else ", and its last line has no end"
-        raise error_at(
-            file,
-            f"it ends after {len(lengths)} of the {num_rows} rows of its header{within}",
-            advice="it was cut off: copy it again; if the other rows are empty, add an empty line "
-            "for each",
-            row=len(lengths) + 1,
+        message = f"it ends after {num_found} of the {num_rows} rows of its header{within}"
+        cut = (
+            "it was cut off: copy it again; if the other rows are empty, add an empty line for each"
         )
-    message = f"the last {missing} of {num_rows} rows are absent and count as empty"
-    log.warning(Finding("warning", str(file), message, row=len(lengths) + 2))
-    return np.pad(lengths, (0, missing))
+        raise error_at(file, message, advice=cut, row=num_found + 1)
+    if missing:
+        message = f"the last {missing} of {num_rows} rows are absent and count as empty"
+        log.warning(Finding("warning", str(file), message, row=num_found + 2))
+    lengths = np.pad(lengths[:num_rows], (0, missing))
+    entries = lengths, tokens["index"].to_numpy(), tokens["value"].to_numpy()
+    return build_matrix(file, entries, shape, first_row=2)
 
 
 def _read_tokens(

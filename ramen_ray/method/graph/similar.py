@@ -1,8 +1,4 @@
-"""Similar texts: the texts that are nearest to each text, but not duplicates.
-
-Cosines are those of an encoder's embeddings, or of TF-IDF of character n-grams
-(:mod:`~ramen_ray.method.graph.ngrams`).
-"""
+"""Similar texts: those whose embeddings are nearest to each text's, but not duplicates."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,7 +35,8 @@ class SimilarSettings:
 
     Attributes:
         encoder: Encoder that measures similarity: a folder that training wrote, a pretrained
-            folder, package:MODULE/FOLDER or a hub id; without it, TF-IDF of character n-grams.
+            folder, package:MODULE/FOLDER or a hub id; by default a bag of MiniLM's tokens, which
+            has learnt nothing yet.
         top_k: Largest number of anchors of a node; below 1,024.
         min_similarity: Texts with a lower cosine are not linked.
         max_similarity: Texts with a higher cosine count as duplicates and are not linked, as are
@@ -101,14 +98,8 @@ def similar_by_embeddings(
                     counts[GIVEN_UP] += int((~done).sum())
                 done[:] = True
             kept &= done[:, None]
-            yield best_of(rows[np.nonzero(kept)[0]], others[kept], similarities[kept], settings)
+            own, linked, cosines = rows[np.nonzero(kept)[0]], others[kept], similarities[kept]
+            best, _ = best_of_each(own, settings.top_k, -cosines, linked)
+            yield own[best], linked[best], cosines[best]
             again.append(rows[~done])
         texts, k = np.sort(np.concatenate(again)), DEEPER * k
-
-
-def best_of(
-    rows: Int64s, others: Int64s, similarities: NDArray[np.float32], settings: SimilarSettings
-) -> Similar:
-    """Return the top_k anchors of each of the texts ``rows`` (n,), best first."""
-    best, _ = best_of_each(rows, settings.top_k, -similarities, others)
-    return rows[best], others[best], similarities[best]

@@ -11,7 +11,6 @@ from ramen_ray.data.describe.counts import count_clicks
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.matrices import click_matrix
 from ramen_ray.data.store.predictions import Known
 from ramen_ray.method.distributed import (
     from_first_worker,
@@ -135,7 +134,7 @@ class Judgement:
 def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[str], Judgement]:
     """Read the texts of a dataset's test queries, by id, and what measures predictions of them."""
     queries = dataset.read("queries/test").sort_by("query_id")
-    train, clicks = count_clicks(dataset, "train"), click_matrix(dataset, "test")
+    train, clicks = count_clicks(dataset, "train"), dataset.clicks("test")
     query_ids, ad_ids = clicks.nonzero()
     truth = Csr.from_pairs(query_ids, ad_ids, len(queries))
     filters = NO_FILTERS

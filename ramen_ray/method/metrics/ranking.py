@@ -1,7 +1,7 @@
-"""Ranking metrics of the extreme-classification literature, vectorised.
+"""Ranking metrics of the extreme-classification literature, vectorised, and the bad match rate.
 
-Every metric is a ratio of two sums over queries: the gains, and the possible gains. Both are kept
-by query, so that two models can be compared query by query.
+Every ranking metric is a ratio of two sums over queries: the gains, and the possible gains. Both
+are kept by query, so that two models can be compared query by query.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import Booleans, Float64s, best_of_each
 from ramen_ray.data.prepared.csr import Csr
 
 PerQuery = tuple[Float64s, Float64s]
 """The gain of each query, and its possible gain: (queries,) each."""
+BMR_KS = (1, 3, 5)
 
 
 def inverse_propensities(
@@ -50,59 +52,35 @@ def recall_at(hits: Booleans, num_clicks: NDArray[np.int64], k: int) -> Float64s
     return hits[:, :k].sum(axis=1) / np.maximum(num_clicks, 1)
 
 
-def ndcg_at(hits: Booleans, num_clicks: NDArray[np.int64], k: int) -> Float64s:
-    """Return N@k (queries,) with binary gains and 1 / log2(rank + 1) discounts."""
-    discounts = 1.0 / np.log2(np.arange(2, k + 2))
-    shown = hits[:, :k]
-    return (shown @ discounts[: shown.shape[1]]) / _ideal_dcg(num_clicks, discounts)
-
-
-def _ideal_dcg(num_clicks: NDArray[np.int64], discounts: Float64s) -> Float64s:
-    """Return the best DCG (queries,) with binary gains; 1 for queries without clicks."""
-    return np.asarray(np.cumsum(discounts)[np.clip(num_clicks, 1, len(discounts)) - 1])
-
-
-def propensity_scored(
-    hits: Booleans, topk_ad_ids: NDArray[Any], truth: Csr, inverse: Float64s, k: int
-) -> dict[str, PerQuery]:
-    """Return PSP@k and PSN@k: gains weighted by inverse propensity, and the best possible gains."""
-    gains = np.where(hits[:, :k], inverse[topk_ad_ids[:, :k]], 0.0)
-    best = _best_gains(truth, inverse, k)
-    discounts = 1.0 / np.log2(np.arange(2, k + 2))
-    ideal = _ideal_dcg(np.diff(truth.indptr), discounts)
-    return {
-        f"PSP@{k}": (gains.sum(axis=1), best.sum(axis=1)),
-        f"PSN@{k}": ((gains @ discounts[: gains.shape[1]]) / ideal, (best @ discounts) / ideal),
-    }
-
-
-def _best_gains(truth: Csr, inverse: Float64s, k: int) -> Float64s:
-    """Return each query's k largest inverse propensities (queries, k), zero-padded."""
-    rows, ads = truth.gather(np.arange(truth.num_rows))
-    best = np.zeros((truth.num_rows, k))
-    kept, ranks = best_of_each(rows, k, -inverse[ads])
-    best[rows[kept], ranks] = inverse[ads[kept]]
-    return best
-
-
 def query_metrics(
     topk_ad_ids: NDArray[Any], truth: Csr, inverse: Float64s, ks: Sequence[int]
 ) -> dict[str, PerQuery]:
     """Return P, N, R, PSP and PSN at each of ``ks`` by query.
 
-    Queries without clicks have gain 0, and only P counts them. Predictions (queries, at least
-    max(ks)) are best first, -1 after the last; ``truth`` is queries x ads, ``inverse`` (ads,) the
-    inverse propensities.
+    N has binary gains and discounts 1 / log2(rank + 1); gains of PSP and PSN are weighted by
+    inverse propensity. Queries without clicks have gain 0, and only P counts them. Predictions
+    (queries, at least max(ks)) are best first, -1 after the last; ``truth`` is queries x ads,
+    ``inverse`` (ads,) the inverse propensities.
     """
-    hits = find_hits(topk_ad_ids, truth)
+    hits, most = find_hits(topk_ad_ids, truth), max(ks)
     num_clicks = np.diff(truth.indptr)
     ones, has_clicks = np.ones(len(num_clicks)), (num_clicks > 0).astype(float)
+    rows, ads = truth.gather(np.arange(truth.num_rows))
+    best = np.zeros((truth.num_rows, most))  # each query's largest inverse propensities
+    kept, ranks = best_of_each(rows, most, -inverse[ads])
+    best[rows[kept], ranks] = inverse[ads[kept]]
+    all_discounts = 1.0 / np.log2(np.arange(2, most + 2))
     values: dict[str, PerQuery] = {}
     for k in ks:
+        shown, discounts = hits[:, :k], all_discounts[:k]
+        ideal = np.cumsum(discounts)[np.clip(num_clicks, 1, k) - 1]  # DCG of binary gains
+        gains, possible = np.where(shown, inverse[topk_ad_ids[:, :k]], 0.0), best[:, :k].copy()
+        of_shown = discounts[: shown.shape[1]]
         values[f"P@{k}"] = precision_at(hits, k), ones
-        values[f"N@{k}"] = ndcg_at(hits, num_clicks, k), has_clicks
+        values[f"N@{k}"] = (shown @ of_shown) / ideal, has_clicks
         values[f"R@{k}"] = recall_at(hits, num_clicks, k), has_clicks
-        values |= propensity_scored(hits, topk_ad_ids, truth, inverse, k)
+        values[f"PSP@{k}"] = gains.sum(axis=1), possible.sum(axis=1)
+        values[f"PSN@{k}"] = (gains @ of_shown) / ideal, (possible @ discounts) / ideal
     return values
 
 
@@ -160,3 +138,47 @@ def group_metrics(
             values[f"{name}/P@{k}"] = precision_at(group_hits, k), ones
             values[f"{name}/R@{k}"] = recall_at(group_hits, num_clicks, k), has_clicks
     return values
+
+
+def bad_match_metrics(
+    topk_ad_ids: NDArray[np.int64],
+    query_names: csr_array,
+    ad_names: csr_array,
+    kind_of: NDArray[np.int64],
+    kinds: Sequence[str],
+) -> dict[str, float]:
+    """Return bad match rates (fractions), such as ``brand/BMR@1``, and ``BMR@1`` for any kind.
+
+    The RAMEN paper has them from a search engine (section 4, Table 2) and does not say how they are
+    measured; this is an estimate from lists of names. A prediction is a bad match of a kind if
+    query and ad both have names of it, such as brands, but none in common. Names that are not on
+    the list are missed, and words that only look like a name are counted. A kind's rate is the
+    share of bad matches among the first k predictions (queries, at least 5), best first, -1 after
+    the last, for the queries that have a name of this kind; ``brand/named_queries`` is the share of
+    such queries. Names are (queries, named) and (ads, named) bool; ``kind_of`` (named,) is the
+    index of each in ``kinds``.
+    """
+    shown = topk_ad_ids[:, : max(BMR_KS)]
+    names_any = np.zeros(len(shown), dtype=np.bool_)
+    any_bad = np.zeros(shown.shape, dtype=np.bool_)
+    metrics: dict[str, float] = {}
+    for number, kind in enumerate(kinds):
+        of_kind = np.flatnonzero(kind_of == number)
+        queries, ads = query_names[:, of_kind], ad_names[:, of_kind]
+        has_name = np.diff(queries.indptr) > 0
+        bad = (shown >= 0) & has_name[:, None]
+        bad[bad] = np.diff(ads.indptr)[shown[bad]] > 0
+        in_common = queries[np.nonzero(bad)[0]].multiply(ads[shown[bad]]).sum(axis=1)
+        bad[bad] = in_common == 0
+        metrics |= {f"{kind}/{name}": v for name, v in _rates(shown, has_name, bad).items()}
+        names_any |= has_name
+        any_bad |= bad
+    return metrics | _rates(shown, names_any, any_bad)
+
+
+def _rates(shown: NDArray[np.int64], has_name: Booleans, bad: Booleans) -> dict[str, float]:
+    predicted = (shown >= 0) & has_name[:, None]
+    rates = {"named_queries": float(has_name.mean())}
+    for k in BMR_KS:
+        rates[f"BMR@{k}"] = float(bad[:, :k].sum() / max(int(predicted[:, :k].sum()), 1))
+    return rates

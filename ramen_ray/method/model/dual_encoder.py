@@ -21,9 +21,8 @@ from ramen_ray.bases import Part
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.distributed import own_range
-from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.encoder import Encoder, load_encoder
-from ramen_ray.method.model.heads import Head, unit
+from ramen_ray.method.model.heads import Classifiers, Head, unit
 from ramen_ray.method.model.occurring_tokens import all_tokens
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.texts import TextTokenizer, TokenBatch
@@ -109,7 +108,15 @@ class DualEncoder(nn.Module):
         """Return the vectors for search of trained ads; of lower norm without own classifiers."""
         if self.classifiers is None or self.part == "encoder":
             return self.embed_new_ads(texts, rows, use_bf16)
-        return self._embed(texts, rows, use_bf16, self._ad_vectors)
+        is_trained, take = self.classifiers.is_trained, self.classifiers.take
+
+        def vectors(pooled: Tensor, ads: Rows) -> Tensor:
+            by_text = self.scoring.text_scale * unit(self._asking(pooled))
+            has_own = torch.from_numpy(is_trained[ads]).to(pooled.device)[:, None]
+            own = unit(take(ads).to(pooled.device))
+            return self._joined(pooled, torch.where(has_own, own, by_text))
+
+        return self._embed(texts, rows, use_bf16, vectors)
 
     def embed_new_ads(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
         """Return the vectors for search of ads that have texts only, in place of classifiers."""
@@ -164,14 +171,6 @@ class DualEncoder(nn.Module):
         if self.part == "encoder":
             return self.encoder.finish(pooled)
         return self._joined(pooled, scale * unit(self._asking(pooled)))
-
-    def _ad_vectors(self, pooled: Tensor, ads: Int64s) -> Tensor:
-        """Return the vectors of ads (N,) by their classifiers; untrained ones by their texts."""
-        assert self.classifiers is not None, "ads without classifiers have texts only"
-        is_trained = torch.from_numpy(self.classifiers.is_trained[ads]).to(pooled.device)
-        own = self.classifiers.take(ads).to(pooled.device)
-        by_text = self.scoring.text_scale * unit(self._asking(pooled))
-        return self._joined(pooled, torch.where(is_trained[:, None], unit(own), by_text))
 
     def _joined(self, pooled: Tensor, second: Tensor) -> Tensor:
         """Join embeddings and vectors (N, d): products are weighted means of two cosines."""

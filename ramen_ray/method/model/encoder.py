@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
-from ramen_ray.method.devices import to_device
+from ramen_ray.method.distributed import to_device
 from ramen_ray.method.model.heads import Head, unit
-from ramen_ray.method.model.packing import PackedTexts, packed
 from ramen_ray.method.model.pretrained import (
     EncoderError,
+    load_backbone,
     load_tokenizer,
     load_transformer_tokenizer,
     text_tokenizer,
@@ -27,12 +27,13 @@ from ramen_ray.method.model.pretrained import (
 from ramen_ray.method.model.sentence_folder import (
     Pooling,
     choose_pooling,
+    load_projection,
+    load_table,
     read_sentence_folder,
     write_modules,
     write_transformer_settings,
 )
-from ramen_ray.method.model.texts import NO_PROMPTS, TextTokenizer, TokenBatch
-from ramen_ray.method.model.weights import load_backbone, load_projection, load_table
+from ramen_ray.method.model.texts import NO_PROMPTS, PackedTexts, TextTokenizer, TokenBatch, packed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,14 +41,8 @@ if TYPE_CHECKING:
 EmbeddingTable = nn.Embedding | nn.EmbeddingBag
 
 ROWS_OF_TEXTS = {
-    "albert",
-    "bert",
-    "camembert",
-    "distilbert",
-    "electra",
-    "mpnet",
-    "roberta",
-    "xlm-roberta",
+    *("albert", "bert", "camembert", "distilbert"),
+    *("electra", "mpnet", "roberta", "xlm-roberta"),
 }
 """Types of transformers whose attention and positions can be told for each token. Others may see
 the neighbours of a text (ModernBERT's windows, DeBERTa's distances), and get one text a row."""
@@ -123,7 +118,11 @@ class TransformerEncoder(PooledEncoder):
     def pool(self, texts: TokenBatch) -> Tensor:
         """Return pooled states (N, width) float32, not normalised, in the order of ``texts``."""
         device = next(self.parameters()).device
-        self._choose_attention(device)
+        # Under bfloat16 on CPUs PyTorch's fused attention is slower than the eager one.
+        is_bf16 = device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        attention = "eager" if is_bf16 else self._attention
+        if attention != self.backbone.config._attn_implementation:
+            self.backbone.set_attn_implementation(attention)
         packs = list(packed(texts, self._takes_rows_of_texts))
         all_ids = to_device(np.concatenate([pack.token_ids.reshape(-1) for pack in packs]), device)
         # One look-up for all packs: each would have a gradient as large as the table.
@@ -152,13 +151,6 @@ class TransformerEncoder(PooledEncoder):
             inputs = {"attention_mask": (texts_RW >= 0).long()}
         states_RWD: Tensor = self.backbone(inputs_embeds=words_RWD, **inputs).last_hidden_state
         return states_RWD.flatten(0, 1)
-
-    def _choose_attention(self, device: torch.device) -> None:
-        """Take eager attention under bfloat16 on CPUs, where PyTorch's fused one is slower."""
-        is_bf16 = device.type == "cpu" and torch.is_autocast_enabled("cpu")
-        attention = "eager" if is_bf16 else self._attention
-        if attention != self.backbone.config._attn_implementation:
-            self.backbone.set_attn_implementation(attention)
 
     def _pool(self, states_TD: Tensor, pack: PackedTexts) -> Tensor:
         """Return the pooled states (N, D) of a pack from its states (R W, D)."""

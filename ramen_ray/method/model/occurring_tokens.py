@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.model.encoder import EmbeddingTable, PooledEncoder
-from ramen_ray.method.model.packing import PADDING
+from ramen_ray.method.model.texts import PADDING
 
 
 class OccurringTokens(nn.Module):

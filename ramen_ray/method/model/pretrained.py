@@ -3,16 +3,20 @@
 import importlib.util
 import json
 import logging
-from importlib.machinery import ModuleSpec
+import math
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
 
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.errors import UserError, first_line_of
@@ -22,21 +26,13 @@ logger = logging.getLogger(__name__)
 
 PACKAGE_PREFIX = "package:"
 MOST_LAYERS = 1000
+MOST_GROWTH = 1000
+"""How many times longer a tokenizer's replacements may make a text before it is cut."""
 LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What transformers raises of damaged files."""
 POSITIONS_AFTER_PADDING = {
-    "camembert",
-    "data2vec-text",
-    "ibert",
-    "lilt",
-    "longformer",
-    "luke",
-    "mpnet",
-    "roberta",
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "xmod",
+    *("camembert", "data2vec-text", "ibert", "lilt", "longformer", "luke", "mpnet"),
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
 """Types of transformers whose first token has the position after that of padding."""
 STATIC_TOKENIZER = "0_StaticEmbedding/tokenizer.json"
@@ -59,7 +55,10 @@ def resolve_pretrained(name: str) -> str:
         module, _, folder = name.removeprefix(PACKAGE_PREFIX).partition("/")
         if not module:
             raise EncoderError(f"encoder {name!r}: write package:MODULE/FOLDER")
-        spec = _find_spec(module)
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError):  # of a module within one that is not there
+            spec = None
         if spec is None or not spec.submodule_search_locations:
             raise EncoderError(
                 f"encoder {name!r}: the package {module!r} is not installed; install it (pip "
@@ -110,26 +109,18 @@ def content_of(name: str) -> str:
     source = resolve_pretrained(name)
     folder = Path(source)
     if folder.is_dir():
-        files = sorted(file for file in folder.rglob("*") if _may_be_loaded(file, folder))
-        named = ((file.relative_to(folder).as_posix(), file) for file in files)
+        files = ((file.relative_to(folder), file) for file in sorted(folder.rglob("*")))
+        named = (
+            (path.as_posix(), file)
+            for path, file in files
+            if file.is_file() and not any(p.startswith((".", "__pycache__")) for p in path.parts)
+        )
         return content_digest(named, "sha256")  # the fastest that processors have built in
     try:
         file = cached_file(source, "config.json")
     except LOAD_ERRORS as error:
         raise _cannot_load("an encoder", name, error) from error
     return Path(str(file)).parent.name  # .../snapshots/COMMIT/config.json
-
-
-def _may_be_loaded(file: Path, folder: Path) -> bool:
-    hidden = any(part.startswith((".", "__pycache__")) for part in file.relative_to(folder).parts)
-    return file.is_file() and not hidden
-
-
-def _find_spec(module: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # of a module within one that is not there
-        return None
 
 
 def load_config(name: str) -> PreTrainedConfig:
@@ -150,6 +141,44 @@ def load_config(name: str) -> PreTrainedConfig:
     if config.num_hidden_layers > MOST_LAYERS:  # each takes time, whether there are weights or not
         raise EncoderError(f"{name!r} claims to have {config.num_hidden_layers} layers")
     return config
+
+
+def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
+    """Load a transformer without the pooler, cut to its first ``num_layers`` if these are given."""
+    from transformers import AutoModel  # the import takes seconds, and a driver loads no weights
+
+    config = load_config(pretrained)
+    if num_layers is not None:
+        if not 1 <= num_layers <= config.num_hidden_layers:
+            raise EncoderError(
+                f"encoder.num_layers is {num_layers}; {pretrained!r} has 1 to "
+                f"{config.num_hidden_layers} layers"
+            )
+        config.num_hidden_layers = num_layers
+    # transformers' report is silenced: unused layers are expected, and missing weights, which it
+    # would initialise at random, are an error below.
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        backbone, report = AutoModel.from_pretrained(
+            resolve_pretrained(pretrained),
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            trust_remote_code=False,
+            weights_only=True,
+        )
+    except (*LOAD_ERRORS, RuntimeError, SafetensorError, UnpicklingError) as error:
+        raise EncoderError(f"cannot load the weights of {pretrained!r}: {error}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise EncoderError(f"{pretrained!r} lacks weights: {', '.join(missing[:3])} ...")
+    if getattr(backbone, "pooler", None) is not None:
+        backbone.pooler = None  # never used here, and DDP refuses parameters without gradients
+    return backbone
 
 
 def most_tokens(config: PreTrainedConfig) -> int | None:
@@ -184,12 +213,26 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         raise EncoderError(f"{name!r} has no fast tokenizer (tokenizer.json)")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise EncoderError(f"{name!r} has no vocabulary; is its tokenizer.json missing?")
+    if _growth(json.loads(tokenizer.backend_tokenizer.to_str())["normalizer"]) > MOST_GROWTH:
+        raise EncoderError(f"{name!r}: its tokenizer makes texts over {MOST_GROWTH} times longer")
     # It is saved with the model: whoever loads it from there must get the same tokens.
     tokenizer.padding_side = tokenizer.truncation_side = "right"
     if tokenizer.pad_token is None:
         special = (getattr(tokenizer, kind) for kind in SPECIAL_TOKENS)
         tokenizer.pad_token = next((token for token in special if token is not None), None)
     return tokenizer
+
+
+def _growth(normalizer: dict[str, Any] | None) -> float:
+    """Return how many times longer the replacements of a normaliser may make a text."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": steps}:
+            return math.prod(map(_growth, steps))
+        case {"type": "Replace", "pattern": {"String": text}, "content": content}:
+            return max(len(content) / max(len(text), 1), 1)
+        case {"type": "Replace", "content": content}:  # of an expression, which may match anywhere
+            return len(content) + 1
+    return 1
 
 
 def load_transformer_tokenizer(name: str) -> PreTrainedTokenizerFast:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
 
 from ramen_ray.method.model.heads import Head
 from ramen_ray.method.model.pretrained import EncoderError, file_of, json_of, load_config
@@ -65,7 +67,15 @@ def read_sentence_folder(name: str, kind: Kind | None = None) -> SentenceFolder:
         raise EncoderError(
             f"{name!r} is a bag of token embeddings, not a transformer: set --encoder.kind bag"
         )
-    _check_modules(name, [kind for kind, _ in modules])
+    kinds = [kind for kind, _ in modules]
+    honoured = ["StaticEmbedding"] if kinds[0] == "StaticEmbedding" else ["Transformer", "Pooling"]
+    honoured += [kind for kind in ("Dense", "Normalize") if kind in kinds]
+    if kinds != honoured:
+        raise EncoderError(
+            f"{name!r}: its modules.json lists {', '.join(kinds)}; honoured are a Transformer with "
+            f"Pooling or a StaticEmbedding, then at most one Dense, then Normalize. Take another "
+            f"encoder, or leave the rest out of a copy's modules.json, to train without it"
+        )
     paths = dict(modules)
     config = json_of(name, CONFIG_FILE) or {}
     notes = _notes(name, config, "Normalize" in paths)
@@ -111,17 +121,6 @@ def _modules(name: str) -> list[tuple[str, str]]:
     except (AttributeError, KeyError, TypeError) as error:
         raise EncoderError(f"{name!r}: its modules.json is not a list of modules") from error
     return [(kind, path) for kind, path in modules if kind != "Dropout"]
-
-
-def _check_modules(name: str, kinds: list[str]) -> None:
-    honoured = ["StaticEmbedding"] if kinds[0] == "StaticEmbedding" else ["Transformer", "Pooling"]
-    honoured += [kind for kind in ("Dense", "Normalize") if kind in kinds]
-    if kinds != honoured:
-        raise EncoderError(
-            f"{name!r}: its modules.json lists {', '.join(kinds)}; honoured are a Transformer with "
-            f"Pooling or a StaticEmbedding, then at most one Dense, then Normalize. Take another "
-            f"encoder, or leave the rest out of a copy's modules.json, to train without it"
-        )
 
 
 def _pooling(name: str, config: Any) -> str:
@@ -205,6 +204,30 @@ def _shape(file: Path, *names: str) -> list[int]:
             return shape
     except (OSError, SafetensorError) as error:
         raise EncoderError(f"cannot read {names[0]} in {file}: {error}") from error
+
+
+def load_projection(pretrained: str, dense: Path | None) -> Head | None:
+    """Load the projection in the folder ``dense`` of an encoder, if there is one."""
+    try:
+        return None if dense is None else Head.load(dense)
+    except (OSError, LookupError, RuntimeError, SafetensorError) as error:
+        raise EncoderError(f"cannot load the projection of {pretrained!r}: {error}") from error
+
+
+def load_table(pretrained: str, file: Path) -> Tensor:
+    """Load a bag's token embeddings (vocabulary, D) float32."""
+    try:
+        content = load_file(file)
+        name = next((name for name in TABLES if name in content), TABLES[0])
+        table = content[name].float()
+        if name == TABLES[1]:  # of a token: the row that it shares with others, times its weight
+            table = table[content["mapping"].long()] if "mapping" in content else table
+            table = table * content["weights"].float()[:, None] if "weights" in content else table
+        return table
+    except (OSError, LookupError, SafetensorError) as error:
+        raise EncoderError(
+            f"cannot load the token embeddings of {pretrained!r}: {error}"
+        ) from error
 
 
 def write_transformer_settings(folder: Path, pooling: Pooling, width: int, max_length: int) -> None:

@@ -24,14 +24,14 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.devices import to_device
-from ramen_ray.method.distributed import dealt_rows, gather_dealt, sum_over_workers
-from ramen_ray.method.model.classifiers import Classifiers
+from ramen_ray.method.distributed import dealt_rows, gather_dealt, sum_over_workers, to_device
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, TextEmbeddings
+from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds
 from ramen_ray.method.novel_ads.representation import WEIGHTS, CombinedAds, Combiner
-from ramen_ray.method.objectives.unidec_terms import CLASSIFIERS
+from ramen_ray.method.objectives.terms import CLASSIFIERS
+from ramen_ray.method.retrieval.search import drop_filtered
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
@@ -148,20 +148,13 @@ class CombinerPart(ClassifierPart):
         self._moved = rows, vectors
         vectors = vectors.detach() if self._is_frozen else vectors
         own_LD = _taken(vectors, np.searchsorted(rows, pool))
-        combined_LD = self._combined(encoded, rows, vectors, near_LK)
-        return replace(encoded, added={CLASSIFIERS: own_LD, COMBINED: combined_LD})
-
-    def _combined(
-        self, encoded: EncodedBatch, rows: Int64s, vectors: Tensor, near_LK: Int64s
-    ) -> Tensor:
-        """Return the combined vectors (L, D) of the pool; each worker computes a share."""
-        mine, device = dealt_rows(), vectors.device
+        mine = dealt_rows()  # each worker combines a share
         text = encoded.vectors(encoded.copied(encoded.inputs.task.candidates)[mine])
         places = np.searchsorted(rows, near_LK[mine].clip(min=rows[0]))
-        own = self._model.combine(
-            text, _taken(vectors, places), to_device(near_LK[mine] >= 0, device)
-        )
-        return gather_dealt(own, len(near_LK))
+        is_there = to_device(near_LK[mine] >= 0, vectors.device)
+        own = self._model.combine(text, _taken(vectors, places), is_there)
+        combined_LD = gather_dealt(own, len(near_LK))
+        return replace(encoded, added={CLASSIFIERS: own_LD, COMBINED: combined_LD})
 
     def after(self, encoded: EncodedBatch) -> None:
         """Move the classifiers that a loss has compared, or a combiner in training used."""
@@ -225,11 +218,7 @@ def nearest_unclicked(
     most = int(clicks.degrees(np.arange(num_queries)).max(initial=0))
     for start in range(0, num_queries, QUERIES_PER_BLOCK):
         rows = np.arange(start, min(start + QUERIES_PER_BLOCK, num_queries))
-        near = seen.nearest(queries.take(rows), count + most).rows
-        position, clicked = clicks.gather(rows)
-        span = len(seen.ids) + 1
-        own = np.isin(np.arange(len(rows))[:, None] * span + near, position * span + clicked)
-        order = np.argsort(own, axis=1, kind="stable")[:, :count]
-        kept = np.where(own, -1, near)
-        shortlists[rows] = np.take_along_axis(kept, order, 1)
+        near, scores = seen.nearest(queries.take(rows), count + most)
+        clicked = np.stack(clicks.gather(rows), axis=1)
+        shortlists[rows] = drop_filtered((near, scores.astype(np.float32)), clicked, count)[0]
     return shortlists

@@ -34,13 +34,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ramen_ray.method.devices import staged
-from ramen_ray.method.distributed import sum_over_workers
+from ramen_ray.method.distributed import staged, sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState
-from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import Regularizer
 
 LINKED = "linked_anchors"
@@ -170,15 +168,24 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer | None, Tensor]
     """Return each drawn regulariser's gain, a scalar, on this worker's rows."""
     # The batch's queries and ads, and not the nodes that were drawn: only these have a rival. Each
     # is pulled to the mean of those of its anchors that the batch has.
+    queries_bD, first_ads_b = encoded.queries_bD, encoded.own_places[:, 0]
+    ads_bD = encoded.vectors(encoded.copied(encoded.inputs.task.candidates)[first_ads_b])
     sides = {regularizer.side for regularizer in encoded.batch.anchors}
-    leads_of = {"query": _query_leads, "ad": _ad_leads}
-    rows_of = {"query": encoded.queries_bD, "ad": _own_ads(encoded)}
-    ahead = {side: leads_of[side](encoded) for side in sides}
-    gains: dict[Regularizer | None, Tensor] = {}
-    for regularizer in encoded.batch.anchors:
-        side = regularizer.side
-        gains[regularizer] = gain(ahead[side], rows_of[side], _pulls(encoded, regularizer))
-    return gains
+    ahead: dict[str, Tensor] = {}
+    if "query" in sides:
+        rivals_b = rivals(encoded.own_similarity, encoded.own_clicked_in_pool)
+        ahead["query"] = leads(ads_bD, encoded.ads_LD, rivals_b)
+    if "ad" in sides:
+        others_BD = encoded.all_queries_BD
+        is_alone = len(queries_bD) == len(others_BD)
+        similarity_Bb = encoded.own_similarity[:, first_ads_b] if is_alone else others_BD @ ads_bD.T
+        rivals_b = rivals(similarity_Bb.T, encoded.clicked_in_pool[:, first_ads_b].T)
+        ahead["ad"] = leads(queries_bD, others_BD, rivals_b)
+    rows_of = {"query": queries_bD, "ad": ads_bD}
+    return {
+        one: gain(ahead[one.side], rows_of[one.side], _pulls(encoded, one))
+        for one in encoded.batch.anchors
+    }
 
 
 def _pulls(encoded: EncodedBatch, regularizer: Regularizer) -> Tensor:
@@ -190,26 +197,3 @@ def _pulls(encoded: EncodedBatch, regularizer: Regularizer) -> Tensor:
     # The mean anchor is that of the global batch; a last column counts the rows that have any.
     total_D1 = sum_over_workers(torch.cat([means_bD, is_linked_b1], dim=1).sum(dim=0))
     return means_bD - is_linked_b1 * (total_D1[:-1] / total_D1[-1].clamp(min=1))
-
-
-def _own_ads(encoded: EncodedBatch) -> Tensor:
-    """Return the vectors (b, D) of the first ad of each of this worker's queries."""
-    candidates = encoded.copied(encoded.inputs.task.candidates)
-    return encoded.vectors(candidates[encoded.own_places[:, 0]])
-
-
-def _query_leads(encoded: EncodedBatch) -> Tensor:
-    """Return the leads (b, D) of this worker's queries from their rivals to their own ads."""
-    rivals_b = rivals(encoded.own_similarity, encoded.own_clicked_in_pool)
-    return leads(_own_ads(encoded), encoded.ads_LD, rivals_b)
-
-
-def _ad_leads(encoded: EncodedBatch) -> Tensor:
-    """Return the leads (b, D) of these ads, whose rivals are other queries of the batch."""
-    others_BD, places_b = encoded.all_queries_BD, encoded.own_places[:, 0]
-    if len(encoded.inputs.local.queries) == len(others_BD):
-        similarity_Bb = encoded.own_similarity[:, places_b]
-    else:
-        similarity_Bb = others_BD @ _own_ads(encoded).T
-    rivals_b = rivals(similarity_Bb.T, encoded.clicked_in_pool[:, places_b].T)
-    return leads(encoded.queries_bD, others_BD, rivals_b)

@@ -1,11 +1,16 @@
 """The index that a retriever searches: exact for few ads, HNSW for more, IVF-PQ for most.
 
 Another kind, of short codes, is for millions of queries at once. All rank by the inner product of
-unit-norm embeddings.
+unit-norm embeddings. Ads come block by block: an index in cells is made in parts, of which memory
+holds one, and its file is, to the bit, what faiss writes of an index that was in memory as a whole.
 """
 
 import math
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import faiss
@@ -13,15 +18,14 @@ import numpy as np
 from faiss.contrib.inspect_tools import get_invlist
 from numpy.typing import NDArray
 
-from ramen_ray.method.retrieval.index_file import replace_cells
+from ramen_ray.data.store.whole_files import whole_file
 
 IndexKind = Literal["flat", "hnsw", "ivf_pq"]
 BulkKind = Literal["flat", "short_codes"]
 
 MOST_FLAT_ADS = 50_000
 MOST_HNSW_ADS = 2_000_000
-FEWEST_IVF_PQ_ADS = 10_000
-"""With at least this many ads, faiss can learn the 256 codes of a sub-quantiser."""
+FEWEST_IVF_PQ_ADS = 10_000  # from which faiss can learn the 256 codes of a sub-quantiser
 
 HNSW_LINKS = 32
 HNSW_CANDIDATES_BUILDING = 100
@@ -34,12 +38,16 @@ FEWEST_CELLS_SEARCHED = 64
 
 DIMENSIONS_PER_SHORT_CODE = 4
 SHORT_CODE_CELLS_SEARCHED = 32
+# A query looks at fewer cells if there are more ads in them, so that its time does not grow.
 SHORT_CODES_SEARCHED = 32_768
-"""A query looks at fewer cells if there are more ads in them, so that its time does not grow."""
+# Ads that short codes find, of four bits each, for each one that is left by codes of a byte.
 CANDIDATES_PER_ANSWER = 8
-"""Ads that short codes find, of four bits each, for each one that is left by codes of a byte."""
 
 ADS_PER_BLOCK = 65_536
+BYTES_PER_ID = 8
+MOST_GROWTH = 2  # a full cell moves to twice its memory
+
+AddAds = Callable[[NDArray[np.float32]], None]  # adds the vectors (n, D) of the next ads
 
 
 def choose_kind(num_ads: int) -> IndexKind:
@@ -93,17 +101,11 @@ def short_code_bytes(dim: int) -> float:
     return dim + dim / DIMENSIONS_PER_SHORT_CODE / 2 + 8
 
 
-def short_code_cells(num_ads: int) -> int:
-    """Return how many cells a query looks at in an index of short codes."""
-    by_codes = SHORT_CODES_SEARCHED * _num_cells(num_ads) // max(num_ads, 1)
-    return max(min(by_codes, SHORT_CODE_CELLS_SEARCHED), 1)
-
-
 def new_index(kind: IndexKind | BulkKind, dim: int, num_ads: int) -> Any:
     """Make an empty index for about ``num_ads`` embeddings of width ``dim``.
 
     The search settings (candidates, cells) are saved with the index. One with cells must be trained
-    before ads are added, on :func:`sample_size` of them.
+    before ads are added, see :func:`trained_index`.
     """
     codes, short_codes = (
         max(n for n in range(1, max(dim // width, 1) + 1) if dim % n == 0)
@@ -125,7 +127,9 @@ def new_index(kind: IndexKind | BulkKind, dim: int, num_ads: int) -> Any:
         index.pq.cp.max_points_per_centroid = SAMPLED_ADS_PER_CODE
     elif kind == "short_codes":
         index.k_factor = CANDIDATES_PER_ANSWER
-        faiss.downcast_index(index.base_index).nprobe = short_code_cells(num_ads)
+        by_codes = SHORT_CODES_SEARCHED * cells // max(num_ads, 1)
+        searched = max(min(by_codes, SHORT_CODE_CELLS_SEARCHED), 1)
+        faiss.downcast_index(index.base_index).nprobe = searched
         codes = faiss.downcast_index(index.refine_index).codes
         codes.resize(num_ads * dim)  # else it would double in size while it grows
         codes.resize(0)
@@ -139,11 +143,6 @@ def search_wider(index: Any, times: int) -> None:
         faiss.downcast_index(index.base_index).nprobe *= times
 
 
-def sample_size(num_ads: int) -> int:
-    """Return how many of ``num_ads`` ads an index with cells is trained on."""
-    return min(num_ads, max(SAMPLED_ADS_PER_CELL * _num_cells(num_ads), FEWEST_IVF_PQ_ADS))
-
-
 def trained_index(
     kind: IndexKind | BulkKind,
     dim: int,
@@ -153,8 +152,8 @@ def trained_index(
     """Make an index, to which ads can be added; it learns from what ``embed`` returns of some."""
     index = new_index(kind, dim, num_ads)
     if not index.is_trained:
-        sample = np.random.default_rng(0).permutation(num_ads)[: sample_size(num_ads)]
-        index.train(embed(sample))
+        size = max(SAMPLED_ADS_PER_CELL * _num_cells(num_ads), FEWEST_IVF_PQ_ADS)
+        index.train(embed(np.random.default_rng(0).permutation(num_ads)[:size]))
     return index
 
 
@@ -169,3 +168,89 @@ def filled_index(kind: IndexKind | BulkKind, embeddings: NDArray[np.float32]) ->
 
 def _num_cells(num_ads: int) -> int:
     return max(2 * math.isqrt(num_ads), 1)
+
+
+@contextmanager
+def index_file(
+    file: Path, index: Any, gb_per_part: float, earlier: Sequence[Path] = ()
+) -> Iterator[AddAds]:
+    """Fill a trained index, empty in memory, and write it when the block ends, whole or not at all.
+
+    Of one in cells memory holds ``gb_per_part`` GB; another is in memory as a whole. Ads of
+    ``earlier`` files of indexes with the same cells come before.
+    """
+    with whole_file(file) as aside, TemporaryDirectory(prefix=".parts-", dir=file.parent) as parts:
+        if isinstance(index, faiss.IndexIVF):
+            filling = _InParts(index, [*earlier], Path(parts), gb_per_part)
+            yield filling.add
+            filling.write(aside)
+        else:
+            yield index.add
+            faiss.write_index(index, str(aside))
+
+
+@contextmanager
+def extended_index_file(file: Path, gb_per_part: float) -> Iterator[AddAds]:
+    """Add ads to the index in ``file``, as :func:`index_file`."""
+    index, earlier = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC), [file]
+    if isinstance(index, faiss.IndexIVF):
+        replace_cells(index, faiss.ArrayInvertedLists(index.nlist, index.code_size))
+    else:
+        index, earlier = faiss.read_index(str(file)), []  # a mapped one cannot grow
+    with index_file(file, index, gb_per_part, earlier) as add:
+        yield add
+
+
+def replace_cells(index: Any, lists: Any) -> None:
+    """Give an index other lists of what is in its cells."""
+    index.replace_invlists(lists, True)
+    lists.this.disown()
+
+
+class _InParts:
+    """An index in cells; when its ads in memory are too many, they go to a file."""
+
+    def __init__(self, index: Any, files: list[Path], folder: Path, gb_per_part: float) -> None:
+        self.index, self.files, self.folder = index, files, folder
+        self.room = 1e9 * gb_per_part / MOST_GROWTH / (index.code_size + BYTES_PER_ID)
+        self.num_in_files = index.ntotal
+
+    def add(self, vectors: NDArray[np.float32]) -> None:
+        num_held = self.index.ntotal - self.num_in_files
+        if num_held and num_held + len(vectors) > self.room:
+            self._write_part()
+        self.index.add(vectors)
+
+    def write(self, file: Path) -> None:
+        if not self.files:
+            faiss.write_index(self.index, str(file))
+            return
+        self._write_part()
+        _merge(self.files, self.index, file)
+
+    def _write_part(self) -> None:
+        self.files.append(self.folder / f"{len(self.files)}.faiss")
+        faiss.write_index(self.index, str(self.files[-1]))
+        self.num_in_files = self.index.ntotal
+        self.index.reset()
+        self.index.ntotal = self.num_in_files  # the number of the next ad
+
+
+def _merge(parts: list[Path], empty: Any, file: Path) -> None:
+    """Write an index whose cells have what they have in all parts, one part after the other.
+
+    ``empty`` has the cells and codes of the parts, no ads, but their number.
+    """
+    # faiss's own merge (merge_ondisk) writes a second file, which the index then needs there.
+    indexes = [faiss.read_index(str(part), faiss.IO_FLAG_MMAP_IFC) for part in parts]
+    lists, cells = [index.invlists for index in indexes], range(empty.nlist)
+    sizes = np.array([[of_part.list_size(cell) for cell in cells] for of_part in lists])
+    header = b"ilar" + struct.pack("<QQ", empty.nlist, empty.code_size)
+    no_ads = header + b"sprs" + struct.pack("<Q", 0)
+    with file.open("wb") as out:
+        out.write(faiss.serialize_index(empty).tobytes().removesuffix(no_ads))
+        out.write(header + b"full" + struct.pack("<Q", empty.nlist))
+        out.write(sizes.sum(axis=0).astype("<u8").tobytes())
+        for cell in cells:
+            ids, codes = zip(*(get_invlist(of_part, cell) for of_part in lists), strict=True)
+            out.writelines([*codes, *ids])

@@ -1,7 +1,7 @@
 """The k most similar ads of each query, by faiss or torch; equally similar ads in a fixed shuffle.
 
-All searches of the library, of evaluation, and of served retrievers break ties by
-:func:`tie_keys`, so that no ad gains by its place in a table.
+All searches of the library, of evaluation, and of served retrievers break ties by hashes of ids,
+so that no ad gains by its place in a table.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from ramen_ray.data.arrays import Int64s, UInt64s
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.hashing import mix
 
 try:
@@ -89,7 +88,7 @@ def search_index(
 ) -> TopK:
     """Find each query's k most similar ads of an index, of faiss or torch, of rows from 0 on.
 
-    But for faiss's graphs and GPUs, :func:`tie_keys` also decides which of equally similar ads are
+    But for faiss's graphs and GPUs, hashes of ids also decide which of equally similar ads are
     among the k; so an exact search over parts finds the same ads as one over all. Queries (queries,
     D) are float32; ``ids`` are those of the index's rows. With ``rows`` it finds about what would
     be found if the index had only these.
@@ -153,11 +152,6 @@ def _search_pass(find: Find, queries: NDArray[np.float32], k: int, depths: list[
     return ads, scores
 
 
-def tie_keys(ads: NDArray[np.int64]) -> UInt64s:
-    """Return numbers, of any shape, in whose order equally similar ads come, by their ids."""
-    return mix(ads)
-
-
 def best_first(ads: NDArray[np.int64], scores: NDArray[np.float32], k: int) -> TopK:
     """Return the k best of ``ads`` (queries, n) with their ``scores``, in the order of a search."""
     if (scores[:, 1:] > scores[:, :-1]).any():
@@ -168,7 +162,7 @@ def best_first(ads: NDArray[np.int64], scores: NDArray[np.float32], k: int) -> T
     if len(tied):  # few of the queries, as a rule
         rank = np.cumsum(~_are_equal(scores[tied]), axis=1)
         rank = np.pad(rank, [(0, 0), (1, 0)])
-        order = np.lexsort((tie_keys(ads[tied]), rank), axis=1)[:, :k]
+        order = np.lexsort((mix(ads[tied]), rank), axis=1)[:, :k]
         best[0][tied] = np.take_along_axis(ads[tied], order, 1)
     return best
 
@@ -243,23 +237,19 @@ class TorchIndex:
         num_found = min(k, self.ntotal)
         with _full_precision():
             queries_BD = torch.from_numpy(query_embeddings).to(self._ads_LD.device)
-            best, ads = (one.cpu().numpy() for one in self._best(queries_BD, num_found))
+            best_Bk = queries_BD.new_empty((len(queries_BD), 0))
+            ads_Bk = torch.empty_like(best_Bk, dtype=torch.int64)
+            for first in range(0, self.ntotal, ADS_PER_TORCH_BLOCK):
+                scores_BL = queries_BD @ self._ads_LD[first : first + ADS_PER_TORCH_BLOCK].T
+                num_best = min(num_found, scores_BL.shape[1])
+                of_block_Bk, places_Bk = scores_BL.topk(num_best, dim=1)
+                candidates = torch.cat([best_Bk, of_block_Bk], dim=1)
+                best_Bk, chosen_Bk = candidates.topk(min(num_found, candidates.shape[1]), dim=1)
+                ads_Bk = torch.cat([ads_Bk, places_Bk + first], dim=1).gather(1, chosen_Bk)
+            best, ads = best_Bk.cpu().numpy(), ads_Bk.cpu().numpy()
         missing = [(0, 0), (0, k - num_found)]
         best = np.pad(best, missing, constant_values=-np.inf)
         return best, np.pad(ads, missing, constant_values=-1)
-
-    def _best(self, queries_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k highest scores (B, k) of each query, highest first, and their rows."""
-        best_Bk = queries_BD.new_empty((len(queries_BD), 0))
-        ads_Bk = torch.empty_like(best_Bk, dtype=torch.int64)
-        for first in range(0, self.ntotal, ADS_PER_TORCH_BLOCK):
-            scores_BL = queries_BD @ self._ads_LD[first : first + ADS_PER_TORCH_BLOCK].T
-            num_best = min(k, scores_BL.shape[1])
-            of_block_Bk, places_Bk = scores_BL.topk(num_best, dim=1)
-            candidates = torch.cat([best_Bk, of_block_Bk], dim=1)
-            best_Bk, chosen_Bk = candidates.topk(min(k, candidates.shape[1]), dim=1)
-            ads_Bk = torch.cat([ads_Bk, places_Bk + first], dim=1).gather(1, chosen_Bk)
-        return best_Bk, ads_Bk
 
 
 @contextmanager

@@ -1,30 +1,28 @@
-"""The batches of a run: what each step draws, by name.
+"""The batches of a run: what each step draws, by name, and the order of an epoch's queries.
 
-Shapes: b queries of this worker and B of the global batch, P ads and H hard negatives per
-query, n nodes of a regulariser.
+All draws are pure functions of seed, epoch and query, whatever the number of workers. A batch takes
+one query from each of ``batch_size`` slots, and a worker owns whole slots. In random order slot i
+is the i-th equal share of the globally shuffled queries, so a worker needs only its own share. In
+clustered order, which keeps similar queries together, a slot takes queries from all of them.
+
+Shapes: b queries of this worker and B of the global batch, P ads and H hard negatives per query, n
+nodes of a regulariser. A key is (seed, epoch), or (seed, step) for nodes; where a row has too few
+to draw from, -1 comes after them.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ramen_ray.bases import NodeChoice
-from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.prepared.csr import Csr, cumulative_sum
-from ramen_ray.data.prepared.hashing import uniforms
+from ramen_ray.data.arrays import Int64s, UInt64s, best_of_each
+from ramen_ray.data.prepared.csr import Csr, cumulative_sum, ragged_positions
+from ramen_ray.data.prepared.hashing import keyed_hash, uniforms
 from ramen_ray.method.distributed import gather_rows, world
-from ramen_ray.method.sampling.clustering import Clusters
-from ramen_ray.method.sampling.draws import (
-    Stream,
-    clustered_order,
-    draw_ads,
-    draw_hard_negatives,
-    draw_nodes,
-    random_order,
-)
 from ramen_ray.method.sampling.training_data import (
     ADS,
     QUERIES,
@@ -79,6 +77,14 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Clusters:
+    """Rows in clusters whose sizes differ by at most one."""
+
+    rows: Int64s  # (N,) int64, a permutation of the rows, one cluster after another
+    num_clusters: int  # K; cluster i is ``rows[i * N // K : (i + 1) * N // K]``
+
+
+@dataclass(frozen=True)
 class DrawState:
     """The state of the draws: what batches are drawn from now; replaced as the run goes on."""
 
@@ -127,20 +133,12 @@ class Sampler:
         ids, key = self.data.query_ids[rows], (self.seed, epoch)
         clicks = self.data.clicks if self.clicks is None else self.clicks
         ads = draw_ads(clicks, rows, ids, key, self.num_positives)
-        anchors = {}
         # numbered before any is left out, so that draws do not depend on which others are due
-        for number, (regularizer, edges) in enumerate(draws.graphs.items()):
-            if regularizer not in regularizers:
-                continue
-            if self._draws_nodes(regularizer):
-                linked, step_key = self._linked_nodes(regularizer, edges), (self.seed, step)
-                anchors[regularizer] = NodeAnchors(
-                    *draw_nodes(edges, linked, self.slots, step_key, number)
-                )
-            else:
-                own = rows if regularizer.side == "query" else ads[:, 0]
-                chances = uniforms((*key, Stream.ANCHOR, number), ids)
-                anchors[regularizer] = NodeAnchors(own, edges.draw(own, chances))
+        anchors = {
+            regularizer: self._draw_anchors(regularizer, number, edges, step, rows, ads[:, 0])
+            for number, (regularizer, edges) in enumerate(draws.graphs.items())
+            if regularizer in regularizers
+        }
         hard_negatives = np.full((len(rows), self.num_hard_negatives), -1, dtype=np.int64)
         if draws.shortlists is not None:
             hard_negatives = draw_hard_negatives(
@@ -148,13 +146,32 @@ class Sampler:
             )
         return Batch(rows, ads, hard_negatives, anchors)
 
-    def _draws_nodes(self, regularizer: Regularizer) -> bool:
-        """Whether a regulariser draws its own nodes instead of taking the batch's."""
-        if self.nodes == "clicked":
-            return False
+    def _draw_anchors(
+        self,
+        regularizer: Regularizer,
+        number: int,
+        edges: Csr,
+        step: int,
+        queries: Int64s,
+        ads: Int64s,
+    ) -> NodeAnchors:
+        """Draw nodes of a regulariser, or take the batch's ``queries`` or ``ads``, and anchors."""
+        is_query = regularizer.side == "query"
         # if all queries have clicks, an epoch passes through all of them anyway
         has_all = len(self.data.clicked_rows) == len(self.data.query_ids)
-        return regularizer.side == "ad" or not has_all
+        if self.nodes == "clicked" or (is_query and has_all):
+            nodes = queries if is_query else ads
+            key = self.seed, step // self.steps_per_epoch, Stream.ANCHOR, number
+            return NodeAnchors(
+                nodes, edges.draw(nodes, uniforms(key, self.data.query_ids[queries]))
+            )
+        linked, places = self._linked_nodes(regularizer, edges), np.array(self.slots)
+        if not len(linked.indices):
+            return NodeAnchors(np.zeros_like(places), np.full_like(places, -1))
+        chances = uniforms((self.seed, step, Stream.NODE, number), places)
+        nodes = linked.draw(np.zeros_like(places), chances)
+        chances = uniforms((self.seed, step, Stream.NODE_ANCHOR, number), places)
+        return NodeAnchors(nodes, edges.draw(nodes, chances))
 
     def _linked_nodes(self, regularizer: Regularizer, edges: Csr) -> Csr:
         """Return a single row: the nodes that have edges; kept until the graph changes."""
@@ -179,3 +196,99 @@ class Sampler:
                 places = clustered_order(clusters, self.batch_size, self.slots, self.seed, epoch)
             self._order = epoch, clusters, self.data.clicked_rows[places]
         return self._order[2]
+
+
+class Stream(IntEnum):
+    """Keeps the random numbers of different draws apart; other values would change all runs."""
+
+    ORDER = 0
+    AD = 1
+    ANCHOR = 2
+    CLUSTERS = 3
+    HARD_NEGATIVES = 4
+    NODE = 5
+    NODE_ANCHOR = 6
+    FURTHER_ADS = 7
+    # 8 is taken by the links of OAK
+    IN_CLUSTER = 9
+
+
+def random_order(num_queries: int, batch_size: int, slots: range, seed: int, epoch: int) -> Int64s:
+    """Return the query rows (steps, slots) that an epoch's steps take from the given slots."""
+    bounds = np.arange(slots.start, slots.stop + 1, dtype=np.int64) * num_queries // batch_size
+    starts, lengths = bounds[:-1], np.diff(bounds)
+    offsets = np.arange(lengths.max())
+    rows = starts[:, None] + offsets
+    keys = keyed_hash((seed, epoch, Stream.ORDER), rows)
+    keys[offsets >= lengths[:, None]] = np.iinfo(np.uint64).max
+    order = np.argsort(keys, axis=1, kind="stable")[:, : num_queries // batch_size]
+    return (starts[:, None] + order).T
+
+
+def clustered_order(
+    clusters: Clusters, batch_size: int, slots: range, seed: int, epoch: int
+) -> Int64s:
+    """Return query rows (steps, slots) as :func:`random_order`, with the clusters in random order.
+
+    A batch may span several clusters. If there are as many clusters as steps, each fills a batch.
+    """
+    num_queries, num_clusters = len(clusters.rows), clusters.num_clusters
+    steps = num_queries // batch_size
+    bounds = np.arange(num_clusters + 1) * num_queries // num_clusters
+    sizes = np.diff(bounds)
+    shuffled = np.argsort(keyed_hash((seed, epoch, Stream.CLUSTERS), np.arange(num_clusters)))
+    rows = clusters.rows
+    if num_clusters == steps:
+        # A cluster has a few queries more than a batch: leave others out in each epoch.
+        keys = keyed_hash((seed, epoch, Stream.IN_CLUSTER), rows)
+        rows = rows[np.lexsort((keys, np.repeat(np.arange(num_clusters), sizes)))]
+        sizes = np.full(num_clusters, batch_size)
+    places = ragged_positions(bounds[shuffled], sizes[shuffled])
+    batches = rows[places[: steps * batch_size]].reshape(steps, batch_size)
+    return batches[:, slots.start : slots.stop]
+
+
+def draw_ads(
+    clicks: Csr, query_rows: Int64s, query_ids: NDArray[Any], key: tuple[int, int], num_ads: int = 1
+) -> Int64s:
+    """Draw distinct ads (b, P) of queries (b,), which their ids (b,) seed, by their weights."""
+    if num_ads == 1:
+        return clicks.draw(query_rows, uniforms((*key, Stream.AD), query_ids))[:, None]
+    own_keys = keyed_hash((*key, Stream.AD), query_ids)
+    return draw_several(clicks, query_rows, own_keys, num_ads, (*key, Stream.FURTHER_ADS))
+
+
+def draw_several(
+    edges: Csr, query_rows: Int64s, own_keys: UInt64s, count: int, key: tuple[int, ...]
+) -> Int64s:
+    """Draw distinct columns (b, count) of rows (b,) under ``own_keys`` (b,), by weight."""
+    rows, columns = edges.gather(query_rows)
+    starts, degrees = edges.indptr[query_rows], edges.degrees(query_rows)
+    places = ragged_positions(np.zeros_like(degrees), degrees)
+    chances = uniforms(key, own_keys[rows] ^ keyed_hash((), places))
+    # Those with the highest log(u) / weight of a uniform u are drawn, as successive draws without
+    # replacement would do (Efraimidis and Spirakis 2006).
+    log_chances = np.log1p(-chances)
+    if edges.cumulative_weights is not None:
+        log_chances /= edges.weights(ragged_positions(starts, degrees))
+    drawn = np.full((len(query_rows), count), -1, dtype=np.int64)
+    kept, ranks = best_of_each(rows, count, -log_chances)
+    drawn[rows[kept], ranks] = columns[kept]
+    return drawn
+
+
+def draw_hard_negatives(
+    shortlists: NDArray[np.int32],
+    query_rows: Int64s,
+    query_ids: NDArray[Any],
+    num_negatives: int,
+    key: tuple[int, int],
+) -> Int64s:
+    """Draw distinct ads (b, H) from the ``shortlists`` (queries, size) of ``query_rows`` (b,)."""
+    ads = shortlists[query_rows]
+    size = ads.shape[1]
+    places = query_ids[:, None] * size + np.arange(size)
+    keys = keyed_hash((*key, Stream.HARD_NEGATIVES), places)
+    keys[ads < 0] = np.iinfo(np.uint64).max  # what is no ad comes last
+    chosen = keys.argpartition(min(num_negatives, size) - 1, axis=1)[:, :num_negatives]
+    return np.take_along_axis(ads, chosen, axis=1).astype(np.int64)

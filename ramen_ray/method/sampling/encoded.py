@@ -1,12 +1,13 @@
 """An encoded batch: vectors of what was drawn, pools of candidates, and which are positives.
 
-Shapes: b rows of this worker and B of the global batch, U distinct texts, L candidates of a pool,
-D width of an embedding, d width of a classifier.
+Parts of the step add to it, by :class:`StepPart`. Shapes: b rows of this worker and B of the global
+batch, U distinct texts, L candidates of a pool, D width of an embedding, d width of a classifier.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ramen_ray.method.distributed import gather_dealt, gather_tensors, world
-from ramen_ray.method.sampling.batches import Batch
+from ramen_ray.method.sampling.batches import Batch, DrawState
 from ramen_ray.method.sampling.step_inputs import Comparison, Pool, StepInputs
 
 SPARSE_SHARE = 1 / 16
@@ -137,3 +138,39 @@ class _Products(torch.autograd.Function):
         if is_cpu and gradient_bL.count_nonzero() < num_most:
             gradient_bL = gradient_bL.to_sparse()
         return gradient_bL @ candidates_LD, gradient_bL.t() @ rows_bD
+
+
+class StepPart:
+    """A part that does nothing; others override what they need."""
+
+    name: str  # of its state in checkpoints
+    is_shared: bool = False  # whether each worker saves a share, and not the first worker all
+
+    def prepare(self, inputs: StepInputs) -> StepInputs:
+        """Return a step's inputs with what this part needs of them; a thread may call it."""
+        return inputs
+
+    def before(self, encoded: EncodedBatch) -> EncodedBatch:
+        """Return the batch with what the losses need."""
+        return encoded
+
+    def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
+        """Return the weights (terms,) of a step's losses, known by now, instead of ``weights``."""
+        return weights
+
+    def after(self, encoded: EncodedBatch) -> None:
+        """Act on a batch by which the model has been updated."""
+
+    def advance(self, step: int, draws: DrawState) -> DrawState:
+        """Prepare for ``step`` and those after it; returns what their batches are drawn from.
+
+        Every worker calls this before the first step, and before each checkpoint is written.
+        """
+        return draws
+
+    def save(self, folder: Path) -> Any:
+        """Return plain values and tensors for a checkpoint, and write what is large into it."""
+
+    def restore(self, folder: Path, content: Any, draws: DrawState) -> DrawState:
+        """Restore what :meth:`save` returned and wrote; returns what batches are drawn from."""
+        return draws

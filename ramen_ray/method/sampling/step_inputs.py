@@ -15,8 +15,7 @@ from torch import Tensor
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr, ragged_positions
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.devices import staged
-from ramen_ray.method.distributed import dealt_rows, world
+from ramen_ray.method.distributed import dealt_rows, staged, world
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
@@ -48,7 +47,10 @@ class BatchTexts:
         ordered = hashes[order]
         is_first = np.append(True, ordered[1:] != ordered[:-1])[: len(order)]
         first = order[is_first]
-        lengths = _lengths(of_tables[first], rows[first], list(tables.values()))
+        lengths = np.empty_like(first)
+        for number, table in enumerate(tables.values()):
+            own = of_tables[first] == number
+            lengths[own] = table.lengths(rows[first[own]])
         by_length = np.argsort(lengths.astype(np.uint16), kind="stable")  # 16 bits: by counting
         rank_of = np.empty_like(by_length)
         rank_of[by_length] = np.arange(len(by_length))
@@ -58,15 +60,6 @@ class BatchTexts:
         shaped = [part.reshape(ids.shape) for part, (_, ids) in zip(parts, drawn, strict=True)]
         shown = first[by_length]
         return cls(of_tables[shown], rows[shown], lengths[by_length], shaped)
-
-
-def _lengths(numbers: Int64s, rows: Int64s, tables: list[TokenTable]) -> Int64s:
-    """Count the tokens (u,) of texts; ``numbers`` (u,) says which table a row is in."""
-    lengths = np.empty(len(rows), dtype=np.int64)
-    for number, table in enumerate(tables):
-        own = numbers == number
-        lengths[own] = table.lengths(rows[own])
-    return lengths
 
 
 @dataclass(frozen=True)
@@ -81,19 +74,18 @@ class Pool:
 
     def links(self, known: Iterable[Csr], rows: Int64s) -> Int64s:
         """Return the pairs that a known graph links, as row of ``rows`` * L + place, ascending."""
-        found = [self._links(edges, rows) for edges in known]
-        return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
-
-    def _links(self, edges: Csr, rows: Int64s) -> Int64s:
-        row, candidate = edges.gather(rows)
         # Most are not in the pool, which a few bits of their ids tell sooner than a search does.
         marks = np.zeros(NUM_MARKS, dtype=bool)
         marks[self.ids & (NUM_MARKS - 1)] = True
-        likely = np.flatnonzero(marks[candidate & (NUM_MARKS - 1)])
-        row, candidate = row[likely], candidate[likely]
-        place = np.searchsorted(self.ids, candidate)
-        is_candidate = np.append(self.ids, -1)[place] == candidate
-        return (row * len(self.ids) + place)[is_candidate]
+        found = []
+        for edges in known:
+            row, candidate = edges.gather(rows)
+            likely = np.flatnonzero(marks[candidate & (NUM_MARKS - 1)])
+            row, candidate = row[likely], candidate[likely]
+            place = np.searchsorted(self.ids, candidate)
+            is_candidate = np.append(self.ids, -1)[place] == candidate
+            found.append((row * len(self.ids) + place)[is_candidate])
+        return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
 
 def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
@@ -161,7 +153,9 @@ class StepInputs:
             pool: Pool,
             candidates: Int64s,
         ) -> Comparison:
-            found = _own(positions), candidates, pool.find(drawn), pool.links(known, rows)
+            first = world()[0] * len(rows)  # of this worker's rows among those of all
+            own = positions[first : first + len(rows)]
+            found = own, candidates, pool.find(drawn), pool.links(known, rows)
             return Comparison(pool, *(staged(array, device) for array in found))
 
         of_ads = _pool([batch.ads, batch.hard_negatives], [ads, hard_negatives])
@@ -176,7 +170,9 @@ class StepInputs:
             batch,
             local,
             texts,
-            gather_tokens(texts.tables[mine], texts.rows[mine], list(data.tables.values())),
+            gather_tokens(
+                texts.tables[mine], texts.rows[mine], texts.lengths[mine], data.tables.values()
+            ),
             staged(queries, device),
             compared(queries, local.queries, local.ads, [data.clicks], *of_ads),
             {
@@ -203,21 +199,15 @@ def _flat(arrays: Sequence[Int64s]) -> Int64s:
     return np.concatenate([array.reshape(-1) for array in arrays])
 
 
-def _own(rows: Int64s) -> Int64s:
-    """Return this worker's rows of what was gathered from all."""
-    rank, num_workers = world()
-    share = len(rows) // num_workers
-    return rows[rank * share : (rank + 1) * share]
-
-
-def gather_tokens(numbers: Int64s, rows: Int64s, tables: list[TokenTable]) -> TokenBatch:
-    """Collect texts (u,) from several tables; ``numbers`` (u,) says which table a row is in."""
+def gather_tokens(
+    numbers: Int64s, rows: Int64s, lengths: Int64s, tables: Iterable[TokenTable]
+) -> TokenBatch:
+    """Collect texts (u,) with their lengths; ``numbers`` (u,) says which table a row is in."""
     by_table = np.argsort(numbers, kind="stable")
-    parts, lengths = [], np.empty(len(rows), dtype=np.int64)
-    for number, table in enumerate(tables):
-        chosen = by_table[numbers[by_table] == number]
-        parts.append(table.gather(rows[chosen]))
-        lengths[chosen] = table.lengths(rows[chosen])
-    starts = np.empty(len(rows), dtype=np.int64)
+    parts = [
+        table.gather(rows[by_table[numbers[by_table] == number]])
+        for number, table in enumerate(tables)
+    ]
+    starts = np.empty_like(lengths)
     starts[by_table] = np.cumsum(lengths[by_table]) - lengths[by_table]
     return TokenBatch(np.concatenate(parts)[ragged_positions(starts, lengths)], lengths)

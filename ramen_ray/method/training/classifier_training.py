@@ -16,14 +16,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.devices import to_device
-from ramen_ray.method.distributed import sum_over_workers
-from ramen_ray.method.model.classifiers import Classifiers, read_rows, write_rows
+from ramen_ray.method.distributed import sum_over_workers, to_device
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER
-from ramen_ray.method.objectives.unidec_terms import CLASSIFIERS, OF_CLASSIFIERS
+from ramen_ray.method.model.heads import Classifiers, read_rows, write_rows
+from ramen_ray.method.objectives.terms import CLASSIFIERS, OF_CLASSIFIERS
 from ramen_ray.method.sampling.batches import DrawState
-from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.step_part import StepPart
+from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 MOMENTS_FOLDER = "classifier_moments"

@@ -1,24 +1,27 @@
 """The training step: take a batch, encode its distinct texts once, compute losses, update.
 
-While a GPU computes a step, a thread makes what the next one needs.
+While a GPU computes a step, a thread makes what the next one needs. Losses are summed over the
+workers, checked and logged some steps at a time.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ramen_ray.data.prepared.hashing import keyed_hash
-from ramen_ray.method.distributed import group_of_cpus, world
+from ramen_ray.errors import UserError
+from ramen_ray.method.distributed import group_of_cpus, sum_over_workers, world
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
-from ramen_ray.method.sampling.encoded import encode
+from ramen_ray.method.sampling.encoded import StepPart, encode
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.training.state import TrainState
 
 DROPOUT_KEY = 1
@@ -67,7 +70,10 @@ def train_steps(
     with closing(ahead_for(device, made)) as batches:
         for inputs in batches:
             state.weights = weights
-            _seed_dropout(sampler.seed, state.step)
+            # What a step drops depends on nothing else, so that a resumed run drops the same.
+            key = sampler.seed, state.step, DROPOUT_KEY
+            hashed = keyed_hash(key, np.array([world()[0]]))
+            torch.manual_seed(int(hashed[0] >> np.uint64(1)))
             try:
                 losses = _step(state, inputs, objective, times, use_bf16, max_gradient_norm)
             except torch.OutOfMemoryError as error:
@@ -102,12 +108,6 @@ def _step(
     for part in state.parts:
         part.after(encoded)
     return losses.detach()
-
-
-def _seed_dropout(seed: int, step: int) -> None:
-    """Make what a step drops depend on nothing else, so that a resumed run drops the same."""
-    hashed = keyed_hash((seed, step, DROPOUT_KEY), np.array([world()[0]]))
-    torch.manual_seed(int(hashed[0] >> np.uint64(1)))
 
 
 def prefetched(items: Iterable[T]) -> Generator[T, None, None]:
@@ -146,3 +146,82 @@ def step_inputs(
         for part in parts:
             inputs = part.prepare(inputs)
         yield inputs
+
+
+Floats = NDArray[np.floating[Any]]
+
+
+class DivergedError(UserError):
+    """Losses or weights are no numbers any more, or infinite."""
+
+
+def global_losses(steps: list[Tensor]) -> NDArray[np.float32]:
+    """Sum the workers' parts of several steps' losses into global values (steps, terms)."""
+    return sum_over_workers(torch.stack(steps)).float().cpu().numpy()
+
+
+def check_losses(
+    losses: NDArray[np.float32], names: Sequence[str], last_step: int, advice: str
+) -> None:
+    """Check that losses (steps, terms) up to step ``last_step`` are finite; or DivergedError."""
+    bad = np.argwhere(~np.isfinite(losses))
+    if len(bad):
+        row, column = bad[0].tolist()
+        step = last_step - len(losses) + 1 + row
+        raise DivergedError(
+            f"the loss {names[column]} is {losses[row, column]} in step {step}; {advice}"
+        )
+
+
+def check_weights(model: nn.Module, step: int, advice: str) -> None:
+    """Check that a model's weights are finite after ``step`` steps; see :func:`check_losses`."""
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise DivergedError(f"the weights {name} are not finite after step {step}; {advice}")
+
+
+@dataclass(frozen=True)
+class StepLosses:
+    """The losses of consecutive steps."""
+
+    objective: Objective
+    values: Floats  # (steps, terms) means over the batch, in the order of the objective
+    known: NDArray[np.bool_]  # (steps, terms) bool, whether the term was due in the step
+
+    @classmethod
+    def from_terms(cls, objective: Objective, first_step: int, losses: Floats) -> "StepLosses":
+        """Take the ``losses`` (steps, terms) of consecutive steps from ``first_step`` on."""
+        steps = range(first_step, first_step + len(losses))
+        known = [[term.is_due(step) for term in objective.terms] for step in steps]
+        return cls(objective, losses, np.array(known, dtype=bool).reshape(losses.shape))
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The means by name of the terms that were due, over the steps where they were."""
+        columns = zip(self.objective.names, self.values.T, self.known.T, strict=True)
+        return {
+            name: float(values[due].mean(dtype=np.float64))
+            for name, values, due in columns
+            if due.any()
+        }
+
+    def figures(
+        self, moved: Floats | None, queries_per_s: float
+    ) -> tuple[list[str], Floats, NDArray[np.bool_]]:
+        """Return names, values (steps, names) of all that is logged, and which of them are known.
+
+        ``moved`` (steps, terms) are the weights of each step; None if they do not move.
+        """
+        terms, always = self.objective.names, np.ones((len(self.values), 1), dtype=bool)
+        weights = np.array([self.objective.weights]) if moved is None else moved
+        total = (self.values * weights).sum(axis=1, keepdims=True)
+        names = [f"loss/{name}" for name in (*terms, "total")] + ["throughput/queries_per_s"]
+        # the total of steps in which all terms were due
+        values = [self.values, total, np.full(always.shape, queries_per_s)]
+        known = [self.known, self.known.all(axis=1, keepdims=True), always]
+        if moved is not None:
+            is_moved = [term.regularizer is not None for term in self.objective.terms]
+            names += [name.replace("R_", "lambda_", 1) for name in np.array(terms)[is_moved]]
+            values.append(moved[:, is_moved])
+            known.append(np.broadcast_to(always, values[-1].shape))
+        return names, np.hstack(values), np.hstack(known)

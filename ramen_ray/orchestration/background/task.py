@@ -43,6 +43,7 @@ PATIENCE_S = 600  # with a late result, however short the epochs are
 NUM_KEPT = 2  # the newest, and the one that the last checkpoint uses
 
 REPORT_FILE = "report.json"
+PENDING = ".pending"
 
 Compute = Callable[[Path, Path], Mapping[str, float]]
 
@@ -130,8 +131,19 @@ class BackgroundTask:
         Raises:
             LateError: a result has not come for half of the epochs of the run.
         """
-        started = time.monotonic()
-        newest = self._start_and_check(step, checkpoint)
+        started, is_first = time.monotonic(), world()[0] == 0
+        if is_first:
+            self._check()
+            newest = max(_steps(self.folder), default=None)
+            if self._pending is None and self.schedule.is_due(step, newest):
+                self._submit(step, checkpoint)
+        if self.schedule.wait:
+            self._wait(step)
+        elif late := from_first_worker(self._epochs_too_late(step) if is_first else 0):
+            raise LateError(self._said_of_late(late))
+        newest = self._newest_intact()
+        for old in sorted(_steps(self.folder))[:-NUM_KEPT] if is_first else ():
+            shutil.rmtree(self.result(old))
         figures: dict[str, float] = {}
         if newest is not None and newest != self.taken:
             draws = self._take(newest, draws)
@@ -160,7 +172,7 @@ class BackgroundTask:
         if world()[0] != 0:
             return
         if (self._pending or 0) > step:
-            shutil.rmtree(self.folder / ".pending")
+            shutil.rmtree(self.folder / PENDING)
         for later in _steps(self.folder):
             if later > step:
                 shutil.rmtree(self.result(later))
@@ -171,23 +183,6 @@ class BackgroundTask:
         if before is not None:
             self.local.forget(self.result(before))
         return draws
-
-    def _start_and_check(self, step: int, checkpoint: Path) -> int | None:
-        """Start what is due after ``step``, and return the step of the newest result."""
-        is_first = world()[0] == 0
-        if is_first:
-            self._check()
-            newest = max(_steps(self.folder), default=None)
-            if self._pending is None and self.schedule.is_due(step, newest):
-                self._submit(step, checkpoint)
-        if self.schedule.wait:
-            self._wait(step)
-        elif late := from_first_worker(self._epochs_too_late(step) if is_first else 0):
-            raise LateError(self._said_of_late(late))
-        newest = self._newest_intact()
-        for old in sorted(_steps(self.folder))[:-NUM_KEPT] if is_first else ():
-            shutil.rmtree(self.result(old))
-        return newest
 
     def _epochs_too_late(self, step: int) -> int:
         """Return for how many epochs a result has been pending, if for half of the run; else 0."""
@@ -237,7 +232,7 @@ class BackgroundTask:
     def keep_only_taken(self) -> None:
         """At the end, remove what was begun, and all results but the one in use."""
         if world()[0] == 0:
-            shutil.rmtree(self.folder / ".pending", ignore_errors=True)
+            shutil.rmtree(self.folder / PENDING, ignore_errors=True)
             for step in _steps(self.folder):
                 if step != self.taken:
                     shutil.rmtree(self.result(step))
@@ -247,21 +242,22 @@ class BackgroundTask:
         found = None
         if world()[0] == 0:
             otherwise = f"{self.name} are made again when they are due"
-            for step in sorted(_steps(self.folder), reverse=True):
-                if last is not None and step > last:
-                    continue
-                if step == self.taken or is_intact(self.result(step), otherwise):
-                    found = step
-                    break
+            steps = [step for step in _steps(self.folder) if last is None or step <= last]
+            whole = (
+                step
+                for step in sorted(steps, reverse=True)
+                if step == self.taken or is_intact(self.result(step), otherwise)
+            )
+            found = next(whole, None)
         return from_first_worker(found)
 
     @property
     def _pending(self) -> int | None:
-        begun = set(_steps(self.folder / ".pending"))
+        begun = set(_steps(self.folder / PENDING))
         return max(begun.difference(_steps(self.folder)), default=None)
 
     def _submit(self, step: int, checkpoint: Path) -> None:
-        pending = self.folder / ".pending"
+        pending = self.folder / PENDING
         shutil.rmtree(pending, ignore_errors=True)
         copy_model(checkpoint, pending / "copy")
         (pending / "copy").rename(pending / STEP_FOLDER.format(step))
@@ -280,7 +276,7 @@ class BackgroundTask:
             .remote(
                 f"{self.name} of step {step}",
                 self.compute,
-                self.folder / ".pending" / STEP_FOLDER.format(step),
+                self.folder / PENDING / STEP_FOLDER.format(step),
             )
         )
 
@@ -303,7 +299,7 @@ class BackgroundTask:
             again = "will be tried again after the next epoch"
             logger.warning("%s of step %d failed, %s: %s", self.name, step, again, reason)
         self._task = None
-        shutil.rmtree(self.folder / ".pending", ignore_errors=True)
+        shutil.rmtree(self.folder / PENDING, ignore_errors=True)
         return True
 
 

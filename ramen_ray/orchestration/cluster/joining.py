@@ -89,7 +89,10 @@ def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
         except Exception as error:
             raise ClusterError(f"cannot join the Ray cluster: {_advice(error)}") from error
         keep_token_private()
-        _keep_private(Path(joined.address_info["session_dir"]))
+        session = Path(joined.address_info["session_dir"])
+        is_own = session.is_dir() and session.name.endswith(f"_{os.getpid()}")
+        if is_own and session.stat().st_uid == os.geteuid():
+            session.chmod(0o700)  # others could read there what tasks print
         watch_own_ray()
     quiet_ray_data()
 
@@ -132,13 +135,6 @@ def keep_token_private() -> None:
         file.chmod(0o600)
     elif not file.parent.exists():
         file.parent.mkdir(mode=0o700, parents=True)  # Ray writes the token for all to read
-
-
-def _keep_private(session: Path) -> None:
-    """Keep others out of the folder of a cluster that is this process's own."""
-    is_own = session.is_dir() and session.name.endswith(f"_{os.getpid()}")
-    if is_own and session.stat().st_uid == os.geteuid():
-        session.chmod(0o700)
 
 
 def _advice(error: Exception) -> str:
@@ -209,15 +205,12 @@ def in_a_few_tries(start: Callable[[], Joined]) -> Joined:
                 raise
         logger.warning("warning: Ray has not started in time, on a busy machine; trying again")
         ray.shutdown()
-        _end(set(psutil.Process().children(recursive=True)) - before)
+        left = set(psutil.Process().children(recursive=True)) - before
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(list(left), timeout=ANSWERS_WITHIN_S)
     return start()
-
-
-def _end(processes: set[psutil.Process]) -> None:
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(list(processes), timeout=ANSWERS_WITHIN_S)
 
 
 def is_lost() -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,14 @@ class LocalFolder:
         if self.path is None:
             return folder
         place = self._place(self.path, folder)
-        self._together(lambda: _copy(folder, place))
+        with ThreadPoolExecutor(1) as pool:
+            begun = [pool.submit(_copy, folder, place)] if self.is_first else []
+            is_busy = True
+            while is_busy:  # a collective would time out before a large folder is copied
+                unfinished = len(wait(begun, SECONDS_BETWEEN_SIGNS).not_done)
+                is_busy = bool(sum_over_workers(torch.tensor(unfinished, device=self.device)))
+        for one in begun:
+            one.result()
         return place if place.is_dir() else folder
 
     def copy_of_graphs(self, folder: Path, regularizers: Iterable[Regularizer]) -> Path:
@@ -55,17 +62,6 @@ class LocalFolder:
 
     def _place(self, path: Path, folder: Path) -> Path:
         return path / folder.relative_to(folder.anchor)
-
-    def _together(self, work: Callable[[], None]) -> None:
-        """Do ``work`` in the first worker of each machine; all return when all are done."""
-        with ThreadPoolExecutor(1) as pool:
-            begun = [pool.submit(work)] if self.is_first else []
-            is_busy = True
-            while is_busy:  # a collective would time out before a large folder is copied
-                unfinished = len(wait(begun, SECONDS_BETWEEN_SIGNS).not_done)
-                is_busy = bool(sum_over_workers(torch.tensor(unfinished, device=self.device)))
-        for one in begun:
-            one.result()
 
 
 def _copy(folder: Path, place: Path) -> None:

@@ -34,6 +34,7 @@ NUM_RETRIES = 3
 MOMENT_S = 2  # enough for Ray to answer if there is room
 PATIENCE_S = 600  # for others to give back what they hold, or for machines that start
 DECIDES_WITHIN_S = 30  # on a busy machine, whether there is room for a placement group
+UNDECIDED = ("QUEUED", "SCHEDULING_STARTED")
 RAY_DATA_ADVICE = "\nFailed to apply UDF transform after"  # on retries; added to all errors
 
 logger = logging.getLogger(__name__)
@@ -128,23 +129,18 @@ def in_words(needs: list[Needs]) -> str:
 
 def has_room(bundles: list[Needs], seconds: float) -> bool:
     """Wait until the cluster has all ``bundles`` free at once, each on one machine and GPU."""
-    if _are_free_in_one_place(bundles):
-        return True
-    group = placement_group(bundles)  # for which an autoscaler adds missing machines
-    try:
-        return group.wait(math.ceil(seconds))  # Ray drops the fraction
-    finally:
-        _give_back(group)
-
-
-def _are_free_in_one_place(bundles: list[Needs]) -> bool:
-    """Return whether there is but one machine and GPU, and what is free there suffices."""
     free, offered = ray.available_resources(), ray.cluster_resources()
     needed = sum(map(Counter, bundles), Counter[str]())
     is_one_place = len([node for node in ray.nodes() if node["Alive"]]) == 1 and (
         "GPU" not in needed or offered.get("GPU", 0) <= 1
     )
-    return is_one_place and all(free.get(name, 0) >= n for name, n in needed.items())
+    if is_one_place and all(free.get(name, 0) >= n for name, n in needed.items()):
+        return True  # known without a group, which takes a moment to make
+    group = placement_group(bundles)  # for which an autoscaler adds missing machines
+    try:
+        return group.wait(math.ceil(seconds))  # Ray drops the fraction
+    finally:
+        _give_back(group)
 
 
 def worker_share(workers: WorkersConfig) -> dict[str, float]:
@@ -202,11 +198,9 @@ def _give_back(group: PlacementGroup) -> None:
     """Remove a placement group, but not while it is made."""
     # Ray 2.60 would lose what it has reserved: https://github.com/ray-project/ray/issues/64693
     deadline = time.monotonic() + DECIDES_WITHIN_S
-    while _is_undecided(group) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        entry = placement_group_table(group)
+        if not entry or entry["stats"]["scheduling_state"] not in UNDECIDED:
+            break
         time.sleep(0.01)
     remove_placement_group(group)
-
-
-def _is_undecided(group: PlacementGroup) -> bool:
-    entry = placement_group_table(group)
-    return bool(entry) and entry["stats"]["scheduling_state"] in ("QUEUED", "SCHEDULING_STARTED")

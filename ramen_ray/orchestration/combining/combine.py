@@ -15,9 +15,9 @@ from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER, use_combi
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import check_resources
-from ramen_ray.orchestration.combining.combine_settings import CombineSettings
 from ramen_ray.orchestration.combining.combiner_worker import CombineTask
 from ramen_ray.orchestration.combining.inputs import (
+    CombineSettings,
     FinishedRun,
     check_sizes,
     embed_texts,
@@ -32,7 +32,7 @@ from ramen_ray.orchestration.run.directory import RunDirectory, RunError, told_h
 from ramen_ray.orchestration.run.progress import shown_progress
 from ramen_ray.orchestration.run.results import EXAMPLE_QUERIES, SINCE_IT_BEGAN
 from ramen_ray.orchestration.run.start import software
-from ramen_ray.orchestration.run.workers import train_task
+from ramen_ray.orchestration.run.workers import train_in_all_workers
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
@@ -96,7 +96,7 @@ def combine(settings: CombineSettings) -> CombineResult:
                 run,
             )
             with shown_progress(directory.path):
-                evaluation = train_task(task, workers, directory.path)
+                evaluation = train_in_all_workers(task.train, workers, directory.path)
             assert evaluation is not None, "the first worker evaluates"
             StepLogger(run, directory.path).send_unsent()
             embedded, _ = open_embedded(model, data, sibling, embeddings)

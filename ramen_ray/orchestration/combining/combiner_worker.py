@@ -12,8 +12,8 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.judgement import Propensity
-from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, load_model
+from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.novel_ads.combiner_training import (
     COMBINED,
     CombinerModel,
@@ -33,18 +33,21 @@ from ramen_ray.method.novel_ads.representation import (
     open_combined_ads,
 )
 from ramen_ray.method.objectives.losses import TripletLoss
-from ramen_ray.method.objectives.terms import Objective, task_term
-from ramen_ray.method.objectives.unidec_terms import CLASSIFIERS
+from ramen_ray.method.objectives.terms import CLASSIFIERS, Objective, task_term
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.training.classifier_training import ClassifierTraining
-from ramen_ray.method.training.optimization import build_schedule, head_groups
-from ramen_ray.method.training.state import TrainState
-from ramen_ray.orchestration.combining.combine_settings import CombineSettings, IreneVariant
-from ramen_ray.orchestration.combining.inputs import open_embedded, revealed_clicks
+from ramen_ray.method.training.state import TrainState, build_schedule, head_groups
+from ramen_ray.orchestration.combining.inputs import (
+    CombineSettings,
+    IreneVariant,
+    open_embedded,
+    revealed_clicks,
+)
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.loop import train
 from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume
+from ramen_ray.orchestration.run.training import Plan, Setup, start_or_resume
+from ramen_ray.orchestration.run.workers import Process
 from ramen_ray.tracking.runs import Run
 
 NUM_CHECKPOINTS = 10

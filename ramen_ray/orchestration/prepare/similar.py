@@ -1,49 +1,44 @@
 """An anchor set of similar texts: each train query and ad is linked to its nearest texts.
 
 The anchors are the texts of the train queries and ads themselves ("similar queries/ads" of the
-RAMEN paper). Embeddings and edges go through files, so with an encoder memory holds a few batches,
-a shard of embeddings, and a few numbers a text; n-grams of all texts are in memory.
+RAMEN paper). Embeddings and edges go through files: memory holds a few batches, a shard of
+embeddings, and a few numbers a text.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import pyarrow as pa
 
 from ramen_ray.config import GB_PER_SHARD
-from ramen_ray.data.arrays import Int64s, UInt64s
+from ramen_ray.data.arrays import Int64s, map_new_array
 from ramen_ray.data.checks import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.store.mapped_files import map_array, map_new_array
 from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,
+    made_by,
     put_in_place,
 )
-from ramen_ray.method.graph.ngrams import (
-    CANDIDATES,
-    are_few,
-    ngram_vectors,
-    similar_by_all_products,
-    similar_by_sketches,
-    write_sketches,
+from ramen_ray.data.tables.graphs.text_edges import (
+    read_texts,
+    write_near,
+    write_text_edges,
+    write_texts,
 )
 from ramen_ray.method.graph.similar import (
     FOUND,
     SAMPLED_TEXTS,
-    Similar,
     SimilarSettings,
     plain_hashes,
     similar_by_embeddings,
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
-from ramen_ray.method.model.encoder import Encoder, build_transformer, load_encoder
+from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import check_length, resolve_pretrained
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.method.model.texts import TextTokenizer
@@ -52,20 +47,10 @@ from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import sampled_queries
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import free_share
-from ramen_ray.orchestration.cluster.tasks import RunTasks, runner_for
-from ramen_ray.orchestration.embed import (
-    FEW_TEXTS,
-    EmbeddingResources,
-    TableRows,
-    embed_tables,
-)
-from ramen_ray.orchestration.prepare.text_edges import (
-    read_texts,
-    write_near,
-    write_text_edges,
-    write_texts,
-)
+from ramen_ray.orchestration.cluster.tasks import runner_for
+from ramen_ray.orchestration.embed import FEW_TEXTS, EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.sharded_search import search_shards
+from ramen_ray.presets import MINILM
 from ramen_ray.told import told_of
 
 ROWS_COPIED_AT_ONCE = 4096
@@ -93,74 +78,42 @@ def add_similar(
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
     check(dataset)
-    if settings.encoder is not None:
-        _check_encoder(settings.encoder, settings.max_length)
-    run = runner_for(dataset.total_rows)
+    encoder = settings.encoder
+    if encoder is not None and read_sentence_folder(encoder).kind == "transformer":
+        check_length(encoder, settings.max_length, "max_length")  # now, as the work is long
+    counts = Counter[str]()
     with (
         folder_beside(dataset, name) as folder,
-        TemporaryDirectory(prefix=".staging-", dir=folder) as staging,
+        TemporaryDirectory(prefix=".staging-", dir=folder) as aside,
     ):
+        staging = Path(aside)
         with engine(folder, dataset=dataset) as connection:
-            texts = write_texts(connection, Path(staging))
-        counts = Counter[str]()
-        found = _similar(Path(staging), texts, settings, gb_per_shard, run, counts)
-        write_near(Path(staging), found)
+            texts = write_texts(connection, staging)
+        plain = np.concatenate([plain_hashes(batch) for batch in texts.chunks])
+        find = _Search(_embed(staging, settings.encoder, settings.max_length), gb_per_shard)
+        write_near(staging, similar_by_embeddings(find, plain, settings, counts))
+        if not find.is_exact:
+            counts[FOUND] = round(100 * find.recall(settings.top_k))
         with engine(folder, dataset=dataset) as connection:
             writer = DatasetWriter(folder)
             written = write_text_edges(
-                connection, dataset, Path(staging), settings.protocol, name, writer
+                connection, dataset, staging, settings.protocol, name, writer
             )
         if not written.num_rows:
             raise DatasetError(f"no texts are similar enough; {dataset.path} is unchanged")
-        made = {"made_by": "similar", "settings": asdict(settings)}
+        made = made_by("similar", settings)
         put_in_place(folder, dataset, name, made, written.num_rows, replace)
     return written.num_rows | written.counts | counts
 
 
-def _similar(
-    folder: Path,
-    texts: pa.ChunkedArray,
-    settings: SimilarSettings,
-    gb_per_shard: float,
-    run: RunTasks,
-    counts: Counter[str],
-) -> Iterator[Similar]:
-    """Yield what is similar to some texts at a time; ``counts`` gets what the search missed."""
-    plain = _plain_hashes(folder, texts)
-    if settings.encoder is None:
-        vectors = ngram_vectors(texts)
-        if are_few(vectors):
-            blocks = similar_by_all_products(vectors, np.arange(len(texts)), plain, settings)
-            done = told_of("searching similar texts", blocks, lambda block: block[0], len(texts))
-            yield from (found for _, found in done)
-            return
-        sketches = folder / "sketches.npy"
-        write_sketches(vectors, sketches)
-        candidates = min(max(CANDIDATES, 2 * settings.top_k), len(texts))
-        nearest = _Search(sketches, gb_per_shard)(range(len(texts)), candidates)
-        yield from similar_by_sketches(vectors, nearest, plain, settings, counts)
-        return
-    find = _Search(_embed(folder, settings.encoder, settings.max_length, run), gb_per_shard)
-    yield from similar_by_embeddings(find, plain, settings, counts)
-    if not find.is_exact:
-        counts[FOUND] = round(100 * find.recall(settings.top_k))
-
-
-def _plain_hashes(folder: Path, texts: pa.ChunkedArray) -> UInt64s:
-    """Hash all texts, in their order, into a file, which it maps."""
-    file = folder / "plain.npy"
-    np.save(file, np.concatenate([plain_hashes(batch) for batch in texts.chunks]))
-    return map_array(file)
-
-
-def _embed(folder: Path, encoder: str, max_length: int, run: RunTasks) -> Path:
-    """Write the embeddings of all texts into a file, in their order; ``run`` runs tasks."""
+def _embed(folder: Path, encoder: str | None, max_length: int) -> Path:
+    """Write the embeddings of all texts into a file, in their order."""
     model = DualEncoder(_load_encoder(encoder))
     model.save(folder / "model", max_length)
     tokenize = model.encoder.text_tokenizer(max_length)
     texts = read_texts(folder)
-    batches = range(texts.num_chunks)
-    tables = run([partial(_tokenize, folder, number, tokenize) for number in batches])
+    batches = [partial(_tokenize, folder, number, tokenize) for number in range(texts.num_chunks)]
+    tables = runner_for(len(texts))(batches)
     resources = EmbeddingResources(1)
     if len(texts) > FEW_TEXTS:
         start_ray()
@@ -170,7 +123,6 @@ def _embed(folder: Path, encoder: str, max_length: int, run: RunTasks) -> Path:
 
 
 def _tokenize(folder: Path, number: int, tokenize: TextTokenizer) -> TableRows:
-    """Write the tokens of a batch of the texts."""
     batch, tokens = read_texts(folder).chunk(number), folder / f"tokens-{number}"
     tokenize_texts(tokenize, batch.to_pylist(), tokenize.prompts.ad).save(tokens)
     return TableRows(tokens, range(len(batch)), "queries")
@@ -219,21 +171,8 @@ class _Search:
         return file
 
 
-def _check_encoder(name: str, max_length: int) -> None:
-    """Check, without loading weights, that an encoder can measure texts of ``max_length`` tokens.
-
-    Raises:
-        EncoderError: it cannot.
-    """
-    if read_sentence_folder(name).kind == "transformer":
-        check_length(name, max_length, "max_length")
-
-
-def _load_encoder(name: str) -> Encoder:
-    """Load the encoder that a user named.
-
-    Raises:
-        EncoderError: it cannot be loaded.
-    """
+def _load_encoder(name: str | None) -> Encoder:
+    if name is None:
+        return build_bag(MINILM)
     folder = Path(resolve_pretrained(name))
     return load_encoder(folder) if (folder / "modules.json").is_file() else build_transformer(name)

@@ -6,7 +6,6 @@ common.
 
 import hashlib
 import logging
-import shutil
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -14,16 +13,12 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from ramen_ray.data.arrays import publish
 from ramen_ray.data.prepared.csr import Csr, write_csr
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.checksums import (
-    DamagedError,
-    find_damage,
-    is_intact,
-    write_checksums,
-)
-from ramen_ray.data.store.mapped_files import publish
+from ramen_ray.data.store.checksums import DamagedError, find_damage, is_intact, write_checksums
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
+from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.cluster.tasks import in_tasks
@@ -83,29 +78,24 @@ def _walk(
     data: Prepared, sides: list[str], settings: WalkSettings, seed: int, folder: Path
 ) -> None:
     started = time.monotonic()
-    aside = folder / ".aside"
-    shutil.rmtree(aside, ignore_errors=True)  # left by a killed run
-    aside.mkdir()
     edges = {side: data.path / "edges" / side for side in sides}
-    graphs = {side: aside / "graphs" / side for side in sides}
     most = settings.max_anchor_degree
-    try:
+    with scratch_folder(folder / ".aside") as aside:
+        graphs = {side: aside / "graphs" / side for side in sides}
         in_tasks([partial(_write_graph, edges[side], graphs[side], most) for side in sides])
-        ranges = {side: _ranges(edges[side]) for side in sides}
-        walks = [
-            partial(_walk_range, graphs[side], nodes, settings, seed)
-            for side in sides
-            for nodes in ranges[side]
-        ]
-        in_tasks(walks, "walk")
+        ranges = {}
+        for side in sides:
+            num_nodes = Csr.open(edges[side]).num_rows
+            starts = range(0, num_nodes, NODES_PER_TASK)
+            ranges[side] = [(start, min(start + NODES_PER_TASK, num_nodes)) for start in starts]
+        walks = [(graphs[side], nodes) for side in sides for nodes in ranges[side]]
+        in_tasks([partial(_walk_range, *walk, settings, seed) for walk in walks], "walk")
         in_tasks([partial(_join, graphs[side], ranges[side], aside / side) for side in sides])
         if _cache_key(data.path / "edges", settings, seed) != folder.name:
             raise DamagedError(f"{data.path / 'edges'} has changed while it was walked")
         for side in sides:
             (folder / side).parent.mkdir(exist_ok=True)
             (aside / side).rename(folder / side)
-    finally:
-        shutil.rmtree(aside)
     logger.info("walked %s in %.1f s", ", ".join(sides), time.monotonic() - started)
 
 
@@ -114,21 +104,12 @@ def _write_graph(edges: Path, graph: Path, max_anchor_degree: int) -> None:
     publish(graph)
 
 
-def _ranges(edges: Path) -> list[tuple[int, int]]:
-    """Cut the nodes of a graph into ranges for tasks."""
-    num_nodes = Csr.open(edges).num_rows
-    starts = range(0, num_nodes, NODES_PER_TASK)
-    return [(start, min(start + NODES_PER_TASK, num_nodes)) for start in starts]
-
-
 def _walk_range(graph: Path, nodes: tuple[int, int], settings: WalkSettings, seed: int) -> None:
-    """Walk from the nodes of a range, and write their edges."""
     edges = most_visited(WalkGraph.open(graph), *nodes, settings, seed)
     edges.save(_folder_of(graph, nodes))
 
 
 def _join(graph: Path, ranges: list[tuple[int, int]], folder: Path) -> None:
-    """Put the edges of all ranges together."""
     write_csr(folder, (Csr.open(_folder_of(graph, nodes)) for nodes in ranges))
     write_checksums(folder)
 

@@ -12,7 +12,6 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import gather_arrays, own_range
 from ramen_ray.method.metrics.judgement import Judgement, Propensity
-from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import (
     CLASSIFIER_FOLDER,
     ENCODER_FOLDER,
@@ -21,7 +20,7 @@ from ramen_ray.method.model.dual_encoder import (
     Scoring,
 )
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
-from ramen_ray.method.model.heads import Head
+from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.model.pretrained import (
     load_tokenizer,
     load_transformer_tokenizer,
@@ -34,24 +33,21 @@ from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import (
     Objective,
     Term,
-    own_similarity,
-    ramen_objective,
-    similarity_to_other_texts,
-    task_term,
-)
-from ramen_ray.method.objectives.unidec_terms import (
     bce_term,
     classifier_reverse_term,
     classifier_term,
+    own_similarity,
+    ramen_objective,
     reverse_term,
+    similarity_to_other_texts,
+    task_term,
 )
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
-from ramen_ray.method.sampling.step_part import StepPart
+from ramen_ray.method.sampling.encoded import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.state import TrainState
+from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
 
 PROJECTION_SEED, CLASSIFIER_HEAD_SEED = 0, 1
 

@@ -40,6 +40,11 @@ class Checkpoint:
         """The number of steps done when it was written."""
         return int(self.folder.name.rpartition("_")[2])
 
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Its score and then its step: the highest is the best."""
+        return self.report[SCORE], self.step
+
 
 class Checkpoints:
     """What the workers of a run write and go on from; all of them make one together."""
@@ -55,11 +60,12 @@ class Checkpoints:
 
     def last(self) -> Checkpoint | None:
         """Return what the run goes on from; None if it begins."""
-        return self._known_to_the_first(max(kept_in(self._run), key=_step, default=None))
+        return self._known_to_the_first(next(reversed(kept_in(self._run)), None))
 
     def best(self) -> Checkpoint:
         """Return the one of the highest score, of equals the latest."""
-        best = self._known_to_the_first(max(kept_in(self._run), key=_rank, default=None))
+        best = max(kept_in(self._run), key=lambda one: one.rank, default=None)
+        best = self._known_to_the_first(best)
         assert best is not None, "the last step has a checkpoint"
         return best
 
@@ -96,8 +102,8 @@ class Checkpoints:
             raise RunError(f"another process trains {self._run} now, so this one ends")
         aside = self._asides[0]
         aside.rename(self._run / name)
-        *earlier, last = sorted(kept_in(self._run), key=_step)
-        best = max([*earlier, last], key=_rank)
+        *earlier, last = kept_in(self._run)
+        best = max([*earlier, last], key=lambda one: one.rank)
         for one in earlier:
             if one != best:
                 one.folder.rename(aside)  # so that a kill leaves no half of it
@@ -136,11 +142,3 @@ def keep_intact_checkpoints(run: Path) -> None:
 
 def _open(folder: Path) -> Checkpoint:
     return Checkpoint(folder, json.loads((folder / REPORT_FILE).read_text()))
-
-
-def _step(one: Checkpoint) -> int:
-    return one.step
-
-
-def _rank(one: Checkpoint) -> tuple[float, int]:
-    return one.report[SCORE], one.step

@@ -99,6 +99,22 @@ def _check_encoder(encoder: EncoderConfig) -> None:
     folder = read_sentence_folder(encoder.pretrained, encoder.kind)
     for note in folder.notes:
         warn_once(note)
+    _check_width(encoder, folder)
+    if encoder.kind == "bag":
+        if encoder.compile:
+            raise ConfigError("encoder.compile is for transformers; a bag has nothing to compile")
+        return
+    choose_pooling(encoder.pretrained, folder, encoder.pooling)
+    check_length(encoder.pretrained, encoder.max_length, "encoder.max_length")
+    num_layers = load_config(encoder.pretrained).num_hidden_layers
+    if encoder.num_layers is not None and encoder.num_layers > num_layers:
+        raise ConfigError(
+            f"encoder.num_layers {encoder.num_layers} is more than the {num_layers} "
+            f"layers of {encoder.pretrained!r}"
+        )
+
+
+def _check_width(encoder: EncoderConfig, folder: SentenceFolder) -> None:
     width = pooled_width(encoder.pretrained, folder)
     wanted = {"encoder.dim": encoder.dim, "encoder.projection_dim": encoder.projection_dim}
     flags = {flag: dim for flag, dim in wanted.items() if dim is not None}
@@ -114,34 +130,17 @@ def _check_encoder(encoder: EncoderConfig) -> None:
             raise ConfigError(
                 f"{flag} {dim} is more than the {width} dimensions of {encoder.pretrained!r}"
             )
-    if encoder.kind == "transformer":
-        _check_transformer(encoder, folder)
-
-
-def _check_transformer(encoder: EncoderConfig, folder: SentenceFolder) -> None:
-    choose_pooling(encoder.pretrained, folder, encoder.pooling)
-    check_length(encoder.pretrained, encoder.max_length, "encoder.max_length")
-    num_layers = load_config(encoder.pretrained).num_hidden_layers
-    if encoder.num_layers is not None and encoder.num_layers > num_layers:
-        raise ConfigError(
-            f"encoder.num_layers {encoder.num_layers} is more than the {num_layers} "
-            f"layers of {encoder.pretrained!r}"
-        )
 
 
 def _check_base(config: RunConfig) -> None:
-    base = config.base
-    if base.parts.order != "random":
-        _check_clusters(config)
+    base, epochs, batch = config.base, config.training.epochs, config.training.global_batch_size
     if config.loss.reverse_share and base.parts.loss == "triplet":
         raise ConfigError(
             f"loss.reverse_share {config.loss.reverse_share} needs a softmax loss; set base.loss "
             f"to decoupled or supcon"
         )
-
-
-def _check_clusters(config: RunConfig) -> None:
-    base, epochs = config.base, config.training.epochs
+    if base.parts.order == "random":
+        return
     schedule = cluster_schedule(config)
     for epoch in schedule.double_at:
         if epoch < epochs and not schedule.is_due(epoch):
@@ -150,7 +149,7 @@ def _check_clusters(config: RunConfig) -> None:
                 f"every base.refresh_every {base.refresh_every} epochs from "
                 f"base.first_clustered_epoch {base.first_clustered_epoch} on"
             )
-    largest, batch = schedule.size_at(epochs - 1), config.training.global_batch_size
+    largest = schedule.size_at(epochs - 1)
     if largest > batch:
         raise ConfigError(
             f"base.cluster_size {base.cluster_size} doubles to {largest}, more than "

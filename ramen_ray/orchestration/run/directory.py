@@ -2,9 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +204,10 @@ def open_run_directory(
             configuration, or made from something else; the message lists what differs.
     """
     identity = experiment_hash(config, made_from["dataset"])
-    default = default_name(config, dataset_name, identity)
-    names = _numbered(default) if config.name is None else iter([config.name])
+    names: Iterable[str] = [config.name or ""]
+    if config.name is None:
+        default = default_name(config, dataset_name, identity)
+        names = chain([default], (f"{default}-{number}" for number in count(2)))
     for name in names:
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
@@ -214,7 +217,10 @@ def open_run_directory(
                     told_how_to_go_on(directory.path),
                     _undone_on_early_failure(directory.path, is_made_here),
                 ):
-                    _claim(directory, config, identity, made_from)
+                    if (file := directory.path / CONFIG_FILE).exists():
+                        _refuse_another(directory, config, made_from)
+                    write_config(config, file)  # anew: the file may be damaged
+                    directory.note(identity=identity, made_from=made_from)
                     yield directory
                 return
         reason = "is finished" if is_ours else "is in use by another process"
@@ -238,8 +244,7 @@ def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
     directory = RunDirectory.of(config.output, str(config.name))
     if not directory.is_finished:
         return None
-    _refuse_another(directory, config, experiment_hash(config, made_from["dataset"]))
-    directory.refuse_changed(made_from, config.allow_changed)
+    _refuse_another(directory, config, made_from)
     return directory
 
 
@@ -270,34 +275,17 @@ def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
         raise
 
 
-def _numbered(stem: str) -> Iterator[str]:
-    yield stem
-    number = 2
-    while True:
-        yield f"{stem}-{number}"
-        number += 1
-
-
-def _claim(directory: RunDirectory, config: RunConfig, identity: str, made_from: Identity) -> None:
-    """Write down the run's configuration, or refuse if the folder belongs to another."""
-    file = directory.path / CONFIG_FILE
-    if file.exists():
-        _refuse_another(directory, config, identity)
-        directory.refuse_changed(made_from, config.allow_changed)
-    write_config(config, file)  # anew: the file may be damaged
-    directory.note(identity=identity, made_from=made_from)
-
-
-def _refuse_another(directory: RunDirectory, config: RunConfig, identity: str) -> None:
-    if directory.notes.get("identity") == identity:
-        return
-    before = deciding_settings(read_config(directory.path / CONFIG_FILE))
-    changed = differences(before, deciding_settings(config))
-    raise RunError(
-        f"the checkpoints in {directory.path} come from a different configuration: "
-        f"{changed or 'the content of the dataset, or the version of ramen_ray, differs'}; "
-        f"choose another name"
-    )
+def _refuse_another(directory: RunDirectory, config: RunConfig, made_from: Identity) -> None:
+    """Refuse the folder of a run of other settings, or made from something else."""
+    if directory.notes.get("identity") != experiment_hash(config, made_from["dataset"]):
+        before = deciding_settings(read_config(directory.path / CONFIG_FILE))
+        changed = differences(before, deciding_settings(config))
+        raise RunError(
+            f"the checkpoints in {directory.path} come from a different configuration: "
+            f"{changed or 'the content of the dataset, or the version of ramen_ray, differs'}; "
+            f"choose another name"
+        )
+    directory.refuse_changed(made_from, config.allow_changed)
 
 
 def deciding_settings(config: RunConfig) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from ray.train import UserCallback
 
 from ramen_ray.config import RunConfig, flatten
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.splits.links import LINKS_OF
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
@@ -34,8 +33,12 @@ from ramen_ray.orchestration.run.start import (
     note_carried,
     resolved,
 )
-from ramen_ray.orchestration.run.training import only_worker
-from ramen_ray.orchestration.run.workers import OnReport, WorkerTask, train_task
+from ramen_ray.orchestration.run.workers import (
+    OnReport,
+    WorkerTask,
+    only_worker,
+    train_in_all_workers,
+)
 from ramen_ray.tracking.runs import Run, tracking_uri
 
 logger = logging.getLogger(__name__)
@@ -119,7 +122,7 @@ def fit(
             called = time.time()
             with nullcontext() if is_nested else shown_progress(directory.path):
                 trained = (
-                    train_task(task, config.workers, directory.path, callbacks)
+                    train_in_all_workers(task.train, config.workers, directory.path, callbacks)
                     if on_report is None
                     else task.train(only_worker(on_report))
                 )
@@ -138,7 +141,6 @@ def fit(
             trained_seconds=trained.trained_seconds,
             waited_seconds=trained.waited_seconds,
             metrics=trained.metrics,
-            **{LINKS_OF: dataset.metadata.get(LINKS_OF)},
         )
     return TrainResult(trained.metrics, best / ENCODER_FOLDER, directory.path, run)
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.training.state import save_checkpoint, save_shares
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.method.training.step_losses import (
+from ramen_ray.method.training.step import (
     StepLosses,
     check_losses,
     check_weights,
     global_losses,
+    train_steps,
 )
 from ramen_ray.orchestration.run.checkpoints import CHECKPOINT_FOLDER, SCORE
 from ramen_ray.orchestration.run.training import NOT_VALIDATED, Model, Training
@@ -31,7 +31,7 @@ def train(run: Training[Model]) -> None:
     for stop in [step for step in plan.checkpoints if step > state.step]:
         if plan.patience is not None and run.progress.validations_since_best >= plan.patience:
             return
-        if state.step and state.step % plan.steps_per_epoch == 0:
+        if state.step and state.step % plan.steps_per_epoch == 0:  # a checkpoint may lie within
             take_background_results(run)
         losses = train_until(run, stop)
         check_weights(run.model, stop, setup.advice)

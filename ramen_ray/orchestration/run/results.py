@@ -81,13 +81,11 @@ def log_results(
         "trained_seconds": trained.trained_seconds,
         "waited_seconds": trained.waited_seconds,
     }
-    for split, values in metrics["untrained"].items():
-        named |= prefixed(f"untrained/{split}/", values)
-    for split, values in metrics["trained"].items():
-        named |= prefixed("best/validation/" if split == "validation" else f"{split}/", values)
-    for part in set(metrics) - {"untrained", "trained"}:
-        for split, values in metrics[part].items():
-            named |= prefixed(f"{part}/{split}/", values)
+    for row, of_splits in metrics.items():
+        for split, values in of_splits.items():
+            is_best = row == "trained" and split == "validation"
+            place = "" if row == "trained" else f"{row}/"
+            named |= prefixed("best/validation/" if is_best else f"{place}{split}/", values)
     for split in ("validation", "test"):  # without a prefix, so that the UI shows them first
         named |= {f"{split}_{name}": metrics["trained"][split][name] for name in HEADLINES}
     run.log_metrics(named, model_id=model_id)

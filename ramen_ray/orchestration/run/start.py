@@ -20,8 +20,8 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open_unchanged
-from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
+from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.method.sampling.training_data import Regularizer
@@ -62,21 +62,14 @@ def resolved(config: RunConfig) -> RunConfig:
     folder = Path(name).expanduser().absolute()
     if name.startswith(MODELS):
         folder = _folder_of_model(name, Path(config.output))
-    if folder.is_dir():
-        encoder = _encoder_in(folder)
-        changes = {"encoder.pretrained": str(encoder)}
-        if encoder != folder:  # we have saved it, and know what it is
-            changes["encoder.kind"] = read_sentence_folder(str(encoder)).kind
-        config = overlay(config, changes)
-    return with_absolute_paths(config)
-
-
-def _encoder_in(folder: Path) -> Path:
-    """Return the encoder's folder in that of a finished run, of a checkpoint, or of an encoder."""
     if RunDirectory(folder).is_run:
         folder = RunDirectory(folder).best_checkpoint
-    encoder = folder / ENCODER_FOLDER
-    return encoder if encoder.is_dir() else folder
+    if (encoder := folder / ENCODER_FOLDER).is_dir():  # we have saved it, and know what it is
+        kind = read_sentence_folder(str(encoder)).kind
+        config = overlay(config, {"encoder.pretrained": str(encoder), "encoder.kind": kind})
+    elif folder.is_dir():
+        config = overlay(config, {"encoder.pretrained": str(folder)})
+    return with_absolute_paths(config)
 
 
 def _folder_of_model(uri: str, output: Path) -> Path:

@@ -1,19 +1,15 @@
-"""Every training, whatever the model: its process, its plan, what it has, and how it starts."""
+"""Every training, whatever the model: its plan, what it has, and how it starts or goes on."""
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import ray
-import ray.train
-import ray.train.torch
 import torch
 from torch import nn
 
-from ramen_ray.config import TrainingConfig, WorkersConfig
+from ramen_ray.config import TrainingConfig
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.errors import first_line_of
 from ramen_ray.method.objectives.terms import Objective
@@ -26,49 +22,11 @@ from ramen_ray.method.training.state import (
 from ramen_ray.orchestration.background.task import BackgroundTask
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.workers import OnReport
+from ramen_ray.orchestration.run.workers import Process
 
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Variables for torch's allocator of GPU memory; the second is its earlier name."""
 NOT_VALIDATED = -1.0  # the score of a model that was not validated: below all others
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-@dataclass(frozen=True)
-class Process:
-    """What a worker's process offers: a worker of Ray Train, or the only one of a run."""
-
-    device: torch.device
-    # whether it is the one of its machine's workers that copies files there
-    is_first_on_machine: bool
-    # returns what steps call: a model, or its wrapper for several workers
-    wrap: Callable[[nn.Module], nn.Module]
-    report: OnReport  # passes the metrics of a checkpoint on, once that outlives the process
-
-    def settle(self, seed: int, workers: WorkersConfig) -> None:
-        """Make random numbers, threads and precision those of a new run, as it may have had one."""
-        torch.manual_seed(seed)
-        torch.set_num_threads(workers.cpus_per_worker)
-        torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
-        if not os.environ.keys() & set(ALLOCATOR):  # read when a GPU's memory is first asked for
-            os.environ[ALLOCATOR[0]] = "expandable_segments:True"  # as no two steps have one size
-
-
-def ray_train_worker() -> Process:
-    """Describe this process, a worker of Ray Train; its reports reach the callbacks there."""
-    return Process(
-        ray.train.torch.get_device(),
-        ray.train.get_context().get_local_rank() == 0,
-        ray.train.torch.prepare_model,
-        ray.train.report,
-    )
-
-
-def only_worker(on_report: OnReport = lambda metrics: None) -> Process:
-    """Describe this process, which has the GPU that Ray gives it, or else the CPU."""
-    device = torch.device("cuda", 0) if ray.get_gpu_ids() else torch.device("cpu")
-    return Process(device, True, lambda model: model, on_report)
 
 
 @dataclass(frozen=True)
@@ -175,31 +133,26 @@ def start_or_resume(setup: Setup[Model]) -> Training[Model]:
         CheckpointError: another version of the software has written it.
     """
     last = setup.checkpoints.last()
-    if last is not None:
-        check_intact(last.folder)
-        try:
-            return _resumed(setup, last.folder)
-        except torch.OutOfMemoryError:
-            raise
-        except (FileNotFoundError, LookupError, RuntimeError, TypeError) as error:
-            raise CheckpointError(
-                f"cannot go on from {last.folder}: {first_line_of(error)}; if another version of "
-                f"ramen_ray has written it, delete {setup.folder} to train from the start"
-            ) from error
-    model = setup.new_model()
-    run = Training(setup, model, setup.new_state(model))
-    for one in setup.background:
-        one.forget_after(0)
-    run.state.advance()
-    return run
-
-
-def _resumed(setup: Setup[Model], checkpoint: Path) -> Training[Model]:
-    model = setup.open_model(checkpoint)
-    run = Training(setup, model, setup.new_state(model))
-    run.progress = Progress(**restore_checkpoint(checkpoint, run.state))
-    for one in setup.background:
-        one.forget_after(run.state.step)
-        progress = run.progress.background[one.name]
-        run.state.draws = one.restore(progress, run.state.draws)
-    return run
+    if last is None:
+        model = setup.new_model()
+        run = Training(setup, model, setup.new_state(model))
+        for one in setup.background:
+            one.forget_after(0)
+        run.state.advance()
+        return run
+    check_intact(last.folder)
+    try:
+        model = setup.open_model(last.folder)
+        run = Training(setup, model, setup.new_state(model))
+        run.progress = Progress(**restore_checkpoint(last.folder, run.state))
+        for one in setup.background:
+            one.forget_after(run.state.step)
+            run.state.draws = one.restore(run.progress.background[one.name], run.state.draws)
+        return run
+    except torch.OutOfMemoryError:  # a RuntimeError that says nothing of the checkpoint
+        raise
+    except (FileNotFoundError, LookupError, RuntimeError, TypeError) as error:
+        raise CheckpointError(
+            f"cannot go on from {last.folder}: {first_line_of(error)}; if another version of "
+            f"ramen_ray has written it, delete {setup.folder} to train from the start"
+        ) from error

@@ -25,8 +25,7 @@ from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.step_inputs import pool_figures
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.state import TrainState
-from ramen_ray.orchestration.background.mining import shortlist_task
-from ramen_ray.orchestration.background.pruned_graphs import pruning_task
+from ramen_ray.orchestration.background.results import pruning_task, shortlist_task
 from ramen_ray.orchestration.background.task import TaskContext
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.run.build import (
@@ -49,8 +48,8 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.loop import train
 from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.orchestration.run.start import CARRIED_FILE, check_meanwhile
-from ramen_ray.orchestration.run.training import Plan, Process, Setup, start_or_resume
-from ramen_ray.orchestration.run.workers import WorkerResult, WorkerTask
+from ramen_ray.orchestration.run.training import Plan, Setup, start_or_resume
+from ramen_ray.orchestration.run.workers import Process, WorkerResult, WorkerTask
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
 
@@ -120,6 +119,8 @@ class RunSetup(Setup[DualEncoder]):
     def new_state(self, model: DualEncoder) -> TrainState:
         """Build what changes besides the model, which keeps only the tokens that occur."""
         keep_tokens(model.encoder, self.data.occurring_tokens)
+        if self.config.encoder.compile:
+            model.encoder.backbone.compile(dynamic=True)  # no two steps have one shape
         return build_state(self.config, model, self.process.wrap(model), self.sampler)
 
     def save_model(self, model: DualEncoder, checkpoint: Path) -> None:

@@ -1,4 +1,4 @@
-"""Train in workers: what each one is sent and runs, in one process or in those of Ray Train.
+"""Train in workers: what each is sent, runs and has, in one process or in those of Ray Train.
 
 For one worker, Ray Train would start a controller, a group of workers and others beside them. That
 takes seconds, and then some of a small machine's processor time while steps run.
@@ -13,9 +13,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import ray
+import ray.train
+import ray.train.torch
+import torch
 from ray.exceptions import (
     NodeDiedError,
     OutOfMemoryError,
@@ -34,6 +37,7 @@ from ray.train import (
 )
 from ray.train import RunConfig as RayRunConfig
 from ray.train.torch import TorchTrainer
+from torch import nn
 
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig, WorkersConfig
@@ -50,12 +54,11 @@ from ramen_ray.orchestration.cluster.resources import (
 )
 from ramen_ray.tracking.runs import Run
 
-if TYPE_CHECKING:
-    from ramen_ray.orchestration.run.training import Process
-
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """How long Ray Train waits for room for its workers; then that counts as one more failure."""
 DEATHS = (NodeDiedError, OutOfMemoryError, WorkerCrashedError)
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables for torch's allocator of GPU memory; the second is its earlier name."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interfaces by which several workers find each other."""
 RAY_TRAIN = ".ray_train"  # in a run's folder: Ray Train's own files, none of which outlives it
@@ -65,20 +68,43 @@ OUT_OF_MEMORY = re.compile(r"out of memory in step (\d+): .*")
 OnReport = Callable[[dict[str, Any]], None]
 """Called with the metrics of each checkpoint, once that outlives the process."""
 
-Result = TypeVar("Result", covariant=True)
+Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
-class Task(Protocol[Result]):
-    """What the driver sends to every worker; plain values only."""
+@dataclass(frozen=True)
+class Process:
+    """What a worker's process offers: a worker of Ray Train, or the only one of a run."""
 
-    def train(self, process: "Process") -> Result:
-        """Train to the end in a worker's process; the driver gets what the first one returns."""
+    device: torch.device
+    # whether it is the one of its machine's workers that copies files there
+    is_first_on_machine: bool
+    # returns what steps call: a model, or its wrapper for several workers
+    wrap: Callable[[nn.Module], nn.Module]
+    report: OnReport  # passes the metrics of a checkpoint on, once that outlives the process
+
+    def settle(self, seed: int, workers: WorkersConfig) -> None:
+        """Make random numbers, threads and precision those of a new run, as it may have had one."""
+        torch.manual_seed(seed)
+        torch.set_num_threads(workers.cpus_per_worker)
+        torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+        if not os.environ.keys() & set(ALLOCATOR):  # read when a GPU's memory is first asked for
+            os.environ[ALLOCATOR[0]] = "expandable_segments:True"  # as no two steps have one size
+
+
+Train = Callable[[Process], Result]
+"""What the driver sends to every worker, to train to the end there; it has plain values only."""
+
+
+def only_worker(on_report: OnReport = lambda metrics: None) -> Process:
+    """Describe this process, which has the GPU that Ray gives it, or else the CPU."""
+    device = torch.device("cuda", 0) if ray.get_gpu_ids() else torch.device("cpu")
+    return Process(device, True, lambda model: model, on_report)
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """The task of training a run; paths are folders that all machines can reach."""
+    """What a run's workers are sent; paths are folders that all machines can reach."""
 
     config: RunConfig
     prepared: str
@@ -87,7 +113,7 @@ class WorkerTask:
     run: Run
     made_from: dict[str, str]  # as the driver has found it
 
-    def train(self, process: "Process") -> "WorkerResult":
+    def train(self, process: Process) -> "WorkerResult":
         """Train to the end in a worker's process, and evaluate."""
         from ramen_ray.orchestration.run.worker import run_worker  # its libraries take seconds
 
@@ -110,20 +136,23 @@ class WorkerResult:
     first_step_at: float
 
 
-def train_task(
-    task: Task[Result], workers: WorkersConfig, folder: Path, callbacks: Sequence[UserCallback] = ()
+def train_in_all_workers(
+    train: Train[Result],
+    workers: WorkersConfig,
+    folder: Path,
+    callbacks: Sequence[UserCallback] = (),
 ) -> Result:
-    """Run ``task`` in all workers, and return what the first one returns.
+    """Train in all workers, and return what the first one returns.
 
     One process does without Ray Train, unless there are ``callbacks`` of that.
     """
     if workers.num_workers == 1 and not callbacks:
-        return train_in_one_worker(task, workers)
-    return train_in_workers(task, workers, folder, callbacks)
+        return train_in_one_worker(train, workers)
+    return train_in_workers(train, workers, folder, callbacks)
 
 
-def train_in_one_worker(task: Task[Result], workers: WorkersConfig) -> Result:
-    """Run ``task`` in one process; if it fails, another one goes on from the last checkpoint.
+def train_in_one_worker(train: Train[Result], workers: WorkersConfig) -> Result:
+    """Train in one process; if it fails, another one goes on from the last checkpoint.
 
     Raises:
         UserError, OSError: the process raised it, and so would another one; or a GPU's memory has
@@ -134,7 +163,7 @@ def train_in_one_worker(task: Task[Result], workers: WorkersConfig) -> Result:
     memory = MemoryFailures()
     with user_errors():
         while True:
-            running = worker.remote(task)
+            running = worker.remote(train)
             try:
                 result: Result = ray.get(running)
                 return result
@@ -157,17 +186,18 @@ def train_in_one_worker(task: Task[Result], workers: WorkersConfig) -> Result:
             check_resources(workers)
 
 
-def train_alone(task: Task[Result]) -> Result:
-    """Run a task in the only worker."""
-    from ramen_ray.orchestration.run.training import only_worker
-
-    return task.train(only_worker())
+def train_alone(train: Train[Result]) -> Result:
+    """Train in the only worker, whose process Ray names after this function."""
+    return train(only_worker())
 
 
 def train_in_workers(
-    task: Task[Result], workers: WorkersConfig, folder: Path, callbacks: Sequence[UserCallback] = ()
+    train: Train[Result],
+    workers: WorkersConfig,
+    folder: Path,
+    callbacks: Sequence[UserCallback] = (),
 ) -> Result:
-    """Run ``task`` in every worker of Ray Train; returns what the first one returns.
+    """Train in every worker of Ray Train; returns what the first one returns.
 
     If workers are lost, all are started anew, once there is room for them; they know by themselves
     what they go on from. All machines can reach the run's ``folder``.
@@ -183,7 +213,7 @@ def train_in_workers(
     shutil.rmtree(folder / RAY_TRAIN, ignore_errors=True)  # of a driver that was killed
     trainer = TorchTrainer(
         train_loop_per_worker,
-        train_loop_config={"task": task},
+        train_loop_config={"train": train},
         scaling_config=ScalingConfig(
             num_workers=workers.num_workers,
             use_gpu=workers.use_gpu,
@@ -224,13 +254,18 @@ def train_loop_per_worker(settings: dict[str, Any]) -> Any:
     """Run a worker of Ray Train; an error that all would find again is returned."""
     logging.getLogger().setLevel(logging.WARNING)  # otherwise Ray Train logs every report
     from ramen_ray.data.store.checksums import DamagedError
-    from ramen_ray.method.training.step_losses import DivergedError
+    from ramen_ray.method.training.step import DivergedError
     from ramen_ray.orchestration.background.task import LateError
     from ramen_ray.orchestration.run.directory import RunError
-    from ramen_ray.orchestration.run.training import ray_train_worker
 
+    process = Process(
+        ray.train.torch.get_device(),
+        ray.train.get_context().get_local_rank() == 0,
+        ray.train.torch.prepare_model,
+        ray.train.report,  # to the callbacks
+    )
     try:
-        return settings["task"].train(ray_train_worker())
+        return settings["train"](process)
     except (DivergedError, DamagedError, LateError, RunError) as error:
         return error  # Ray Train would start the workers anew if it was raised
 

@@ -116,6 +116,7 @@ def recommend(settings: RecommendConfig) -> Recommendation:
             kept, size, seed = directory.path / "sample", settings.max_queries, settings.seed
             is_made = kept.is_dir()
             dataset = Dataset(kept) if is_made else sample_dataset(whole.path, kept, size, seed)
+        data = prepared_for(first, dataset)  # what is wrong with it is told once
         search = _Search(settings, directory, run, dataset)
         search.train(search.bases(), FIRST_STAGE)
         search.train(search.near() or search.bases(), 1.0)
@@ -123,7 +124,6 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         if not validated:
             raise RunError(f"{settings.minutes:g} minutes are too few: no candidate was validated")
         check_meanwhile(made_from, identity_of(first, Dataset(first.dataset)))
-        data = prepared_for(first, dataset)
         table = candidates_table(validated)
         sentences = verdict(validated, search.gains(data), len(data.queries["validation"]))
         if dataset is not whole:

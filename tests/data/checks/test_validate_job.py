@@ -7,15 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from breaking import scribble, set_cells
 from support import MAX_LENGTH, ROOT
 
 from jobs import validate as job
 from ramen_ray.command_line import run_job
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_metadata
+from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration.prepare import pipeline
 
@@ -23,15 +22,6 @@ from ramen_ray.orchestration.prepare import pipeline
 @pytest.fixture
 def copied(dataset_path: Path, tmp_path: Path) -> Path:
     return shutil.copytree(dataset_path, tmp_path / "mine")
-
-
-def _change(path: Path, table: str, column: str, row: int, value: object) -> None:
-    file = path / f"{table}.parquet"
-    rows = pq.read_table(file)
-    values = rows[column].to_pylist()
-    values[row] = value
-    index = rows.column_names.index(column)
-    pq.write_table(rows.set_column(index, column, pa.array(values, rows[column].type)), file)
 
 
 def _run(
@@ -57,8 +47,8 @@ def test_warnings_alone_end_in_exit_code_0(copied: Path, monkeypatch, capsys):
 def test_errors_come_first_and_end_in_exit_code_1(
     copied: Path, tmp_path: Path, monkeypatch, capsys
 ):
-    _change(copied, "edges/links/ad", "weight", 3, -1.0)
-    _change(copied, "ads", "text", 2, "\tword [bold]\x07")
+    set_cells("edges/links/ad", "weight", 3, -1.0)(copied)
+    set_cells("ads", "text", 2, "\tword [bold]\x07")(copied)
     findings = tmp_path / "findings.json"
     code, out, _ = _run(monkeypatch, capsys, str(copied), "--json-file", str(findings))
     lines = [line for line in out.splitlines() if line.startswith(("error:", "warning:"))]
@@ -100,7 +90,7 @@ def _prepare(path: Path, encoder: Path) -> Prepared:
 def test_a_job_logs_the_warnings_of_a_dataset_once(
     cluster: None, copied: Path, encoder_path: Path, caplog, monkeypatch
 ):
-    _change(copied, "queries/test", "text", 0, "an old\ufffd heron")
+    set_cells("queries/test", "text", 0, "an old\ufffd heron")(copied)
     (copied / "spare.parquet").write_bytes(b"")
     monkeypatch.setattr(pipeline, "MAX_WARNINGS_SHOWN", 5)
     logged = []
@@ -112,7 +102,7 @@ def test_a_job_logs_the_warnings_of_a_dataset_once(
     assert logged[1] == []
     assert len(logged[0]) == 6
     assert "spare.parquet: the dataset directory has no table 'spare'" in logged[0][0]
-    assert "queries/test.parquet, row 0, column 'text': text that looks damaged" in logged[0][1]
+    assert "queries/test.parquet, row 0, column 'text': text that looks damaged" in logged[0][2]
     assert logged[0][-1] == f"and 6 more: python jobs/validate.py {copied}"
     moved = copied.rename(copied.parent / "moved")
     with caplog.at_level(logging.WARNING, pipeline.__name__):
@@ -125,30 +115,23 @@ def test_a_job_logs_the_warnings_of_a_dataset_once(
 def test_a_job_refuses_errors_of_rows_and_of_whole_tables(
     cluster: None, copied: Path, encoder_path: Path
 ):
-    _change(copied, "anchors/links", "anchor_id", 4, 5)
+    set_cells("anchors/links", "anchor_id", 4, 5)(copied)
     with pytest.raises(DatasetError, match=r"links\.parquet, row 5, column 'anchor_id'.*: 5;"):
         _prepare(copied, encoder_path)
-    _change(copied, "anchors/links", "anchor_id", 4, 4)
-    _change(copied, "ads", "text", 3, "")
-    _change(copied, "ads", "ad_id", 7, 99)
+    set_cells("anchors/links", "anchor_id", 4, 4)(copied)
+    set_cells("ads", "text", 3, "")(copied)
+    set_cells("ads", "ad_id", 7, 99)(copied)
     with pytest.raises(DatasetError) as error:
         _prepare(copied, encoder_path)
     assert "ads.parquet, row 3, column 'text': empty text" in str(error.value)
     assert "ads.parquet, row 7, column 'ad_id': id outside 0..39: 99" in str(error.value)
     assert "retr" not in str(error.value)
-    _change(copied, "ads", "text", 3, "a text")
-    _change(copied, "ads", "ad_id", 7, 7)
-    _change(copied, "filters/test", "query_id", 2, -7)
+    set_cells("ads", "text", 3, "a text")(copied)
+    set_cells("ads", "ad_id", 7, 7)(copied)
+    set_cells("filters/test", "query_id", 2, -7)(copied)
     with pytest.raises(DatasetError, match=r"filters/test\.parquet, row 2, column 'query_id'.*-7"):
         _prepare(copied, encoder_path)
-    assert list((copied.parent / "cache").glob("[!.]*")) == []
-
-
-def test_damaged_pages_are_reported_as_damage(cluster: None, copied: Path, encoder_path: Path):
-    file = copied / "anchors" / "links.parquet"
-    content = bytearray(file.read_bytes())
-    content[4:60] = b"\xff" * 56
-    file.write_bytes(content)
-    write_metadata(copied, Dataset(copied).metadata)
+    scribble("anchors/links")(copied)
     with pytest.raises(DatasetError, match=r"anchors/links\.parquet: not a readable parquet file"):
         _prepare(copied, encoder_path)
+    assert list((copied.parent / "cache").glob("[!.]*")) == []

@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 
-from ramen_ray.data.describe import pairs
+from ramen_ray.data.describe import graph_signal
 from ramen_ray.data.describe.content import GraphSignal, Shared
 from ramen_ray.data.describe.counts import count_clicks, count_edges
-from ramen_ray.data.describe.graph_signal import graph_signals
-from ramen_ray.data.describe.pairs import joined_pairs
+from ramen_ray.data.describe.graph_signal import graph_signals, joined_pairs
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.reports.graph_report import reading
@@ -104,6 +103,22 @@ def test_signals_are_those_of_plain_loops(tables: dict[str, pa.Table]) -> None:
         assert 0 <= shared.by_chance <= linked
 
 
+def _dataset(
+    path: Path, clicks: list[list[int]], num_ads: int, anchors: list[str], **edges: list[list[int]]
+) -> Dataset:
+    """Train queries with these clicks; the ``edges`` of each side are to one set's anchors."""
+    tables = {
+        "ads": text_table("ad_id", [f"ad{n}" for n in range(num_ads)]),
+        "queries/train": query_table([f"q{n}" for n in range(len(clicks))], clicks),
+        "anchors/links": text_table("anchor_id", anchors),
+    }
+    for side, of_nodes in edges.items():
+        tables[f"edges/links/{side}"] = node_edges(f"{side}_id", of_nodes)
+    for split in ("validation", "test"):
+        tables[f"queries/{split}"] = query_table([f"{split} query"], [[0]])
+    return write_dataset(path, tables, name="made")
+
+
 def _random_clicks(path: Path, tied: bool) -> Dataset:
     """300 queries and 40 ads with an anchor each; if ``tied``, a click is on an ad that shares."""
     draw = np.random.default_rng(0)
@@ -111,16 +126,9 @@ def _random_clicks(path: Path, tied: bool) -> Dataset:
     ads = draw.integers(0, 40, 300)
     if tied:
         ads = anchor_of_query + 8 * draw.integers(0, 5, 300)
-    tables = {
-        "ads": text_table("ad_id", [f"ad{n}" for n in range(40)]),
-        "queries/train": query_table([f"q{n}" for n in range(300)], [[ad] for ad in ads]),
-        "anchors/links": text_table("anchor_id", [f"anchor{n}" for n in range(8)]),
-        "edges/links/query": node_edges("query_id", [[anchor] for anchor in anchor_of_query]),
-        "edges/links/ad": node_edges("ad_id", [[anchor] for anchor in anchor_of_ad]),
-    }
-    for split in ("validation", "test"):
-        tables[f"queries/{split}"] = query_table([f"{split} query"], [[0]])
-    return write_dataset(path, tables, name="clicks")
+    anchors = [f"anchor{n}" for n in range(8)]
+    query, ad = ([[anchor] for anchor in of] for of in (anchor_of_query, anchor_of_ad))
+    return _dataset(path, [[ad] for ad in ads], 40, anchors, query=query, ad=ad)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -144,24 +152,10 @@ def test_a_sample_is_measured_if_there_are_many_clicks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = _random_clicks(tmp_path / "clicks", tied=True)
-    monkeypatch.setattr(pairs, "MAX_CLICKS", 120)
+    monkeypatch.setattr(graph_signal, "MAX_CLICKS", 120)
     signal = _signals(dataset)["links"]
     assert signal.shared.pairs == signal.shared.shared == 120
     assert signal.reached_clicks == 0
-
-
-def _of_one_side(path: Path, side: str, anchors: list[str], edges: list[list[int]]) -> Dataset:
-    """40 queries and 20 ads, of which ad n is clicked by queries 2n and 2n + 1, and ad n ^ 1."""
-    clicks = [[n // 2, n // 2 ^ 1] for n in range(40)]
-    tables = {
-        "ads": text_table("ad_id", [f"ad{n}" for n in range(20)]),
-        "queries/train": query_table([f"q{n}" for n in range(40)], clicks),
-        "anchors/links": text_table("anchor_id", anchors),
-        f"edges/links/{side}": node_edges(f"{side}_id", edges),
-    }
-    for split in ("validation", "test"):
-        tables[f"queries/{split}"] = query_table([f"{split} query"], [[0]])
-    return write_dataset(path, tables, name="one-sided")
 
 
 ONE_SIDED: dict[str, tuple[str, list[str], list[list[int]], int, int]] = {
@@ -187,7 +181,9 @@ def test_a_set_of_one_side_is_measured_by_the_pairs_that_it_joins(
     case: str, tmp_path: Path
 ) -> None:
     side, anchors, edges, count, least = ONE_SIDED[case]
-    dataset = _of_one_side(tmp_path / "one", side, anchors, edges)
+    # ad n is clicked by queries 2n and 2n + 1, and ad n ^ 1 by them too
+    clicks = [[n // 2, n // 2 ^ 1] for n in range(40)]
+    dataset = _dataset(tmp_path / "one", clicks, 20, anchors, **{side: edges})
     signal = _signals(dataset)["links"]
     assert signal.sides == (side,)
     with engine(tmp_path, dataset=dataset) as connection:

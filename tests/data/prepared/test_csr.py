@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import csr_of, rows_of, shares_of
 
-from ramen_ray.data.prepared.csr import Csr, accumulate, cumulative_sum, ragged_positions, write_csr
+from ramen_ray.data.prepared.csr import Csr, accumulate, cumulative_sum, write_csr
 
 NUM_COLUMNS = 9
 rows_strategy = st.lists(st.lists(st.integers(0, NUM_COLUMNS - 1), unique=True), min_size=1)
@@ -117,9 +117,7 @@ def test_draw_stays_in_the_row_at_the_ends_of_the_unit_interval(rows):
 @pytest.mark.parametrize("weights", [[1, 5, 2], [3, 3, 3]])
 def test_open_maps_what_was_saved(tmp_path: Path, weights: list[int]):
     csr = Csr.from_pairs(np.array([2, 0, 2]), np.array([7, 1, 4]), 4, np.array(weights))
-    for name, array in vars(csr).items():
-        if array is not None:
-            np.save(tmp_path / f"{name}.npy", array)
+    csr.save(tmp_path)
     opened = Csr.open(tmp_path)
     assert isinstance(opened.indices, np.memmap)
     assert rows_of(opened) == [[1], [], [4, 7], []]
@@ -128,17 +126,3 @@ def test_open_maps_what_was_saved(tmp_path: Path, weights: list[int]):
         assert found is None
     else:
         assert found.tolist() == expected.tolist()
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6))))
-def test_ragged_positions_concatenate_ranges(ranges):
-    starts, lengths = np.array(ranges, dtype=np.int64).reshape(-1, 2).T
-    expected = [position for start, length in ranges for position in range(start, start + length)]
-    assert ragged_positions(starts, lengths).tolist() == expected
-
-
-@given(st.lists(st.integers(0, 1000)))
-def test_cumulative_sum_starts_at_zero_and_ends_at_the_total(weights):
-    found = cumulative_sum(np.array(weights, dtype=np.float32))
-    assert found.dtype == np.float64
-    assert found.tolist() == [sum(weights[:end]) for end in range(len(weights) + 1)]

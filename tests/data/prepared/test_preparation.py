@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.checks.tables import text_findings
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.stages import Part, join_parts
+from ramen_ray.data.prepared.stages import Part, join_parts, text_rows
 from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import SPLITS, schema_of
@@ -136,14 +136,6 @@ def test_train_clicks_keep_their_weights(
         assert rows_of(found.clicks[split]) == rows_of(prepared.clicks[split])
 
 
-def test_equal_click_weights_are_not_stored(
-    prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path
-):
-    path = _with_weights(dataset_path, tmp_path / "weighted", lambda query, ad: 1.0)
-    assert _arrays(_prepare(path, encoder_path, tmp_path / "out")) == _arrays(prepared)
-    assert prepared.weighted_clicks.cumulative_weights is None
-
-
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("side", ["query", "ad"])
 def test_edges_are_the_sorted_anchors_with_their_weights(
@@ -207,11 +199,23 @@ def _prepare(path: Path, encoder: Path, folder: Path, **options: int) -> Prepare
 
 
 @pytest.mark.parametrize("num_blocks", [2, 7, 1000])
-def test_any_number_of_blocks_gives_the_same_arrays(
+def test_rows_of_equal_weights_in_any_order_parts_and_blocks_give_the_same_arrays(
     prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path, num_blocks: int
 ):
-    found = _prepare(dataset_path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
+    path = _with_weights(dataset_path, tmp_path / "parts", lambda query, ad: 1.0)
+    draw = np.random.default_rng(0)
+    for table in [t for t in Dataset(path).tables if not t.startswith("filters/")]:
+        file = path / f"{table}.parquet"
+        rows = pq.read_table(file)
+        rows = rows.take(draw.permutation(len(rows)))
+        file.unlink()
+        file.mkdir()
+        third = len(rows) // 3
+        for number, part in enumerate([rows[:third], rows[:0], rows[third:]]):
+            pq.write_table(part, file / f"part-{number}.parquet")
+    found = _prepare(path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
     assert _arrays(found) == _arrays(prepared)
+    assert prepared.weighted_clicks.cumulative_weights is None
 
 
 def test_a_join_that_a_lost_machine_interrupted_is_done_again(
@@ -231,22 +235,13 @@ def test_a_join_that_a_lost_machine_interrupted_is_done_again(
     assert _arrays(_prepare(dataset_path, encoder_path, tmp_path / "out")) == _arrays(prepared)
 
 
-def test_tables_in_parts_with_their_rows_in_any_order_give_the_same_arrays(
-    prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path
-):
-    path = shutil.copytree(dataset_path, tmp_path / "parts")
-    draw = np.random.default_rng(0)
-    for table in [t for t in Dataset(path).tables if not t.startswith("filters/")]:
-        file = path / f"{table}.parquet"
-        rows = pq.read_table(file)
-        rows = rows.take(draw.permutation(len(rows)))
-        file.unlink()
-        file.mkdir()
-        third = len(rows) // 3
-        for number, part in enumerate([rows[:third], rows[:0], rows[third:]]):
-            pq.write_table(part, file / f"part-{number}.parquet")
-    found = _prepare(path, encoder_path, tmp_path / "out", num_blocks=3)
-    assert _arrays(found) == _arrays(prepared)
+def test_the_lists_of_a_part_can_count_more_entries_than_32_bits_can():
+    """Of sorted rows, which no test can hold, all offsets are in one array."""
+    tokens = np.zeros(1, np.int32), np.ones(1, np.int64)
+    for table in (query_table(["a"], [[0]]), query_table(["a"], [[0]]).drop(["ad_ids"])):
+        rows = text_rows("queries/train", table, lambda _: tokens)
+        for name in ("tokens", "ad_ids", "weights"):
+            assert pa.types.is_large_list(rows.schema.field(name).type)
 
 
 @pytest.mark.parametrize(
@@ -298,29 +293,23 @@ def test_train_queries_without_a_click_are_rows_that_no_batch_is_drawn_from(
         check_clicks(overlay(tiny(), {"base.num_positives": 50}), found)
 
 
+def _prepared_of(
+    queries: list[str], ads: list[str], encoder: Path, folder: Path, special: bool
+) -> Prepared:
+    """Prepare a dataset whose splits have the same two queries, for the first ads."""
+    tables = {f"queries/{split}": query_table(queries, [[0], [1]]) for split in SPLITS}
+    tables["ads"] = text_table("ad_id", ads)
+    dataset = write_dataset(folder / "birds", tables, name="birds")
+    return prepare_in_process(dataset, folder / "prepared", str(encoder), MAX_LENGTH, special)
+
+
 @pytest.mark.parametrize("special", [True, False])
 def test_unknown_tokens_and_texts_of_the_same_tokens_are_counted_and_told(
     special: bool, encoder_path: Path, tmp_path: Path
 ):
-    long = ["robin", *["old"] * MAX_LENGTH]
-    thai = "\u0e40\u0e08\u0e49\u0e2d \u0e19\u0e01"
-    texts = [
-        "robin",
-        "Robin",
-        thai,
-        "robin \u0e19\u0e01",
-        " ".join(long),
-        " ".join([*long, "rare"]),
-    ]
-    tables = {
-        f"queries/{split}": query_table(["old robin", "robin"], [[0], [1]]) for split in SPLITS
-    }
-    dataset = write_dataset(
-        tmp_path / "birds", {**tables, "ads": text_table("ad_id", texts)}, name="birds"
-    )
-    found = prepare_in_process(
-        dataset, tmp_path / "prepared", str(encoder_path), MAX_LENGTH, special
-    )
+    thai, long = ["\u0e40\u0e08\u0e49\u0e2d", "\u0e19\u0e01"], "robin" + " old" * MAX_LENGTH
+    texts = ["robin", "Robin", " ".join(thai), f"robin {thai[1]}", long, f"{long} rare"]
+    found = _prepared_of(["old robin", "robin"], texts, encoder_path, tmp_path, special)
     tokenizer = AutoTokenizer.from_pretrained(encoder_path)
     rows = [
         tokenizer(text, truncation=True, max_length=MAX_LENGTH, add_special_tokens=special)
@@ -344,18 +333,12 @@ def test_texts_in_a_language_that_the_vocabulary_lacks_are_not_trained_on(
     encoder_path: Path, prepared: Prepared, tmp_path: Path
 ):
     check_vocabulary(tiny(), prepared)
-    thai = ["\u0e40\u0e08\u0e49\u0e2d", "\u0e19\u0e01 robin", "\u0e19\u0e01"]
-    tables = {f"queries/{split}": query_table(thai[:2], [[0], [1]]) for split in SPLITS}
-    tables["ads"] = text_table("ad_id", ["robin", "old robin"])
-    dataset = write_dataset(tmp_path / "thai", tables, name="thai")
-    found = prepare_in_process(dataset, tmp_path / "prepared", str(encoder_path), MAX_LENGTH, True)
+    thai = ["\u0e40\u0e08\u0e49\u0e2d", "\u0e19\u0e01 robin"]
+    found = _prepared_of(thai, ["robin", "old robin"], encoder_path, tmp_path, special=True)
     config = overlay(tiny(), {"encoder.pretrained": str(encoder_path)})
     with pytest.raises(EncoderError) as raised:
         check_vocabulary(config, found)
     line = str(raised.value)
-    assert line.startswith(
-        f"encoder.pretrained {str(encoder_path)!r}: its vocabulary does not know"
-    )
-    assert "67% of the tokens of thai's queries/train" in line
-    assert "multilingual" in line
-    assert "\n" not in line
+    assert line.startswith(f"encoder.pretrained {str(encoder_path)!r}: its vocabulary does not")
+    assert "67% of the tokens of birds's queries/train" in line
+    assert "multilingual" in line and "\n" not in line

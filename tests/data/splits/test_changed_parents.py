@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ramen_ray.data.splits import links, novel, propagation
-from ramen_ray.data.splits.links import make_link_dataset
+from experiments.oak import linker_data
+from experiments.oak.linker_data import make_link_dataset
+from ramen_ray.data.splits import novel, propagation
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -17,7 +18,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 Make = Callable[[Path, Path], Dataset]
 
 MAKERS: list[tuple[ModuleType, Make]] = [
-    (links, lambda parent, output: make_link_dataset(parent, output, ["links"])),
+    (linker_data, lambda parent, output: make_link_dataset(parent, output, ["links"])),
     (novel, lambda parent, output: make_novel_split(parent, output, NovelSettings(0.3))),
     (
         propagation,

@@ -6,12 +6,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import Refused
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from random_datasets import SPLIT_SIZES, kind_of, random_dataset, rows_in
 from support import MAX_LENGTH, errors_in, node_edges, prepare_in_process, query_table, text_table
 from written_out import plain
 
@@ -23,62 +23,6 @@ from ramen_ray.data.store.predictions import Known, write_predictions
 from ramen_ray.method.metrics.judgement import KS, Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
-
-SPLIT_SIZES = {"train": 14, "validation": 5, "test": 8}
-NUM_ANCHORS = 6
-
-
-def _kind(ad: int) -> str:
-    return f"kind {ad % 3}"
-
-
-def _write_random_dataset(
-    path: Path, seed: int, num_ads: int, last_ad: str | None = None
-) -> Dataset:
-    """Write a dataset with users' ids, weights, filters, three graphs, and rows in any order.
-
-    Every other train query and some anchors have an ad's text, in another spelling.
-    """
-    draw = np.random.default_rng(seed)
-
-    def lists(count: int, below: int, low: int) -> list[list[int]]:
-        sizes = draw.integers(low, min(below, 4) + 1, count)
-        return [draw.choice(below, size, replace=False).tolist() for size in sizes]
-
-    ads = [*(f"ad {a}" for a in range(num_ads - 1)), last_ad or f"ad {num_ads - 1}"]
-    kinds = [_kind(ad) for ad in range(num_ads)]
-    own = _with_source_ids(text_table("ad_id", ads)).append_column("filter_kind", [kinds])
-    tables = {"ads": own}
-    for split, count in SPLIT_SIZES.items():
-        clicks = lists(count, num_ads, 1)
-        if split == "train":
-            clicks[2:4] = [], []
-        texts = [f"{split} {q}" if split != "train" or q % 2 else f"Ad  {q}" for q in range(count)]
-        rows = query_table(texts, clicks)
-        weights = [draw.random(len(ads)).tolist() for ads in rows["ad_ids"].to_pylist()]
-        weights = pa.array(weights, pa.list_(pa.float32()))
-        tables[f"queries/{split}"] = _with_source_ids(rows).append_column("weights", weights)
-        if split != "train":
-            pairs = [(q, ad) for q, ads in enumerate(lists(count, num_ads, 0)) for ad in ads]
-            columns = {"query_id": [q for q, _ in pairs], "ad_id": [ad for _, ad in pairs]}
-            tables[f"filters/{split}"] = pa.table(columns)
-    for name, sides in {"both": "query ad", "left": "query", "right": "ad"}.items():
-        texts = [
-            f"aD {anchor}" if anchor < 2 else f"{name} {anchor}" for anchor in range(NUM_ANCHORS)
-        ]
-        tables[f"anchors/{name}"] = text_table("anchor_id", texts)
-        for side in sides.split():
-            count = {"query": 14, "ad": num_ads}[side]
-            column = "ad_id" if side == "ad" else "query_id"
-            linked = [[0], *lists(count - 1, NUM_ANCHORS, 0)]
-            tables[f"edges/{name}/{side}"] = node_edges(column, linked)
-    shuffled = {name: rows.take(draw.permutation(len(rows))) for name, rows in tables.items()}
-    return write_dataset(path, shuffled, name="random", source="a die", licence="free")
-
-
-def _with_source_ids(rows: pa.Table) -> pa.Table:
-    own = [f"user's {text}" for text in rows["text"].to_pylist()]
-    return rows.append_column("source_id", pa.array(own))
 
 
 def _clicks(dataset: Dataset, split: str) -> dict[tuple[str, str, int], float]:
@@ -97,15 +41,11 @@ def _query_texts(dataset: Dataset, split: str) -> dict[int, str]:
     return {row["query_id"]: row["text"] for row in rows}
 
 
-def _rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
-    return dataset.read(table).to_pylist() if dataset.has(table) else []
-
-
 def _pairs(dataset: Dataset, table: str, split: str) -> Counter[tuple[Any, ...]]:
     """The rows of filters or query edges with the query's text in place of its id."""
     texts = _query_texts(dataset, split)
     return Counter(
-        (texts[row.pop("query_id")], *sorted(row.items())) for row in _rows(dataset, table)
+        (texts[row.pop("query_id")], *sorted(row.items())) for row in rows_in(dataset, table)
     )
 
 
@@ -115,7 +55,7 @@ def _expected_pairs(
     texts = _query_texts(parent, split)
     return Counter(
         (texts[row.pop("query_id")], *sorted(row.items()))
-        for row in _rows(parent, table)
+        for row in rows_in(parent, table)
         if texts[row["query_id"]] in kept and (ads is None or row["ad_id"] in ads)
     )
 
@@ -134,7 +74,7 @@ cases = st.builds(
 @given(st.integers(0, 10**6), st.integers(4, 14), cases)
 def test_a_split_is_what_plain_loops_make_of_the_rule(dataset_seed, num_ads, case):
     with TemporaryDirectory() as folder:
-        parent = _write_random_dataset(Path(folder) / "parent", dataset_seed, num_ads, "AD 0")
+        parent = random_dataset(Path(folder) / "parent", dataset_seed, num_ads, last_ad="AD 0")
         try:
             split = make_novel_split(parent.path, Path(folder) / "split", case)
         except DatasetError as error:
@@ -145,20 +85,20 @@ def test_a_split_is_what_plain_loops_make_of_the_rule(dataset_seed, num_ads, cas
         assert errors_in(split) == []
         novel = set(split.read("novel_ads")["ad_id"].to_pylist())
         assert len(novel) == split.num_rows("novel_ads") == round(case.novel_fraction * num_ads)
-        ads = {row["ad_id"]: row["text"] for row in _rows(parent, "ads")}
+        ads = {row["ad_id"]: row["text"] for row in rows_in(parent, "ads")}
         known_as = {plain(ads[ad]) for ad in novel}
         _assert_clicks_follow(parent, split, novel, known_as, case)
         _assert_filters_follow(parent, split, novel, set(ads) - novel)
         _assert_edges_follow(parent, split, set() if case.keep_ad_edges else known_as)
         for table in ("ads", "queries/test", "filters/test"):
-            assert _rows(split, table) == _rows(parent, table)
+            assert rows_in(split, table) == rows_in(parent, table)
 
 
 def _assert_clicks_follow(
     parent: Dataset, split: Dataset, novel: set[int], known_as: set[str], case: NovelSettings
 ) -> None:
     out = known_as if case.unseen_texts else set()
-    hidden = {row["ad_id"] for row in _rows(parent, "ads") if plain(row["text"]) in out} | novel
+    hidden = {row["ad_id"] for row in rows_in(parent, "ads") if plain(row["text"]) in out} | novel
     texts = [text for text in _query_texts(parent, "train").values() if plain(text) not in out]
     before = {key: w for key, w in _clicks(parent, "train").items() if key[0] in texts}
     after = _clicks(split, "train")
@@ -192,11 +132,11 @@ def _assert_filters_follow(
 
 def _assert_edges_follow(parent: Dataset, split: Dataset, cut: set[str]) -> None:
     """Edges with an end that has a text of ``cut`` are gone, and those of queries that are."""
-    ads = {row["ad_id"]: plain(row["text"]) for row in _rows(parent, "ads")}
+    ads = {row["ad_id"]: plain(row["text"]) for row in rows_in(parent, "ads")}
     queries = set(_query_texts(split, "train").values())
     queries = {text for text in queries if plain(text) not in cut}
     for name in parent.anchor_sets:
-        rows = _rows(parent, f"anchors/{name}")
+        rows = rows_in(parent, f"anchors/{name}")
         out = {row["anchor_id"] for row in rows if plain(row["text"]) in cut}
         by_query = _expected_pairs(parent, f"edges/{name}/query", "train", queries)
         by_query = Counter(
@@ -204,29 +144,29 @@ def _assert_edges_follow(parent: Dataset, split: Dataset, cut: set[str]) -> None
         )
         by_ad = [
             row
-            for row in _rows(parent, f"edges/{name}/ad")
+            for row in rows_in(parent, f"edges/{name}/ad")
             if ads[row["ad_id"]] not in cut and row["anchor_id"] not in out
         ]
         assert _pairs(split, f"edges/{name}/query", "train") == by_query
-        assert _rows(split, f"edges/{name}/ad") == by_ad
+        assert rows_in(split, f"edges/{name}/ad") == by_ad
         assert split.has(f"anchors/{name}") == bool(by_query or by_ad)
         if by_query or by_ad:
-            assert _rows(split, f"anchors/{name}") == rows
+            assert rows_in(split, f"anchors/{name}") == rows
 
 
 def _contents(dataset: Dataset) -> dict[str, list[dict[str, Any]]]:
-    return {table: _rows(dataset, table) for table in dataset.tables}
+    return {table: rows_in(dataset, table) for table in dataset.tables}
 
 
 def test_the_seed_decides(tmp_path: Path):
-    parent = _write_random_dataset(tmp_path / "parent", 3, 12).path
+    parent = random_dataset(tmp_path / "parent", 3, 12).path
     made = [
         make_novel_split(parent, tmp_path / str(number), NovelSettings(0.4, one_shot, seed))
         for number, (one_shot, seed) in enumerate([(True, 1), (True, 1), (True, 2), (False, 1)])
     ]
     assert _contents(made[0]) == _contents(made[1])
-    assert _rows(made[0], "novel_ads") != _rows(made[2], "novel_ads")
-    assert _rows(made[0], "novel_ads") == _rows(made[3], "novel_ads")
+    assert rows_in(made[0], "novel_ads") != rows_in(made[2], "novel_ads")
+    assert rows_in(made[0], "novel_ads") == rows_in(made[3], "novel_ads")
     assert made[2].metadata["name"] == "random-one-shot"
     assert made[2].metadata["source"] == "a die"
     assert made[2].metadata["licence"] == "free"
@@ -279,7 +219,7 @@ def test_a_graph_that_loses_all_edges_is_dropped(tmp_path: Path):
         make_novel_split(parent, tmp_path / str(seed), NovelSettings(0.5, seed=seed))
         for seed in range(8)
     ]
-    left = {(_rows(split, "novel_ads")[0]["ad_id"], len(split.anchor_sets)) for split in splits}
+    left = {(rows_in(split, "novel_ads")[0]["ad_id"], len(split.anchor_sets)) for split in splits}
     assert left == {(0, 0), (1, 1)}
 
 
@@ -297,11 +237,7 @@ def test_a_graph_that_loses_all_edges_is_dropped(tmp_path: Path):
     ],
 )
 def test_an_impossible_split_is_one_clear_line(
-    flags: list[str],
-    message: str,
-    dataset_path: Path,
-    tmp_path: Path,
-    refused: Refused,
+    flags: list[str], message: str, dataset_path: Path, tmp_path: Path, refused: Refused
 ):
     given_flags = dict(zip(flags[::2], flags[1::2], strict=True))
     known = {"--dataset": str(dataset_path), "--output": str(tmp_path / "split"), **given_flags}
@@ -329,9 +265,9 @@ def test_zero_shot_searches_the_novel_ads_only(
 ):
     dataset, encoder = Dataset(split_path), DualEncoder(build_transformer(str(encoder_path)))
     metrics, (found, _) = evaluate(encoder, split_prepared, "zero_shot", Propensity())
-    queries = sorted(_rows(dataset, "queries/zero_shot"), key=lambda row: row["query_id"])
+    queries = sorted(rows_in(dataset, "queries/zero_shot"), key=lambda row: row["query_id"])
     novel = dataset.read("novel_ads")["ad_id"].to_pylist()
-    dropped = {tuple(row.values()) for row in _rows(dataset, "filters/zero_shot")}
+    dropped = {tuple(row.values()) for row in rows_in(dataset, "filters/zero_shot")}
     assert dropped
     texts = split_prepared.queries["zero_shot"]
     embedded = encoder.embed_texts(texts, np.arange(len(texts))).astype(np.float64)
@@ -371,7 +307,7 @@ def test_validation_leaves_novel_ads_out_and_test_does_not(
 def test_predictions_are_written_as_people_read_them(seed: int, k: int):
     draw = np.random.default_rng(seed)
     with TemporaryDirectory() as folder:
-        dataset = _write_random_dataset(Path(folder) / "dataset", seed, 12)
+        dataset = random_dataset(Path(folder) / "dataset", seed, 12)
         ads = np.stack([draw.permutation(20) for _ in range(8)])[:, :k]
         scores = draw.random(ads.shape, dtype=np.float32)
         order = np.argsort(ads >= 12, axis=1, kind="stable")
@@ -396,8 +332,8 @@ def test_predictions_are_written_as_people_read_them(seed: int, k: int):
             "seen": bool(known.seen[query]),
             "train_clicks": known.train_clicks[ads[query, place]],
             "group": "head" if known.groups["head"][ads[query, place]] else "tail",
-            "filter_kind": _kind(ads[query, place]),
-            "clicked_filter_kind": [_kind(ad) for ad in clicked],
+            "filter_kind": kind_of(ads[query, place]),
+            "clicked_filter_kind": [kind_of(ad) for ad in clicked],
         }
         for query, clicked in ((row["query_id"], row["ad_ids"]) for row in rows)
         for place in range(k)

@@ -3,84 +3,38 @@
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from conftest import Refused, RunHere
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from random_datasets import random_dataset, rows_in
 from support import errors_in, node_edges, query_table, text_table
+from written_out import plain
 
 from jobs import ingest
 from jobs import validate as validate_job
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
-
-NUM_ANCHORS = 4
-WEIGHTS = (0.5, 1.0, 3.0)  # sums of their products are exact
-
-
-def _write_random_dataset(path: Path, seed: int, weighted: bool) -> Dataset:
-    """Write 9 train queries and 7 ads, of which some have a query's text, and three graphs."""
-    draw = np.random.default_rng(seed)
-
-    def lists(count: int, below: int, low: int) -> list[list[int]]:
-        return [
-            draw.choice(below, draw.integers(low, 4), replace=False).tolist() for _ in range(count)
-        ]
-
-    tables = {"ads": text_table("ad_id", [f"Train  {a}" if a < 4 else f"ad {a}" for a in range(7)])}
-    for split, count in {"train": 9, "validation": 2, "test": 3}.items():
-        clicks = lists(count, 7, 1)
-        if split == "train":
-            clicks[4] = []
-        rows = query_table([f"{split} {q}" for q in range(count)], clicks)
-        if weighted:
-            weights = [(1 + draw.random(len(ads))).tolist() for ads in rows["ad_ids"].to_pylist()]
-            rows = rows.append_column("weights", pa.array(weights, pa.list_(pa.float32())))
-        own = pa.array([f"own {split} {q}" for q in range(count)])
-        tables[f"queries/{split}"] = rows.append_column("source_id", own)
-    tables["filters/test"] = pa.table({"query_id": [1], "ad_id": [6]})
-    for name, sides in {"both": "query ad", "left": "query", "more": "query ad"}.items():
-        tables[f"anchors/{name}"] = text_table(
-            "anchor_id", [f"{name} {a}" for a in range(NUM_ANCHORS)]
-        )
-        for side in sides.split():
-            count = {"query": 9, "ad": 7}[side]
-            linked = [[0], *lists(count - 1, NUM_ANCHORS, 0)]
-            weights = [draw.choice(WEIGHTS, len(anchors)).tolist() for anchors in linked]
-            column = "ad_id" if side == "ad" else "query_id"
-            tables[f"edges/{name}/{side}"] = node_edges(column, linked, weights)
-    shuffled = {name: rows.take(draw.permutation(len(rows))) for name, rows in tables.items()}
-    return write_dataset(path, shuffled, name="random", source="a die")
-
-
-def _rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
-    return dataset.read(table).to_pylist() if dataset.has(table) else []
+from ramen_ray.data.store.schemas import SIDES
 
 
 def _scores(parent: Dataset, settings: PropagationSettings) -> Counter[tuple[int, int]]:
     """The score of every query and ad, by loops over pairs of edges."""
     scores = Counter[tuple[int, int]]()
     clicks = [
-        (row["query_id"], ad) for row in _rows(parent, "queries/train") for ad in row["ad_ids"]
+        (row["query_id"], ad) for row in rows_in(parent, "queries/train") for ad in row["ad_ids"]
     ]
     for name in settings.anchor_sets or parent.anchor_sets:
-        query_edges, ad_edges = (_rows(parent, f"edges/{name}/{side}") for side in ("query", "ad"))
+        query_edges, ad_edges = (rows_in(parent, f"edges/{name}/{side}") for side in SIDES)
         degrees = Counter(edge["anchor_id"] for edge in query_edges + ad_edges)
         for edge in query_edges:
             if degrees[edge["anchor_id"]] > settings.max_anchor_degree:
                 continue
             for other in query_edges if settings.via == "clicks" else ad_edges:
                 if other["anchor_id"] == edge["anchor_id"]:
-                    reached = (
-                        [other["ad_id"]]
-                        if "ad_id" in other
-                        else [ad for query, ad in clicks if query == other["query_id"]]
-                    )
-                    for ad in reached:
+                    clicked = [ad for query, ad in clicks if query == other.get("query_id")]
+                    for ad in clicked if settings.via == "clicks" else [other["ad_id"]]:
                         scores[edge["query_id"], ad] += edge["weight"] * other["weight"]
     return scores
 
@@ -99,15 +53,15 @@ cases = st.builds(
 @given(st.integers(0, 10**6), st.booleans(), cases)
 def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen):
     with TemporaryDirectory() as folder:
-        parent = _write_random_dataset(Path(folder) / "parent", dataset_seed, weighted)
+        parent = random_dataset(Path(folder) / "parent", dataset_seed, weighted=weighted)
         scores = _scores(parent, chosen)
-        texts = {row["ad_id"]: row["text"].lower().split() for row in _rows(parent, "ads")}
-        before = {row["query_id"]: row for row in _rows(parent, "queries/train")}
+        texts = {row["ad_id"]: plain(row["text"]) for row in rows_in(parent, "ads")}
+        before = {row["query_id"]: row for row in rows_in(parent, "queries/train")}
         candidates = {
             query: {
                 ad: scores[query, ad]
                 for ad, text in texts.items()
-                if scores[query, ad] and ad not in row["ad_ids"] and text != row["text"].split()
+                if scores[query, ad] and ad not in row["ad_ids"] and text != plain(row["text"])
             }
             for query, row in before.items()
         }
@@ -119,12 +73,13 @@ def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen
             assert [path.name for path in Path(folder).iterdir()] == ["parent"]
             return
         made = propagate_clicks(parent, output, chosen)
-        after = _rows(made, "queries/train")
+        after = rows_in(made, "queries/train")
         assert errors_in(made) == []
         assert [row["query_id"] for row in after] == sorted(before)
         assert made.tables == parent.tables
         for table in parent.tables:
-            assert table == "queries/train" or _rows(made, table) == _rows(parent, table)
+            if table != "queries/train":
+                assert rows_in(made, table) == rows_in(parent, table)
     for row in after:
         old, best = before[row["query_id"]], candidates[row["query_id"]]
         own = len(old["ad_ids"])
@@ -138,7 +93,7 @@ def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen
 
 
 def test_sets_as_published_are_used_only_if_named(tmp_path: Path):
-    parent = _write_random_dataset(tmp_path / "parent", 1, weighted=False)
+    parent = random_dataset(tmp_path / "parent", 1, weighted=False)
     tables = {name: parent.read(name) for name in parent.tables}
     strict = {name.replace("/more", "/both_published"): rows for name, rows in tables.items()}
     both = write_dataset(tmp_path / "both", strict, name="random")
@@ -170,7 +125,9 @@ def _star(path: Path, num_queries: int, num_ads: int) -> Dataset:
 
 def _added(dataset: Dataset) -> list[tuple[int, int]]:
     return [
-        (row["query_id"], ad) for row in _rows(dataset, "queries/train") for ad in row["ad_ids"][1:]
+        (row["query_id"], ad)
+        for row in rows_in(dataset, "queries/train")
+        for ad in row["ad_ids"][1:]
     ]
 
 
@@ -216,11 +173,7 @@ def test_hubs_are_left_out(tmp_path: Path):
     ],
 )
 def test_what_cannot_be_propagated_is_one_clear_line(
-    flags: list[str],
-    message: str,
-    dataset_path: Path,
-    tmp_path: Path,
-    refused: Refused,
+    flags: list[str], message: str, dataset_path: Path, tmp_path: Path, refused: Refused
 ):
     known = ["--dataset", dataset_path, "--output", tmp_path / "output"]
     assert message in refused(ingest, "propagate", *known, *flags)

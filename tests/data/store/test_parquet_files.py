@@ -1,6 +1,7 @@
-"""Parquet whose columns ask for types that run code."""
+"""Parquet whose columns ask for types that run code, or for far more memory than disk."""
 
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from pyarrow.fs import LocalFileSystem
 from support import CODE_TYPE, RunsCode, table_with_code
 
+from ramen_ray.data.checks import validate
+from ramen_ray.data.checks.structure import inspect_structure
 from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.parquet_files import open_parquet
@@ -27,13 +30,6 @@ for file in sys.argv[1:]:
     except DatasetError as error:
         print(error)
 """
-
-
-@pytest.mark.parametrize("nested", NESTED)
-def test_a_column_that_runs_code_is_refused_by_name(tmp_path: Path, nested: str) -> None:
-    pq.write_table(table_with_code(tmp_path / "run", nested), tmp_path / "q.parquet")
-    with pytest.raises(DatasetError, match=r"q\.parquet.*'code.*ray\.data\.arrow_pickled_object"):
-        open_parquet(tmp_path / "q.parquet")
 
 
 def test_types_are_refused_where_ray_has_registered_them(tmp_path: Path) -> None:
@@ -80,17 +76,58 @@ def test_a_small_file_of_long_texts_is_read_in_small_batches(
     assert limit < max(batch.nbytes for batch in partition.batches()[1]) < 2.4 * limit
 
 
-def test_no_table_of_a_dataset_may_hold_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("entry", [7, "x" * 50])
+def test_a_small_file_of_long_lists_is_read_in_small_batches(
+    entry: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"n": range(2_000), "lists": [[entry] * 300] * 2_000, "lists.n": [1] * 2_000})
+    pq.write_table(table, tmp_path / "q.parquet")
+    limit = 1 << 20
+    monkeypatch.setattr(parquet_files, "BYTES_PER_BATCH", limit)
+    batches = list(open_parquet(tmp_path / "q.parquet").iter_batches(2_000, columns=["n", "lists"]))
+    assert pa.Table.from_batches(batches).equals(table.select(["n", "lists"]))
+    assert limit / 2 < max(batch.nbytes for batch in batches) < 1.2 * limit
+
+
+def test_tables_of_a_dataset_that_would_take_gigabytes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows may stand for far more than they take on disk: a text, or an id, is there once."""
+    ids, texts = range(1_000), ["x" * 5_000] * 1_000
+    tables = {
+        "queries/train": pa.table({"query_id": ids, "text": texts, "ad_ids": [[0] * 999] * 1_000}),
+        "ads": pa.table({"ad_id": ids, "text": texts}),
+    }
+    dataset = write_dataset(tmp_path / "dataset", tables, name="made")
+    assert sum(file.stat().st_size for name in tables for file in dataset.files(name)) < 50_000
+    assert dataset.read("ads").equals(tables["ads"])
+    with monkeypatch.context() as patched:
+        patched.setattr("ramen_ray.data.store.dataset.MIN_EXPANDED", 1 << 20)
+        for read in (dataset.read, lambda table: list(dataset.batches(table))):
+            for table in tables:
+                with pytest.raises(DatasetError, match=rf"{table}.parquet takes over 0.0"):
+                    read(table)
+        (said,) = (found for found in validate(dataset) if found.file == "ads.parquet")
+        assert "takes over" in said.message
+    monkeypatch.setattr(parquet_files, "MAX_LISTED", 998_999)
+    expected = "the lists of column 'ad_ids.*' have 999000 entries in one row group, over 998999"
+    with pytest.raises(DatasetError, match=rf"train\.parquet: {expected}"):
+        dataset.read("queries/train")
+    assert any(re.search(expected, found.message) for found in inspect_structure(dataset).findings)
+
+
+@pytest.mark.parametrize("nested", NESTED)
+def test_no_table_of_a_dataset_may_hold_code(nested: str, tmp_path: Path) -> None:
     ads = pa.table({"ad_id": [0], "text": ["an ad"]})
     dataset = write_dataset(tmp_path / "dataset", {"ads": ads}, name="made")
-    (file,) = dataset.files("ads")
-    code = table_with_code(tmp_path / "run", "plainly")
-    pq.write_table(ads.append_column(code.schema.field("code"), code["code"]), file)
-    readers = [
+    code = table_with_code(tmp_path / "run", nested)
+    ads = ads.append_column(code.schema.field("code"), code["code"])
+    pq.write_table(ads, dataset.path / "ads.parquet")
+    for read in (
         lambda: Dataset(dataset.path).num_rows("ads"),
         lambda: Dataset(dataset.path).read("ads"),
         lambda: list(Dataset(dataset.path).batches("ads", ["text"])),
-    ]
-    for read in readers:
-        with pytest.raises(DatasetError, match=r"ads\.parquet.*'code'"):
+    ):
+        refused = r"ads\.parquet.*'code.*ray\.data\.arrow_pickled_object"
+        with pytest.raises(DatasetError, match=refused):
             read()

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from ramen_ray.data.store.texts import fold, normalized
 
+INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u2060\ufeff"))
+
 
 def _words(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).split())
+    return " ".join(unicodedata.normalize("NFKC", text).translate(INVISIBLE).split())
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,7 @@ def _words(text: str) -> str:
         ("red heron", "red\u2003\u2028heron"),  # em space, line separator
         ("caf\u00e9", "CAFE\u0301"),  # one letter, or a letter and an accent
         ("heron 7", "\uff28eron\u3000\uff17"),  # full width
+        ("red heron", "\ufeffred\u2060 her\u00adon\u200b"),  # of no width
     ],
 )
 def test_spellings_of_one_text_fold_alike(text: str, other: str):

@@ -45,13 +45,14 @@ class Shop:
         ads = pd.DataFrame({"ad_id": range(len(ADS)), "text": ADS})
         ads.to_csv(folder / "ads.csv", index=False)
         for name, pairs in (("clicks", self.clicks), ("filters", self.filters)):
-            rows = [(ids[query], ad) for query, ad in pairs]
-            frame = pd.DataFrame(rows, columns=["query_id", "ad_id"])
+            rows = [(ids[query], ad, 1, "2026-03-01") for query, ad in pairs]
+            frame = pd.DataFrame(rows, columns=["query_id", "ad_id", "count", "day"])
             frame.to_csv(folder / f"{name}.csv", index=False)
         names = {name: str(folder / f"{name}.csv") for name in ("clicks", "queries", "ads")}
-        given: dict[str, Any] = {"columns": Columns(query_split="part")}
+        counted = {"clicks_weight": "count", "clicks_time": "day"}
+        given: dict[str, Any] = {"columns": Columns(**counted, query_split="part")}
         if own_table:
-            given = {"columns": Columns(splits_split="part")}
+            given = {"columns": Columns(**counted, splits_split="part")}
             given["query_splits"] = str(folder / "splits.csv")
         if self.filters:
             names["filters"] = str(folder / "filters.csv")
@@ -181,15 +182,31 @@ BAD_ROWS: dict[str, tuple[str, str, list[str]]] = {
     ),
     "filter of an unknown query": (
         "filters.csv",
-        "zz,1\n",
+        "zz,1,1,\n",
         ["1 rows name a query that is not in", "'zz'"],
     ),
     "filter of an unknown ad": (
         "filters.csv",
-        "q1,77\n",
+        "q1,77,1,\n",
         ["1 rows name an ad that is not in", "ads.csv", "'77'"],
     ),
-    "half a pair": ("filters.csv", "q1,\n", ["column 'ad_id': 1 cells are empty"]),
+    "half a pair": ("filters.csv", "q1,,1,\n", ["column 'ad_id': 1 cells are empty"]),
+    **{
+        name: ("clicks.csv", f"{row}\n", ["clicks.csv, row 42", *fragments])
+        for name, row, fragments in (
+            ("empty query", " ,1,1,2026-03-01", ["'query_id': 1 cells are empty"]),
+            ("empty ad", "q1,,1,2026-03-01", ["'ad_id': 1 cells are empty"]),
+            ("no weight", "q1,1,few,2026-03-01", ["'count'", "not positive numbers", ": 'few'"]),
+            ("negative weight", "q1,1,-1,2026-03-01", ["'count'", "not positive", "'-1'"]),
+            ("huge weight", "q1,1,1e99,2026-03-01", ["'count'", "up to 1e+30: '1e99'"]),
+            ("infinite weight", "q1,1,inf,2026-03-01", ["'count'", "'inf'"]),
+            ("no time", "q1,1,1,today", ["'day'", "are not times", "'today'"]),
+            ("unknown ad", "q1,77,1,2026-03-01", ["'ad_id': 1 rows name an ad that", "'77'"]),
+            ("unknown query", "zz,1,1,2026-03-01", ["'query_id': 1 rows name a query", "'zz'"]),
+            ("too few cells", "q1,1", ["2 cells instead of 4"]),
+            ("too many cells", "q1,1,1,2026-03-01,more", ["5 cells instead of 4"]),
+        )
+    },
 }
 
 
@@ -201,9 +218,10 @@ def test_bad_rows_are_refused_or_left_out(case: str, tmp_path: Path) -> None:
         table.write(rows)
     with pytest.raises(DatasetError) as error:
         import_tables(tables, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert not [path for path in tmp_path.iterdir() if "out" in path.name]
     lenient = UserTables(**{**vars(tables), "skip_bad_rows": True})
     dataset, findings = import_in_process(lenient, tmp_path / "out")
+    assert all(str(finding).endswith("; left out") for finding in findings)
     said = " ".join(map(str, findings))
     for fragment in fragments:
         assert fragment in str(error.value)

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,18 +23,19 @@ from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.orchestration.prepare.similar import add_similar
 
 PROTOCOLS = ("strict", "as-published")
-ADS = ["Shoe  shop", "hat shop", "silk", "Silk Tie", "gloves"]
+ADS = ["Shoe  shop", "hat shop", "silk", "Silk Tie", "gloves", "new sleeves"]
 QUERIES = {
     "train": (["red shoes", "shoe shop", "HAT SHOP", "gloves"], [[0], [2], [1, 3], [4]]),
     "validation": (["silk"], [[0, 3]]),
     "test": (["silk tie", "wool hat"], [[1], [1, 4]]),
+    "zero_shot": (["Ärmel"], [[5]]),
 }
-ANCHORS = ["SILK", "shoe shop", "hat  Shop", "Wool Hat", "silk tie", "felt", "gloves"]
+ANCHORS = ["SILK", "shoe shop", "hat  Shop", "Wool Hat", "silk tie", "felt", "gloves", "ÄRMEL"]
 
 
 def _held_out_pairs(dataset: Dataset) -> set[tuple[str, str]]:
     """The texts of each held-out query and its answers, in both orders."""
-    clicks = clicked_pairs(dataset, "validation", "test")
+    clicks = clicked_pairs(dataset, *dataset.splits[1:])
     pairs = {(plain(query), plain(ad)) for query, ad in clicks}
     return pairs | {(answer, query) for query, answer in pairs}
 
@@ -73,8 +76,12 @@ def _warnings(dataset: Dataset, name: str) -> tuple[list[str], list[str]]:
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     tables = {f"queries/{split}": query_table(*rows) for split, rows in QUERIES.items()}
-    tables["ads"] = text_table("ad_id", ADS)
-    return write_dataset(tmp_path / "shop", tables, name="shop").path
+    tables["ads"], tables["novel_ads"] = text_table("ad_id", ADS), pa.table({"ad_id": [5]})
+    path = write_dataset(tmp_path / "shop", tables, name="shop").path
+    for file in path.rglob("*.parquet"):  # a user's own column, called as one of the engine is
+        rows = pq.read_table(file)
+        pq.write_table(rows.append_column("folded", pa.array(["mine"] * len(rows))), file)
+    return path
 
 
 NODES = {"query": QUERIES["train"][0], "ad": ADS}

@@ -189,9 +189,15 @@ def _write_log(folder: Path) -> list[tuple[str, str]]:
     return pairs
 
 
-def test_a_random_split_keeps_every_click_once_and_texts_apart(tmp_path: Path) -> None:
+def test_a_random_split_keeps_every_click_once_and_texts_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
     pairs = _write_log(tmp_path)
     dataset = _random_shop(tmp_path, splits=Splits(0.2, 0.1))
+    known = f"1,600 rows of known queries and ads, {len(set(pairs)):,} different pairs"
+    assert f"clicks: {known}" in caplog.text
+    assert dataset.metadata["imported"]["splits"]["test_fraction"] == 0.2
     ads = dataset.read("ads")["text"].to_pylist()
     assert ads == list(dict.fromkeys(ad for _, ad in pairs))
     found, folded = set(), []
@@ -277,57 +283,48 @@ def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path: Path
     assert merged == {f"q {n}": {"a b": 2.0} for n in range(30)}
 
 
-BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "one column for two": (
-        {"columns": Columns(clicks_query="id", clicks_ad="id")},
-        "columns.clicks_query and columns.clicks_ad are both 'id'",
-    ),
-    "no room": ({"splits": Splits(0.9, 0.2)}, "the sum of both is 1.1"),
-    "no test": ({"splits": Splits(0.0, 0.2)}, "splits.test_fraction is 0"),
-    "times without column": (
-        {"splits": Splits(test_from="2026-03-01"), "columns": Columns()},
-        "needs a column of times: set columns.clicks_time",
-    ),
-    "no time": ({"splits": Splits(test_from="spring")}, "must be a time, not 'spring'"),
-    "validation alone": ({"splits": Splits(validation_from="2026-03-01")}, "needs splits.test"),
-    "later clicks from when": (
-        {"splits": Splits(test_from="2026-03-01", held_out="later-clicks")},
-        "needs splits.validation_from",
-    ),
-    "a name with a slash": ({"ad_edges": {"a/b": "x.csv"}}, "'a/b' is not a valid name"),
-    "anchors alone": ({"anchors": {"links": "x.csv"}}, "anchors links: give query_edges"),
-    "validation after test": (
-        {"splits": Splits(validation_from="2026-03-09", test_from="2026-03-05")},
-        "is not before splits.test_from",
-    ),
-    "clicks from a day as a number": (
-        {"clicks_from": "20260405"},
-        "'20260405', outside the years 1990 to 2100",
-    ),
-    "a split by a day as a number": (
-        {"splits": Splits(test_from="20260405")},
-        "'20260405', outside the years 1990 to 2100",
-    ),
-    "a column of splits without its table": (
-        {"columns": Columns(query_split="part"), "queries": None},
-        "columns.query_split needs the table that has it",
-    ),
-    "splits by a table and a column": (
-        {"columns": Columns(query_split="part"), "query_splits": "s.csv"},
-        "columns.query_split and query_splits both say",
-    ),
-    "splits by a table and a time": (
-        {"query_splits": "s.csv", "splits": Splits(test_from="2026-03-01")},
-        "query_splits and splits.test_from both say",
-    ),
+SPLIT = "2026-03-01"
+BAD_SETTINGS: dict[str, dict[str, Any]] = {
+    "columns.clicks_query and columns.clicks_ad are both 'id'": {
+        "columns": Columns(clicks_query="id", clicks_ad="id")
+    },
+    "the sum of both is 1.1": {"splits": Splits(0.9, 0.2)},
+    "splits.test_fraction is 0": {"splits": Splits(0.0, 0.2)},
+    "needs a column of times: set columns.clicks_time": {
+        "splits": Splits(test_from=SPLIT),
+        "columns": Columns(),
+    },
+    "must be a time, not 'spring'": {"splits": Splits(test_from="spring")},
+    "needs splits.test": {"splits": Splits(validation_from=SPLIT)},
+    "needs splits.validation_from": {
+        "splits": Splits(test_from=SPLIT, held_out="later-clicks"),
+    },
+    "'a/b' is not a valid name": {"ad_edges": {"a/b": "x.csv"}},
+    "anchors links: give query_edges": {"anchors": {"links": "x.csv"}},
+    "is not before splits.test_from": {
+        "splits": Splits(validation_from="2026-03-09", test_from=SPLIT)
+    },
+    "clicks_from is '20260405', outside the years 1990 to 2100": {"clicks_from": "20260405"},
+    "splits.test_from is '20260405', outside the years": {"splits": Splits(test_from="20260405")},
+    "columns.query_split needs the table that has it": {
+        "columns": Columns(query_split="part"),
+        "queries": None,
+    },
+    "columns.query_split and query_splits both say": {
+        "columns": Columns(query_split="part"),
+        "query_splits": "s.csv",
+    },
+    "query_splits and splits.test_from both say": {
+        "query_splits": "s.csv",
+        "splits": Splits(test_from=SPLIT),
+    },
 }
 
 
-@pytest.mark.parametrize("case", BAD_SETTINGS)
-def test_settings_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None:
-    changes, message = BAD_SETTINGS[case]
+@pytest.mark.parametrize("message", BAD_SETTINGS)
+def test_settings_that_do_not_fit_are_refused(message: str, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=message):
-        _shop(tmp_path, **changes)
+        _shop(tmp_path, **BAD_SETTINGS[message])
 
 
 def _edges_of(dataset: Dataset, name: str, side: str) -> dict[tuple[str, str], float]:
@@ -411,60 +408,6 @@ def test_edges_name_texts_if_the_clicks_do(tmp_path: Path) -> None:
 
 CLICKS = "query_id,ad_id,count,day\n"
 GOOD = "".join(f"q{n % 8},{100 + n % 7},1,2026-03-{n % 28 + 1:02d}\n" for n in range(60))
-BAD_CLICKS: dict[str, tuple[str, list[str]]] = {
-    "empty query": (" ,100,1,2026-03-01\n", ["row 62", "'query_id'", "1 cells are empty"]),
-    "empty ad": ("q1,,1,2026-03-01\n", ["row 62", "'ad_id'", "1 cells are empty"]),
-    "no weight": (
-        "q1,100,few,2026-03-01\n",
-        ["row 62", "'count'", "not positive numbers", ": 'few'"],
-    ),
-    "negative weight": ("q1,100,-1,2026-03-01\n", ["row 62", "'count'", "not positive", "'-1'"]),
-    "huge weight": ("q1,100,1e99,2026-03-01\n", ["row 62", "'count'", "up to 1e+30: '1e99'"]),
-    "infinite weight": ("q1,100,inf,2026-03-01\n", ["row 62", "'count'", "'inf'"]),
-    "no time": ("q1,100,1,today\n", ["row 62", "'day'", "are not times", "'today'"]),
-    "unknown ad": (
-        "q1,777,1,2026-03-01\n",
-        ["row 62", "'ad_id'", "1 rows name an ad that", "'777'"],
-    ),
-    "unknown query": ("q1,100,1,2026-03-01\nzz,100,1,2026-03-01\n", ["row 63", "'query_id'"]),
-    "too few cells": ("q1,100\n", ["row 62", "2 cells instead of 4"]),
-    "too many cells": ("q1,100,1,2026-03-01,more\n", ["row 62", "5 cells instead of 4"]),
-}
-
-
-@pytest.mark.parametrize("case", BAD_CLICKS)
-def test_bad_rows_are_named_or_left_out(case: str, tmp_path: Path) -> None:
-    lines, fragments = BAD_CLICKS[case]
-    _write_shop(tmp_path, [(0, 0, 1, 1)])
-    (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + lines)
-    tables = _shop(tmp_path, clicks=str(tmp_path / "clicks.csv"))
-    with pytest.raises(DatasetError) as error:
-        import_tables(tables, tmp_path / "out")
-    for fragment in ["clicks.csv", *fragments]:
-        assert fragment in str(error.value)
-    assert not [path for path in tmp_path.iterdir() if "out" in path.name]
-
-
-def test_bad_rows_can_be_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
-    _write_shop(tmp_path, [(0, 0, 1, 1)])
-    bad = "".join(lines for lines, _ in BAD_CLICKS.values())
-    (tmp_path / "clicks.csv").write_text(CLICKS + GOOD + bad)
-    clicks, splits = str(tmp_path / "clicks.csv"), Splits(0.3, 0.3)
-    dataset = import_tables(
-        _shop(tmp_path, clicks=clicks, splits=splits, skip_bad_rows=True), tmp_path / "out"
-    )
-    total = sum(sum(map(len, _clicks_of(dataset, split).values())) for split in SPLITS)
-    assert total == len({(n % 8, n % 7) for n in range(60)} | {(1, 0)})
-    num_unknown = 2
-    assert f"clicks: {60 + bad.count(chr(10))} rows read, " in caplog.text
-    assert f"clicks: 61 rows of known queries and ads, {total} different pairs" in caplog.text
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    mine = [line for line in warnings if "clicks.csv" in line]
-    assert all(line.endswith("; left out") for line in mine)
-    assert len(mine) == len(set(mine))
-    assert num_unknown == sum("is not in" in line for line in mine)
-    assert dataset.metadata["imported"]["splits"]["test_fraction"] == 0.3
 
 
 def test_many_bad_rows_of_many_files_are_one_line(
@@ -505,27 +448,20 @@ def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_bad_edges_leave_no_dataset(tmp_path: Path) -> None:
     _write_log(tmp_path)
-    (tmp_path / "links.csv").write_text("query,anchor\nquery 0,a\nnobody asked this,b\n")
-    edges = {"links": str(tmp_path / "links.csv")}
-    with pytest.raises(
-        DatasetError,
-        match=r"row 3, column 'query': 1 rows name queries that",
+    files = {
+        "links.csv": "query,anchor\nquery 0,a\nnobody asked this,b\n",
+        "open.csv": 'query,anchor\nquery 0,"a\n',
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    for name, message in (
+        ("links.csv", "row 3, column 'query': 1 rows name queries that"),
+        ("open.csv", "open.csv, row 2: 1 lines begin a record with a quote"),
+        ("none.csv", r"there is no file or folder .*none\.csv"),
     ):
-        import_tables(UserTables(str(tmp_path / "clicks.csv"), query_edges=edges), tmp_path / "out")
-    (tmp_path / "open.csv").write_text('query,anchor\nquery 0,"a\n')
-    unread = {"links": str(tmp_path / "open.csv")}
-    with pytest.raises(DatasetError, match=r"open.csv, row 2: 1 lines begin a record with a quote"):
-        import_tables(
-            UserTables(str(tmp_path / "clicks.csv"), query_edges=unread), tmp_path / "out"
-        )
-    missing = {"links": str(tmp_path / "none.csv")}
-    with pytest.raises(DatasetError, match=r"there is no file or folder .*none\.csv"):
-        import_tables(UserTables(str(tmp_path / "clicks.csv"), ad_edges=missing), tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "clicks.csv",
-        "links.csv",
-        "open.csv",
-    ]
+        with pytest.raises(DatasetError, match=message):
+            _random_shop(tmp_path, query_edges={"links": str(tmp_path / name)})
+    assert {path.name for path in tmp_path.iterdir()} == {"clicks.csv", *files}
 
 
 def test_clicks_that_match_nothing_are_refused(tmp_path: Path) -> None:

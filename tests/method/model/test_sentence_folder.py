@@ -28,12 +28,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import UserError
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
-from ramen_ray.method.model.encoder import (
-    Encoder,
-    build_bag,
-    build_transformer,
-    load_encoder,
-)
+from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import (
     POSITIONS_AFTER_PADDING,
     EncoderError,
@@ -43,7 +38,7 @@ from ramen_ray.method.model.pretrained import (
     most_tokens,
 )
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
-from ramen_ray.orchestration.background.mining import embedding_dim
+from ramen_ray.orchestration.background.results import embedding_dim
 from ramen_ray.orchestration.prepare.similar import add_similar
 from ramen_ray.orchestration.run.build import build_model, encoder_tokenizer
 from ramen_ray.orchestration.run.checks import check_config

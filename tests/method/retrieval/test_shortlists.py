@@ -13,7 +13,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
-from ramen_ray.method.sampling.draws import draw_hard_negatives
+from ramen_ray.method.sampling.batches import draw_hard_negatives
 
 
 @pytest.fixture(scope="module")

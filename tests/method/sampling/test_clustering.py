@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from ramen_ray.method.sampling import clustering
-from ramen_ray.method.sampling.clustering import (
+from ramen_ray.method.sampling import curriculum
+from ramen_ray.method.sampling.batches import clustered_order
+from ramen_ray.method.sampling.curriculum import (
     Clusters,
     balanced_clusters,
     count_clusters,
     cut_in_two,
 )
-from ramen_ray.method.sampling.draws import clustered_order
 
 
 def _random_embeddings(num_rows: int, dim: int = 16, seed: int = 0) -> torch.Tensor:
@@ -75,9 +75,9 @@ def test_clusters_repeat_with_the_seed_and_are_found_on_samples_and_in_pieces(mo
     first = balanced_clusters(embeddings, 50, seed=4)
     assert balanced_clusters(embeddings, 50, seed=4).rows.tolist() == first.rows.tolist()
     assert balanced_clusters(embeddings, 50, seed=5).rows.tolist() != first.rows.tolist()
-    monkeypatch.setattr(clustering, "MAX_SAMPLE", 32)
+    monkeypatch.setattr(curriculum, "MAX_SAMPLE", 32)
     sampled = balanced_clusters(_planted(8, 32)[0], 8, seed=4)
-    monkeypatch.setattr(clustering, "ROWS_AT_ONCE", 50)
+    monkeypatch.setattr(curriculum, "ROWS_AT_ONCE", 50)
     in_pieces = balanced_clusters(_planted(8, 32)[0], 8, seed=4)
     for clusters in (sampled, in_pieces):
         assert _mean_cosine_within(_planted(8, 32)[0], clusters) > 0.6
@@ -88,7 +88,7 @@ def _halve_naively(embeddings: torch.Tensor, rows: list[int]) -> set[frozenset[i
     vectors = {row: embeddings[row].double() for row in rows}
     half = (len(rows) + 1) // 2
     one, other = vectors[rows[0]], vectors[rows[-1]]
-    for _ in range(clustering.MAX_ITERATIONS):
+    for _ in range(curriculum.MAX_ITERATIONS):
         by_preference = sorted(rows, key=lambda row: -float(vectors[row] @ (one - other)))
         left, right = by_preference[:half], by_preference[half:]
         one, other = (normalize(sum(vectors[r] for r in side), dim=0) for side in (left, right))
@@ -98,7 +98,7 @@ def _halve_naively(embeddings: torch.Tensor, rows: list[int]) -> set[frozenset[i
 
 def test_a_level_equals_two_means_on_each_cluster_alone(monkeypatch) -> None:
     monkeypatch.setattr(torch, "randperm", lambda n, **_: torch.arange(n))
-    monkeypatch.setattr(clustering, "LEAST_GAIN", -1.0)
+    monkeypatch.setattr(curriculum, "LEAST_GAIN", -1.0)
     embeddings, rows = _random_embeddings(96), torch.randperm(96)
     rows = rows.flip(0)
     halved = cut_in_two(embeddings, rows, torch.arange(17), torch.Generator())

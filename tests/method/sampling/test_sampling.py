@@ -13,8 +13,7 @@ from ramen_ray.bases import NodeChoice
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.sampling import batches
-from ramen_ray.method.sampling.batches import Batch, DrawState, Sampler
-from ramen_ray.method.sampling.draws import draw_ads, random_order
+from ramen_ray.method.sampling.batches import Batch, DrawState, Sampler, draw_ads, random_order
 from ramen_ray.method.sampling.training_data import Graphs, Regularizer, TrainingData
 
 NUM_EPOCHS = 400

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from short_runs import run_two_workers
+from short_runs import ConfiguredRun, run_two_workers
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,19 +19,11 @@ from ramen_ray.method.model.dual_encoder import DualEncoder, Scoring, load_model
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import encode
-from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
+from ramen_ray.method.sampling.training_data import ADS, QUERIES
 from ramen_ray.method.training.classifier_training import ClassifierPart
 from ramen_ray.method.training.state import restore_checkpoint, save_checkpoint, save_shares
-from ramen_ray.method.training.step import step_inputs, train_steps
-from ramen_ray.method.training.step_losses import global_losses
-from ramen_ray.orchestration.run.build import (
-    build_classifiers,
-    build_model,
-    build_objective,
-    build_sampler,
-    build_state,
-    held_classifiers,
-)
+from ramen_ray.method.training.step import step_inputs
+from ramen_ray.orchestration.run.build import build_model
 
 CHANGES = {
     "base.kind": "unidec",
@@ -54,37 +46,19 @@ def config(encoder_path: Path) -> RunConfig:
     return overlay(RunConfig(encoder=encoder), CHANGES)
 
 
-class Run:
-    """A run without Ray: its sampler, objective and state."""
+class Run(ConfiguredRun):
+    """A run with hard negatives from random shortlists."""
 
     def __init__(self, config: RunConfig, data: Prepared, folder: Path | None = None) -> None:
-        """Begin with a new model, or with the one in ``folder``."""
-        self.config, self.data = config, data
-        if folder is None:
-            self.model = build_model(config)
-            self.model.classifiers = build_classifiers(config, self.model, data)
-        else:
-            self.model = load_model(folder, held_classifiers(config, data))
-        self.objective = build_objective(config)
-        training_data = TrainingData.from_prepared(data, self.objective.regularizers)
-        self.sampler = build_sampler(config, data, training_data)
+        super().__init__(config, data, folder)
         size = (len(data.queries["train"]), 4)
         lists = np.random.default_rng(0).integers(0, len(data.ads), size).astype(np.int32)
-        self.state = build_state(config, self.model, self.model, self.sampler)
-        self.state.draws = DrawState(training_data.graphs, shortlists=lists)
+        self.state.draws = DrawState(self.sampler.data.graphs, shortlists=lists)
 
     @property
     def part(self) -> ClassifierPart:
         (part,) = (one for one in self.state.parts if isinstance(one, ClassifierPart))
         return part
-
-    def losses(self, stop: int) -> list[list[float]]:
-        steps = list(train_steps(self.state, self.sampler, self.objective, stop))
-        return global_losses(steps).tolist()
-
-    def save(self, folder: Path) -> None:
-        self.model.save(folder, 16)
-        save_checkpoint(folder, self.state, {})
 
 
 def test_terms_equal_loops_over_the_printed_sums(config: RunConfig, prepared_bag: Prepared):
@@ -147,12 +121,12 @@ def _decoupled(scores: Tensor, positives: list[int]) -> float:
 def test_a_step_moves_the_pools_rows_only(config: RunConfig, prepared_bag: Prepared):
     run = Run(config, prepared_bag)
     vectors = run.model.classifiers.vectors
-    run.losses(1)
+    run.train(1)
     before, moments = vectors.clone(), _moments(run)
     batch = run.sampler.draw(1, run.state.draws, [])
     pool = np.unique(np.concatenate([batch.ads.ravel(), batch.hard_negatives.ravel()]))
     others = np.setdiff1d(np.arange(len(vectors)), pool)
-    run.losses(2)
+    run.train(2)
     moved = (vectors != before).any(dim=1).numpy()
     assert np.flatnonzero(moved).tolist() == pool[pool >= 0].tolist()
     for old, new in zip(moments, _moments(run), strict=True):
@@ -168,13 +142,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     config: RunConfig, prepared_bag: Prepared, tmp_path: Path
 ):
     whole = Run(config, prepared_bag)
-    expected = whole.losses(7)
+    expected = whole.train(7)
     first = Run(config, prepared_bag)
-    before = first.losses(3)
+    before = first.train(3)
     first.save(tmp_path)
     second = Run(config, prepared_bag, tmp_path)
     restore_checkpoint(tmp_path, second.state)
-    assert before + second.losses(7) == expected
+    assert before + second.train(7) == expected
     assert torch.equal(second.model.classifiers.vectors, whole.model.classifiers.vectors)
     for found, wanted in zip(second.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(found, wanted)
@@ -185,7 +159,7 @@ def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> 
     for sharded in (False, True):
         run = Run(overlay(config, {"classifier.sharded": sharded}), Prepared(prepared))
         run.state.model = torch.nn.parallel.DistributedDataParallel(run.model)
-        found = {"losses": run.losses(3), "held": len(run.model.classifiers.held)}
+        found = {"losses": run.train(3), "held": len(run.model.classifiers.held)}
         found["metrics"] = evaluate(run.model, run.data, "validation", Propensity())[0]
         checkpoint = folder / f"sharded-{sharded}"
         if rank == 0:
@@ -201,7 +175,7 @@ def test_two_workers_train_as_one_with_the_table_whole_or_in_shares(
 ):
     run_two_workers(_two_workers, tmp_path, config, prepared_bag.path)
     alone = Run(config, prepared_bag)
-    expected = alone.losses(3)
+    expected = alone.train(3)
     metrics = evaluate(alone.model, prepared_bag, "validation", Propensity())[0]
     num_ads = len(prepared_bag.ads)
     for sharded in (False, True):
@@ -233,7 +207,7 @@ def test_each_part_alone_learns_a_small_set_by_heart(
         "training.epochs": 40,
     }
     run = Run(overlay(config, changes), prepared_bag)
-    run.losses(run.sampler.steps_per_epoch * 40)
+    run.train(run.sampler.steps_per_epoch * 40)
     run.model.part = part
     texts = prepared_bag.queries["train"]
     rows = np.arange(len(texts))
@@ -252,7 +226,7 @@ def test_both_vectors_score_as_a_weighted_mean_of_two_cosines(
     config: RunConfig, prepared_bag: Prepared, tmp_path: Path
 ):
     run = Run(config, prepared_bag)
-    run.losses(4)
+    run.train(4)
     run.save(tmp_path)
     rows, scores = np.arange(12), {}
     for part in ("encoder", "classifier", "both"):
@@ -280,7 +254,7 @@ def test_vectors_of_ads_follow_from_those_of_queries(
     config: RunConfig, prepared_bag: Prepared, part: Part
 ):
     run = Run(config, prepared_bag)
-    run.losses(4)
+    run.train(4)
     model, ads = run.model, np.flatnonzero(prepared_bag.train_click_counts)
     model.part, model.scoring = part, Scoring(weight=0.5, text_scale=0.6)
     as_queries = model.embed_queries(prepared_bag.ads, ads)

@@ -28,14 +28,16 @@ from ramen_ray.method.objectives.terms import (
 )
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
-from ramen_ray.method.sampling.encoded import EncodedBatch, encode
+from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart, encode
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.step_part import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData, open_graphs
-from ramen_ray.method.training.optimization import build_optimizer, build_schedule
-from ramen_ray.method.training.state import CheckpointError, restore_checkpoint
-from ramen_ray.method.training.step import StepMemoryError, step_inputs, train_steps
-from ramen_ray.method.training.step_losses import global_losses
+from ramen_ray.method.training.state import (
+    CheckpointError,
+    build_optimizer,
+    build_schedule,
+    restore_checkpoint,
+)
+from ramen_ray.method.training.step import StepMemoryError, global_losses, step_inputs, train_steps
 
 LAMBDA_X = {"links": 0.5, "topics": 0.2}
 LAMBDA_Z = {"links": 0.3, "topics": 0.1}

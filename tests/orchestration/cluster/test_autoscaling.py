@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import (
     FakeMultiNodeProvider,
 )
 from ray.util.state import list_nodes
-from support import PATIENCE_S, ROOT, wait_until
+from support import PATIENCE_S, begin_training, wait_until
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.orchestration.run.directory import RunDirectory
@@ -88,12 +86,9 @@ def test_a_job_waits_for_machines_gets_them_and_they_leave(
 ) -> None:
     workers = {"workers.num_workers": MOST_MACHINES, "workers.startup_timeout_s": PATIENCE_S}
     config = overlay(small_run, {"name": "autoscaled", **workers})
-    file, log = tmp_path / "config.json", tmp_path / "log"
-    file.write_text(json.dumps(config.model_dump()))
-    command = [sys.executable, "jobs/train.py", "--config", str(file)]
     environment = {**os.environ, **ON_LOOPBACK, "RAY_ADDRESS": autoscaled.address}
-    with log.open("wb") as output:
-        job = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+    with (log := tmp_path / "log").open("wb") as output:
+        job = begin_training(config, tmp_path, env=environment, stdout=output, stderr=output)
     most = 0
     while job.poll() is None:
         most = max(most, _machines(autoscaled) or 0)

@@ -31,6 +31,12 @@ def _cluster() -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def _all_is_given_back() -> Iterator[None]:
+    yield
+    wait_until(lambda: free() == (2, 2), "what was held is not given back")
+
+
 def free() -> tuple[float, float]:
     resources = ray.available_resources()
     return resources.get("CPU", 0), resources.get("GPU", 0)
@@ -44,7 +50,6 @@ def test_a_share_of_a_gpu_is_of_one_gpu() -> None:
     remove_placement_group(group)
     wait_until(lambda: free() == (2, 2), "the group is not given back")
     check_resources(WORKER)
-    wait_until(lambda: free() == (2, 2), "what was requested is not given back")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,6 @@ def test_background_tasks_take_what_is_free_in_one_place(
         left = {name: 2 - sum(one.get(name, 0) for one in held) for name in ("CPU", "GPU")}
         wait_until(lambda: free() == pytest.approx(tuple(left.values())), "the group is not made")
         assert free_share() == share
-    wait_until(lambda: free() == (2, 2), "the group is not given back")
 
 
 def test_what_is_free_on_the_only_machine_is_found_without_a_group() -> None:
@@ -78,7 +82,6 @@ def test_what_is_free_on_the_only_machine_is_found_without_a_group() -> None:
     check_resources(WorkersConfig(num_workers=2, cpus_per_worker=1, startup_timeout_s=0.5))
     assert placement_group_table().keys() == groups
     remove_placement_group(group)
-    wait_until(lambda: free() == (2, 2), "the group is not given back")
 
 
 def test_groups_that_outlive_their_makers_are_given_back() -> None:
@@ -88,10 +91,8 @@ def test_groups_that_outlive_their_makers_are_given_back() -> None:
     with no_placement_group_left():
         ray.get(ray.remote(hold).remote())
         wait_until(lambda: free() == (1, 2), "there is no group")
-    wait_until(lambda: free() == (2, 2), "the group is not given back")
 
 
 def test_a_question_given_up_early_takes_nothing_from_the_cluster() -> None:
     for _ in range(100):
         has_room([{"GPU": 1}], seconds=0)  # one of two
-    wait_until(lambda: free() == (2, 2), "GPUs are lost")

@@ -4,8 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import run_in_two_processes
-from torch import distributed
+from short_runs import run_two_workers
 
 from ramen_ray.data.store.checksums import write_checksums
 from ramen_ray.method.sampling.training_data import Regularizer
@@ -77,9 +76,6 @@ def test_a_folder_that_cannot_be_written_is_done_without(
 
 
 def _copy_in_one_of_two(rank: int, folder: Path) -> None:
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2
-    )
     copy = local_folder.copy_folder
 
     def slowly(*arguments: Path) -> None:
@@ -93,9 +89,8 @@ def _copy_in_one_of_two(rank: int, folder: Path) -> None:
     copied = local.copy_of(folder / "shared")
     assert (copied / "indices.npy").read_bytes() == b"xxxx"
     assert copied.is_relative_to(folder / "disk")
-    distributed.destroy_process_group()
 
 
 def test_all_workers_of_a_machine_wait_for_its_first(tmp_path: Path) -> None:
     _write(tmp_path / "shared")
-    run_in_two_processes(_copy_in_one_of_two, tmp_path)
+    run_two_workers(_copy_in_one_of_two, tmp_path)

@@ -3,9 +3,9 @@
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import count, product
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import mlflow
 import numpy as np
@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
-from machines import Machines
+from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from support import text_table, wait_until
+from support import WAITS_FOR_TASKS, text_table, wait_until
 
 from ramen_ray.command_line import training_command
 from ramen_ray.config import RunConfig, overlay
@@ -51,6 +51,51 @@ AMID = {
 Ended = TypeVar("Ended")
 
 
+class Machines:
+    """A cluster with a head that offers no CPUs, which this process joins, and other machines.
+
+    Each has an address of its own on loopback, so that Ray takes them for different machines. They
+    share this one's disk, as real ones would share a folder. Use it in the main thread only: Ray
+    sets handlers of signals when it starts a machine.
+    """
+
+    def __init__(self) -> None:
+        head = {"num_cpus": 0, "node_ip_address": "127.0.0.2"}  # Ray replaces 127.0.0.1
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._addresses = (f"127.0.0.{last}" for last in count(3))
+        self._running: list[tuple[int, Any]] = []
+        ray.init(address=self._cluster.address, log_to_driver=False)
+
+    def add(self, num_cpus: int = 1) -> str:
+        """Add a machine; returns its id."""
+        address = next(self._addresses)
+        node = self._cluster.add_node(num_cpus=num_cpus, node_ip_address=address, wait=False)
+        self._running.append((num_cpus, node))
+        wait_until(lambda: node.node_id in _alive(), "the machine does not start")
+        return str(node.node_id)
+
+    def lose(self) -> None:
+        """Kill all processes of the machine that was added first; nobody is told."""
+        _, node = self._running.pop(0)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def become(self, *num_cpus: int) -> None:
+        """Lose and add machines, until those with these numbers of CPUs are left."""
+        while [cpus for cpus, _ in self._running] != list(num_cpus[: len(self._running)]):
+            self.lose()
+        for cpus in num_cpus[len(self._running) :]:
+            self.add(cpus)
+        wait_until(lambda: len(_alive()) == 1 + len(num_cpus), "lost machines are not noticed")
+
+    def shut_down(self) -> None:
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+def _alive() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Machines]:
     with pytest.MonkeyPatch.context() as environment:
@@ -78,11 +123,7 @@ def config(
             "dataset": str(larger.path),
             "output": str(tmp_path_factory.mktemp("outputs")),
             "walk.enabled": True,
-            "base.kind": "ance",
-            "base.refresh_mode": "synchronous",
-            "base.shortlist_size": 10,
-            "base.num_hard_negatives": 2,
-            "pruning.mode": "synchronous",
+            **WAITS_FOR_TASKS,
             "training.checkpoint_every_steps": 3,
             "workers.num_workers": 2,  # on machines of one CPU: one on each
             "workers.startup_timeout_s": 600,
@@ -106,6 +147,25 @@ def _disturbed(
         wait_until(lambda: begins() or running.done(), "it does not begin")
         disturb()
         return running.result()
+
+
+def _losing_one(
+    machines: Machines,
+    job: Callable[[], Ended],
+    begins: Callable[[], bool],
+    is_amid: Callable[[], bool] | None = None,
+) -> Ended:
+    """Run a job that loses a machine when something begins, and soon gets another."""
+    amid = []
+
+    def disturb() -> None:
+        machines.lose()
+        amid.append((is_amid or begins)())
+        machines.add()
+
+    ended = _disturbed(job, begins, disturb)
+    assert amid == [True], "the machine was lost too late"
+    return ended
 
 
 def test_ray_data_outlives_the_machine_on_which_a_job_first_used_it(
@@ -142,21 +202,9 @@ def test_a_machine_lost_amid_a_stage_changes_nothing(
     for made in made_before:
         (tmp_path / made).symlink_to(Path(config.output) / made)
 
-    def begins() -> bool:
-        return any(tmp_path.glob(AMID[stage]))
-
-    amid = False
-
-    def disturb() -> None:
-        nonlocal amid
-        machines.lose()
-        amid = begins()
-        machines.add()
-
     run = overlay(config, {"output": str(tmp_path), "name": "disturbed"})
-    disturbed = _disturbed(lambda: fit(run), begins, disturb)
+    disturbed = _losing_one(machines, lambda: fit(run), lambda: any(tmp_path.glob(AMID[stage])))
     assert disturbed.metrics == unharmed.metrics
-    assert amid, "the machine was lost too late"
 
 
 def test_the_only_worker_goes_on_when_its_machine_is_lost(
@@ -166,16 +214,8 @@ def test_the_only_worker_goes_on_when_its_machine_is_lost(
     config = overlay(config, {**alone, "training.epochs": 12, "workers.num_workers": 1})
     machines.become(1)
     expected = fit(overlay(config, {"name": "only-undisturbed"}))
-    folder = RunDirectory.of(config.output, "only").path
-
-    def begins() -> bool:
-        return any(folder.glob("checkpoint_0*"))
-
-    def disturb() -> None:
-        machines.lose()
-        machines.add()
-
-    found = _disturbed(lambda: fit(overlay(config, {"name": "only"})), begins, disturb)
+    run, folder = overlay(config, {"name": "only"}), RunDirectory.of(config.output, "only").path
+    found = _losing_one(machines, lambda: fit(run), lambda: any(folder.glob("checkpoint_0*")))
     assert found.metrics == expected.metrics
     assert "another one goes on" in caplog.text, "the machine was lost too late"
 
@@ -192,23 +232,16 @@ def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(
     np.save(file, np.concatenate([queries, ads]))
     shards = embedded_shards(file, len(queries), gb_per_shard=ads.nbytes / 1.9e9)
     assert len(shards) == 2
-    amid, begun = False, set()
+    begun = set()
 
     def begins() -> bool:
         begun.update(attempts.glob("*"))
         return len(begun) > 8  # two are of indexing
 
-    def disturb() -> None:
-        nonlocal amid
-        machines.lose()
-        amid = any(attempts.glob("*"))
-        machines.add()
-
     def job() -> TopK:
         return put_together(search_shards(shards, (file, len(queries)), 10, 1), len(queries), 10)
 
-    found = _disturbed(job, begins, disturb)
-    assert amid, "the machine was lost too late"
+    found = _losing_one(machines, job, begins, lambda: any(attempts.glob("*")))
     expected = search(queries, ads, 10)
     assert found[0].tolist() == expected[0].tolist()
     assert found[1].tolist() == expected[1].tolist()
@@ -298,21 +331,17 @@ def test_a_table_is_answered_with_a_machine_less(
     queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
     pq.write_table(pa.table({"text": texts}), queries, row_group_size=10_000)
 
-    def begins() -> bool:
-        return any(answers.glob("part-*.parquet"))
-
-    missing = 0
+    made: list[Path] = []
 
     def disturb() -> None:
-        nonlocal missing
         machines.lose()
-        missing = 20 - len(list(answers.glob("part-*.parquet")))
+        made.extend(answers.glob("part-*.parquet"))
 
     def job() -> Answered:
         return predict(registry, model, Asked(str(queries), 3), answers)
 
-    done = _disturbed(job, begins, disturb)
-    assert missing, "the machine was lost too late"
+    done = _disturbed(job, lambda: any(answers.glob("part-*.parquet")), disturb)
+    assert len(made) < 20, "the machine was lost too late"
     assert (done.rows, done.errors, done.partitions) == (len(texts), 0, 20)
     found = pq.read_table(answers)
     assert found["text"].to_pylist() == texts.tolist()

@@ -6,16 +6,19 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import ray
+from conftest import Refused, RunHere
 from support import PATIENCE_S, ROOT
 
-from ramen_ray.command_line import run_job
 from ramen_ray.orchestration.cluster import joining
 from ramen_ray.orchestration.cluster.joining import DASHBOARD_ADDRESS, start_ray
+
+JOB = SimpleNamespace(main=start_ray)
 
 
 @pytest.mark.parametrize(
@@ -32,28 +35,21 @@ from ramen_ray.orchestration.cluster.joining import DASHBOARD_ADDRESS, start_ray
     ],
 )
 def test_a_ray_that_does_not_start_is_told_in_one_line(
-    error: Exception,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    error: Exception, message: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    ports: set[int] = set()
 
-    def fails(**settings: Any) -> None:
-        asked.append(settings)
+    def fails(dashboard_port: int, **_: object) -> None:
+        ports.add(dashboard_port)
         raise error
 
     _without_ray(monkeypatch, fails)
     monkeypatch.setenv(DASHBOARD_ADDRESS, "of the user")
-    assert run_job(lambda: start_ray()) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: cannot join the Ray cluster: {message}")
-    assert said.count("\n") == 1
-    assert len({settings["dashboard_port"] for settings in asked}) == 1
+    assert refused(JOB).startswith(f"error: cannot join the Ray cluster: {message}")
+    assert len(ports) == 1
 
 
 def _without_ray(monkeypatch: pytest.MonkeyPatch, init: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["job.py"])
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "init", init)
@@ -80,7 +76,7 @@ def test_a_ray_that_is_too_slow_is_started_again_without_what_the_first_has_left
 
 
 def test_sigterm_while_ray_starts_ends_a_job_as_at_other_times(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def starts(**_: object) -> None:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))  # as Ray does
@@ -90,15 +86,14 @@ def test_sigterm_while_ray_starts_ends_a_job_as_at_other_times(
     monkeypatch.setattr("ramen_ray.command_line.SECONDS_TO_END", 3600)
     _without_ray(monkeypatch, starts)
     try:
-        assert run_job(lambda: start_ray()) == 143
+        assert run_here(JOB) == (143, "interrupted\n")
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.parametrize("names", ["RAY_ADDRESS", "file"])
 def test_a_cluster_that_does_not_answer_is_told_in_one_line(
-    names: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    names: str, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _without_ray(monkeypatch, None)
     monkeypatch.setattr(joining, "ANSWERS_WITHIN_S", 0.5)
@@ -111,22 +106,17 @@ def test_a_cluster_that_does_not_answer_is_told_in_one_line(
             (tmp_path / "ray" / "ray_current_cluster").write_text(address)
         else:
             monkeypatch.setenv("RAY_ADDRESS", address)
-        assert run_job(lambda: start_ray()) == 2
-    said = capsys.readouterr().err
+        said = refused(JOB)
     assert said.startswith(f"error: no Ray cluster answers at {address}, which ")
-    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "ray://127.0.0.1:10001", "127.0.0.1"])
 def test_an_address_that_is_none_of_a_cluster_is_refused(
-    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    address: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _without_ray(monkeypatch, None)
     monkeypatch.setenv("RAY_ADDRESS", address)
-    assert run_job(lambda: start_ray()) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: RAY_ADDRESS '{address}' is not HOST:PORT")
-    assert said.count("\n") == 1
+    assert refused(JOB).startswith(f"error: RAY_ADDRESS '{address}' is not HOST:PORT")
 
 
 def test_sigterm_while_no_cluster_answers_ends_a_job() -> None:

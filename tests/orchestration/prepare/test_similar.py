@@ -1,8 +1,7 @@
-"""Similar texts against brute force, by n-grams and by an encoder."""
+"""Similar texts against brute force."""
 
 import shutil
 import unicodedata
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +12,13 @@ import torch
 from support import errors_in, query_table, text_table
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
-from ramen_ray.method.graph import ngrams, similar
+from ramen_ray.data.tables.graphs import text_edges
+from ramen_ray.method.graph import similar
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.model.pretrained import text_tokenizer
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.orchestration.prepare import similar as preparation
-from ramen_ray.orchestration.prepare import text_edges
 from ramen_ray.orchestration.prepare.similar import add_similar
 
 WORDS = ["robin", "heron", "sloop", "maple", "flint", "tango", "old", "new", "Small", "rare"]
@@ -30,39 +29,6 @@ def _texts(count: int) -> list[str]:
     draw = np.random.default_rng(2)
     made = [" ".join(draw.choice(WORDS, draw.integers(1, 4))) for _ in range(count)]
     return list(dict.fromkeys(made + TWINS))
-
-
-def _ngram_similarities(texts: list[str]) -> np.ndarray:
-    """TF-IDF of character n-grams within words, written out (sublinear, smoothed, unit norm)."""
-    grams = []
-    for text in texts:
-        padded = [f" {word} " for word in text.lower().split()]
-        grams.append(
-            Counter(
-                word[start : start + n]
-                for word in padded
-                for n in (2, 3, 4)
-                for start in range(max(len(word) - n + 1, 1))
-            )
-        )
-    seen_in = Counter(gram for counts in grams for gram in counts)
-    rows = [
-        {
-            gram: (1 + np.log(n)) * (np.log((1 + len(texts)) / (1 + seen_in[gram])) + 1)
-            for gram, n in counts.items()
-        }
-        for counts in grams
-    ]
-    norms = [np.sqrt(sum(value**2 for value in row.values())) for row in rows]
-    return np.array(
-        [
-            [
-                sum(a[gram] * b.get(gram, 0) for gram in a) / norm_a / norm_b
-                for b, norm_b in zip(rows, norms, strict=True)
-            ]
-            for a, norm_a in zip(rows, norms, strict=True)
-        ]
-    )
 
 
 def _embedding_similarities(texts: list[str], folder: Path, max_length: int) -> np.ndarray:
@@ -121,16 +87,6 @@ def _check(
         assert sorted(one.values(), reverse=True) == pytest.approx(other, abs=1e-5)
         for text, weight in one.items():
             assert weight == pytest.approx(similarities[row, texts.index(text)], abs=1e-5)
-
-
-@pytest.mark.parametrize("products_at_once", [1, 1000, 1 << 24])
-def test_ngrams_find_what_brute_force_finds(
-    products_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ngrams, "PRODUCTS_AT_ONCE", products_at_once)
-    texts = _texts(80)
-    limits = SimilarSettings(top_k=3, min_similarity=0.31234, max_similarity=0.9)
-    _check(texts, _ngram_similarities(texts), limits, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -201,13 +157,11 @@ def test_a_trained_encoder_can_measure(encoder_path: Path, tmp_path: Path) -> No
     assert linked[0] == linked[1] != [{}] * len(linked[0])
 
 
-@pytest.mark.parametrize("by_encoder", [False, True])
 def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(
-    by_encoder: bool, dataset_path: Path, encoder_path: Path, tmp_path: Path
+    dataset_path: Path, tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
-    limits = SimilarSettings(str(encoder_path) if by_encoder else None, top_k=4)
-    counts = add_similar(path, "near", limits)
+    counts = add_similar(path, "near", SimilarSettings(top_k=4))
     dataset = Dataset(path)
     assert errors_in(dataset) == []
     queries, ads, anchors = (
@@ -246,25 +200,19 @@ def test_texts_without_similar_ones_change_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "shop").glob(".*"))
 
 
-@pytest.mark.parametrize("by_encoder", [True, False])
 def test_an_approximate_search_tells_its_recall(
-    by_encoder: bool,
-    dataset_path: Path,
-    encoder_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    dataset_path: Path, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
-    limits = SimilarSettings(str(encoder_path) if by_encoder else None, top_k=4)
+    limits = SimilarSettings(str(encoder_path), top_k=4)
     assert not [what for what in add_similar(path, "exact", limits) if "%" in what]
     monkeypatch.setattr(preparation, "MOST_EXACT_PRODUCTS", 1)
-    monkeypatch.setattr(ngrams, "MOST_PRODUCTS", 1)
     monkeypatch.setattr("ramen_ray.method.retrieval.index.MOST_FLAT_ADS", 1)
     counts = add_similar(path, "near", limits)
     exact, near = (set(_pairs(Dataset(path), name)) for name in ("exact", "near"))
     assert len(near & exact) > 0.9 * len(exact) > 100
     share = 100 * len(near & exact) / len(exact)
-    # of all texts, not only ads, and by an encoder before duplicates are left out
+    # of all texts, not only ads, and before duplicates are left out
     assert counts["% of nearest texts found"] == pytest.approx(share, abs=8)
 
 

@@ -23,11 +23,7 @@ from ramen_ray.data.prepared.csr import Csr, write_csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.store.checksums import DamagedError
-from ramen_ray.method.graph.walk import (
-    WalkGraph,
-    WalkSettings,
-    most_visited,
-)
+from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.prepare import walks
 from ramen_ray.orchestration.prepare.walks import walked_edges
@@ -157,16 +153,6 @@ def test_another_seed_walks_elsewhere_and_edge_weights_do_not_matter() -> None:
     graph = WalkGraph.of(weighted, 99)
     assert _walked(graph, SHORT) == _walked(_graph([list(range(6))] * 6), SHORT)
     assert _walked(graph, SHORT) != _walked(graph, SHORT, seed=1)
-
-
-def test_a_side_without_edges_stays_without(tmp_path: Path) -> None:
-    _graph([[]] * 5).forward.save(tmp_path / "forward")
-    _graph([[]] * 5).backward.save(tmp_path / "backward")
-    graph = WalkGraph(Csr.open(tmp_path / "forward"), Csr.open(tmp_path / "backward"))
-    most_visited(graph, 0, 5, SHORT, 0).save(tmp_path / "walked")
-    walked = Csr.open(tmp_path / "walked")
-    assert rows_of(walked) == [[]] * 5
-    assert walked.draw(np.arange(5), np.full(5, 0.5)).tolist() == [-1] * 5
 
 
 @settings(max_examples=20)

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 from ray.train import Checkpoint, UserCallback
-from support import kill_train_worker, wait_until
+from support import WAITS_FOR_TASKS, kill_train_worker, wait_until
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WalkConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import evaluate
 from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.method.training.step_losses import StepLosses, global_losses
-from ramen_ray.orchestration.background.pruned_graphs import GraphPruning
+from ramen_ray.method.training.step import StepLosses, global_losses, train_steps
+from ramen_ray.orchestration.background.results import GraphPruning
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import (
@@ -121,15 +120,9 @@ def config(small_run: RunConfig) -> RunConfig:
             "regularization.adaptive": True,
             "regularization.adaptive_step": 0.9,
             "regularization.every_steps": 2,
-            "base.refresh_every": 1,
-            "base.refresh_mode": "synchronous",
-            "base.shortlist_size": 10,
-            "base.num_hard_negatives": 2,
-            "base.first_clustered_epoch": 1,
+            **WAITS_FOR_TASKS,
             "base.cluster_size": 2,
             "base.double_cluster_size_at": (2,),
-            "pruning.mode": "synchronous",
-            "pruning.warmup_epochs": 1,
             "pruning.every_epochs": 2,
             "training.epochs": NUM_EPOCHS,
             "training.checkpoint_every_steps": 3,

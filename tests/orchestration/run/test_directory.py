@@ -42,19 +42,19 @@ def _refused(config: RunConfig, dataset: Dataset, message: str) -> None:
         pass
 
 
-def test_an_interrupted_run_is_opened_again(config: RunConfig, dataset: Dataset) -> None:
+def test_a_run_is_opened_again_until_it_is_finished(config: RunConfig, dataset: Dataset) -> None:
     with _opened(config, dataset) as first:
         first.note(mlflow_run_id="abc")
-    with _opened(config, dataset) as second:
+    with _opened(config, dataset) as second, _opened(config, dataset) as meanwhile:
         assert second == first
         assert second.notes["mlflow_run_id"] == "abc"
-
-
-def test_a_finished_run_is_not_touched_again(config: RunConfig, dataset: Dataset) -> None:
-    with _opened(config, dataset) as first:
-        first.note(finished=True)
-    with _opened(config, dataset) as second:
-        assert second.name == f"{first.name}-2"
+        assert meanwhile.name == f"{first.name}-2", "two processes never share a run"
+        second.note(finished=True)
+    with _opened(config, dataset) as third:
+        assert third == meanwhile, "a finished run is not touched again"
+        third.note(finished=True)
+        with _opened(config, dataset) as fourth:
+            assert fourth.name == f"{first.name}-3"
 
 
 def test_the_output_of_a_saved_configuration_is_where_its_run_is_now(
@@ -68,11 +68,6 @@ def test_the_output_of_a_saved_configuration_is_where_its_run_is_now(
     assert run_config_of(["--config", str(saved)]).output == str(tmp_path / "elsewhere")
     copied = shutil.copy(saved, tmp_path / "config.json")
     assert run_config_of(["--config", str(copied)]) == config
-
-
-def test_two_processes_never_share_a_run(config: RunConfig, dataset: Dataset) -> None:
-    with _opened(config, dataset) as first, _opened(config, dataset) as other:
-        assert other.path != first.path
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"identity": "x", "checksum": 1}'])
@@ -188,27 +183,25 @@ def test_a_name_in_use_is_refused(config: RunConfig, dataset: Dataset) -> None:
         _refused(named, dataset, "is in use")
         directory.note(finished=True)
     _refused(named, dataset, "is finished")
+    (directory.path.parent / "file").write_text("")
+    _refused(overlay(config, {"name": "file"}), dataset, "file is a file, not the folder of a run")
 
 
-def test_a_run_that_failed_at_the_start_leaves_no_folder(
+def test_a_run_that_failed_leaves_its_folder_only_with_a_checkpoint(
     config: RunConfig, dataset: Dataset, tmp_path: Path
 ) -> None:
     with pytest.raises(OSError, match="store"), _opened(config, dataset):
         raise OSError("the store")
     assert not list((tmp_path / "runs").iterdir())
-
-
-def test_a_run_with_a_checkpoint_stays(config: RunConfig, dataset: Dataset) -> None:
-    opened: list[RunDirectory] = []
-    with pytest.raises(KeyboardInterrupt), _opened(config, dataset) as directory:
-        opened.append(directory)
-        (directory.path / "checkpoint_000000001").mkdir()
+    goes_on = pytest.raises(KeyboardInterrupt, match="goes on after step 7")
+    with goes_on, _opened(config, dataset) as directory:
+        (directory.path / "checkpoint_000000007").mkdir()
         raise KeyboardInterrupt
     with _opened(config, dataset) as again:
-        assert again == opened[0]
+        assert again == directory
 
 
-def test_a_run_that_failed_leaves_what_was_in_its_folder(
+def test_a_run_that_failed_leaves_what_others_have_in_its_folder(
     config: RunConfig, dataset: Dataset, tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs" / "mine"
@@ -235,11 +228,3 @@ def test_a_run_cannot_take_the_folder_of_all_runs(
     assert (earlier.path / "checkpoint_000000001").is_dir()
     with pytest.raises(ConfigError, match=r"name: .* is not a valid name"):
         overlay(config, {"name": name})
-
-
-def test_a_folder_that_cannot_be_made_is_reported(config: RunConfig, dataset: Dataset) -> None:
-    runs = Path(config.output) / "runs"
-    runs.mkdir()
-    (runs / "mine").write_text("a file")
-    named = overlay(config, {"name": "mine"})
-    _refused(named, dataset, "runs/mine is a file, not the folder of a run")

@@ -1,10 +1,8 @@
 """Whole runs whose tasks, machine, clock or disk fail end with the numbers of one unharmed."""
 
-import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,10 +12,10 @@ import psutil
 import pytest
 from conftest import RunHere
 from mlflow.tracking import MlflowClient
-from support import PATIENCE_S, ROOT, resize, the_error
+from support import PATIENCE_S, WAITS_FOR_TASKS, begin_training, resize, the_error
 
 from jobs import train
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.tracking.runs import tracking_uri
@@ -40,13 +38,8 @@ def config(small_run: RunConfig) -> RunConfig:
         small_run,
         {
             "walk.enabled": True,
-            "base.kind": "ance",
-            "base.refresh_mode": "synchronous",
+            **WAITS_FOR_TASKS,
             "base.refresh_every": 2,
-            "base.shortlist_size": 10,
-            "base.num_hard_negatives": 2,
-            "pruning.mode": "synchronous",
-            "pruning.warmup_epochs": 1,
             "pruning.every_epochs": 2,
             "training.checkpoint_every_steps": 3,
         },
@@ -58,33 +51,23 @@ def unharmed(cluster: None, config: RunConfig) -> TrainResult:
     return fit(overlay(config, {"name": "unharmed"}))
 
 
-def _folder(config: RunConfig) -> Path:
-    return RunDirectory.of(config.output, str(config.name)).path
-
-
 def _kill_task(pending: Path) -> bool:
     """Kill the process that computes a background result; says whether there was one."""
-    if not any(pending.glob("step_*")):
-        _kill_warm_processes()
-        return False
+    has_begun = any(pending.glob("step_*"))
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if process.cmdline()[:1] == ["ray::_run"]:
+            name = process.cmdline()[:1]
+            if has_begun and name == ["ray::_run"]:
                 process.kill()
                 return True
+            # a process that has loaded libraries would do the task before one can kill it
+            if not has_begun and name == ["ray::IDLE"] and process.memory_info().rss > WARM_BYTES:
+                process.kill()
     return False
 
 
-def _kill_warm_processes() -> None:
-    """Kill idle processes that have loaded libraries: they do a task before one can kill them."""
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if process.cmdline()[:1] == ["ray::IDLE"] and process.memory_info().rss > WARM_BYTES:
-                process.kill()
-
-
 def _kill_both_tasks(config: RunConfig) -> TrainResult:
-    folder = _folder(config)
+    folder = RunDirectory.of(config.output, str(config.name)).path
 
     def kill() -> None:
         for kind in KINDS:
@@ -127,20 +110,10 @@ def _trainings(
     config: RunConfig, names: list[str], folder: Path, **environment: str
 ) -> list[tuple[int, str]]:
     """Run trainings at once, each with a Ray of its own; returns their codes and what they said."""
-    begun = []
-    for name in names:
-        file = folder / f"{name}.json"
-        file.write_text(json.dumps(overlay(config, {"name": name}).model_dump()))
-        command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
-        begun.append(
-            subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "RAY_ADDRESS": "local", **environment},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-        )
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    options = {**output, "env": {**os.environ, "RAY_ADDRESS": "local", **environment}}
+    named = [overlay(config, {"name": name}) for name in names]
+    begun = [begin_training(one, folder, **options) for one in named]
     said = [process.communicate(timeout=PATIENCE_S)[0].decode() for process in begun]
     return [(process.returncode, one) for process, one in zip(begun, said, strict=True)]
 
@@ -152,7 +125,6 @@ def _metrics(config: RunConfig, name: str) -> Metrics:
 
 def _weights(config: RunConfig, name: str) -> dict[str, bytes]:
     best = RunDirectory.of(config.output, name).best_checkpoint
-    assert best is not None
     files = best.rglob("*.safetensors")
     return {str(file.relative_to(best)): file.read_bytes() for file in files}
 
@@ -221,8 +193,7 @@ def test_a_run_on_a_disk_that_is_full_again_and_again_goes_on_to_the_same_number
     resize(small_disk, size)
     shutil.copy(empty_store, small_disk)
     file = tmp_path / "config.json"
-    full = overlay(config, {"output": str(small_disk), "name": "full"})
-    file.write_text(json.dumps(full.model_dump()))
+    write_config(overlay(config, {"output": str(small_disk), "name": "full"}), file)
     run, stages = small_disk / "runs" / "full", []
     while True:
         code, said = run_here(train, "--config", file)

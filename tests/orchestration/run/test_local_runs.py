@@ -9,7 +9,7 @@ from threading import Event
 
 import psutil
 import pytest
-from support import kill_train_worker, wait_until
+from support import WAITS_FOR_TASKS, kill_train_worker, wait_until
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.checksums import find_damage
@@ -65,14 +65,7 @@ def test_steps_read_the_machines_own_copies_to_the_same_numbers(
         small_run,
         {
             "walk.enabled": True,
-            "base.kind": "ance",
-            "base.refresh_mode": "synchronous",
-            "base.refresh_every": 1,
-            "base.shortlist_size": 10,
-            "base.num_hard_negatives": 2,
-            "pruning.mode": "synchronous",
-            "pruning.warmup_epochs": 1,
-            "pruning.every_epochs": 1,
+            **WAITS_FOR_TASKS,
             "training.epochs": 5,
             "workers.num_workers": 2,
         },

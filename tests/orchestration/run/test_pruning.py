@@ -28,7 +28,7 @@ from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration import embed as embedding
 from ramen_ray.orchestration.background import task as background
-from ramen_ray.orchestration.background.pruned_graphs import GraphPruning
+from ramen_ray.orchestration.background.results import GraphPruning
 from ramen_ray.orchestration.background.task import (
     BackgroundTask,
     Compute,
@@ -113,6 +113,18 @@ def test_each_distinct_text_is_encoded_once(
         assert found.take(rows) == pytest.approx(model.embed_texts(table, rows), abs=1e-3)
 
 
+def _when_open(gate: Path) -> Compute:
+    """Return what copies the weights of a checkpoint as soon as there is a ``gate``."""
+
+    def waits(model: Path, folder: Path) -> dict[str, float]:
+        while not gate.exists():
+            time.sleep(0.05)
+        (folder / "copy").write_text((model / "encoder" / "weights").read_text())
+        return {"copied": 4}
+
+    return waits
+
+
 def _task(folder: Path, compute: Compute, schedule: Schedule = EVERY_EPOCH) -> BackgroundTask:
     """A task on the checkpoints in ``folder``, whose results are used as shortlists."""
     (folder / "encoder").mkdir(parents=True, exist_ok=True)
@@ -193,13 +205,7 @@ def test_a_full_disk_stops_the_run_which_makes_the_result_when_it_goes_on(
 def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
     cluster: None, tmp_path: Path
 ) -> None:
-    gate = tmp_path / "gate"
-
-    def waits(model: Path, folder: Path) -> dict[str, float]:
-        while not gate.exists():
-            time.sleep(0.05)
-        (folder / "copy").write_text((model / "encoder" / "weights").read_text())
-        return {"copied": 4}
+    waits = _when_open(gate := tmp_path / "gate")
 
     def advance_to(step: int, task: BackgroundTask, epoch: int) -> None:
         while _advance(task, epoch * EPOCH) != step:
@@ -231,14 +237,8 @@ def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
 def test_a_late_result_is_told_and_one_that_misses_half_of_the_run_ends_it(
     cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = tmp_path / "gate"
+    waits = _when_open(gate := tmp_path / "gate")
     monkeypatch.setattr(background, "SECONDS_BETWEEN_SIGNS", 0.1)
-
-    def waits(model: Path, folder: Path) -> dict[str, float]:
-        while not gate.exists():
-            time.sleep(0.05)
-        return {}
-
     schedule = Schedule(1, 2, num_epochs=8, steps_per_epoch=EPOCH, wait=False, wait_flag="a.flag")
     task = _task(tmp_path, waits, schedule)
     for epoch in (1, 2):

@@ -45,7 +45,9 @@ def test_a_log_gets_lines_with_the_time_left(tmp_path: Path, log: Lines):
     assert all(" left  epoch" in line for line in log() if not line.startswith("step 10"))
 
 
-def test_a_log_of_a_long_run_is_short(tmp_path: Path, log: Lines, monkeypatch: pytest.MonkeyPatch):
+def test_a_log_of_a_long_run_is_short_and_shows_the_last_message(
+    tmp_path: Path, log: Lines, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(told, "FIRST_LINE_S", 3600)
     with shown_progress(tmp_path):
         for epoch in (1, 2, 4):
@@ -59,12 +61,6 @@ def test_what_an_earlier_attempt_left_is_not_shown(tmp_path: Path, log: Lines):
         assert read_progress(tmp_path) is None
     assert log() == []
     assert not (tmp_path / PROGRESS_FILE).exists()
-
-
-def test_the_last_message_is_shown_even_when_the_run_ends_at_once(tmp_path: Path, log: Lines):
-    with shown_progress(tmp_path):
-        LiveProgress(40, 40, "epoch 4").write(tmp_path)
-    assert log() == ["step 40/40  epoch 4"]
 
 
 def test_a_terminal_has_one_line_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

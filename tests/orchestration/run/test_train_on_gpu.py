@@ -7,11 +7,12 @@ import pytest
 import ray
 import torch
 from ray.util.placement_group import placement_group, remove_placement_group
+from support import WAITS_FOR_TASKS
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.method.retrieval.shortlists import open_shortlists
 from ramen_ray.method.sampling.batches import DrawState
-from ramen_ray.orchestration.background.mining import SHORTLISTS_FILE
+from ramen_ray.orchestration.background.results import SHORTLISTS_FILE
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, read_report
 from ramen_ray.orchestration.run.fit import fit
 
@@ -28,13 +29,7 @@ def test_a_run_trains_mines_and_prunes_on_one_gpu(cluster: None, small_run: RunC
     changes = {
         "encoder.kind": "transformer",
         "training.epochs": 2,  # each task on a GPU starts a process
-        "base.kind": "ance",
-        "base.refresh_every": 1,
-        "base.refresh_mode": "synchronous",
-        "base.shortlist_size": 10,
-        "pruning.mode": "synchronous",
-        "pruning.warmup_epochs": 1,
-        "pruning.every_epochs": 1,
+        **WAITS_FOR_TASKS,
         "workers.use_gpu": True,
         "workers.gpus_per_worker": SHARE,
     }

@@ -58,8 +58,6 @@ def config(split_path: Path, small_run: RunConfig) -> RunConfig:
             "optimizer.lr": 1e-3,
             "pruning.mode": "asynchronous",
             "pruning.prune_threshold": ALIKE,
-            "pruning.warmup_epochs": 1,
-            "pruning.every_epochs": 1,
             "training.epochs": NUM_EPOCHS,
             "training.validate_every": NUM_EPOCHS,
         },

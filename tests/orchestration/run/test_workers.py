@@ -15,104 +15,84 @@ from ray.exceptions import ActorDiedError
 from ray.train import ControllerError, WorkerGroupError
 from support import wait_until
 
-from ramen_ray.config import WorkersConfig, overlay
+from ramen_ray.config import WorkersConfig
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run import workers
-from ramen_ray.orchestration.run.workers import EndIfItRecurs, WorkerTask
-from ramen_ray.presets import minilm
-from ramen_ray.tracking.runs import Run
+from ramen_ray.orchestration.run.workers import EndIfItRecurs, Process
 
-Train = Callable[..., Any]
+Job = Callable[..., Any]
 
 
 @pytest.fixture
-def train(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
+def train(cluster: None) -> Job:
     """Let the only worker, of one failure at most, do something else than training."""
 
-    def called(worker: Callable[[WorkerTask], Any], max_failures: int = 1) -> Any:
-        changes = {"workers.cpus_per_worker": 1, "workers.max_failures": max_failures}
-        config = overlay(minilm("foldoc"), changes)
-        task = WorkerTask(config, "", "", str(tmp_path), Run("", ""), {})
-        monkeypatch.setattr(workers, "train_alone", worker)
-        return workers.train_in_one_worker(task, config.workers)
+    def called(worker: Callable[[Process], Any], max_failures: int = 1) -> Any:
+        held = WorkersConfig(cpus_per_worker=1, max_failures=max_failures)
+        return workers.train_in_one_worker(worker, held)
 
     return called
 
 
-def test_another_worker_goes_on_where_one_died(
-    train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_another_worker_goes_on_where_one_died_or_failed(
+    is_killed: bool, train: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def die_once(task: WorkerTask) -> str:
+    def end_once(process: Process) -> str:
         if not (tmp_path / "begun").exists():
             (tmp_path / "begun").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return "done"
-
-    assert train(die_once) == "done"
-    assert caplog.text.count("the worker has failed, another one goes on: ") == 1
-
-
-def test_another_worker_goes_on_after_an_error_that_may_pass(train: Train, tmp_path: Path) -> None:
-    def fail_once(task: WorkerTask) -> str:
-        if not (tmp_path / "failed").exists():
-            (tmp_path / "failed").mkdir()
+            if is_killed:
+                os.kill(os.getpid(), signal.SIGKILL)
             raise ConnectionResetError("the store went away")
         return "done"
 
-    def always_fail(task: WorkerTask) -> None:
-        with (tmp_path / "failures").open("a") as failures:
-            failures.write(".")
-        raise ZeroDivisionError("by zero")
-
-    assert train(fail_once) == "done"
-    with pytest.raises(ZeroDivisionError, match="by zero"):
-        train(always_fail)
-    assert (tmp_path / "failures").stat().st_size == 2
+    assert train(end_once) == "done"
+    assert caplog.text.count("the worker has failed, another one goes on: ") == 1
 
 
-def test_a_step_that_does_not_fit_is_tried_twice_and_told_in_one_line(
-    train: Train, tmp_path: Path
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("error", "tries", "kind", "message"),
+    [
+        (None, 3, ClusterError, "workers have died 3 times, once more than"),
+        (ZeroDivisionError("by zero"), 3, ZeroDivisionError, "by zero"),
+        (StepMemoryError(7, 5000, 36_000), 2, UserError, r"in step 7: .* 36,000 tokens;"),
+        (FULL, 1, OSError, "No space left on device"),
+        (DatasetError("a fault in line 3"), 1, DatasetError, "a fault in line 3"),
+    ],
+    ids=["killed", "fault of the code", "memory", "full disk", "fault of the data"],
+)
+def test_a_worker_that_fails_as_it_would_again_is_told_in_one_line(
+    error: Exception | None,
+    tries: int,
+    kind: type[Exception],
+    message: str,
+    train: Job,
+    tmp_path: Path,
 ) -> None:
-    def is_full(task: WorkerTask) -> None:
-        with (tmp_path / "tries").open("a") as tries:
-            tries.write(".")
-        raise StepMemoryError(7, 5000, 36_000)
+    def fail(process: Process) -> None:
+        with (tmp_path / "tries").open("a") as file:
+            file.write(".")
+        if error is not None:
+            raise error
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(UserError, match=r"out of memory in step 7: .* 36,000 tokens;") as told:
-        train(is_full, max_failures=2)
+    with pytest.raises(kind, match=message) as told:
+        train(fail, max_failures=2)
     assert "\n" not in str(told.value)
-    assert (tmp_path / "tries").stat().st_size == 2
+    assert (tmp_path / "tries").stat().st_size == tries
+    assert is_disk_full(told.value) == (error is FULL)
 
 
-def test_a_worker_that_dies_too_often_is_told_in_one_line(train: Train) -> None:
-    with pytest.raises(ClusterError, match="workers have died 2 times, once more than") as told:
-        train(lambda task: os.kill(os.getpid(), signal.SIGKILL))
-    assert "\n" not in str(told.value)
-
-
-def test_no_worker_is_started_anew_after_an_error(train: Train, tmp_path: Path) -> None:
-    def fill_the_disk(task: WorkerTask) -> None:
-        (tmp_path / "disk").mkdir()
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def find_fault(task: WorkerTask) -> None:
-        (tmp_path / "fault").mkdir()
-        raise DatasetError("a fault in line 3")
-
-    with pytest.raises(OSError) as full:
-        train(fill_the_disk)
-    assert is_disk_full(full.value)
-    with pytest.raises(DatasetError, match="a fault in line 3"):
-        train(find_fault)
-
-
-def test_ctrl_c_ends_the_worker(train: Train, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_worker(train: Job, tmp_path: Path) -> None:
     file = tmp_path / "process"
 
-    def never_end(task: WorkerTask) -> None:
+    def never_end(process: Process) -> None:
         file.write_text(str(os.getpid()))
         threading.Event().wait()
 
@@ -127,9 +107,6 @@ def test_ctrl_c_ends_the_worker(train: Train, tmp_path: Path) -> None:
         psutil.Process(int(file.read_text())).wait(timeout=30)
 
 
-FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 class _Died(Exception):
     """What Ray Train makes of a worker whose process has ended."""
 
@@ -137,6 +114,7 @@ class _Died(Exception):
 
 
 DIED = _Died("A worker has died.\nIts logs")
+TOO_OFTEN = r"workers have died 3 times, once more than .*\(A worker has died\.\)$"
 
 
 def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,31 +127,26 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(workers, "TorchTrainer", Fails)
     held = WorkersConfig(max_failures=2)
-    task = WorkerTask(minilm("foldoc"), "", "", "", Run("", ""), {})
-    workers.train_in_workers(task, held, Path("runs") / "a")
+    workers.train_in_workers(lambda process: None, held, Path("runs") / "a")
 
 
-@pytest.mark.parametrize("failures", [{0: DIED}, {0: ConnectionError("reset"), 1: DIED}])
-def test_workers_that_die_too_often_are_told_in_one_line(
-    failures: dict[int, Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ClusterError, match="workers have died 3 times, once more than") as told:
-        _run(WorkerGroupError("dead", failures), monkeypatch)
-    assert str(told.value).endswith("(A worker has died.)")
-
-
-def test_a_lost_machine_that_is_not_replaced_is_told_in_one_line(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (WorkerGroupError("dead", {0: DIED}), ClusterError, TOO_OFTEN),
+        (WorkerGroupError("dead", {0: ConnectionError("reset"), 1: DIED}), ClusterError, TOO_OFTEN),
+        (ControllerError(TimeoutError("none")), ClusterError, "had no room for all 1 since; add"),
+        (ActorDiedError(), ClusterError, "a process has died"),
+        (ControllerError(UserError("out of memory in step 7: b")), UserError, "memory in step 7"),
+    ],
+)
+def test_what_ends_several_workers_is_told_in_one_line(
+    error: Exception, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "has_room", lambda needed, seconds: False)
-    with pytest.raises(ClusterError, match="had no room for all 1 since; add machines") as told:
-        _run(ControllerError(TimeoutError("no workers")), monkeypatch)
+    with pytest.raises(kind, match=message) as told:
+        _run(error, monkeypatch)
     assert "\n" not in str(told.value)
-
-
-def test_a_controller_that_dies_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ClusterError, match="a process has died"):
-        _run(ActorDiedError(), monkeypatch)
 
 
 def test_a_fault_of_the_code_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,10 +181,3 @@ class _Wrapped(Exception):
 
     def __str__(self) -> str:
         return f"Traceback:\n  in a file\nStepMemoryError: {self.args[0]}\n"
-
-
-def test_a_step_that_does_not_fit_in_workers_is_told_in_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(UserError, match="out of memory in step 7"):
-        _run(ControllerError(UserError("out of memory in step 7: too much")), monkeypatch)

@@ -64,14 +64,14 @@ def test_only_a_better_retriever_replaces_the_champion_and_it_can_be_restored(
     for metric in ("P@1", "tail/R@10"):
         code, printed = job(bad, "--name", "shop", "--metric", metric)
         assert code == 3, "no error, and not promoted"
-        assert printed.splitlines()[-1].startswith(f"version 1 is not promoted: {metric} -")
+        assert printed.splitlines()[-2].startswith(f"version 1 is not promoted: {metric} -")
     assert _champion(store, "shop") == good
     code, printed = job(good, "--name", "shop")
     assert (code, printed) == (2, "error: this retriever is the champion already: version 2\n")
     promoted(bad, "--name", "shop", "--force")
     assert _champion(store, "shop") == bad
     printed = promoted("--restore", "--name", "shop")
-    assert printed == "shop@champion is version 2 again, no longer version 1\n"
+    assert printed.startswith("shop@champion is version 2 again, no longer version 1\nnext: ")
     assert _champion(store, "shop") == good
     described = store.client.get_model_version("shop", "2").description
     assert described.startswith("R@10 +")
@@ -113,7 +113,7 @@ def test_a_choice_by_hand_is_the_champion_to_beat(
     assert code == 3
     assert "is not promoted" in printed
     printed = promoted("--restore", "--name", "by-hand")
-    assert printed == "by-hand@champion is version 1 again, no longer version 2\n"
+    assert printed.startswith("by-hand@champion is version 1 again, no longer version 2\nnext: ")
     error = refused(promote, "--restore", "--name", "by-hand", "--output", store.output)
     assert "'champion' before version 1" in error
 
@@ -177,7 +177,7 @@ def test_new_ads_of_the_champion_are_ignored_and_counted(
     code, printed = job(good, "--name", "extended")
     assert code == 3
     assert "R@10 +0.00 [+0.00, +0.00] against version 2 on the test split" in printed
-    assert printed.endswith("; version 2 has 12 more ads, added since\n")
+    assert "; version 2 has 12 more ads, added since\n" in printed
 
 
 @pytest.mark.parametrize("broken", ["files", "index", "kind", "dataset"])

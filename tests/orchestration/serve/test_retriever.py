@@ -25,7 +25,6 @@ from support import MAX_LENGTH, PATIENCE_S, answers, running, wait_until
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.model.classifiers import Classifiers
 from ramen_ray.method.model.dual_encoder import (
     CLASSIFIER_FOLDER,
     ENCODER_FOLDER,
@@ -34,7 +33,7 @@ from ramen_ray.method.model.dual_encoder import (
     load_model,
 )
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
-from ramen_ray.method.model.heads import Head
+from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.model.texts import Prompts
 from ramen_ray.method.retrieval.index import (
     FEWEST_IVF_PQ_ADS,

@@ -22,7 +22,6 @@ from ramen_ray.data.tables.clicks import numbering, splits, writing
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
 from ramen_ray.data.tables.graphs.anchor_sets import made_by
-from ramen_ray.data.tables.graphs.edges import write_edge_list
 from ramen_ray.data.tables.reading.columns import (
     Column,
     filter_columns,
@@ -34,8 +33,6 @@ from ramen_ray.data.tables.reading.columns import (
 )
 from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
 from ramen_ray.errors import redacted, without_passwords
-
-MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30  # so that their sums fit in float32
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +66,7 @@ def import_tables(
             written = Dataset(writer.folder, metadata)
             with engine(writer.folder, memory, written) as connection:
                 for key, edge_list in tables.edge_lists.items():
-                    found = write_edge_list(connection, written, edge_list, key, writer)
+                    found = edges.write_edge_list(connection, written, edge_list, key, writer)
                     _log(f"anchor set {key}", found.num_rows | found.counts)
     dataset = Dataset(output)
     queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
@@ -82,21 +79,46 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
 
     Raises a DatasetError if one is missing, cannot be opened, or lacks a column.
     """
-    columns = tables.columns
+    columns, null_words = tables.columns, tables.null_words
+    change = normalized if tables.normalize_texts else lambda texts: texts
+
+    def of_nodes(name: str, text: tuple[str, ...]) -> dict[str, Column]:
+        texts = text_column(text, null_words, change)
+        same = (name,) == text  # texts are their own ids
+        return {"id": texts if same else id_column(name, null_words), "text": texts}
+
+    def of_names(names: Mapping[str, str]) -> dict[str, Column]:
+        """Read names of queries or ads: ids if they have a table, else texts."""
+        listed = {"query": tables.queries, "ad": tables.ads}
+        return {
+            side: id_column(name, null_words)
+            if listed[side]
+            else text_column(name, null_words, change)
+            for side, name in names.items()
+        }
+
+    names = tables.click_columns
+    clicks = of_names({side: names[side] for side in SIDES})
+    if "weight" in names:
+        limits = edges.LEAST_WEIGHT, edges.LARGEST_WEIGHT
+        zeros = "impressions, rows of 0 clicks"
+        clicks["weight"] = weight_column(names["weight"], *limits, zeros=zeros)
+    if "time" in names:
+        unit, flag = columns.clicks_time_unit, "--columns.clicks-time-unit"
+        reasons = "clicks before clicks_from", "clicks from clicks_until on"
+        times = time_column(names["time"], unit, flag)
+        clicks["time"] = within(times, *tables.click_bounds, reasons)
+    ads = of_nodes(columns.ad_id, columns.ad_text) | filter_columns(columns.ad_filters)
     sources: dict[str, tuple[str | None, dict[str, Column]]] = {
-        "query": (tables.queries, _node_columns(tables, columns.query_id, columns.query_text)),
-        "ad": (
-            tables.ads,
-            _node_columns(tables, columns.ad_id, columns.ad_text)
-            | filter_columns(columns.ad_filters),
-        ),
-        "clicks": (tables.clicks, _click_columns(tables)),
-        "filters": (tables.filters, _name_columns(tables, tables.filter_columns)),
+        "query": (tables.queries, of_nodes(columns.query_id, columns.query_text)),
+        "ad": (tables.ads, ads),
+        "clicks": (tables.clicks, clicks),
+        "filters": (tables.filters, of_names(tables.filter_columns)),
     }
     if tables.given_splits:
-        source, names = tables.given_splits
-        query = _name_columns(tables, {"query": names["query"]})
-        sources["splits"] = source, query | {"split": splits.split_column(names["split"])}
+        source, given = tables.given_splits
+        split = splits.split_column(given["split"])
+        sources["splits"] = source, of_names({"query": given["query"]}) | {"split": split}
     return {
         what: UserTable(source, of, tables.skip_bad_rows)
         for what, (source, of) in sources.items()
@@ -125,13 +147,24 @@ class _Import:
         writing.write_queries(self.connection, writer, ids["query"] + weights)
         for side in SIDES:
             writing.write_aliases(self.connection, side, writer)
-        if self.tables.filters or self.tables.drop_own_text:
-            self._write_filters(writer)
+        has_pairs, own_text = "filters" in self.opened, self.tables.drop_own_text
+        if has_pairs:
+            given = numbering.numbered(SIDES, "place,", "source")
+            self.opened["filters"].load(self.connection, "filters", given)
+            self._report_unknown("filters", SIDES)
+        if has_pairs or own_text:
+            pairs = writing.write_filters(
+                self.connection, writer, given=has_pairs, own_text=own_text
+            )
+            _log("filters", pairs)
 
     def _read(self) -> None:
         """Read the tables of queries, ads and clicks, and sum the clicks."""
         connection, table = self.connection, self.opened["clicks"]
-        rows = numbering.rows_sql(table.columns, self.tables.period_bounds or ())
+        weight = "weight" if "weight" in table.columns else "1.0"
+        bounds = self.tables.period_bounds or ()
+        period = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
+        rows = f"SELECT place, query, ad, {weight} AS weight, {period} AS period FROM source"
         listed = [side for side in SIDES if side in self.opened]
         for side in listed:
             self.opened[side].load(connection, f"{side}_rows", "FROM source")
@@ -140,7 +173,11 @@ class _Import:
             table.load(connection, "click_rows", rows)
             self._finish("clicks")
         for side in SIDES:
-            self._number(side)
+            counts = numbering.number_nodes(connection, side, listed=side in listed)
+            if counts["rows repeat an id"]:
+                other = numbering.check_repeated_ids(connection, side, self.opened[side])
+                counts["of them with a different text, which is not used"] = other
+            _log(PLURAL[side], counts)
         with_numbers = partial(numbering.numbered, SIDES, "place, weight, period,")
         if len(listed) < len(SIDES):
             clicks = f"CREATE TABLE clicks AS {with_numbers('click_rows')}"
@@ -172,13 +209,6 @@ class _Import:
         )
         refuse_no_rows(table)
 
-    def _number(self, side: Side) -> None:
-        counts = numbering.number_nodes(self.connection, side, listed=side in self.opened)
-        if counts["rows repeat an id"]:
-            other = numbering.check_repeated_ids(self.connection, side, self.opened[side])
-            counts["of them with a different text, which is not used"] = other
-        _log(PLURAL[side], counts)
-
     def _report_unknown(self, what: str, sides: Sequence[Side]) -> None:
         """Refuse rows of a table, as it was loaded, that name a query or an ad that is not there.
 
@@ -200,7 +230,6 @@ class _Import:
         """Decide what is kept, and in which split."""
         tables, connection = self.tables, self.connection
         all_periods = tables.splits.held_out == "later-clicks"
-        splits.find_periods(connection)
         splits.keep_ads(connection, tables.min_queries_per_ad, all_periods=all_periods)
         counts: dict[str, int] = {}
         if tables.given_splits:
@@ -219,55 +248,8 @@ class _Import:
         if any((counts := counts | left_out).values()):
             _log("splits", counts)
 
-    def _write_filters(self, writer: DatasetWriter) -> None:
-        has_pairs = "filters" in self.opened
-        if has_pairs:
-            given = numbering.numbered(SIDES, "place,", "source")
-            self.opened["filters"].load(self.connection, "filters", given)
-            self._report_unknown("filters", SIDES)
-        own_text = self.tables.drop_own_text
-        counts = writing.write_filters(self.connection, writer, given=has_pairs, own_text=own_text)
-        _log("filters", counts)
-
 
 def _log(what: str, counts: Mapping[str, int]) -> None:
     """Log the counts that are not 0."""
     found = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
     logger.info("%s: %s", what, found or "none")
-
-
-def _node_columns(tables: UserTables, name: str, text: tuple[str, ...]) -> dict[str, Column]:
-    texts = _text_column(tables, text)
-    same = (name,) == text  # texts are their own ids
-    return {"id": texts if same else id_column(name, tables.null_words), "text": texts}
-
-
-def _name_columns(tables: UserTables, names: Mapping[str, str]) -> dict[str, Column]:
-    """Read columns that name queries or ads, by ids if they have a table, else by texts."""
-    listed = {"query": tables.queries, "ad": tables.ads}
-    return {
-        side: id_column(name, tables.null_words) if listed[side] else _text_column(tables, name)
-        for side, name in names.items()
-    }
-
-
-def _text_column(tables: UserTables, name: str | tuple[str, ...]) -> Column:
-    """Read texts as they are, or normalised."""
-    change = normalized if tables.normalize_texts else lambda texts: texts
-    return text_column(name, tables.null_words, change)
-
-
-def _click_columns(tables: UserTables) -> dict[str, Column]:
-    names = tables.click_columns
-    columns = _name_columns(tables, {side: names[side] for side in SIDES})
-    if "weight" in names:
-        columns["weight"] = weight_column(
-            names["weight"], MIN_WEIGHT, MAX_WEIGHT, zeros="impressions, rows of 0 clicks"
-        )
-    if "time" in names:
-        times = time_column(
-            names["time"], tables.columns.clicks_time_unit, "--columns.clicks-time-unit"
-        )
-        reasons = "clicks before clicks_from", "clicks from clicks_until on"
-        columns["time"] = within(times, *tables.click_bounds, reasons)
-    return columns

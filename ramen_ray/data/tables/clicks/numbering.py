@@ -22,7 +22,7 @@ Then clicks are summed:
     the clicks of each pair in each period.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from duckdb import DuckDBPyConnection
 
@@ -153,13 +153,6 @@ def numbered(sides: Sequence[Side], others: str, rows: str) -> str:
     )
     joins = " ".join(f"LEFT JOIN {side}_names ON {side}_names.name = rows.{side}" for side in sides)
     return f"SELECT {others} {columns} FROM {rows} AS rows {joins}"
-
-
-def rows_sql(roles: Mapping[str, object], bounds: Sequence[float]) -> str:
-    """Return the SQL for clicks with weight and period, which ``bounds`` (s since 1970) divide."""
-    weight = "weight" if "weight" in roles else "1.0"
-    periods = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
-    return f"SELECT place, query, ad, {weight} AS weight, {periods} AS period FROM source"
 
 
 def sum_clicks(connection: DuckDBPyConnection) -> None:

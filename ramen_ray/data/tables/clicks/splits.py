@@ -53,8 +53,12 @@ def split_column(name: str) -> Column:
     return Column(name, convert, f"are not one of {', '.join(SPLITS)}", pa.int8())
 
 
-def find_periods(connection: DuckDBPyConnection) -> None:
-    """Make ``periods``; queries whose texts differ only in case and white space share one."""
+def keep_ads(connection: DuckDBPyConnection, fewest_queries: int, *, all_periods: bool) -> None:
+    """Make ``periods``, ``kept_ads``, of so many queries with a click that counts, and ``counted``.
+
+    Queries whose texts differ only in case and white space share a period. Without ``all_periods``,
+    only a query's first period counts: training must see no later click.
+    """
     run(
         connection,
         "finding first clicks",
@@ -62,13 +66,6 @@ def find_periods(connection: DuckDBPyConnection) -> None:
         FROM (SELECT query, min(period) AS period FROM sums GROUP BY query)
         LEFT JOIN members ON number = query GROUP BY ALL""",
     )
-
-
-def keep_ads(connection: DuckDBPyConnection, fewest_queries: int, *, all_periods: bool) -> None:
-    """Make ``kept_ads``, of so many queries with a click that counts, and ``counted``.
-
-    Without ``all_periods``, only a query's first period counts: training must see no later click.
-    """
     if not all_periods and count(connection, "SELECT max(period) FROM sums"):
         run(
             connection,

@@ -21,15 +21,7 @@ from duckdb import DuckDBPyConnection
 from filelock import FileLock
 
 from ramen_ray.data.engine import TEXTS_PER_BATCH, count, run, stream
-from ramen_ray.data.leaks import (
-    LEAKING_EDGES,
-    REPEATING_EDGES,
-    Protocol,
-    find_answers,
-    find_leaks,
-    find_repeats,
-    texts_of,
-)
+from ramen_ray.data.leaks import Protocol, find_answers, leaking, repeating, texts_of
 from ramen_ray.data.store.dataset import (
     UNFINISHED,
     WHILE_READ,
@@ -110,23 +102,21 @@ def _drop_clicks(
     find_answers(connection, tables)
     anchors = "SELECT id, fold(text) AS folded FROM anchors"
     for side in sides:
-        find_leaks(connection, texts_of(NODE_TABLES[side]), anchors)
-        dropped[f"{side} {LEAKING_EDGES}"] = _drop_leaks(connection, side)
+        held_out = leaking(texts_of(NODE_TABLES[side]), anchors)
+        unwanted = {"edges that join a held-out query to its answer": held_out}
         if protocol == "unclicked":
-            find_repeats(connection, side, anchors)
-            dropped[f"{side} {REPEATING_EDGES}"] = _drop_leaks(connection, side)
+            unwanted["edges that repeat a train click"] = repeating(side, anchors)
+        for kind, pairs in unwanted.items():
+            run(
+                connection,
+                f"dropping {kind}",
+                f"""
+                DELETE FROM {side}_edges AS edges USING ({pairs}) AS pairs
+                WHERE edges.node = pairs.node AND edges.anchor = pairs.anchor
+                """,
+            )
+            (dropped[f"{side} {kind}"],) = connection.fetchall()[0]
     return dropped
-
-
-def _drop_leaks(connection: DuckDBPyConnection, side: str) -> int:
-    """Drop the edges that are in the table ``leaks``; returns how many."""
-    return count(
-        connection,
-        f"""
-        DELETE FROM {side}_edges AS edges USING leaks
-        WHERE edges.node = leaks.node AND edges.anchor = leaks.anchor
-        """,
-    )
 
 
 def _summed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -187,10 +177,18 @@ def put_in_place(
     with _as_it_is_now(dataset.path) as now:
         if _content_of_nodes(now) != (aside / NODES).read_text():
             raise DatasetError(f"{dataset.path} has changed {WHILE_READ}")
-        if not replace:
-            _check_room(now.path, name)
+        places = _places(now.path, name)
+        # an interrupted call has left half-written tables
+        if not (replace or (now.path / f"{UNFINISHED}{name}").exists()):
+            for place in filter(Path.exists, places):
+                raise DatasetError(
+                    f"{place} exists already; move it away, give another name, or set replace"
+                )
         with _hidden(now.path, name):
-            _move_in(aside, now.path, name)
+            _delete(now.path, name)
+            for new, place in zip(_places(aside, name), places, strict=True):
+                place.parent.mkdir(exist_ok=True)
+                new.rename(place)
             made_by = {**now.metadata.get("anchor_sets", {}), name: dict(made)}
             write_metadata(now.path, {**now.metadata, "anchor_sets": made_by}, written)
 
@@ -235,17 +233,6 @@ def _hidden(folder: Path, name: str) -> Iterator[None]:
     marker.unlink()
 
 
-def _check_room(folder: Path, name: str) -> None:
-    """Check that nothing would be overwritten except what an interrupted call left half-written."""
-    if (folder / f"{UNFINISHED}{name}").exists():
-        return
-    for path in _places(folder, name):
-        if path.exists():
-            raise DatasetError(
-                f"{path} exists already; move it away, give another name, or set replace"
-            )
-
-
 def _places(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / "edges" / name, folder / "anchors" / f"{name}.parquet"
 
@@ -256,10 +243,3 @@ def _delete(folder: Path, name: str) -> None:
     if anchors.is_dir():
         shutil.rmtree(anchors)
     anchors.unlink(missing_ok=True)
-
-
-def _move_in(aside: Path, folder: Path, name: str) -> None:
-    _delete(folder, name)
-    for made, place in zip(_places(aside, name), _places(folder, name), strict=True):
-        place.parent.mkdir(exist_ok=True)
-        made.rename(place)

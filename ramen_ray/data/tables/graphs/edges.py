@@ -121,16 +121,30 @@ def write_edge_list(
     left_out = Counter[str]()
     for side in sides:
         known = known_names(dataset, side)
-        left_out += _unknown(connection, tables[side], side, known, edge_list.anchors is not None)
-        _create_edges(connection, side)
-    _check(tables, edge_list, name)
+        left_out += _unknown(connection, tables[side], side, known, "anchors" in tables)
+        run(
+            connection,
+            f"numbering the ends of {side} edges",
+            f"""
+            CREATE OR REPLACE TABLE {side}_edges AS
+            SELECT place, node, anchors.id AS anchor, weight
+            FROM {side}_rows AS one JOIN anchors ON anchors.name = one.anchor
+            WHERE node >= 0
+            """,
+        )
+        connection.execute(f"DROP TABLE {side}_rows")
+    if not edge_list.skip_bad_rows:  # all tables' bad rows at once
+        found = [finding for table in tables.values() for finding in table.findings()]
+        raise_errors(f"the edge list of anchor set {name!r}", found)
     for table in tables.values():
+        table.check()
+        refuse_no_rows(table)
         left_out += table.left_out
     written = write_edges(connection, dataset, name, sides, edge_list.protocol, writer)
     counts = dict(left_out) | written.counts
     if not written.num_rows:
-        found = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
-        raise DatasetError(f"the edge list of anchor set {name!r} leaves no edges: {found}")
+        left = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+        raise DatasetError(f"the edge list of anchor set {name!r} leaves no edges: {left}")
     return WrittenEdges(written.num_rows, counts)
 
 
@@ -168,38 +182,30 @@ def _create_anchors(
     connection: DuckDBPyConnection, tables: Mapping[str, UserTable], sides: Sequence[str]
 ) -> None:
     """Create ``anchors``: ``id`` (the first place), ``name`` and ``text``."""
-    if "anchors" in tables:
-        _load_anchors(connection, tables["anchors"])
-        return
-    places = {"query": 0, "ad": PLACES_OF_A_SIDE}
-    rows = " UNION ALL ".join(
-        f"SELECT anchor, place + {places[side]} AS place FROM {side}_rows WHERE node >= 0"
-        for side in sides
-    )
+    listed = tables.get("anchors")
+    if listed:
+        text = "text" if "text" in listed.columns else "name AS text"
+        listed.load(connection, "listed", f"SELECT place, name, {text} FROM source")
+        rows, text = "FROM listed", "arg_min(text, place)"
+    else:
+        places = {"query": 0, "ad": PLACES_OF_A_SIDE}
+        rows = " UNION ALL ".join(
+            f"SELECT place + {places[side]} AS place, anchor AS name FROM {side}_rows"
+            " WHERE node >= 0"
+            for side in sides
+        )
+        text = "name"
     run(
         connection,
         "collecting the anchors",
         f"""
         CREATE OR REPLACE TABLE anchors AS
-        SELECT min(place) AS id, anchor AS name, anchor AS text FROM ({rows}) GROUP BY anchor
+        SELECT min(place) AS id, name, {text} AS text FROM ({rows}) GROUP BY name
         """,
     )
-
-
-def _load_anchors(connection: DuckDBPyConnection, table: UserTable) -> None:
-    """Load the table of anchors, and report ids that an earlier row has."""
-    text = "text" if "text" in table.columns else "name AS text"
-    table.load(connection, "listed", f"SELECT place, name, {text} FROM source")
-    run(
-        connection,
-        "collecting the anchors",
-        """
-        CREATE OR REPLACE TABLE anchors AS
-        SELECT min(place) AS id, name, arg_min(text, place) AS text FROM listed GROUP BY name
-        """,
-    )
-    repeated = "SELECT place, name FROM listed ANTI JOIN anchors ON anchors.id = listed.place"
-    table.report(connection, "name", "rows repeat the anchor of an earlier row", repeated)
+    if listed:
+        repeated = "SELECT place, name FROM listed ANTI JOIN anchors ON anchors.id = listed.place"
+        listed.report(connection, "name", "rows repeat the anchor of an earlier row", repeated)
 
 
 def _unknown(
@@ -222,28 +228,3 @@ def _unknown(
     }
     found = f"SELECT node, count(*) FROM {side}_rows WHERE node < 0 GROUP BY node ORDER BY 1 DESC"
     return Counter({of_kind[node]: edges for node, edges in connection.sql(found).fetchall()})
-
-
-def _create_edges(connection: DuckDBPyConnection, side: str) -> None:
-    """Create ``{side}_edges`` from the rows whose node and anchor are known."""
-    run(
-        connection,
-        f"numbering the ends of {side} edges",
-        f"""
-        CREATE OR REPLACE TABLE {side}_edges AS
-        SELECT place, node, anchors.id AS anchor, weight
-        FROM {side}_rows AS one JOIN anchors ON anchors.name = one.anchor
-        WHERE node >= 0
-        """,
-    )
-    connection.execute(f"DROP TABLE {side}_rows")
-
-
-def _check(tables: Mapping[str, UserTable], edge_list: EdgeList, name: str) -> None:
-    """Refuse bad rows of all tables at once, and tables without rows; log what is skipped."""
-    if not edge_list.skip_bad_rows:
-        found = [finding for table in tables.values() for finding in table.findings()]
-        raise_errors(f"the edge list of anchor set {name!r}", found)
-    for table in tables.values():
-        table.check()
-        refuse_no_rows(table)

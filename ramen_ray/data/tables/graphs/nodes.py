@@ -44,28 +44,27 @@ def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) ->
     * ``{side}_texts`` (``node``, ``text``): of the train queries or ads, trimmed.
     * ``{side}_held_out`` (``folded``): the different texts of held-out queries.
     """
-    nodes = NODE_TABLES[side]
-    id_column = schema_of(nodes).names[0]
-    held_out = _held_out(dataset, side)
-    no_texts = "SELECT NULL::VARCHAR AS folded WHERE false"
-    texts = [f"SELECT folded FROM {name_literal(table)}" for table in held_out]
-    of_tables = {nodes: id_column} | dict.fromkeys(held_out, str(HELD_OUT_NODE))
-    no_names = "SELECT NULL::VARCHAR AS name, NULL::BIGINT AS node WHERE false"
-    ids = [
-        f"SELECT trimmed(source_id), {node} FROM {name_literal(table)}"
-        for table, node in of_tables.items()
-        if _has_ids(dataset, table)
-    ]
+    nodes, held_out = NODE_TABLES[side], _held_out(dataset, side)
+    number = schema_of(nodes).names[0]
+    texts = ["SELECT NULL::VARCHAR AS folded WHERE false"]
+    texts += [f"SELECT folded FROM {name_literal(table)}" for table in held_out]
+    ids = ["SELECT NULL::VARCHAR AS name, NULL::BIGINT AS node WHERE false"]
+    for table, node in {nodes: number, **dict.fromkeys(held_out, str(HELD_OUT_NODE))}.items():
+        if _has_ids(dataset, table):
+            ids.append(f"SELECT trimmed(source_id), {node} FROM {name_literal(table)}")
+    aliases = f"""
+        UNION ALL
+        SELECT trimmed(alias.name), coalesce(own.node, {LEFT_OUT_NODE})
+        FROM {name_literal(f"aliases/{side}")} AS alias
+        LEFT JOIN own ON own.name = trimmed(alias.of)
+    """
     tables = {
-        "texts": f"""
-            SELECT {id_column} AS node, trimmed(text) AS text FROM {name_literal(nodes)}
-        """,
-        "held_out": f"""
-            SELECT DISTINCT folded FROM ({" UNION ALL ".join([no_texts, *texts])})
-        """,
+        "texts": f"SELECT {number} AS node, trimmed(text) AS text FROM {name_literal(nodes)}",
+        "held_out": f"SELECT DISTINCT folded FROM ({' UNION ALL '.join(texts)})",
         "ids": f"""
-            WITH own AS ({" UNION ALL ".join([no_names, *ids])})
-            SELECT name, max(node) AS node FROM (FROM own {_with_aliases(dataset, side)})
+            WITH own AS ({" UNION ALL ".join(ids)})
+            SELECT name, max(node) AS node
+            FROM (FROM own {aliases if dataset.has(f"aliases/{side}") else ""})
             WHERE name IS NOT NULL GROUP BY name
         """,
         "names": f"""
@@ -78,19 +77,6 @@ def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) ->
     for what, sql in tables.items():
         create = f"CREATE TABLE IF NOT EXISTS {side}_{what} AS {sql}"
         run(connection, f"reading the names of {side} nodes", create)
-
-
-def _with_aliases(dataset: Dataset, side: str) -> str:
-    """Return the SQL that adds aliases, if any, and their nodes to ``own``, names with a row."""
-    table = f"aliases/{side}"
-    if not dataset.has(table):
-        return ""
-    return f"""
-        UNION ALL
-        SELECT trimmed(alias.name), coalesce(own.node, {LEFT_OUT_NODE})
-        FROM {name_literal(table)} AS alias
-        LEFT JOIN own ON own.name = trimmed(alias.of)
-    """
 
 
 def named(side: str, columns: str, source: str = "source") -> str:

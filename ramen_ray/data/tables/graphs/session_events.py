@@ -72,12 +72,11 @@ def create_events(
         _name_cells(connection, dataset, side)
         items = f"SELECT DISTINCT item, text FROM {side}_cells WHERE item IS NOT NULL"
         connection.execute(f"CREATE TABLE {side}_items AS {items}")
-    left_out = {
+    return {
         "unreadable lines": log.left_out["unreadable lines"],
         **_count_left_out(connection, dataset),
+        **_cut_sessions(connection, max_session_length),
     }
-    _create_named_events(connection)
-    return left_out | _cut_sessions(connection, max_session_length)
 
 
 def _name_cells(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
@@ -162,8 +161,8 @@ def _count_nearly_known(connection: DuckDBPyConnection, dataset: Dataset) -> dic
     return counts
 
 
-def _create_named_events(connection: DuckDBPyConnection) -> None:
-    """Create ``named_events`` from the log's whole rows, which are dropped."""
+def _cut_sessions(connection: DuckDBPyConnection, max_length: int) -> dict[str, int]:
+    """Create ``events`` from the log's whole rows; returns how many sessions and cuts there are."""
     run(
         connection,
         "numbering the log's events",
@@ -175,12 +174,8 @@ def _create_named_events(connection: DuckDBPyConnection) -> None:
         WHERE {WHOLE} AND queries.item IS NOT NULL
         """,
     )
-    for table in ("log", "found", "query_cells", "ad_cells"):
+    for table in ("log", "found", "query_cells", "ad_cells"):  # to have memory for what follows
         connection.execute(f"DROP TABLE {table}")
-
-
-def _cut_sessions(connection: DuckDBPyConnection, max_length: int) -> dict[str, int]:
-    """Create ``events``, of sessions that are cut; returns how many are, and are not."""
     run(
         connection,
         "numbering the sessions",
@@ -194,6 +189,7 @@ def _cut_sessions(connection: DuckDBPyConnection, max_length: int) -> dict[str, 
         SELECT sessions.session, time, query, ad
         FROM named_events JOIN sessions ON sessions.name = named_events.session
     """
+    # only long sessions are sorted
     run(
         connection,
         "cutting the sessions",

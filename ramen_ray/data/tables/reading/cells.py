@@ -124,6 +124,11 @@ def is_null_word(cells: pa.Array) -> Booleans:
     return flags
 
 
+def has_nul(cells: pa.Array) -> Booleans:
+    """Flag the strings (n,) with a NUL, which other programs take for their end."""
+    return np.asarray(pc.match_substring(cells, "\0"))
+
+
 def cell_bytes(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return how many bytes the cells of a column of texts have (rows,); of other columns 0."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *map(_lengths, column.chunks)])

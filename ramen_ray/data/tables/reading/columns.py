@@ -18,6 +18,7 @@ from ramen_ray.data.tables.reading.cells import (
     as_seconds,
     as_strings,
     fitting_unit,
+    has_nul,
     in_our_time,
     is_null_word,
     is_scientific,
@@ -35,6 +36,7 @@ ROUNDED = Kind(
     most=FEW,
 )
 NULL_WORDS = Kind("cells are words for nothing", NULL_ADVICE, most=FEW)
+NULS = Kind("cells have NUL characters", "is the file damaged? Write it again", most=FEW)
 
 NULL_PARTS = Kind(
     "cells are words for nothing, and are left out of the texts that they are joined to",
@@ -113,7 +115,8 @@ def text_column(
 
     def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
         texts, empty = as_strings(cells)
-        return change(texts), empty
+        changed = change(texts)  # which may take all out of them
+        return changed, empty | np.asarray(pc.equal(changed, ""))
 
     return _named(Column(name, convert), null_words)
 
@@ -187,6 +190,7 @@ def _unwanted(reason: str, flags: Callable[[Any], Booleans]) -> tuple[Doubt]:
 
 
 def _named(column: Column, null_words: NullWords) -> Column:
-    """Doubt words for nothing in a column of names or texts, or leave them out."""
+    """Doubt NULs and words for nothing in a column of names or texts, or leave these out."""
     doubt = Doubt(is_null_word, lambda _: NULL_WORDS, leave_out=null_words == "leave-out")
-    return replace(column, null_words=null_words, doubts=(doubt,) if null_words != "keep" else ())
+    doubts = (Doubt(has_nul, lambda _: NULS), *([doubt] if null_words != "keep" else []))
+    return replace(column, null_words=null_words, doubts=doubts)

@@ -71,7 +71,6 @@ MARKS = Kind(
     "were files joined? Check the places where they meet",
     severity="warning",
 )
-NULS = Kind("lines have NUL bytes", "is the file damaged? Write it again", most=FEW)
 LONE_RETURN = Kind(
     "carriage returns within lines were read as spaces",
     "end lines with line feeds",
@@ -163,7 +162,6 @@ def _as_utf8(data: bytes, *, is_start: bool) -> tuple[bytes, dict[Kind, list[int
     }
     found[WINDOWS_1252 if text.are_windows_1252 else STRANGE] += text.damaged_lines
     clean = _with_line_feeds(clean.replace(MARK, b""))
-    found[NULS] = _lines_with(clean, b"\0")
     found[LONE_RETURN] = _lines_with(clean, b"\r")
     return clean.replace(b"\r", b" "), found
 

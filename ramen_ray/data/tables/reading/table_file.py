@@ -1,6 +1,7 @@
 """A file of a user's table, whatever its format: its columns, and its rows batch by batch."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -111,8 +112,8 @@ def open_file(filesystem: FileSystem, info: FileInfo, columns: tuple[str, ...]) 
         raise DatasetError(f"cannot be read: {first_line_of(error)}") from error
     if header is None:
         return None
-    partitions = _partitions(path)
     header = _as_asked(header, columns)
+    partitions = _partitions(path, [name for name in columns if name not in header])
     if twice := [name for name in columns if header.count(name) > 1]:
         raise DatasetError(f"has several columns {', '.join(map(repr, twice))}; rename the others")
     missing = [name for name in columns if name not in header and name not in partitions]
@@ -140,9 +141,12 @@ def _header(file: TableFile) -> tuple[str, ...] | None:
     return fields_of(start) if file.format == "jsonl" else header_of(start, file.format)
 
 
-def _partitions(path: str) -> dict[str, str | None]:
-    matches = filter(None, map(PARTITION.match, PurePosixPath(path).parent.parts))
+def _partitions(path: str, columns: Sequence[str]) -> dict[str, str | None]:
+    matches = list(filter(None, map(PARTITION.match, PurePosixPath(path).parent.parts)))
     values = {match[1]: None if match[2] == NO_PARTITION else match[2] for match in matches}
+    times = Counter(match[1] for match in matches)
+    if twice := [name for name in columns if times[name] > 1]:
+        raise DatasetError(f"its folders' names give {twice[0]!r} twice; rename one of them")
     try:
         return {name: text and unquote(text, errors="strict") for name, text in values.items()}
     except UnicodeDecodeError as error:

@@ -1,6 +1,8 @@
-"""Shortlists: a task mines the train queries' hard negatives with the model of a checkpoint.
+"""What background tasks compute from a checkpoint: pruned graphs, and shortlists.
 
-If one process cannot hold the embeddings of the ads, the task has them searched in shards.
+Each task prunes the graph that the run began with, so a pruned edge can come back later. Shortlists
+have the train queries' hard negatives; if one process cannot hold the embeddings of the ads, the
+task has them searched in shards.
 """
 
 from dataclasses import dataclass, replace
@@ -12,20 +14,94 @@ import torch
 
 from ramen_ray.config import EncoderConfig, RunConfig
 from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.model.sentence_folder import pooled_width, read_sentence_folder
 from ramen_ray.method.retrieval.search import TopK, costs_too_much, search
 from ramen_ray.method.retrieval.shards import BYTES_PER_NUMBER, embedded_shards, shard_ranges
 from ramen_ray.method.retrieval.shortlists import keep_shortlists, open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.training_data import Regularizer, open_graphs
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
 from ramen_ray.orchestration.cluster.resources import free_share
-from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
+from ramen_ray.orchestration.embed import (
+    EmbeddingResources,
+    TableRows,
+    embed_distinct,
+    embed_tables,
+)
 from ramen_ray.orchestration.sharded_search import search_shards
 
 SHORTLISTS_FILE = "shortlists.npy"
 EMBEDDINGS_FILE = "embeddings.npy"
+
+
+@dataclass(frozen=True)
+class GraphPruning:
+    """Prunes a run's graph; plain values, as it is sent to a task.
+
+    Edges with a cosine of at most ``prune_threshold`` are dropped.
+    """
+
+    data: Path  # prepared
+    edges: Path  # that the run began with
+    regularizers: list[Regularizer]
+    prune_threshold: float
+    use_bf16: bool
+    num_threads: int = 1
+
+    def __call__(self, model: Path, folder: Path) -> dict[str, float]:
+        """Write each regulariser's pruned graph, and return figures of what is left."""
+        tokens, file = self.data / "tokens", folder / EMBEDDINGS_FILE
+        sides = {"query": tokens / "queries" / "train", "ad": tokens / "ads"}
+        nodes = [sides[one.side] for one in self.regularizers]
+        anchors = [tokens / "anchors" / one.anchor_set for one in self.regularizers]
+        tables = [*sorted({*nodes}), *sorted({*anchors})]
+        found = embed_distinct(model, tables, file, self.use_bf16, self.num_threads)
+        texts = dict(zip(tables, found, strict=True))
+        report: dict[str, float] = {}
+        for one, node, anchor in zip(self.regularizers, nodes, anchors, strict=True):
+            edges, place = Csr.open(self.edges / one.path), folder / one.path
+            pruned = prune(edges, texts[node], texts[anchor], self.prune_threshold, place)
+            report[f"share_kept/{one.path}"] = pruned.share_kept
+            report[f"nodes_left_bare/{one.path}"] = pruned.num_left_bare
+        file.unlink()
+        return report
+
+    def take(self, folder: Path, draws: DrawState) -> DrawState:
+        """Draw from the graphs that a call wrote into ``folder``."""
+        return replace(draws, graphs=open_graphs(folder, self.regularizers))
+
+
+def pruning_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None:
+    """Return the task that prunes a run's graph; None if the run does not prune."""
+    settings = config.pruning
+    if settings.mode == "never" or not run.regularizers:
+        return None
+    wait = settings.mode == "synchronous"
+    pruning = GraphPruning(
+        run.data,
+        run.edges,
+        run.regularizers,
+        settings.prune_threshold,
+        run.use_bf16,
+        num_threads=config.workers.cpus_per_worker if wait else 1,  # the workers' CPUs are free
+    )
+    first, every = settings.warmup_epochs, settings.every_epochs
+    epochs, steps_per_epoch = config.training.epochs, run.steps_per_epoch
+    schedule = Schedule(first, every, epochs, steps_per_epoch, wait, "pruning.mode")
+    return BackgroundTask(
+        "graph",
+        run.folder / "graphs",
+        pruning,
+        pruning.take,
+        schedule,
+        run.device,
+        has_own_tasks=True,
+        local=run.local,
+    )
 
 
 @dataclass(frozen=True)

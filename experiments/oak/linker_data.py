@@ -17,8 +17,6 @@ from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, TRAIN
 from ramen_ray.naming import joined_name
 
 HELD_OUT_SHARE = 0.1
-LINKS_OF = "links_of"
-"""Key in ``dataset.json``: which dataset's edges, and of which anchor sets."""
 
 
 def make_link_dataset(
@@ -34,7 +32,11 @@ def make_link_dataset(
     ``output`` exists.
     """
     parent = Dataset(dataset)
-    made = {"parent_fingerprint": parent.fingerprint, "anchor_sets": list(anchor_sets)}
+    made = {
+        "parent_fingerprint": parent.fingerprint,
+        "anchor_sets": list(anchor_sets),
+        "seed": seed,
+    }
     check(parent)
     for name in anchor_sets:
         if not parent.has(f"edges/{name}/query"):
@@ -42,10 +44,10 @@ def make_link_dataset(
                 f"{parent.path} has no edges of train queries to an anchor set {name!r}; its sets "
                 f"are {', '.join(parent.anchor_sets) or 'none'}"
             )
-    named = {"name": joined_name(parent.name, "links"), LINKS_OF: {**made, "seed": seed}}
+    name = joined_name(parent.name, "links")
     kept = {key: parent.metadata[key] for key in ("source", "licence") if key in parent.metadata}
     with (
-        new_dataset(output, **named, **kept) as writer,
+        new_dataset(output, name=name, links_of=made, **kept) as writer,
         parent.unchanged(WHILE_READ),
         engine(writer.folder, dataset=parent) as connection,
     ):

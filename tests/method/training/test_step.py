@@ -1,8 +1,10 @@
-"""Parts of the step: each takes its turn, and what it keeps comes back from a checkpoint."""
+"""Parts of the step, and its losses: what each adds and keeps, is logged, and diverges."""
 
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 from short_runs import Run, build_sampler
 from torch import Tensor
@@ -12,9 +14,9 @@ from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Term, ramen_objective
 from ramen_ray.method.sampling.batches import DrawState
-from ramen_ray.method.sampling.encoded import EncodedBatch
-from ramen_ray.method.sampling.step_part import StepPart
+from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.training.state import restore_checkpoint
+from ramen_ray.method.training.step import DivergedError, StepLosses, check_losses, check_weights
 
 
 class Shift(StepPart):
@@ -74,3 +76,60 @@ def test_a_part_from_outside_adds_to_a_batch_learns_and_is_restored(
     restore_checkpoint(tmp_path, resumed.state)
     assert torch.equal(again.vector, shift.vector)
     assert resumed.train(22) == run.train(22)
+
+
+LOSS = TripletLoss(0.3, 4)
+OBJECTIVE = ramen_objective(LOSS, {"links": 0.5}, {"links": 0.2}, every_steps=2)
+
+
+def test_regularisers_are_logged_of_steps_with_anchors_only():
+    terms = np.array([[1, 0, 0], [2, 3, 2], [3, 0, 0], [5, 1, 4]], dtype=np.float32)  # 1 to 4
+    losses = StepLosses.from_terms(OBJECTIVE, 1, terms)
+    expected = {"task": 11 / 4, "R_x/links": (3 + 1) / 2, "R_z/links": (2 + 4) / 2}
+    assert losses.means == pytest.approx(expected)
+    assert StepLosses.from_terms(OBJECTIVE, 1, terms[:1]).means == {"task": 1.0}
+    names, values, known = losses.figures(None, 80.0)
+    logged = [
+        {name: value for name, value, is_known in zip(names, *row, strict=True) if is_known}
+        for row in zip(values.tolist(), known, strict=True)
+    ]
+    rate = {"throughput/queries_per_s": 80.0}
+    links = [f"loss/{term}" for term in OBJECTIVE.names[1:]]
+    assert logged[0] == {"loss/task": 1.0, **rate}
+    total = pytest.approx(2 + 0.5 * 3 + 0.2 * 2)
+    assert logged[1] == {
+        "loss/task": 2.0,
+        links[0]: 3.0,
+        links[1]: 2.0,
+        "loss/total": total,
+        **rate,
+    }
+    assert logged[2] == {"loss/task": 3.0, **rate}
+
+
+def test_weights_that_move_are_logged_of_every_step():
+    moved = np.array([[1, 0.5, 0.2], [1, 0.4, 0.1]])
+    losses = StepLosses.from_terms(OBJECTIVE, 0, np.array([[1.0, 2, 1], [1, 0, 0]]))
+    names, values, known = losses.figures(moved, 80.0)
+    weights = [column for column, name in enumerate(names) if name.startswith("lambda_")]
+    assert (values[:, weights] == moved[:, 1:]).all()
+    assert known[:, weights].all()
+    assert values[0, names.index("loss/total")] == pytest.approx(1 + 0.5 * 2 + 0.2 * 1)
+
+
+def test_the_first_step_without_finite_losses_is_named():
+    losses = np.ones((5, 2), dtype=np.float32)
+    check_losses(losses, ["task", "R_x/links"], 50, "do less")
+    losses[2, 1] = np.nan
+    losses[4, 0] = np.inf
+    with pytest.raises(DivergedError, match=r"loss R_x/links is nan in step 48; do less"):
+        check_losses(losses, ["task", "R_x/links"], 50, "do less")
+
+
+def test_weights_are_checked_before_they_are_kept():
+    model = torch.nn.Linear(2, 2)
+    check_weights(model, 3, "do less")
+    with torch.no_grad():
+        model.bias[1] = torch.inf
+    with pytest.raises(DivergedError, match=r"weights bias are not finite after step 3; do less"):
+        check_weights(model, 3, "do less")

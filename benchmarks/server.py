@@ -1,0 +1,195 @@
+"""Whether a server stays as it is while clients send what it must refuse, or what is largest.
+
+`mlflow models serve` answers from a retriever of debian's ads (a bag, searched exactly). Clients,
+each with one request at a time, ask single queries in rounds: `before`, `among`, where one request
+in `--hostile-every` is of HOSTILE, and `after`. Each round has the time of its single queries
+(`p50_ms`, `p99_ms`), and the memory of the server's processes at its end and at most. `ratio` is
+the memory after over that before. Clients and server share the machine's cores.
+
+    python -m benchmarks.server [--clients 64] [--requests 200] [--hostile-every 20]
+"""
+
+import http.client
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import psutil
+
+from benchmarks.common import ENVIRONMENT, finish, in_fresh_process, options, prepared
+from benchmarks.retriever import DATASET, make_retriever
+from ramen_ray.config import EncoderConfig
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.presets import MINILM
+from ramen_ray.tracking.retriever import log_retriever
+from ramen_ray.tracking.runs import open_run
+
+JSON, PATIENCE_S = "application/json", 120
+Request = tuple[bytes, str]
+Answered = tuple[int, float]  # status, milliseconds
+
+
+def main() -> None:
+    """Serve, ask in three rounds, and compare."""
+    asked = options(__doc__, clients=64, requests=200, hostile_every=20)
+    bag = EncoderConfig(kind="bag", pretrained=MINILM)
+    path = prepared(DATASET, bag).path
+    queries = Dataset(DATASET).read("queries/test")["text"].to_pylist()
+    rounds = {"warm": 0, "before": 0, "among": asked.hostile_every, "after": 0}
+    figures = {}
+    with tempfile.TemporaryDirectory() as aside:
+        uri = in_fresh_process(log, Path(aside), path, bag)
+        with serving(Path(aside), uri) as (port, server):
+            for name, every in rounds.items():
+                ask = partial(ask_in_turn, port, queries, asked.requests, every)
+                figures[name] = measure(server, asked.clients, ask)
+                print(f"{name}: {figures[name]}", flush=True)
+    ratio = figures["after"]["memory_mb"] / figures["before"]["memory_mb"]
+    finish(ratio, {**vars(asked), **figures})
+
+
+def log(folder: Path, path: Path, encoder: EncoderConfig) -> str:
+    """Log a retriever in a store in ``folder``; returns the model's address."""
+    uri = f"sqlite:///{folder}/mlflow.db"
+    mlflow.set_tracking_uri(uri)
+    run, made = open_run(uri, "benchmark", "server", folder), make_retriever(folder, path, encoder)
+    dataset = Dataset(DATASET)
+    notes = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
+    return f"models:/{log_retriever(run, made, ['a query'], notes)}"
+
+
+@contextmanager
+def serving(folder: Path, uri: str) -> Iterator[tuple[int, psutil.Process]]:
+    """Serve a model until the block ends; yields the port and the process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local"]
+    environment = {**os.environ, **ENVIRONMENT}
+    environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+    with (folder / "server.log").open("wb") as said:
+        started = subprocess.Popen(
+            [*command, "--model-uri", uri, "--host", "127.0.0.1", "--port", str(port)],
+            env=environment,
+            stdout=said,
+            stderr=said,
+        )
+    server = psutil.Process(started.pid)
+    try:
+        while started.poll() is None:
+            with suppress(OSError):
+                if post(port, single("a query"))[0] == 200:
+                    break
+            time.sleep(0.5)
+        yield port, server
+    finally:
+        for process in [*server.children(recursive=True), server]:
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+        started.wait()
+
+
+def ask_in_turn(
+    port: int, queries: list[str], requests: int, hostile_every: int, client: int
+) -> list[Answered | int]:
+    """Send a client's requests; of hostile ones only the status is kept, 0 if there was none."""
+    draw, found = random.Random(client), list[Answered | int]()
+    for _ in range(requests):
+        is_hostile = hostile_every and draw.randrange(hostile_every) == 0
+        request = draw.choice(HOSTILE) if is_hostile else single(draw.choice(queries))
+        try:
+            answered = post(port, request)
+        except (OSError, http.client.HTTPException):
+            answered = 0, 0.0
+        found.append(answered[0] if is_hostile else answered)
+    return found
+
+
+def measure(
+    server: psutil.Process, clients: int, ask: "partial[list[Answered | int]]"
+) -> dict[str, Any]:
+    """Run a round of all clients; returns its times, statuses and the server's memory."""
+    most, stop = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.2):
+            most.append(memory_mb(server))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    with ThreadPoolExecutor(clients) as pool:
+        found = [one for of_client in pool.map(ask, range(clients)) for one in of_client]
+    stop.set()
+    watching.join()
+    single_ms = [one[1] for one in found if isinstance(one, tuple) and one[0] == 200]
+    p50, p99 = np.quantile(single_ms, (0.5, 0.99)).tolist()
+    failed = sum(isinstance(one, tuple) and one[0] != 200 for one in found)
+    statuses = Counter(str(one) for one in found if isinstance(one, int))
+    memory = {"memory_mb": memory_mb(server), "most_mb": max(most)}
+    return {"p50_ms": p50, "p99_ms": p99, "failed": failed, **memory, "hostile": dict(statuses)}
+
+
+def memory_mb(server: psutil.Process) -> float:
+    """Return what the server and its processes have in memory, without what they share."""
+    total = 0
+    for process in [server, *server.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            memory = process.memory_info()
+            total += memory.rss - memory.shared
+    return total / 1e6
+
+
+def post(port: int, request: Request) -> Answered:
+    """Send a request; returns the status and the milliseconds."""
+    body, kind = request
+    started = time.perf_counter()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    connection.request("POST", "/invocations", body, {"Content-Type": kind})
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status, 1000 * (time.perf_counter() - started)
+
+
+def single(query: str) -> Request:
+    """Return the request of one query."""
+    return json.dumps({"inputs": [query]}).encode(), JSON
+
+
+def _asking(queries: object, top_k: int) -> Request:
+    return json.dumps({"inputs": queries, "params": {"top_k": top_k}}).encode(), JSON
+
+
+HOSTILE = [
+    _asking(["an editor"] * 10_000, 20),  # the most that is answered
+    _asking(["an editor"] * 10, 20_000),
+    _asking(["x" * 10_000] * 199, 10),
+    _asking(["an editor"] * 10_000, 21),
+    _asking(["an editor"] * 100_000, 1),
+    _asking(["x" * 4_000_000], 1),
+    _asking(["\ud800", None, {"a": [1]}, [], 7], 10),
+    (b'{"inputs": ' + b"[" * 100_000, JSON),
+    (b'{"inputs": [' + b"9" * 5_000 + b"]}", JSON),
+    (b"query\n" + b"an editor\n" * 100_000, "text/csv"),
+    (b"\x00\xff" * 500_000, JSON),
+    (json.dumps({"instances": [{"query": "x" * 100}] * 2_000}).encode(), JSON),
+]
+
+
+if __name__ == "__main__":
+    main()
