@@ -115,7 +115,7 @@ def attacks() -> Corpus:
 
     def read(name: str) -> list[dict[str, Any]]:
         content = (folder / f"{name}-lookup-v18.1.json").read_text(encoding="utf-8")
-        return json.loads(content)[name.replace("-", "_")]  # type: ignore[no-any-return]
+        return json.loads(content)[name.replace("-", "_")]
 
     techniques = {
         one["stix_id"]: f"{one['name']}: {_plain(one['description'])}"
