@@ -96,7 +96,7 @@ def _run(
 
 
 @pytest.fixture
-def config(small_run: RunConfig, empty_store: Path, tmp_path: Path) -> RunConfig:
+def config(cluster: None, small_run: RunConfig, empty_store: Path, tmp_path: Path) -> RunConfig:
     """A run in an output folder of its own."""
     shutil.copy(empty_store, tmp_path)
     return overlay(small_run, {"output": str(tmp_path), "name": "taken"})
