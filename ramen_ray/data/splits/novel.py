@@ -8,20 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from ramen_ray.data.arrays import Booleans, Int64s, click_pairs, list_entries, to_lists
-from ramen_ray.data.checks import check
 from ramen_ray.data.engine import engine, run, stream
 from ramen_ray.data.leaks import texts_of
 from ramen_ray.data.prepared.hashing import keyed_hash
-from ramen_ray.data.splits.kept import Kept, lowest, write_kept
-from ramen_ray.data.store.dataset import (
-    WHILE_READ,
-    Dataset,
-    DatasetError,
-    DatasetWriter,
-    new_dataset,
-)
+from ramen_ray.data.splits.kept import Kept, lowest, new_dataset_from, write_kept
+from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT
-from ramen_ray.naming import joined_name
 
 ChosenClicks = Callable[[Int64s, Int64s], Booleans]
 """Takes the query and the ad of each click, (clicks,) ids each; flags the clicks to keep."""
@@ -64,15 +56,11 @@ def make_novel_split(
     all ads novel, a split would be empty, or ``output`` exists.
     """
     parent = Dataset(dataset)
-    # takes the fingerprint before all reading
-    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
-    name = joined_name(parent.name, "one-shot" if settings.one_shot else "zero-shot")
-    check(parent)
     if parent.has("novel_ads"):
         raise DatasetError(f"{parent.path} has novel ads already; split the dataset it comes from")
-    novel = _draw_novel_ads(parent, settings)
-    metadata = {**parent.metadata, "name": name, "novel_split": made}
-    with new_dataset(output, **metadata) as writer, parent.unchanged(WHILE_READ):
+    kind = "one-shot" if settings.one_shot else "zero-shot"
+    with new_dataset_from(parent, output, kind, "novel_split", asdict(settings)) as writer:
+        novel = _draw_novel_ads(parent, settings)
         of_novel_text = _find_novel_texts(parent, novel, writer.folder)
         left_out = of_novel_text[TRAIN] & settings.unseen_texts
         hidden = of_novel_text["ads"] if settings.unseen_texts else novel

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from conftest import RunHere
 from mlflow.tracking import MlflowClient
 from support import the_error
 
-from jobs import train
+from jobs import train, tune
 from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import fit
@@ -76,6 +77,8 @@ def _run(
     taken: str,
     config: RunConfig,
     run_here: RunHere,
+    job: ModuleType = train,
+    *flags: object,
 ) -> tuple[int, str]:
     """Train, and take something away when there is a checkpoint."""
     output = Path(config.output)
@@ -83,10 +86,10 @@ def _run(
     write_config(config, file)
 
     def has_begun() -> bool:
-        return any(output.glob("runs/taken/checkpoint_*"))
+        return any(output.glob("runs/taken*/checkpoint_*"))
 
     with _once(has_begun, lambda: take(output / taken)):
-        code, said = run_here(train, "--config", file)
+        code, said = run_here(job, "--config", file, *flags)
     assert "Traceback" not in said
     return code, said
 
@@ -143,3 +146,15 @@ def test_what_is_read_only_while_a_run_trains_is_told_in_one_line(
     client = MlflowClient(f"sqlite:///{config.output}/mlflow.db")
     assert client.get_run(notes["mlflow_run_id"]).outputs.model_outputs == []
     _goes_on(config, run_here, unharmed)
+
+
+@pytest.mark.parametrize("taken", ["sweeps/taken", "runs"])
+def test_a_sweep_whose_folder_is_deleted_is_told_in_one_line(
+    taken: str, config: RunConfig, run_here: RunHere
+) -> None:
+    sweep = ("--space", "optimizer", "--search", "random", "--num-samples", 2, "--no-stop-early")
+    code, said = _run(_delete, taken, config, run_here, tune, *sweep, "--at-once", 1)
+    assert code == 2, said
+    assert "No such file or directory" in the_error(said)
+    code, said = run_here(tune, "--config", Path(config.output) / "config.json", *sweep)
+    assert code == 0, said
