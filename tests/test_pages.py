@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+MOST_WORDS = 15_000
+"""Of the README and docs together, so that they can be read."""
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("datasets/*/*.md")]
 
 
@@ -16,6 +18,11 @@ def _anchors(page: Path) -> set[str]:
     """Return the names that GitHub gives the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_pages_can_be_read_in_an_hour() -> None:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= MOST_WORDS
 
 
 def test_links_lead_somewhere() -> None:
