@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -121,7 +121,7 @@ def ask_in_turn(
 
 
 def measure(
-    server: psutil.Process, clients: int, ask: "partial[list[Answered | int]]"
+    server: psutil.Process, clients: int, ask: Callable[[int], list[Answered | int]]
 ) -> dict[str, Any]:
     """Run a round of all clients; returns its times, statuses and the server's memory."""
     most, stop = [0.0], threading.Event()

@@ -47,7 +47,7 @@ def main() -> None:
     with told("loading libraries"):
         from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words
         from ramen_ray.reports.description import describe, log_description
-        from ramen_ray.reports.page import write_page
+        from ramen_ray.reports.pages import write_page
         from ramen_ray.reports.tables import show
     description = describe(dataset, settings.encoder, settings.max_length)
     words, tables = dataset_words(description), dataset_tables(description)

@@ -77,30 +77,25 @@ def main() -> None:
     """Print which machines keep the arrays, what is needed, and the hours that are known."""
     request = parse_settings(PlanRequest, __doc__)
     events = 0 if request.session_events is None else _count(request.session_events)
-    run = _run(request)
-    for stage, machines in machines_by_stage(run).items():
-        print(_who_keeps(run, stage, machines))
-    print()
-    show(_needs_table(run), WIDTH)
-    hours = list(durations(run, events))
-    if hours:
-        print()
-        show(_hours_table(run, hours, request.price_per_hour), WIDTH)
-    else:
-        name = run.machine.name
-        print(f"\nNo hours are known: no benchmark was run on {name} (docs/how_to/planning.md).")
-    print(f"next: python jobs/train.py {request.preset} --dataset PATH")
-
-
-def _run(request: PlanRequest) -> PlannedRun:
-    changes = {
+    given = {
         "training.epochs": request.epochs,
         "training.global_batch_size": request.batch_size,
     }
-    given = {key: value for key, value in changes.items() if value is not None}
-    config = overlay(PRESETS[request.preset](), given)
-    encoder, machines = ENCODERS[request.encoder], parse_machines(request.machine)
-    return PlannedRun(_sizes(request), encoder, config, *machines)
+    changes = {key: value for key, value in given.items() if value is not None}
+    config = overlay(PRESETS[request.preset](), changes)
+    machines = parse_machines(request.machine)
+    run = PlannedRun(_sizes(request), ENCODERS[request.encoder], config, *machines)
+    for stage, able in machines_by_stage(run).items():
+        print(_who_keeps(run, stage, able))
+    print()
+    show(_needs_table(run), WIDTH)
+    print()
+    if hours := list(durations(run, events)):
+        show(_hours_table(run, hours, request.price_per_hour), WIDTH)
+    else:
+        name = run.machine.name
+        print(f"No hours are known: no benchmark was run on {name} (docs/how_to/planning.md).")
+    print(f"next: python jobs/train.py {request.preset} --dataset PATH")
 
 
 def _sizes(request: PlanRequest) -> Sizes:

@@ -52,7 +52,7 @@ def main() -> None:
         return
     check_epochs(config)
     print(f"command: {training_command(config)}{' --with-base' if job.with_base else ''}")
-    imports = Thread(target=_import_slow_ones)
+    imports = Thread(target=lambda: [import_module(name) for name in SLOW_IMPORTS])
     imports.start()  # takes about as long as starting Ray
     start_ray(for_ray_train=config.workers.num_workers > 1)
     imports.join()
@@ -88,11 +88,6 @@ def _train_beside_base(config: RunConfig) -> "TrainResult":
     show(gains_table(ladder.gains))
     print(gains_note(ladder.gains))
     return list(ladder.results.values())[-1]
-
-
-def _import_slow_ones() -> None:
-    for name in SLOW_IMPORTS:
-        import_module(name)
 
 
 if __name__ == "__main__":

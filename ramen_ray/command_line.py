@@ -55,7 +55,10 @@ _OF_PYDANTIC = re.compile(
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 logger = logging.getLogger(__name__)
+_CHECK_RIGHTS = "; check its permissions, and run the same command again"
 _TO_DO = {
+    errno.EACCES: _CHECK_RIGHTS,
+    errno.EPERM: _CHECK_RIGHTS,
     errno.ENOENT: "; if it was deleted while the job ran, run the same command again",
     errno.EROFS: "; make the folder writable, and run the same command again",
 }
@@ -219,12 +222,20 @@ def parse_with_run_config(
     default, rest = _starting_config(argv)
     unprefixed = tyro.conf.arg(name="")
     kind: Any = tuple[Annotated[type(own), unprefixed], Annotated[RunConfig, unprefixed]]  # type: ignore[misc]
-    settings, config = _parse_changes(kind, (own, default), rest, description)
-    return settings, _finished(config)
-
-
-def _finished(config: RunConfig) -> RunConfig:
-    """Return the parsed configuration without the zeros that made flags."""
+    width = max(map(len, PRESETS))
+    presets = "\n".join(
+        f"    {name:{width}}  {str(preset.__doc__).splitlines()[0]}"
+        for name, preset in PRESETS.items()
+    )
+    with _errors_in_one_line():
+        settings, config = tyro.cli(
+            kind,
+            default=(own, default),
+            args=rest,
+            prog=f"{sys.argv[0]} [PRESET | --config FILE]",
+            description=f"{description}\nPresets (default {DEFAULT_PRESET}; PRESET --help shows "
+            f"its values):\n{presets}\n",
+        )
     if RAYS_COPIES in Path.cwd().parts and not Path(config.output).is_absolute():
         logger.warning(
             "warning: --output %s is in Ray's copy of the submitted files, %s, which Ray may "
@@ -232,7 +243,7 @@ def _finished(config: RunConfig) -> RunConfig:
             config.output,
             Path.cwd(),
         )
-    return overlay(config, {})
+    return settings, overlay(config, {})  # without the zeros that made flags
 
 
 def _starting_config(argv: Sequence[str] | None) -> tuple[RunConfig, list[str]]:
@@ -243,22 +254,16 @@ def _starting_config(argv: Sequence[str] | None) -> tuple[RunConfig, list[str]]:
         case ["--config", file, *rest]:
             saved, given = read_run_config(Path(file)), _deciding(rest)
             config = on_dataset(saved, given.dataset) if given.dataset is not None else saved
+        case [name, *rest] if not name.startswith("-") and name not in PRESETS:
+            data = f"; for the dataset, say --dataset {name}" if name in BUILT_IN else ""
+            raise ConfigError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}{data}")
         case words:
-            name, rest = _named_preset(words)
+            is_named = words and not words[0].startswith("-")
+            name, rest = (words[0], words[1:]) if is_named else (DEFAULT_PRESET, words)
             given = _deciding(rest)
             config = PRESETS[name](*[given.dataset] if given.dataset is not None else [])
     parts = {key: value for key in BASE_PARTS if (value := getattr(given, key)) is not None}
     return _with_a_flag_for_each_set(with_base(config, parts)), rest
-
-
-def _named_preset(words: list[str]) -> tuple[str, list[str]]:
-    if not words or words[0].startswith("-"):
-        return DEFAULT_PRESET, words
-    name, *rest = words
-    if name not in PRESETS:
-        data = f"; for the dataset, say --dataset {name}" if name in BUILT_IN else ""
-        raise ConfigError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}{data}")
-    return name, rest
 
 
 def _deciding(words: list[str]) -> argparse.Namespace:
@@ -280,24 +285,6 @@ def _with_a_flag_for_each_set(config: RunConfig) -> RunConfig:
     return config.model_copy(
         update={"regularization": config.regularization.model_copy(update=weights)}
     )
-
-
-def _parse_changes(kind: Any, default: Any, arguments: list[str], description: str) -> Any:
-    """Parse flags that change ``default``; the help lists the presets."""
-    width = max(map(len, PRESETS))
-    presets = "\n".join(
-        f"    {name:{width}}  {str(preset.__doc__).splitlines()[0]}"
-        for name, preset in PRESETS.items()
-    )
-    with _errors_in_one_line():
-        return tyro.cli(
-            kind,
-            default=default,
-            args=arguments,
-            prog=f"{sys.argv[0]} [PRESET | --config FILE]",
-            description=f"{description}\nPresets (default {DEFAULT_PRESET}; PRESET --help shows "
-            f"its values):\n{presets}\n",
-        )
 
 
 def training_command(config: RunConfig) -> str:
@@ -375,15 +362,12 @@ def _errors_in_one_line() -> Iterator[None]:
 def _in_one_line(box: str) -> str:
     """Return what tyro says in its box, without title and help."""
     lines = [line.strip("│|+╭╮╰╯ ") for line in box.splitlines()[1:]]  # some terminals get ASCII
-    said = takewhile(_is_text, dropwhile(lambda line: not _is_text(line), lines))
+    of_text = dropwhile(lambda line: not line.strip("─-"), lines)
+    said = takewhile(lambda line: line.strip("─-"), of_text)
     words = " ".join(said).partition(" [type=")[0].replace("Value error, ", "")
-    return _OF_PYDANTIC.sub(_key, words)
 
+    def key(found: re.Match[str]) -> str:
+        named = ".".join(name for name in found.groups() if name)
+        return f"{named}: " if named else ""
 
-def _key(found: re.Match[str]) -> str:
-    key = ".".join(name for name in found.groups() if name)
-    return f"{key}: " if key else ""
-
-
-def _is_text(line: str) -> bool:
-    return bool(line.strip("─-"))
+    return _OF_PYDANTIC.sub(key, words)

@@ -37,17 +37,16 @@ def shown_dataset(path: str) -> str:
     return folder.name if is_built_in else shown_path(path)
 
 
-def _in_use(weights: dict[str, float]) -> dict[str, float]:
-    return {name: weight for name, weight in weights.items() if weight}
-
-
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Name = Annotated[str, AfterValidator(checked_name)]
 DatasetPath = Annotated[str, AfterValidator(_dataset_path)]
-Weights = Annotated[dict[str, NotNegative], AfterValidator(_in_use)]
+Weights = Annotated[
+    dict[str, NotNegative],
+    AfterValidator(lambda given: {name: weight for name, weight in given.items() if weight}),
+]
 
 DEFAULT_EXPERIMENT = "ramen_ray"
 GB_PER_SHARD = 8.0

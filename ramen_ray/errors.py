@@ -4,7 +4,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +64,10 @@ def without_passwords(value: Any) -> Any:
 
 def is_disk_full(error: BaseException) -> bool:
     """Say whether ``error`` or one of its causes says that a disk has no room left."""
-    return any(_DISK_IS_FULL.search(f"{one}") for one in _with_causes(error))
-
-
-def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    cause: BaseException | None = error
+    while cause is not None and not _DISK_IS_FULL.search(f"{cause}"):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
 
 
 def no_room_message(words: Iterable[str]) -> str:

@@ -27,8 +27,8 @@ from ramen_ray.data.checks import validate as validate
 from ramen_ray.data.store.dataset import Dataset as Dataset
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.settings import Columns as Columns
 from ramen_ray.data.tables.clicks.settings import UserTables
-from ramen_ray.data.tables.column_names import Columns as Columns
 from ramen_ray.errors import first_line_of
 from ramen_ray.orchestration.serve.retrievers import retriever_uri
 from ramen_ray.tracking.registry import Registry, RegistryError, ask

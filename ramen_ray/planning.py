@@ -158,12 +158,6 @@ def graph_bytes(sizes: Sizes, walked_to: int | None = None) -> float:
     return sum(csr_bytes(side.nodes, count, side.anchors, True) for side, count in sides)
 
 
-def walk_graph_bytes(side: SideSize) -> float:
-    """The graph that a walk hops through: edges from nodes, and from anchors."""
-    ends = _id_bytes(side.anchors) + _id_bytes(side.nodes)
-    return (side.nodes + side.anchors) * _id_bytes(side.edges) + side.edges * ends
-
-
 def index_bytes(ads: int, dim: int, kind: IndexKind) -> float:
     """An index of a retriever."""
     if kind == "ivf_pq":
@@ -237,11 +231,6 @@ def _prunings(run: PlannedRun) -> int:
     return 1 + (epochs - 1 - settings.warmup_epochs) // settings.every_epochs
 
 
-def _minings(run: PlannedRun) -> int:
-    base, epochs = run.config.base, run.config.training.epochs
-    return 0 if base.parts.hard_negatives == "none" else (epochs - 1) // base.refresh_every
-
-
 class Need(NamedTuple):
     """Bytes of a thing: of all on disk, of a machine, of a GPU, and of the network in an epoch."""
 
@@ -266,7 +255,8 @@ def needs(run: PlannedRun) -> Iterator[Need]:
         yield Need("walked graph", "at most", disk=graph, mapped=graph)
     if _prunings(run):
         yield Need("pruned graphs", "at most", disk=RESULTS * graph, mapped=graph)
-    if _minings(run):
+    first_refresh, epochs = run.config.base.refresh_every, run.config.training.epochs
+    if parts.hard_negatives == "shortlists" and epochs > first_refresh:
         lists = FLOAT * sizes.queries * parts.shortlist_size
         yield Need("shortlists", "1 %", disk=RESULTS * lists, mapped=lists)
     classifiers = MOMENTS * sizes.ads * dim * (parts.heads == "classifier")
@@ -275,7 +265,11 @@ def needs(run: PlannedRun) -> Iterator[Need]:
     yield Need("index of the ads", "5 %", disk=index_bytes(sizes.ads, dim, choose_kind(sizes.ads)))
     yield _workers(run, classifiers)
     if run.count > 1:
-        yield Need("gradients and embeddings", "10 %", network=_exchanged(run))
+        # embeddings to all others; gradients of these, and of weights, are summed
+        embeddings = batch_of(run.config, sizes).distinct * dim
+        numbers = embeddings + 2 * (embeddings + run.encoder.weights)
+        exchanged = run.steps_per_epoch * (run.count - 1) * FLOAT * numbers
+        yield Need("gradients and embeddings", "10 %", network=exchanged)
 
 
 def _workers(run: PlannedRun, classifiers: float) -> Need:
@@ -288,22 +282,12 @@ def _workers(run: PlannedRun, classifiers: float) -> Need:
     states = STATES * encoder.weights + classifiers / shares + per_token * texts * sizes.tokens
     if run.config.base.parts.order != "random":
         states += HALF * sizes.queries * encoder.dim  # embeddings of queries, to be clustered
-    own = PROCESS + row_bytes(sizes, workers) + (0 if run.on_gpu else states)
+    # rows of the ads with edges, and of the queries; a worker's part of these is put in order
+    linked = sizes.ads * len(sizes.anchors)
+    rows = POINTER * (linked + sizes.queries + 3 * sizes.queries / workers)
+    own = PROCESS + rows + (0 if run.on_gpu else states)
     memory, gpu = RAY + run.workers_per_machine * own, states if run.on_gpu else 0.0
     return Need("workers", "a fifth; activations 12 %", memory=memory, gpu=gpu)
-
-
-def row_bytes(sizes: Sizes, workers: int) -> float:
-    """Rows of the ads with edges, and of the queries; a worker's part of these is put in order."""
-    linked = sizes.ads * len(sizes.anchors)
-    return POINTER * (linked + sizes.queries + 3 * sizes.queries / workers)
-
-
-def _exchanged(run: PlannedRun) -> float:
-    """Between machines: embeddings to all others; gradients of these, and of weights, summed."""
-    embeddings = batch_of(run.config, run.sizes).distinct * run.encoder.dim
-    numbers = embeddings + 2 * (embeddings + run.encoder.weights)
-    return run.steps_per_epoch * (run.count - 1) * FLOAT * numbers
 
 
 class Held(NamedTuple):
@@ -324,7 +308,11 @@ def held_by_stage(run: PlannedRun) -> dict[str, Held]:
     total = [sum(column) for column in zip(*(need[2:] for need in needs(run)), strict=True)]
     stages = {"training": Held(*total[1:4])}
     if run.walks:
-        stages["walks"] = Held(sum(map(walk_graph_bytes, run.sizes.sides)), RAY)
+        graphs = 0.0  # that walks hop through: edges from nodes, and from anchors
+        for side in run.sizes.sides:
+            ends = _id_bytes(side.anchors) + _id_bytes(side.nodes)
+            graphs += (side.nodes + side.anchors) * _id_bytes(side.edges) + side.edges * ends
+        stages["walks"] = Held(graphs, RAY)
     if _prunings(run):
         embeddings = HALF * run.sizes.texts * run.encoder.dim
         stages["pruning"] = Held(embeddings, RAY + NUMBERED_TEXT * run.sizes.texts)

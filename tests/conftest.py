@@ -395,10 +395,16 @@ def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def logged_retriever(store: Any, dataset_path: Path) -> str:
+def logged_retriever(
+    prepared_bag: Prepared, encoder_path: Path, dataset_path: Path, output: Path
+) -> str:
     """The URI of a retriever in the store of ``output``."""
+    from stores import Store
+
     from ramen_ray.tracking.registry import Registry, uri_of
 
+    # not the fixture, in whose place modules have stores of their own
+    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
     return uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
 
 
@@ -436,18 +442,30 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return call
 
 
-Refused = Callable[..., str]
+Done = Refused = Callable[..., str]
+
+
+@pytest.fixture
+def done(run_here: RunHere) -> Done:
+    """Runs a job that must succeed; returns what it printed."""
+
+    def call(job: ModuleType, *arguments: object) -> str:
+        code, said = run_here(job, *arguments)
+        assert code == 0, said
+        return said
+
+    return call
 
 
 @pytest.fixture
 def refused(run_here: RunHere) -> Refused:
-    """Runs a job that must refuse its arguments; returns the last line that it says: why."""
+    """Runs a job that must refuse its arguments; returns what it says last: why, and findings."""
 
     def call(job: ModuleType, *arguments: object) -> str:
         code, said = run_here(job, *arguments)
         assert code == 2, said
-        error = the_error(said)
-        assert said.endswith(f"{error}\n"), said
+        error = said[said.index(the_error(said)) :].removesuffix("\n")
+        assert all(line.startswith("  - ") for line in error.splitlines()[1:]), said
         return error
 
     return call

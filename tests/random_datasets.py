@@ -1,10 +1,11 @@
-"""Random datasets, for comparison of what is made of them with plain loops."""
+"""Random data: datasets, to compare what is made of them with plain loops, and JSON."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 
 from ramen_ray.data.store.dataset import Dataset, write_dataset
@@ -12,6 +13,11 @@ from ramen_ray.data.store.dataset import Dataset, write_dataset
 SPLIT_SIZES = {"train": 14, "validation": 5, "test": 8}
 NUM_ANCHORS = 5
 EDGE_WEIGHTS = (0.5, 1.0, 3.0)  # sums of their products are exact
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
 
 
 def random_dataset(

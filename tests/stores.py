@@ -14,6 +14,7 @@ from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import Encoder, TransformerEncoder, build_bag
 from ramen_ray.method.model.heads import Head
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, uri_of
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run
 
@@ -69,3 +70,10 @@ class Store:
         run.log_metrics({"best/validation/R@10": 1 / (1 + noise)})
         run.close("FINISHED")
         return run.id
+
+    def champion(self, name: str, noise: float, dataset: Path) -> LoggedRetriever:
+        """Log a run with a retriever, which becomes the champion of that name."""
+        registry = Registry(self.uri)
+        run_id, model_id = registry.find_logged(self.run(noise, dataset), None)
+        registry.choose(registry.register(name, run_id, model_id), "champion")
+        return registry.look_up(uri_of(model_id))

@@ -1,5 +1,6 @@
 """Helpers of several tests: tables, clicks, and preparation without Ray."""
 
+import csv
 import json
 import logging
 import multiprocessing
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, pairwise
 from pathlib import Path
@@ -143,6 +144,13 @@ def errors_in(dataset: Dataset) -> list[str]:
 def run_config_of(words: Sequence[str]) -> RunConfig:
     """Return the run that the words of a job's command line configure."""
     return parse_with_run_config(Section(), "a job", words)[1]
+
+
+def write_rows(file: Path, names: str, rows: Iterable[Sequence[Any]]) -> str:
+    """Write a user's table, whose columns have these ``names``, as CSV; returns its path."""
+    with file.open("w", newline="", encoding="utf-8") as table:
+        csv.writer(table, lineterminator="\n").writerows([names.split(), *rows])
+    return str(file)
 
 
 def text_table(id_column: str, texts: Sequence[str]) -> pa.Table:

@@ -377,7 +377,7 @@ def test_bad_arguments_end_with_code_2_and_one_line_that_names_them(
     [
         (errno.ENOENT, "No such file or directory; if it was deleted while the job ran, run the"),
         (errno.EROFS, "Read-only file system; make the folder writable, and run the same command"),
-        (errno.EACCES, "Permission denied"),
+        (errno.EACCES, "Permission denied; check its permissions, and run the same command"),
     ],
 )
 def test_a_file_that_the_system_refuses_is_told_with_what_to_do(

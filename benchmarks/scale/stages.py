@@ -101,8 +101,7 @@ def clicks(folder: Path) -> Stage:
 
 
 def edges(folder: Path) -> Stage:
-    from ramen_ray.data.tables.column_names import EdgeColumns
-    from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
+    from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList, add_edge_list
 
     source = folder / "source"
     given = EdgeList(

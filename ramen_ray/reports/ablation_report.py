@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from ramen_ray.method.metrics.comparison import in_points
 from ramen_ray.method.metrics.judgement import HEADLINES
-from ramen_ray.reports.plots import PIXELS_PER_INCH
+from ramen_ray.reports.pages import PIXELS_PER_INCH
 from ramen_ray.reports.tables import ReportTable, as_markdown
 
 TAIL = "tail/"
@@ -48,67 +48,46 @@ def write_ablation_report(folder: Path, variants: Mapping[str, VariantFigures]) 
 
 def ablation_tables(variants: Mapping[str, VariantFigures]) -> dict[str, str]:
     """Return Markdown tables of the variants in per cent, by title: all ads, and tail ads."""
-    metrics = list(next(iter(variants.values())).means)
-    groups = {
-        "all ads": [name for name in metrics if not name.startswith(TAIL)],
-        "tail ads": [name for name in metrics if name.startswith(TAIL)],
-    }
-    tables = {}
-    for group, names in groups.items():
-        tables[f"Test split, {group} (%, mean ± standard deviation over seeds)"] = _values(
-            variants, names
-        )
-        tables[f"Differences, {group} (points, 95 % interval over queries and seeds)"] = (
-            _differences(variants, names)
-        )
+    metrics, tables = next(iter(variants.values())).means, {}
+    for group, is_tail in (("all ads", False), ("tail ads", True)):
+        names = [name for name in metrics if name.startswith(TAIL) == is_tail]
+        columns = ["variant", *(name.removeprefix(TAIL) for name in names)]
+        values, differences = [], []
+        for variant, of in variants.items():
+            cells = [
+                f"{100 * of.means[name]:.2f} ±{100 * of.deviations[name]:.2f}" for name in names
+            ]
+            seconds = f"{of.seconds_ratio:.2f}", f"{100 * of.share_waited:.1f} %"
+            values.append([variant, *cells, *seconds])
+            if of.gains:
+                gains = [_difference(of.gains[name]) for name in names]
+                differences.append([f"{variant} over {of.base}", *gains])
+        timed = [*columns, "train seconds / base", "of these waited"]
+        title = f"Test split, {group} (%, mean ± standard deviation over seeds)"
+        tables[title] = as_markdown(ReportTable("", timed, values))
+        title = f"Differences, {group} (points, 95 % interval over queries and seeds)"
+        tables[title] = as_markdown(ReportTable("", columns, differences))
     return tables
 
 
 def verdict(variants: Mapping[str, VariantFigures]) -> list[str]:
     """Say in words which base is best, and whether the graph helps on each."""
-    return [
-        f"{_judged(name, figures)}: "
-        + ", ".join(f"{metric} {_difference(figures.gains[metric])}" for metric in HEADLINES)
-        for name, figures in variants.items()
-        if figures.gains and (f"{name}-ramen" in variants or name == f"{figures.base}-ramen")
-    ]
-
-
-def _judged(name: str, figures: VariantFigures) -> str:
-    bounds = [figures.gains[metric][1:] for metric in HEADLINES]
-    is_better, is_worse = any(low > 0 for low, _ in bounds), any(high < 0 for _, high in bounds)
-    word = {
-        (True, False): "is better than",
-        (False, True): "is worse than",
-        (True, True): "gains one metric and loses the other against",
-        (False, False): "cannot be told from",
-    }[is_better, is_worse]
-    what = "the graph, " if name == f"{figures.base}-ramen" else "the base, "
-    return f"{what}{name} {word} {figures.base}"
-
-
-def _values(variants: Mapping[str, VariantFigures], names: list[str]) -> str:
-    rows = []
-    for variant, figures in variants.items():
-        cells = [
-            f"{100 * figures.means[name]:.2f} ±{100 * figures.deviations[name]:.2f}"
-            for name in names
-        ]
-        seconds = f"{figures.seconds_ratio:.2f}", f"{100 * figures.share_waited:.1f} %"
-        rows.append([variant, *cells, *seconds])
-    shown = [name.removeprefix(TAIL) for name in names]
-    columns = ["variant", *shown, "train seconds / base", "of these waited"]
-    return as_markdown(ReportTable("", columns, rows))
-
-
-def _differences(variants: Mapping[str, VariantFigures], names: list[str]) -> str:
-    rows = [
-        [f"{variant} over {of.base}", *(_difference(of.gains[name]) for name in names)]
-        for variant, of in variants.items()
-        if of.gains
-    ]
-    columns = ["variant", *(name.removeprefix(TAIL) for name in names)]
-    return as_markdown(ReportTable("", columns, rows))
+    sentences = []
+    for name, figures in variants.items():
+        is_graph, is_base = name == f"{figures.base}-ramen", f"{name}-ramen" in variants
+        if not figures.gains or not (is_graph or is_base):
+            continue
+        bounds = [figures.gains[metric][1:] for metric in HEADLINES]
+        word = {
+            (True, False): "is better than",
+            (False, True): "is worse than",
+            (True, True): "gains one metric and loses the other against",
+            (False, False): "cannot be told from",
+        }[any(low > 0 for low, _ in bounds), any(high < 0 for _, high in bounds)]
+        by = [f"{metric} {_difference(figures.gains[metric])}" for metric in HEADLINES]
+        what = "the graph" if is_graph else "the base"
+        sentences.append(f"{what}, {name} {word} {figures.base}: {', '.join(by)}")
+    return sentences
 
 
 def _difference(difference: tuple[float, float, float]) -> str:

@@ -20,7 +20,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
-from ramen_ray.method.model.texts import TextTokenizer, measure_tokens
+from ramen_ray.method.model.texts import measure_tokens
 from ramen_ray.told import told
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
@@ -43,47 +43,41 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
     with told(f"checking {shown_path(dataset.path)}"):
         check(dataset)
     tokenizer = text_tokenizer(load_tokenizer(encoder), UNCUT, add_special_tokens=True)
-    with told(f"counting clicks, edges and tokens of {shown_path(dataset.path)}"):
-        return _counted(dataset, tokenizer, encoder, max_length)
-
-
-def _counted(
-    dataset: Dataset, tokenizer: TextTokenizer, encoder: str, max_length: int
-) -> Description:
-    clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
-    edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
-    groups = popularity_groups(clicks["train"].per_ad)
     tables = [
         *(f"queries/{split}" for split in dataset.splits),
         "ads",
         *(f"anchors/{name}" for name in dataset.anchor_sets),
     ]
-    return Description(
-        metadata=dataset.metadata,
-        statistics=dataset_statistics(dataset, clicks),
-        splits={
+    tokens = {}
+    with told(f"counting clicks, edges and tokens of {shown_path(dataset.path)}"):
+        clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
+        edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
+        groups = popularity_groups(clicks["train"].per_ad)
+        for table in tables:
+            num_texts = dataset.num_rows(table)
+            ids = sample_ids(num_texts, TEXTS_PER_TABLE, SEED)
+            texts = dataset.rows_with_ids(table, ids)["text"].to_pylist()
+            lengths, figures = measure_tokens(tokenizer, texts, max_length)
+            tokens[table] = TokenLengths(num_texts, Distribution.of(lengths), figures)
+        splits = {
             split: SplitSize(len(found.per_query), int(found.per_query.sum()), found.weight)
             for split, found in clicks.items()
-        },
-        degrees=node_degrees(clicks["train"], edges),
-        shares=node_shares(clicks, edges),
-        groups={name: popularity_group(member, clicks) for name, member in groups.items()},
-        hubs={name: largest_hubs(dataset, name, ends, NUM_HUBS) for name, ends in edges.items()},
-        tokens={table: _count_tokens(dataset, table, tokenizer, max_length) for table in tables},
-        max_length=max_length,
-        tokenizer=encoder,
-        samples=sample_queries(dataset, NUM_SAMPLES, SEED),
-        signals=graph_signals(dataset, clicks, edges),
-    )
-
-
-def _count_tokens(
-    dataset: Dataset, table: str, tokenizer: TextTokenizer, max_length: int
-) -> TokenLengths:
-    ids = sample_ids(dataset.num_rows(table), TEXTS_PER_TABLE, SEED)
-    texts = dataset.rows_with_ids(table, ids)["text"].to_pylist()
-    lengths, figures = measure_tokens(tokenizer, texts, max_length)
-    return TokenLengths(dataset.num_rows(table), Distribution.of(lengths), figures)
+        }
+        hubs = {name: largest_hubs(dataset, name, of, NUM_HUBS) for name, of in edges.items()}
+        return Description(
+            metadata=dataset.metadata,
+            statistics=dataset_statistics(dataset, clicks),
+            splits=splits,
+            degrees=node_degrees(clicks["train"], edges),
+            shares=node_shares(clicks, edges),
+            groups={name: popularity_group(member, clicks) for name, member in groups.items()},
+            hubs=hubs,
+            tokens=tokens,
+            max_length=max_length,
+            tokenizer=encoder,
+            samples=sample_queries(dataset, NUM_SAMPLES, SEED),
+            signals=graph_signals(dataset, clicks, edges),
+        )
 
 
 def log_description(description: Description, page: Path, experiment: str, output: Path) -> Run:

@@ -65,13 +65,23 @@ def _shown(value: float, form: str, exists: bool) -> str:
 
 def reading(signal: GraphSignal) -> str:
     """Say in plain words what an anchor set's figures promise."""
-    sentences = [_on_clicks(signal)]
-    if "ad" in signal.sides:
-        sentences.append(_on_reach(signal))
+    if signal.is_void:
+        first = "It was made from the clicks themselves, so this cannot tell: train with it and see"
+    elif not signal.shared.pairs:
+        first = "Nothing that it joins is in the train clicks, so that nothing can be told"
     else:
+        first = _on_lifts(signal.shared, signal.shared_beyond_words, TIED[signal.sides])
+    sentences, share = [first], signal.metrics.get("share_test_clicks_reached", 0.0)
+    if "ad" not in signal.sides:
         sentences.append(
             "But it has no edges of ads, where a graph gains most: presets leave it out, and "
             "--regularization.lambda-x tries it"
+        )
+    elif share >= MUCH_REACH:
+        sentences.append(f"{share:.0%} of the test clicks are on ads that are learnt from it alone")
+    else:
+        sentences.append(
+            f"Ads without a train click that it reaches have {share:.1%} of the test clicks"
         )
     if signal.metrics["share_leaking_edges"] >= MANY_LEAKS:
         sentences.append(
@@ -79,14 +89,6 @@ def reading(signal: GraphSignal) -> str:
             " be due to them"
         )
     return ". ".join(sentences) + "."
-
-
-def _on_clicks(signal: GraphSignal) -> str:
-    if signal.is_void:
-        return "It was made from the clicks themselves, so this cannot tell: train with it and see"
-    if not signal.shared.pairs:
-        return "Nothing that it joins is in the train clicks, so that nothing can be told"
-    return _on_lifts(signal.shared, signal.shared_beyond_words, TIED[signal.sides])
 
 
 def _on_lifts(shared: Shared, beyond: Shared, what: str) -> str:
@@ -103,10 +105,3 @@ def _on_lifts(shared: Shared, beyond: Shared, what: str) -> str:
     if beyond.lift < STRONG_LIFT:
         return f"It ties some {what} {lifts}, along with much else: let λ adapt"
     return f"It ties {what} whose texts have no word in common {lifts}: expect a gain"
-
-
-def _on_reach(signal: GraphSignal) -> str:
-    share = signal.metrics["share_test_clicks_reached"]
-    if share >= MUCH_REACH:
-        return f"{share:.0%} of the test clicks are on ads that are learnt from it alone"
-    return f"Ads without a train click that it reaches have {share:.1%} of the test clicks"

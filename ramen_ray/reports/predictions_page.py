@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from ramen_ray.data.store.predictions import CLICKED, predictions_schema
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.errors import UserError
-from ramen_ray.reports.page import write_page
+from ramen_ray.reports.pages import write_page
 from ramen_ray.reports.tables import ReportTable
 
 AT = 10
@@ -47,11 +47,15 @@ def write_predictions_page(
         words.append(f"Queries {what}: {len(some):,}, R@{AT} {some['recall'].mean():.1%}.")
     worst = queries.sort_values(["recall", "num_clicked"], ascending=[True, False], kind="stable")
     some = queries.sample(min(SHOWN_ROWS, len(queries)), random_state=0)
+    groups = [
+        [group, f"{of['ad_id'].nunique():,}", f"{len(of):,}", f"{of['hit'].mean():.1%}"]
+        for group, of in found.groupby("group")
+    ]
     tables = [
         _listing("Worst queries", worst, is_open=True),
         _harmful(found),
         *_mixed_up(found),
-        _by_popularity(found),
+        ReportTable("By popularity", ("group", "ads shown", "shown", "hits"), groups),
         _listing("Some queries", some),
     ]
     if other is not None:
@@ -200,14 +204,6 @@ def _harmful(found: pd.DataFrame) -> ReportTable:
     columns = ("ad", "group", "shown in vain", "hits", "train clicks")
     note = "Those that most often take a place from the clicked ones."
     return ReportTable("Most harmful ads", columns, rows, text_columns=2, note=note)
-
-
-def _by_popularity(found: pd.DataFrame) -> ReportTable:
-    rows = [
-        [group, f"{some['ad_id'].nunique():,}", f"{len(some):,}", f"{some['hit'].mean():.1%}"]
-        for group, some in found.groupby("group")
-    ]
-    return ReportTable("By popularity", ("group", "ads shown", "shown", "hits"), rows)
 
 
 def _listed(texts: list[str]) -> str:

@@ -2,17 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ramen_ray.errors import printable
 from ramen_ray.method.metrics.comparison import Difference, in_points
-
-if TYPE_CHECKING:
-    from ramen_ray.reports.plots import Plot
 
 Metrics = Mapping[str, float]
 BySplit = Mapping[str, Mapping[str, Metrics]]  # by row, split and metric
@@ -27,6 +25,16 @@ BAD_MATCHES = ("named_queries", "BMR@1", "BMR@3", "BMR@5")
 
 
 @dataclass(frozen=True)
+class Plot:
+    """Lines over one pair of axes, on a page: shares of what has at least a number of something."""
+
+    x_label: str  # label of the x axis, which also names the plot
+    lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]  # x and y values by name
+    log_y: bool = True  # whether the y axis is logarithmic too; the x axis always is
+    mark: tuple[float, str] | None = None  # x of a vertical line, and its name
+
+
+@dataclass(frozen=True)
 class ReportTable:
     """A table with a title, a note and plots."""
 
@@ -35,7 +43,7 @@ class ReportTable:
     rows: Sequence[Sequence[str]]  # cells as they are shown
     text_columns: int = 1  # number of first columns with words; the others have numbers
     note: str = ""  # how to read the table
-    plots: Sequence["Plot"] = ()  # shown before all tables of a page
+    plots: Sequence[Plot] = ()  # shown before all tables of a page
     is_open: bool = False  # whether a page shows it before it is clicked on
 
 

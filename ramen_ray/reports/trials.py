@@ -1,20 +1,31 @@
-"""What is kept of a trial, and what the trials of a search show: tables, sentences, a plot."""
+"""What is kept of a trial, and what the trials of a search show: tables, sentences, plots."""
 
+import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+
+matplotlib.use("Agg")
+
+import optuna
 import pandas as pd
+from matplotlib import pyplot as plt
+from optuna.distributions import BaseDistribution
+from optuna.trial import TrialState
 
 from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.method.metrics.judgement import HEADLINES
-from ramen_ray.reports.plots import drawn
+from ramen_ray.reports.pages import PIXELS_PER_INCH, drawn
 from ramen_ray.reports.tables import ReportTable, as_markdown
 
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
 MOST_DESCRIBED = 30
+FEWEST = 4  # least number of trials for a plot or importances to be useful
 
 
 @dataclass(frozen=True)
@@ -30,14 +41,6 @@ class TrialRecord:
     is_whole: bool = False  # whether it trained to the end
     end: str = ""  # how it ended, in words; empty while it runs
     mlflow_run_id: str | None = None  # None if it has not begun its run
-
-
-def _settings_of(trial: TrialRecord) -> str:
-    """Return a trial's settings in one line."""
-    return ", ".join(
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in trial.params.items()
-    )
 
 
 def write_sweep_table(
@@ -59,13 +62,88 @@ def describe_sweep(trials: Sequence[TrialRecord], metric: str, command: str | No
     rows = []
     for trial in trials[:MOST_DESCRIBED]:
         value = "–" if trial.value is None else f"{100 * trial.value:.2f}"
-        rows.append([trial.name, value, trial.end, _settings_of(trial)])
+        tried = [
+            f"{key} {one:.4g}" if isinstance(one, float) else f"{key} {one}"
+            for key, one in trial.params.items()
+        ]
+        rows.append([trial.name, value, trial.end, ", ".join(tried)])
     columns = ("trial", metric, "ended", "settings")
     table = as_markdown(ReportTable("", columns, rows, text_columns=4))
     rest = len(trials) - MOST_DESCRIBED
     more = [f"and {rest} more in {TRIALS_FILE}"] * (rest > 0)
     best = [f"Train the best: `{command}`"] * (command is not None)
     return "\n\n".join([*best, table, *more])
+
+
+def write_sweep_plots(
+    folder: Path,
+    trials: Sequence[TrialRecord],
+    distributions: Mapping[str, BaseDistribution],
+    metric: str,
+) -> None:
+    """Write parallel coordinates, importances and contours of λ_x × λ_z as HTML and PNG."""
+    study = _study(trials, distributions)
+    if len(study.trials) < FEWEST:  # too few for any plot
+        return
+    _write(folder, "parallel_coordinates", study, "plot_parallel_coordinate", target_name=metric)
+    if _has_importances(study):
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+        _write(folder, "importances", study, "plot_param_importances", evaluator=evaluator)
+    for query_side in (key for key in distributions if ".lambda_x." in key):
+        pair = [query_side, query_side.replace(".lambda_x.", ".lambda_z.")]
+        if pair[1] in distributions:  # the anchor set is used on both sides
+            name = f"contour_{query_side.rpartition('.')[2]}"
+            _write(folder, name, study, "plot_contour", params=pair, target_name=metric)
+
+
+def parameter_importances(
+    trials: Sequence[TrialRecord], distributions: Mapping[str, BaseDistribution]
+) -> dict[str, float]:
+    """Return the share of the metric's variance that each setting explains (fANOVA), if known."""
+    study = _study(trials, distributions)
+    if not _has_importances(study):
+        return {}
+    return dict(
+        optuna.importance.get_param_importances(
+            study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
+        )
+    )
+
+
+def _has_importances(study: optuna.Study) -> bool:
+    return len(study.trials) >= FEWEST and len({trial.value for trial in study.trials}) > 1
+
+
+def _study(
+    trials: Sequence[TrialRecord], distributions: Mapping[str, BaseDistribution]
+) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize")
+    for trial in trials:
+        if trial.value is not None:
+            params = dict(trial.params)
+            for key, value in params.items():
+                for choice in getattr(distributions[key], "choices", ()):
+                    if json.dumps(choice) == json.dumps(value):
+                        params[key] = choice  # records are JSON, which turns tuples into lists
+            done = optuna.trial.create_trial(
+                state=TrialState.COMPLETE,
+                params=params,
+                distributions=dict(distributions),
+                value=trial.value,
+            )
+            study.add_trial(done)
+    return study
+
+
+def _write(folder: Path, name: str, study: optuna.Study, plot: str, **options: Any) -> None:
+    getattr(optuna.visualization, plot)(study, **options).write_html(folder / f"{name}.html")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        axes = getattr(optuna.visualization.matplotlib, plot)(study, **options)
+    axes.figure.set_size_inches(9, 5)
+    axes.figure.savefig(folder / f"{name}.png", dpi=PIXELS_PER_INCH, bbox_inches="tight")
+    plt.close(axes.figure)
 
 
 def candidates_table(candidates: Mapping[str, TrialRecord]) -> str:

@@ -104,9 +104,12 @@ class Registry:
             below = f"tags.`mlflow.parentRunId` = '{run_id}' and attributes.status = 'FINISHED'"
             children = self._client.search_runs([run.info.experiment_id], below, max_results=10_000)
             for found in [run, *sorted(children, key=lambda one: -_validated(one, metric))]:
-                model_id = self._latest_retriever(found)
-                if model_id is not None:
-                    return found.info.run_id, model_id
+                outputs = found.outputs.model_outputs if found.outputs else []
+                models = [self._client.get_logged_model(output.model_id) for output in outputs]
+                ready = [one for one in models if one.name == NAME and one.status == "READY"]
+                if ready:
+                    latest = max(ready, key=lambda model: model.creation_timestamp)
+                    return found.info.run_id, latest.model_id
         raise RegistryError(
             f"the MLflow run {run_id} has no retriever, nor has a finished run below it; did it "
             f"finish?"
@@ -123,12 +126,6 @@ class Registry:
         if best - reached < 0.005:
             return choice
         return f"{choice}; the sweep's best, {best:.2f}, ended without a retriever"  # a better one
-
-    def _latest_retriever(self, run: Run) -> str | None:
-        outputs = run.outputs.model_outputs if run.outputs else []
-        models = [self._client.get_logged_model(output.model_id) for output in outputs]
-        ready = [model for model in models if model.name == NAME and model.status == "READY"]
-        return max(ready, key=lambda model: model.creation_timestamp).model_id if ready else None
 
     def parameters(self, run_id: str) -> dict[str, str]:
         """Return the settings that a run was started with, by dotted key."""

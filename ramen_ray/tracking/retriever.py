@@ -35,7 +35,15 @@ NO_COLUMNS = ("no columns to filter by",)  # MLflow ignores parameters that it d
 
 def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[str, Any]) -> str:
     """Log the retriever in ``folder``, with an ``example`` of queries; returns its model's id."""
-    runtime = _runtime(folder)
+    is_compiled = (folder / "encoder" / "onnx").is_dir()
+    is_bag = (folder / "encoder" / "0_StaticEmbedding").is_dir()
+    runtime = "onnxruntime" if is_compiled else "numpy" if is_bag else "torch"
+    names = {"mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers", runtime}
+    if runtime == "torch":
+        names.add("transformers")
+    # a build such as 2.13.0+cpu is not on the index; faiss-gpu reads and writes what faiss-cpu does
+    pins = [f"{name}=={version(name).partition('+')[0]}" for name in names]
+    pins.append(f"faiss-cpu=={faiss.__version__}")
     client = run.client
     experiment_id = client.get_run(run.id).info.experiment_id
     of_run = client.search_logged_models([experiment_id], f"source_run_id = '{run.id}'")
@@ -50,7 +58,7 @@ def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[
             artifacts={"retriever": str(folder)},
             signature=ModelSignature(INPUTS, OUTPUTS, _parameters(folder)),
             input_example=(example, {"top_k": 1}),
-            pip_requirements=_requirements(runtime),
+            pip_requirements=sorted(pins),
             metadata={**metadata, RUNTIME: runtime},
             model_config={DEVICE: None},
             mlflow_model=Model(
@@ -78,20 +86,3 @@ def _parameters(folder: Path) -> ParamSchema:
             ParamSpec("min_score", DataType.double, None),
         ]
     )
-
-
-def _runtime(folder: Path) -> str:
-    """Return the library that computes a retriever's embeddings; only torch can use GPUs."""
-    if (folder / "encoder" / "onnx").is_dir():
-        return "onnxruntime"
-    return "numpy" if (folder / "encoder" / "0_StaticEmbedding").is_dir() else "torch"
-
-
-def _requirements(runtime: str) -> list[str]:
-    """Pin the packages that serving needs to the versions installed here."""
-    names = {"mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers", runtime}
-    if runtime == "torch":
-        names.add("transformers")
-    # a build such as 2.13.0+cpu is not on the index; faiss-gpu reads and writes what faiss-cpu does
-    pins = [f"{name}=={version(name).partition('+')[0]}" for name in names]
-    return sorted([*pins, f"faiss-cpu=={faiss.__version__}"])

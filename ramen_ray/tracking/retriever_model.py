@@ -122,12 +122,15 @@ class Retriever(PythonModel):
             MlflowException: the request asks for too much or has other columns, or no ad has a
                 value to filter by; a server answers with status 400.
         """
-        self._free_memory()
+        now = time.monotonic()
+        if self.freed_at + BETWEEN_S <= now <= self.free_until:
+            self.freed_at = now
+            _call_glibc("malloc_trim", 0)  # which keeps what large requests took
         given = {key: value for key, value in (params or {}).items() if value is not None}
         top_k, least = given.get("top_k", DEFAULT_TOP_K), given.get("min_score", -math.inf)
         among = matching(self.columns, wanted) if (wanted := given.get("filter")) else None
         if not 1 <= top_k <= len(self.ad_ids):
-            raise MlflowException.invalid_parameter_value(
+            _refuse(
                 f"top_k is {top_k}; this retriever has {len(self.ad_ids)} ads to choose from, so "
                 f"it must be from 1 to {len(self.ad_ids)}"
             )
@@ -145,13 +148,6 @@ class Retriever(PythonModel):
             answers[row] = answer
         table = pd.DataFrame(answers, columns=["ad_ids", "ads", "scores"])
         return table.assign(error=pd.Series(errors, dtype=object))
-
-    def _free_memory(self) -> None:
-        """Give back what large requests took, which glibc keeps."""
-        now = time.monotonic()
-        if self.freed_at + BETWEEN_S <= now <= self.free_until:
-            self.freed_at = now
-            _call_glibc("malloc_trim", 0)
 
     def _within_limits(
         self, texts: list[str], top_k: int, among: Flags | None, least: float
@@ -199,7 +195,11 @@ class Retriever(PythonModel):
         has_graph = isinstance(index, faiss.IndexHNSW)  # deeper, it would find others
         depth, most = top_k + SPARE, min(index.ntotal, MOST_SEARCHED)
         scores, rows = index.search(embeddings, top_k if has_graph else depth, params=params)
-        while not has_graph and depth < most and _may_go_on(scores, rows, top_k):
+        while not has_graph and depth < most:
+            # ads that were not found may be as near to a query as the last it gets
+            may_go_on = (scores[:, top_k - 1] - scores[:, -1] < EQUAL) & (rows[:, -1] >= 0)
+            if not may_go_on.any():
+                break
             depth *= DEEPER
             scores, rows = index.search(embeddings, depth, params=params)
         falls = scores[:, :-1] - scores[:, 1:] >= EQUAL
@@ -279,11 +279,6 @@ def _only(index: Any, among: Flags) -> tuple[Any, Any]:
         cells = index.nlist if is_few else min(index.nprobe * index.ntotal // number, index.nlist)
         return index, faiss.SearchParametersIVF(sel=only, nprobe=cells)
     return index, faiss.SearchParameters(sel=only)
-
-
-def _may_go_on(scores: Embeddings, rows: Rows, top_k: int) -> bool:
-    """Say whether more ads than were found may be as near to a query as the last it gets."""
-    return bool(((scores[:, top_k - 1] - scores[:, -1] < EQUAL) & (rows[:, -1] >= 0)).any())
 
 
 def _tie_keys(rows: Rows) -> NDArray[np.uint64]:

@@ -9,8 +9,7 @@ from support import ROOT, errors_in
 import shop
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.importing import import_tables
-from ramen_ray.data.tables.clicks.settings import UserTables
-from ramen_ray.data.tables.column_names import Columns
+from ramen_ray.data.tables.clicks.settings import Columns, UserTables
 
 SHOP = ROOT / "datasets" / "shop"
 

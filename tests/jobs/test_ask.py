@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import RunHere
+from conftest import Done, Refused
 from stores import Store
 
 from jobs import ask
@@ -18,7 +18,7 @@ def _rows(printed: str) -> list[list[str]]:
 
 
 def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(
-    store: Store, run_here: RunHere, dataset_path: Path
+    store: Store, done: Done, dataset_path: Path
 ) -> None:
     run_id = store.run(0.0, dataset_path)
     uri = f"models:/{Registry(store.uri).find_logged(run_id, None)[1]}"
@@ -31,8 +31,7 @@ def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").write_text(with_checksum(content))
     ads = ["--top-k", "2", "--output", store.output]
-    code, printed = run_here(ask, "robin nest", "oak", *ads)
-    assert code == 0, printed
+    printed = done(ask, "robin nest", "oak", *ads)
     first, second, *others = _rows(printed)
     expected = Registry(store.uri).load(uri).predict(["robin nest"], params={"top_k": 2})
     (answer,) = expected.to_dict("records")
@@ -44,9 +43,7 @@ def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(
     assert [row[0] for row in others] == ["oak", ""]
     assert f"asked: {uri}\nnext:  python jobs/predict.py --model {uri} " in printed
     for named in (uri, store.output / "runs" / "mine", run_id):
-        again = run_here(ask, "robin nest", "--model", named, *ads)
-        assert again[0] == 0, again[1]
-        assert _rows(again[1]) == [first, second]
+        assert _rows(done(ask, "robin nest", "--model", named, *ads)) == [first, second]
 
 
 @pytest.mark.parametrize(
@@ -62,15 +59,11 @@ def test_what_cannot_be_asked_is_one_clear_line(
     message: str,
     store: Store,
     empty_store: Path,
-    run_here: RunHere,
+    refused: Refused,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(empty_store.parent, "outputs")
     given = [word.format(output=store.output) for word in words]
-    code, printed = run_here(ask, "robin", *given)
-    assert code == 2
-    assert printed.startswith("error: ")
-    assert printed.count("\n") == 1, printed
-    assert message in printed
+    assert message in refused(ask, "robin", *given)

@@ -101,61 +101,47 @@ def test_settings(
     assert list(tmp_path.iterdir()) == []
 
 
-def _folder(folder: Path, **files: str) -> Path:
-    for name, content in files.items():
-        (folder / name.replace("_json", ".json").replace("_py", ".py")).write_text(content)
-    return folder
-
-
 RUNS_CODE = {"AutoConfig": "own.C", "AutoModel": "own.M", "AutoTokenizer": ["own.T", "own.T"]}
 ENCODERS: dict[str, tuple[dict[str, str], str]] = {
-    "without end": ({"config_json": DEEP}, "cannot load an encoder"),
-    "a list": ({"config_json": "[]"}, "cannot load an encoder"),
-    "null": ({"config_json": "null"}, "cannot load an encoder"),
+    "without end": ({"config.json": DEEP}, "cannot load an encoder"),
+    "a list": ({"config.json": "[]"}, "cannot load an encoder"),
+    "null": ({"config.json": "null"}, "cannot load an encoder"),
     "its own code": (
-        {"config_json": json.dumps({"model_type": "own", "auto_map": RUNS_CODE})},
+        {"config.json": json.dumps({"model_type": "own", "auto_map": RUNS_CODE})},
         "cannot load an encoder",
     ),
     "a tokenizer without end": (
-        {"config_json": '{"model_type": "bert"}', "tokenizer_json": DEEP},
+        {"config.json": '{"model_type": "bert"}', "tokenizer.json": DEEP},
         "cannot load a tokenizer",
     ),
     "its own tokenizer": (
         {
-            "config_json": '{"model_type": "bert"}',
-            "tokenizer_config_json": json.dumps({"auto_map": RUNS_CODE, "tokenizer_class": "T"}),
+            "config.json": '{"model_type": "bert"}',
+            "tokenizer_config.json": json.dumps({"auto_map": RUNS_CODE, "tokenizer_class": "T"}),
         },
         "cannot load a tokenizer|has no",
     ),
 }
 
 
-@pytest.mark.parametrize("case", ENCODERS)
-def test_encoder_folders(
+NAMES = ["package:os.path/x", "package:..x/x", "package:a.b.c/x", "x\0y"]
+
+
+@pytest.mark.parametrize("case", [*ENCODERS, *NAMES])
+def test_encoders(
     case: str, run_here: RunHere, tmp_path: Path, dataset_path: Path, monkeypatch: Any
 ) -> None:
-    files, message = ENCODERS[case]
-    ran = tmp_path / "ran"
-    folder = tmp_path / "encoder"
+    files, message = ENCODERS.get(case, ({}, "encoder"))
+    folder, ran = tmp_path / "encoder", tmp_path / "ran"
     folder.mkdir()
-    _folder(folder, own_py=f"open({str(ran)!r}, 'w')", **files)
+    for name, content in {**files, "own.py": f"open({str(ran)!r}, 'w')"}.items():
+        (folder / name).write_text(content)
     arguments = ["tiny", "--dataset", dataset_path, "--output", tmp_path / "out"]
     arguments += ["--training.global-batch-size", 8]
+    arguments += ["--encoder.pretrained", folder if case in ENCODERS else case]
     monkeypatch.setattr(train, "start_ray", lambda **_: None)
-    printed = run_here(train, *arguments, "--encoder.pretrained", folder)
-    _expect(printed, message)
-    assert not ran.exists()
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", ["package:os.path/x", "package:..x/x", "package:a.b.c/x", "x\0y"])
-def test_names_of_encoders(
-    name: str, run_here: RunHere, dataset_path: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(train, "start_ray", lambda **_: None)
-    arguments = ["tiny", "--dataset", dataset_path, "--output", tmp_path / "out"]
-    arguments += ["--training.global-batch-size", 8]
-    _expect(run_here(train, *arguments, "--encoder.pretrained", name), "encoder")
+    _expect(run_here(train, *arguments), message)
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def _expect(ended: tuple[int, str], message: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from conftest import RunHere
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_datasets import JSON
 from support import import_in_process
 
 from jobs import train, validate
@@ -15,11 +16,6 @@ from ramen_ray.errors import UserError
 
 QUICK, THOROUGH = 12, 500
 NAMES = ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet", "a.csv.gz"]
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=8,
-)
 ROW = st.fixed_dictionaries({"query": JSON, "ad": JSON})
 TABLES = st.one_of(
     st.binary(max_size=300),

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Refused, RunHere
+from conftest import Done, Refused
 from support import errors_in, prepare_in_process, run_config_of
 
 from jobs import graph
@@ -53,13 +53,6 @@ def _log(dataset: Dataset) -> pd.DataFrame:
     )
 
 
-def _made(run_here: RunHere, *arguments: object) -> list[str]:
-    """Run the job, which succeeds; returns the lines that it prints."""
-    code, said = run_here(graph, *arguments)
-    assert code == 0, said
-    return said.splitlines()
-
-
 def _tables(path: Path) -> dict[str, list[dict[str, Any]]]:
     dataset = Dataset(path)
     return {table: dataset.read(table).to_pylist() for table in dataset.tables if "/co_" in table}
@@ -69,11 +62,11 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     path: Path,
     encoder_path: Path,
     tmp_path: Path,
-    run_here: RunHere,
+    done: Done,
 ) -> None:
     log = _log(Dataset(path))
     log.to_csv(tmp_path / "log.csv", index=False)
-    printed = _made(run_here, "co-session", path, "--sessions", tmp_path / "log.csv")
+    printed = done(graph, "co-session", path, "--sessions", tmp_path / "log.csv").splitlines()
     counts = {line[14:]: int(line[:12].replace(",", "")) for line in printed if line[12:14] == "  "}
     assert counts["sessions"] == 81
     assert counts["sessions cut"] == 1
@@ -83,9 +76,9 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     assert counts["clicks on unknown ads"] == 80
     command, hint = printed[-2:]
     flags = shlex.split(command.split("jobs/train.py")[1])
-    graph = run_config_of(flags).regularization
-    assert graph.adaptive and not graph.lambda_x
-    assert graph.lambda_z["co_click"] == graph.adaptive_max
+    weights = run_config_of(flags).regularization
+    assert weights.adaptive and not weights.lambda_x
+    assert weights.lambda_z["co_click"] == weights.adaptive_max
     assert hint.startswith("co_session stays out")
     tried = run_config_of([*flags, *hint.split("try it: ")[1].split()])
     assert tried.regularization.lambda_x == {"co_session": 0.3}
@@ -101,7 +94,7 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(
     log.astype({"time": str}).to_parquet(tmp_path / "log.parquet", row_group_size=1000)
     made = _tables(path)
     for source in ("log.csv", "log.parquet"):
-        _made(run_here, "co-session", path, "--sessions", tmp_path / source, "--replace")
+        done(graph, "co-session", path, "--sessions", tmp_path / source, "--replace")
         assert _tables(path) == made
 
     assert _share_of_loss_left(path, ["co_session", "co_click"], encoder_path, tmp_path) < 0.7
@@ -124,7 +117,7 @@ def _share_of_loss_left(
 
 
 def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(
-    path: Path, tmp_path: Path, run_here: RunHere
+    path: Path, tmp_path: Path, done: Done
 ) -> None:
     log = _log(Dataset(path))
     numbers = {text: row for row, text in enumerate(Dataset(path).read("ads")["text"].to_pylist())}
@@ -132,9 +125,9 @@ def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(
     for name, rows in (("old", by_number), ("new", log.assign(ad_id=""))):
         rows.to_csv(tmp_path / f"{name}.csv", index=False)
     sessions = ["co-session", path, "--sessions"]
-    _made(run_here, *sessions, tmp_path / "old.csv")
+    done(graph, *sessions, tmp_path / "old.csv")
     assert {"co_click", "co_session"} < set(Dataset(path).anchor_sets)
-    _made(run_here, *sessions, tmp_path / "new.csv", "--replace")
+    done(graph, *sessions, tmp_path / "new.csv", "--replace")
     dataset = Dataset(path)
     assert "co_click" not in dataset.anchor_sets
     assert list(dataset.metadata["anchor_sets"]) == ["co_session"]
@@ -142,12 +135,10 @@ def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(
     assert not list(path.rglob("*co_click*"))
 
 
-def test_edges_of_the_users_own(
-    path: Path, tmp_path: Path, run_here: RunHere, refused: Refused
-) -> None:
+def test_edges_of_the_users_own(path: Path, tmp_path: Path, done: Done, refused: Refused) -> None:
     (tmp_path / "links.csv").write_text("query,anchor\n0,a bird\n1,a ship\n")
     command = ["edges", path, "--name", "mine", "--query-edges", tmp_path / "links.csv"]
-    printed = _made(run_here, *command)
+    printed = done(graph, *command).splitlines()
     assert "           2  edges/mine/query" in printed
     assert printed[-2:] == [
         f"added to {path}; train with it: python jobs/train.py --dataset {path}",
@@ -155,7 +146,7 @@ def test_edges_of_the_users_own(
         "--regularization.lambda-x.mine 0.3",
     ]
     assert "already; give another name, or set replace" in refused(graph, *command)
-    _made(run_here, *command, "--replace")
+    done(graph, *command, "--replace")
 
 
 @pytest.mark.parametrize(
@@ -176,14 +167,12 @@ def test_a_log_without_edges_is_one_clear_error(
     message: str,
     path: Path,
     tmp_path: Path,
-    run_here: RunHere,
+    refused: Refused,
 ) -> None:
     log = tmp_path / "log.csv"
     log.write_text(content)
     before = json.loads((path / "dataset.json").read_text())
-    code, said = run_here(graph, "co-session", path, "--sessions", log)
-    assert code == 2
-    assert message in said
+    assert message in refused(graph, "co-session", path, "--sessions", log)
     assert json.loads((path / "dataset.json").read_text()) == before
     assert not list(path.rglob(".*"))
 
@@ -193,7 +182,7 @@ def test_a_dataset_with_errors_gets_no_graph(
     command: str,
     path: Path,
     tmp_path: Path,
-    run_here: RunHere,
+    refused: Refused,
 ) -> None:
     ads = Dataset(path).read("ads").to_pylist()
     ads[3]["text"] = " "
@@ -203,7 +192,6 @@ def test_a_dataset_with_errors_gets_no_graph(
         "edges": ["--name", "mine", "--query-edges", tmp_path / "log.csv"],
         "similar": [],
     }
-    code, said = run_here(graph, command, path, *flags[command])
-    assert code == 2
-    assert "ads.parquet, row 3, column 'text': empty text" in said
+    error = refused(graph, command, path, *flags[command])
+    assert "ads.parquet, row 3, column 'text': empty text" in error
     assert not list(path.rglob(".*"))

@@ -1,21 +1,21 @@
 """Imports, predictions and sweeps whose disk is full: one line, and the same command goes on."""
 
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from conftest import RunHere
+from conftest import Done, Refused, RunHere
 from support import PATIENCE_S, ROOT, resize, the_error
 
 from jobs import ingest, tune
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.directory import RunDirectory
 
@@ -29,21 +29,18 @@ def _texts(count: int) -> list[str]:
 
 
 def test_an_import_leaves_nothing_on_a_full_disk(
-    cluster: None, small_disk: Path, run_here: RunHere, tmp_path: Path
+    cluster: None, small_disk: Path, done: Done, refused: Refused, tmp_path: Path
 ) -> None:
     texts = _texts(8_000)
     clicks = tmp_path / "clicks.csv"
     pa.csv.write_csv(pa.table({"query": texts[:4_000], "ad": texts[4_000:]}), clicks)
     flags = ["tables", "--clicks", clicks, "--name", "mine", "--output"]
-    code, said = run_here(ingest, *flags, small_disk / "mine")
-    assert code == 2, said
-    assert "no room is left on a disk" in the_error(said)
+    assert "no room is left on a disk" in refused(ingest, *flags, small_disk / "mine")
     assert list(small_disk.iterdir()) == []
 
     resize(small_disk, 20_000)
     for folder in (small_disk, tmp_path):
-        code, said = run_here(ingest, *flags, folder / "mine")
-        assert code == 0, said
+        done(ingest, *flags, folder / "mine")
     dataset, elsewhere = Dataset(small_disk / "mine"), Dataset(tmp_path / "mine")
     assert set(dataset.tables) == set(elsewhere.tables)
     assert all(dataset.read(table) == elsewhere.read(table) for table in dataset.tables)
@@ -63,14 +60,8 @@ def test_predictions_go_on_when_there_is_room_again(
     def predict(answers: Path) -> tuple[int, str]:
         """Run the job in a process of its own, with which its actors end."""
         command = [sys.executable, str(ROOT / "jobs" / "predict.py"), *flags, "--answers"]
-        done = subprocess.run(
-            [*command, str(answers)],
-            env=joining,
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            timeout=PATIENCE_S,
-        )
+        where: dict[str, Any] = {"env": joining, "cwd": ROOT, "timeout": PATIENCE_S}
+        done = subprocess.run([*command, str(answers)], capture_output=True, text=True, **where)
         return done.returncode, done.stdout + done.stderr
 
     code, said = predict(small_disk / "answers")
@@ -102,8 +93,7 @@ def test_a_sweep_goes_on_when_there_is_room_again(
 ) -> None:
     def sweep(output: Path) -> tuple[int, str]:
         file = tmp_path / "config.json"
-        config = overlay(small_run, {"name": "swept", "output": str(output)})
-        file.write_text(json.dumps(config.model_dump()))
+        write_config(overlay(small_run, {"name": "swept", "output": str(output)}), file)
         flags = ["--config", file, "--space", "optimizer", "--num-samples", 2, "--no-stop-early"]
         return run_here(tune, *flags, "--search", "random", "--at-once", 1)
 

@@ -1,6 +1,5 @@
 """Ctrl-C and SIGTERM end a job with their codes, without a traceback, and close its run."""
 
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from mlflow.tracking import MlflowClient
 from support import PATIENCE_S, ROOT, wait_until
 
 from ramen_ray.command_line import RAY_IS_LOST
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.tracking.runs import tracking_uri
 
@@ -103,7 +102,7 @@ def test_training_ends_with_the_code_of_its_signal_and_a_run_that_is_killed(
     name = f"ended-{number}"
     config = overlay(small_run, {"name": name, "experiment": name, "training.epochs": 500})
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(config.model_dump()))
+    write_config(config, file)
     run = RunDirectory.of(config.output, name)
     _end(number, "train.py", ["--config", file], lambda: any(run.path.glob("checkpoint_0*")))
     assert _statuses(config) == ["KILLED"]
@@ -115,7 +114,7 @@ def test_training_whose_own_ray_loses_its_control_process_ends_in_one_line_and_g
 ) -> None:
     config = overlay(small_run, {"name": "lost", "experiment": "lost", "training.epochs": 500})
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(config.model_dump()))
+    write_config(config, file)
     run = RunDirectory.of(config.output, "lost")
     command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
     environment = {**os.environ, "RAY_ADDRESS": "local"}
@@ -150,7 +149,7 @@ def test_a_sweep_ends_with_the_code_of_its_signal_and_runs_that_are_killed(
     name = f"swept-{number}"
     config = overlay(small_run, {"name": name, "experiment": name, "training.epochs": 500})
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(config.model_dump()))
+    write_config(config, file)
     flags = ["--config", file, "--space", "optimizer", "--num-samples", 2]
     runs = Path(config.output) / "runs"
     _end(number, "tune.py", flags, lambda: any(runs.glob(f"{name}-*/checkpoint_0*")))
@@ -165,16 +164,8 @@ def test_a_prediction_ends_with_the_code_of_its_signal(
     queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
     texts = [f"robin {row}" for row in range(400_000)]
     pq.write_table(pa.table({"text": texts}), queries, row_group_size=2_000)
-    flags = [
-        "--model",
-        logged_retriever,
-        "--queries",
-        queries,
-        "--answers",
-        answers,
-        "--output",
-        output,
-    ]
+    flags = ["--model", logged_retriever, "--queries", queries]
+    flags += ["--answers", answers, "--output", output]
     _end(number, "predict.py", flags, lambda: any(answers.glob("part-*")))
     whole = sorted(answers.glob("part-*"))
     assert len(whole) < 200

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 import mlflow
 import pytest
-from conftest import RunHere
+from conftest import Done, Refused
 from mlflow.tracking import MlflowClient
 from stores import Store
 
@@ -38,11 +38,10 @@ def _location(registry: Registry, store: Store) -> Path:
 
 @pytest.mark.parametrize("how", ["moved", "moved, and others are where it was", "copied"])
 def test_retrievers_are_found_beside_their_store(
-    how: str, store: Store, dataset_path: Path, run_here: RunHere, tmp_path: Path
+    how: str, store: Store, dataset_path: Path, done: Done, tmp_path: Path
 ) -> None:
     run_id = store.run(0.0, dataset_path)
-    code, printed = run_here(promote, run_id, "--name", "shop", "--output", store.output)
-    assert code == 0, printed
+    done(promote, run_id, "--name", "shop", "--output", store.output)
     before, now = store.output, tmp_path / "else where"
     if how == "copied":
         shutil.copytree(before, now)
@@ -73,15 +72,13 @@ def test_artifacts_that_are_elsewhere_on_purpose_stay_there(
 ) -> None:
     other = tmp_path / "other"
     apart = Store(store.uri, other, store.data, store.encoder_path)
-    registry = Registry(store.uri)
-    run_id, model_id = registry.find_logged(apart.run(0.0, dataset_path), None)
-    registry.choose(registry.register("shop", run_id, model_id), "champion")
+    apart.champion("shop", 0.0, dataset_path)
     (store.output / "mlartifacts").mkdir()
     assert other in _location(Registry(store.uri), store).parents
 
 
 def test_only_a_retriever_that_answers_is_promoted(
-    store: Store, dataset_path: Path, run_here: RunHere, tmp_path: Path
+    store: Store, dataset_path: Path, refused: Refused, tmp_path: Path
 ) -> None:
     run_id = store.run(0.0, dataset_path)
     registry = Registry(store.uri)
@@ -91,10 +88,9 @@ def test_only_a_retriever_that_answers_is_promoted(
     for lost in (folder, ads):
         lost.rename(store.output / "gone")
         flags = ("--name", "shop", "--force", "--output", store.output)
-        code, printed = run_here(promote, run_id, *flags)
-        assert code == 2, printed
-        assert printed.startswith("error: "), printed
-        assert "the store has lost files of it: bring them back, or train again" in printed
+        assert "the store has lost files of it: bring them back, or train again" in refused(
+            promote, run_id, *flags
+        )
         with pytest.raises((RegistryError, TrackingError), match="the store has lost files of it"):
             registry.copy(uri_of(model_id), tmp_path / "copy")
         assert store.client.search_registered_models() == []

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
-from conftest import RunHere, free_port
+from conftest import Done, RunHere, free_port
 from mlflow.tracking import MlflowClient
 from support import PATIENCE_S, answers, running, running_postgres, the_error, wait_until
 
 from jobs import predict, promote, train, tune
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import open_run
@@ -102,7 +102,7 @@ def client(stores: Stores, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -
 
 def _file(config: RunConfig, folder: Path, **changes: object) -> Path:
     file = folder / f"{changes['name']}.json"
-    file.write_text(json.dumps(overlay(config, changes).model_dump()))
+    write_config(overlay(config, changes), file)
     return file
 
 
@@ -111,25 +111,21 @@ def test_a_team_trains_sweeps_promotes_answers_and_serves(
     client: MlflowClient,
     small_run: RunConfig,
     dataset_path: Path,
-    run_here: RunHere,
+    done: Done,
     tmp_path: Path,
 ) -> None:
     output = Path(small_run.output)
-    code, said = run_here(train, "--config", _file(small_run, tmp_path, name="first"))
-    assert code == 0, said
+    done(train, "--config", _file(small_run, tmp_path, name="first"))
     assert any(key.startswith("kept/") for key in stores.files())  # through MLflow's server
-    code, said = run_here(promote, output / "runs" / "first", "--name", "dictionary")
-    assert code == 0, said
+    done(promote, output / "runs" / "first", "--name", "dictionary")
 
     client.create_experiment("direct", artifact_location=f"s3://{BUCKET}/direct")
     file = _file(small_run, tmp_path, name="swept", experiment="direct")
     flags = ["--space", "optimizer", "--num-samples", "2", "--no-stop-early"]
-    code, said = run_here(tune, "--config", file, *flags)
-    assert code == 0, said
+    done(tune, "--config", file, *flags)
     assert any(key.endswith("index.faiss") for key in stores.files() if key.startswith("direct/"))
     sweep = output / "sweeps" / "swept"
-    code, said = run_here(promote, sweep, "--name", "dictionary", "--force")
-    assert code == 0, said
+    said = done(promote, sweep, "--name", "dictionary", "--force")
     assert "dictionary@champion is version 2" in said
     assert "against version 1 on the test split" in said
 
@@ -137,8 +133,7 @@ def test_a_team_trains_sweeps_promotes_answers_and_serves(
     queries, answered = tmp_path / "queries.parquet", tmp_path / "answers"
     pq.write_table(pa.table({"text": texts}), queries)
     flags = ["--model", CHAMPION, "--queries", str(queries), "--answers", str(answered)]
-    code, said = run_here(predict, *flags, "--top-k", 3)
-    assert code == 0, said
+    done(predict, *flags, "--top-k", 3)
     expected = Registry(stores.server).load(CHAMPION).predict(texts, params={"top_k": 3})
     assert pq.read_table(answered)["ads"].to_pylist() == expected["ads"].tolist()
     assert _served(texts, tmp_path / "serving.log") == expected["ads"].tolist()

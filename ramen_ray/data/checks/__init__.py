@@ -186,7 +186,7 @@ class _Tables:
         rules += cross_rules(table, columns, self.loaded)
         if table.startswith("edges/"):
             _, anchor_set, side = table.split("/")
-            if side == "query" and TRAIN in self.loaded:
+            if self._warns and side == "query" and TRAIN in self.loaded:
                 linked = f"SELECT query_id FROM {name_literal(table)}"
                 self._connection.execute(f"DELETE FROM unlinked WHERE query_id IN ({linked})")
             is_used = anchor_set in self._dataset.strict_anchor_sets and side in NODE_TABLES

@@ -1,7 +1,9 @@
-"""What a dataset that is made from another one takes of it: kept rows with new ids, and edges."""
+"""Datasets made from others: what they say of them, kept rows with new ids, and edges."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,31 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Int64s, list_entries, to_lists
+from ramen_ray.data.checks import check
 from ramen_ray.data.engine import name_literal
-from ramen_ray.data.store.dataset import Dataset, DatasetWriter
+from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetWriter, new_dataset
 from ramen_ray.data.store.schemas import ids_in, schema_of
+from ramen_ray.naming import joined_name
 
 Kept = Mapping[str, Booleans]
 """By table, which of its rows (rows,), by id, are kept; of the others all are."""
+
+
+@contextmanager
+def new_dataset_from(
+    parent: Dataset, output: Path, kind: str, how: str, settings: Mapping[str, Any]
+) -> Iterator[DatasetWriter]:
+    """Build a dataset from another one, which must stay as it is while the block reads it.
+
+    ``kind`` ends its name; ``dataset.json`` has the parent and the ``settings`` under ``how``.
+    Raises a DatasetError if the parent is not usable, or changes, or ``output`` exists.
+    """
+    # the fingerprint is taken before all reading
+    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **settings}
+    metadata = {**parent.metadata, "name": joined_name(parent.name, kind), how: made}
+    with new_dataset(output, **metadata) as writer, parent.unchanged(WHILE_READ):
+        check(parent)
+        yield writer
 
 
 def write_kept(

@@ -8,25 +8,19 @@ import numpy as np
 import pyarrow as pa
 
 from ramen_ray.data.arrays import Booleans, Int64s, click_pairs, list_entries, to_lists
-from ramen_ray.data.checks import check
 from ramen_ray.data.engine import engine, run, stream
 from ramen_ray.data.leaks import texts_of
 from ramen_ray.data.prepared.hashing import keyed_hash
-from ramen_ray.data.splits.kept import Kept, lowest, write_kept
-from ramen_ray.data.store.dataset import (
-    WHILE_READ,
-    Dataset,
-    DatasetError,
-    DatasetWriter,
-    new_dataset,
-)
+from ramen_ray.data.splits.kept import Kept, lowest, new_dataset_from, write_kept
+from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT
-from ramen_ray.naming import joined_name
 
 ChosenClicks = Callable[[Int64s, Int64s], Booleans]
 """Takes the query and the ad of each click, (clicks,) ids each; flags the clicks to keep."""
 
 _NOVEL, _ONE_SHOT = range(2)  # keys of the two draws
+_MADE_FROM = {"train": "train", "validation": "validation", ZERO_SHOT: "test"}
+"""By split that is written, the parent's split that it has queries of."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +56,11 @@ def make_novel_split(
     all ads novel, a split would be empty, or ``output`` exists.
     """
     parent = Dataset(dataset)
-    # takes the fingerprint before all reading
-    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
-    name = joined_name(parent.name, "one-shot" if settings.one_shot else "zero-shot")
-    check(parent)
     if parent.has("novel_ads"):
         raise DatasetError(f"{parent.path} has novel ads already; split the dataset it comes from")
-    novel = _draw_novel_ads(parent, settings)
-    metadata = {**parent.metadata, "name": name, "novel_split": made}
-    with new_dataset(output, **metadata) as writer, parent.unchanged(WHILE_READ):
+    kind = "one-shot" if settings.one_shot else "zero-shot"
+    with new_dataset_from(parent, output, kind, "novel_split", asdict(settings)) as writer:
+        novel = _draw_novel_ads(parent, settings)
         of_novel_text = _find_novel_texts(parent, novel, writer.folder)
         left_out = of_novel_text[TRAIN] & settings.unseen_texts
         hidden = of_novel_text["ads"] if settings.unseen_texts else novel
@@ -80,16 +70,13 @@ def make_novel_split(
         for table in ("ads", "queries/test", "filters/test"):
             write_kept(parent, table, {}, writer)
         writer.write("novel_ads", pa.table({"ad_id": np.flatnonzero(novel)}))
-        train = _write_queries(
-            parent,
-            "train",
-            "train",
-            lambda queries, ads: ~hidden[ads] | (revealed[ads] == queries),
-            writer,
-            left_out,
-        )
-        _write_held_out(parent, "validation", "validation", ~novel, writer)
-        _write_held_out(parent, "test", ZERO_SHOT, novel, writer)
+
+        def visible(queries: Int64s, ads: Int64s) -> Booleans:
+            return ~hidden[ads] | (revealed[ads] == queries)
+
+        train = _write_queries(parent, "train", visible, writer, left_out)
+        _write_held_out(parent, "validation", ~novel, writer)
+        _write_held_out(parent, ZERO_SHOT, novel, writer)
         cut = {table: rows & (not settings.keep_ad_edges) for table, rows in of_novel_text.items()}
         for name in parent.anchor_sets:
             written = [_write_edges(parent, name, side, train, cut, writer) for side in NODE_TABLES]
@@ -151,13 +138,13 @@ def _draw_revealed_queries(
 
 def _write_queries(
     parent: Dataset,
-    split: str,
     target: str,
     chosen: ChosenClicks,
     writer: DatasetWriter,
     left_out: Booleans | None = None,
 ) -> Kept:
     """Write the queries that do not lose all clicks, nor are ``left_out``; returns which."""
+    split = _MADE_FROM[target]
     table = f"queries/{split}"
 
     def with_clicks(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -179,16 +166,15 @@ def _write_queries(
     return {table: kept}
 
 
-def _write_held_out(
-    parent: Dataset, split: str, target: str, chosen: Booleans, writer: DatasetWriter
-) -> None:
+def _write_held_out(parent: Dataset, target: str, chosen: Booleans, writer: DatasetWriter) -> None:
     """Write a split's queries, and filter pairs, with the ``chosen`` ads (ads,) only."""
-    kept = _write_queries(parent, split, target, lambda _, ads: chosen[ads], writer)
+    kept = _write_queries(parent, target, lambda _, ads: chosen[ads], writer)
 
     def of_ads(pairs: pa.RecordBatch) -> pa.RecordBatch:
         return pairs.filter(pa.array(chosen[pairs["ad_id"]]))
 
-    write_kept(parent, f"filters/{split}", kept, writer, of_ads, f"filters/{target}")
+    filters = f"filters/{_MADE_FROM[target]}"
+    write_kept(parent, filters, kept, writer, of_ads, f"filters/{target}")
 
 
 def _write_edges(

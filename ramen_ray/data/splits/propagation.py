@@ -15,14 +15,12 @@ import pyarrow as pa
 from duckdb import DuckDBPyConnection
 from duckdb.func import ARROW
 
-from ramen_ray.data.checks import check
 from ramen_ray.data.checks.structure import read_tables
 from ramen_ray.data.engine import count, engine, name_literal, run, stream
 from ramen_ray.data.prepared.hashing import keyed_hash
-from ramen_ray.data.splits.kept import edges_of_sets
-from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, new_dataset
+from ramen_ray.data.splits.kept import edges_of_sets, new_dataset_from
+from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import TRAIN
-from ramen_ray.naming import joined_name
 
 QUERIES = name_literal(TRAIN)
 
@@ -68,8 +66,6 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
     DatasetError if the dataset is not usable, changes meanwhile, or ``output`` exists, and a
     NothingPropagatedError if nothing would be added.
     """
-    made = {"parent": parent.name, "parent_fingerprint": parent.fingerprint, **asdict(settings)}
-    check(parent)
     chosen = settings.anchor_sets or parent.strict_anchor_sets
     if unknown := sorted(set(chosen) - set(parent.anchor_sets)):
         raise DatasetError(
@@ -78,11 +74,9 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
         )
     if not chosen:
         raise DatasetError(f"{parent.path} has no anchor sets to propagate clicks over")
-    named = {"name": joined_name(parent.name, "propagated"), "propagated_clicks": made}
-    whole = new_dataset(output, **{**parent.metadata, **named})
+    how = "propagated_clicks"
     with (
-        whole as writer,
-        parent.unchanged(WHILE_READ),
+        new_dataset_from(parent, output, "propagated", how, asdict(settings)) as writer,
         engine(writer.folder, dataset=parent) as connection,
     ):
         _find_ads(connection, parent, sorted(set(chosen)), settings)

@@ -6,10 +6,9 @@ import numpy as np
 
 from ramen_ray.data.arrays import Booleans, Float64s
 from ramen_ray.data.prepared.hashing import uniforms
-from ramen_ray.data.splits.kept import Kept, lowest, write_kept
-from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetWriter, new_dataset
+from ramen_ray.data.splits.kept import Kept, lowest, new_dataset_from, write_kept
+from ramen_ray.data.store.dataset import Dataset, DatasetWriter
 from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
-from ramen_ray.naming import joined_name
 
 SHARE_OF_SEEDS, GROWTH = 1 / 64, 4
 _SEEDS, _NEIGHBOURS, _ADS, _HELD_OUT = range(4)
@@ -29,10 +28,8 @@ def sample_dataset(dataset: Path, output: Path, num_queries: int, seed: int = 0)
     DatasetError if the dataset is not usable, or changes meanwhile, or ``output`` exists.
     """
     parent = Dataset(dataset)
-    made = {"parent_fingerprint": parent.fingerprint, "num_queries": num_queries, "seed": seed}
-    name = joined_name(parent.name, "sample")
-    metadata = {**parent.metadata, "name": name, "sample": made}
-    with new_dataset(output, **metadata) as writer, parent.unchanged(WHILE_READ):
+    settings = {"num_queries": num_queries, "seed": seed}
+    with new_dataset_from(parent, output, "sample", "sample", settings) as writer:
         kept = _kept_rows(parent, num_queries, seed)
         for table in kept:
             write_kept(parent, table, kept, writer)

@@ -13,11 +13,11 @@ NULL_WORDS = (
     *("N/A", "n/a", "NA", "#N/A", "#NA", "<NA>", "NaN", "NAN", "nan", "NaT"),
 )
 """What programs write for no text."""
-_INVISIBLE = r"\x{ad}\x{200b}\x{2060}\x{feff}"
+INVISIBLE = r"\x{ad}\x{200b}\x{2060}\x{feff}"
 """Soft hyphens, and what joins or parts words without a width: no one sees, or types, them."""
 _ODD_SPACE = (
     r"^ | $|  |[\t-\r\x1c-\x1f\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}"
-    rf"\x{{3000}}{_INVISIBLE}]"
+    rf"\x{{3000}}{INVISIBLE}]"
 )
 """What is invisible, and white space other than single spaces between words; few texts have any."""
 
@@ -65,6 +65,6 @@ def not_utf8(texts: pa.Array) -> Booleans:
 
 def _single_spaced(texts: pa.Array) -> pa.Array:
     odd = pc.match_substring_regex(texts, _ODD_SPACE)
-    visible = pc.replace_substring_regex(texts.filter(odd), f"[{_INVISIBLE}]", "")
+    visible = pc.replace_substring_regex(texts.filter(odd), f"[{INVISIBLE}]", "")
     words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(visible))
     return pc.replace_with_mask(texts, odd, pc.binary_join(words, " "))

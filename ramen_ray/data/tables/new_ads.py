@@ -12,7 +12,7 @@ from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.store.texts import nearly, normalized
-from ramen_ray.data.tables.column_names import NewAdColumns
+from ramen_ray.data.tables.clicks.settings import AdColumns
 from ramen_ray.data.tables.reading.columns import (
     Column,
     NullWords,
@@ -26,6 +26,16 @@ ADVICE = "correct these rows"
 NO_VALUE = "\0"
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NewAdColumns(AdColumns):
+    """Names of the columns in tables of new ads and of first clicks on them."""
+
+    clicks_ad: str = "ad_id"
+    """Ad of a click: its id."""
+    clicks_query: str = "query"
+    """Query of a click: its text."""
 
 
 @dataclass(frozen=True)

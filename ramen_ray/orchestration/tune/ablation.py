@@ -159,11 +159,16 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     seeds = range(config.seed, config.seed + ablation.seeds)
 
     def runs_on(propagated: Dataset | None) -> dict[str, list[RunConfig]]:
-        return {
-            of: [_run_config(name, of, variant, seed, propagated) for seed in seeds]
-            for of, variant in variants.items()
-            if propagated or not variant.propagated
-        }
+        runs = {}
+        for of, variant in variants.items():
+            used = propagated if variant.propagated else dataset
+            if used is not None:
+                names = {seed: joined_name(name, of, f"seed{seed}") for seed in seeds}
+                runs[of] = [
+                    overlay(variant.config, {"dataset": str(used.path), "seed": seed, "name": own})
+                    for seed, own in names.items()
+                ]
+        return runs
 
     # a call that is refused for its name leaves the MLflow run of that name as it is
     _missing(runs_on(None), {str(dataset.path): made_from})
@@ -212,14 +217,6 @@ def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
     return Dataset(folder)
 
 
-def _run_config(
-    ablation: str, name: str, variant: Variant, seed: int, propagated: Dataset | None
-) -> RunConfig:
-    where = {"dataset": str(propagated.path)} if variant.propagated and propagated else {}
-    own = joined_name(ablation, name, f"seed{seed}")
-    return overlay(variant.config, {**where, "seed": seed, "name": own})
-
-
 def _missing(
     runs: Mapping[str, list[RunConfig]], expected: Mapping[str, Identity]
 ) -> dict[str, RunConfig]:
@@ -243,45 +240,37 @@ def _failures(errors: Mapping[str, str], num_runs: int) -> str:
 def _compare(
     variants: Mapping[str, Variant], runs: Mapping[str, list[RunConfig]], data: Prepared
 ) -> dict[str, VariantFigures]:
-    scores = {name: [_scores(run, data) for run in of_variant] for name, of_variant in runs.items()}
-    notes = {
-        name: [_directory(run).notes for run in of_variant] for name, of_variant in runs.items()
-    }
-    trained, waited = (
-        {name: np.mean([one[what] for one in of_variant]) for name, of_variant in notes.items()}
-        for what in ("trained_seconds", "waited_seconds")
-    )
+    scores: dict[str, list[dict[str, PerQuery]]] = {}
+    trained, waited = {}, {}
+    for name, of_variant in runs.items():
+        directories = [RunDirectory.of(run.output, str(run.name)) for run in of_variant]
+        scores[name] = [
+            _scores(run, directory.path, data)
+            for run, directory in zip(of_variant, directories, strict=True)
+        ]
+        trained[name] = np.mean([one.notes["trained_seconds"] for one in directories])
+        waited[name] = np.mean([one.notes["waited_seconds"] for one in directories])
     seconds = {name: trained[name] + waited[name] for name in runs}
     figures = {}
-    for name in runs:
-        variant = variants[name]
-        by_seed = {
-            metric: [ratio(of_run[metric]) for of_run in scores[name]] for metric in MEASURED
-        }
+    for name, of_seeds in scores.items():
+        base = variants[name].base
+        by_seed = {metric: [ratio(of_run[metric]) for of_run in of_seeds] for metric in MEASURED}
         figures[name] = VariantFigures(
-            base=variant.base,
+            base=base,
             means={metric: float(np.mean(values)) for metric, values in by_seed.items()},
             deviations={
                 metric: float(np.std(of, ddof=len(of) > 1)) for metric, of in by_seed.items()
             },
-            gains=(
-                {}
-                if variant.base == name
-                else paired_differences_over_seeds(scores[name], scores[variant.base])
-            ),
-            seconds_ratio=float(seconds[name] / seconds[variant.base]),
+            gains={} if base == name else paired_differences_over_seeds(of_seeds, scores[base]),
+            seconds_ratio=float(seconds[name] / seconds[base]),
             share_waited=float(waited[name] / seconds[name]),
         )
     return figures
 
 
-def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
-    ads = np.load(_directory(run).path / TEST_ADS_FILE)
+def _scores(run: RunConfig, folder: Path, data: Prepared) -> dict[str, PerQuery]:
+    ads = np.load(folder / TEST_ADS_FILE)
     judgement = build_judgement(run, data, "test")
     tail = {f"tail/{name}": values for name, values in judgement.on_tail().by_query(ads).items()}
     scores = {**tail, **judgement.by_query(ads)}
     return {name: scores[name] for name in MEASURED}
-
-
-def _directory(run: RunConfig) -> RunDirectory:
-    return RunDirectory.of(run.output, str(run.name))

@@ -71,20 +71,14 @@ def fit_beside_base(config: RunConfig) -> Ladder:
         f"{name} over {before}": paired_differences(scores[name], scores[before])
         for before, name in pairwise(scores)
     }
-    ladder = Ladder(results, gains)
-    _describe(ladder)
-    return ladder
-
-
-def _describe(ladder: Ladder) -> None:
     # imported here, so that training does not wait for what only its end needs
     from ramen_ray.orchestration.run.results import PAGE
     from ramen_ray.reports.tables import as_markdown, gains_note, gains_table, metrics_table
 
-    run = list(ladder.results.values())[-1].run
-    gains, metrics = gains_table(ladder.gains), metrics_table(ladder.metrics)
-    words = [as_markdown(gains), gains_note(ladder.gains), as_markdown(metrics), run.link_to(PAGE)]
-    run.describe("\n\n".join(words))
+    ladder, run = Ladder(results, gains), list(results.values())[-1].run
+    tables = as_markdown(gains_table(gains)), as_markdown(metrics_table(ladder.metrics))
+    run.describe("\n\n".join([tables[0], gains_note(gains), tables[1], run.link_to(PAGE)]))
+    return ladder
 
 
 def _configs(config: RunConfig) -> dict[str, RunConfig]:

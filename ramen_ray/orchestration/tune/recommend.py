@@ -111,7 +111,11 @@ def recommend(settings: RecommendConfig) -> Recommendation:
     directory = RunDirectory(output / "recommendations" / name)
     with parent_run(directory, first, made_from) as run:
         run.log_parameters(flatten(settings), {"dataset": whole.name})
-        dataset = _sampled(whole, directory, settings)
+        dataset = whole
+        if whole.num_rows(TRAIN) > settings.max_queries:
+            kept, size, seed = directory.path / "sample", settings.max_queries, settings.seed
+            is_made = kept.is_dir()
+            dataset = Dataset(kept) if is_made else sample_dataset(whole.path, kept, size, seed)
         data = prepared_for(first, dataset)  # what is wrong with it is told once
         search = _Search(settings, directory, run, dataset)
         search.train(search.bases(), FIRST_STAGE)
@@ -123,7 +127,16 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         table = candidates_table(validated)
         sentences = verdict(validated, search.gains(data), len(data.queries["validation"]))
         if dataset is not whole:
-            sentences.append(_about_the_sample(dataset, whole))
+            counts = [
+                f"{dataset.num_rows(table):,} of {whole.num_rows(table):,} {what}"
+                for what, table in (("train queries", TRAIN), ("ads", "ads"))
+            ]
+            times = whole.num_rows(TRAIN) / dataset.num_rows(TRAIN)
+            sentences.append(
+                f"on a sample: {' and '.join(counts)}, with the clicks and edges among them; with "
+                f"fewer ads to choose from, figures are higher than on all data, where a training "
+                f"takes about {times:.0f} times the seconds"
+            )
         report = directory.path / "report"
         write_recommendation(report, validated, table, sentences)
         run.log_artifacts(report)
@@ -132,29 +145,6 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         run.log_metrics({f"best/{name}": best[name] for name in HEADLINES})
         config = overlay(search.best(), {"dataset": str(whole.path)})
         return Recommendation(config, table, sentences, report, run)
-
-
-def _sampled(whole: Dataset, directory: RunDirectory, settings: RecommendConfig) -> Dataset:
-    """Return the dataset that candidates are trained on: the user's, or a sample of a large one."""
-    if whole.num_rows(TRAIN) <= settings.max_queries:
-        return whole
-    folder = directory.path / "sample"
-    if not folder.is_dir():
-        return sample_dataset(whole.path, folder, settings.max_queries, settings.seed)
-    return Dataset(folder)
-
-
-def _about_the_sample(sample: Dataset, whole: Dataset) -> str:
-    counts = {
-        what: f"{sample.num_rows(table):,} of {whole.num_rows(table):,} {what}"
-        for what, table in (("train queries", TRAIN), ("ads", "ads"))
-    }
-    times = whole.num_rows(TRAIN) / sample.num_rows(TRAIN)
-    return (
-        f"on a sample: {' and '.join(counts.values())}, with the clicks and edges among them; with "
-        f"fewer ads to choose from, figures are higher than on all data, where a training takes "
-        f"about {times:.0f} times the seconds"
-    )
 
 
 def _start(settings: RecommendConfig, encoder: str, dataset: str) -> RunConfig:
@@ -176,8 +166,12 @@ class _Search:
         self.candidates: dict[str, RunConfig] = {}
         self.began = time.monotonic() - self.used_seconds
         training = _start(self.settings, self.settings.encoders[0], self.settings.dataset).training
-        folder = self.directory.path / "trials"
-        self.records = Records(folder, training, _mean_of_headlines, self.note_time)
+        self.records = Records(
+            self.directory.path / "trials",
+            training,
+            value_of=lambda metrics: sum(metrics[name] for name in HEADLINES) / len(HEADLINES),
+            on_end=self.note_time,
+        )
 
     @property
     def used_seconds(self) -> float:
@@ -277,7 +271,3 @@ class _Search:
         config = self.candidates[name]
         folder = RunDirectory.of(config.output, self.name_of(name)).path
         return scores_of_run(folder, config, data, "validation")
-
-
-def _mean_of_headlines(metrics: Mapping[str, float]) -> float:
-    return sum(metrics[name] for name in HEADLINES) / len(HEADLINES)

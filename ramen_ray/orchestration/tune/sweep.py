@@ -5,19 +5,29 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import TPESampler
 from ray import tune
 from ray.tune.search import BasicVariantGenerator
 from ray.tune.search.optuna import OptunaSearch
+from ray.tune.search.sample import Domain
 
-from ramen_ray.config import Positive, PositiveFloat, RunConfig, Section, overlay
+from ramen_ray.config import (
+    ConfigError,
+    Positive,
+    PositiveFloat,
+    RunConfig,
+    Section,
+    flatten,
+    overlay,
+)
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.run.checks import check_config
@@ -37,7 +47,6 @@ from ramen_ray.orchestration.run.start import (
 )
 from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.orchestration.tune.records import OUT_OF_TIME, Records
-from ramen_ray.orchestration.tune.search_space import Space, check_space, grid, own_values
 from ramen_ray.orchestration.tune.trials import (
     fit_trials,
     halving,
@@ -46,14 +55,22 @@ from ramen_ray.orchestration.tune.trials import (
     parent_run,
     trainable_runs,
 )
-from ramen_ray.reports.sweep_report import parameter_importances, write_sweep_plots
-from ramen_ray.reports.trials import TrialRecord, describe_sweep, write_sweep_table
+from ramen_ray.reports.trials import (
+    TrialRecord,
+    describe_sweep,
+    parameter_importances,
+    write_sweep_plots,
+    write_sweep_table,
+)
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 
 TUNE_FOLDER = "tune"
 SWEEP_FORMAT = 6  # of what Tune pickles; a sweep of another format cannot be resumed
+POINTS_OF_A_GRID = 3
+
+Space = Mapping[str, Domain]  # samplers by dotted key of the configuration
 
 
 class SweepConfig(Section):
@@ -108,7 +125,14 @@ def sweep(
     made_from = identity_of(config, dataset)
     check_config(config, dataset)
     distributions = check_space(config, space, dataset)
-    plan = _plan(config, settings, distributions, dataset)
+    same = {  # what must be so to resume a sweep
+        "sweep format": SWEEP_FORMAT,
+        **deciding_settings(config),
+        "dataset": dataset.fingerprint,
+        **settings.model_dump(exclude={"at_once"}),
+        **{f"sampler of {key}": str(sampled) for key, sampled in distributions.items()},
+    }
+    plan: dict[str, Any] = json.loads(json.dumps(same))  # as it is read from notes
     key = short_hash(json.dumps(plan, sort_keys=True))
     name = config.name or joined_name(dataset.name, settings.space, key)
     directory = RunDirectory(Path(config.output) / "sweeps" / name)
@@ -121,21 +145,58 @@ def sweep(
         return own.train(made_from)
 
 
-def _plan(
-    config: RunConfig,
-    settings: SweepConfig,
-    distributions: Mapping[str, BaseDistribution],
-    dataset: Dataset,
-) -> dict[str, Any]:
-    """Return what must be the same to resume a sweep, as JSON values."""
-    plan = {
-        "sweep format": SWEEP_FORMAT,
-        **deciding_settings(config),
-        "dataset": dataset.fingerprint,
-        **settings.model_dump(exclude={"at_once"}),
-        **{f"sampler of {key}": str(sampled) for key, sampled in distributions.items()},
-    }
-    return dict(json.loads(json.dumps(plan)))
+def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, BaseDistribution]:
+    """Check that a sweep can draw from a space, and that training accepts every choice and bound.
+
+    Returns Optuna's distributions of all settings.
+
+    Raises:
+        ConfigError, DatasetError, EncoderError: the space is empty, a key does not fit the
+            configuration, Optuna does not know a sampler, or :func:`check_config` refuses a value.
+    """
+    if not space:
+        raise ConfigError("the search space is empty: nothing would be tuned")
+    distributions: dict[str, BaseDistribution] = {}
+    for key, domain in space.items():
+        try:
+            distributions[key] = OptunaSearch.convert_search_space({key: domain})[key]
+        except (KeyError, ValueError):  # a plain value, or a sampler that Optuna lacks
+            raise ConfigError(
+                f"{key}: a search space needs choices, or a sampler with bounds (tune.choice, "
+                f"tune.uniform, tune.loguniform, tune.randint, tune.lograndint or tune.quniform)"
+            ) from None
+    values = grid(distributions)
+    # the fewest whole settings that use every value of each key
+    for row in range(max(map(len, values.values()))):
+        setting = {key: of[row % len(of)] for key, of in values.items()}
+        check_config(overlay(config, setting), dataset)
+    return distributions
+
+
+def own_values(config: RunConfig, space: Space) -> dict[str, Any] | None:
+    """Return the configuration's own values of tuned settings; None if the space lacks one."""
+    own = flatten(config) | {f"base.{name}": of for name, of in asdict(config.base.parts).items()}
+    has_all = all(key in own and domain.is_valid(own[key]) for key, domain in space.items())
+    return {key: own[key] for key in space} if has_all else None
+
+
+def grid(distributions: Mapping[str, BaseDistribution]) -> dict[str, list[Any]]:
+    """Return the values of each setting that a grid search combines.
+
+    These are all categories, or values evenly spaced from bound to bound, in the logarithm if the
+    sampler is logarithmic.
+    """
+    values: dict[str, list[Any]] = {}
+    for key, one in distributions.items():
+        if isinstance(one, CategoricalDistribution):
+            values[key] = list(one.choices)
+            continue
+        low, high, step, is_log = (getattr(one, name) for name in ("low", "high", "step", "log"))
+        points = (np.geomspace if is_log else np.linspace)(low, high, POINTS_OF_A_GRID)
+        if step:
+            points = low + step * np.round((points - low) / step)
+        values[key] = list(dict.fromkeys(points.astype(type(low)).tolist()))
+    return values
 
 
 @dataclass(frozen=True)
@@ -155,7 +216,7 @@ class Sweep:
         config = self.config
 
         def config_of(params: dict[str, Any], trial: str) -> RunConfig:
-            return overlay(config, {**params, "name": self._name_of_run(trial)})
+            return overlay(config, {**params, "name": self._run_of(trial).name})
 
         # what all trials are made from, whatever is tuned
         fixed = {part: of for part, of in made_from.items() if SETTINGS.get(part) not in self.space}
@@ -183,8 +244,11 @@ class Sweep:
     @cached_property
     def records(self) -> Records:
         """What is kept of the trials."""
+        total = self.settings.num_samples
+        if self.settings.search == "grid":
+            total = math.prod(map(len, grid(self.distributions).values()))
         folder = self.directory.path / "trials"
-        return Records(folder, self.config.training, on_end=self.on_end, total=self._num_trials())
+        return Records(folder, self.config.training, on_end=self.on_end, total=total)
 
     @property
     def report(self) -> Path:
@@ -194,7 +258,7 @@ class Sweep:
     def trials(self) -> list[TrialRecord]:
         """Return the trials that have begun, best first."""
         found = [
-            replace(one, mlflow_run_id=self._directory_of(name).mlflow_run_id)
+            replace(one, mlflow_run_id=self._run_of(name).mlflow_run_id)
             for name, one in self.records.all().items()
         ]
         return sorted(found, key=lambda one: (one.value is None, -(one.value or 0), one.name))
@@ -220,22 +284,14 @@ class Sweep:
     def on_end(self, ended: TrialRecord, status: str) -> None:
         """Show a trial that has ended, and end its MLflow run, which others may have stopped."""
         try:
-            if (run_id := self._directory_of(ended.name).mlflow_run_id) is not None:
+            if (run_id := self._run_of(ended.name).mlflow_run_id) is not None:
                 Run(self.run.uri, run_id).close_if_open(status)
             self.show(self.trials())
         except Exception as error:  # an error here would fail the trial; the end shows all again
             logger.warning("%s is not shown in MLflow yet: %s", ended.name, error)
 
-    def _name_of_run(self, trial: str) -> str:
-        return joined_name(self.directory.name, trial)
-
-    def _directory_of(self, trial: str) -> RunDirectory:
-        return RunDirectory.of(self.config.output, self._name_of_run(trial))
-
-    def _num_trials(self) -> int:
-        if self.settings.search == "grid":
-            return math.prod(map(len, grid(self.distributions).values()))
-        return self.settings.num_samples
+    def _run_of(self, trial: str) -> RunDirectory:
+        return RunDirectory.of(self.config.output, joined_name(self.directory.name, trial))
 
     def _tuner(self, runnable: Any, records: Records) -> tune.Tuner:
         """Return a tuner that starts the sweep, or resumes it and retries failed trials."""
@@ -253,26 +309,23 @@ class Sweep:
                 resume_errored=True,
                 param_space=space,  # in case a full disk has kept Tune from noting what it drew
             )
-        training = self.config.training
+        training, seed = self.config.training, self.config.seed
         decides = {"metric": VALIDATION + training.selection_metric, "mode": "max"}
+        own = own_values(self.config, self.space)
+        first: dict[str, Any] = {"points_to_evaluate": None if own is None else [own]}
+        match settings.search:
+            case "tpe":
+                drawn: Any = OptunaSearch(sampler=TPESampler(seed=seed), **first, **decides)
+            case "random":
+                drawn = BasicVariantGenerator(random_state=seed, **first)
+            case "grid":
+                drawn = BasicVariantGenerator()
         stops = halving(training.epochs, settings.grace_epochs) if settings.stop_early else None
         how = {
             **decides,
-            "search_alg": self._search_algorithm(decides),
+            "search_alg": drawn,
             "scheduler": stops,
             "num_samples": 1 if is_grid else settings.num_samples,
             "time_budget_s": settings.time_budget,
         }
         return new_tuner(runnable, space, folder, self.config.workers, records, how)
-
-    def _search_algorithm(self, decides: Mapping[str, str]) -> Any:
-        own = own_values(self.config, self.space)
-        seed, points = self.config.seed, None if own is None else [own]
-        match self.settings.search:
-            case "tpe":
-                sampler = TPESampler(seed=seed)
-                return OptunaSearch(sampler=sampler, points_to_evaluate=points, **decides)
-            case "random":
-                return BasicVariantGenerator(points_to_evaluate=points, random_state=seed)
-            case "grid":
-                return BasicVariantGenerator()

@@ -172,10 +172,17 @@ def new_tuner(
 
 
 def fit_trials(tuner: Callable[[], tune.Tuner], parent: Run) -> tune.ResultGrid | None:
-    """Run trials, the parts of an MLflow run; returns None if Ctrl-C has ended them."""
+    """Run trials, the parts of an MLflow run; returns None if Ctrl-C has ended them.
+
+    Raises an OSError if files that it writes are deleted, or made read-only, meanwhile.
+    """
     with running_tune():
         try:
             results = tuner().fit()
+        except tune.TuneError as error:
+            if isinstance(error.__context__, OSError):  # Tune has its traceback as the message
+                raise error.__context__ from None
+            raise
         finally:
             parent.close_children_left_open()
     # Tune treats Ctrl-C as a pause.

@@ -15,6 +15,7 @@ import pytest
 from breaking import Change, cast, change_json, cut, edit, set_bytes, set_cells, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_datasets import JSON
 from support import MAX_LENGTH, prepare_in_process, query_table, text_table
 from written_out import plain
 
@@ -173,12 +174,6 @@ TABLES = st.sampled_from(
     ["ads", "queries/train", "queries/test", "anchors/links", "edges/links/ad", "filters/test"]
 )
 IDS = st.one_of(st.none(), st.integers(-2, 70), st.integers(-(2**63), 2**63 - 1))
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-)
-
-
 TYPES = [
     *(pa.int8(), pa.int32(), pa.uint64(), pa.float64(), pa.large_string(), pa.bool_()),
     *(pa.list_(pa.int64()), pa.null()),

@@ -3,24 +3,14 @@
 import re
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from support import ROOT
+from support import ROOT, query_table, text_table
 
 from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.store.schemas import SPLITS
 
 DATASETS = ROOT / "datasets"
-
-
-def _queries(*ad_ids: list[int]) -> pa.Table:
-    ids = list(range(len(ad_ids)))
-    return pa.table({"query_id": ids, "text": [f"q{i}" for i in ids], "ad_ids": list(ad_ids)})
-
-
-def _texts(column: str, count: int) -> pa.Table:
-    return pa.table({column: range(count), "text": [str(i) for i in range(count)]})
 
 
 def _statistics_by_loops(dataset: Dataset) -> dict[str, float]:
@@ -50,7 +40,8 @@ def _statistics_by_loops(dataset: Dataset) -> dict[str, float]:
 
 def test_empty_statistics(tmp_path: Path) -> None:
     """A dataset without rows has zeros, not a division by zero."""
-    tables = {f"queries/{split}": _queries() for split in SPLITS} | {"ads": _texts("ad_id", 0)}
+    tables = {f"queries/{split}": query_table([], []) for split in SPLITS}
+    tables["ads"] = text_table("ad_id", [])
     statistics = dataset_statistics(write_dataset(tmp_path / "empty", tables, name="empty"))
     assert set(statistics.values()) == {0.0}
 

@@ -10,20 +10,19 @@ import pytest
 
 from experiments.oak import linker_data
 from experiments.oak.linker_data import make_link_dataset
-from ramen_ray.data.splits import novel, propagation
+from ramen_ray.data.splits import kept
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
+from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 
 Make = Callable[[Path, Path], Dataset]
 
 MAKERS: list[tuple[ModuleType, Make]] = [
     (linker_data, lambda parent, output: make_link_dataset(parent, output, ["links"])),
-    (novel, lambda parent, output: make_novel_split(parent, output, NovelSettings(0.3))),
-    (
-        propagation,
-        lambda parent, output: propagate_clicks(Dataset(parent), output, PropagationSettings()),
-    ),
+    (kept, lambda parent, output: make_novel_split(parent, output, NovelSettings(0.3))),
+    (kept, lambda parent, output: propagate_clicks(Dataset(parent), output, PropagationSettings())),
+    (kept, lambda parent, output: sample_dataset(parent, output, 20)),
 ]
 
 

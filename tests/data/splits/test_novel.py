@@ -6,12 +6,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from conftest import Refused
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from random_datasets import SPLIT_SIZES, kind_of, random_dataset, rows_in
+from random_datasets import SPLIT_SIZES, random_dataset, rows_in
 from support import MAX_LENGTH, errors_in, node_edges, prepare_in_process, query_table, text_table
 from written_out import plain
 
@@ -19,7 +18,6 @@ from jobs import ingest
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
-from ramen_ray.data.store.predictions import Known, write_predictions
 from ramen_ray.method.metrics.judgement import KS, Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
@@ -41,22 +39,20 @@ def _query_texts(dataset: Dataset, split: str) -> dict[int, str]:
     return {row["query_id"]: row["text"] for row in rows}
 
 
-def _pairs(dataset: Dataset, table: str, split: str) -> Counter[tuple[Any, ...]]:
-    """The rows of filters or query edges with the query's text in place of its id."""
-    texts = _query_texts(dataset, split)
-    return Counter(
-        (texts[row.pop("query_id")], *sorted(row.items())) for row in rows_in(dataset, table)
-    )
-
-
-def _expected_pairs(
-    parent: Dataset, table: str, split: str, kept: set[str], ads: set[int] | None = None
+def _pairs(
+    dataset: Dataset,
+    table: str,
+    split: str,
+    queries: set[str] | None = None,
+    others: set[int] | None = None,
 ) -> Counter[tuple[Any, ...]]:
-    texts = _query_texts(parent, split)
+    """The rows of filters or query edges, by the query's text; of some queries and other ends."""
+    texts = _query_texts(dataset, split)
+    rows = [(texts[row.pop("query_id")], *row.values()) for row in rows_in(dataset, table)]
     return Counter(
-        (texts[row.pop("query_id")], *sorted(row.items()))
-        for row in rows_in(parent, table)
-        if texts[row["query_id"]] in kept and (ads is None or row["ad_id"] in ads)
+        row
+        for row in rows
+        if (queries is None or row[0] in queries) and (others is None or row[1] in others)
     )
 
 
@@ -113,12 +109,11 @@ def _assert_clicks_follow(
     without_clicks = set(texts) - {query for query, _, _ in before}
     left = {query for query, _, _ in after} | without_clicks
     assert set(_query_texts(split, "train").values()) == left
-    before = _clicks(parent, "validation")
-    expected = {click: weight for click, weight in before.items() if click[2] not in novel}
-    assert _clicks(split, "validation") == expected
-    before = _clicks(parent, "test")
-    expected = {click: weight for click, weight in before.items() if click[2] in novel}
-    assert _clicks(split, "zero_shot") == expected
+    for source, target in (("validation", "validation"), ("test", "zero_shot")):
+        is_novel = target == "zero_shot"
+        before = _clicks(parent, source)
+        expected = {click: w for click, w in before.items() if (click[2] in novel) == is_novel}
+        assert _clicks(split, target) == expected
 
 
 def _assert_filters_follow(
@@ -126,7 +121,7 @@ def _assert_filters_follow(
 ) -> None:
     for source, target, ads in (("validation", "validation", seen), ("test", "zero_shot", novel)):
         kept = set(_query_texts(split, target).values())
-        expected = _expected_pairs(parent, f"filters/{source}", source, kept, ads)
+        expected = _pairs(parent, f"filters/{source}", source, kept, ads)
         assert _pairs(split, f"filters/{target}", target) == expected
 
 
@@ -137,15 +132,12 @@ def _assert_edges_follow(parent: Dataset, split: Dataset, cut: set[str]) -> None
     queries = {text for text in queries if plain(text) not in cut}
     for name in parent.anchor_sets:
         rows = rows_in(parent, f"anchors/{name}")
-        out = {row["anchor_id"] for row in rows if plain(row["text"]) in cut}
-        by_query = _expected_pairs(parent, f"edges/{name}/query", "train", queries)
-        by_query = Counter(
-            {row: n for row, n in by_query.items() if dict(row[1:])["anchor_id"] not in out}
-        )
+        left = {row["anchor_id"] for row in rows if plain(row["text"]) not in cut}
+        by_query = _pairs(parent, f"edges/{name}/query", "train", queries, left)
         by_ad = [
             row
             for row in rows_in(parent, f"edges/{name}/ad")
-            if ads[row["ad_id"]] not in cut and row["anchor_id"] not in out
+            if ads[row["ad_id"]] not in cut and row["anchor_id"] in left
         ]
         assert _pairs(split, f"edges/{name}/query", "train") == by_query
         assert rows_in(split, f"edges/{name}/ad") == by_ad
@@ -300,65 +292,3 @@ def test_validation_leaves_novel_ads_out_and_test_does_not(
         assert set(found[found >= 0].tolist()) == expected
     assert prepared.splits == ["train", "validation", "test"]
     assert prepared.candidates("validation").tolist() == list(range(40))
-
-
-@settings(max_examples=8)
-@given(st.integers(0, 999), st.integers(1, 20))
-def test_predictions_are_written_as_people_read_them(seed: int, k: int):
-    draw = np.random.default_rng(seed)
-    with TemporaryDirectory() as folder:
-        dataset = random_dataset(Path(folder) / "dataset", seed, 12)
-        ads = np.stack([draw.permutation(20) for _ in range(8)])[:, :k]
-        scores = draw.random(ads.shape, dtype=np.float32)
-        order = np.argsort(ads >= 12, axis=1, kind="stable")
-        ads = np.take_along_axis(np.where(ads < 12, ads, -1), order, 1)
-        file = Path(folder) / "predictions.parquet"
-        file.write_text("of an earlier run")
-        known = _known(8, 12, draw)
-        write_predictions(file, dataset, "test", (ads, scores), known)
-        written = pq.read_table(file).to_pylist()
-        rows = dataset.read("queries/test").to_pylist()
-        assert sorted(path.name for path in Path(folder).iterdir()) == ["dataset", file.name]
-    expected = [
-        {
-            "query_id": f"user's test {query}",
-            "query": f"test {query}",
-            "rank": place + 1,
-            "ad_id": f"user's ad {ads[query, place]}",
-            "ad": f"ad {ads[query, place]}",
-            "score": float(scores[query, place]),
-            "hit": ads[query, place] in clicked,
-            "clicked_ads": [f"ad {ad}" for ad in clicked],
-            "seen": bool(known.seen[query]),
-            "train_clicks": known.train_clicks[ads[query, place]],
-            "group": "head" if known.groups["head"][ads[query, place]] else "tail",
-            "filter_kind": kind_of(ads[query, place]),
-            "clicked_filter_kind": [kind_of(ad) for ad in clicked],
-        }
-        for query, clicked in ((row["query_id"], row["ad_ids"]) for row in rows)
-        for place in range(k)
-        if ads[query, place] >= 0
-    ]
-    assert written == expected
-
-
-def _known(num_queries: int, num_ads: int, draw: np.random.Generator) -> Known:
-    is_head = draw.random(num_ads) < 0.5
-    return Known(
-        draw.random(num_queries) < 0.5,
-        draw.integers(0, 9, num_ads),
-        {"head": is_head, "tail": ~is_head},
-    )
-
-
-def test_predictions_that_fail_leave_the_file_as_it_was(dataset_path: Path, tmp_path: Path):
-    file = tmp_path / "predictions.parquet"
-    file.write_text("of an earlier run")
-    too_few = np.zeros((3, 1), dtype=np.int64), np.zeros((3, 1), dtype=np.float32)
-    with pytest.raises(IndexError):
-        write_predictions(
-            file, Dataset(dataset_path), "test", too_few, _known(12, 40, np.random.default_rng(0))
-        )
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
-        (file.name, "of an earlier run")
-    ]

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from support import errors_in
+from support import errors_in, write_rows
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.tables.column_names import EdgeColumns
 from ramen_ray.data.tables.graphs import anchor_sets, edges
 from ramen_ray.data.tables.graphs.anchor_sets import folder_beside, put_in_place, remove_anchor_set
-from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
+from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList, add_edge_list
 
 QUERY_EDGES = [("5", "a tree", 0.5), ("0", "a bird", 1.0), ("5", "a bird", 2.0)]
 AD_EDGES = [("7", "a ship", 1.0)]
@@ -33,9 +31,8 @@ def _add(
     given = {}
     for side, rows in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
         if side in sides:
-            given[f"{side}_edges"] = str(path.parent / f"{side}.csv")
-            frame = pd.DataFrame(rows, columns=[f"{side}", "anchor", "weight"])
-            frame.to_csv(given[f"{side}_edges"], index=False)
+            table = path.parent / f"{side}.csv"
+            given[f"{side}_edges"] = write_rows(table, f"{side} anchor weight", rows)
     columns = EdgeColumns(edges_ad="ad", edges_weight="weight")
     return add_edge_list(path, name, EdgeList(**given, columns=columns), replace)
 

@@ -26,9 +26,8 @@ from ramen_ray.data.store.dataset import (
     write_metadata,
 )
 from ramen_ray.data.store.schemas import schema_of
-from ramen_ray.data.tables.column_names import EdgeColumns
 from ramen_ray.data.tables.graphs import anchor_sets
-from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list, write_edge_list
+from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList, add_edge_list, write_edge_list
 
 TRAIN, ADS = ["red shoes", "blue hat", "red shoes", "7"], ["shoe shop", "hat shop", "0"]
 LINKS = pd.DataFrame(

@@ -5,18 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from support import errors_in, import_in_process
+from support import errors_in, import_in_process, write_rows
 from written_out import plain
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.importing import import_tables
-from ramen_ray.data.tables.clicks.settings import Splits, UserTables
-from ramen_ray.data.tables.column_names import Columns
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 
 QUERIES = ["red shoes", "Red  Shoes", "boots", "hat", "HAT", "socks", "gloves", "wool hat"]
 ADS = ["RED shoes", "boots", "a hat shop", "Socks", "hat"]
@@ -38,16 +36,14 @@ class Shop:
         """Write them; the splits as a table that leaves train queries out, or as a column."""
         splits = [self.split_of[plain(text)] for text in QUERIES]
         ids = [f"q{number}" for number in range(len(QUERIES))]
-        queries = pd.DataFrame({"query_id": ids, "text": QUERIES, "part": splits})
-        queries.to_csv(folder / "queries.csv", index=False)
-        held_out = queries[queries["part"] != "train"].drop_duplicates("query_id")
-        held_out[["query_id", "part"]].to_csv(folder / "splits.csv", index=False)
-        ads = pd.DataFrame({"ad_id": range(len(ADS)), "text": ADS})
-        ads.to_csv(folder / "ads.csv", index=False)
+        queries = [*zip(ids, QUERIES, splits, strict=True)]
+        write_rows(folder / "queries.csv", "query_id text part", queries)
+        held_out = [(name, part) for name, _, part in queries if part != "train"]
+        write_rows(folder / "splits.csv", "query_id part", held_out)
+        write_rows(folder / "ads.csv", "ad_id text", enumerate(ADS))
         for name, pairs in (("clicks", self.clicks), ("filters", self.filters)):
-            rows = [(ids[query], ad, 1, "2026-03-01") for query, ad in pairs]
-            frame = pd.DataFrame(rows, columns=["query_id", "ad_id", "count", "day"])
-            frame.to_csv(folder / f"{name}.csv", index=False)
+            rows = ((ids[query], ad, 1, "2026-03-01") for query, ad in pairs)
+            write_rows(folder / f"{name}.csv", "query_id ad_id count day", rows)
         names = {name: str(folder / f"{name}.csv") for name in ("clicks", "queries", "ads")}
         counted = {"clicks_weight": "count", "clicks_time": "day"}
         given: dict[str, Any] = {"columns": Columns(**counted, query_split="part")}
@@ -131,35 +127,13 @@ SHOP = Shop(
 )
 
 
-def test_edges_keep_listed_queries_without_clicks(tmp_path: Path) -> None:
-    tables = SHOP.write(tmp_path, own_table=False)
-    clicks = pd.read_csv(tables.clicks)
-    clicks[clicks["query_id"] != "q2"].to_csv(tables.clicks, index=False)
-    links = pd.DataFrame({"query_id": ["q0", "q2", "q3"], "anchor": "wear"})
-    links.to_csv(tmp_path / "links.csv", index=False)
-    given = {**vars(tables), "query_edges": {"links": str(tmp_path / "links.csv")}}
-    dataset, _ = import_in_process(UserTables(**given), tmp_path / "out")
-    train = dataset.read("queries/train").to_pylist()
-    (boots,) = [row for row in train if row["text"] == "boots"]
-    assert boots["ad_ids"] == []
-    edges = dataset.read("edges/links/query").to_pylist()
-    assert boots["query_id"] in {edge["query_id"] for edge in edges}
-    given["min_ads_per_query"] = 1
-    dataset, _ = import_in_process(UserTables(**given), tmp_path / "fewer")
-    assert "boots" not in dataset.read("queries/train")["text"].to_pylist()
-
-
 def test_without_a_given_validation_split_train_queries_are_held_out(tmp_path: Path) -> None:
     queries = [f"query {n}" for n in range(300)]
-    clicks = pd.DataFrame({"query": queries, "ad": [f"ad {n % 7}" for n in range(300)]})
-    clicks.to_csv(tmp_path / "clicks.csv", index=False)
-    test = pd.DataFrame({"query": queries[::5], "split": "test"})
-    test.to_csv(tmp_path / "test.csv", index=False)
-    tables = UserTables(
-        str(tmp_path / "clicks.csv"),
-        query_splits=str(tmp_path / "test.csv"),
-        splits=Splits(validation_fraction=0.2),
-    )
+    rows = ((query, f"ad {n % 7}") for n, query in enumerate(queries))
+    clicks = write_rows(tmp_path / "clicks.csv", "query ad", rows)
+    held_out = ((query, "test") for query in queries[::5])
+    test = write_rows(tmp_path / "test.csv", "query split", held_out)
+    tables = UserTables(clicks, query_splits=test, splits=Splits(validation_fraction=0.2))
     dataset, _ = import_in_process(tables, tmp_path / "out")
     found = {split: set(dataset.read(f"queries/{split}")["text"].to_pylist()) for split in SPLITS}
     assert found["test"] == set(queries[::5])

@@ -3,18 +3,15 @@
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import import_in_process
+from support import import_in_process, write_rows
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.tables.clicks.settings import UserTables
-from ramen_ray.data.tables.column_names import Columns
+from ramen_ray.data.tables.clicks.settings import Columns, UserTables
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_events import SessionLog
 from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
@@ -35,19 +32,14 @@ SPELLINGS = pytest.mark.parametrize("case", OTHER_SPELLINGS)
 BUT_FOR = "only for case, spaces, leading zeros or a final .0, as "
 
 
-def _write(file: Path, columns: list[str], rows: Any) -> str:
-    pd.DataFrame(list(rows), columns=columns).to_csv(file, index=False)
-    return str(file)
-
-
 def _shop(folder: Path, name: Callable[[int], str] = str) -> Dataset:
     """A dataset whose 60 queries and 6 ads have ids, which ``name`` spells."""
-    queries = _write(
-        folder / "q.csv", ["query_id", "text"], ((name(n), f"query {n}") for n in NUMBERS)
+    queries = write_rows(
+        folder / "q.csv", "query_id text", ((name(n), f"query {n}") for n in NUMBERS)
     )
-    ads = _write(folder / "ads.csv", ["ad_id", "text"], ((name(n), f"ad {n}") for n in range(6)))
-    clicks = _write(
-        folder / "c.csv", ["query_id", "ad_id"], ((name(n), name(n % 6)) for n in NUMBERS)
+    ads = write_rows(folder / "ads.csv", "ad_id text", ((name(n), f"ad {n}") for n in range(6)))
+    clicks = write_rows(
+        folder / "c.csv", "query_id ad_id", ((name(n), name(n % 6)) for n in NUMBERS)
     )
     return import_in_process(UserTables(clicks, queries, ads), folder / "shop")[0]
 
@@ -55,11 +47,9 @@ def _shop(folder: Path, name: Callable[[int], str] = str) -> Dataset:
 @SPELLINGS
 def test_an_import_says_that_ids_are_known_in_another_spelling(case: str, tmp_path: Path) -> None:
     listed, clicked = OTHER_SPELLINGS[case]
-    ads = _write(
-        tmp_path / "ads.csv", ["ad_id", "text"], ((listed(n), f"ad {n}") for n in range(6))
-    )
+    ads = write_rows(tmp_path / "ads.csv", "ad_id text", ((listed(n), f"ad {n}") for n in range(6)))
     rows = [*((f"query {n}", clicked(n % 6)) for n in NUMBERS), ("query", "none")]
-    clicks = _write(tmp_path / "clicks.csv", ["query", "ad_id"], rows)
+    clicks = write_rows(tmp_path / "clicks.csv", "query ad_id", rows)
     with pytest.raises(DatasetError) as error:
         import_in_process(UserTables(clicks, ads=ads), tmp_path / "out")
     assert f"61 rows name an ad that is not in {ads}, 60 of them {BUT_FOR}" in str(error.value)
@@ -70,11 +60,11 @@ def test_an_import_says_that_ids_are_known_in_another_spelling(case: str, tmp_pa
 def test_edges_say_that_names_are_known_in_another_spelling(case: str, tmp_path: Path) -> None:
     listed, named = OTHER_SPELLINGS[case]
     shop = _shop(tmp_path, listed)
-    anchors = _write(
-        tmp_path / "a.csv", ["anchor_id", "text"], ((listed(n), f"text {n}") for n in range(6))
+    anchors = write_rows(
+        tmp_path / "a.csv", "anchor_id text", ((listed(n), f"text {n}") for n in range(6))
     )
     rows = ((named(n).strip(), named(n % 6).strip()) for n in NUMBERS)
-    links = _write(tmp_path / "links.csv", ["query", "anchor"], rows)
+    links = write_rows(tmp_path / "links.csv", "query anchor", rows)
     with pytest.raises(DatasetError) as error:
         add_edge_list(shop.path, "links", EdgeList(query_edges=links, anchors=anchors))
     assert f"60 rows name queries that the dataset does not have, 60 of them {BUT_FOR}" in str(
@@ -89,7 +79,7 @@ def test_sessions_count_names_in_another_spelling(case: str, tmp_path: Path) -> 
     shop = _shop(tmp_path, listed)
     rows = [(n // 3, 1_775_000_000 + n, f"query {n}", named(n % 6).strip()) for n in NUMBERS]
     rows += [(n // 3, 1_775_000_000 + n, named(n).strip(), "") for n in NUMBERS]
-    log = _write(tmp_path / "log.csv", ["session_id", "time", "query", "ad_id"], rows)
+    log = write_rows(tmp_path / "log.csv", "session_id time query ad_id", rows)
     counts = add_co_session(shop.path, SessionLog(log), SessionSettings(min_support=1))
     for side, number in (("queries", 60), ("ads", shop.num_rows("queries/train"))):
         (found,) = [what for what in counts if what.startswith(f"rows of unknown {side} that")]
@@ -103,15 +93,15 @@ def test_an_index_is_not_changed_by_ids_in_another_spelling(
 ) -> None:
     known, named = OTHER_SPELLINGS[case]
     ads = pa.table({"ad_id": [known(n) for n in range(6)], "text": [f"ad {n}" for n in range(6)]})
-    table = _write(
-        tmp_path / "ads.csv", ["ad_id", "text"], ((named(n), f"ad {n}") for n in range(1, 6))
+    table = write_rows(
+        tmp_path / "ads.csv", "ad_id text", ((named(n), f"ad {n}") for n in range(1, 6))
     )
     with pytest.raises(
         DatasetError, match=r"row 2, column 'ad_id': 5 ids are those of ads but for"
     ):
         read_changes(NewAds(**{given: table}), ads)
-    few = _write(
-        tmp_path / "few.csv", ["ad_id", "text"], [(named(1), "ad 1"), ("new", "x"), ("y", "y")]
+    few = write_rows(
+        tmp_path / "few.csv", "ad_id text", [(named(1), "ad 1"), ("new", "x"), ("y", "y")]
     )
     assert read_changes(NewAds(**{given: few}), ads).num_unknown == (3 if given == "remove" else 0)
 
@@ -119,7 +109,7 @@ def test_an_index_is_not_changed_by_ids_in_another_spelling(
 def test_an_index_has_no_ads_of_words_for_nothing(tmp_path: Path) -> None:
     known = pa.table({"ad_id": ["1"], "text": ["one"]})
     rows = [("NULL", "a"), ("8", "NULL"), ("9", r"\N"), ("10", "None"), ("11", "N/A"), ("12", "b")]
-    ads = _write(tmp_path / "ads.csv", ["ad_id", "text"], rows)
+    ads = write_rows(tmp_path / "ads.csv", "ad_id text", rows)
     with pytest.raises(DatasetError, match="row 3, column 'text': 4 cells are words for nothing"):
         read_changes(NewAds(ads=ads), known)
     changes = read_changes(NewAds(ads=ads, null_words="leave-out"), known)
@@ -132,9 +122,9 @@ ROUNDED = "cells are numbers in scientific notation, which have lost digits"
 def test_names_of_edges_that_lost_digits_are_refused(tmp_path: Path) -> None:
     shop = _shop(tmp_path)
     rows = [(f"1.{n}E+18", f"2.{n}E+18") for n in range(9)]
-    links = _write(tmp_path / "links.csv", ["query", "anchor"], rows)
-    anchors = _write(
-        tmp_path / "a.csv", ["anchor_id", "text"], ((to, f"text {to}") for _, to in rows)
+    links = write_rows(tmp_path / "links.csv", "query anchor", rows)
+    anchors = write_rows(
+        tmp_path / "a.csv", "anchor_id text", ((to, f"text {to}") for _, to in rows)
     )
     with pytest.raises(DatasetError) as error:
         add_edge_list(shop.path, "links", EdgeList(query_edges=links, anchors=anchors))
@@ -143,8 +133,8 @@ def test_names_of_edges_that_lost_digits_are_refused(tmp_path: Path) -> None:
 
 
 def _by_text(folder: Path) -> Dataset:
-    clicks = _write(
-        folder / "c.csv", ["query", "ad"], ((f"query {n}", f"ad {n % 6}") for n in NUMBERS)
+    clicks = write_rows(
+        folder / "c.csv", "query ad", ((f"query {n}", f"ad {n % 6}") for n in NUMBERS)
     )
     return import_in_process(UserTables(clicks), folder / "shop")[0]
 
@@ -154,20 +144,20 @@ def test_a_text_of_digits_is_no_number_among_texts(tmp_path: Path) -> None:
     shop = _by_text(tmp_path)
     train = shop.read("queries/train")["text"].to_pylist()
     names = [train[0], train[3], "2", "no such query"]
-    links = _write(tmp_path / "links.csv", ["query", "anchor"], ((name, "a") for name in names))
+    links = write_rows(tmp_path / "links.csv", "query anchor", ((name, "a") for name in names))
     with pytest.raises(DatasetError, match=r"2 rows name queries that .*: '2', 'no such query'"):
         add_edge_list(shop.path, "links", EdgeList(query_edges=links))
-    numbers = _write(tmp_path / "n.csv", ["query", "anchor"], ((name, "a") for name in ("2", "05")))
+    numbers = write_rows(tmp_path / "n.csv", "query anchor", ((name, "a") for name in ("2", "05")))
     with pytest.raises(DatasetError, match=r"2 rows name queries.* 2 of them only.*: '2', '05'"):
         add_edge_list(shop.path, "links", EdgeList(query_edges=numbers))
-    numbers = _write(tmp_path / "n.csv", ["query", "anchor"], ((name, "a") for name in ("2", "5")))
+    numbers = write_rows(tmp_path / "n.csv", "query anchor", ((name, "a") for name in ("2", "5")))
     add_edge_list(shop.path, "links", EdgeList(query_edges=numbers))
     assert Dataset(shop.path).read("edges/links/query")["query_id"].to_pylist() == [2, 5]
 
 
 @pytest.mark.parametrize("type", [pa.float16(), pa.float32(), pa.float64()])
 def test_ids_that_are_no_numbers_are_empty(type: pa.DataType, tmp_path: Path) -> None:
-    ads = _write(tmp_path / "ads.csv", ["ad_id", "text"], ((n, f"ad {n}") for n in range(6)))
+    ads = write_rows(tmp_path / "ads.csv", "ad_id text", ((n, f"ad {n}") for n in range(6)))
     ids = np.array([*(n % 6 for n in NUMBERS), np.nan], type.to_pandas_dtype())
     queries = [*(f"query {n}" for n in NUMBERS), "last"]
     pq.write_table(pa.table({"query": queries, "ad_id": pa.array(ids)}), tmp_path / "c.parquet")
@@ -177,13 +167,13 @@ def test_ids_that_are_no_numbers_are_empty(type: pa.DataType, tmp_path: Path) ->
 
 def test_words_for_nothing_are_left_out_of_joined_texts(tmp_path: Path) -> None:
     words = ["NULL", r"\N", "cheap", "", "N/A", "none left"]
-    ads = _write(
+    ads = write_rows(
         tmp_path / "ads.csv",
-        ["ad_id", "text", "more"],
+        "ad_id text more",
         ((n, f"ad {n}", words[n]) for n in range(6)),
     )
     rows = ((f"query {n}", n % 6) for n in NUMBERS)
-    clicks = _write(tmp_path / "c.csv", ["query", "ad_id"], rows)
+    clicks = write_rows(tmp_path / "c.csv", "query ad_id", rows)
     columns = Columns(ad_text=("text", "more"))
     tables = UserTables(clicks, ads=ads, columns=columns)
     dataset, (finding,) = import_in_process(tables, tmp_path / "out")

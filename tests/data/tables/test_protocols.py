@@ -5,13 +5,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import query_table, text_table
+from support import query_table, text_table, write_rows
 from written_out import clicked_pairs, column_of, edges_of, plain
 
 from ramen_ray.data.checks import validate
@@ -102,16 +101,16 @@ def test_a_users_edges_are_strict_by_default(
     leaking = _leaking(edges, pairs)
     tables: dict[str, Any] = {}
     for side in {side for side, _, _ in edges}:
-        frame = pd.DataFrame([edge[1:] for edge in sorted(edges) if edge[0] == side])
-        frame.columns = [{"query": "query", "ad": "ad_id"}[side], "anchor"]
-        if listed:
-            frame["anchor"] = [ANCHORS.index(anchor) for anchor in frame["anchor"]]
-        frame.to_csv(tmp_path / f"{side}.csv", index=False)
-        tables[f"{side}_edges"] = str(tmp_path / f"{side}.csv")
+        names = {"query": "query anchor", "ad": "ad_id anchor"}[side]
+        links = [
+            (node, ANCHORS.index(anchor) if listed else anchor)
+            for of_side, node, anchor in sorted(edges)
+            if of_side == side
+        ]
+        tables[f"{side}_edges"] = write_rows(tmp_path / f"{side}.csv", names, links)
     if listed:
-        frame = pd.DataFrame({"anchor_id": range(len(ANCHORS)), "text": ANCHORS})
-        frame.to_csv(tmp_path / "anchors.csv", index=False)
-        tables["anchors"] = str(tmp_path / "anchors.csv")
+        anchors = tmp_path / "anchors.csv"
+        tables["anchors"] = write_rows(anchors, "anchor_id text", enumerate(ANCHORS))
     repeating = _repeating(edges, Dataset(shop))
     for protocol, expected in (
         ("unclicked", edges - leaking - repeating),
@@ -164,12 +163,10 @@ def test_ads_of_one_session_that_form_a_held_out_click_are_not_linked(
         for s in range(3)
         for n, (query, ad) in enumerate(visits)
     ]
-    frame = pd.DataFrame(log, columns=["session_id", "time", "query", "ad_id"])
-    frame.to_csv(tmp_path / "log.csv", index=False)
+    source = SessionLog(write_rows(tmp_path / "log.csv", "session_id time query ad_id", log))
     found, counts = {}, {}
     for protocol in PROTOCOLS:
         wanted = SessionSettings(ad_set="clicked", protocol=protocol)
-        source = SessionLog(str(tmp_path / "log.csv"))
         counts[protocol] = add_co_session(shop, source, wanted, replace=True)
         found[protocol] = _edges(Dataset(shop), "clicked")
     leaking = _leaking(found["as-published"], _held_out_pairs(Dataset(shop)))

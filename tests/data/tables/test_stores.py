@@ -20,8 +20,7 @@ from jobs import ingest
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.importing import import_tables
-from ramen_ray.data.tables.clicks.settings import Splits, UserTables
-from ramen_ray.data.tables.column_names import Columns
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.reading import files
 from ramen_ray.data.tables.reading.columns import text_column
 from ramen_ray.data.tables.reading.files import find_files

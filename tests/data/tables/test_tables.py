@@ -23,6 +23,7 @@ from support import (
     import_in_process,
     prepare_in_process,
     wait_until,
+    write_rows,
 )
 from written_out import clicked_pairs, plain
 
@@ -31,8 +32,7 @@ from ramen_ray.data.engine import engine, run
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.importing import import_tables
-from ramen_ray.data.tables.clicks.settings import Splits, UserTables
-from ramen_ray.data.tables.column_names import Columns
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.method.metrics.judgement import Judgement, Propensity, read_test_queries
 from ramen_ray.presets import MINILM
@@ -54,7 +54,7 @@ def _write_shop(folder: Path, events: list[tuple[int, int, int, int]]) -> None:
     """Write the three tables; queries 8 and 9 have ids of earlier ones."""
     ids = [f"q{n}" for n in [*range(8), 2, 3]]
     texts = [*QUERY_TEXTS, "red shoes ", "another text"]
-    pd.DataFrame({"query_id": ids, "text": texts}).to_csv(folder / "queries.csv", index=False)
+    write_rows(folder / "queries.csv", "query_id text", zip(ids, texts, strict=True))
     ads = pd.DataFrame({"ad_id": range(100, 107), "text": [f"ad number {n}" for n in range(7)]})
     ads.to_json(folder / "ads.jsonl", orient="records", lines=True)
     rows = [(ids[q], 100 + ad, count, f"2026-03-{day:02d}") for q, ad, count, day in events]
@@ -126,9 +126,7 @@ def test_a_next_week_is_measured_apart_for_trained_and_new_queries(tmp_path: Pat
         for query, ad, count, day in draw.integers([0, 0, 0, 1], [9, 5, 4, 10], (40, 4)).tolist()
         if query < 6 or day > 6
     ]
-    pd.DataFrame(rows, columns=["query", "ad", "n", "day"]).to_csv(
-        tmp_path / "clicks.csv", index=False
-    )
+    write_rows(tmp_path / "clicks.csv", "query ad n day", rows)
     splits = Splits(validation_from="2026-03-05", test_from="2026-03-07", held_out="later-clicks")
     columns = Columns(clicks_weight="n", clicks_time="day")
     dataset = _random_shop(tmp_path, columns=columns, splits=splits)
@@ -165,7 +163,7 @@ def test_reversed_clicks_are_left_out_on_request(tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
     names = [f"Page {n}" for n in range(60)]
     pairs = [(names[a], names[b].lower()) for a, b in draw.integers(0, 60, (500, 2)).tolist()]
-    pd.DataFrame(pairs, columns=["query", "ad"]).to_csv(tmp_path / "clicks.csv", index=False)
+    write_rows(tmp_path / "clicks.csv", "query ad", pairs)
     whole, kept = (
         {split: clicked_pairs(dataset, split) for split in SPLITS}
         for dataset in (
@@ -184,8 +182,7 @@ def _write_log(folder: Path) -> list[tuple[str, str]]:
     pairs = [
         (f"{'Query' if n % 3 else 'query'} {n % 400}", f"ad {(n * n) % 37}") for n in range(1600)
     ]
-    frame = pd.DataFrame(pairs, columns=["query", "ad"])
-    frame.to_csv(folder / "clicks.csv", index=False)
+    write_rows(folder / "clicks.csv", "query ad", pairs)
     return pairs
 
 
@@ -270,7 +267,7 @@ def test_minimum_counts_are_those_of_plain_loops(tmp_path: Path) -> None:
 def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path: Path) -> None:
     rows = [(f"q {n}", "a\u00a0 b", 1) for n in range(60)]
     rows += [(f" q  {n}", "a b", 1) for n in range(30)]
-    pd.DataFrame(rows, columns=["query", "ad", "n"]).to_csv(tmp_path / "clicks.csv", index=False)
+    write_rows(tmp_path / "clicks.csv", "query ad n", rows)
     columns = Columns(clicks_weight="n")
     dataset = _random_shop(tmp_path, columns=columns)
     assert dataset.num_rows("ads") == 2
@@ -350,9 +347,7 @@ def test_edges_come_in_with_the_clicks(tmp_path: Path) -> None:
     links.to_json(tmp_path / "links.jsonl", orient="records", lines=True)
     ad_links = pd.DataFrame({"item": [100, 101, 106, 105, 100], "topic": [0, 1, 1, 0, 0], "w": 2})
     ad_links.to_parquet(tmp_path / "ad_links.parquet")
-    pd.DataFrame({"key": [0, 1], "title": ["even", "odd"]}).to_csv(
-        tmp_path / "topics.csv", index=False
-    )
+    topics = write_rows(tmp_path / "topics.csv", "key title", enumerate(["even", "odd"]))
     columns = Columns(
         clicks_weight="count",
         clicks_time="day",
@@ -369,7 +364,7 @@ def test_edges_come_in_with_the_clicks(tmp_path: Path) -> None:
         min_queries_per_ad=1,
         query_edges={"topics": str(tmp_path / "links.jsonl")},
         ad_edges={"topics": str(tmp_path / "ad_links.parquet")},
-        anchors={"topics": str(tmp_path / "topics.csv")},
+        anchors={"topics": topics},
     )
     dataset, findings = import_in_process(shop, tmp_path / "out")
     assert findings == []
@@ -391,9 +386,9 @@ def test_edges_come_in_with_the_clicks(tmp_path: Path) -> None:
 
 def test_edges_name_texts_if_the_clicks_do(tmp_path: Path) -> None:
     _write_log(tmp_path)
-    links = pd.DataFrame({"query": [f"query \u00a0{n}" for n in range(400)], "anchor": "anything"})
-    links.to_csv(tmp_path / "links.csv", index=False)
-    edges = {"query_edges": {"links": str(tmp_path / "links.csv")}}
+    links = ((f"query \u00a0{n}", "anything") for n in range(400))
+    source = write_rows(tmp_path / "links.csv", "query anchor", links)
+    edges = {"query_edges": {"links": source}}
     with pytest.raises(
         DatasetError,
         match=r"row 2, column 'query': .*354 rows name queries that",
@@ -477,11 +472,9 @@ def test_an_import_that_is_ended_leaves_no_dataset_directory(
     number: signal.Signals, run_here: RunHere, tmp_path: Path
 ) -> None:
     """End the process in the middle; after SIGKILL, import again with the same command."""
-    rows = pd.DataFrame({"query": [f"q{n % 20_000}" for n in range(300_000)]})
-    rows["ad"] = [f"ad {n % 3_000}" for n in range(300_000)]
-    rows.to_csv(tmp_path / "clicks.csv", index=False)
-    words = ["tables", "--clicks", str(tmp_path / "clicks.csv")]
-    words += ["--output", str(tmp_path / "out")]
+    rows = ((f"q{n % 20_000}", f"ad {n % 3_000}") for n in range(300_000))
+    clicks = write_rows(tmp_path / "clicks.csv", "query ad", rows)
+    words = ["tables", "--clicks", clicks, "--output", str(tmp_path / "out")]
     command = [sys.executable, str(ROOT / "jobs" / "ingest.py"), *words]
     importing = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     begun = ".out-*/.engine-*"

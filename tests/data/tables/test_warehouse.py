@@ -20,8 +20,7 @@ from ramen_ray.data.checks import validate
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.importing import import_tables
-from ramen_ray.data.tables.clicks.settings import Splits, UserTables
-from ramen_ray.data.tables.column_names import Columns
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 
 PAGE = (ROOT / "docs" / "how_to" / "warehouse.md").read_text(encoding="utf-8")
 TABLES = (ROOT / "docs" / "how_to" / "warehouse.sql").read_text(encoding="utf-8")

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlflow.tracking import MlflowClient
 from ray.train import Checkpoint, UserCallback
 from support import WAITS_FOR_TASKS, kill_train_worker, wait_until
 
@@ -201,10 +200,8 @@ def test_two_workers_of_which_one_may_be_killed_end_like_a_plain_loop(
     # Checkpoint 12 lies in an epoch whose embeddings are kept for the next clusters.
     two = overlay(config, {"name": f"two-{is_killed}", "workers.num_workers": 2})
     trained = _fit_killing_a_worker(two, at_step=12) if is_killed else fit(two)
-    client = MlflowClient(tracking_uri=trained.run.uri)
     for name in ("loss/task", "loss/classifier", "loss/total", "lambda_x/links"):
-        points = client.get_metric_history(trained.run.id, name)
-        found = dict(sorted((point.step, point.value) for point in points))
+        found = dict(zip(*trained.run.read_history(name), strict=True))
         assert found == pytest.approx(dict(expected[name]), rel=1e-3, abs=1e-4), name
     assert trained.metrics["both"]["validation"]["P@1"] > 0
     for split, metrics in best.items():
@@ -218,8 +215,7 @@ def test_two_workers_of_which_one_may_be_killed_end_like_a_plain_loop(
     for one in ("encoder", "both"):
         found = evaluate_checkpoint(trained.run_directory, "test", part=one)
         assert found == pytest.approx(rows[one]["test"], abs=1e-6), one
-    pool = client.get_metric_history(trained.run.id, "pool/ads")
-    assert len(pool) == NUM_EPOCHS
+    assert len(trained.run.read_history("pool/ads")[0]) == NUM_EPOCHS
 
 
 def _fit_killing_a_worker(config: RunConfig, at_step: int) -> TrainResult:

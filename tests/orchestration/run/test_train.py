@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import RunHere
-from mlflow.tracking import MlflowClient
 from pruned import assert_same, half, kept_by_a_loop
 from support import WAITS_FOR_TASKS, begin_training, kill_train_worker, wait_until
 
@@ -66,7 +65,7 @@ def unharmed(cluster: None, config: RunConfig) -> TrainResult:
 
 
 def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) -> None:
-    client = MlflowClient(tracking_uri=unharmed.run.uri)
+    client = unharmed.run.client
     run = client.get_run(unharmed.run.id)
     names = ("loss/task", "loss/R_z/links", "loss/total", "lambda_x/links")
     steps = {name: [step for step, _ in _history(unharmed.run, name)] for name in names}
@@ -122,7 +121,7 @@ def test_a_run_without_classifiers_cannot_answer_by_them(
 def test_the_first_screen_shows_data_source_table_and_a_few_metrics(
     unharmed: TrainResult, config: RunConfig
 ) -> None:
-    client = MlflowClient(tracking_uri=unharmed.run.uri)
+    client = unharmed.run.client
     run = client.get_run(unharmed.run.id)
     experiment = client.get_experiment(run.info.experiment_id)
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
@@ -140,8 +139,9 @@ def test_the_first_screen_shows_data_source_table_and_a_few_metrics(
 def test_the_page_of_predictions_marks_true_clicks(
     unharmed: TrainResult, dataset_path: Path
 ) -> None:
-    client = MlflowClient(tracking_uri=unharmed.run.uri)
-    page = Path(client.download_artifacts(unharmed.run.id, "predictions.html")).read_text()
+    page = Path(
+        unharmed.run.client.download_artifacts(unharmed.run.id, "predictions.html")
+    ).read_text()
     dataset = Dataset(dataset_path)
     ads = dataset.read("ads")["text"].to_pylist()
     found = np.load(unharmed.run_directory / TEST_ADS_FILE)[:, :10]
@@ -204,7 +204,7 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     assert after["metrics"] == unharmed.metrics
     run = Run(unharmed.run.uri, after["mlflow_run_id"])
     _assert_same_histories(run, unharmed.run)
-    logged = MlflowClient(tracking_uri=run.uri).get_run(run.id).data.metrics
+    logged = run.client.get_run(run.id).data.metrics
     for name, value in unharmed.metrics["trained"]["test"].items():
         assert logged[f"test/{name}".replace("@", "_at_")] == value, name
 
@@ -264,8 +264,7 @@ def _assert_same_histories(run: Run, unharmed: Run) -> None:
 
 
 def _history(run: Run, metric: str) -> list[tuple[int, float]]:
-    points = MlflowClient(tracking_uri=run.uri).get_metric_history(run.id, metric)
-    return sorted((point.step, point.value) for point in points)
+    return [*zip(*run.read_history(metric), strict=True)]
 
 
 def _kill_worker_late(run_directory: Path, killed: list[bool]) -> None:

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import TOPICS, Refused, RunHere
-from mlflow.tracking import MlflowClient
 
 from jobs import evaluate as evaluate_job
 from ramen_ray.config import RunConfig, overlay
@@ -81,10 +80,8 @@ def trained(cluster: None, config: RunConfig) -> Iterator[TrainResult]:
 
 
 def test_an_asynchronous_run_takes_a_generation_while_it_trains(trained: TrainResult) -> None:
-    history = MlflowClient(tracking_uri=trained.run.uri).get_metric_history
-    points = history(trained.run.id, "graph/step")
-    taken = sorted((point.step, point.value) for point in points)
-    losses = {point.step: point.value for point in history(trained.run.id, "loss/R_x/topics")}
+    taken = [*zip(*trained.run.read_history("graph/step"), strict=True)]
+    losses = dict(zip(*trained.run.read_history("loss/R_x/topics"), strict=True))
     epoch = max(losses) // NUM_EPOCHS
     assert taken
     assert all(of_step < step and step % epoch == 0 for step, of_step in taken)
@@ -111,20 +108,16 @@ def test_it_trains_on_the_walked_graph_and_knows_its_positives(
         (inputs,) = step_inputs(sampler, draws, objective, range(1), torch.device("cpu"))
         losses = objective.losses(encode(build_model(config), inputs), step=0)
         first[name] = dict(zip(objective.names, losses.tolist(), strict=True))
-    client = MlflowClient(tracking_uri=trained.run.uri)
-    logged = {
-        term: min(
-            client.get_metric_history(trained.run.id, f"loss/{term}"), key=lambda p: p.step
-        ).value
-        for term in objective.names
-    }
+    histories = {term: trained.run.read_history(f"loss/{term}") for term in objective.names}
+    logged = {term: values[0] for term, (_, values) in histories.items()}
     assert logged == pytest.approx(first["walked"], abs=1e-5)
     assert logged != pytest.approx(first["own"], abs=1e-3)
-    assert client.get_run(trained.run.id).data.params["walk.enabled"] == "True"
+    run = trained.run.client.get_run(trained.run.id)
+    assert run.data.params["walk.enabled"] == "True"
 
 
 def test_training_measures_zero_shot_too(trained: TrainResult):
-    run = MlflowClient(tracking_uri=trained.run.uri).get_run(trained.run.id)
+    run = trained.run.client.get_run(trained.run.id)
     for row, prefix in (("trained", ""), ("untrained", "untrained/")):
         assert list(trained.metrics[row]) == ["validation", "test", "zero_shot"]
         logged = run.data.metrics[f"{prefix}zero_shot/R_at_10"]

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from conftest import RunHere
+from conftest import Done, Refused
 from stores import Store
 
 from jobs import compile as compile_job
@@ -28,7 +28,6 @@ from ramen_ray.orchestration.serve import copies as compilation
 from ramen_ray.orchestration.serve.copies import time_alone
 from ramen_ray.tracking.registry import Registry
 
-Compile = Callable[..., tuple[int, str]]
 WITHOUT_TORCH = """
 import json, sys
 sys.modules["torch"] = sys.modules["transformers"] = None
@@ -46,11 +45,10 @@ def store(prepared: Prepared, encoder_path: Path, output: Path) -> Store:
 
 @pytest.fixture(scope="module")
 def registry(store: Store, dataset_path: Path) -> Registry:
-    """With one retriever, the champion under two names."""
-    registry = Registry(store.uri)
-    run_id, model_id = registry.find_logged(store.run(0.0, dataset_path), None)
-    for name in ("eager", "rounded", "slow"):
-        registry.choose(registry.register(name, run_id, model_id), "champion")
+    """With one retriever, the champion under three names."""
+    registry, first = Registry(store.uri), store.champion("eager", 0.0, dataset_path)
+    for name in ("rounded", "slow"):
+        registry.choose(registry.register(name, first.run_id, first.model_id), "champion")
     return registry
 
 
@@ -63,8 +61,11 @@ def milliseconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def job(store: Store, registry: Registry, milliseconds: list[float], run_here: RunHere) -> Compile:
-    return lambda *words: run_here(compile_job, *words, "--output", store.output)
+def compiled(
+    store: Store, registry: Registry, milliseconds: list[float], done: Done
+) -> Callable[..., list[str]]:
+    """Compiles a retriever; returns the lines that are printed."""
+    return lambda *words: done(compile_job, *words, "--output", store.output).splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +75,12 @@ def queries(dataset_path: Path) -> list[str]:
 
 def test_a_compiled_retriever_replaces_the_original_and_answers_alike_without_torch(
     registry: Registry,
-    job: Compile,
+    compiled: Callable[..., list[str]],
     queries: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    code, printed = job("--model", "models:/eager@champion")
-    assert code == 0, printed
-    assert printed.splitlines()[-2] == "retriever: models:/eager/2"
+    assert compiled("--model", "models:/eager@champion")[-2] == "retriever: models:/eager/2"
     assert registry.chosen("eager", "champion").version == 2
     uses_gpu = [registry.look_up(f"models:/eager/{version}").uses_gpu for version in (1, 2)]
     assert uses_gpu == [True, False]
@@ -115,15 +114,13 @@ def test_a_retriever_answers_on_the_cpu_on_request_if_there_is_a_gpu(
 
 
 def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(
-    registry: Registry, job: Compile, queries: list[str]
+    registry: Registry, compiled: Callable[..., list[str]], queries: list[str]
 ) -> None:
-    code, printed = job("--model", "models:/rounded@champion", "--int8")
-    assert code == 0, printed
-    assert printed.splitlines()[-2] == "retriever: models:/rounded/2"
-    shown = re.search(r"│ P@1 +│ +([\d.]+) +│ +([\d.]+) +│ +([-+][\d.]+) +│", printed)
-    assert shown is not None, printed
-    compiled, original, difference = map(float, shown.groups())
-    assert compiled - original == pytest.approx(difference, abs=0.011)
+    printed = compiled("--model", "models:/rounded@champion", "--int8")
+    assert printed[-2] == "retriever: models:/rounded/2"
+    (shown,) = re.findall(r"│ P@1 +│ +([\d.]+) +│ +([\d.]+) +│ +([-+][\d.]+)", "\n".join(printed))
+    after, before, difference = map(float, shown)
+    assert after - before == pytest.approx(difference, abs=0.011)
     scores = [
         np.array(registry.load(f"models:/rounded/{version}").predict(queries)["scores"].tolist())
         for version in (1, 2)
@@ -132,15 +129,16 @@ def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(
 
 
 def test_what_is_not_faster_replaces_nothing(
-    registry: Registry, job: Compile, milliseconds: list[float], monkeypatch: pytest.MonkeyPatch
+    registry: Registry,
+    refused: Refused,
+    milliseconds: list[float],
+    output: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     milliseconds.reverse()
     monkeypatch.setattr(compilation, "compile_retriever", lambda folder, int8: None)  # takes long
-    code, printed = job("--model", "models:/slow@champion")
-    assert code == 2
-    assert printed.splitlines()[-1].endswith(
-        "does not replace models:/slow@champion: it is not faster"
-    )
+    error = refused(compile_job, "--model", "models:/slow@champion", "--output", output)
+    assert error.endswith("does not replace models:/slow@champion: it is not faster")
     assert registry.chosen("slow", "champion").version == 1
 
 
@@ -162,12 +160,7 @@ def test_models_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bag_has_nothing_to_compile(
-    job: Compile, store: Store, prepared_bag: Prepared, dataset_path: Path
+    refused: Refused, logged_retriever: str, output: Path
 ) -> None:
-    bags = Store(store.uri, store.output, prepared_bag, store.encoder_path)
-    _, model_id = Registry(store.uri).find_logged(bags.run(0.0, dataset_path), None)
-    code, printed = job("--model", f"models:/{model_id}")
-    assert (code, printed) == (
-        2,
-        "error: a bag of embeddings has nothing to compile: it looks up and adds\n",
-    )
+    error = refused(compile_job, "--model", logged_retriever, "--output", output)
+    assert error == "error: a bag of embeddings has nothing to compile: it looks up and adds"

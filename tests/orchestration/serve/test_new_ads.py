@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunHere
+from conftest import Done, Refused, RunHere
 from stores import Store
 
 from jobs import index, promote
@@ -30,18 +30,18 @@ def _write(file: Path, ads: dict[str, str]) -> Path:
 
 
 def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
-    store: Store, dataset_path: Path, run_here: RunHere, tmp_path: Path
+    store: Store, dataset_path: Path, run_here: RunHere, done: Done, tmp_path: Path
 ) -> None:
     to = ("--output", store.output)
     champion, first = "models:/catalogue@champion", "models:/catalogue/1"
-    run_here(promote, store.run(0.0, dataset_path), "--name", "catalogue", *to)
+    done(promote, store.run(0.0, dataset_path), "--name", "catalogue", *to)
     before = _ads(store, champion)
     ids = list(before)
     wanted = {ad: before[ad] for ad in ids[5:]} | {ids[7]: "a robin of glass", "N1": "new oak ship"}
     file = _write(tmp_path / "catalogue.csv", wanted)
-    code, printed = run_here(index, "--model", champion, "--sync", file, *to)
-    said = f"models:/catalogue/2 has {len(wanted)} ads: 1 new, 1 with another text"
-    assert (code, printed.splitlines()[0]) == (0, f"{said}, 5 removed")
+    printed = done(index, "--model", champion, "--sync", file, *to)
+    said = f"models:/catalogue/2 has {len(wanted)} ads: 1 new, 1 with another text, 5 removed\n"
+    assert printed.startswith(said)
     assert _ads(store, champion) == wanted
 
     # what has stayed is found in the same order, with the same scores, as if nothing had gone
@@ -60,21 +60,20 @@ def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
         assert of_new == pytest.approx(of_old, abs=1e-6)
         assert list(new["scores"]) == sorted(new["scores"], reverse=True)
 
-    code, printed = run_here(index, "--model", champion, "--sync", file, *to)
-    assert code == 0
+    printed = done(index, "--model", champion, "--sync", file, *to)
     assert printed.startswith(f"{champion} has {len(wanted)} ads: nothing to change\n")
 
     ended = tmp_path / "ended.csv"
     ended.write_text(f"ad_id\nN1\n{ids[0]}\n{ids[9]}\n")
     added = _write(tmp_path / "added.csv", {"N1": "another oak", "N2": "a new saw"})
     words = ("--remove", ended, "--ads", added)
-    code, printed = run_here(index, "--model", champion, *words, *to)
-    said = f"models:/catalogue/3 has {len(wanted)} ads: 2 new, 2 removed"
-    assert (code, printed.splitlines()[0]) == (0, f"{said}, 1 to be removed were not there")
+    printed = done(index, "--model", champion, *words, *to)
+    said = f"models:/catalogue/3 has {len(wanted)} ads: 2 new, 2 removed, 1 to be removed were not"
+    assert printed.startswith(said)
     last = {ad: text for ad, text in wanted.items() if ad not in ("N1", ids[9])}
     assert _ads(store, champion) == last | {"N1": "another oak", "N2": "a new saw"}
     code, printed = run_here(promote, store.run(0.0, dataset_path), "--name", "catalogue", *to)
-    assert code == 3 or code == 0, printed
+    assert code in (0, 3), printed
     assert "on the test split" in printed
 
 
@@ -91,14 +90,11 @@ def test_what_cannot_be_done_is_one_clear_line(
     flags: list[str],
     message: str,
     store: Store,
-    dataset_path: Path,
-    run_here: RunHere,
+    logged_retriever: str,
+    refused: Refused,
     tmp_path: Path,
 ) -> None:
-    uri = f"models:/{Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1]}"
-    file = _write(tmp_path / "all.csv", _ads(store, uri))
+    file = _write(tmp_path / "all.csv", _ads(store, logged_retriever))
     words = [word.format(file=file) for word in flags]
-    code, printed = run_here(index, "--model", uri, *words, "--output", store.output)
-    assert code == 2
-    assert message in printed
-    assert "Traceback" not in printed
+    to = ("--model", logged_retriever, "--output", store.output)
+    assert message in refused(index, *to, *words)

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
-from conftest import RunHere
+from conftest import Done, Refused
 from filelock import FileLock
 from pyarrow.fs import LocalFileSystem
 from ray.util.placement_group import placement_group
@@ -32,29 +31,29 @@ from ramen_ray.orchestration.serve.copies import log_copy, take_place
 from ramen_ray.orchestration.serve.partitions import Partition, row_groups
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
 
-Run = Callable[..., tuple[int, str]]
+Words = Callable[..., list[object]]
+CHAMPION = "models:/answering@champion"
 OWN_FILES = {"_predictions.json", ".lock", ".notes"}
 
 
 @pytest.fixture(scope="module")
 def store(store: Store, dataset_path: Path) -> Store:
     """The store with a champion."""
-    registry = Registry(store.uri)
-    run_id, model_id = registry.find_logged(store.run(0.0, dataset_path), None)
-    registry.choose(registry.register("answering", run_id, model_id), "champion")
+    store.champion("answering", 0.0, dataset_path)
     return store
 
 
 @pytest.fixture
-def run(store: Store, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> Run:
+def words(store: Store, monkeypatch: pytest.MonkeyPatch) -> Words:
+    """Returns the words of a command that uses the store."""
     # one process: each takes seconds to start
     monkeypatch.setattr(answering, "CPUS_PER_ACTOR", NUM_CPUS)
 
-    def call(job: ModuleType, **flags: object) -> tuple[int, str]:
-        words = [word for name, value in flags.items() for word in (f"--{name}", value) if word]
-        return run_here(job, *words, "--output", store.output)
+    def words_of(**flags: object) -> list[object]:
+        given = {**flags, "output": store.output}
+        return [word for name, value in given.items() for word in (f"--{name}", value) if word]
 
-    return call
+    return words_of
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,9 @@ def queries(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Pat
 def test_a_table_is_answered_and_an_interrupted_call_resumes(
     cluster: None,
     store: Store,
-    run: Run,
+    words: Words,
+    done: Done,
+    refused: Refused,
     queries: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -80,33 +81,18 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
 ) -> None:
     monkeypatch.setattr(serve_queries, "QUERIES_PER_PARTITION", 8)
     answers, table = tmp_path / "answers", Path(shutil.copytree(queries, tmp_path / "queries"))
-    flags: dict[str, Any] = {
-        "model": "models:/answering@champion",
-        "queries": table,
-        "top-k": 3,
-    }
+    flags: dict[str, Any] = {"model": CHAMPION, "queries": table, "answers": answers, "top-k": 3}
     not_utf8 = pa.array([b"robin", b"caf\xe9"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"day": [42, 43], "text": not_utf8}), table / "c.parquet")
-    code, printed = run(predict, answers=answers, **flags)
-    assert code == 0, printed
+    printed = done(predict, *words(**flags))
     assert f"answers: {answers} (44 queries, 4 of them with an error)\nnext: " in printed
     written = sorted(answers.glob("*.parquet"))
     assert [pq.read_metadata(part).num_rows for part in written] == [8, 8, 4, 8, 3, 8, 3, 2]
     *parts, last = written
     errors = pq.read_table(last, columns=["error"])["error"].to_pylist()
     assert errors == [None, "the query is bytes, not a text"]
-    found = pq.read_table(parts)
-    assert found.column_names == ["day", "text", "ad_ids", "ads", "scores", "error"]
+    found = _answers_as_served(store, parts, top_k=3)
     assert found["day"].to_pylist() == list(range(42))
-    expected: Any = (
-        Registry(store.uri)
-        .load("models:/answering@champion")
-        .predict(found["text"].to_pandas().astype(object), params={"top_k": 3})
-    )
-    for name in ("ad_ids", "ads"):
-        assert found[name].to_pylist() == expected[name].tolist()
-    for scores, wanted in zip(found["scores"].to_pylist(), expected["scores"], strict=True):
-        np.testing.assert_allclose(scores, wanted, atol=1e-6)
     errors = found["error"].to_pylist()
     assert [row for row, error in enumerate(errors) if error] == [3, 17, 30]
 
@@ -120,8 +106,7 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     (answers / ".attempts").mkdir()
     (answers / ".attempts" / f".{parts[0].name}-1").write_bytes(b"half of it")  # a killed call's
     os.utime(table / "a.parquet")  # another time, the same queries
-    code, printed = run(predict, answers=answers, **flags)
-    assert code == 0, printed
+    done(predict, *words(**flags))
     assert f"warning: {parts[1]} and 3 more parts: damaged, and made again" in caplog.text
     again = sorted(answers.glob("*.parquet"))
     assert {part.name: part.read_bytes() for part in again} == before
@@ -129,12 +114,11 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     assert rewritten == [part.name for part in parts[1:6]]
 
     def assert_refused(differs: str, **changed: object) -> None:
-        code, printed = run(predict, answers=answers, **(flags | changed))
-        other = f"{answers} has predictions of a different call ({differs} differ)"
-        assert (code, other in printed) == (2, True), printed
+        error = refused(predict, *words(**(flags | changed)))
+        assert f"{answers} has predictions of a different call ({differs} differ)" in error
 
     assert_refused("top_k", **{"top-k": 4})
-    retriever = Registry(store.uri).look_up("models:/answering@champion")
+    retriever = Registry(store.uri).look_up(CHAMPION)
     location = store.client.get_logged_model(retriever.model_id).artifact_location
     weights = next(Path(location.removeprefix("file://")).rglob("*.safetensors"))
     with _changed(weights, -1):
@@ -144,6 +128,20 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
         assert_refused("queries")
     assert {file.name: file.read_bytes() for file in answers.glob("*.parquet")} == before
     assert {file.name for file in answers.iterdir()} == {*OWN_FILES, *before}
+
+
+def _answers_as_served(store: Store, parts: list[Path], top_k: int) -> pa.Table:
+    """Read answers, which are those of the model that MLflow loads."""
+    found = pq.read_table(parts)
+    assert found.column_names == ["day", "text", "ad_ids", "ads", "scores", "error"]
+    texts = found["text"].to_pandas().astype(object)
+    served: Any = Registry(store.uri).load(CHAMPION)
+    expected = served.predict(texts, params={"top_k": top_k})
+    for name in ("ad_ids", "ads", "error"):
+        assert found[name].to_pylist() == expected[name].tolist()
+    for scores, wanted in zip(found["scores"].to_pylist(), expected["scores"], strict=True):
+        np.testing.assert_allclose(scores, wanted, atol=1e-6)
+    return found
 
 
 @contextmanager
@@ -164,7 +162,8 @@ def _changed(file: Path, place: int) -> Iterator[None]:
 def test_a_retriever_in_shards_answers_as_a_whole_one_with_the_cpus_that_are_free(
     cluster: None,
     store: Store,
-    run: Run,
+    words: Words,
+    done: Done,
     queries: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -176,7 +175,7 @@ def test_a_retriever_in_shards_answers_as_a_whole_one_with_the_cpus_that_are_fre
     shutil.copytree(queries, table)
     pq.write_table(pa.table({"day": [42, 43], "text": ["", None]}), table / "c.parquet")
     flags: dict[str, Any] = {
-        "model": "models:/answering@champion",
+        "model": CHAMPION,
         "queries": table,
         "answers": answers,
         "top-k": 5,
@@ -184,27 +183,16 @@ def test_a_retriever_in_shards_answers_as_a_whole_one_with_the_cpus_that_are_fre
     }
     with no_placement_group_left():  # others hold CPUs
         ray.get(placement_group([{"CPU": NUM_CPUS - 1}]).ready())
-        code, printed = run(predict, **flags)
-    assert code == 0, printed
+        printed = done(predict, *words(**flags))
     assert f"answers: {answers} (44 queries, 5 of them with an error)\nnext: " in printed
     parts = sorted(answers.glob("*.parquet"))
     assert [pq.read_metadata(part).num_rows for part in parts] == [8, 8, 4, 8, 3, 8, 3, 2]
-    found = pq.read_table(parts)
-    assert found.column_names == ["day", "text", "ad_ids", "ads", "scores", "error"]
-    whole: Any = Registry(store.uri).load("models:/answering@champion")
-    texts = found["text"].to_pandas().astype(object)
-    expected = whole.predict(texts, params={"top_k": 5})
-    assert found["error"].to_pylist() == expected["error"].tolist()
-    for name in ("ad_ids", "ads"):
-        assert found[name].to_pylist() == expected[name].tolist()
-    for scores, wanted in zip(found["scores"].to_pylist(), expected["scores"], strict=True):
-        np.testing.assert_allclose(scores, wanted, atol=1e-6)
+    _answers_as_served(store, parts, top_k=5)
 
     before = {part.name: part.read_bytes() for part in parts}
     stamps = {part.name: part.stat().st_mtime_ns for part in parts}
     parts[2].unlink()
-    code, printed = run(predict, **flags)
-    assert code == 0, printed
+    done(predict, *words(**flags))
     again = sorted(answers.glob("*.parquet"))
     assert {part.name: part.read_bytes() for part in again} == before
     rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
@@ -262,69 +250,61 @@ def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
         list(Partition(group, 0, 4).batches()[1])
 
 
-def test_no_code_in_a_table_of_queries_is_run(run: Run, tmp_path: Path) -> None:
-    queries = tmp_path / "queries.parquet"
+def test_no_code_in_a_table_of_queries_is_run(
+    words: Words, refused: Refused, tmp_path: Path
+) -> None:
+    queries, model = tmp_path / "queries.parquet", "models:/answering/1"
     pq.write_table(table_with_code(tmp_path / "was_run", "struct"), queries)
-    flags = {"model": "models:/answering/1", "queries": queries, "answers": tmp_path / "answers"}
-    code, printed = run(predict, **flags)
-    assert (code, "'code.inner' (ray.data.arrow_pickled_object)" in printed) == (2, True), printed
-    code, printed = run(predict, **flags, column="code")
-    assert code == 2
-    code, printed = run(index, model="models:/answering/1", ads=queries)
-    assert (code, "'code.inner' (ray.data.arrow_pickled_object)" in printed) == (2, True), printed
+    call = words(model=model, queries=queries, answers=tmp_path / "answers")
+    message = "'code.inner' (ray.data.arrow_pickled_object)"
+    assert message in refused(predict, *call)
+    refused(predict, *call, "--columns.query-text", "code")
+    assert message in refused(index, *words(model=model, ads=queries))
     assert not (tmp_path / "was_run").exists()
 
 
-def test_a_folder_that_another_call_writes_is_left_alone(
-    run: Run, queries: Path, tmp_path: Path
+def test_a_folder_of_others_is_left_alone(
+    words: Words, refused: Refused, queries: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / ".attempts").mkdir()
-    flags = {"model": "models:/answering/1", "queries": queries, "answers": tmp_path}
-    with FileLock(tmp_path / ".lock"):
-        code, printed = run(predict, **flags)
-    assert code == 2
-    assert f"another call is writing to {tmp_path}; wait until it has ended" in printed
-    assert {file.name for file in tmp_path.iterdir()} == {".attempts", ".lock"}
-
-
-def test_parts_of_another_table_are_not_taken_for_answers(
-    run: Run, queries: Path, tmp_path: Path
-) -> None:
-    theirs = tmp_path / "part-000000.parquet"
-    pq.write_table(pa.table({"error": ["none of ours"]}), theirs)
-    before = theirs.read_bytes()
-    code, printed = run(predict, model="models:/answering/1", queries=queries, answers=tmp_path)
-    assert (code, "has parts of another table; choose another folder" in printed) == (2, True)
-    assert [file.read_bytes() for file in tmp_path.iterdir()] == [before]
+    written, taken = tmp_path / "written", tmp_path / "taken"
+    (written / ".attempts").mkdir(parents=True)
+    call = {"model": "models:/answering/1", "queries": queries}
+    with FileLock(written / ".lock"):
+        error = refused(predict, *words(**call, answers=written))
+    assert f"another call is writing to {written}; wait until it has ended" in error
+    assert {file.name for file in written.iterdir()} == {".attempts", ".lock"}
+    taken.mkdir()
+    pq.write_table(pa.table({"error": ["none of ours"]}), taken / "part-000000.parquet")
+    before = (taken / "part-000000.parquet").read_bytes()
+    error = refused(predict, *words(**call, answers=taken))
+    assert "has parts of another table; choose another folder" in error
+    assert [file.read_bytes() for file in taken.iterdir()] == [before]
 
 
 def test_a_cluster_without_room_is_reported(
-    cluster: None, run: Run, queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: None,
+    words: Words,
+    refused: Refused,
+    queries: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resources, "MOMENT_S", 0)
     monkeypatch.setattr(resources, "PATIENCE_S", 0)
-    flags = {
-        "model": "models:/answering@champion",
-        "queries": queries,
-        "answers": tmp_path / "answers",
-    }
+    call = words(model=CHAMPION, queries=queries, answers=tmp_path / "answers")
     with no_placement_group_left():  # others hold a CPU
         ray.get(placement_group([{"CPU": 1}]).ready())
-        code, printed = run(predict, **flags)
-    assert code == 2
+        error = refused(predict, *call)
     room = "the machines have not had {} of memory free in 0 s, for {}; add machines, or run this"
     one = "a process that holds the retriever"
-    assert room.format(f"{NUM_CPUS} CPUs and 1.1 GB", one) in printed
+    assert room.format(f"{NUM_CPUS} CPUs and 1.1 GB", one) in error
     monkeypatch.setattr(answering, "BYTES_PER_PROCESS", 10**14)  # more would overflow in Ray
     monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)
-    code, printed = run(predict, **flags, **{"gb-per-shard": 1e-9})
-    assert code == 2
     for_shards = room.format("0.48 CPUs and 200001.6 GB", "3 shards of the retriever at once")
-    assert for_shards in printed
+    assert for_shards in refused(predict, *call, "--gb-per-shard", 1e-9)
     monkeypatch.setattr(LoggedRetriever, "uses_gpu", True)
-    code, printed = run(predict, **flags, **{"use-gpu": ""})
-    assert code == 2
-    assert room.format(f"{NUM_CPUS} CPUs and 1 GPUs and 100000.0 GB", one) in printed
+    on_gpu = room.format(f"{NUM_CPUS} CPUs and 1 GPUs and 100000.0 GB", one)
+    assert on_gpu in refused(predict, *call, "--use-gpu")
 
 
 @pytest.mark.parametrize(
@@ -342,19 +322,20 @@ def test_a_cluster_without_room_is_reported(
     ],
 )
 def test_bad_input_is_one_clear_line(
-    changes: dict[str, str], message: str, run: Run, queries: Path, tmp_path: Path
+    changes: dict[str, str],
+    message: str,
+    words: Words,
+    refused: Refused,
+    queries: Path,
+    tmp_path: Path,
 ) -> None:
     csv, taken = tmp_path / "queries.csv", tmp_path / "taken.parquet"
     csv.write_text("text\nrobin\n")
     pq.write_table(pa.table({"text": ["robin"], "error": [1]}), taken)
     named = {"csv": csv, "taken": taken}
-    flags: dict[str, object] = {"model": "models:/answering@champion", "queries": queries}
-    flags |= {"answers": tmp_path / "answers"}
+    flags = {"model": CHAMPION, "queries": queries, "answers": tmp_path / "answers"}
     flags |= {name: str(value).format(**named) for name, value in changes.items()}
-    code, printed = run(predict, **flags)
-    assert code == 2
-    assert printed.startswith("error: ")
-    assert message.format(**named) in printed
+    assert message.format(**named) in refused(predict, *words(**flags))
     assert not list(tmp_path.glob("answers/*.parquet"))
 
 
@@ -371,15 +352,8 @@ def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_expe
 
 
 def test_an_alias_that_was_moved_meanwhile_is_left_alone(store: Store, dataset_path: Path) -> None:
-    registry = Registry(store.uri)
-    made = [
-        registry.look_up(f"models:/{registry.find_logged(store.run(noise, dataset_path), None)[1]}")
-        for noise in (0.1, 0.2, 0.3)
-    ]
-    original, chosen, derived = made
-    for one in (original, chosen):
-        version = registry.register("moving", one.run_id, one.model_id)
-        registry.choose(version, "champion")
+    registry, derived = Registry(store.uri), store.champion("derived", 0.3, dataset_path)
+    original, chosen = (store.champion("moving", noise, dataset_path) for noise in (0.1, 0.2))
     with pytest.raises(RegistryError, match="moving@champion was moved meanwhile, and models:/"):
         take_place(registry, derived, original, "models:/moving@champion")
     assert registry.look_up("models:/moving@champion") == chosen
@@ -396,12 +370,10 @@ def test_an_alias_that_was_moved_meanwhile_is_left_alone(store: Store, dataset_p
     ],
 )
 def test_bad_ads_are_named(
-    content: str, message: str, store: Store, run: Run, tmp_path: Path
+    content: str, message: str, store: Store, words: Words, refused: Refused, tmp_path: Path
 ) -> None:
     ads = tmp_path / "ads.csv"
     ads.write_text(content)
     versions = len(store.client.search_model_versions("name = 'shop'"))
-    code, printed = run(index, model="models:/answering/1", ads=ads)
-    assert code == 2
-    assert message in printed
+    assert message in refused(index, *words(model="models:/answering/1", ads=ads))
     assert len(store.client.search_model_versions("name = 'shop'")) == versions

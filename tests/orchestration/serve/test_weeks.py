@@ -120,7 +120,7 @@ def test_retrievers_of_two_catalogues_are_compared_on_what_both_have(
         for name in METRICS:
             cells = [float(cell) for cell in shown[name][place][1:3]]
             assert cells == pytest.approx([100 * one for one in measured[name]], abs=0.02), name
-    assert "on " + titles[0][3:-1] in printed.splitlines()[-1], "it says what decided"
+    assert "on " + titles[0][3:-1] in printed.splitlines()[-2], "it says what decided"
 
 
 def test_another_dataset_can_decide_and_a_champion_whose_data_are_gone_is_compared(

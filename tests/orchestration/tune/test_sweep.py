@@ -17,7 +17,7 @@ from typing import Any
 import mlflow.entities
 import pandas as pd
 import pytest
-from conftest import SPECIAL_TOKENS, Refused, RunHere
+from conftest import SPECIAL_TOKENS, Done, Refused
 from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from ray import tune
@@ -27,14 +27,20 @@ from transformers import BertConfig, BertTokenizer
 
 from jobs import tune as tune_job
 from ramen_ray.command_line import training_command
-from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay
+from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay, write_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.tune import records
 from ramen_ray.orchestration.tune import sweep as sweep_module
 from ramen_ray.orchestration.tune.records import STOPPED_EARLY
-from ramen_ray.orchestration.tune.search_space import check_space, grid, own_values
-from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
+from ramen_ray.orchestration.tune.sweep import (
+    SweepConfig,
+    SweepResult,
+    check_space,
+    grid,
+    own_values,
+    sweep,
+)
 from ramen_ray.orchestration.tune.trials import num_held
 from ramen_ray.presets import PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
 from ramen_ray.reports.trials import TrialRecord
@@ -346,14 +352,8 @@ def test_a_failing_trial_is_reported_and_the_others_go_on(
     assert {trial.params["dataset"] for trial in failed} == {missing_dataset(config)}
     assert all("nowhere" in trial.end and trial.value is None for trial in failed)
     assert len(failed) == 3 and len(result.trials) == 6
-
-
-@pytest.mark.slow
-def test_the_first_trial_has_the_configuration_s_own_values(
-    result: SweepResult, config: RunConfig
-) -> None:
     own = {**dict.fromkeys(LAMBDAS, 0.1), "dataset": config.dataset}
-    assert own in [dict(trial.params) for trial in result.trials]
+    assert own in [dict(trial.params) for trial in result.trials], "the configuration's own values"
 
 
 def children_of(result: SweepResult) -> list[mlflow.entities.Run]:
@@ -364,42 +364,34 @@ def children_of(result: SweepResult) -> list[mlflow.entities.Run]:
 
 
 @pytest.mark.slow
-def test_children_and_parent_are_tracked(result: SweepResult) -> None:
+def test_children_and_parent_are_tracked_and_the_best_one_is_told(result: SweepResult) -> None:
     assert result.run.uri.endswith("mine.db")
     client = MlflowClient(tracking_uri=result.run.uri)
-    parent = client.get_run(result.run.id)
+    parent, children = client.get_run(result.run.id), children_of(result)
     assert f"| {result.trials[0].name} |" in parent.data.tags[DESCRIPTION_TAG]
-    children = children_of(result)
-    values = {trial.mlflow_run_id: trial.value for trial in result.trials if trial.value}
     names = {child.info.run_id: child.info.run_name for child in children}
+    values = {}
     for trial in result.trials:
         assert re.match(r"00\d-lambda_x\.links-[\d.]+-lambda_z\.links-[\d.]+-", trial.name)
-        if trial.value is not None:
-            assert names[trial.mlflow_run_id].startswith(f"search-{trial.name}"[:80])
-    assert {child.info.run_id for child in children if child.info.status == "FINISHED"} == set(
-        values
-    )
-    for trial in result.trials:
         if trial.value is None:
             continue
+        values[trial.mlflow_run_id] = trial.value
+        assert names[trial.mlflow_run_id].startswith(f"search-{trial.name}"[:80])
         history = client.get_metric_history(trial.mlflow_run_id, "validation/R_at_10")
         reached = [point.value for point in history]
         assert trial.value in [pytest.approx(value) for value in reached]
         if trial.end != STOPPED_EARLY:  # a trial that is ended may still validate once
             assert max(reached) == pytest.approx(trial.value)
-    assert parent.data.metrics["best/validation/R_at_10"] == pytest.approx(max(values.values()))
-    names = {file.path for file in client.list_artifacts(result.run.id)}
-    assert {"trials.csv", "best_command.txt"} <= names
-
-
-@pytest.mark.slow
-def test_the_table_and_the_command_are_of_the_best(result: SweepResult, config: RunConfig) -> None:
+    finished = [child.info.run_id for child in children if child.info.status == "FINISHED"]
+    assert set(finished) == values.keys()
+    best = pytest.approx(max(values.values()))
+    assert parent.data.metrics["best/validation/R_at_10"] == result.trials[0].value == best
+    files = {file.path for file in client.list_artifacts(result.run.id)}
+    assert {"trials.csv", "best_command.txt"} <= files
     table = pd.read_csv(result.report / "trials.csv")
-    assert len(table) == 6
-    best = result.trials[0]
-    assert table["validation/R@10"].max() == pytest.approx(best.value)
-    back = run_config_of(shlex.split(result.command)[2:])
-    assert back.regularization.lambda_x["links"] == best.params["regularization.lambda_x.links"]
+    assert (len(table), table["validation/R@10"].max()) == (6, best)
+    weights = run_config_of(shlex.split(result.command)[2:]).regularization.lambda_x
+    assert weights["links"] == result.trials[0].params["regularization.lambda_x.links"]
 
 
 @pytest.mark.slow
@@ -434,7 +426,7 @@ def test_a_sweep_out_of_time_ends_its_trials(config: RunConfig, result: SweepRes
 def test_a_killed_sweep_goes_on_with_the_same_command(
     joining: dict[str, str],
     config: RunConfig,
-    run_here: RunHere,
+    done: Done,
     empty_store: Path,
     prepared_by_runs: Path,
     tmp_path: Path,
@@ -444,7 +436,7 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
     file = tmp_path / "config.json"
     changes = {"name": "killed", "output": str(tmp_path), "walk.enabled": False}
     changes["training.epochs"] = 8
-    file.write_text(json.dumps(overlay(config, changes).model_dump()))
+    write_config(overlay(config, changes), file)
     words = ["--config", str(file), "--num-samples", "1", "--no-stop-early", "--at-once", "1"]
     command = [sys.executable, str(ROOT / "jobs" / "tune.py"), *words]
     environment = joining | {"TUNE_GLOBAL_CHECKPOINT_S": "1"}  # or the last trial may be lost
@@ -476,10 +468,9 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    code, printed = run_here(tune_job, *words)
+    printed = done(tune_job, *words)
     is_over.set()
     watcher.join()
-    assert code == 0, printed
     assert min(seen - known) > max(known)
     after = notes()
     assert len(after) == 1
@@ -488,8 +479,7 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
         assert after[name]["mlflow_run_id"] == one["mlflow_run_id"]
     assert lost.client.get_run(lost.id).info.status == "KILLED"
     trained = _times_of_checkpoints(runs)
-    code, again = run_here(tune_job, *words)
-    assert code == 0, again
+    again = done(tune_job, *words)
     assert _times_of_checkpoints(runs) == trained, "a finished trial is trained again"
     assert notes() == after
     results = {

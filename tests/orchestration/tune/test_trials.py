@@ -4,8 +4,9 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import psutil
@@ -21,6 +22,7 @@ from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.start import identity_of, is_ready
 from ramen_ray.orchestration.run.workers import VALIDATION
+from ramen_ray.orchestration.tune import trials
 from ramen_ray.orchestration.tune.trials import (
     run_trials,
     running_tune,
@@ -32,6 +34,22 @@ from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 METRIC = VALIDATION + "P@1"
 SHOWN = ("loss/task", "loss/total", "validation/P_at_1")
 Ended = TypeVar("Ended")
+
+
+def test_a_folder_that_is_gone_is_told_and_not_tunes_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit_and_note() -> None:
+        try:
+            (tmp_path / "gone" / "record").touch()
+        except OSError as error:  # as Tune treats errors of its callbacks
+            raise tune.TuneError(f"Traceback ... {error}")  # noqa: B904
+
+    monkeypatch.setattr(trials, "running_tune", nullcontext)
+    tuner = SimpleNamespace(fit=fit_and_note)
+    parent = SimpleNamespace(close_children_left_open=lambda: None)
+    with pytest.raises(FileNotFoundError, match="gone/record"):
+        trials.fit_trials(lambda: tuner, parent)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Settings of an import of a user's own tables."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Literal
 
@@ -10,11 +10,61 @@ import pyarrow as pa
 
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.tables.column_names import Columns
 from ramen_ray.data.tables.graphs.anchor_sets import check_spelling
-from ramen_ray.data.tables.graphs.edges import EdgeList
-from ramen_ray.data.tables.reading.cells import as_seconds, in_our_time
+from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList
+from ramen_ray.data.tables.reading.cells import TimeUnit, as_seconds, in_our_time
 from ramen_ray.data.tables.reading.columns import NullWords
+
+
+@dataclass(frozen=True)
+class AdColumns:
+    """Names of the columns in a table of ads."""
+
+    ad_id: str = "ad_id"
+    """Id of an ad in a table of ads."""
+    ad_text: tuple[str, ...] = ("text",)
+    """Text of an ad in a table of ads; several columns are joined by a space."""
+    ad_filters: tuple[str, ...] = ()
+    """Columns of a table of ads that are kept to filter answers by, such as market and status."""
+
+
+@dataclass(frozen=True)
+class Columns(EdgeColumns, AdColumns):
+    """Names of the columns in the tables of an import."""
+
+    clicks_query: str | None = None
+    """Query of a click: its id (default query_id), or its text (default query) if there is no
+    table of queries."""
+    clicks_ad: str | None = None
+    """Ad of a click: its id (default ad_id), or its text (default ad) if there is no table of
+    ads."""
+    clicks_weight: str | None = None
+    """Weight of a click, such as a count; without it every row counts 1."""
+    clicks_time: str | None = None
+    """Time of a click: a timestamp, ISO 8601 text, or a number of clicks_time_unit."""
+    clicks_time_unit: TimeUnit = "s"
+    """What numbers in the column of times count since 1970; yyyymmdd are days such as
+    20260901."""
+    query_id: str = "query_id"
+    """Id of a query in the table of queries."""
+    query_text: tuple[str, ...] = ("text",)
+    """Text of a query in the table of queries; several columns are joined by a space."""
+    query_split: str | None = None
+    """Split of a query in the table of queries: train, validation or test."""
+    splits_query: str | None = None
+    """Query in the table of splits, named as the clicks name it; default the clicks' column."""
+    splits_split: str = "split"
+    """Split in the table of splits: train, validation or test."""
+    filters_query: str | None = None
+    """Query of a filter pair, named as the clicks name it; default the clicks' column."""
+    filters_ad: str | None = None
+    """Ad of a filter pair, named as the clicks name it; default the clicks' column."""
+
+    def of_edges(self, query: str, ad: str) -> EdgeColumns:
+        """Return the names in tables of edges, which name queries and ads as the clicks do."""
+        own = {one.name: getattr(self, one.name) for one in fields(EdgeColumns)}
+        own["edges_query"], own["edges_ad"] = self.edges_query or query, self.edges_ad or ad
+        return EdgeColumns(**own)
 
 
 @dataclass(frozen=True)
@@ -87,7 +137,8 @@ class UserTables:
     """Leave out train clicks that are held-out clicks reversed, from an answer's text to a held-out
     query's: the answer could be learnt from them."""
     normalize_texts: bool = False
-    """Normalise texts to Unicode NFKC, trim them and join runs of white space."""
+    """Normalise texts to Unicode NFKC, trim them, join runs of white space, and take out soft
+    hyphens and spaces without a width."""
     null_words: NullWords = "refuse"
     """What to do with rows whose text or id is a word for nothing, such as NULL or N/A, if there
     are more than a few."""

@@ -14,7 +14,6 @@ from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.schemas import PLURAL, Side
-from ramen_ray.data.tables.column_names import EdgeColumns
 from ramen_ray.data.tables.graphs.anchor_sets import (
     WrittenEdges,
     check_name,
@@ -44,6 +43,26 @@ from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30  # their sums are float32 numbers above 0
 PLACES_OF_A_SIDE = 1 << 62
 """Above all places: an anchor that edges of queries have comes before those that only ads have."""
+
+
+@dataclass(frozen=True)
+class EdgeColumns:
+    """Names of the columns in tables of edges and anchors."""
+
+    edges_query: str | None = None
+    """Query of an edge: your id of it, its text, or, if the dataset does not have your ids, its
+    number among the train queries; default query, or in an import the clicks' column."""
+    edges_ad: str | None = None
+    """Ad of an edge: your id of it, its text, or, if the dataset does not have your ids, its
+    number; default ad_id, or in an import the clicks' column."""
+    edges_anchor: str = "anchor"
+    """Anchor of an edge: its id, or its text if there is no table of anchors."""
+    edges_weight: str | None = None
+    """Weight of an edge; without it every edge has weight 1."""
+    anchor_id: str = "anchor_id"
+    """Id of an anchor in a table of anchors."""
+    anchor_text: tuple[str, ...] = ("text",)
+    """Text of an anchor in a table of anchors; several columns are joined by a space."""
 
 
 @dataclass(frozen=True)

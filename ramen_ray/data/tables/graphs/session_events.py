@@ -9,7 +9,6 @@ from duckdb import DuckDBPyConnection
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import PLURAL, SIDES
-from ramen_ray.data.tables.column_names import SessionColumns
 from ramen_ray.data.tables.graphs.nodes import (
     HELD_OUT_NODE,
     LEFT_OUT_NODE,
@@ -20,10 +19,28 @@ from ramen_ray.data.tables.graphs.nodes import (
     node_names,
     read_numbers,
 )
+from ramen_ray.data.tables.reading.cells import TimeUnit
 from ramen_ray.data.tables.reading.columns import Column, NullWords, id_column, time_column
 from ramen_ray.data.tables.reading.loading import UserTable, nearly_known
 
 WHOLE = "session IS NOT NULL AND time IS NOT NULL AND query IS NOT NULL"
+
+
+@dataclass(frozen=True)
+class SessionColumns:
+    """Names of the columns in a log of sessions."""
+
+    sessions_session: str = "session_id"
+    """The row's session."""
+    sessions_time: str = "time"
+    """The row's time: a timestamp, ISO 8601 text, or a number of sessions_time_unit."""
+    sessions_time_unit: TimeUnit = "s"
+    """What numbers in the column of times count since 1970; yyyymmdd are days such as 20260901."""
+    sessions_query: str = "query"
+    """The query's text, or your id of it."""
+    sessions_ad: str | None = "ad_id"
+    """The clicked ad, or empty: your id, its text or, if the dataset does not have your ids, its
+    number; None if the log has no ads."""
 
 
 @dataclass(frozen=True)

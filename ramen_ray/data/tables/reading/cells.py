@@ -9,13 +9,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.store.texts import NULL_WORDS
+from ramen_ray.data.store.texts import INVISIBLE, NULL_WORDS
 
 LARGEST_WHOLE = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
 """Up to here a float of the type has all the digits of a whole number."""
 BYTES = (pa.binary(), pa.large_binary())
 NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*$"
 SCIENTIFIC = r"^\s*[+-]?\d([.,]\d*)?[eE]\+?\d+\s*$"
+NOTHING = rf"^[\s\v\x1c-\x1f\x{{85}}\pZ{INVISIBLE}]*$"
 ISO_DAY = r"^\d{4}-\d\d-\d\d$"
 ISO_TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?$"
 ISO_ZONE = r":\S*(Z|[+-]\d\d(:?\d\d)?)$"
@@ -27,12 +28,12 @@ EARLIEST, LATEST = 631_152_000, 4_102_444_800
 
 
 def as_strings(column: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:
-    """Return a column's cells as strings, and which (rows,) are null, empty or white space.
+    """Return a column's cells as strings, and which (rows,) are null, or show nothing.
 
     Raises a ValueError for lists, cells that are not UTF-8, and floats that lost digits of an id.
     """
     strings = _text(plain_values(column))
-    empty = pc.fill_null(pc.equal(pc.binary_length(pc.utf8_trim_whitespace(strings)), 0), True)
+    empty = pc.fill_null(pc.match_substring_regex(strings, NOTHING), True)
     return pc.fill_null(strings, ""), empty.to_numpy(zero_copy_only=False)
 
 

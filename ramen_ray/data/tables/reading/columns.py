@@ -115,8 +115,7 @@ def text_column(
 
     def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
         texts, empty = as_strings(cells)
-        changed = change(texts)  # which may take all out of them
-        return changed, empty | np.asarray(pc.equal(changed, ""))
+        return change(texts), empty
 
     return _named(Column(name, convert), null_words)
 

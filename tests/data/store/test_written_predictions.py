@@ -1,0 +1,76 @@
+"""Predictions as people read them, against plain loops."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_datasets import kind_of, random_dataset
+
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.predictions import Known, write_predictions
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 999), st.integers(1, 20))
+def test_predictions_are_written_as_people_read_them(seed: int, k: int):
+    draw = np.random.default_rng(seed)
+    with TemporaryDirectory() as folder:
+        dataset = random_dataset(Path(folder) / "dataset", seed, 12)
+        ads = np.stack([draw.permutation(20) for _ in range(8)])[:, :k]
+        scores = draw.random(ads.shape, dtype=np.float32)
+        order = np.argsort(ads >= 12, axis=1, kind="stable")
+        ads = np.take_along_axis(np.where(ads < 12, ads, -1), order, 1)
+        file = Path(folder) / "predictions.parquet"
+        file.write_text("of an earlier run")
+        known = _known(8, 12, draw)
+        write_predictions(file, dataset, "test", (ads, scores), known)
+        written = pq.read_table(file).to_pylist()
+        rows = dataset.read("queries/test").to_pylist()
+        assert sorted(path.name for path in Path(folder).iterdir()) == ["dataset", file.name]
+    expected = [
+        {
+            "query_id": f"user's test {query}",
+            "query": f"test {query}",
+            "rank": place + 1,
+            "ad_id": f"user's ad {ads[query, place]}",
+            "ad": f"ad {ads[query, place]}",
+            "score": float(scores[query, place]),
+            "hit": ads[query, place] in clicked,
+            "clicked_ads": [f"ad {ad}" for ad in clicked],
+            "seen": bool(known.seen[query]),
+            "train_clicks": known.train_clicks[ads[query, place]],
+            "group": "head" if known.groups["head"][ads[query, place]] else "tail",
+            "filter_kind": kind_of(ads[query, place]),
+            "clicked_filter_kind": [kind_of(ad) for ad in clicked],
+        }
+        for query, clicked in ((row["query_id"], row["ad_ids"]) for row in rows)
+        for place in range(k)
+        if ads[query, place] >= 0
+    ]
+    assert written == expected
+
+
+def _known(num_queries: int, num_ads: int, draw: np.random.Generator) -> Known:
+    is_head = draw.random(num_ads) < 0.5
+    return Known(
+        draw.random(num_queries) < 0.5,
+        draw.integers(0, 9, num_ads),
+        {"head": is_head, "tail": ~is_head},
+    )
+
+
+def test_predictions_that_fail_leave_the_file_as_it_was(dataset_path: Path, tmp_path: Path):
+    file = tmp_path / "predictions.parquet"
+    file.write_text("of an earlier run")
+    too_few = np.zeros((3, 1), dtype=np.int64), np.zeros((3, 1), dtype=np.float32)
+    with pytest.raises(IndexError):
+        write_predictions(
+            file, Dataset(dataset_path), "test", too_few, _known(12, 40, np.random.default_rng(0))
+        )
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        (file.name, "of an earlier run")
+    ]
