@@ -31,12 +31,8 @@ def test_others_find_the_same_in_what_is_exported(
     to, words = tmp_path / "made", ("retriever", retriever.uri, "--output", output)
     printed = done(export, *words, "--to", to)
     assert printed.startswith(f"wrote {to}: 40 ads of {retriever.uri}\nnext: ")
-    assert {path.name for path in to.iterdir()} == {
-        "ads.parquet",
-        "vectors.npy",
-        "index.faiss",
-        "encoder",
-    }
+    files = {"ads.parquet", "vectors.npy", "index.faiss", "encoder"}
+    assert {path.name for path in to.iterdir()} == files
     queries = retriever.embed(QUERIES)
     expected = retriever.search(QUERIES, top_k=40).to_pandas()
     ads, vectors = pq.read_table(to / "ads.parquet").to_pandas(), np.load(to / "vectors.npy")

@@ -35,10 +35,7 @@ from ramen_ray.method.model.dual_encoder import (
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.model.texts import Prompts
-from ramen_ray.method.retrieval.index import (
-    FEWEST_IVF_PQ_ADS,
-    new_index,
-)
+from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS, new_index
 from ramen_ray.method.retrieval.retriever_folder import (
     RetrieverSettings,
     text_embedder,
@@ -94,27 +91,6 @@ class Logged:
         return embedded @ model.embed_ads(self.data.ads, np.arange(len(self.data.ads))).T
 
 
-def _log(
-    kind: str, data: Prepared, dataset_path: Path, encoder_path: Path, folder: Path, uri: str
-) -> Logged:
-    trained = folder / "trained"
-    if kind == "bag":
-        DualEncoder(build_bag(str(encoder_path))).save(trained, MAX_LENGTH)
-    else:
-        _save_with_classifiers(build_transformer(str(encoder_path)), data, trained)
-    dataset = Dataset(dataset_path)
-    retriever = folder / "retriever"
-    measured = write_retriever(
-        retriever, load_model(trained), dataset, data, RetrieverSettings("flat", MAX_LENGTH, 1.0)
-    )
-    run = open_run(uri, "tests", kind, folder.parent)
-    texts = dataset.read("queries/test")["text"].to_pylist()[:2]
-    model_id = log_retriever(run, retriever, texts, {"dataset": dataset.name})
-    location = run.client.get_logged_model(model_id).artifact_location
-    kept = Path(location.removeprefix("file://"))
-    return Logged(kept, run, model_id, trained, data, measured)
-
-
 def _save_with_classifiers(encoder: Encoder, data: Prepared, folder: Path) -> None:
     """Save a model with a projection, and random classifiers for three quarters of the ads."""
     draw = torch.Generator().manual_seed(2)
@@ -137,10 +113,21 @@ def logged(
     encoder_path: Path,
     output: Path,
 ) -> Logged:
-    data = prepared_bag if request.param == "bag" else prepared
-    folder = output / request.param
-    uri = f"sqlite:///{output}/mlflow.db"
-    return _log(request.param, data, dataset_path, encoder_path, folder, uri)
+    kind, dataset, folder = request.param, Dataset(dataset_path), output / request.param
+    data, trained, made = prepared, folder / "trained", folder / "retriever"
+    if kind == "bag":
+        data = prepared_bag
+        DualEncoder(build_bag(str(encoder_path))).save(trained, MAX_LENGTH)
+    else:
+        _save_with_classifiers(build_transformer(str(encoder_path)), data, trained)
+    settings = RetrieverSettings("flat", MAX_LENGTH, 1.0)
+    measured = write_retriever(made, load_model(trained), dataset, data, settings)
+    run = open_run(f"sqlite:///{output}/mlflow.db", "tests", kind, output)
+    texts = dataset.read("queries/test")["text"].to_pylist()[:2]
+    model_id = log_retriever(run, made, texts, {"dataset": dataset.name})
+    location = run.client.get_logged_model(model_id).artifact_location
+    kept = Path(location.removeprefix("file://"))
+    return Logged(kept, run, model_id, trained, data, measured)
 
 
 @pytest.fixture(scope="module")
@@ -304,11 +291,8 @@ def test_of_a_table_only_a_column_of_queries_is_answered(
 
 def test_the_model_is_described_and_holds_no_pickle(logged: Logged, queries: list[str]) -> None:
     model = logged.model
-    assert [param.name for param in model.metadata.signature.params] == [
-        "top_k",
-        "filter",
-        "min_score",
-    ]
+    names = [param.name for param in model.metadata.signature.params]
+    assert names == ["top_k", "filter", "min_score"]
     assert model.metadata.metadata["dataset"] == "handmade"
     example, params = model.input_example, {"top_k": 1}
     assert example == queries[:2]
