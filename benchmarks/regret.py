@@ -1,6 +1,6 @@
 """Which settings cost least over several data sets: bases, learning rates, epochs, on validation.
 
-Two built-in sets, and three that are made (benchmarks.made_sets), without graphs, one seed, the
+The built-in sets, and five that are made (benchmarks.made_sets), without graphs, one seed, the
 last epoch. Every run is kept, so the same command goes on. The table has a row per run; its regret
 is by how many per cent its mean of P@1 and R@10 is below the best of its set. Rows named *mean* and
 *worst* are over the sets. `ratio` is the smallest mean regret over that of the preset bag.
@@ -27,7 +27,7 @@ from ramen_ray.presets import bag, with_base
 
 STORE = CACHE / "regret"
 VERSION = 1  # of what is kept; a change of what a run computes makes the runs anew
-SETS = ["rdocs", "foldoc", *MADE]
+SETS = ["rdocs", "foldoc", "debian", *MADE]
 METRICS = ("P@1", "R@10")
 
 
