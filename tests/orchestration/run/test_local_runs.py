@@ -1,6 +1,5 @@
 """A run with copies on its machine's disk reads nothing else in its steps, to the same numbers."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -15,41 +14,28 @@ from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.checksums import find_damage
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import fit
+from ramen_ray.told import beside
 
 pytestmark = pytest.mark.slow
 
 EPOCH = 7  # steps of an epoch of the made dataset
 
 
-def _mapped_by_workers() -> set[str]:
-    """Return the arrays that the workers below this process have mapped."""
-    found: set[str] = set()
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess, OSError):
-            if "RayTrainWorker" in " ".join(process.cmdline()):
-                maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-                found |= {line.split(maxsplit=5)[5] for line in maps if ".npy" in line}
-    return found
-
-
 @contextmanager
 def _watched_workers() -> Iterator[set[str]]:
     """Yield a set that gets all arrays that workers map until the ``with`` block ends."""
     mapped: set[str] = set()
-    ended = Event()
 
-    def watch() -> None:
-        while not ended.is_set():
-            mapped.update(_mapped_by_workers())
-            time.sleep(0.05)
+    def watch(ended: Event) -> None:
+        while not ended.wait(0.05):
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    if "RayTrainWorker" in " ".join(process.cmdline()):
+                        maps = process.memory_maps()
+                        mapped.update(one.path for one in maps if ".npy" in one.path)
 
-    with ThreadPoolExecutor(1) as pool:
-        watching = pool.submit(watch)
-        try:
-            yield mapped
-        finally:
-            ended.set()
-            watching.result()
+    with beside(watch):
+        yield mapped
 
 
 def _kill_one(run: Path) -> None:
