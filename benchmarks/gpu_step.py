@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import BertTokenizer, DistilBertConfig, DistilBertModel
 
 from benchmarks.common import alternate, finish, medians, options
+from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
@@ -34,14 +35,12 @@ from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
-from ramen_ray.method.objectives.terms import (
-    Objective,
+from ramen_ray.method.objectives.terms import Objective, ramen_objective, task_term
+from ramen_ray.method.objectives.unidec_terms import (
     bce_term,
     classifier_reverse_term,
     classifier_term,
-    ramen_objective,
     reverse_term,
-    task_term,
 )
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
@@ -56,7 +55,7 @@ from ramen_ray.method.sampling.training_data import (
 from ramen_ray.method.training import step as step_module
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
-from ramen_ray.method.training.step import prefetched, train_steps
+from ramen_ray.method.training.step import train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
 WARMUP_STEPS = 2

@@ -13,6 +13,7 @@ import torch
 from support import ROOT, prepare_in_process
 from torch import distributed, nn
 
+from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
@@ -23,13 +24,12 @@ from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.texts import packed
 from ramen_ray.method.objectives.adaptation import LINKED, AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
-from ramen_ray.method.objectives.terms import (
+from ramen_ray.method.objectives.terms import ramen_objective, task_term
+from ramen_ray.method.objectives.unidec_terms import (
     bce_term,
     classifier_reverse_term,
     classifier_term,
-    ramen_objective,
     reverse_term,
-    task_term,
 )
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState, Sampler
@@ -39,7 +39,8 @@ from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
-from ramen_ray.method.training.step import global_losses, prefetched, step_inputs, train_steps
+from ramen_ray.method.training.step import step_inputs, train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 pytestmark = [
     pytest.mark.gpu,

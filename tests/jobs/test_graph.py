@@ -22,7 +22,8 @@ from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
-from ramen_ray.method.training.step import global_losses, train_steps
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 START = 1.7e9
 

@@ -3,13 +3,12 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +17,13 @@ import pyarrow.parquet as pq
 from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import click_pairs
+from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
 from ramen_ray.data.store.whole_files import new_folder, whole_file
 from ramen_ray.errors import DatasetError as DatasetError
 from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
-
-Item = TypeVar("Item")
 
 FORMAT_VERSION = 1
 WHILE_READ = "while it was read; run the same command again"
@@ -220,7 +218,7 @@ class DatasetWriter:
         batches = [rows] if isinstance(rows, pa.Table) else rows
         file = self.folder / f"{table}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
-        groups = ahead(row_groups(_conform(table, batch) for batch in batches))
+        groups = prefetched(row_groups(_conform(table, batch) for batch in batches))
         first = next(groups, None)
         if first is None:
             pq.write_table(schema_of(table).empty_table(), file)
@@ -284,15 +282,6 @@ def row_groups(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
             waiting, num_waiting = [rows[ROWS_PER_GROUP:]], num_waiting - ROWS_PER_GROUP
     if num_waiting:
         yield from _of_one_chunk(pa.concat_tables(waiting))
-
-
-def ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """Yield items; each is made in a thread while the caller works on the one before."""
-    with ThreadPoolExecutor(1) as thread:
-        made = thread.submit(next, items, None)
-        while (item := made.result()) is not None:
-            made = thread.submit(next, items, None)
-            yield item
 
 
 def _of_one_chunk(rows: pa.Table) -> Iterator[pa.Table]:

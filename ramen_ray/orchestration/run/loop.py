@@ -10,12 +10,12 @@ from torch import Tensor
 from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.training.state import save_checkpoint, save_shares
-from ramen_ray.method.training.step import (
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step_losses import (
     StepLosses,
     check_losses,
     check_weights,
     global_losses,
-    train_steps,
 )
 from ramen_ray.orchestration.run.checkpoints import CHECKPOINT_FOLDER, SCORE
 from ramen_ray.orchestration.run.training import NOT_VALIDATED, Model, Training

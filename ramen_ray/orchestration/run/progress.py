@@ -21,7 +21,7 @@ from torch import Tensor
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.training.step import StepLosses
+from ramen_ray.method.training.step_losses import StepLosses
 from ramen_ray.told import Pace, beside
 from ramen_ray.tracking.runs import Run
 from ramen_ray.tracking.step_logger import StepLogger

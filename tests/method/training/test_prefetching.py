@@ -13,6 +13,7 @@ import torch
 from short_runs import Run, build_sampler, run_two_workers
 from torch import Tensor
 
+from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.adaptation import LINKED, AdaptiveWeights
@@ -21,7 +22,7 @@ from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.training import step as step_module
-from ramen_ray.method.training.step import prefetched, step_inputs, train_steps
+from ramen_ray.method.training.step import step_inputs, train_steps
 
 CPU = torch.device("cpu")
 WEIGHTS = {"links": 0.3, "topics": 0.2}

@@ -37,7 +37,8 @@ from ramen_ray.method.training.state import (
     build_schedule,
     restore_checkpoint,
 )
-from ramen_ray.method.training.step import StepMemoryError, global_losses, step_inputs, train_steps
+from ramen_ray.method.training.step import StepMemoryError, step_inputs, train_steps
+from ramen_ray.method.training.step_losses import global_losses
 
 LAMBDA_X = {"links": 0.5, "topics": 0.2}
 LAMBDA_Z = {"links": 0.3, "topics": 0.1}

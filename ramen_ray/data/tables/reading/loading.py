@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, error_at, raise_errors
-from ramen_ray.data.store.dataset import ahead
+from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.tables.reading.cells import is_text, plain_values
 from ramen_ray.data.tables.reading.columns import ADVICE, NULL_PARTS, Column
 from ramen_ray.data.tables.reading.files import find_files
@@ -164,7 +164,7 @@ class UserTable:
         schema = self._schema
         try:
             for number, file in enumerate(self._files):
-                for rows in ahead(read_file(file)):
+                for rows in prefetched(read_file(file)):
                     yield from self._good_rows(rows, number).cast(schema).to_batches()
         except Exception as error:  # else the engine's error would hide it
             self._stopped = error
