@@ -170,7 +170,7 @@ def prune(folder: Path) -> Stage:
     """Prune the dataset's own edges with an untrained bag, as a run's task; the rows are edges."""
     import ray
 
-    from ramen_ray.orchestration.background.results import GraphPruning
+    from ramen_ray.orchestration.background.from_checkpoints import GraphPruning
     from ramen_ray.orchestration.run.build import build_model
 
     data = prepared_in(folder)

@@ -23,7 +23,7 @@ from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.orchestration import sharded_search as searching
-from ramen_ray.orchestration.background.results import (
+from ramen_ray.orchestration.background.from_checkpoints import (
     SHORTLISTS_FILE,
     ShortlistMining,
     shortlist_task,

@@ -25,7 +25,7 @@ from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.step_inputs import pool_figures
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.state import TrainState
-from ramen_ray.orchestration.background.results import pruning_task, shortlist_task
+from ramen_ray.orchestration.background.from_checkpoints import pruning_task, shortlist_task
 from ramen_ray.orchestration.background.task import TaskContext
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.run.build import (

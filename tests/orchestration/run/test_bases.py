@@ -17,7 +17,7 @@ from ramen_ray.method.metrics.judgement import evaluate
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import StepLosses, global_losses
-from ramen_ray.orchestration.background.results import GraphPruning
+from ramen_ray.orchestration.background.from_checkpoints import GraphPruning
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import (

@@ -12,7 +12,7 @@ from support import WAITS_FOR_TASKS
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.method.retrieval.shortlists import open_shortlists
 from ramen_ray.method.sampling.batches import DrawState
-from ramen_ray.orchestration.background.results import SHORTLISTS_FILE
+from ramen_ray.orchestration.background.from_checkpoints import SHORTLISTS_FILE
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, read_report
 from ramen_ray.orchestration.run.fit import fit
 
