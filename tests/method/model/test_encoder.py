@@ -24,6 +24,7 @@ from ramen_ray.method.model.pretrained import (
     resolve_pretrained,
     text_tokenizer,
 )
+from ramen_ray.method.model.texts import TokenBatch
 
 MAX_LENGTH = 6
 TEXTS = [
@@ -80,6 +81,25 @@ def test_embeddings_equal_a_run_of_one_text_at_a_time(kind: str, encoder_path: P
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, _one_at_a_time(kind, encoder_path), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_of_packed_texts_equals_that_of_each_text_alone(kind: str, encoder_path: Path):
+    encoder = _build(kind, encoder_path)
+    table = _table(encoder, TEXTS)
+    rows = np.repeat(np.argsort(table.lengths(np.arange(len(TEXTS))), kind="stable"), 70)
+    batch = TokenBatch(table.gather(rows), table.lengths(rows))
+    pulls = torch.randn(len(rows), encoder.dim, generator=torch.Generator().manual_seed(0))
+    encoder.zero_grad()
+    (encoder(batch) * pulls).sum().backward()
+    found = [parameter.grad for parameter in encoder.parameters()]
+    encoder.zero_grad()
+    for row in set(rows.tolist()):
+        alone = TokenBatch(table.gather(np.array([row])), table.lengths(np.array([row])))
+        (encoder(alone) * pulls[rows == row]).sum().backward()
+    expected = [parameter.grad for parameter in encoder.parameters()]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    assert all(gradient is not None for gradient in found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
