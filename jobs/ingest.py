@@ -28,9 +28,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from experiments.oak.linker_data import make_link_dataset
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
+from ramen_ray.data.splits.linker_data import make_link_dataset
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from experiments.oak import linker_data
-from experiments.oak.linker_data import make_link_dataset
-from ramen_ray.data.splits import kept
+from ramen_ray.data.splits import kept, linker_data
+from ramen_ray.data.splits.linker_data import make_link_dataset
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.splits.sample import sample_dataset

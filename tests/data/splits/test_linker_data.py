@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support import node_edges
 
-from experiments.oak.linker_data import make_link_dataset
+from ramen_ray.data.splits.linker_data import make_link_dataset
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
 
