@@ -117,6 +117,8 @@ def _open_dataset(
 
 def _read_checkpoint_config(checkpoint: Path, part: Part | None) -> RunConfig:
     """Read how a checkpoint was trained, and check that it is whole and can answer by ``part``."""
+    if not checkpoint.exists():
+        raise CheckpointError(f"{checkpoint} does not exist; give one such as outputs/runs/NAME")
     if not (checkpoint / ENCODER_FOLDER / "modules.json").is_file():
         raise CheckpointError(
             f"{checkpoint} is not a checkpoint: it has no {ENCODER_FOLDER} folder"

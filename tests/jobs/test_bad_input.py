@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import RunHere
 
-from jobs import ingest, predict, train, validate
+from jobs import evaluate, ingest, predict, train, validate
 
 DEEP = '{"a":' * 50_000 + "1" + "}" * 50_000
 Arguments = list[object]
@@ -75,6 +75,11 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
         ingest,
         ["novel", "--dataset", "{dataset}", "--output", "x" * 300],
         "File name too long",
+    ),
+    "no run to evaluate": (
+        evaluate,
+        ["--checkpoint", "outputs/nothing"],
+        "outputs/nothing does not exist; give one such as outputs/runs/NAME",
     ),
     "no driver for the store": (
         predict,
