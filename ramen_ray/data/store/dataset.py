@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -218,16 +218,17 @@ class DatasetWriter:
         batches = [rows] if isinstance(rows, pa.Table) else rows
         file = self.folder / f"{table}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
-        groups = prefetched(row_groups(_conform(table, batch) for batch in batches))
-        first = next(groups, None)
-        if first is None:
-            pq.write_table(schema_of(table).empty_table(), file)
-            return 0
-        num_rows = 0
-        with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
-            for group in chain([first], groups):
-                writer.write_table(group)
-                num_rows += len(group)
+        # closed before the engine that it reads from is, also if the disk is full
+        with closing(prefetched(row_groups(_conform(table, one) for one in batches))) as groups:
+            first = next(groups, None)
+            if first is None:
+                pq.write_table(schema_of(table).empty_table(), file)
+                return 0
+            num_rows = 0
+            with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+                for group in chain([first], groups):
+                    writer.write_table(group)
+                    num_rows += len(group)
         return num_rows
 
 

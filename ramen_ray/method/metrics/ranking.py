@@ -74,7 +74,8 @@ def query_metrics(
     for k in ks:
         shown, discounts = hits[:, :k], all_discounts[:k]
         ideal = np.cumsum(discounts)[np.clip(num_clicks, 1, k) - 1]  # DCG of binary gains
-        gains, possible = np.where(shown, inverse[topk_ad_ids[:, :k]], 0.0), best[:, :k].copy()
+        gains = np.where(shown, inverse[topk_ad_ids[:, :k]], 0.0)
+        possible = best[:, :k].copy()  # sums over part of a row differ in their last digit
         of_shown = discounts[: shown.shape[1]]
         values[f"P@{k}"] = precision_at(hits, k), ones
         values[f"N@{k}"] = (shown @ of_shown) / ideal, has_clicks

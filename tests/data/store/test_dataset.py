@@ -1,7 +1,9 @@
 """Tables of a dataset directory as streams."""
 
+import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -89,3 +91,18 @@ def test_the_same_rows_give_the_same_bytes_however_they_come(
     assert pq.read_table(many)["text"].to_pylist() == texts
     footer = pq.read_metadata(many)
     assert 10 < footer.num_row_groups < 100
+
+
+def test_a_failed_write_has_ended_the_thread_that_reads_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "ROWS_PER_GROUP", 1)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    batches = (pa.table({"ad_id": [n], "text": ["robin"]}) for n in range(3))
+    with pytest.raises(OSError, match="No space") as failed:
+        DatasetWriter(tmp_path).write("ads", batches)
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("prefetched")]
+    assert failed.tb  # else what the write held would be gone by itself

@@ -19,6 +19,7 @@ from jobs import train, tune
 from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import fit
+from ramen_ray.told import beside
 
 pytestmark = pytest.mark.slow
 
@@ -39,21 +40,15 @@ READ_ONLY = {
 @contextmanager
 def _once(is_time: Callable[[], bool], act: Callable[[], None]) -> Iterator[None]:
     """Act in a thread, as soon as it is time."""
-    ended = threading.Event()
 
-    def watch() -> None:
+    def watch(ended: threading.Event) -> None:
         while not ended.wait(0.01):
             if is_time():
                 act()
                 return
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with beside(watch):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _delete(path: Path) -> None:

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -164,8 +165,9 @@ class UserTable:
         schema = self._schema
         try:
             for number, file in enumerate(self._files):
-                for rows in prefetched(read_file(file)):
-                    yield from self._good_rows(rows, number).cast(schema).to_batches()
+                with closing(prefetched(read_file(file))) as batches:
+                    for rows in batches:
+                        yield from self._good_rows(rows, number).cast(schema).to_batches()
         except Exception as error:  # else the engine's error would hide it
             self._stopped = error
             raise
