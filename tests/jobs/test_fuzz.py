@@ -61,12 +61,12 @@ def _check(name: str, content: bytes, run_here: RunHere, factory: pytest.TempPat
 
 @settings(max_examples=QUICK, suppress_health_check=SHARED)
 @given(name=st.sampled_from(NAMES), content=TABLES)
-def test_a_few_random_files(name, content, run_here, tmp_path_factory) -> None:
+def test_a_few_random_files(name, content, run_here, tmp_path_factory):
     _check(name, content, run_here, tmp_path_factory)
 
 
 @pytest.mark.slow
 @settings(max_examples=THOROUGH, suppress_health_check=SHARED)
 @given(name=st.sampled_from(NAMES), content=TABLES)
-def test_many_random_files(name, content, run_here, tmp_path_factory) -> None:
+def test_many_random_files(name, content, run_here, tmp_path_factory):
     _check(name, content, run_here, tmp_path_factory)

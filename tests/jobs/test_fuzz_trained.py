@@ -63,14 +63,14 @@ def _train_a_step(clicks: list[dict[str, str]], encoder: str, folder: Path) -> N
 
 @settings(max_examples=QUICK, suppress_health_check=SHARED)
 @given(clicks=CLICKS)
-def test_a_few_random_texts(clicks, encoder_path, tmp_path_factory) -> None:
+def test_a_few_random_texts(clicks, encoder_path, tmp_path_factory):
     _train_a_step(clicks, str(encoder_path), tmp_path_factory.mktemp("step"))
 
 
 @pytest.mark.slow
 @settings(max_examples=THOROUGH, suppress_health_check=SHARED)
 @given(clicks=CLICKS)
-def test_many_random_texts(clicks, encoder_path, tmp_path_factory) -> None:
+def test_many_random_texts(clicks, encoder_path, tmp_path_factory):
     _train_a_step(clicks, str(encoder_path), tmp_path_factory.mktemp("step"))
 
 
@@ -86,7 +86,7 @@ def _odd_texts(count: int) -> list[str | None]:
     return texts
 
 
-def test_random_queries_are_answered_or_told_why(logged_retriever: str, output: Path) -> None:
+def test_random_queries_are_answered_or_told_why(logged_retriever, output):
     retriever = Registry(tracking_uri(output)).load(logged_retriever)
     texts = _odd_texts(300)
     rows = retriever.predict(pd.DataFrame({"query": texts}), params={"top_k": 3})

@@ -2,7 +2,6 @@
 
 import tracemalloc
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,8 +42,8 @@ def _whole_numbers(num_rows: int) -> np.ndarray:
 
 @pytest.mark.parametrize("answers_at_once", [7 * K, 1024 * K + 5])
 def test_a_block_of_many_answers_needs_little_more_memory_than_these(
-    answers_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    answers_at_once, tmp_path, monkeypatch
+):
     queries, ads = _whole_numbers(NUM_QUERIES), _whole_numbers(400)
     monkeypatch.setattr(searching, "ANSWERS_AT_ONCE", answers_at_once)
     block = {"name": "queries", "queries": queries}
@@ -62,8 +61,8 @@ def test_a_block_of_many_answers_needs_little_more_memory_than_these(
 
 @pytest.mark.parametrize(("answers_at_once", "sizes"), [(12, [4, 4, 1]), (5_000_000, [9])])
 def test_the_texts_of_many_answers_are_spelt_out_some_at_a_time(
-    answers_at_once: int, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    answers_at_once, sizes, tmp_path, monkeypatch
+):
     monkeypatch.setattr(searching, "ANSWERS_AT_ONCE", answers_at_once)
     texts = [f"query {n}" if n != 5 else "" for n in range(9)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "queries.parquet")

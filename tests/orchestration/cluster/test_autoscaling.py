@@ -15,7 +15,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import (
 from ray.util.state import list_nodes
 from support import PATIENCE_S, begin_training, wait_until
 
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import overlay
 from ramen_ray.orchestration.run.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
@@ -81,9 +81,7 @@ def _machines(head: Head) -> int | None:
     return sum(node.state == "ALIVE" and not node.is_head_node for node in nodes)
 
 
-def test_a_job_waits_for_machines_gets_them_and_they_leave(
-    autoscaled: Head, small_run: RunConfig, tmp_path: Path
-) -> None:
+def test_a_job_waits_for_machines_gets_them_and_they_leave(autoscaled, small_run, tmp_path):
     workers = {"workers.num_workers": MOST_MACHINES, "workers.startup_timeout_s": PATIENCE_S}
     config = overlay(small_run, {"name": "autoscaled", **workers})
     environment = {**os.environ, **ON_LOOPBACK, "RAY_ADDRESS": autoscaled.address}

@@ -35,7 +35,7 @@ from ramen_ray.orchestration.run.worker import PARTS
 from ramen_ray.presets import PRESETS
 
 
-def test_presets_follow_the_papers_table() -> None:
+def test_presets_follow_the_papers_table():
     ance, ngame = PRESETS["ramen-ance"](), PRESETS["ramen-ngame"]()
     plain = PRESETS["lf-wikiseealsotitles-320k"]()
     for preset in (ance, ngame):
@@ -90,9 +90,7 @@ def test_presets_follow_the_papers_table() -> None:
         ),
     ],
 )
-def test_a_base_that_cannot_work_is_refused(
-    changes: dict[str, Any], fragment: str, dataset_path: Path, encoder_path: Path
-) -> None:
+def test_a_base_that_cannot_work_is_refused(changes, fragment, dataset_path, encoder_path):
     config = {
         "dataset": str(dataset_path),
         "regularization.lambda_x": {},
@@ -178,9 +176,7 @@ def data(cluster: None, config: RunConfig) -> Prepared:
     return prepare(Dataset(config.dataset), Path(config.output) / "prepared", tokenizer)
 
 
-def test_bases_train_alike_until_they_have_seen_the_encoder(
-    config: RunConfig, data: Prepared, tmp_path: Path
-) -> None:
+def test_bases_train_alike_until_they_have_seen_the_encoder(config, data, tmp_path):
     task = {}
     for base in ("ance", "ngame"):
         (tmp_path / base).mkdir()
@@ -193,8 +189,8 @@ def test_bases_train_alike_until_they_have_seen_the_encoder(
 
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_workers_of_which_one_may_be_killed_end_like_a_plain_loop(
-    is_killed: bool, config: RunConfig, data: Prepared, tmp_path: Path
-) -> None:
+    is_killed, config, data, tmp_path
+):
     changes = {"base.kind": "ngame", "base.loss": "decoupled", "base.heads": "classifier"}
     config = overlay(config, {**changes, "base.num_positives": 2, "classifier.sharded": True})
     expected, best = _train_here(config, data, tmp_path)

@@ -104,9 +104,7 @@ def _goes_on(config: RunConfig, run_here: RunHere, unharmed: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("taken", DELETED)
-def test_what_is_deleted_while_a_run_trains_is_told_in_one_line(
-    taken: str, config: RunConfig, unharmed: dict[str, Any], run_here: RunHere
-) -> None:
+def test_what_is_deleted_while_a_run_trains_is_told_in_one_line(taken, config, unharmed, run_here):
     code, said = _run(_delete, taken, config, run_here)
     if not DELETED[taken]:
         assert code == 0, said
@@ -119,8 +117,8 @@ def test_what_is_deleted_while_a_run_trains_is_told_in_one_line(
 
 @pytest.mark.parametrize("taken", READ_ONLY)
 def test_what_is_read_only_while_a_run_trains_is_told_in_one_line(
-    taken: str, config: RunConfig, unharmed: dict[str, Any], run_here: RunHere
-) -> None:
+    taken, config, unharmed, run_here
+):
     path = Path(config.output) / taken
     probe = Path(config.output) / "probe"
     probe.touch()
@@ -152,8 +150,8 @@ def test_what_is_read_only_while_a_run_trains_is_told_in_one_line(
     ],
 )
 def test_a_sweep_whose_folder_is_deleted_is_told_in_one_line(
-    taken: str, expected: int, said: str, config: RunConfig, run_here: RunHere
-) -> None:
+    taken, expected, said, config, run_here
+):
     sweep = ("--space", "optimizer", "--search", "random", "--num-samples", 2, "--no-stop-early")
     code, printed = _run(_delete, taken, config, run_here, tune, *sweep, "--at-once", 1)
     assert (code, len(re.findall(said, printed))) == (expected, 1), printed

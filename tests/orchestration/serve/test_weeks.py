@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import RunHere
 from stores import Store
 from support import MAX_LENGTH, prepare_in_process
 
@@ -88,9 +87,7 @@ def _oracle(
     return found
 
 
-def test_retrievers_of_two_catalogues_are_compared_on_what_both_have(
-    stores: list[Store], weeks: tuple[Dataset, Dataset], run_here: RunHere
-) -> None:
+def test_retrievers_of_two_catalogues_are_compared_on_what_both_have(stores, weeks, run_here):
     last, this = stores
     champion = last.run(1.0, weeks[0].path)
     candidate = this.run(0.0, weeks[1].path)
@@ -124,8 +121,8 @@ def test_retrievers_of_two_catalogues_are_compared_on_what_both_have(
 
 
 def test_another_dataset_can_decide_and_a_champion_whose_data_are_gone_is_compared(
-    stores: list[Store], weeks: tuple[Dataset, Dataset], run_here: RunHere, tmp_path: Path
-) -> None:
+    stores, weeks, run_here, tmp_path
+):
     last, this = stores
     moved = _import(tmp_path / "gone", range(len(TEXTS) - NEW), range(len(TEXTS) - NEW))
     champion = last.run(0.5, moved.path)

@@ -36,9 +36,7 @@ SHOWN = ("loss/task", "loss/total", "validation/P_at_1")
 Ended = TypeVar("Ended")
 
 
-def test_a_folder_that_is_gone_is_told_and_not_tunes_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_gone_is_told_and_not_tunes_traceback(tmp_path, monkeypatch):
     def fit_and_note() -> None:
         try:
             (tmp_path / "gone" / "record").touch()
@@ -125,9 +123,7 @@ def _disturbed(
     return ended
 
 
-def test_a_trial_that_dies_too_often_says_so_and_one_that_may_die_goes_on(
-    config: RunConfig, unharmed: TrainResult, parent: Run
-) -> None:
+def test_a_trial_that_dies_too_often_says_so_and_one_that_may_die_goes_on(config, unharmed, parent):
     strict, killed = _named(config, "killed", max_failures=0), _named(config, "killed")
     errors = _disturbed(strict, _kill_trial, lambda: _in_trial(strict, parent), is_soon=True)
     assert errors["killed"].startswith("its process has died 1 times, once more than")
@@ -151,9 +147,7 @@ def _left_by(folder: Path, run: Run) -> tuple[set[str], list[set[tuple[int, floa
 
 
 @pytest.mark.slow
-def test_a_run_of_ray_train_goes_on_in_a_trial(
-    config: RunConfig, unharmed: TrainResult, parent: Run
-) -> None:
+def test_a_run_of_ray_train_goes_on_in_a_trial(config, unharmed, parent):
     begun = _named(config, "begun", max_failures=0)
     workers = {"workers.num_workers": 2, "workers.cpus_per_worker": 1}  # which are Ray Train's
     with pytest.raises(ClusterError, match="workers have died 1 times"):
@@ -164,9 +158,7 @@ def test_a_run_of_ray_train_goes_on_in_a_trial(
 
 
 @pytest.mark.slow
-def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(
-    config: RunConfig, unharmed: TrainResult, parent: Run, tmp_path: Path
-) -> None:
+def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(config, unharmed, parent, tmp_path):
     names = ["stopped", "next", "last"]
 
     def train(
