@@ -36,7 +36,7 @@ def main() -> None:
     settings = parse_settings(AskSettings, __doc__)
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.retrievers import retriever_uri
-        from ramen_ray.reports.tables import answers_table, show
+        from ramen_ray.reports.report_tables import answers_table, show
         from ramen_ray.tracking.registry import ask
     registry = settings.registry()
     uri = retriever_uri(registry, settings.model, settings.output)

@@ -1,6 +1,6 @@
 """Tables of metrics and of gains, and the notes below them."""
 
-from ramen_ray.reports.tables import gains_note, metrics_table
+from ramen_ray.reports.report_tables import gains_note, metrics_table
 
 
 def test_the_table_is_in_per_cent_by_split_and_row():

@@ -39,7 +39,7 @@ from ramen_ray.method.model.pretrained import (
 )
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.orchestration.background.from_checkpoints import embedding_dim
-from ramen_ray.orchestration.prepare.similar import add_similar
+from ramen_ray.orchestration.prepare.similar_set import add_similar
 from ramen_ray.orchestration.run.build import build_model, encoder_tokenizer
 from ramen_ray.orchestration.run.checks import check_config
 

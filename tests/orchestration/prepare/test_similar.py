@@ -18,8 +18,8 @@ from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.model.pretrained import text_tokenizer
 from ramen_ray.method.model.texts import TokenBatch
-from ramen_ray.orchestration.prepare import similar as preparation
-from ramen_ray.orchestration.prepare.similar import add_similar
+from ramen_ray.orchestration.prepare import similar_set as preparation
+from ramen_ray.orchestration.prepare.similar_set import add_similar
 
 WORDS = ["robin", "heron", "sloop", "maple", "flint", "tango", "old", "new", "Small", "rare"]
 TWINS = ["heron sloop", "Heron, sloop!", "heron  sloop", "heron sloop heron sloop"]

@@ -14,7 +14,7 @@ from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.tune import recommend as module
 from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
 from ramen_ray.presets import PRESETS
-from ramen_ray.reports.trials import TrialRecord, candidates_table, verdict
+from ramen_ray.reports.search_report import TrialRecord, candidates_table, verdict
 from ramen_ray.tracking.runs import Run
 
 LEVEL = (0.001, -0.01, 0.01)

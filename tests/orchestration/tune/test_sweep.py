@@ -43,7 +43,7 @@ from ramen_ray.orchestration.tune.sweep import (
 )
 from ramen_ray.orchestration.tune.trials import num_held
 from ramen_ray.presets import PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
-from ramen_ray.reports.trials import TrialRecord
+from ramen_ray.reports.search_report import TrialRecord
 from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run, tracking_uri
 from tune_spaces import SPACES
 
