@@ -26,8 +26,6 @@ from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 
-QUICK, THOROUGH = 12, 250
-SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 ODD = ["\u200b", "\u202e", "\ufeff", "a\0b", "é", "e\u0301", "robin", "ROBIN", "  heron ", "[SEP]"]
 TEXT = st.sampled_from(ODD) | st.text(st.characters(codec="utf-8"), max_size=12)
 CLICKS = st.lists(st.fixed_dictionaries({"query": TEXT, "ad": TEXT}), min_size=8, max_size=30)
@@ -61,17 +59,14 @@ def _train_a_step(clicks: list[dict[str, str]], encoder: str, folder: Path) -> N
     assert np.isfinite(losses.numpy()).all()
 
 
-@settings(max_examples=QUICK, suppress_health_check=SHARED)
-@given(clicks=CLICKS)
-def test_a_few_random_texts(clicks, encoder_path, tmp_path_factory):
-    _train_a_step(clicks, str(encoder_path), tmp_path_factory.mktemp("step"))
+@pytest.mark.parametrize("count", [12, pytest.param(250, marks=pytest.mark.slow)])
+def test_random_texts(count, encoder_path, tmp_path_factory):
+    @settings(max_examples=count, suppress_health_check=[HealthCheck.too_slow])
+    @given(CLICKS)
+    def check(clicks: list[dict[str, str]]) -> None:
+        _train_a_step(clicks, str(encoder_path), tmp_path_factory.mktemp("step"))
 
-
-@pytest.mark.slow
-@settings(max_examples=THOROUGH, suppress_health_check=SHARED)
-@given(clicks=CLICKS)
-def test_many_random_texts(clicks, encoder_path, tmp_path_factory):
-    _train_a_step(clicks, str(encoder_path), tmp_path_factory.mktemp("step"))
+    check()
 
 
 def _odd_texts(count: int) -> list[str | None]:

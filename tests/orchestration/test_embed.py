@@ -22,6 +22,7 @@ def model(encoder_path: Path, tmp_path: Path) -> DualEncoder:
     return model
 
 
+@pytest.mark.slow
 def test_actors_embed_as_tasks_do_and_load_the_model_once_each(
     cluster, prepared_bag, model, tmp_path, monkeypatch
 ):

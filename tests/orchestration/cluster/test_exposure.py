@@ -22,7 +22,7 @@ START = """
 import json, os, ray
 from ramen_ray.orchestration.cluster.joining import start_ray
 start_ray()
-session = ray._private.worker._global_node.address_info["session_dir"]
+session = os.path.realpath(os.path.join(os.environ["RAY_TMPDIR"], "ray", "session_latest"))
 niceness = ray.get(ray.remote(lambda: os.nice(0)).remote())
 print(json.dumps([session, niceness]), flush=True)
 input()

@@ -94,6 +94,19 @@ def test_a_run_leaves_a_tracked_model(unharmed, config):
     assert unharmed.metrics["trained"]["validation"]["P@1"] > 0
     assert read_config(unharmed.run_directory / "config.json").training == config.training
 
+    # what the UI shows first: the view of trained models, data, source, a few metrics, the table
+    experiment = client.get_experiment(run.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    (dataset,) = [found.dataset for found in run.inputs.dataset_inputs]
+    assert dataset.name == "handmade"
+    assert json.loads(dataset.source)["uri"] == Path(config.dataset).as_uri()
+    assert run.data.tags["mlflow.source.name"]
+    assert run.data.metrics["test_R_at_10"] == run.data.metrics["test/R_at_10"]
+    assert run.data.metrics["validation_P_at_1"] == run.data.metrics["best/validation/P_at_1"]
+    shown = run.data.tags["mlflow.note.content"]
+    assert f"| {100 * unharmed.metrics['trained']['test']['P@1']:.2f} " in shown
+    assert f"/runs/{unharmed.run.id}/artifacts/predictions.html)" in shown
+
 
 @pytest.mark.slow
 def test_a_compiled_encoder_trains_alike(unharmed, config):
@@ -114,22 +127,6 @@ def test_a_run_without_classifiers_cannot_answer_by_them(unharmed, tmp_path):
         evaluate_checkpoint(copied, "test")
 
 
-def test_the_first_screen_shows_data_source_table_and_a_few_metrics(unharmed, config):
-    client = unharmed.run.client
-    run = client.get_run(unharmed.run.id)
-    experiment = client.get_experiment(run.info.experiment_id)
-    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
-    (dataset,) = [found.dataset for found in run.inputs.dataset_inputs]
-    assert dataset.name == "handmade"
-    assert json.loads(dataset.source)["uri"] == Path(config.dataset).as_uri()
-    assert run.data.tags["mlflow.source.name"]
-    assert run.data.metrics["test_R_at_10"] == run.data.metrics["test/R_at_10"]
-    assert run.data.metrics["validation_P_at_1"] == run.data.metrics["best/validation/P_at_1"]
-    shown = run.data.tags["mlflow.note.content"]
-    assert f"| {100 * unharmed.metrics['trained']['test']['P@1']:.2f} " in shown
-    assert f"/runs/{unharmed.run.id}/artifacts/predictions.html)" in shown
-
-
 def test_the_page_of_predictions_marks_true_clicks(unharmed, dataset_path):
     page = Path(
         unharmed.run.client.download_artifacts(unharmed.run.id, "predictions.html")
@@ -146,13 +143,10 @@ def test_the_page_of_predictions_marks_true_clicks(unharmed, dataset_path):
         assert shown == [ads[ad] for ad in best]
 
 
-def test_shortlists_are_renewed_at_epochs(unharmed):
+def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed):
     made = {path.name for path in (unharmed.run_directory / "shortlists").iterdir()}
     assert made == {f"step_{2 * EPOCH:09d}"}, "only those in use are left"
     assert _history(unharmed.run, "shortlists/step") == [(EPOCH,) * 2, (2 * EPOCH,) * 2]
-
-
-def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed):
     generations = range(EPOCH, NUM_STEPS, EPOCH)
     assert _history(unharmed.run, "graph/step") == [(step, step) for step in generations]
     waited = [seconds for _, seconds in _history(unharmed.run, "graph/waited_s")]

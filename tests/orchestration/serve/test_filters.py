@@ -320,6 +320,7 @@ def test_of_more_ads_than_are_scanned_most_are_found(large, monkeypatch):
         assert len(own & {*expected}) >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", ["ivf_pq"], indirect=True)
 def test_a_table_of_queries_is_answered_with_what_matches(
     cluster, large, store, done, refused, tmp_path, monkeypatch

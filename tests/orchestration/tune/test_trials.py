@@ -25,6 +25,8 @@ from ramen_ray.orchestration.tune.records import Records
 from ramen_ray.orchestration.tune.trials import Trials, run_trials
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
+pytestmark = pytest.mark.slow
+
 SHOWN = ("loss/task", "loss/total", "validation/P_at_1")
 Ended = TypeVar("Ended")
 
@@ -125,7 +127,6 @@ def _left_by(folder: Path, run: Run) -> tuple[set[str], list[set[tuple[int, floa
     return kept, [{(point.step, point.value) for point in points} for points in histories]
 
 
-@pytest.mark.slow
 def test_a_run_of_ray_train_goes_on_in_a_trial(config, unharmed, parent):
     begun = _named(config, "begun", max_failures=0)
     workers = {"workers.num_workers": 2, "workers.cpus_per_worker": 1}  # which are Ray Train's
@@ -136,7 +137,6 @@ def test_a_run_of_ray_train_goes_on_in_a_trial(config, unharmed, parent):
         assert _metrics(begun)["trained"][split] == pytest.approx(expected, abs=0.02), split
 
 
-@pytest.mark.slow
 def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(config, unharmed, parent, tmp_path):
     class StopsOne(FIFOScheduler):
         def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
