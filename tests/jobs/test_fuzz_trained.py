@@ -8,19 +8,12 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from short_runs import ConfiguredRun
 from support import MAX_LENGTH, import_in_process, prepare_in_process
 
 from ramen_ray.config import overlay
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
-from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.run.build import (
-    build_model,
-    build_objective,
-    build_sampler,
-    build_state,
-)
 from ramen_ray.orchestration.run.checks import check_clicks, check_config
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry
@@ -51,12 +44,7 @@ def _train_a_step(clicks: list[dict[str, str]], encoder: str, folder: Path) -> N
     except UserError as error:
         assert "Traceback" not in str(error)
         return
-    model, objective = build_model(config), build_objective(config)
-    drawn_from = TrainingData.from_prepared(data, objective.regularizers, data.path / "edges")
-    sampler = build_sampler(config, data, drawn_from)
-    state = build_state(config, model, model, sampler)
-    (losses,) = train_steps(state, sampler, objective, 1, max_gradient_norm=1.0)
-    assert np.isfinite(losses.numpy()).all()
+    assert np.isfinite(ConfiguredRun(config, data).train(1, max_gradient_norm=1.0)).all()
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(250, marks=pytest.mark.slow)])

@@ -14,13 +14,7 @@ from conftest import free_port
 from mlflow.tracking import MlflowClient
 
 from ramen_ray.errors import redacted
-from ramen_ray.tracking.runs import (
-    Run,
-    TrackingError,
-    open_run,
-    tracking_uri,
-    ui_command,
-)
+from ramen_ray.tracking.runs import Run, TrackingError, open_run, tracking_uri, ui_command
 from ramen_ray.tracking.step_logger import UNSENT_FILE, StepLogger
 
 AT_ONCE = "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0"  # what fails is tried again without a wait

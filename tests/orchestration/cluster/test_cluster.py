@@ -4,11 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import ray
-from ray.util.placement_group import (
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from support import wait_until
 
 from ramen_ray.config import WorkersConfig

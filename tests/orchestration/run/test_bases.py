@@ -8,27 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 from ray.train import Checkpoint, UserCallback
+from short_runs import ConfiguredRun
 from support import WAITS_FOR_TASKS, kill_train_worker, wait_until
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WalkConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import evaluate
-from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import StepLosses, global_losses
 from ramen_ray.orchestration.background.from_checkpoints import GraphPruning
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import (
-    build_classifiers,
-    build_model,
-    build_objective,
-    build_propensity,
-    build_sampler,
-    build_state,
-    encoder_tokenizer,
-)
+from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.worker import PARTS
@@ -133,13 +125,10 @@ Points = dict[str, list[tuple[int, float]]]
 
 def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points, dict[str, Any]]:
     """Train without Ray, by plain loops: what is logged of the steps, and the best's metrics."""
-    objective, model = build_objective(config), build_model(config)
-    if model.classifier_head is not None:
-        model.classifiers = build_classifiers(config, model, data)
-    regularizers, edges = objective.regularizers, data.path / "edges"
-    sampler = build_sampler(config, data, TrainingData.from_prepared(data, regularizers, edges))
-    state = build_state(config, model, model, sampler)
-    pruning = GraphPruning(data.path, edges, regularizers, config.pruning.prune_threshold, False)
+    run = ConfiguredRun(config, data)
+    model, state, objective = run.model, run.state, run.objective
+    edges, threshold = data.path / "edges", config.pruning.prune_threshold
+    pruning = GraphPruning(data.path, edges, objective.regularizers, threshold, False)
     propensity, clip = build_propensity(config), config.optimizer.max_gradient_norm
     losses, weights = [], []
     best: dict[str, Any] = {}
@@ -151,7 +140,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
             pruning(folder / f"{epoch}", folder / f"{epoch}")
             state.draws = pruning.take(folder / f"{epoch}", state.draws)
         stop = state.step + STEPS_PER_EPOCH
-        for step in train_steps(state, sampler, objective, stop, max_gradient_norm=clip):
+        for step in train_steps(state, run.sampler, objective, stop, max_gradient_norm=clip):
             losses.append(step)
             weights.append(state.weights.numpy().copy())
         splits = ("validation", "test")

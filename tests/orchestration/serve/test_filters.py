@@ -1,6 +1,5 @@
 """Answers among ads of some markets or categories, against a brute-force search of those ads."""
 
-import csv
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PyFuncModel
 from stores import Store
-from support import MAX_LENGTH, prepare_in_process
+from support import MAX_LENGTH, prepare_in_process, write_rows
 
 from jobs import ask, index, ingest, predict, promote, validate
 from ramen_ray.data.store.dataset import Dataset
@@ -46,12 +45,9 @@ def _market(number: int) -> str:
     return RARE.get(number) or (MARKETS[number % 3] if number % 7 else "")  # some have none
 
 
-def _write(file: Path, ads: Ads) -> Path:
-    columns = list(next(iter(ads.values())))
-    with file.open("w", newline="") as opened:
-        rows = [[ad, *values.values()] for ad, values in ads.items()]
-        csv.writer(opened).writerows([["ad_id", *columns], *rows])
-    return file
+def _write(file: Path, ads: Ads) -> str:
+    columns = ["ad_id", *next(iter(ads.values()))]
+    return write_rows(file, " ".join(columns), [(ad, *of.values()) for ad, of in ads.items()])
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +65,7 @@ def shop(catalogue: Ads, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("filters")
     _write(folder / "ads.csv", catalogue)
     clicks = [[ad["title"], key] for key, ad in catalogue.items()]
-    with (folder / "clicks.csv").open("w", newline="") as opened:
-        csv.writer(opened).writerows([["query", "ad_id"], *clicks])
+    write_rows(folder / "clicks.csv", "query ad_id", clicks)
     with pytest.MonkeyPatch.context() as patched:
         words = ["tables", "--clicks", folder / "clicks.csv", "--ads", folder / "ads.csv"]
         words += ["--columns.ad-text", "title", "--columns.ad-filters", "market", "state"]
