@@ -52,7 +52,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
         folder.mkdir(exist_ok=True)
         made_from = identity_of(config, Dataset(config.dataset))
         edges = data.path / "edges"
-        task = WorkerTask(config, str(data.path), str(edges), str(folder), tracked, made_from)
+        task = WorkerTask(config, data.path, edges, folder, tracked, made_from)
         return run_worker(
             task, replace(only_worker(on_report), device=torch.device(DEVICE))
         ).metrics

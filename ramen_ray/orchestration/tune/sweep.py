@@ -48,13 +48,7 @@ from ramen_ray.orchestration.run.start import (
 from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.orchestration.tune.records import OUT_OF_TIME, Records
 from ramen_ray.orchestration.tune.trials import Trials, halving, parent_run
-from ramen_ray.reports.search_report import (
-    TrialRecord,
-    describe_sweep,
-    parameter_importances,
-    write_sweep_plots,
-    write_sweep_table,
-)
+from ramen_ray.reports.search_report import TrialRecord, describe_sweep, write_sweep_report
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -291,13 +285,11 @@ class Sweep:
         """Log the table of trials, plots, importances and the best command in MLflow."""
         best, metric = trials[0], VALIDATION + self.config.training.selection_metric
         command = None if best.value is None else self.command_of(best)
-        write_sweep_table(self.report, trials, metric, command)
-        write_sweep_plots(self.report, trials, self.distributions, metric)
+        shares = write_sweep_report(self.report, trials, self.distributions, metric, command)
         self.run.log_artifacts(self.report)
         self.run.describe(describe_sweep(trials, metric, command))
         if best.value is not None:
-            importances = parameter_importances(trials, self.distributions)
-            named = {f"importance/{key}": share for key, share in importances.items()}
+            named = {f"importance/{key}": share for key, share in shares.items()}
             named[f"best/{metric}"] = best.value
             self.run.log_metrics(named, self.records.num_ended())
 

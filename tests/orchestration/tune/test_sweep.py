@@ -412,7 +412,7 @@ def test_a_sweep_out_of_time_ends_its_trials(config, result):
 
 @pytest.mark.timeout(1800)
 def test_a_killed_sweep_goes_on_with_the_same_command(
-    joining, config, done, empty_store, prepared_by_runs, tmp_path
+    done, joining, config, empty_store, prepared_by_runs, tmp_path
 ):
     shutil.copy(empty_store, tmp_path)
     (tmp_path / "prepared").symlink_to(prepared_by_runs)
