@@ -147,14 +147,10 @@ def test_a_fault_of_the_code_keeps_its_traceback(monkeypatch):
     assert raised.value is failure
 
 
-def test_ray_train_starts_no_worker_anew_on_a_full_disk():
-    EndIfItRecurs().after_exception(None, {0: KeyError("a")})
+def test_ray_train_starts_no_worker_anew_where_it_would_fail_again():
     with pytest.raises(ControllerError) as ended:
         EndIfItRecurs().after_exception(None, {0: KeyError("a"), 1: FULL})
     assert is_disk_full(ended.value)
-
-
-def test_ray_train_starts_no_worker_anew_for_a_step_that_does_not_fit_again():
     ends, seen = EndIfItRecurs(), _Wrapped(StepMemoryError(7, 5000, 36_000))
     ends.after_exception(None, {0: seen, 1: _Wrapped(StepMemoryError(7, 4000, 30_000))})
     ends.after_exception(None, {1: _Wrapped(StepMemoryError(9, 4000, 30_000))})
