@@ -165,17 +165,6 @@ def data(cluster: None, config: RunConfig) -> Prepared:
     return prepare(Dataset(config.dataset), Path(config.output) / "prepared", tokenizer)
 
 
-def test_bases_train_alike_until_they_have_seen_the_encoder(config, data, tmp_path):
-    task = {}
-    for base in ("ance", "ngame"):
-        (tmp_path / base).mkdir()
-        points, _ = _train_here(overlay(config, {"base.kind": base}), data, tmp_path / base)
-        task[base] = points["loss/task"]
-        assert len(task[base]) == NUM_EPOCHS * STEPS_PER_EPOCH
-    assert task["ngame"][:STEPS_PER_EPOCH] == task["ance"][:STEPS_PER_EPOCH]
-    assert task["ngame"][STEPS_PER_EPOCH] != task["ance"][STEPS_PER_EPOCH]
-
-
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_workers_of_which_one_may_be_killed_end_like_a_plain_loop(
     is_killed, config, data, tmp_path
