@@ -166,8 +166,10 @@ class _Import:
         period = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
         rows = f"SELECT place, query, ad, {weight} AS weight, {period} AS period FROM source"
         listed = [side for side in SIDES if side in self.opened]
+        numbering.register_key(connection)
         for side in listed:
-            self.opened[side].load(connection, f"{side}_rows", "FROM source")
+            key = ", key(text) AS key" if side == "query" else ""
+            self.opened[side].load(connection, f"{side}_rows", f"SELECT *{key} FROM source")
             self._finish(side)
         if len(listed) < len(SIDES):
             table.load(connection, "click_rows", rows)
@@ -194,7 +196,10 @@ class _Import:
                 f"no click of {table.source} names a known query and a known ad; are"
                 f" {roles} the right columns?"
             )
-        pairs = count(connection, "SELECT count(*) FROM (SELECT DISTINCT query, ad FROM sums)")
+        pairs = count(
+            connection,
+            f"SELECT count(*) FROM ({'SELECT DISTINCT query, ad' if bounds else ''} FROM sums)",
+        )
         known = {"rows of known queries and ads": num_clicks}
         _log("clicks", known | {"different pairs of query and ad among them": pairs})
 
