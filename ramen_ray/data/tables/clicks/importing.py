@@ -31,7 +31,7 @@ from ramen_ray.data.tables.reading.columns import (
     weight_column,
     within,
 )
-from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
+from ramen_ray.data.tables.reading.loading import UserTable
 from ramen_ray.errors import redacted, without_passwords
 
 logger = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class _Import:
             {"rows read": table.rows_read}
             | {f"left out: {reason}": number for reason, number in table.left_out.items()},
         )
-        refuse_no_rows(table)
+        table.refuse_no_rows()
 
     def _report_unknown(self, what: str, sides: Sequence[Side]) -> None:
         """Refuse rows of a table, as it was loaded, that name a query or an ad that is not there.
