@@ -131,19 +131,7 @@ def run_job(job: Callable[[], int | None]) -> int:
     """
     logging.basicConfig(format="%(message)s")
     logging.getLogger("ramen_ray").setLevel(logging.INFO)
-    ended_by: list[signal.Signals] = []
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_globals["__name__"] == "logging":
-            # Python drops what is raised in its hooks around a fork, and the lock would stay held.
-            threading.Timer(MOMENT_S, signal.raise_signal, [number]).start()
-            return
-        ended_by.append(signal.Signals(number))
-        raise KeyboardInterrupt  # Ray's blocking calls let this one through
-
-    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in the background
-    for number in (signal.SIGTERM, LOST, *([] if is_ignored else [signal.SIGINT])):
-        signal.signal(number, interrupt)
+    ended_by = _unwind_at_signals()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
@@ -159,6 +147,24 @@ def run_job(job: Callable[[], int | None]) -> int:
     except KeyboardInterrupt as stop:
         return _ended_by(ended_by[-1], str(stop))
     return USER_ERROR_CODE
+
+
+def _unwind_at_signals() -> list[signal.Signals]:
+    """Raise KeyboardInterrupt at a signal that ends a job; what is returned will end with it."""
+    came = [signal.SIGINT]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_globals["__name__"] == "logging":
+            # Python drops what is raised in its hooks around a fork, and the lock would stay held.
+            threading.Timer(MOMENT_S, signal.raise_signal, [number]).start()
+            return
+        came.append(signal.Signals(number))
+        raise KeyboardInterrupt  # Ray's blocking calls let this one through
+
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in the background
+    for number in (signal.SIGTERM, LOST, *([] if is_ignored else [signal.SIGINT])):
+        signal.signal(number, interrupt)
+    return came
 
 
 def _ended_by(number: signal.Signals, advice: str) -> int:
