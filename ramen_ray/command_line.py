@@ -1,4 +1,5 @@
 """Parse the command line into settings, and turn errors into exit codes."""
+# ruff: noqa: E402
 
 import argparse
 import errno
@@ -15,7 +16,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from itertools import dropwhile, takewhile
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+
+def _show_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Show an error with its traceback, but Ctrl-C in one line, with its exit code."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    print("interrupted", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(128 + signal.SIGINT)
+
+
+sys.excepthook = _show_uncaught  # before the imports that take seconds
 
 import tyro
 from pydantic import ValidationError
@@ -45,7 +61,7 @@ Settings = TypeVar("Settings", bound=Section)
 
 USER_ERROR_CODE = 2
 RAY_IS_LOST = "Ray's control process (gcs_server) has died; run the same command again to go on"
-SECONDS_TO_END = 20.0
+SECONDS_TO_END, MOMENT_S = 20.0, 0.05
 RAYS_COPIES = "working_dir_files"  # a folder with Ray's copies of the files of submitted jobs
 
 _OF_PYDANTIC = re.compile(
@@ -115,14 +131,7 @@ def run_job(job: Callable[[], int | None]) -> int:
     """
     logging.basicConfig(format="%(message)s")
     logging.getLogger("ramen_ray").setLevel(logging.INFO)
-    ended_by = [signal.SIGINT]
-
-    def interrupt(number: int, _: object) -> None:
-        ended_by.append(signal.Signals(number))
-        raise KeyboardInterrupt  # Ray's blocking calls let this one through
-
-    for number in (signal.SIGTERM, LOST):
-        signal.signal(number, interrupt)
+    ended_by = _unwind_at_signals()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
@@ -138,6 +147,24 @@ def run_job(job: Callable[[], int | None]) -> int:
     except KeyboardInterrupt as stop:
         return _ended_by(ended_by[-1], str(stop))
     return USER_ERROR_CODE
+
+
+def _unwind_at_signals() -> list[signal.Signals]:
+    """Raise KeyboardInterrupt at a signal that ends a job; what is returned will end with it."""
+    came = [signal.SIGINT]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_globals["__name__"] == "logging":
+            # Python drops what is raised in its hooks around a fork, and the lock would stay held.
+            threading.Timer(MOMENT_S, signal.raise_signal, [number]).start()
+            return
+        came.append(signal.Signals(number))
+        raise KeyboardInterrupt  # Ray's blocking calls let this one through
+
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in the background
+    for number in (signal.SIGTERM, LOST, *([] if is_ignored else [signal.SIGINT])):
+        signal.signal(number, interrupt)
+    return came
 
 
 def _ended_by(number: signal.Signals, advice: str) -> int:

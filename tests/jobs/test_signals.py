@@ -40,7 +40,18 @@ threading.Thread(target=time.sleep, args=[600]).start()
 """
 
 
-@pytest.mark.parametrize("begins", ["", HANGS])
+FORKS = """
+import os, time
+def fork(_):
+    while True:
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+time.sleep = fork
+"""
+
+
+@pytest.mark.parametrize("begins", ["", HANGS, FORKS])
 @pytest.mark.parametrize("number", CODES)
 def test_a_job_ends_with_the_code_of_its_signal(number, begins):
     command = [sys.executable, "-c", begins + SLEEPS]
@@ -52,6 +63,12 @@ def test_a_job_ends_with_the_code_of_its_signal(number, begins):
         job.send_signal(number)
         _, said = job.communicate(timeout=PATIENCE_S)
     assert (job.returncode, said) == (CODES[number], "interrupted\n")
+
+
+def test_ctrl_c_while_a_job_loads_its_libraries_is_one_line() -> None:
+    loads = "import ramen_ray.command_line as job; raise KeyboardInterrupt"
+    job = subprocess.run([sys.executable, "-c", loads], cwd=ROOT, capture_output=True, text=True)
+    assert (job.returncode, job.stderr) == (130, "interrupted\n")
 
 
 def _end(number: signal.Signals, job: str, flags: list[Any], ready: Callable[[], object]) -> str:
