@@ -41,7 +41,7 @@ def main() -> None:
         raise ConfigError('give a query, such as "red shoes"')
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.retrievers import retriever_uri
-        from ramen_ray.reports.tables import answers_table, show
+        from ramen_ray.reports.report_tables import answers_table, show
         from ramen_ray.tracking.registry import ask
     registry = settings.registry()
     uri = retriever_uri(registry, settings.model, settings.output)

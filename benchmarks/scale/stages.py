@@ -208,7 +208,7 @@ def sessions(folder: Path) -> Stage:
 def similar(folder: Path) -> Stage:
     """Link similar texts, by a bag, in the dataset directory; the rows are texts."""
     from ramen_ray.method.graph.similar import SimilarSettings
-    from ramen_ray.orchestration.prepare.similar import add_similar
+    from ramen_ray.orchestration.prepare.similar_set import add_similar
     from ramen_ray.orchestration.run.build import build_encoder
 
     dataset = Dataset(folder / "dataset")

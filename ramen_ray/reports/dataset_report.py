@@ -7,7 +7,7 @@ import numpy as np
 from ramen_ray.data.arrays import Float64s, Int64s
 from ramen_ray.data.describe.content import Description, Distribution, Share
 from ramen_ray.reports.graph_report import reading, signal_table
-from ramen_ray.reports.tables import Plot, ReportTable
+from ramen_ray.reports.report_tables import Plot, ReportTable
 
 SHOWN_CHARACTERS = 120
 SHOWN_TEXTS = 10

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
 from ramen_ray.data.store.whole_files import whole_file
-from ramen_ray.reports.tables import Plot, ReportTable
+from ramen_ray.reports.report_tables import Plot, ReportTable
 from ramen_ray.tracking.runs import Run, TrackingError
 
 GROUPS, GROUP_METRIC = ("head", "torso", "tail"), "R@10"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunHere
 
 from jobs import evaluate, ingest, predict, train, validate
 
@@ -48,7 +47,7 @@ CONFIGS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_config_files(case: str, run_here: RunHere, tmp_path: Path) -> None:
+def test_config_files(case, run_here, tmp_path):
     file, message = CONFIGS[case]
     _expect(run_here(train, "--config", file(tmp_path)), message)
 
@@ -90,13 +89,7 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_settings(
-    case: str,
-    run_here: RunHere,
-    tmp_path: Path,
-    dataset_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_settings(case, run_here, tmp_path, dataset_path, monkeypatch):
     job, arguments, message = SETTINGS[case]
     monkeypatch.chdir(tmp_path)
     if "driver" in case:  # the fixture has taken it away by now
@@ -133,9 +126,7 @@ NAMES = ["package:os.path/x", "package:..x/x", "package:a.b.c/x", "x\0y"]
 
 
 @pytest.mark.parametrize("case", [*ENCODERS, *NAMES])
-def test_encoders(
-    case: str, run_here: RunHere, tmp_path: Path, dataset_path: Path, monkeypatch: Any
-) -> None:
+def test_encoders(case, run_here, tmp_path, dataset_path, monkeypatch):
     files, message = ENCODERS.get(case, ({}, "encoder"))
     folder, ran = tmp_path / "encoder", tmp_path / "ran"
     folder.mkdir()

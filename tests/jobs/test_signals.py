@@ -53,7 +53,7 @@ time.sleep = fork
 
 @pytest.mark.parametrize("begins", ["", HANGS, FORKS])
 @pytest.mark.parametrize("number", CODES)
-def test_a_job_ends_with_the_code_of_its_signal(number: signal.Signals, begins: str) -> None:
+def test_a_job_ends_with_the_code_of_its_signal(number, begins):
     command = [sys.executable, "-c", begins + SLEEPS]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -129,8 +129,8 @@ def _statuses(config: RunConfig) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
 def test_training_ends_with_the_code_of_its_signal_and_a_run_that_is_killed(
-    number: signal.Signals, small_run: RunConfig, tmp_path: Path
-) -> None:
+    number, small_run, tmp_path
+):
     name = f"ended-{number}"
     config = overlay(small_run, {"name": name, "experiment": name, "training.epochs": 500})
     file = tmp_path / "config.json"
@@ -142,8 +142,8 @@ def test_training_ends_with_the_code_of_its_signal_and_a_run_that_is_killed(
 
 @pytest.mark.slow
 def test_training_whose_own_ray_loses_its_control_process_ends_in_one_line_and_goes_on(
-    small_run: RunConfig, tmp_path: Path
-) -> None:
+    small_run, tmp_path
+):
     config = overlay(small_run, {"name": "lost", "experiment": "lost", "training.epochs": 500})
     file = tmp_path / "config.json"
     write_config(config, file)
@@ -176,8 +176,8 @@ def test_training_whose_own_ray_loses_its_control_process_ends_in_one_line_and_g
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
 def test_a_sweep_ends_with_the_code_of_its_signal_and_runs_that_are_killed(
-    number: signal.Signals, small_run: RunConfig, tmp_path: Path
-) -> None:
+    number, small_run, tmp_path
+):
     name = f"swept-{number}"
     config = overlay(small_run, {"name": name, "experiment": name, "training.epochs": 500})
     file = tmp_path / "config.json"
@@ -190,9 +190,7 @@ def test_a_sweep_ends_with_the_code_of_its_signal_and_runs_that_are_killed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
-def test_a_prediction_ends_with_the_code_of_its_signal(
-    number: signal.Signals, logged_retriever: str, output: Path, tmp_path: Path
-) -> None:
+def test_a_prediction_ends_with_the_code_of_its_signal(number, logged_retriever, output, tmp_path):
     queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
     texts = [f"robin {row}" for row in range(400_000)]
     pq.write_table(pa.table({"text": texts}), queries, row_group_size=2_000)

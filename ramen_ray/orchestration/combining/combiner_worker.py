@@ -45,9 +45,8 @@ from ramen_ray.orchestration.combining.inputs import (
     revealed_clicks,
 )
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
-from ramen_ray.orchestration.run.loop import train
+from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
 from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.training import Plan, Setup, start_or_resume
 from ramen_ray.orchestration.run.workers import Process
 from ramen_ray.tracking.runs import Run
 

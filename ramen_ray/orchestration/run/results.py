@@ -23,7 +23,7 @@ from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
 from ramen_ray.orchestration.run.workers import WorkerResult, WorkerTask
 from ramen_ray.reports.pages import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
-from ramen_ray.reports.tables import as_markdown, metrics_table
+from ramen_ray.reports.report_tables import as_markdown, metrics_table
 from ramen_ray.tracking.retriever import NAME as RETRIEVER
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import prefixed

@@ -45,10 +45,9 @@ from ramen_ray.orchestration.run.directory import (
     TEST_ADS_FILE,
     VALIDATION_ADS_FILE,
 )
-from ramen_ray.orchestration.run.loop import train
+from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
 from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.orchestration.run.start import CARRIED_FILE, check_meanwhile
-from ramen_ray.orchestration.run.training import Plan, Setup, start_or_resume
 from ramen_ray.orchestration.run.workers import Process, WorkerResult, WorkerTask
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")

@@ -34,12 +34,7 @@ from ramen_ray.orchestration.cluster.resources import (
 from ramen_ray.orchestration.serve.partitions import ANSWERS, claim, locked, partitions
 from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
 from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
-from ramen_ray.tracking.registry import (
-    Registry,
-    content_of_retriever,
-    matching_rows,
-    own_folder,
-)
+from ramen_ray.tracking.registry import Registry, content_of_retriever, matching_rows, own_folder
 
 CPUS_PER_ACTOR = 2
 BYTES_PER_PROCESS = 1 << 30

@@ -20,13 +20,7 @@ from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
 from ramen_ray.method.retrieval.search import TopK, search_index
 from ramen_ray.orchestration.serve.retrievers import mlflow_run_id
 from ramen_ray.told import told_of
-from ramen_ray.tracking.registry import (
-    LoggedRetriever,
-    Registry,
-    RegistryError,
-    ask_once,
-    uri_of,
-)
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
 
 CHAMPION = "champion"

@@ -73,7 +73,7 @@ def fit_beside_base(config: RunConfig) -> Ladder:
     }
     # imported here, so that training does not wait for what only its end needs
     from ramen_ray.orchestration.run.results import PAGE
-    from ramen_ray.reports.tables import as_markdown, gains_note, gains_table, metrics_table
+    from ramen_ray.reports.report_tables import as_markdown, gains_note, gains_table, metrics_table
 
     ladder, run = Ladder(results, gains), list(results.values())[-1].run
     tables = as_markdown(gains_table(gains)), as_markdown(metrics_table(ladder.metrics))

@@ -38,10 +38,11 @@ from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, experiment_hash
 from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prepared_for
+from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.orchestration.tune.records import Records
-from ramen_ray.orchestration.tune.trials import Budget, parent_run, run_trials
+from ramen_ray.orchestration.tune.trials import halving, parent_run, run_trials
 from ramen_ray.presets import PRESETS, lambdas, used_sets, with_base
-from ramen_ray.reports.trials import (
+from ramen_ray.reports.search_report import (
     TrialRecord,
     candidates_table,
     verdict,
@@ -240,9 +241,18 @@ class _Search:
         self.records.total = len(ended) + len(configs)
         self.began = time.monotonic() - self.used_seconds
         first = next(iter(configs.values()))
-        budget = Budget(left, max(round(GRACE * first.training.epochs), 1), self.records)
-        expected = {str(self.dataset.path): identity_of(first, self.dataset)}
-        errors = run_trials(configs, self.run, self.directory.path, expected, budget)
+        epochs = first.training.epochs
+        errors = run_trials(
+            configs,
+            self.run,
+            self.directory.path,
+            {str(self.dataset.path): identity_of(first, self.dataset)},
+            self.records,
+            metric=VALIDATION + first.training.selection_metric,
+            mode="max",
+            time_budget_s=left,
+            scheduler=halving(epochs, max(round(GRACE * epochs), 1)),
+        )
         self.note_time()
         for name, error in errors.items():
             logger.warning("%s failed: %s", name, error)

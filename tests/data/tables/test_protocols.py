@@ -19,7 +19,7 @@ from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_events import SessionLog
 from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
 from ramen_ray.method.graph.similar import SimilarSettings
-from ramen_ray.orchestration.prepare.similar import add_similar
+from ramen_ray.orchestration.prepare.similar_set import add_similar
 
 PROTOCOLS = ("strict", "as-published")
 ADS = ["Shoe  shop", "hat shop", "silk", "Silk Tie", "gloves", "new sleeves"]

@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.reports.pages import PIXELS_PER_INCH, drawn
-from ramen_ray.reports.tables import ReportTable, as_markdown
+from ramen_ray.reports.report_tables import ReportTable, as_markdown
 
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
