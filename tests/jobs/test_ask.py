@@ -60,5 +60,5 @@ def test_what_cannot_be_asked_is_one_clear_line(
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
 
 
-def test_a_question_needs_a_query(refused: Refused) -> None:
+def test_a_question_needs_a_query(refused):
     assert refused(ask) == 'error: give a query, such as "red shoes"\n'
