@@ -141,8 +141,8 @@ def _read_ads(
     twice = _repeats(ads["ad_id"]) | _among(ads["ad_id"], in_use)
     table.report_rows(
         "ad_id",
-        "ids are in use",
-        "leave out ads that are indexed already",
+        "ids are in use or repeated",
+        "give each ad once; to replace an ad, name it in --remove, too",
         ads.filter(pa.array(twice)),
     )
     if synced is not None:
