@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.store.texts import INVISIBLE, NULL_WORDS
+from ramen_ray.data.store.same_texts import INVISIBLE, NULL_WORDS
 
 FIRST_ROUNDED = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
 """From here on a float of the type may stand for several whole numbers."""
