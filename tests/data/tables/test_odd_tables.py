@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import import_in_process, write_rows
+from support import import_in_process, write_frame, write_rows
 from written_out import clicked_pairs
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -29,12 +29,14 @@ LINES = "".join(f"{query},{ad}\n" for query, ad in CLICKS)
 
 
 def _import(
-    folder: Path, name: str, content: bytes | str | pa.Table, **changes: Any
+    folder: Path, name: str, content: bytes | str | pa.Table | pd.DataFrame, **changes: Any
 ) -> tuple[Dataset, str]:
     """Import a table of clicks; returns also the findings, a line each."""
     file = folder / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(content, pa.Table):
+    if isinstance(content, pd.DataFrame):
+        write_frame(content, file)
+    elif isinstance(content, pa.Table):
         pq.write_table(content, file)
     else:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -118,15 +120,14 @@ def test_times_in_other_units_are_refused_with_the_unit(
 ) -> None:
     frame = pd.DataFrame(CLICKS, columns=["query", "ad"])
     frame["t"] = [UNITS[unit](n // 10) for n in range(300)]
-    table = frame.to_csv(index=False) if kind == "csv" else pa.Table.from_pandas(frame)
     splits = Splits(validation_from="2026-04-20", test_from="2026-04-25")
     columns = Columns(clicks_time="t")
     with pytest.raises(DatasetError) as error:
-        _import(tmp_path, f"a.{kind}", table, columns=columns, splits=splits)
+        _import(tmp_path, f"a.{kind}", frame, columns=columns, splits=splits)
     assert "300 cells are outside the years 1990 to 2100" in str(error.value)
     assert f"they fit as {unit}: set --columns.clicks-time-unit {unit}" in str(error.value)
     columns = replace(columns, clicks_time_unit=unit)
-    dataset, found = _import(tmp_path, f"a.{kind}", table, columns=columns, splits=splits)
+    dataset, found = _import(tmp_path, f"a.{kind}", frame, columns=columns, splits=splits)
     assert found == ""
     assert 40 <= dataset.num_rows("queries/validation") <= 60
 
@@ -334,13 +335,8 @@ def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
 def test_nuls_are_doubted_and_texts_of_no_width_are_empty(name: str, tmp_path: Path) -> None:
-    def written(odd: list[tuple[str, str]]) -> bytes:
-        frame = pd.DataFrame([*CLICKS, *odd], columns=["query", "ad"])
-        if name == "a.csv":
-            return frame.to_csv(index=False).encode()
-        if name == "a.jsonl":
-            return frame.to_json(orient="records", lines=True).encode()
-        return bytes(frame.to_parquet(index=False))
+    def written(odd: list[tuple[str, str]]) -> pd.DataFrame:
+        return pd.DataFrame([*CLICKS, *odd], columns=["query", "ad"])
 
     nul, odd = (
         [("a\0b", f"ad {n}") for n in range(4)],
@@ -417,12 +413,7 @@ def test_a_column_of_file_and_folder_is_read_from_the_file(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     frame = pd.DataFrame(CLICKS, columns=["query", "ad"])
-    tables = {
-        "a.csv": frame.to_csv(index=False),
-        "a.jsonl": frame.to_json(orient="records", lines=True),
-        "a.parquet": pa.Table.from_pandas(frame),
-    }
-    dataset, _ = _import(tmp_path / "ad=other" / "day=1", name, tables[name])
+    dataset, _ = _import(tmp_path / "ad=other" / "day=1", name, frame)
     assert clicked_pairs(dataset) == set(CLICKS)
     assert "the columns 'ad' are in the file and in the name of its folder" in caplog.text
 
@@ -450,7 +441,7 @@ def test_times_that_lost_digits_are_refused(case: str, tmp_path: Path) -> None:
     frame["t"] = [of_row(n) for n in range(300)]
     with pytest.raises(DatasetError, match=f"a.parquet.*'t'.*{message}"):
         columns = Columns(clicks_time="t")
-        _import(tmp_path, "a.parquet", pa.Table.from_pandas(frame), columns=columns)
+        _import(tmp_path, "a.parquet", frame, columns=columns)
 
 
 @pytest.mark.parametrize("zone", ["", "Z", " UTC", "+00:00", ".000000 UTC"])

@@ -1,6 +1,5 @@
 """Users' tables: every format gives the same cells; bad cells and lines are reported."""
 
-import csv
 import gzip
 import json
 import os
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import write_frame
 
 from ramen_ray.data.findings import Finding, Tallies
 from ramen_ray.data.store.dataset import DatasetError
@@ -52,18 +52,6 @@ def _findings(source: str | Path, *columns: str) -> list[Finding]:
     return [tally.finding() for tally in faults.values()]
 
 
-def _write(frame: pd.DataFrame, path: Path) -> None:
-    match path.name.split(".")[1]:
-        case "csv":
-            frame.to_csv(path, index=False)
-        case "tsv":
-            frame.to_csv(path, index=False, sep="\t", quoting=csv.QUOTE_NONE)
-        case "jsonl":
-            frame.to_json(path, orient="records", lines=True, force_ascii=False)
-        case "parquet":
-            pq.write_table(pa.Table.from_pandas(frame), path, row_group_size=7)
-
-
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "a.csv.gz"])
 @pytest.mark.parametrize("block_size", [7, 1 << 20])
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -73,7 +61,7 @@ def test_every_format_gives_the_cells_that_were_written(
 ) -> None:
     frame = pd.DataFrame(rows, columns=["query", "ad", "clicks"])
     frame["query"] = "q" + frame["query"]
-    _write(frame, tmp_path / name)
+    write_frame(frame, tmp_path / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "BYTES_PER_BLOCK", block_size)
         found = _read(tmp_path / name, "clicks", "query", "ad")
@@ -91,7 +79,7 @@ def test_line_breaks_within_quotes_are_kept(
     monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
     texts = ["one\ntwo", "three", 'a "quoted"\n\nword, "', "four"]
     frame = pd.DataFrame({"query": texts, "n": range(4)})
-    _write(frame, tmp_path / "a.csv")
+    write_frame(frame, tmp_path / "a.csv")
     rows = _rows(tmp_path / "a.csv", "query", "n")
     assert [text for batch in rows for text in batch.cells["query"].to_pylist()] == texts
     assert [row for batch in rows for row in batch.numbers.tolist()] == [2, 4, 5, 8]
@@ -198,7 +186,7 @@ def test_odd_bytes_are_read_and_lines_counted_as_editors_do(case: str, tmp_path:
 
 
 def test_rows_of_parquet_are_counted_within_the_file(tmp_path: Path) -> None:
-    _write(pd.DataFrame({"query": [f"q{n}" for n in range(30)]}), tmp_path / "a.parquet")
+    write_frame(pd.DataFrame({"query": [f"q{n}" for n in range(30)]}), tmp_path / "a.parquet")
     rows = _rows(tmp_path / "a.parquet", "query")
     assert [row for batch in rows for row in batch.numbers.tolist()] == list(range(30))
 
