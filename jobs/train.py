@@ -1,7 +1,7 @@
 """Train a graph-regularised retrieval encoder.
 
 Examples:
-    python jobs/train.py                                  the preset bag on the help pages of R
+    python jobs/train.py                                  the preset bag-unidec on R's help pages
     python jobs/train.py bag-unidec --with-base           also without the graph, and plain
     python jobs/train.py minilm --dataset debian --seed 1
     python jobs/train.py --dataset path/to/mine           your own dataset directory

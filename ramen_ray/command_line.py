@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import select
 import shlex
 import signal
 import sys
@@ -50,7 +51,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import LOST, UserError, is_disk_full, no_room_message, printable, redacted
 from ramen_ray.orchestration.run.directory import read_run_config
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, linked_sets, on_dataset, with_base
-from ramen_ray.tracking.runs import tracking_uri
+from ramen_ray.tracking.runs import sqlite_uri, tracking_uri
 
 if TYPE_CHECKING:
     from ramen_ray.tracking.registry import Registry
@@ -88,10 +89,15 @@ class StoreSettings(Section):
     """Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set."""
 
     def registry(self) -> "Registry":
-        """Open the store; importing its library takes a second."""
+        """Open the store; a ConfigError if there is none. Importing its library takes a second."""
         from ramen_ray.tracking.registry import Registry
 
-        return Registry(tracking_uri(self.output))
+        uri = tracking_uri(self.output)
+        if uri == sqlite_uri(self.output) and not self.output.is_dir():
+            raise ConfigError(
+                f"there is no folder {self.output}; go to the project's folder, or give --output"
+            )
+        return Registry(uri)
 
 
 class ModelSettings(StoreSettings):
@@ -131,26 +137,29 @@ def run_job(job: Callable[[], int | None]) -> int:
     """
     logging.basicConfig(format="%(message)s")
     logging.getLogger("ramen_ray").setLevel(logging.INFO)
-    ended_by = _unwind_at_signals()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
-    try:
-        _refuse_odd_characters(sys.argv[1:])
-        return job() or 0
-    except Exception as error:
-        message = _what_to_do_about(error)
-        if message is None:
-            raise
-        shown = "\n".join(map(printable, message.split("\n")))
-        print(f"error: {shown}", file=sys.stderr)  # noqa: T201
-    except KeyboardInterrupt as stop:
-        return _ended_by(ended_by[-1], str(stop))
+    with _unwinding_at_signals() as ended_by:
+        try:
+            _refuse_odd_characters(sys.argv[1:])
+            return job() or 0
+        except BrokenPipeError:
+            return _unread()
+        except Exception as error:
+            message = _what_to_do_about(error)
+            if message is None:
+                raise
+            shown = "\n".join(map(printable, message.split("\n")))
+            print(f"error: {shown}", file=sys.stderr)  # noqa: T201
+        except KeyboardInterrupt as stop:
+            return _ended_by(ended_by[-1], str(stop))
     return USER_ERROR_CODE
 
 
-def _unwind_at_signals() -> list[signal.Signals]:
-    """Raise KeyboardInterrupt at a signal that ends a job; what is returned will end with it."""
+@contextmanager
+def _unwinding_at_signals() -> Iterator[list[signal.Signals]]:
+    """Raise KeyboardInterrupt at a signal that ends a job; what is yielded then ends with it."""
     came = [signal.SIGINT]
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -161,10 +170,15 @@ def _unwind_at_signals() -> list[signal.Signals]:
         came.append(signal.Signals(number))
         raise KeyboardInterrupt  # Ray's blocking calls let this one through
 
-    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # as in the background
-    for number in (signal.SIGTERM, LOST, *([] if is_ignored else [signal.SIGINT])):
+    for number in (signal.SIGTERM, LOST):
         signal.signal(number, interrupt)
-    return came
+    of_ctrl_c = signal.getsignal(signal.SIGINT)
+    if of_ctrl_c is not signal.SIG_IGN:  # as it is in the background
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, of_ctrl_c)
 
 
 def _ended_by(number: signal.Signals, advice: str) -> int:
@@ -178,6 +192,16 @@ def _ended_by(number: signal.Signals, advice: str) -> int:
     last.daemon = True
     last.start()
     return code
+
+
+def _unread() -> int:
+    """Return the exit code of a job whose output nobody reads any more, as after ``| head``."""
+    output = select.poll()
+    output.register(sys.stdout, 0)  # it says in any case that there is no reader
+    if not output.poll(0):
+        raise
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+    return 128 + signal.SIGPIPE
 
 
 def _what_to_do_about(error: Exception) -> str | None:

@@ -83,7 +83,7 @@ def _load(batch: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
 
 
 def clicks(folder: Path) -> Stage:
-    from ramen_ray.data.tables.clicks.importing import import_tables
+    from ramen_ray.data.tables.clicks.import_tables import import_tables
     from ramen_ray.data.tables.clicks.settings import UserTables
 
     source = folder / "source"
@@ -120,7 +120,7 @@ def edges(folder: Path) -> Stage:
 
 
 def validate(folder: Path) -> Stage:
-    from ramen_ray.data.checks import validate
+    from ramen_ray.data.checks.validation import validate
 
     return _on_all_rows(folder, validate)
 

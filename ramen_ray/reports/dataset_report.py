@@ -91,12 +91,14 @@ def _splits(description: Description) -> ReportTable:
 
 
 def _shares(description: Description) -> ReportTable:
+    # a graph need not link both sides
     return ReportTable(
         "Without clicks, without edges",
         ("", "number", "of", "share"),
         [
             [share.what, _count(share.part), _count(share.whole), _per_cent(share)]
-            for share in description.shares.values()
+            for metric, share in description.shares.items()
+            if not (metric.endswith("_without_edge") and share.part == share.whole)
         ],
         note="Batches are drawn from clicks: what has no train click is learnt by its edges only.",
     )

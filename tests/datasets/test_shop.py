@@ -7,7 +7,7 @@ from support import ROOT, errors_in
 
 import shop
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, UserTables
 
 SHOP = ROOT / "datasets" / "shop"

@@ -46,6 +46,7 @@ def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(store, do
     [
         (["--model", "no/run"], "the folder no/run does not exist; give one such as outputs/runs/"),
         (["--output", "outputs"], "has no finished run; train one"),
+        (["--output", "missing"], "there is no folder missing; "),
         (["--top-k", "100000", "--output", "{output}"], "so it must be from 1 to"),
     ],
 )
@@ -56,3 +57,8 @@ def test_what_cannot_be_asked_is_one_clear_line(
     shutil.copytree(empty_store.parent, "outputs")
     given = [word.format(output=store.output) for word in words]
     assert message in refused(ask, "robin", *given)
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+
+
+def test_a_question_needs_a_query(refused):
+    assert refused(ask) == 'error: give a query, such as "red shoes"\n'

@@ -147,7 +147,7 @@ def test_a_job_submitted_from_another_folder_finds_its_data_and_warns_of_lost_re
 def test_the_upload_is_the_project_without_a_users_data(head, tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS")
     shutil.copy(ROOT / ".rayignore", tmp_path)
-    sent = {"jobs/train.py", "ramen_ray/data/store/texts.py", "datasets/foldoc/ads/a.parquet"}
+    sent = {"jobs/train.py", "ramen_ray/data/store/same_texts.py", "datasets/foldoc/ads/a.parquet"}
     left = {"mine/ads.parquet", "clicks.csv", "outputs/jobs/a", "jobs/__pycache__/a.pyc", ".git/a"}
     for name in sent | left:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

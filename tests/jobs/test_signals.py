@@ -65,10 +65,25 @@ def test_a_job_ends_with_the_code_of_its_signal(number, begins):
     assert (job.returncode, said) == (CODES[number], "interrupted\n")
 
 
-def test_ctrl_c_while_a_job_loads_its_libraries_is_one_line() -> None:
+def test_ctrl_c_while_a_job_loads_its_libraries_is_one_line():
     loads = "import ramen_ray.command_line as job; raise KeyboardInterrupt"
     job = subprocess.run([sys.executable, "-c", loads], cwd=ROOT, capture_output=True, text=True)
     assert (job.returncode, job.stderr) == (130, "interrupted\n")
+
+
+def test_a_job_whose_output_nobody_reads_ends_without_a_word():
+    prints = "import sys; from ramen_ray.command_line import run_job\n"
+    prints += "sys.exit(run_job(lambda: [print('line') for _ in range(100_000)]))"
+    command = [sys.executable, "-c", prints]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert job.stderr is not None
+        job.stdout.readline()
+        job.stdout.close()
+        assert job.stderr.read() == ""
+    assert job.returncode == 128 + signal.SIGPIPE
 
 
 def _end(number: signal.Signals, job: str, flags: list[Any], ready: Callable[[], object]) -> str:

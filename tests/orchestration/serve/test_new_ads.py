@@ -82,7 +82,7 @@ def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
         ([], "give --ads, --remove or --sync"),
         (["--sync", "{file}", "--remove", "{file}"], "leave out --ads and --remove"),
         (["--remove", "{file}"], "names all ads; a retriever needs one"),
-        (["--ads", "{file}"], "40 ids are in use: "),
+        (["--ads", "{file}"], "40 ids are in use or repeated: "),
     ],
 )
 def test_what_cannot_be_done_is_one_clear_line(

@@ -10,7 +10,7 @@ from support import MAX_LENGTH, prepare_in_process, write_rows
 from jobs import promote
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Splits, UserTables
 from ramen_ray.tracking.registry import Registry
 

@@ -34,8 +34,8 @@ from duckdb.func import ARROW
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.findings import FEW
 from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import PLURAL, Side
-from ramen_ray.data.store.texts import fold
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.reading.loading import UserTable
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.checks import check
+from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import engine, run
 from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.leaks import Protocol

@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.store.texts import INVISIBLE, NULL_WORDS
+from ramen_ray.data.store.same_texts import INVISIBLE, NULL_WORDS
 
-LARGEST_WHOLE = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
-"""Up to here a float of the type has all the digits of a whole number."""
+FIRST_ROUNDED = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
+"""From here on a float of the type may stand for several whole numbers."""
 BYTES = (pa.binary(), pa.large_binary())
 NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*$"
 SCIENTIFIC = r"^\s*[+-]?\d([.,]\d*)?[eE]\+?\d+\s*$"
@@ -194,12 +194,12 @@ def _microseconds(text: str | None) -> int | None:
 def _text(values: pa.Array) -> pa.StringArray:
     """Write values as text, whole numbers with all their digits."""
     if pa.types.is_floating(values.type):
-        largest = LARGEST_WHOLE[values.type]
+        first = FIRST_ROUNDED[values.type]
         numbers = values.cast(pa.float64())
-        if pc.any(pc.greater(pc.abs(numbers), largest)).as_py():
-            power = largest.bit_length() - 1
+        if pc.any(pc.greater_equal(pc.abs(numbers), first)).as_py():
+            power = first.bit_length() - 1
             raise ValueError(
-                f"numbers above 2**{power} have lost digits; write these ids as text or integers"
+                f"numbers from 2**{power} on have lost digits; write these ids as text or integers"
             )
         whole = pc.equal(numbers, pc.floor(numbers))
         digits = pc.if_else(whole, numbers, None).cast(pa.int64()).cast(pa.string())

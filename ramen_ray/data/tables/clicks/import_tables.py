@@ -16,8 +16,8 @@ from ramen_ray.data.store.dataset import (
     dataset_name,
     new_dataset,
 )
+from ramen_ray.data.store.same_texts import normalized
 from ramen_ray.data.store.schemas import FILTER, PLURAL, SIDES, SPLITS, Side
-from ramen_ray.data.store.texts import normalized
 from ramen_ray.data.tables.clicks import numbering, splits, writing
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
