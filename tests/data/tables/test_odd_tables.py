@@ -168,6 +168,7 @@ LOGS = {
     "Iceberg": "t/metadata/00001-ab.metadata.json",
     "Hudi": "t/.hoodie/hoodie.properties",
     "Paimon": "t/snapshot/snapshot-1",
+    "Spark streaming": "t/_spark_metadata/0",
 }
 
 
@@ -189,6 +190,16 @@ def test_tables_with_a_log_are_refused(log: str, source: str, tmp_path: Path) ->
     (tmp_path / LOGS[log]).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / LOGS[log]).write_text("{}")
     with pytest.raises(DatasetError, match=f"t is a {log} table"):
+        import_in_process(UserTables(str(tmp_path / source)), tmp_path / "out")
+
+
+@pytest.mark.parametrize("source", ["t/asia/kyoto", "t/asia/kyoto/part-0.parquet", "link.parquet"])
+def test_a_partition_of_hudi_or_a_link_to_it_is_refused(source: str, tmp_path: Path) -> None:
+    """Its partitions are folders of any names; each has a file that says what it is."""
+    _write_parts(tmp_path, "t/asia/kyoto/part-0.parquet")
+    (tmp_path / "t/asia/kyoto/.hoodie_partition_metadata").write_text("partitionDepth=2")
+    (tmp_path / "link.parquet").symlink_to("t/asia/kyoto/part-0.parquet")
+    with pytest.raises(DatasetError, match="kyoto is a Hudi table"):
         import_in_process(UserTables(str(tmp_path / source)), tmp_path / "out")
 
 
