@@ -12,8 +12,8 @@ import pytest
 from pyarrow.fs import LocalFileSystem
 from support import CODE_TYPE, RunsCode, table_with_code
 
-from ramen_ray.data.checks import validate
 from ramen_ray.data.checks.structure import inspect_structure
+from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.parquet_files import open_parquet

@@ -266,7 +266,7 @@ def test_a_header_cell_may_have_a_line_break(tmp_path: Path) -> None:
 
 def test_a_log_as_companies_have_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Impressions, other months and a bot are left out, and texts are of two columns."""
-    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
+    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.import_tables")
     ads = pd.DataFrame({"ad_id": range(7), "title": [f"ad {n}" for n in range(7)]})
     ads["description"] = ["", None, *(f" cheap {n} " for n in range(2, 7))]
     ads.to_csv(tmp_path / "ads.csv", index=False)
@@ -339,7 +339,7 @@ def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rows that are read in spite of a fault are counted once."""
-    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
+    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.import_tables")
     lines = f"query,ad\n{LINES}".encode()
     dataset, _ = _import(tmp_path, "a.csv", lines + b"caf\x81,x\n")
     assert clicked_pairs(dataset) == {*CLICKS, ("caf\x81", "x")}
