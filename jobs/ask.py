@@ -15,15 +15,18 @@ from typing import Annotated
 import tyro
 
 from ramen_ray.command_line import FilterSettings, StoreSettings, parse_settings, run_job
-from ramen_ray.config import Positive
+from ramen_ray.config import ConfigError, Positive
 from ramen_ray.told import told
 
 
 class AskSettings(FilterSettings, StoreSettings):
     """Print the best ads of queries."""
 
-    queries: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="QUERY")]
-    """Texts."""
+    queries: Annotated[
+        tyro.conf.Positional[tuple[str, ...]],
+        tyro.conf.arg(metavar="QUERY...", help_behavior_hint="(required)"),
+    ]
+    """One text or several."""
     model: str | None = None
     """The retriever (models:/NAME@champion, models:/NAME/VERSION, models:/MODEL_ID), or the folder
     of a run. Default: the run in --output that was finished last."""
@@ -34,9 +37,11 @@ class AskSettings(FilterSettings, StoreSettings):
 def main() -> None:
     """Load the retriever, and print what it answers."""
     settings = parse_settings(AskSettings, __doc__)
+    if not settings.queries:
+        raise ConfigError('give a query, such as "red shoes"')
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.retrievers import retriever_uri
-        from ramen_ray.reports.tables import answers_table, show
+        from ramen_ray.reports.report_tables import answers_table, show
         from ramen_ray.tracking.registry import ask
     registry = settings.registry()
     uri = retriever_uri(registry, settings.model, settings.output)

@@ -28,7 +28,7 @@ def main() -> None:
     with told("loading libraries"):
         from ramen_ray.orchestration.combining.combine import combine
         from ramen_ray.orchestration.combining.inputs import CombineSettings
-        from ramen_ray.reports.tables import combiner_table, show
+        from ramen_ray.reports.report_tables import combiner_table, show
         from ramen_ray.tracking.runs import ui_command
     result = combine(parse_settings(CombineSettings, __doc__))
     evaluation = result.evaluation

@@ -27,7 +27,7 @@ def main() -> None:
     settings = parse_settings(CompileSettings, __doc__)
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.copies import compile_for_cpus
-        from ramen_ray.reports.tables import difference_table, show
+        from ramen_ray.reports.report_tables import difference_table, show
         from ramen_ray.tracking.registry import RegistryError
     output = settings.output.absolute()
     made = compile_for_cpus(settings.registry(), settings.model, settings.int8, output)

@@ -48,7 +48,7 @@ def main() -> None:
         from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words
         from ramen_ray.reports.description import describe, log_description
         from ramen_ray.reports.pages import write_page
-        from ramen_ray.reports.tables import show
+        from ramen_ray.reports.report_tables import show
     description = describe(dataset, settings.encoder, settings.max_length)
     words, tables = dataset_words(description), dataset_tables(description)
     for sentence in words:

@@ -53,7 +53,7 @@ def main() -> None:
     with told("loading libraries"):
         from ramen_ray.orchestration.evaluate import evaluate_checkpoint
         from ramen_ray.reports.predictions_page import read_predictions, write_predictions_page
-        from ramen_ray.reports.tables import bad_match_table, metrics_table, show
+        from ramen_ray.reports.report_tables import bad_match_table, metrics_table, show
     other = None if settings.against is None else read_predictions(settings.against)
     metrics = evaluate_checkpoint(
         checkpoint.absolute(),

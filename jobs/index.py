@@ -4,7 +4,6 @@ Examples:
     python jobs/index.py --model models:/NAME@champion --ads new_ads.csv
     python jobs/index.py --model models:/NAME/3 --ads new_ads.parquet --columns.ad-text title
     python jobs/index.py --model models:/NAME@champion --ads new_ads.csv --clicks first_clicks.csv
-
     python jobs/index.py --model models:/NAME@champion --remove ended.csv
     python jobs/index.py --model models:/NAME@champion --sync catalogue.csv    exactly these ads
     python jobs/index.py --model models:/NAME@champion --sync catalogue.csv \
@@ -38,14 +37,7 @@ def main() -> None:
         from ramen_ray.orchestration.serve.copies import extend_retriever
     registry = settings.registry()
     made = extend_retriever(registry, settings.model, settings.given, settings.output)
-    changes = {
-        "new": made.num_new,
-        "with another text": made.num_changed,
-        "with other values to filter by": made.num_refiltered,
-        "removed": made.num_removed,
-        "to be removed were not there": made.num_unknown,
-    }
-    said = [f"{number:,} {what}" for what, number in changes.items() if number]
+    said = [f"{number:,} {what}" for what, number in made.counts.items() if number]
     model = settings.model if "@" in settings.model else made.model_uri
     print(f"{made.model_uri} has {made.num_ads:,} ads: {', '.join(said) or 'nothing to change'}")
     print(f"next: {asking(model)}")

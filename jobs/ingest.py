@@ -34,7 +34,7 @@ from ramen_ray.data.splits.linker_data import make_link_dataset
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.xc.importing import import_xc
 from ramen_ray.errors import shown_path

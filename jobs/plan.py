@@ -33,7 +33,7 @@ from ramen_ray.planning import (
     parse_machines,
 )
 from ramen_ray.presets import PRESETS
-from ramen_ray.reports.tables import ReportTable, show
+from ramen_ray.reports.report_tables import ReportTable, show
 
 GB, WIDTH = 1e9, 140
 

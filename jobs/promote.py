@@ -46,7 +46,7 @@ def main() -> int | None:
     settings = parse_settings(PromoteSettings, __doc__)
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.promotion import CHAMPION, IncomparableError, promote
-        from ramen_ray.reports.tables import difference_table, show
+        from ramen_ray.reports.report_tables import difference_table, show
     registry = settings.registry()
     name, at, alias = settings.name.partition("@")
     alias = alias if at else CHAMPION

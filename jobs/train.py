@@ -1,7 +1,7 @@
 """Train a graph-regularised retrieval encoder.
 
 Examples:
-    python jobs/train.py                                  the preset bag on the help pages of R
+    python jobs/train.py                                  the preset bag-unidec on R's help pages
     python jobs/train.py bag-unidec --with-base           also without the graph, and plain
     python jobs/train.py minilm --dataset debian --seed 1
     python jobs/train.py --dataset path/to/mine           your own dataset directory
@@ -71,7 +71,7 @@ def _train(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.run.fit import fit
 
     result = fit(config)
-    from ramen_ray.reports.tables import metrics_table, show
+    from ramen_ray.reports.report_tables import metrics_table, show
 
     rows = {name: result.metrics[name] for name in ("untrained", "trained")}
     show(metrics_table(rows))
@@ -82,7 +82,7 @@ def _train_beside_base(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 
     ladder = fit_beside_base(config)
-    from ramen_ray.reports.tables import gains_note, gains_table, metrics_table, show
+    from ramen_ray.reports.report_tables import gains_note, gains_table, metrics_table, show
 
     show(metrics_table(ladder.metrics))
     show(gains_table(ladder.gains))

@@ -17,7 +17,7 @@ from pathlib import Path
 from ramen_ray.command_line import parse_with_run_config, run_job, training_command
 from ramen_ray.config import ConfigError
 from ramen_ray.errors import shown_path
-from ramen_ray.reports.trials import TrialRecord
+from ramen_ray.reports.search_report import TrialRecord
 from ramen_ray.told import told
 
 

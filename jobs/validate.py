@@ -20,8 +20,8 @@ from rich.text import Text
 
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import Section
-from ramen_ray.data.checks import validate
 from ramen_ray.data.checks.structure import inspect_structure
+from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import printable
 

@@ -1,4 +1,5 @@
 """Parse the command line into settings, and turn errors into exit codes."""
+# ruff: noqa: E402
 
 import argparse
 import errno
@@ -7,6 +8,7 @@ import json
 import logging
 import os
 import re
+import select
 import shlex
 import signal
 import sys
@@ -15,7 +17,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from itertools import dropwhile, takewhile
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+
+def _show_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Show an error with its traceback, but Ctrl-C in one line, with its exit code."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    print("interrupted", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(128 + signal.SIGINT)
+
+
+sys.excepthook = _show_uncaught  # before the imports that take seconds
 
 import tyro
 from pydantic import ValidationError
@@ -34,7 +51,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import LOST, UserError, is_disk_full, no_room_message, printable, redacted
 from ramen_ray.orchestration.run.directory import read_run_config
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, linked_sets, on_dataset, with_base
-from ramen_ray.tracking.runs import tracking_uri
+from ramen_ray.tracking.runs import sqlite_uri, tracking_uri
 
 if TYPE_CHECKING:
     from ramen_ray.tracking.registry import Registry
@@ -45,7 +62,7 @@ Settings = TypeVar("Settings", bound=Section)
 
 USER_ERROR_CODE = 2
 RAY_IS_LOST = "Ray's control process (gcs_server) has died; run the same command again to go on"
-SECONDS_TO_END = 20.0
+SECONDS_TO_END, MOMENT_S = 20.0, 0.05
 RAYS_COPIES = "working_dir_files"  # a folder with Ray's copies of the files of submitted jobs
 
 _OF_PYDANTIC = re.compile(
@@ -72,10 +89,15 @@ class StoreSettings(Section):
     """Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set."""
 
     def registry(self) -> "Registry":
-        """Open the store; importing its library takes a second."""
+        """Open the store; a ConfigError if there is none. Importing its library takes a second."""
         from ramen_ray.tracking.registry import Registry
 
-        return Registry(tracking_uri(self.output))
+        uri = tracking_uri(self.output)
+        if uri == sqlite_uri(self.output) and not self.output.is_dir():
+            raise ConfigError(
+                f"there is no folder {self.output}; go to the project's folder, or give --output"
+            )
+        return Registry(uri)
 
 
 class ModelSettings(StoreSettings):
@@ -115,29 +137,48 @@ def run_job(job: Callable[[], int | None]) -> int:
     """
     logging.basicConfig(format="%(message)s")
     logging.getLogger("ramen_ray").setLevel(logging.INFO)
-    ended_by = [signal.SIGINT]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
+    with _unwinding_at_signals() as ended_by:
+        try:
+            _refuse_odd_characters(sys.argv[1:])
+            return job() or 0
+        except BrokenPipeError:
+            return _unread()
+        except Exception as error:
+            message = _what_to_do_about(error)
+            if message is None:
+                raise
+            shown = "\n".join(map(printable, message.split("\n")))
+            print(f"error: {shown}", file=sys.stderr)  # noqa: T201
+        except KeyboardInterrupt as stop:
+            return _ended_by(ended_by[-1], str(stop))
+    return USER_ERROR_CODE
 
-    def interrupt(number: int, _: object) -> None:
-        ended_by.append(signal.Signals(number))
+
+@contextmanager
+def _unwinding_at_signals() -> Iterator[list[signal.Signals]]:
+    """Raise KeyboardInterrupt at a signal that ends a job; what is yielded then ends with it."""
+    came = [signal.SIGINT]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_globals["__name__"] == "logging":
+            # Python drops what is raised in its hooks around a fork, and the lock would stay held.
+            threading.Timer(MOMENT_S, signal.raise_signal, [number]).start()
+            return
+        came.append(signal.Signals(number))
         raise KeyboardInterrupt  # Ray's blocking calls let this one through
 
     for number in (signal.SIGTERM, LOST):
         signal.signal(number, interrupt)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
+    of_ctrl_c = signal.getsignal(signal.SIGINT)
+    if of_ctrl_c is not signal.SIG_IGN:  # as it is in the background
+        signal.signal(signal.SIGINT, interrupt)
     try:
-        _refuse_odd_characters(sys.argv[1:])
-        return job() or 0
-    except Exception as error:
-        message = _what_to_do_about(error)
-        if message is None:
-            raise
-        shown = "\n".join(map(printable, message.split("\n")))
-        print(f"error: {shown}", file=sys.stderr)  # noqa: T201
-    except KeyboardInterrupt as stop:
-        return _ended_by(ended_by[-1], str(stop))
-    return USER_ERROR_CODE
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, of_ctrl_c)
 
 
 def _ended_by(number: signal.Signals, advice: str) -> int:
@@ -151,6 +192,16 @@ def _ended_by(number: signal.Signals, advice: str) -> int:
     last.daemon = True
     last.start()
     return code
+
+
+def _unread() -> int:
+    """Return the exit code of a job whose output nobody reads any more, as after ``| head``."""
+    output = select.poll()
+    output.register(sys.stdout, 0)  # it says in any case that there is no reader
+    if not output.poll(0):
+        raise
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+    return 128 + signal.SIGPIPE
 
 
 def _what_to_do_about(error: Exception) -> str | None:

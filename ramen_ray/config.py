@@ -71,6 +71,12 @@ class Section(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Make one line of each field's description, which ``--help`` breaks as it needs to."""
+        for field in cls.model_fields.values():
+            field.description = " ".join((field.description or "").split())
+
 
 class EncoderConfig(Section):
     """The encoder that is trained."""

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from ramen_ray import presets as presets
 from ramen_ray.config import RunConfig
 from ramen_ray.config import overlay as overlay
-from ramen_ray.data.checks import validate as validate
+from ramen_ray.data.checks.validation import validate as validate
 from ramen_ray.data.store.dataset import Dataset as Dataset
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns as Columns
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import first_line_of

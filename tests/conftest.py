@@ -80,7 +80,7 @@ COMMON_WORDS = ["old", "new", "small", "great", "northern", "rare"]
 FIRST = (
     "test_cluster",  # it ends the shared cluster, which is then not started twice
     *("test_train", "test_bases", "test_sweep", "test_walked_and_novel"),  # the longest
-    *("test_jobs", "test_trials"),
+    "test_jobs",
 )
 LAST_WITH_RAY = ("test_pruning", "test_tasks", "test_workers")  # what they kill may cost a restart
 GIVES_BACK_WITHIN_S = 6  # what a killed process had; Ray 2.60 can lose it, and restarts in 6 s

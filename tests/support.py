@@ -25,8 +25,8 @@ import pyarrow as pa
 
 from ramen_ray.command_line import parse_with_run_config
 from ramen_ray.config import RunConfig, Section, write_config
-from ramen_ray.data.checks import check, validate
 from ramen_ray.data.checks.structure import check_structure, read_tables
+from ramen_ray.data.checks.validation import check, validate
 from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.prepared.csr import Csr
@@ -41,7 +41,7 @@ from ramen_ray.data.prepared.stages import (
 )
 from ramen_ray.data.prepared.tokens import measure_texts
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.reading import loading
 

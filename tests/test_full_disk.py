@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import Refused
 from safetensors.torch import save_file
 
 from ramen_ray.data.arrays import map_new_array
@@ -46,16 +45,14 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_every_librarys_error_is_told_in_one_line(
-    writer: str, small_disk: Path, refused: Refused
-) -> None:
+def test_every_librarys_error_is_told_in_one_line(writer, small_disk, refused):
     job = SimpleNamespace(main=lambda: WRITERS[writer](small_disk / "file"))
     said = refused(job, f"--output={small_disk}")
     assert said.startswith(f"error: no room is left on a disk (that of {small_disk} has 0.")
     assert said.endswith("make room, and run the same command again")
 
 
-def test_room_is_taken_when_a_file_is_mapped(tmp_path: Path) -> None:
+def test_room_is_taken_when_a_file_is_mapped(tmp_path):
     array = map_new_array(tmp_path / "file.npy", np.int32, (3, 5))
     assert array.shape == (3, 5)
     assert not array.any()

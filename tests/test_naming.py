@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import Refused, RunHere
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,31 +16,31 @@ BAD = ["", ".", "..", "../x", "/etc", "a/b", "a b", "-x", ".x", "x\n", "a\0", "\
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_names_are_taken_as_they_are(name: str) -> None:
+def test_names_are_taken_as_they_are(name):
     assert checked_name(name) == name
     assert joined_name(name) == name
     assert name_like(name, "other") == name
 
 
 @pytest.mark.parametrize("name", [*BAD, "é" * 51])
-def test_a_bad_name_is_refused_in_one_line(name: str) -> None:
+def test_a_bad_name_is_refused_in_one_line(name):
     with pytest.raises(BadNameError, match=r"^.* is not a valid name: .*$") as refused:
         checked_name(name)
     assert len(str(refused.value)) < 200
 
 
 @given(st.text())
-def test_a_name_can_be_made_from_any_text(text: str) -> None:
+def test_a_name_can_be_made_from_any_text(text):
     assert checked_name(name_like(text, "other"))
 
 
 @given(st.lists(st.from_regex(r"\w[\w.-]{0,60}", fullmatch=True), min_size=1, max_size=4))
-def test_joined_names_are_names_and_stay_different(parts: list[str]) -> None:
+def test_joined_names_are_names_and_stay_different(parts):
     joined = checked_name(joined_name(*parts))
     assert joined == "-".join(parts) or joined != joined_name(*parts, "2")
 
 
-def test_jobs_refuse_it_before_they_begin(run_here: RunHere, tmp_path: Path) -> None:
+def test_jobs_refuse_it_before_they_begin(run_here, tmp_path):
     given = [name for name in BAD if name[:1] != "-" and "\0" not in name]
     cases = [(train, "name", name) for name in given]
     cases += [(job, "experiment", "../x") for job in (train, tune, ablate)]
@@ -55,9 +54,7 @@ def test_jobs_refuse_it_before_they_begin(run_here: RunHere, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dataset_has_the_name_of_its_folder_or_the_given_one(
-    dataset_path: Path, tmp_path: Path
-) -> None:
+def test_a_dataset_has_the_name_of_its_folder_or_the_given_one(dataset_path, tmp_path):
     assert dataset_name(None, Path("/data/my shop (1)")) == "my-shop-1"
     assert dataset_name("mine", Path("/data/my shop (1)")) == "mine"
     for name in BAD:
@@ -71,9 +68,7 @@ def test_a_dataset_has_the_name_of_its_folder_or_the_given_one(
 
 @pytest.mark.parametrize("name", ["", "a/b", "../evil"])
 @pytest.mark.parametrize("importer", ["tables", "xc"])
-def test_an_import_refuses_a_bad_name(
-    importer: str, name: str, refused: Refused, tmp_path: Path
-) -> None:
+def test_an_import_refuses_a_bad_name(importer, name, refused, tmp_path):
     clicks = tmp_path / "clicks.csv"
     clicks.write_text("query,ad\nrobin,bird\n")
     source = ["--clicks", clicks] if importer == "tables" else ["--source", tmp_path]

@@ -1,16 +1,12 @@
 """The library in a notebook: tables of pandas, polars and Arrow, and search."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import nbformat
 import pandas as pd
 import pyarrow as pa
 import pytest
 from nbclient import NotebookClient
-from stores import Store
 from support import ROOT
 
 from ramen_ray.data.store.dataset import DatasetError
@@ -28,9 +24,7 @@ KINDS = {"ad_id": ["A0", "A7"], "anchor": ["first", "last"]}
 
 
 @pytest.mark.parametrize("frame", [pa.table, pd.DataFrame])
-def test_tables_in_memory_become_a_dataset_directory(
-    frame: Callable[[Any], Any], tmp_path: Path
-) -> None:
+def test_tables_in_memory_become_a_dataset_directory(frame, tmp_path):
     columns = Columns(ad_text=("title",), clicks_weight="clicks")
     given = {"ads": frame(ADS), "ad_edges": {"kinds": frame(KINDS)}, "columns": columns}
     dataset = write_dataset(tmp_path / "mine", frame(CLICKS), **given, drop_own_text=True)
@@ -45,7 +39,7 @@ def test_tables_in_memory_become_a_dataset_directory(
         write_dataset(tmp_path / "mine", frame(CLICKS), ads=frame(ADS), columns=columns)
 
 
-def test_a_wrong_row_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_wrong_row_is_told_and_leaves_nothing(tmp_path):
     wrong = {**CLICKS, "ad_id": [None, *CLICKS["ad_id"][1:]]}
     with pytest.raises(DatasetError, match=r"clicks\.parquet"):
         write_dataset(tmp_path / "mine", pa.table(wrong))
@@ -56,9 +50,7 @@ def test_a_wrong_row_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_retriever_answers_with_a_table(
-    store: Store, dataset_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retriever_answers_with_a_table(store, dataset_path, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     run_id = store.run(0.0, dataset_path)
     retriever = load_retriever(run_id, store.output)
@@ -83,7 +75,7 @@ def _headings(notebook: nbformat.NotebookNode) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_the_notebook_of_the_guide_runs_and_shows_what_it_showed(tmp_path: Path) -> None:
+def test_the_notebook_of_the_guide_runs_and_shows_what_it_showed(tmp_path):
     shown = nbformat.read(ROOT / "docs" / "tutorials" / "notebook.ipynb", as_version=4)
     (tmp_path / "datasets").symlink_to(ROOT / "datasets")
     (folder := tmp_path / "docs" / "tutorials").mkdir(parents=True)

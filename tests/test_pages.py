@@ -20,12 +20,12 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_pages_can_be_read_in_an_hour() -> None:
+def test_pages_can_be_read_in_an_hour():
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= MOST_WORDS
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_somewhere():
     lost = []
     for page in PAGES:
         for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
@@ -38,7 +38,7 @@ def test_links_lead_somewhere() -> None:
     assert not lost
 
 
-def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr  # strict: a page outside the menu, a lost link
@@ -53,7 +53,7 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["results", "oak"])
-def test_differences_are_those_of_the_rows(name: str) -> None:
+def test_differences_are_those_of_the_rows(name):
     with (ROOT / "docs" / "evidence" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     percent = {(row["dataset"], row["variant"], row["metric"]): row["percent"] for row in rows}

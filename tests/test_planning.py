@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import TOPICS, Refused, RunHere
+from conftest import TOPICS
 from numpy.typing import NDArray
 from short_runs import run_two_workers
 from support import ROOT, node_edges, prepare_in_process, query_table, text_table
@@ -27,7 +27,7 @@ from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder, build_bag
 from ramen_ray.method.model.texts import TokenBatch, packed
-from ramen_ray.method.retrieval.index import IndexKind, filled_index
+from ramen_ray.method.retrieval.index import filled_index
 from ramen_ray.method.sampling.batches import Batch, DrawState
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
 from ramen_ray.method.training.state import save_checkpoint
@@ -102,7 +102,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, encoder_path: Path) -> tuple[
     return data, Sizes(NUM_QUERIES, NUM_ADS, num_clicks, mean_tokens, tuple(sides))
 
 
-def test_prepared_bytes_are_those_of_the_files(made: tuple[Prepared, Sizes]) -> None:
+def test_prepared_bytes_are_those_of_the_files(made):
     data, sizes = made
     held_out = ("validation", "test", "filters")
     files = [
@@ -121,9 +121,7 @@ def test_prepared_bytes_are_those_of_the_files(made: tuple[Prepared, Sizes]) -> 
 @pytest.mark.parametrize(
     ("nodes", "base"), [("all", "in_batch"), ("clicked", "ance"), ("all", "depsl")]
 )
-def test_a_step_is_as_large_as_those_of_a_sampler(
-    nodes: str, base: str, made: tuple[Prepared, Sizes]
-) -> None:
+def test_a_step_is_as_large_as_those_of_a_sampler(nodes, base, made):
     data, sizes = made
     batch = 64
     changes = {
@@ -167,7 +165,7 @@ def _counts(batch: Batch) -> tuple[int, int]:
     return encoded, pairs
 
 
-def test_encoders_have_as_many_weights_as_planned() -> None:
+def test_encoders_have_as_many_weights_as_planned():
     with torch.device("meta"):
         distilbert = DistilBertModel(DistilBertConfig())
     bag = build_encoder(EncoderConfig(kind="bag", pretrained=MINILM))
@@ -181,7 +179,7 @@ def test_encoders_have_as_many_weights_as_planned() -> None:
     assert ENCODERS["minilm"].dim == minilm.dim
 
 
-def test_operations_are_those_that_torch_counts() -> None:
+def test_operations_are_those_that_torch_counts():
     """A transformer's products of matrices, counted by torch's own counter."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -199,7 +197,7 @@ def test_operations_are_those_that_torch_counts() -> None:
 
 
 @pytest.mark.parametrize("use_bf16", [False, True])
-def test_activations_are_those_that_torch_saves(use_bf16: bool) -> None:
+def test_activations_are_those_that_torch_saves(use_bf16):
     """Two layers of MiniLM's width on a CPU, whose eager attention under bf16 saves most."""
     config = BertConfig(
         vocab_size=100,
@@ -239,7 +237,7 @@ def _planned(sizes: Sizes, **changes: object) -> PlannedRun:
     return PlannedRun(sizes, ENCODERS["bag"], overlay(tiny(), changes), SMALL)
 
 
-def test_walks_read_and_leave_as_much_as_planned() -> None:
+def test_walks_read_and_leave_as_much_as_planned():
     draw = np.random.default_rng(0)
     pairs = np.unique(draw.integers(0, 3_000, (20_000, 2)), axis=0)
     edges = Csr.from_pairs(pairs[:, 0], pairs[:, 1], 3_000)
@@ -258,7 +256,7 @@ def test_walks_read_and_leave_as_much_as_planned() -> None:
 
 
 @pytest.mark.parametrize(("kind", "ads"), [("flat", 2_000), ("hnsw", 2_000), ("ivf_pq", 10_000)])
-def test_an_index_is_as_large_as_planned(kind: IndexKind, ads: int) -> None:
+def test_an_index_is_as_large_as_planned(kind, ads):
     import faiss
 
     embeddings = np.random.default_rng(0).standard_normal((ads, 16), dtype=np.float32)
@@ -266,9 +264,7 @@ def test_an_index_is_as_large_as_planned(kind: IndexKind, ads: int) -> None:
     assert planning.index_bytes(ads, 16, kind) == pytest.approx(written, rel=0.05)
 
 
-def test_what_a_worker_holds_and_saves_for_each_weight(
-    made: tuple[Prepared, Sizes], tmp_path: Path
-) -> None:
+def test_what_a_worker_holds_and_saves_for_each_weight(made, tmp_path):
     """Weights, gradients and two moments are in memory; all but gradients in a checkpoint."""
     data, sizes = made
     run = _planned(sizes, **{"regularization.lambda_x": {}, "regularization.lambda_z": {}})
@@ -317,9 +313,7 @@ def _exchanging(rank: int, folder: Path, prepared: Path, encoder: Path, config: 
     torch.save(counted, folder / f"{rank}.pt")
 
 
-def test_two_workers_exchange_as_much_as_planned(
-    made: tuple[Prepared, Sizes], encoder_path: Path, tmp_path: Path
-) -> None:
+def test_two_workers_exchange_as_much_as_planned(made, encoder_path, tmp_path):
     """In a ring an array is gathered by passing on each part once, and summed by twice that."""
     data, sizes = made
     weights = {"links": 0.1, "topics": 0.1}
@@ -342,7 +336,7 @@ def _run(queries: int, machine: Machine, count: int = 1, **changes: object) -> P
     return PlannedRun(sizes, ENCODERS["distilbert"], config, machine, count)
 
 
-def test_training_maps_what_its_schedule_makes() -> None:
+def test_training_maps_what_its_schedule_makes():
     def made(**changes: object) -> set[str]:
         return {need.what for need in needs(_run(100_000, SMALL, **changes)) if need.mapped}
 
@@ -354,7 +348,7 @@ def test_training_maps_what_its_schedule_makes() -> None:
     assert set(held_by_stage(_run(100_000, SMALL, **off))) == {"training"}
 
 
-def test_the_smallest_machine_that_keeps_the_arrays_is_named_first() -> None:
+def test_the_smallest_machine_that_keeps_the_arrays_is_named_first():
     run = _run(200_000_000, known_machines()["g5.2xlarge"])
     found = planning.machines_by_stage(run)["training"]
     held = held_by_stage(run)["training"]
@@ -367,7 +361,7 @@ def test_the_smallest_machine_that_keeps_the_arrays_is_named_first() -> None:
     assert planning.machines_by_stage(_run(20_000_000_000, SMALL))["training"] == []
 
 
-def test_a_gpu_that_is_too_small_keeps_nothing() -> None:
+def test_a_gpu_that_is_too_small_keeps_nothing():
     small = replace(WITH_GPU, gpu_memory=1 * GIB)
     large, little = (held_by_stage(_run(10_000, one))["training"] for one in (WITH_GPU, small))
     assert large == little
@@ -389,7 +383,7 @@ MEASURED_S = {
 (docs/evidence/scale.csv), with Ray started before."""
 
 
-def test_hours_are_those_that_were_measured() -> None:
+def test_hours_are_those_that_were_measured():
     for place, count in enumerate((10**6, 10**7)):
         sizes = Sizes(count, count, 2 * count, 7.5, (SideSize(count, 4.55 * count, count),) * 2)
         changes = {"training.epochs": 8, "pruning.warmup_epochs": 6}
@@ -403,7 +397,7 @@ def test_hours_are_those_that_were_measured() -> None:
             assert 1 / 1.35 < seconds / measured[place] < 1.35, stage
 
 
-def test_no_hours_without_a_measurement() -> None:
+def test_no_hours_without_a_measurement():
     """A transformer on a machine that only a bag was measured on has none of training."""
     epyc = known_machines()["epyc"]
     stages = {one.stage for one in planning.durations(_run(10**6, epyc))}
@@ -418,7 +412,7 @@ def test_no_hours_without_a_measurement() -> None:
     assert step.beyond == 5
 
 
-def test_every_cost_says_where_it_comes_from() -> None:
+def test_every_cost_says_where_it_comes_from():
     costs = [cost for one in known_machines().values() for cost in one.costs.values()]
     assert costs
     for cost in costs:
@@ -439,12 +433,12 @@ def test_every_cost_says_where_it_comes_from() -> None:
         (["--epochs", "0"], "epochs"),
     ],
 )
-def test_bad_requests(arguments: list[str], message: str, refused: Refused) -> None:
+def test_bad_requests(arguments, message, refused):
     given = ["--queries", "1M", "--ads", "1M", "--machine", "g5.2xlarge", *arguments]
     assert message in refused(plan_job, *given)
 
 
-def test_the_job_says_first_who_keeps_the_arrays(run_here: RunHere) -> None:
+def test_the_job_says_first_who_keeps_the_arrays(run_here):
     flags = "--queries 540M --ads 360M --edges-per-node 40 --machine g5.2xlarge=8 --epochs 20"
     code, said = run_here(plan_job, *flags.split())
     assert code == 0
@@ -463,7 +457,7 @@ def test_the_job_says_first_who_keeps_the_arrays(run_here: RunHere) -> None:
     assert price == pytest.approx(100 * hours, rel=0.05)
 
 
-def test_every_method_and_encoder_can_be_planned(run_here: RunHere) -> None:
+def test_every_method_and_encoder_can_be_planned(run_here):
     machines = cycle(("epyc=2", "g5.48xlarge=2"))
     for preset, encoder in product(("ramen-ance", "ramen-ngame", "unidec-320k"), ENCODERS):
         flags = f"--queries 1M --ads 1.2M --encoder {encoder} --machine {next(machines)}"
@@ -471,6 +465,6 @@ def test_every_method_and_encoder_can_be_planned(run_here: RunHere) -> None:
         assert code == 0, said
 
 
-def test_planning_needs_no_ray() -> None:
+def test_planning_needs_no_ray():
     code = "import sys, jobs.plan; sys.exit('ray' in sys.modules or 'mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

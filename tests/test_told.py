@@ -3,16 +3,13 @@
 import logging
 import re
 
-import pytest
 from support import wait_until
 
 from ramen_ray import told
 from ramen_ray.told import told_of
 
 
-def test_lines_tell_the_time_left_once_something_is_done(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lines_tell_the_time_left_once_something_is_done(monkeypatch, caplog):
     for name in ("FIRST_LINE_S", "BETWEEN_LINES_S", "BETWEEN_LOOKS_S"):
         monkeypatch.setattr(told, name, 0.01)
     caplog.set_level(logging.INFO)
@@ -26,7 +23,7 @@ def test_lines_tell_the_time_left_once_something_is_done(
     assert any(re.fullmatch(r"searching: \d+ s, about \d+ s left", one) for one in caplog.messages)
 
 
-def test_what_is_done_soon_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_done_soon_is_not_told(caplog):
     caplog.set_level(logging.INFO)
     assert [*told_of("searching", [1, 2], lambda size: size, 3)] == [1, 2]
     assert not caplog.messages

@@ -83,7 +83,7 @@ def _load(batch: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
 
 
 def clicks(folder: Path) -> Stage:
-    from ramen_ray.data.tables.clicks.importing import import_tables
+    from ramen_ray.data.tables.clicks.import_tables import import_tables
     from ramen_ray.data.tables.clicks.settings import UserTables
 
     source = folder / "source"
@@ -120,7 +120,7 @@ def edges(folder: Path) -> Stage:
 
 
 def validate(folder: Path) -> Stage:
-    from ramen_ray.data.checks import validate
+    from ramen_ray.data.checks.validation import validate
 
     return _on_all_rows(folder, validate)
 
@@ -208,7 +208,7 @@ def sessions(folder: Path) -> Stage:
 def similar(folder: Path) -> Stage:
     """Link similar texts, by a bag, in the dataset directory; the rows are texts."""
     from ramen_ray.method.graph.similar import SimilarSettings
-    from ramen_ray.orchestration.prepare.similar import add_similar
+    from ramen_ray.orchestration.prepare.similar_set import add_similar
     from ramen_ray.orchestration.run.build import build_encoder
 
     dataset = Dataset(folder / "dataset")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, PUBLISHED, SPLITS, schema_of
-from ramen_ray.data.store.texts import fold
 
 Pairs = set[tuple[str, str]]
 Nodes = Mapping[str, Mapping[str, str]]

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from duckdb.func import ARROW
 
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.same_texts import fold, nearly
 from ramen_ray.data.store.schemas import FILTER, is_known
-from ramen_ray.data.store.texts import fold, nearly
 from ramen_ray.errors import UserError
 from ramen_ray.told import told
 
@@ -38,9 +38,9 @@ def engine(
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a connection whose tables are gone when the block ends.
 
-    SQL has ``fold`` and ``nearly`` of :mod:`~ramen_ray.data.store.texts`, and ``trimmed``, which
-    takes the white space of Unicode off both ends. It has the tables of a ``dataset`` under their
-    names (:func:`name_literal`), with texts also ``folded``. What is beyond ``memory``, such as
+    SQL has ``fold`` and ``nearly`` of :mod:`~ramen_ray.data.store.same_texts`, and ``trimmed``,
+    which takes the white space of Unicode off both ends. It has the tables of a ``dataset`` under
+    their names (:func:`name_literal`), with texts also ``folded``. What is beyond ``memory``, as
     ``4GB`` or by default 60 % of the machine's, goes into a subfolder of ``folder``.
     Raises a UserError if ``memory`` is not a size.
     """

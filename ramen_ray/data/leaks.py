@@ -1,7 +1,7 @@
 """Edges and clicks that give held-out answers away, or repeat train clicks, found by their texts.
 
-Texts are compared as :func:`~ramen_ray.data.store.texts.fold` makes them. The search starts from
-the few answers. Tables may have wrong ids, which join nothing.
+Texts are compared as :func:`~ramen_ray.data.store.same_texts.fold` makes them. The search starts
+from the few answers. Tables may have wrong ids, which join nothing.
 """
 
 from collections.abc import Collection

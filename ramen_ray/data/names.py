@@ -11,8 +11,8 @@ from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import schema_of
-from ramen_ray.data.store.texts import fold
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.loading import UserTable

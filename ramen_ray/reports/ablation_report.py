@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from ramen_ray.method.metrics.comparison import in_points
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.reports.pages import PIXELS_PER_INCH
-from ramen_ray.reports.tables import ReportTable, as_markdown
+from ramen_ray.reports.report_tables import ReportTable, as_markdown
 
 TAIL = "tail/"
 PLOTTED = ("P@1", "R@10", "tail/P@1", "tail/R@10")

@@ -7,7 +7,7 @@ import numpy as np
 from ramen_ray.data.arrays import Float64s, Int64s
 from ramen_ray.data.describe.content import Description, Distribution, Share
 from ramen_ray.reports.graph_report import reading, signal_table
-from ramen_ray.reports.tables import Plot, ReportTable
+from ramen_ray.reports.report_tables import Plot, ReportTable
 
 SHOWN_CHARACTERS = 120
 SHOWN_TEXTS = 10
@@ -91,12 +91,14 @@ def _splits(description: Description) -> ReportTable:
 
 
 def _shares(description: Description) -> ReportTable:
+    # a graph need not link both sides
     return ReportTable(
         "Without clicks, without edges",
         ("", "number", "of", "share"),
         [
             [share.what, _count(share.part), _count(share.whole), _per_cent(share)]
-            for share in description.shares.values()
+            for metric, share in description.shares.items()
+            if not (metric.endswith("_without_edge") and share.part == share.whole)
         ],
         note="Batches are drawn from clicks: what has no train click is learnt by its edges only.",
     )

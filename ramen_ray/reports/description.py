@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ramen_ray.data.checks import check
+from ramen_ray.data.checks.validation import check
 from ramen_ray.data.describe.content import Description, Distribution, SplitSize, TokenLengths
 from ramen_ray.data.describe.counts import (
     count_clicks,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ramen_ray.data.describe.content import GraphSignal, Shared
-from ramen_ray.reports.tables import ReportTable
+from ramen_ray.reports.report_tables import ReportTable
 
 NO_LIFT, STRONG_LIFT = 2.0, 4.0
 """Below the first a graph says next to nothing about clicks, above the second a good deal."""

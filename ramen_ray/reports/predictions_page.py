@@ -13,7 +13,7 @@ from ramen_ray.data.store.predictions import CLICKED, predictions_schema
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.errors import UserError
 from ramen_ray.reports.pages import write_page
-from ramen_ray.reports.tables import ReportTable
+from ramen_ray.reports.report_tables import ReportTable
 
 AT = 10
 SHOWN_ROWS, SHOWN_TEXTS = 30, 5

@@ -1,7 +1,6 @@
 """The tables of evidence: rows that their commands make, and what is in a line."""
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from benchmarks.tables import compared, kept, write
 
 
 @pytest.mark.parametrize("dataset", ["foldoc", "debian", "rdocs"])
-def test_all_rows_of_the_results_are_made_by_the_command(dataset: str) -> None:
+def test_all_rows_of_the_results_are_made_by_the_command(dataset):
     file = ROOT / "docs" / "evidence" / "results.csv"
     with file.open(encoding="utf-8", newline="") as stream:
         rows = [row for row in csv.DictReader(stream) if row["dataset"] == dataset]
@@ -26,7 +25,7 @@ def test_all_rows_of_the_results_are_made_by_the_command(dataset: str) -> None:
     assert {(name, over) for name, over in named if not name.endswith(again)} <= made
 
 
-def test_lines_have_per_cent_and_points_over_the_same_runs(tmp_path: Path) -> None:
+def test_lines_have_per_cent_and_points_over_the_same_runs(tmp_path):
     ones = np.ones(50)
     runs = {name: [{"P@1": (np.full(50, hits), ones)}] for name, hits in (("a", 0.5), ("b", 0.75))}
     base = [*runs["a"], {"P@1": (np.zeros(50), ones)}]  # of a further seed
@@ -39,7 +38,7 @@ def test_lines_have_per_cent_and_points_over_the_same_runs(tmp_path: Path) -> No
     ]
 
 
-def test_what_is_kept_is_read_as_it_was_made(tmp_path: Path) -> None:
+def test_what_is_kept_is_read_as_it_was_made(tmp_path):
     gained, possible = np.arange(4.0), np.ones(4)
     made = {"run": {"tail/R@10": (gained, possible)}}, {"seconds": 1.5}
     for make in (lambda: made, None):

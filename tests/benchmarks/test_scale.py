@@ -7,7 +7,7 @@ import pytest
 from benchmarks.scale.__main__ import as_toml, fit
 
 
-def test_fitted_costs_give_the_seconds_back() -> None:
+def test_fitted_costs_give_the_seconds_back():
     start, text, edge = 7.0, 3e-6, 2e-7
     rows = [
         {"texts": texts, "edges": edges, "seconds": start + text * texts + edge * edges}

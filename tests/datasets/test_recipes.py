@@ -175,7 +175,7 @@ RECIPES: dict[str, tuple[Callable[[Path, Path], Dataset], Callable[[Path], Path]
 }
 
 
-def test_foldoc_tables(tmp_path: Path) -> None:
+def test_foldoc_tables(tmp_path):
     """A dictionary by hand; the hash has given beta and gamma to test and split the mentions."""
     dataset = build_foldoc(_write_foldoc(tmp_path / "source"), tmp_path / "output")
     assert clicks_of(dataset, "train") == {
@@ -212,7 +212,7 @@ def test_foldoc_tables(tmp_path: Path) -> None:
     assert "GNU Free Documentation License" in dataset.metadata["licence"]
 
 
-def test_debian_tables(tmp_path: Path) -> None:
+def test_debian_tables(tmp_path):
     """An index by hand; the hash has given the source plugins to test and aspell to validation.
 
     By its own name, or its source field as written, vim-data would be in test; its source vim
@@ -252,7 +252,7 @@ def test_debian_tables(tmp_path: Path) -> None:
     assert dataset.metadata["suite_version"] == "unknown"
 
 
-def test_rdocs_tables(tmp_path: Path) -> None:
+def test_rdocs_tables(tmp_path):
     """Help topics by hand; the hash has given Split to test and Sample to validation.
 
     The reverse of a test click, Reverse -> Split, is no train click.
@@ -301,9 +301,7 @@ def test_rdocs_tables(tmp_path: Path) -> None:
         ("rdocs", "rdocs.tsv.xz", lzma.compress),
     ],
 )
-def test_compressed_sources(
-    name: str, file: str, compress: Callable[[bytes], bytes], tmp_path: Path
-) -> None:
+def test_compressed_sources(name, file, compress, tmp_path):
     """They give the tables of plain ones, each time; a truncated one is refused by name."""
     build, write_source = RECIPES[name]
     source = write_source(tmp_path / "source")
@@ -318,9 +316,7 @@ def test_compressed_sources(
 
 
 @pytest.mark.parametrize(("file", "content", "message"), REFUSED)
-def test_broken_sources(
-    file: str, content: str | bytes | None, message: str, tmp_path: Path
-) -> None:
+def test_broken_sources(file, content, message, tmp_path):
     """They are refused by file and line, and no files are left."""
     recipe = {"foldoc.index": "foldoc", "rdocs.tsv": "rdocs"}.get(file, "debian")
     build, write_source = RECIPES[recipe]
@@ -342,9 +338,7 @@ RELATION = st.dictionaries(NODES, st.sets(NODES))
     anchors=RELATION,
     splits=st.lists(st.sampled_from(SPLITS), min_size=6, max_size=6),
 )
-def test_build_tables_drops_just_the_leaks(
-    clicks: dict[str, set[str]], anchors: dict[str, set[str]], splits: list[str]
-) -> None:
+def test_build_tables_drops_just_the_leaks(clicks, anchors, splits):
     """Exactly the edges that join a held-out click's texts are gone, if not as published."""
     split_of = dict(zip("abcdef", splits, strict=True))
     texts = {name: name.upper() for name in "abcdef"}
@@ -382,7 +376,7 @@ def test_build_tables_drops_just_the_leaks(
         assert tables[table].columns[0].to_pylist() == list(range(len(nodes)))
 
 
-def test_a_recipe_is_one_command(tmp_path: Path) -> None:
+def test_a_recipe_is_one_command(tmp_path):
     """It prints where the result is; one that exists stays as it is: one line, code 2."""
     source, output = _write_foldoc(tmp_path / "source"), tmp_path / "output"
     command = [sys.executable, "datasets/build/foldoc.py"]

@@ -16,7 +16,7 @@ def shipped(request: pytest.FixtureRequest) -> Dataset:
     return Dataset(ROOT / "datasets" / request.param)
 
 
-def test_shipped_edges_do_not_leak(shipped: Dataset) -> None:
+def test_shipped_edges_do_not_leak(shipped):
     """No strict edge joins the two texts of a test or validation click, in any direction or case.
 
     As published, a set has its strict edges and such ones, and on the query side no such click.
@@ -41,7 +41,7 @@ def test_shipped_edges_do_not_leak(shipped: Dataset) -> None:
                 assert side == "ad" or not published & held_out
 
 
-def test_shipped_edges_of_held_out_queries_do_not_leak(shipped: Dataset) -> None:
+def test_shipped_edges_of_held_out_queries_do_not_leak(shipped):
     """An oracle is told neither an answer nor whose answer a query is, under either protocol."""
     clicks = clicked_pairs(shipped, *HELD_OUT)
     held_out = {frozenset(map(str.casefold, click)) for click in clicks}
@@ -52,7 +52,7 @@ def test_shipped_edges_of_held_out_queries_do_not_leak(shipped: Dataset) -> None
             assert not {frozenset(map(str.casefold, edge)) for edge in edges} & held_out
 
 
-def test_shipped_sets_as_published() -> None:
+def test_shipped_sets_as_published():
     """Links and dependencies exist under both protocols, labels only where a label is a title."""
     published = {
         name: set(dataset.anchor_sets) - set(dataset.strict_anchor_sets)
@@ -66,14 +66,14 @@ def test_shipped_sets_as_published() -> None:
     }
 
 
-def test_shipped_queries_are_in_one_split(shipped: Dataset) -> None:
+def test_shipped_queries_are_in_one_split(shipped):
     """No query text is in two splits, whatever its letter case."""
     texts = [text.casefold() for split in SPLITS for text in column_of(shipped, f"queries/{split}")]
     assert len(texts) == len(set(texts))
 
 
 @pytest.mark.parametrize("split", HELD_OUT)
-def test_shipped_filters(shipped: Dataset, split: str) -> None:
+def test_shipped_filters(shipped, split):
     """The filter pairs are each held-out query that is an ad, with itself."""
     own = set(column_of(shipped, f"queries/{split}")) & set(column_of(shipped, "ads"))
     pairs = pairs_of(shipped, f"filters/{split}", f"queries/{split}", "ads")
@@ -81,7 +81,7 @@ def test_shipped_filters(shipped: Dataset, split: str) -> None:
     assert pairs
 
 
-def test_shipped_tables_are_whole(shipped: Dataset) -> None:
+def test_shipped_tables_are_whole(shipped):
     """Row counts are those of the description, ids are dense, and the folder is small."""
     counts = {table: shipped.num_rows(table) for table in shipped.tables}
     assert counts == shipped.metadata["num_rows"]
@@ -92,7 +92,7 @@ def test_shipped_tables_are_whole(shipped: Dataset) -> None:
     assert all((shipped.path / name).is_file() for name in ("README.md", "LICENCE.txt"))
 
 
-def test_shipped_debian_siblings_share_a_split() -> None:
+def test_shipped_debian_siblings_share_a_split():
     """A package and its -doc or -dev, nearly always of one source, are in one split."""
     dataset = Dataset(ROOT / "datasets" / "debian")
     split_of = {
@@ -110,7 +110,7 @@ def test_shipped_debian_siblings_share_a_split() -> None:
     assert sum(siblings) / len(siblings) > 0.95
 
 
-def test_shipped_rdocs_has_no_click_both_ways() -> None:
+def test_shipped_rdocs_has_no_click_both_ways():
     """No train click is the reverse of a held-out click, which leaves some ads without clicks."""
     dataset = Dataset(ROOT / "datasets" / "rdocs")
     held_out = clicked_pairs(dataset, *HELD_OUT)

@@ -1,14 +1,13 @@
 """The files of the made-up shop are what their recipe draws, and can be imported as they are."""
 
 import csv
-from pathlib import Path
 
 import pytest
 from support import ROOT, errors_in
 
 import shop
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, UserTables
 
 SHOP = ROOT / "datasets" / "shop"
@@ -19,7 +18,7 @@ def _ads(week: int) -> set[str]:
         return {row["ad_id"] for row in csv.DictReader(file)}
 
 
-def test_the_recipe_draws_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_draws_the_same_files(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["shop.py", "--output", str(tmp_path)])
     shop.main()
     made = {file.relative_to(tmp_path): file.read_bytes() for file in tmp_path.rglob("*.csv")}
@@ -28,13 +27,13 @@ def test_the_recipe_draws_the_same_files(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(made) == 6
 
 
-def test_products_come_and_go() -> None:
+def test_products_come_and_go():
     first, second = _ads(1), _ads(2)
     assert (len(first), len(second - first), len(first - second)) == (1500, 150, 125)
 
 
 @pytest.mark.parametrize("week", [1, 2])
-def test_a_week_is_a_dataset_without_faults(week: int, tmp_path: Path) -> None:
+def test_a_week_is_a_dataset_without_faults(week, tmp_path):
     folder = SHOP / f"week_{week}"
     columns = Columns(ad_text=("title",), clicks_weight="clicks", edges_anchor="category")
     tables = UserTables(

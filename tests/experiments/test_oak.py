@@ -73,7 +73,7 @@ class Run(ConfiguredRun):
         return evaluate(answering, self.data, split, Propensity())[0]
 
 
-def test_the_bank_starts_at_the_anchors_texts(config: RunConfig, prepared_bag: Prepared):
+def test_the_bank_starts_at_the_anchors_texts(config, prepared_bag):
     run = Run(config, prepared_bag)
     texts = bank_texts(prepared_bag, SETS)
     assert len(texts) == 30 + 6
@@ -87,7 +87,7 @@ def test_the_bank_starts_at_the_anchors_texts(config: RunConfig, prepared_bag: P
     )
 
 
-def test_a_bank_of_two_sets_has_the_edges_of_both(prepared_bag: Prepared):
+def test_a_bank_of_two_sets_has_the_edges_of_both(prepared_bag):
     links, topics = (prepared_bag.edges(name, "query") for name in SETS)
     both = side_by_side([links, topics], [30, 6])
     assert rows_of(both) == [
@@ -97,9 +97,7 @@ def test_a_bank_of_two_sets_has_the_edges_of_both(prepared_bag: Prepared):
     assert first_links(both, 2).tolist() == [[*row, -1, -1][:2] for row in rows_of(both)]
 
 
-def test_links_are_distinct_edges_of_the_query_and_change_with_the_epoch(
-    config: RunConfig, prepared_bag: Prepared
-):
+def test_links_are_distinct_edges_of_the_query_and_change_with_the_epoch(config, prepared_bag):
     run, both = Run(config, prepared_bag, None), train_links(prepared_bag, SETS)
     edges, links_of = rows_of(both), Links(both, 3, run.sampler)
     drawn: dict[int, set[tuple[int, ...]]] = {}
@@ -119,7 +117,7 @@ def _moments(run: Run) -> list[Tensor]:
     return [state["exp_avg"].clone(), state["exp_avg_sq"].clone()]
 
 
-def test_a_step_moves_the_linked_rows_only(config: RunConfig, prepared_bag: Prepared):
+def test_a_step_moves_the_linked_rows_only(config, prepared_bag):
     run = Run(config, prepared_bag)
     run.train(1)
     before, moments = run.bank.clone(), _moments(run)
@@ -134,7 +132,7 @@ def test_a_step_moves_the_linked_rows_only(config: RunConfig, prepared_bag: Prep
         assert torch.equal(old[others], new[others])
 
 
-def test_the_term_of_the_encoder_alone_is_the_base(config: RunConfig, prepared_bag: Prepared):
+def test_the_term_of_the_encoder_alone_is_the_base(config, prepared_bag):
     """With the other weights at 0, losses and what they move are the base's, to the bit."""
     base, ours = Run(config, prepared_bag, None), Run(config, prepared_bag)
     weights = {"task": 0.0, "encoder": 1.0, "calibration": 0.0}
@@ -148,7 +146,7 @@ def test_the_term_of_the_encoder_alone_is_the_base(config: RunConfig, prepared_b
         assert torch.equal(found, expected)
 
 
-def test_the_combiner_learns_and_a_mean_has_no_attention(config: RunConfig, prepared_bag: Prepared):
+def test_the_combiner_learns_and_a_mean_has_no_attention(config, prepared_bag):
     for pooling, num_maps in (("attention", 3), ("mean", 1)):
         run = Run(config, prepared_bag, OAK.model_copy(update={"pooling": pooling}))
         before = [one.clone() for one in run.part.augmentation.parameters()]
@@ -160,7 +158,7 @@ def test_the_combiner_learns_and_a_mean_has_no_attention(config: RunConfig, prep
         assert 0 < run.part.evenness() <= 1 + 1e-6
 
 
-def test_figures_of_a_linker_are_those_of_its_links() -> None:
+def test_figures_of_a_linker_are_those_of_its_links():
     """Three queries, the last without true edges; anchor 3 has no train query."""
     edges = side_by_side([csr_of([[0, 1], [2], []]), csr_of([[], [0], []])], [4, 2])
     anchors = np.array([[0, 3, 1], [1, 4, 2], [0, 1, 2]])
@@ -194,7 +192,7 @@ def planted(encoder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pre
     return prepare_in_process(dataset, folder / "bag", str(encoder_path), MAX_LENGTH, False)
 
 
-def test_planted_anchors_decide_the_ad(config: RunConfig, planted: Prepared):
+def test_planted_anchors_decide_the_ad(config, planted):
     """The oracle finds what no text tells; random links do not."""
     oak = OAK.model_copy(update={"anchor_sets": ("links",)})
     run = Run(overlay(config, {"training.epochs": 6, "optimizer.lr": 0.003}), planted, oak)
@@ -208,9 +206,7 @@ def test_planted_anchors_decide_the_ad(config: RunConfig, planted: Prepared):
     assert held_out_links(planted, ["links"], "zero_shot") is None
 
 
-def test_nearest_anchors_are_those_of_most_alike_texts_but_never_the_own_one(
-    config: RunConfig, planted: Prepared
-):
+def test_nearest_anchors_are_those_of_most_alike_texts_but_never_the_own_one(config, planted):
     model, texts = build_model(config), bank_texts(planted, ["links"])
     queries = planted.queries["test"]
     scores = model.embed_texts(queries, np.arange(36)) @ model.embed_texts(texts, np.arange(12)).T
@@ -238,7 +234,7 @@ def _by_loops(plain: np.ndarray, enriched: np.ndarray, clicked: np.ndarray, marg
 
 @pytest.mark.parametrize("num_ads", [1, 4, 10, 37])
 @pytest.mark.parametrize("share_clicked", [0, 0.3, 1])
-def test_it_is_the_mean_of_the_ten_largest_hinges(num_ads: int, share_clicked: float):
+def test_it_is_the_mean_of_the_ten_largest_hinges(num_ads, share_clicked):
     draw = np.random.default_rng(num_ads)
     plain, enriched = draw.integers(-4, 5, size=(2, 8, num_ads)) / 4  # with ties
     clicked = draw.random((8, num_ads)) < share_clicked

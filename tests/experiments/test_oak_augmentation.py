@@ -50,7 +50,7 @@ def _map(module: nn.Module, vector: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("pooling", ["attention", "mean"])
-def test_each_query_gets_the_printed_sum(pooling: Pooling, queries: Tensor):
+def test_each_query_gets_the_printed_sum(pooling, queries):
     augmentation = _augmentation(pooling)
     combiner = augmentation.combiner
     found = _applied(augmentation, queries, LINKS)
@@ -73,7 +73,7 @@ def test_each_query_gets_the_printed_sum(pooling: Pooling, queries: Tensor):
         torch.testing.assert_close(enriched, expected / expected.norm(), rtol=1e-5, atol=1e-6)
 
 
-def test_evenness_is_the_mean_entropy_of_queries_with_several_links(queries: Tensor):
+def test_evenness_is_the_mean_entropy_of_queries_with_several_links(queries):
     augmentation = _augmentation()
     augmentation.combiner.train()  # where each use of the maps would move them
     before = {name: value.clone() for name, value in augmentation.state_dict().items()}
@@ -97,7 +97,7 @@ def test_evenness_is_the_mean_entropy_of_queries_with_several_links(queries: Ten
     assert augmentation.evenness(queries, alone, anchors, rows) is None
 
 
-def test_a_query_without_links_has_its_own_embedding_and_gradient(queries: Tensor):
+def test_a_query_without_links_has_its_own_embedding_and_gradient(queries):
     augmentation, pull = _augmentation(), _normal(len(LINKS), DIM, seed=3)
     asked = queries.clone().requires_grad_()
     rows = augmentation.bank.take(np.arange(NUM_ANCHORS)).clone().requires_grad_()
@@ -109,7 +109,7 @@ def test_a_query_without_links_has_its_own_embedding_and_gradient(queries: Tenso
     assert (rows.grad != 0).any(dim=1).nonzero().flatten().tolist() == used
 
 
-def test_a_search_enriches_without_training(queries: Tensor):
+def test_a_search_enriches_without_training(queries):
     augmentation = _augmentation()
     augmentation.combiner.train()  # enriching does not count as training
     found = augmentation.enrich(queries.numpy(), LINKS.astype(np.int32))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import prepare_in_process
 
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.training import step
 from ramen_ray.orchestration.run.start import identity_of
@@ -25,12 +25,8 @@ pytestmark = [
 
 
 def test_an_interrupted_run_goes_on_to_the_same_numbers(
-    cluster: None,  # where Ray is asked which GPUs a process has, it would start one of its own
-    small_run: RunConfig,
-    encoder_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    cluster, small_run, encoder_path, tmp_path, monkeypatch
+):
     config = overlay(
         small_run,
         {
@@ -56,7 +52,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
         folder.mkdir(exist_ok=True)
         made_from = identity_of(config, Dataset(config.dataset))
         edges = data.path / "edges"
-        task = WorkerTask(config, str(data.path), str(edges), str(folder), tracked, made_from)
+        task = WorkerTask(config, data.path, edges, folder, tracked, made_from)
         return run_worker(
             task, replace(only_worker(on_report), device=torch.device(DEVICE))
         ).metrics

@@ -158,14 +158,12 @@ def exact_products() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-def test_a_gpu_trains_as_a_cpu_does(
-    foldoc: Prepared, word_encoder: Path, exact_products: None
-) -> None:
+def test_a_gpu_trains_as_a_cpu_does(foldoc, word_encoder, exact_products):
     by_gpu, by_cpu = (Run(foldoc, word_encoder, device, 40) for device in (GPU, CPU))
     np.testing.assert_allclose(by_gpu.train(5), by_cpu.train(5), rtol=1e-3, atol=1e-5)
 
 
-def test_bf16_trains_as_well_as_float32(foldoc: Prepared, word_encoder: Path) -> None:
+def test_bf16_trains_as_well_as_float32(foldoc, word_encoder):
     steps = 120
     half, full = (Run(foldoc, word_encoder, GPU, steps) for _ in range(2))
     untrained = full.metrics()
@@ -178,9 +176,7 @@ def test_bf16_trains_as_well_as_float32(foldoc: Prepared, word_encoder: Path) ->
         assert found[name] == pytest.approx(wanted[name], abs=0.015), name
 
 
-def test_a_thread_makes_the_same_inputs_in_page_locked_memory(
-    foldoc: Prepared, word_encoder: Path
-) -> None:
+def test_a_thread_makes_the_same_inputs_in_page_locked_memory(foldoc, word_encoder):
     run = Run(foldoc, word_encoder, GPU, 10)
     plain, ahead = (list(of(run.inputs(range(4)))) for of in (iter, prefetched))
     for one, other in zip(plain, ahead, strict=True):
@@ -201,7 +197,7 @@ def _tensors(inputs: StepInputs) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("has_all", [False, True])
-def test_no_step_waits_for_the_gpu(foldoc: Prepared, word_encoder: Path, has_all: bool) -> None:
+def test_no_step_waits_for_the_gpu(foldoc, word_encoder, has_all):
     run = Run(foldoc, word_encoder, GPU, 40, has_all)
     run.train(6, use_bf16=True)
     training = train_steps(run.state, run.sampler, run.objective, 14, use_bf16=True)
@@ -217,9 +213,7 @@ def test_no_step_waits_for_the_gpu(foldoc: Prepared, word_encoder: Path, has_all
     assert not said
 
 
-def test_memory_of_a_step_is_that_of_weights_moments_and_states(
-    foldoc: Prepared, word_encoder: Path
-) -> None:
+def test_memory_of_a_step_is_that_of_weights_moments_and_states(foldoc, word_encoder):
     run = Run(foldoc, word_encoder, GPU, 40)
     run.train(2, use_bf16=True)
     steps = range(2, 8)
@@ -260,9 +254,7 @@ def _bound(model: DualEncoder, tokens: int, texts: int, similarities: int) -> fl
     return 1.25 * (18 * weights + states + embeddings + 5 * 4 * similarities) + (64 << 20)
 
 
-def test_one_worker_on_nccl_gives_the_same_losses(
-    foldoc: Prepared, word_encoder: Path, tmp_path: Path, exact_products: None
-) -> None:
+def test_one_worker_on_nccl_gives_the_same_losses(foldoc, word_encoder, tmp_path, exact_products):
     expected = Run(foldoc, word_encoder, GPU, 40).train(5)
     distributed.init_process_group(
         "nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
@@ -278,9 +270,7 @@ def test_one_worker_on_nccl_gives_the_same_losses(
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_shortlists_are_those_of_a_cpu(
-    foldoc: Prepared, word_encoder: Path, tmp_path: Path
-) -> None:
+def test_shortlists_are_those_of_a_cpu(foldoc, word_encoder, tmp_path):
     made = {}
     for device in ("cuda:0", "cpu"):
         model = DualEncoder(build_transformer(str(word_encoder))).to(device)

@@ -1,11 +1,8 @@
 """Queries asked in a terminal: which retriever answers, and what is printed."""
 
 import shutil
-from pathlib import Path
 
 import pytest
-from conftest import Done, Refused
-from stores import Store
 
 from jobs import ask
 from ramen_ray.data.store.checksums import with_checksum
@@ -17,9 +14,7 @@ def _rows(printed: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in table]
 
 
-def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(
-    store: Store, done: Done, dataset_path: Path
-) -> None:
+def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(store, done, dataset_path):
     run_id = store.run(0.0, dataset_path)
     uri = f"models:/{Registry(store.uri).find_logged(run_id, None)[1]}"
     notes = {
@@ -51,19 +46,19 @@ def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(
     [
         (["--model", "no/run"], "the folder no/run does not exist; give one such as outputs/runs/"),
         (["--output", "outputs"], "has no finished run; train one"),
+        (["--output", "missing"], "there is no folder missing; "),
         (["--top-k", "100000", "--output", "{output}"], "so it must be from 1 to"),
     ],
 )
 def test_what_cannot_be_asked_is_one_clear_line(
-    words: list[str],
-    message: str,
-    store: Store,
-    empty_store: Path,
-    refused: Refused,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    words, message, store, empty_store, refused, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(empty_store.parent, "outputs")
     given = [word.format(output=store.output) for word in words]
     assert message in refused(ask, "robin", *given)
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+
+
+def test_a_question_needs_a_query(refused):
+    assert refused(ask) == 'error: give a query, such as "red shoes"'

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunHere
 
 from jobs import evaluate, ingest, predict, train, validate
 
@@ -16,28 +15,25 @@ DEEP = '{"a":' * 50_000 + "1" + "}" * 50_000
 Arguments = list[object]
 
 
-def _written(file: Path, content: str | bytes) -> Path:
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return file
-
-
 def _pipe(file: Path) -> Path:
     os.mkfifo(file)
     return file
 
 
-CONFIGS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "without end": (lambda folder: _written(folder / "c", DEEP), "is not valid JSON: .*recursion"),
-    "a pipe": (lambda folder: _pipe(folder / "c"), "is a pipe or a device; write what it gives"),
+CONFIGS: dict[str, tuple[str | bytes | Callable[[Path], object], str]] = {
+    "without end": (DEEP, "is not valid JSON: .*recursion"),
+    "bytes": (b"\xff\xfe\0", "is not valid JSON"),
+    "half of it": ("{", "/c is not valid JSON"),
+    "a list": ("[1]", "should be a valid dictionary"),
+    "no such key": ('{"optimizer": {"lrr": 1}}', "optimizer.lrr"),
+    "no number": ('{"training": {"epochs": "many"}}', "training.epochs"),
+    "a bad name": ('{"name": ".."}', "/c: .*name: '..' is not a valid name"),
+    "half a character": (r'{"name": "\ud800"}', "not a valid"),
+    "a long number": ("9" * 5000, "Exceeds the limit"),
+    "a pipe": (_pipe, "is a pipe or a device; write what it gives"),
     "a device": (lambda _: "/dev/zero", "is a pipe or a device"),
-    "a folder": (lambda folder: folder, "Is a directory"),
-    "bytes": (lambda folder: _written(folder / "c", b"\xff\xfe\0"), "is not valid JSON"),
-    "a list": (lambda folder: _written(folder / "c", "[1]"), "should be a valid dictionary"),
-    "half a character": (
-        lambda folder: _written(folder / "c", r'{"name": "\ud800"}'),
-        "not a valid",
-    ),
-    "a long number": (lambda folder: _written(folder / "c", "9" * 5000), "Exceeds the limit"),
+    "a folder": (lambda file: file.parent, "Is a directory"),
+    "none": (lambda file: file, "cannot read the config file .*/c: No such file"),
     "a long name": (lambda _: "x" * 300, "File name too long"),
     "a name with a zero": (
         lambda _: "x\0y",
@@ -45,12 +41,18 @@ CONFIGS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a name that is not UTF-8": (lambda _: "x\udcff", "is not UTF-8; rename what it names"),
 }
+"""What is in the file, or what makes a file of that name; and what is said."""
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_config_files(case: str, run_here: RunHere, tmp_path: Path) -> None:
-    file, message = CONFIGS[case]
-    _expect(run_here(train, "--config", file(tmp_path)), message)
+def test_config_files(case, run_here, tmp_path):
+    given, message = CONFIGS[case]
+    if callable(given):
+        file = given(tmp_path / "c")
+    else:
+        file = tmp_path / "c"
+        file.write_bytes(given if isinstance(given, bytes) else given.encode())
+    _expect(run_here(train, "--config", file), message)
 
 
 SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
@@ -90,13 +92,7 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_settings(
-    case: str,
-    run_here: RunHere,
-    tmp_path: Path,
-    dataset_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_settings(case, run_here, tmp_path, dataset_path, monkeypatch):
     job, arguments, message = SETTINGS[case]
     monkeypatch.chdir(tmp_path)
     if "driver" in case:  # the fixture has taken it away by now
@@ -133,9 +129,7 @@ NAMES = ["package:os.path/x", "package:..x/x", "package:a.b.c/x", "x\0y"]
 
 
 @pytest.mark.parametrize("case", [*ENCODERS, *NAMES])
-def test_encoders(
-    case: str, run_here: RunHere, tmp_path: Path, dataset_path: Path, monkeypatch: Any
-) -> None:
+def test_encoders(case, run_here, tmp_path, dataset_path, monkeypatch):
     files, message = ENCODERS.get(case, ({}, "encoder"))
     folder, ran = tmp_path / "encoder", tmp_path / "ran"
     folder.mkdir()

@@ -54,7 +54,7 @@ def _run(language: str, block: str, folder: Path, environment: Mapping[str, str]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_first_hour_next_week_and_own_tables(project: Path, environment: dict[str, str]) -> None:
+def test_first_hour_next_week_and_own_tables(project, environment):
     guides = ("tutorials/first_hour.md", "tutorials/next_week.md", "how_to/own_tables.md")
     blocks = [block for guide in guides for block in _blocks(guide)]
     printed = "".join(_run(*block, project, environment) for block in blocks)
@@ -76,7 +76,7 @@ def test_first_hour_next_week_and_own_tables(project: Path, environment: dict[st
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_from_sweep_to_service(project: Path, environment: dict[str, str]) -> None:
+def test_from_sweep_to_service(project, environment):
     printed = ""
     with ExitStack() as servers:
         for language, block in _blocks("tutorials/sweep_to_service.md"):

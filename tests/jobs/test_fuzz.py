@@ -14,7 +14,6 @@ from jobs import train, validate
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
 
-QUICK, THOROUGH = 12, 500
 NAMES = ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet", "a.csv.gz"]
 ROW = st.fixed_dictionaries({"query": JSON, "ad": JSON})
 TABLES = st.one_of(
@@ -23,7 +22,6 @@ TABLES = st.one_of(
     st.lists(ROW, max_size=8).map(lambda rows: "\n".join(map(json.dumps, rows)).encode()),
     st.binary(max_size=60).map(lambda rest: b"PAR1" + rest + b"PAR1"),
 )
-SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 def _import(name: str, content: bytes, folder: Path) -> None:
@@ -53,20 +51,13 @@ def _train(content: bytes, run_here: RunHere, folder: Path) -> None:
     assert printed.startswith("error: ")
 
 
-def _check(name: str, content: bytes, run_here: RunHere, factory: pytest.TempPathFactory) -> None:
-    _import(name, content, factory.mktemp("import"))
-    _validate(content, run_here, factory.mktemp("validate"))
-    _train(content, run_here, factory.mktemp("train"))
+@pytest.mark.parametrize("count", [12, pytest.param(500, marks=pytest.mark.slow)])
+def test_random_files(count, run_here, tmp_path_factory):
+    @settings(max_examples=count, suppress_health_check=[HealthCheck.too_slow])
+    @given(st.sampled_from(NAMES), TABLES)
+    def check(name: str, content: bytes) -> None:
+        _import(name, content, tmp_path_factory.mktemp("import"))
+        _validate(content, run_here, tmp_path_factory.mktemp("validate"))
+        _train(content, run_here, tmp_path_factory.mktemp("train"))
 
-
-@settings(max_examples=QUICK, suppress_health_check=SHARED)
-@given(name=st.sampled_from(NAMES), content=TABLES)
-def test_a_few_random_files(name, content, run_here, tmp_path_factory) -> None:
-    _check(name, content, run_here, tmp_path_factory)
-
-
-@pytest.mark.slow
-@settings(max_examples=THOROUGH, suppress_health_check=SHARED)
-@given(name=st.sampled_from(NAMES), content=TABLES)
-def test_many_random_files(name, content, run_here, tmp_path_factory) -> None:
-    _check(name, content, run_here, tmp_path_factory)
+    check()

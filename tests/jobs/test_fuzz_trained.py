@@ -8,26 +8,17 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from short_runs import ConfiguredRun
 from support import MAX_LENGTH, import_in_process, prepare_in_process
 
 from ramen_ray.config import overlay
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
-from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.run.build import (
-    build_model,
-    build_objective,
-    build_sampler,
-    build_state,
-)
 from ramen_ray.orchestration.run.checks import check_clicks, check_config
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import tracking_uri
 
-QUICK, THOROUGH = 12, 250
-SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 ODD = ["\u200b", "\u202e", "\ufeff", "a\0b", "é", "e\u0301", "robin", "ROBIN", "  heron ", "[SEP]"]
 TEXT = st.sampled_from(ODD) | st.text(st.characters(codec="utf-8"), max_size=12)
 CLICKS = st.lists(st.fixed_dictionaries({"query": TEXT, "ad": TEXT}), min_size=8, max_size=30)
@@ -53,25 +44,17 @@ def _train_a_step(clicks: list[dict[str, str]], encoder: str, folder: Path) -> N
     except UserError as error:
         assert "Traceback" not in str(error)
         return
-    model, objective = build_model(config), build_objective(config)
-    drawn_from = TrainingData.from_prepared(data, objective.regularizers, data.path / "edges")
-    sampler = build_sampler(config, data, drawn_from)
-    state = build_state(config, model, model, sampler)
-    (losses,) = train_steps(state, sampler, objective, 1, max_gradient_norm=1.0)
-    assert np.isfinite(losses.numpy()).all()
+    assert np.isfinite(ConfiguredRun(config, data).train(1, max_gradient_norm=1.0)).all()
 
 
-@settings(max_examples=QUICK, suppress_health_check=SHARED)
-@given(clicks=CLICKS)
-def test_a_few_random_texts(clicks, encoder_path, tmp_path_factory) -> None:
-    _train_a_step(clicks, str(encoder_path), tmp_path_factory.mktemp("step"))
+@pytest.mark.parametrize("count", [12, pytest.param(250, marks=pytest.mark.slow)])
+def test_random_texts(count, encoder_path, tmp_path_factory):
+    @settings(max_examples=count, suppress_health_check=[HealthCheck.too_slow])
+    @given(CLICKS)
+    def check(clicks: list[dict[str, str]]) -> None:
+        _train_a_step(clicks, str(encoder_path), tmp_path_factory.mktemp("step"))
 
-
-@pytest.mark.slow
-@settings(max_examples=THOROUGH, suppress_health_check=SHARED)
-@given(clicks=CLICKS)
-def test_many_random_texts(clicks, encoder_path, tmp_path_factory) -> None:
-    _train_a_step(clicks, str(encoder_path), tmp_path_factory.mktemp("step"))
+    check()
 
 
 def _odd_texts(count: int) -> list[str | None]:
@@ -86,7 +69,7 @@ def _odd_texts(count: int) -> list[str | None]:
     return texts
 
 
-def test_random_queries_are_answered_or_told_why(logged_retriever: str, output: Path) -> None:
+def test_random_queries_are_answered_or_told_why(logged_retriever, output):
     retriever = Registry(tracking_uri(output)).load(logged_retriever)
     texts = _odd_texts(300)
     rows = retriever.predict(pd.DataFrame({"query": texts}), params={"top_k": 3})

@@ -11,7 +11,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Done, Refused
 from support import errors_in, prepare_in_process, run_config_of
 
 from jobs import graph
@@ -59,12 +58,7 @@ def _tables(path: Path) -> dict[str, list[dict[str, Any]]]:
     return {table: dataset.read(table).to_pylist() for table in dataset.tables if "/co_" in table}
 
 
-def test_a_log_becomes_two_anchor_sets_that_training_uses(
-    path: Path,
-    encoder_path: Path,
-    tmp_path: Path,
-    done: Done,
-) -> None:
+def test_a_log_becomes_two_anchor_sets_that_training_uses(path, encoder_path, tmp_path, done):
     log = _log(Dataset(path))
     log.to_csv(tmp_path / "log.csv", index=False)
     printed = done(graph, "co-session", path, "--sessions", tmp_path / "log.csv").splitlines()
@@ -117,9 +111,7 @@ def _share_of_loss_left(
     return float(losses[-8:].mean() / losses[:8].mean())
 
 
-def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(
-    path: Path, tmp_path: Path, done: Done
-) -> None:
+def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(path, tmp_path, done):
     log = _log(Dataset(path))
     numbers = {text: row for row, text in enumerate(Dataset(path).read("ads")["text"].to_pylist())}
     by_number = log.assign(ad_id=[str(numbers.get(ad, ad)) for ad in log["ad_id"]])
@@ -136,7 +128,7 @@ def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(
     assert not list(path.rglob("*co_click*"))
 
 
-def test_edges_of_the_users_own(path: Path, tmp_path: Path, done: Done, refused: Refused) -> None:
+def test_edges_of_the_users_own(path, tmp_path, done, refused):
     (tmp_path / "links.csv").write_text("query,anchor\n0,a bird\n1,a ship\n")
     command = ["edges", path, "--name", "mine", "--query-edges", tmp_path / "links.csv"]
     printed = done(graph, *command).splitlines()
@@ -163,13 +155,7 @@ def test_edges_of_the_users_own(path: Path, tmp_path: Path, done: Done, refused:
         ('session_id,time,query,ad_id\ns1,1.7e9,"old robin,\n', "Found: 1 unreadable lines"),
     ],
 )
-def test_a_log_without_edges_is_one_clear_error(
-    content: str,
-    message: str,
-    path: Path,
-    tmp_path: Path,
-    refused: Refused,
-) -> None:
+def test_a_log_without_edges_is_one_clear_error(content, message, path, tmp_path, refused):
     log = tmp_path / "log.csv"
     log.write_text(content)
     before = json.loads((path / "dataset.json").read_text())
@@ -179,12 +165,7 @@ def test_a_log_without_edges_is_one_clear_error(
 
 
 @pytest.mark.parametrize("command", ["co-session", "edges", "similar"])
-def test_a_dataset_with_errors_gets_no_graph(
-    command: str,
-    path: Path,
-    tmp_path: Path,
-    refused: Refused,
-) -> None:
+def test_a_dataset_with_errors_gets_no_graph(command, path, tmp_path, refused):
     ads = Dataset(path).read("ads").to_pylist()
     ads[3]["text"] = " "
     pq.write_table(pa.Table.from_pylist(ads), path / "ads.parquet")

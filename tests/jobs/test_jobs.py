@@ -12,7 +12,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from conftest import Done, Head, Refused, free_port
+from conftest import free_port
 from mlflow.tracking import MlflowClient
 from ray.job_submission import JobStatus, JobSubmissionClient
 from support import PATIENCE_S, ROOT, answers, running, wait_until
@@ -75,14 +75,8 @@ def _logs_of(client: JobSubmissionClient, job: str) -> str:
 
 
 def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
-    head: Head,
-    mlflow_server: str,
-    dataset_path: Path,
-    encoder_path: Path,
-    prepared_by_runs: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    head, mlflow_server, dataset_path, encoder_path, prepared_by_runs, tmp_path, monkeypatch
+):
     (tmp_path / "prepared").symlink_to(prepared_by_runs)
     monkeypatch.delenv("RAY_ADDRESS")  # it would take precedence over the client's address
     flags = " ".join(["--dataset", str(dataset_path), *_flags(encoder_path, tmp_path)])
@@ -129,8 +123,8 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
 
 @pytest.mark.slow
 def test_a_job_submitted_from_another_folder_finds_its_data_and_warns_of_lost_results(
-    head: Head, tmp_path: Path
-) -> None:
+    head, tmp_path
+):
     command = [str(Path(sys.executable).with_name("ray")), "job", "submit"]
     command += ["--address", head.dashboard, "--working-dir", str(ROOT), "--", sys.executable]
     command += ["jobs/train.py", "tiny", "--name", "elsewhere", "--output", "mine"]
@@ -150,12 +144,10 @@ def test_a_job_submitted_from_another_folder_finds_its_data_and_warns_of_lost_re
     assert not list(tmp_path.iterdir())
 
 
-def test_the_upload_is_the_project_without_a_users_data(
-    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_upload_is_the_project_without_a_users_data(head, tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS")
     shutil.copy(ROOT / ".rayignore", tmp_path)
-    sent = {"jobs/train.py", "ramen_ray/data/store/texts.py", "datasets/foldoc/ads/a.parquet"}
+    sent = {"jobs/train.py", "ramen_ray/data/store/same_texts.py", "datasets/foldoc/ads/a.parquet"}
     left = {"mine/ads.parquet", "clicks.csv", "outputs/jobs/a", "jobs/__pycache__/a.pyc", ".git/a"}
     for name in sent | left:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -181,13 +173,7 @@ def test_the_upload_is_the_project_without_a_users_data(
         (["tiny", "--output", "/proc/nowhere"], "cannot write"),
     ],
 )
-def test_bad_input_is_one_clear_line(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    refused: Refused,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bad_input_is_one_clear_line(arguments, message, tmp_path, refused, monkeypatch):
     if "--output" not in arguments:
         arguments = [*arguments, "--output", str(tmp_path / "outputs")]
     monkeypatch.setattr(train, "start_ray", lambda **_: None)  # none of these needs it
@@ -195,9 +181,7 @@ def test_bad_input_is_one_clear_line(
     assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("checkpoint*"))
 
 
-def test_too_few_cpus_are_reported_before_anything_is_prepared(
-    cluster: None, refused: Refused, output: Path
-) -> None:
+def test_too_few_cpus_are_reported_before_anything_is_prepared(cluster, refused, output):
     assert "needs 128 CPUs" in refused(
         train,
         *("tiny", "--output", output, "--workers.num-workers", "64"),
@@ -206,7 +190,7 @@ def test_too_few_cpus_are_reported_before_anything_is_prepared(
     assert not (output / "prepared").exists()
 
 
-def test_print_config_shows_every_setting_and_trains_nothing(tmp_path: Path, done: Done) -> None:
+def test_print_config_shows_every_setting_and_trains_nothing(tmp_path, done):
     output = tmp_path / "outputs"
     said = done(train, "tiny", "--print-config", "--seed", 7, "--output", output)
     config = overlay(tiny(), {"seed": 7, "output": str(output)})

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from conftest import Done, Refused, RunHere
 from support import PATIENCE_S, ROOT, resize, the_error
 
 from jobs import ingest, tune
-from ramen_ray.config import RunConfig, overlay, write_config
+from ramen_ray.config import overlay, write_config
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.directory import RunDirectory
 
@@ -28,9 +27,7 @@ def _texts(count: int) -> list[str]:
     return [draw.bytes(30).hex() for _ in range(count)]
 
 
-def test_an_import_leaves_nothing_on_a_full_disk(
-    cluster: None, small_disk: Path, done: Done, refused: Refused, tmp_path: Path
-) -> None:
+def test_an_import_leaves_nothing_on_a_full_disk(cluster, small_disk, done, refused, tmp_path):
     texts = _texts(8_000)
     clicks = tmp_path / "clicks.csv"
     pa.csv.write_csv(pa.table({"query": texts[:4_000], "ad": texts[4_000:]}), clicks)
@@ -47,12 +44,8 @@ def test_an_import_leaves_nothing_on_a_full_disk(
 
 
 def test_predictions_go_on_when_there_is_room_again(
-    joining: dict[str, str],
-    small_disk: Path,
-    logged_retriever: str,
-    output: Path,
-    tmp_path: Path,
-) -> None:
+    joining, small_disk, logged_retriever, output, tmp_path
+):
     queries = tmp_path / "queries.parquet"
     pq.write_table(pa.table({"text": _texts(24_000)}), queries, row_group_size=4_000)
     flags = ["--model", logged_retriever, "--queries", str(queries), "--output", str(output)]
@@ -84,13 +77,8 @@ def _files(answers: Path) -> list[Path]:
 
 
 def test_a_sweep_goes_on_when_there_is_room_again(
-    cluster: None,
-    small_disk: Path,
-    run_here: RunHere,
-    small_run: RunConfig,
-    empty_store: Path,
-    tmp_path: Path,
-) -> None:
+    cluster, small_disk, run_here, small_run, empty_store, tmp_path
+):
     def sweep(output: Path) -> tuple[int, str]:
         file = tmp_path / "config.json"
         write_config(overlay(small_run, {"name": "swept", "output": str(output)}), file)

@@ -40,9 +40,20 @@ threading.Thread(target=time.sleep, args=[600]).start()
 """
 
 
-@pytest.mark.parametrize("begins", ["", HANGS])
+FORKS = """
+import os, time
+def fork(_):
+    while True:
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+time.sleep = fork
+"""
+
+
+@pytest.mark.parametrize("begins", ["", HANGS, FORKS])
 @pytest.mark.parametrize("number", CODES)
-def test_a_job_ends_with_the_code_of_its_signal(number: signal.Signals, begins: str) -> None:
+def test_a_job_ends_with_the_code_of_its_signal(number, begins):
     command = [sys.executable, "-c", begins + SLEEPS]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -52,6 +63,27 @@ def test_a_job_ends_with_the_code_of_its_signal(number: signal.Signals, begins: 
         job.send_signal(number)
         _, said = job.communicate(timeout=PATIENCE_S)
     assert (job.returncode, said) == (CODES[number], "interrupted\n")
+
+
+def test_ctrl_c_while_a_job_loads_its_libraries_is_one_line():
+    loads = "import ramen_ray.command_line as job; raise KeyboardInterrupt"
+    job = subprocess.run([sys.executable, "-c", loads], cwd=ROOT, capture_output=True, text=True)
+    assert (job.returncode, job.stderr) == (130, "interrupted\n")
+
+
+def test_a_job_whose_output_nobody_reads_ends_without_a_word():
+    prints = "import sys; from ramen_ray.command_line import run_job\n"
+    prints += "sys.exit(run_job(lambda: [print('line') for _ in range(100_000)]))"
+    command = [sys.executable, "-c", prints]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert job.stderr is not None
+        job.stdout.readline()
+        job.stdout.close()
+        assert job.stderr.read() == ""
+    assert job.returncode == 128 + signal.SIGPIPE
 
 
 def _end(number: signal.Signals, job: str, flags: list[Any], ready: Callable[[], object]) -> str:
@@ -97,8 +129,8 @@ def _statuses(config: RunConfig) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
 def test_training_ends_with_the_code_of_its_signal_and_a_run_that_is_killed(
-    number: signal.Signals, small_run: RunConfig, tmp_path: Path
-) -> None:
+    number, small_run, tmp_path
+):
     name = f"ended-{number}"
     config = overlay(small_run, {"name": name, "experiment": name, "training.epochs": 500})
     file = tmp_path / "config.json"
@@ -110,8 +142,8 @@ def test_training_ends_with_the_code_of_its_signal_and_a_run_that_is_killed(
 
 @pytest.mark.slow
 def test_training_whose_own_ray_loses_its_control_process_ends_in_one_line_and_goes_on(
-    small_run: RunConfig, tmp_path: Path
-) -> None:
+    small_run, tmp_path
+):
     config = overlay(small_run, {"name": "lost", "experiment": "lost", "training.epochs": 500})
     file = tmp_path / "config.json"
     write_config(config, file)
@@ -144,8 +176,8 @@ def test_training_whose_own_ray_loses_its_control_process_ends_in_one_line_and_g
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
 def test_a_sweep_ends_with_the_code_of_its_signal_and_runs_that_are_killed(
-    number: signal.Signals, small_run: RunConfig, tmp_path: Path
-) -> None:
+    number, small_run, tmp_path
+):
     name = f"swept-{number}"
     config = overlay(small_run, {"name": name, "experiment": name, "training.epochs": 500})
     file = tmp_path / "config.json"
@@ -158,9 +190,7 @@ def test_a_sweep_ends_with_the_code_of_its_signal_and_runs_that_are_killed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", CODES)
-def test_a_prediction_ends_with_the_code_of_its_signal(
-    number: signal.Signals, logged_retriever: str, output: Path, tmp_path: Path
-) -> None:
+def test_a_prediction_ends_with_the_code_of_its_signal(number, logged_retriever, output, tmp_path):
     queries, answers = tmp_path / "queries.parquet", tmp_path / "answers"
     texts = [f"robin {row}" for row in range(400_000)]
     pq.write_table(pa.table({"text": texts}), queries, row_group_size=2_000)

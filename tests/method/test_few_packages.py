@@ -9,8 +9,6 @@ import few_packages
 import numpy as np
 import pytest
 
-from ramen_ray.data.prepared.folder import Prepared
-
 ABSENT = (
     *("ray", "mlflow", "faiss", "pydantic", "tyro", "numba", "sklearn", "pandas", "matplotlib"),
     "duckdb",
@@ -31,9 +29,7 @@ print(json.dumps(train(*map(Path, arguments))))
 
 
 @pytest.mark.slow
-def test_without_them_the_results_are_the_same(
-    prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
-) -> None:
+def test_without_them_the_results_are_the_same(prepared_bag, encoder_path, tmp_path):
     expected = few_packages.train(encoder_path, prepared_bag.path, tmp_path / "with.npy")
     folder, file = Path(few_packages.__file__).parent, tmp_path / "without.npy"
     arguments = [json.dumps(ABSENT), *map(str, (folder, encoder_path, prepared_bag.path, file))]

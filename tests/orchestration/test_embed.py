@@ -8,7 +8,6 @@ import pytest
 from support import NUM_CPUS
 
 from ramen_ray.data.arrays import map_new_array
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.orchestration import embed
@@ -23,13 +22,10 @@ def model(encoder_path: Path, tmp_path: Path) -> DualEncoder:
     return model
 
 
+@pytest.mark.slow
 def test_actors_embed_as_tasks_do_and_load_the_model_once_each(
-    cluster: None,
-    prepared_bag: Prepared,
-    model: DualEncoder,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    cluster, prepared_bag, model, tmp_path, monkeypatch
+):
     class Counting(embed._Work):
         def load(self) -> DualEncoder:
             with (tmp_path / "loaded").open("a") as file:

@@ -1,21 +1,15 @@
-"""What an actor that holds a shard, and one that writes answers, do with a large block."""
+"""What an actor that holds a shard does with a large block."""
 
 import tracemalloc
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from pyarrow.fs import LocalFileSystem
 from support import best_by_a_sort
 
 from ramen_ray.method.retrieval.search import build_index
 from ramen_ray.orchestration import sharded_search as searching
-from ramen_ray.orchestration.serve.partitions import FILE, Answers, Partition, row_groups
-from ramen_ray.orchestration.serve.steps import Work, Write
 from ramen_ray.orchestration.sharded_search import SearchShard
 
 K, NUM_QUERIES = 60, 8_000
@@ -43,8 +37,8 @@ def _whole_numbers(num_rows: int) -> np.ndarray:
 
 @pytest.mark.parametrize("answers_at_once", [7 * K, 1024 * K + 5])
 def test_a_block_of_many_answers_needs_little_more_memory_than_these(
-    answers_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    answers_at_once, tmp_path, monkeypatch
+):
     queries, ads = _whole_numbers(NUM_QUERIES), _whole_numbers(400)
     monkeypatch.setattr(searching, "ANSWERS_AT_ONCE", answers_at_once)
     block = {"name": "queries", "queries": queries}
@@ -58,26 +52,3 @@ def test_a_block_of_many_answers_needs_little_more_memory_than_these(
     expected_ads, expected_scores = best_by_a_sort(queries, ads, K)
     assert np.array_equal(block["ads"], expected_ads)
     assert np.array_equal(block["scores"], expected_scores)
-
-
-@pytest.mark.parametrize(("answers_at_once", "sizes"), [(12, [4, 4, 1]), (5_000_000, [9])])
-def test_the_texts_of_many_answers_are_spelt_out_some_at_a_time(
-    answers_at_once: int, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(searching, "ANSWERS_AT_ONCE", answers_at_once)
-    texts = [f"query {n}" if n != 5 else "" for n in range(9)]
-    pq.write_table(pa.table({"text": texts}), tmp_path / "queries.parquet")
-    (group,) = row_groups(LocalFileSystem(), str(tmp_path / "queries.parquet"))
-    names = [f"ad {n}" for n in range(20)]
-    pq.write_table(pa.table({"ad_id": names, "text": names}), tmp_path / "ads.parquet")
-    found = np.random.default_rng(0).integers(0, 20, (8, 3))
-    scores = np.zeros((8, 3), dtype=np.float32)
-    answers = Answers(tmp_path, "this call")
-    answers.aside.mkdir()
-    work = Work([Partition(group, 0, 9)], "text", 3, answers, tmp_path)
-    Write(work)({"partition": 0, "ads": found, "scores": scores})
-    file = pq.ParquetFile(tmp_path / FILE.format(0))
-    groups = range(file.num_row_groups)
-    assert [file.metadata.row_group(group).num_rows for group in groups] == sizes
-    expected = [[names[ad] for ad in row] for row in found]
-    assert file.read()["ads"].to_pylist() == [*expected[:5], [], *expected[5:]]

@@ -12,7 +12,7 @@ from ray.util.placement_group import placement_group
 from support import NUM_CPUS, best_by_a_sort
 
 from jobs.graph import Similar
-from ramen_ray.config import RunConfig, overlay, write_config
+from ramen_ray.config import overlay, write_config
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.graph.similar import SimilarSettings
@@ -66,8 +66,8 @@ def _searched(tmp_path: Path, num_threads: int = 1) -> TopK:
 
 @pytest.mark.parametrize("held", [0, 1, NUM_CPUS], ids=["two at once", "one at once", "without"])
 def test_queries_stream_through_all_shards_with_the_cpus_that_are_free(
-    cluster: None, embeddings: tuple[np.ndarray, np.ndarray], tmp_path: Path, held: int
-) -> None:
+    cluster, embeddings, tmp_path, held
+):
     with no_placement_group_left():
         if held:
             ray.get(placement_group([{"CPU": held}]).ready())
@@ -77,12 +77,7 @@ def test_queries_stream_through_all_shards_with_the_cpus_that_are_free(
     assert [file.name for file in tmp_path.iterdir()] == ["embeddings.npy"]
 
 
-def test_a_shard_that_fits_no_machine_is_reported(
-    cluster: None,
-    embeddings: tuple[np.ndarray, np.ndarray],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_shard_that_fits_no_machine_is_reported(cluster, embeddings, tmp_path, monkeypatch):
     monkeypatch.setattr(searching, "BYTES_BESIDES", 10**14)
     for name in ("MOMENT_S", "PATIENCE_S"):
         monkeypatch.setattr(resources, name, 1)
@@ -91,8 +86,8 @@ def test_a_shard_that_fits_no_machine_is_reported(
 
 
 def test_similar_texts_are_those_of_one_search(
-    cluster: None, dataset_path: Path, encoder_path: Path, few_ads: float, tmp_path: Path
-) -> None:
+    cluster, dataset_path, encoder_path, few_ads, tmp_path
+):
     made = {}
     for size in (few_ads, 1.0):
         copy = tmp_path / str(size) / "dataset"
@@ -107,8 +102,8 @@ def test_similar_texts_are_those_of_one_search(
 
 
 def test_a_checkpoint_is_evaluated_in_shards_as_without(
-    cluster: None, small_run: RunConfig, encoder_path: Path, few_ads: float, tmp_path: Path
-) -> None:
+    cluster, small_run, encoder_path, few_ads, tmp_path
+):
     checkpoint = tmp_path / "checkpoint"
     DualEncoder(build_bag(str(encoder_path))).save(checkpoint, 16)
     changes = {"encoder.kind": "bag", "encoder.max_length": 16}
@@ -137,9 +132,7 @@ def _mine(data: Prepared, model: Path, folder: Path, size: float) -> tuple[dict,
     return figures, open_shortlists(folder / SHORTLISTS_FILE)
 
 
-def test_shortlists_of_shards_are_those_of_all_ads(
-    cluster: None, prepared_bag: Prepared, model: Path, few_ads: float, tmp_path: Path
-) -> None:
+def test_shortlists_of_shards_are_those_of_all_ads(cluster, prepared_bag, model, few_ads, tmp_path):
     figures, found = _mine(prepared_bag, model, tmp_path / "made", few_ads)
     assert figures == {}
     write_shortlists(load_model(model), prepared_bag, 12, tmp_path / "whole.npy")
@@ -147,13 +140,8 @@ def test_shortlists_of_shards_are_those_of_all_ads(
 
 
 def test_an_approximate_search_tells_its_recall(
-    cluster: None,
-    prepared_bag: Prepared,
-    model: Path,
-    few_ads: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    cluster, prepared_bag, model, few_ads, tmp_path, monkeypatch
+):
     monkeypatch.setattr(search, "MOST_EXACT_PRODUCTS", 1)
     monkeypatch.setattr(index, "MOST_FLAT_ADS", 15)
     figures, found = _mine(prepared_bag, model, tmp_path / "made", few_ads)
@@ -163,12 +151,8 @@ def test_an_approximate_search_tells_its_recall(
 
 @pytest.mark.parametrize("gb_per_shard", [1e-9, 1.0])
 def test_a_task_that_has_shards_searched_needs_no_cpu_itself(
-    prepared_bag: Prepared,
-    small_run: RunConfig,
-    few_ads: float,
-    gb_per_shard: float,
-    tmp_path: Path,
-) -> None:
+    prepared_bag, small_run, few_ads, gb_per_shard, tmp_path
+):
     config = overlay(
         small_run,
         {"base.kind": "ance", "encoder.kind": "bag", "workers.gb_per_shard": gb_per_shard},

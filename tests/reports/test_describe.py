@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Done, Refused, RunHere
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlflow.tracking import MlflowClient
@@ -204,9 +203,7 @@ def _counted(description: Description) -> dict[str, float]:
 
 @settings(max_examples=6)
 @given(tables=tiny_tables())
-def test_numbers_of_any_tiny_dataset_equal_loops(
-    tables: dict[str, pa.Table], encoder_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_numbers_of_any_tiny_dataset_equal_loops(tables, encoder_path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     dataset = write_dataset(folder / "tiny", tables, name="tiny")
     described = describe(dataset, str(encoder_path), MAX_LENGTH)
@@ -217,7 +214,7 @@ def test_numbers_of_any_tiny_dataset_equal_loops(
     )
 
 
-def test_hubs_are_the_anchors_with_most_edges(description: Description, dataset_path: Path) -> None:
+def test_hubs_are_the_anchors_with_most_edges(description, dataset_path):
     dataset = Dataset(dataset_path)
     for name, hubs in description.hubs.items():
         texts = dataset.read(f"anchors/{name}")["text"].to_pylist()
@@ -233,9 +230,7 @@ def test_hubs_are_the_anchors_with_most_edges(description: Description, dataset_
         assert [hub.share for hub in hubs] == [both[a] / both.total() for a in ranked]
 
 
-def test_samples_show_a_query_with_its_ads_and_anchors(
-    description: Description, dataset_path: Path
-) -> None:
+def test_samples_show_a_query_with_its_ads_and_anchors(description, dataset_path):
     dataset = Dataset(dataset_path)
     queries = {row["text"]: row for row in dataset.read("queries/train").to_pylist()}
     ads = dataset.read("ads")["text"].to_pylist()
@@ -250,9 +245,7 @@ def test_samples_show_a_query_with_its_ads_and_anchors(
             assert anchors == [texts[anchor] for anchor in wanted]
 
 
-def test_a_larger_table_is_sampled_and_the_page_says_so(
-    dataset_path: Path, encoder_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_larger_table_is_sampled_and_the_page_says_so(dataset_path, encoder_path, monkeypatch):
     monkeypatch.setattr(describing, "TEXTS_PER_TABLE", 10)
     dataset = Dataset(dataset_path)
     one, other = (describe(dataset, str(encoder_path), MAX_LENGTH) for _ in range(2))
@@ -264,7 +257,7 @@ def test_a_larger_table_is_sampled_and_the_page_says_so(
 
 
 @given(st.integers(0, 200), st.integers(1, 50), st.integers(0, 3))
-def test_sampled_rows_are_distinct_and_ascending(num_rows: int, size: int, seed: int) -> None:
+def test_sampled_rows_are_distinct_and_ascending(num_rows, size, seed):
     rows = sample_ids(num_rows, size, seed)
     assert rows == sorted(set(rows))
     assert len(rows) == min(num_rows, size)
@@ -272,9 +265,7 @@ def test_sampled_rows_are_distinct_and_ascending(num_rows: int, size: int, seed:
     assert rows == sample_ids(num_rows, size, seed)
 
 
-def test_the_page_holds_all_rows_and_refers_to_nothing_outside(
-    description: Description, tmp_path: Path
-) -> None:
+def test_the_page_holds_all_rows_and_refers_to_nothing_outside(description, tmp_path):
     sections = dataset_tables(description)
     for name in ("one.html", "two.html"):
         words, note = dataset_words(description), dataset_note(description)
@@ -295,7 +286,7 @@ def test_the_page_holds_all_rows_and_refers_to_nothing_outside(
         assert all(link.startswith("#") for link in links)
 
 
-def test_the_summary_is_table_9(description: Description, dataset_path: Path) -> None:
+def test_the_summary_is_table_9(description, dataset_path):
     summary = dataset_tables(description)[0]
     dataset = Dataset(dataset_path)
     clicks = len(dataset.read("queries/train")["ad_ids"].combine_chunks().flatten())
@@ -307,7 +298,7 @@ def test_the_summary_is_table_9(description: Description, dataset_path: Path) ->
     assert [row[5] for row in summary.rows] == ["links", "topics"]
 
 
-def test_texts_are_shown_as_they_are(encoder_path: Path, tmp_path: Path) -> None:
+def test_texts_are_shown_as_they_are(encoder_path, tmp_path):
     text = "<script>alert(1)</script> [bold] & co"
     described = describe(_dataset_of(tmp_path / "hostile", text), str(encoder_path), MAX_LENGTH)
     file = tmp_path / "page.html"
@@ -318,8 +309,8 @@ def test_texts_are_shown_as_they_are(encoder_path: Path, tmp_path: Path) -> None
 
 
 def test_a_terminal_shows_control_characters_and_does_not_act_on_them(
-    encoder_path: Path, tmp_path: Path, run_here: RunHere
-) -> None:
+    encoder_path, tmp_path, run_here
+):
     text = "\x1b[2J\x1b]0;title\x07 caf\u00e9 \u202egnp.exe \x9b31m \u97b4"
     path = _dataset_of(tmp_path / "hostile", text).path
     pq.write_table(pa.table({"a": [1]}), path / "\x1b[31mred.parquet")
@@ -334,7 +325,7 @@ def test_a_terminal_shows_control_characters_and_does_not_act_on_them(
     assert "no\\x1bwhere" in printed
 
 
-def test_weights_and_the_zero_shot_split_are_counted(encoder_path: Path, tmp_path: Path) -> None:
+def test_weights_and_the_zero_shot_split_are_counted(encoder_path, tmp_path):
     queries = query_table(["robin", "heron"], [[0], [0, 1]])
     weighted = queries.append_column(
         "weights", pa.array([[2.5], [1.0, 4.0]], pa.list_(pa.float32()))
@@ -354,7 +345,7 @@ def test_weights_and_the_zero_shot_split_are_counted(encoder_path: Path, tmp_pat
     ]
 
 
-def test_without_anchors_edges_are_not_mentioned(encoder_path: Path, tmp_path: Path) -> None:
+def test_without_anchors_edges_are_not_mentioned(encoder_path, tmp_path):
     described = describe(_dataset_of(tmp_path / "bare", "robin"), str(encoder_path), MAX_LENGTH)
     sections = dataset_tables(described)
     assert "Largest hubs" not in [section.title for section in sections]
@@ -362,13 +353,7 @@ def test_without_anchors_edges_are_not_mentioned(encoder_path: Path, tmp_path: P
     assert [plot.x_label for s in sections for plot in s.plots] == ["clicks", "tokens per text"]
 
 
-def test_the_job_prints_writes_and_logs(
-    dataset_path: Path,
-    encoder_path: Path,
-    description: Description,
-    tmp_path: Path,
-    done: Done,
-) -> None:
+def test_the_job_prints_writes_and_logs(dataset_path, encoder_path, description, tmp_path, done):
     output = tmp_path / "outputs"
     flags = ["--encoder", encoder_path, "--max-length", MAX_LENGTH, "--mlflow"]
     printed = done(job, dataset_path, *flags, "--output", output)
@@ -389,16 +374,14 @@ def test_the_job_prints_writes_and_logs(
 
 
 def test_without_mlflow_only_the_page_is_written(
-    dataset_path: Path, encoder_path: Path, tmp_path: Path, done: Done, monkeypatch: Any
-) -> None:
+    dataset_path, encoder_path, tmp_path, done, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     done(job, dataset_path, "--encoder", encoder_path, "--page", "mine.html")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.html"]
 
 
-def test_all_errors_are_in_one_message_and_nothing_is_written(
-    tmp_path: Path, refused: Refused
-) -> None:
+def test_all_errors_are_in_one_message_and_nothing_is_written(tmp_path, refused):
     queries = query_table(["robin"], [[0]])
     tables = {
         **{f"queries/{split}": queries for split in SPLITS[1:]},
@@ -426,14 +409,8 @@ def test_all_errors_are_in_one_message_and_nothing_is_written(
     ],
 )
 def test_bad_flags_are_one_clear_line_and_leave_nothing(
-    flags: list[str],
-    message: str,
-    dataset_path: Path,
-    encoder_path: Path,
-    refused: Refused,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    flags, message, dataset_path, encoder_path, refused, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "occupied").mkdir()
     encoder = [] if "--encoder" in flags else ["--encoder", encoder_path]

@@ -58,7 +58,7 @@ def _tables(file: Path) -> dict[str, list[list[str]]]:
     return tables
 
 
-def test_the_worst_queries_and_the_most_harmful_ads_are_first(tmp_path: Path) -> None:
+def test_the_worst_queries_and_the_most_harmful_ads_are_first(tmp_path):
     shown = {
         "robin": ["maple", "heron"],
         "sloop": ["maple", "ketch"],
@@ -92,9 +92,7 @@ def test_the_worst_queries_and_the_most_harmful_ads_are_first(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("other_dataset", [False, True])
-def test_what_another_run_finds_is_told_as_won_and_lost(
-    other_dataset: bool, tmp_path: Path
-) -> None:
+def test_what_another_run_finds_is_told_as_won_and_lost(other_dataset, tmp_path):
     mine = _found({"robin": ["wren", "heron"], "sloop": ["maple"], "<b>": ["waltz"]})
     other = _found({"robin": ["wren", "maple"], "sloop": ["ketch"], "<b>": ["wren", "waltz"]})
     if other_dataset:
@@ -127,14 +125,14 @@ def test_what_another_run_finds_is_told_as_won_and_lost(
     assert [tables[name] for name in tables if name.startswith(("Why", "Won", "Lost"))] == [[]] * 3
 
 
-def test_ranks_after_the_tenth_are_not_read(tmp_path: Path) -> None:
+def test_ranks_after_the_tenth_are_not_read(tmp_path):
     ads = [*["maple"] * 10, "ketch"]
     pq.write_table(_table({"sloop": ads}), tmp_path / "some.parquet")
     assert read_predictions(tmp_path / "some.parquet")["ad"].tolist() == ads[:10]
 
 
 @pytest.mark.parametrize("content", [b"no parquet", None])
-def test_other_files_are_refused(content: bytes | None, tmp_path: Path) -> None:
+def test_other_files_are_refused(content, tmp_path):
     file = tmp_path / "some.parquet"
     if content is None:
         pq.write_table(pa.table({"rank": [1], "ad": ["x"]}), file)

@@ -7,7 +7,6 @@ from urllib.parse import unquote
 
 import mlflow
 import pytest
-from conftest import Done, Refused
 from mlflow.tracking import MlflowClient
 from stores import Store
 
@@ -37,9 +36,7 @@ def _location(registry: Registry, store: Store) -> Path:
 
 
 @pytest.mark.parametrize("how", ["moved", "moved, and others are where it was", "copied"])
-def test_retrievers_are_found_beside_their_store(
-    how: str, store: Store, dataset_path: Path, done: Done, tmp_path: Path
-) -> None:
+def test_retrievers_are_found_beside_their_store(how, store, dataset_path, done, tmp_path):
     run_id = store.run(0.0, dataset_path)
     done(promote, run_id, "--name", "shop", "--output", store.output)
     before, now = store.output, tmp_path / "else where"
@@ -67,9 +64,7 @@ def test_retrievers_are_found_beside_their_store(
         assert before in _location(registry, store).parents
 
 
-def test_artifacts_that_are_elsewhere_on_purpose_stay_there(
-    store: Store, dataset_path: Path, tmp_path: Path
-) -> None:
+def test_artifacts_that_are_elsewhere_on_purpose_stay_there(store, dataset_path, tmp_path):
     other = tmp_path / "other"
     apart = Store(store.uri, other, store.data, store.encoder_path)
     apart.champion("shop", 0.0, dataset_path)
@@ -77,9 +72,7 @@ def test_artifacts_that_are_elsewhere_on_purpose_stay_there(
     assert other in _location(Registry(store.uri), store).parents
 
 
-def test_only_a_retriever_that_answers_is_promoted(
-    store: Store, dataset_path: Path, refused: Refused, tmp_path: Path
-) -> None:
+def test_only_a_retriever_that_answers_is_promoted(store, dataset_path, refused, tmp_path):
     run_id = store.run(0.0, dataset_path)
     registry = Registry(store.uri)
     model_id = registry.find_logged(run_id, None)[1]
@@ -108,8 +101,8 @@ def test_only_a_retriever_that_answers_is_promoted(
 
 
 def test_a_retriever_whose_logging_was_killed_is_logged_once(
-    logged_retriever: str, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    logged_retriever, output, tmp_path, monkeypatch
+):
     registry = Registry(f"sqlite:///{output}/mlflow.db")
     made = registry.download(logged_retriever, tmp_path / "aside")
     run = open_run(registry.uri, "tests", "killed", output)

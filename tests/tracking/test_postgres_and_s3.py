@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
-from conftest import Done, RunHere, free_port
+from conftest import RunHere, free_port
 from mlflow.tracking import MlflowClient
 from support import PATIENCE_S, answers, running, running_postgres, the_error, wait_until
 
@@ -107,13 +107,8 @@ def _file(config: RunConfig, folder: Path, **changes: object) -> Path:
 
 
 def test_a_team_trains_sweeps_promotes_answers_and_serves(
-    stores: Stores,
-    client: MlflowClient,
-    small_run: RunConfig,
-    dataset_path: Path,
-    done: Done,
-    tmp_path: Path,
-) -> None:
+    stores, client, small_run, dataset_path, done, tmp_path
+):
     output = Path(small_run.output)
     done(train, "--config", _file(small_run, tmp_path, name="first"))
     assert any(key.startswith("kept/") for key in stores.files())  # through MLflow's server
@@ -155,8 +150,8 @@ def _served(texts: list[str], log: Path) -> list[list[str]]:
 
 
 def test_artifacts_that_cannot_be_kept_are_told_before_anything_is_trained(
-    client: MlflowClient, small_run: RunConfig, run_here: RunHere, tmp_path: Path
-) -> None:
+    client, small_run, run_here, tmp_path
+):
     client.create_experiment("misspelt", artifact_location="s3://misspelt/artifacts")
     file = _file(small_run, tmp_path, name="unkept", experiment="misspelt")
     code, said = run_here(train, "--config", file)
@@ -167,9 +162,7 @@ def test_artifacts_that_cannot_be_kept_are_told_before_anything_is_trained(
     assert not (Path(small_run.output) / "runs" / "unkept").exists()
 
 
-def test_a_database_without_a_server_keeps_artifacts_in_the_output(
-    stores: Stores, tmp_path: Path
-) -> None:
+def test_a_database_without_a_server_keeps_artifacts_in_the_output(stores, tmp_path):
     run = open_run(stores.database, "without-a-server", "a run", tmp_path)
     (tmp_path / "note.txt").write_text("kept")
     run.log_artifacts(tmp_path / "note.txt")

@@ -14,13 +14,7 @@ from conftest import free_port
 from mlflow.tracking import MlflowClient
 
 from ramen_ray.errors import redacted
-from ramen_ray.tracking.runs import (
-    Run,
-    TrackingError,
-    open_run,
-    tracking_uri,
-    ui_command,
-)
+from ramen_ray.tracking.runs import Run, TrackingError, open_run, tracking_uri, ui_command
 from ramen_ray.tracking.step_logger import UNSENT_FILE, StepLogger
 
 AT_ONCE = "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0"  # what fails is tried again without a wait
@@ -38,7 +32,7 @@ def run(output: Path) -> Run:
     return open_run(f"sqlite:///{output}/mlflow.db", "tests", "a run", output)
 
 
-def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environment_names_the_store(monkeypatch, tmp_path):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert tracking_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
@@ -46,9 +40,7 @@ def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert ui_command("http://tracking:5000") == "open http://tracking:5000"
 
 
-def test_a_store_is_where_its_folder_is_whatever_its_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_store: Path
-) -> None:
+def test_a_store_is_where_its_folder_is_whatever_its_name(monkeypatch, tmp_path, empty_store):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     named = [tmp_path / folder / "a%41?b#c'd\"e f;$g\\h%" for folder in ("there", "moved")]
     named[0].mkdir(parents=True)
@@ -77,13 +69,13 @@ def test_a_store_is_where_its_folder_is_whatever_its_name(
         ("sqlite:////tmp/mlflow.db", "sqlite:////tmp/mlflow.db"),
     ],
 )
-def test_passwords_are_not_shown(address: str, shown: str) -> None:
+def test_passwords_are_not_shown(address, shown):
     assert redacted(address) == shown
     assert redacted(f"cannot open {address} now") == f"cannot open {shown} now"
     assert shown in ui_command(address)
 
 
-def test_a_run_travels_to_workers_without_mlflow(run: Run) -> None:
+def test_a_run_travels_to_workers_without_mlflow(run):
     handed_on = pickle.loads(pickle.dumps(run))
     assert handed_on == run
     code = "import sys, ramen_ray.tracking.runs; print('mlflow' in sys.modules)"
@@ -91,7 +83,7 @@ def test_a_run_travels_to_workers_without_mlflow(run: Run) -> None:
     assert imported.stdout.strip() == "False", imported.stderr
 
 
-def test_a_reopened_run_is_the_same_and_runs_again(run: Run, output: Path) -> None:
+def test_a_reopened_run_is_the_same_and_runs_again(run, output):
     run.close("FAILED")
     assert open_run(run.uri, "tests", "a run", output, run.id) == run
     assert MlflowClient(run.uri).get_run(run.id).info.status == "RUNNING"
@@ -107,23 +99,21 @@ def test_a_reopened_run_is_the_same_and_runs_again(run: Run, output: Path) -> No
         (SystemExit, True, "RUNNING"),
     ],
 )
-def test_a_run_ends_with_its_block(
-    error: type[BaseException] | None, nested: bool, status: str, run: Run
-) -> None:
+def test_a_run_ends_with_its_block(error, nested, status, run):
     with nullcontext() if error is None else pytest.raises(error), run.closing(nested):
         if error is not None:
             raise error
     assert MlflowClient(run.uri).get_run(run.id).info.status == status
 
 
-def test_parameters_may_be_logged_twice(run: Run) -> None:
+def test_parameters_may_be_logged_twice(run):
     for _ in range(2):
         run.log_parameters({"optimizer.lr": 0.1, "name": None}, {"dataset": "made"})
     logged = MlflowClient(run.uri).get_run(run.id).data
     assert logged.params == {"optimizer.lr": "0.1", "name": "None"}
 
 
-def test_repeated_steps_are_logged_once(run: Run, tmp_path: Path) -> None:
+def test_repeated_steps_are_logged_once(run, tmp_path):
     losses, known = np.arange(8.0).reshape(8, 1), np.ones((8, 1), dtype=bool)
     first = StepLogger(run, tmp_path)
     first.log_losses(["loss/task"], losses[:5], known[:5], 5)
@@ -135,7 +125,7 @@ def test_repeated_steps_are_logged_once(run: Run, tmp_path: Path) -> None:
     assert run.read_history("validation/P@1") == ([5], [0.25])
 
 
-def test_more_values_than_a_batch_may_hold(run: Run, tmp_path: Path) -> None:
+def test_more_values_than_a_batch_may_hold(run, tmp_path):
     values = np.arange(2100.0).reshape(700, 3)
     known = np.ones(values.shape, dtype=bool)
     known[1::2, 0] = False
@@ -144,9 +134,7 @@ def test_more_values_than_a_batch_may_hold(run: Run, tmp_path: Path) -> None:
     assert run.read_history("a") == (list(range(1, 701, 2)), values[::2, 0].tolist())
 
 
-def test_figures_are_kept_while_the_server_is_gone(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_figures_are_kept_while_the_server_is_gone(run, tmp_path, monkeypatch, caplog):
     losses, known = np.arange(8.0).reshape(8, 1), np.ones((8, 1), dtype=bool)
     gone = StepLogger(Run(f"http://127.0.0.1:{free_port()}", run.id), tmp_path)
     started = time.monotonic()
@@ -168,14 +156,14 @@ def test_figures_are_kept_while_the_server_is_gone(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_is_not_hidden_by_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_is_not_hidden_by_a_store_that_is_gone(monkeypatch):
     monkeypatch.setenv(*AT_ONCE)
     gone = Run(f"http://127.0.0.1:{free_port()}", "0" * 32)
     with pytest.raises(ValueError, match="the real error"), gone.closing():
         raise ValueError("the real error")
 
 
-def test_several_processes_may_make_the_experiment_at_once(run: Run, output: Path) -> None:
+def test_several_processes_may_make_the_experiment_at_once(run, output):
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(open_run, run.uri, "fresh", f"run {n}", output) for n in range(4)]
     opened = {task.result().id for task in asked}
@@ -206,8 +194,8 @@ def test_several_processes_may_make_the_experiment_at_once(run: Run, output: Pat
     ],
 )
 def test_a_store_that_cannot_be_used_is_named_within_seconds_without_its_password(
-    uri: str, run_id: str | None, message: str, output: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    uri, run_id, message, output, capfd
+):
     started = time.monotonic()
     with pytest.raises(TrackingError, match=message) as error:
         address = uri.format(output=output, port=free_port())

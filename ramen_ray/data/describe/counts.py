@@ -1,6 +1,6 @@
 """Count the clicks and edges of every query, ad and anchor, and sum them up for a description.
 
-The dataset must be free of errors (:func:`ramen_ray.data.checks.check`).
+The dataset must be free of errors (:func:`ramen_ray.data.checks.validation.check`).
 """
 
 from collections.abc import Iterable, Mapping

@@ -5,7 +5,7 @@ edges, so this is measured on train clicks: how often does a query share an anch
 how often with an ad that was clicked for another query? A set with edges on one side only is
 measured by its pairs: how often do ads that it joins share a query that led to both?
 
-The dataset must be free of errors (:func:`ramen_ray.data.checks.check`).
+The dataset must be free of errors (:func:`ramen_ray.data.checks.validation.check`).
 """
 
 from collections.abc import Mapping

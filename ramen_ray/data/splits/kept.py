@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Int64s, list_entries, to_lists
-from ramen_ray.data.checks import check
+from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import name_literal
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetWriter, new_dataset
 from ramen_ray.data.store.schemas import ids_in, schema_of

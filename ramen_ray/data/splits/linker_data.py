@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.checks import check
+from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import count, engine, run, stream
 from ramen_ray.data.leaks import texts_of
 from ramen_ray.data.prepared.hashing import keyed_hash

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.same_texts import nearly, normalized
 from ramen_ray.data.store.schemas import FILTER
-from ramen_ray.data.store.texts import nearly, normalized
 from ramen_ray.data.tables.clicks.settings import AdColumns
 from ramen_ray.data.tables.reading.columns import (
     Column,
@@ -141,8 +141,8 @@ def _read_ads(
     twice = _repeats(ads["ad_id"]) | _among(ads["ad_id"], in_use)
     table.report_rows(
         "ad_id",
-        "ids are in use",
-        "leave out ads that are indexed already",
+        "ids are in use or repeated",
+        "give each ad once; to replace an ad, name it in --remove, too",
         ads.filter(pa.array(twice)),
     )
     if synced is not None:

@@ -21,8 +21,8 @@ from ramen_ray.data.store.dataset import (
     dataset_name,
     new_dataset,
 )
+from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import ZERO_SHOT
-from ramen_ray.data.store.texts import fold
 from ramen_ray.data.xc.layouts import GraphFiles, XcFiles, find_files
 from ramen_ray.data.xc.matrices import read_ids, read_matrix, read_shape
 from ramen_ray.data.xc.texts import Scan, TextFile, scan

@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import Booleans, Int64s, list_entries
 from ramen_ray.data.findings import Kind, Tallies, Tally, error_at, raise_errors
-from ramen_ray.data.store.texts import NULL_WORDS
+from ramen_ray.data.store.same_texts import NULL_WORDS
 from ramen_ray.data.tables.reading.cells import as_strings
 from ramen_ray.data.tables.reading.json_lines import Types, fields_of, parse_objects
 from ramen_ray.data.tables.reading.lines import STRANGE, WINDOWS_1252, Block, Rows, read_blocks

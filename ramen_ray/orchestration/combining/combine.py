@@ -86,12 +86,12 @@ def combine(settings: CombineSettings) -> CombineResult:
             )
             task = CombineTask(
                 settings,
-                str(finished.model),
+                finished.model,
                 finished.part,
-                str(data.path),
-                None if sibling is None else str(sibling.path),
-                str(embeddings),
-                str(directory.path),
+                data.path,
+                None if sibling is None else sibling.path,
+                embeddings,
+                directory.path,
                 build_propensity(config),
                 run,
             )

@@ -45,9 +45,8 @@ from ramen_ray.orchestration.combining.inputs import (
     revealed_clicks,
 )
 from ramen_ray.orchestration.run.checkpoints import Checkpoints
-from ramen_ray.orchestration.run.loop import train
+from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
 from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.training import Plan, Setup, start_or_resume
 from ramen_ray.orchestration.run.workers import Process
 from ramen_ray.tracking.runs import Run
 
@@ -61,22 +60,22 @@ class CombineTask:
     """The task of training a combiner: plain values; paths that all machines can reach."""
 
     settings: CombineSettings
-    model: str  # folder of the run's best model
+    model: Path  # folder of the run's best model
     part: Part  # which of its vectors answer
-    prepared: str
-    sibling: str | None  # the prepared one-shot sibling, if clicks are revealed
-    embeddings: str
-    folder: str  # where the result goes
+    prepared: Path
+    sibling: Path | None  # the prepared one-shot sibling, if clicks are revealed
+    embeddings: Path
+    folder: Path  # where the result goes
     propensity: Propensity
     run: Run
 
     def train(self, process: Process) -> Evaluation | None:
         """Train to the end; the first worker then writes the combiner, and evaluates as served."""
         process.settle(self.settings.seed, self.settings.workers)
-        data, folder = Prepared(Path(self.prepared)), Path(self.folder)
-        sibling = None if self.sibling is None else Prepared(Path(self.sibling))
-        model = load_model(Path(self.model), part=self.part)
-        embedded, of_sibling = open_embedded(model, data, sibling, Path(self.embeddings))
+        data, folder = Prepared(self.prepared), self.folder
+        sibling = None if self.sibling is None else Prepared(self.sibling)
+        model = load_model(self.model, part=self.part)
+        embedded, of_sibling = open_embedded(model, data, sibling, self.embeddings)
         combining = Combining.of(self.settings, embedded, model)
         objective, plan = combining.objective(), combining.plan
         log = RunLog(self.run, folder, objective, plan.total_steps)

@@ -16,9 +16,9 @@ import pyarrow as pa
 import ray.data
 from filelock import FileLock
 
-from ramen_ray.data.checks import validate
 from ramen_ray.data.checks.structure import Structure, inspect_structure, read_tables
-from ramen_ray.data.checks.tables import text_findings
+from ramen_ray.data.checks.table_rules import text_findings
+from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.prepared.folder import Prepared

@@ -116,9 +116,9 @@ def fit(
             check_clicks(config, data)
             note_carried(config, dataset, directory.path)
             with _timed(seconds, "walk"):
-                edges = str(edges_to_train(config, data))
+                edges = edges_to_train(config, data)
             _log_inputs(run, config, dataset, data, made_from)
-            task = WorkerTask(config, str(data.path), edges, str(directory.path), run, made_from)
+            task = WorkerTask(config, data.path, edges, directory.path, run, made_from)
             called = time.time()
             with nullcontext() if is_nested else shown_progress(directory.path):
                 trained = (
@@ -133,7 +133,7 @@ def fit(
             from ramen_ray.orchestration.run.results import log_results
 
             log_results(task, trained, dataset, data, is_worker=on_report is not None)
-        best = Path(trained.best_checkpoint)
+        best = trained.best_checkpoint
         directory.note(
             finished=True,
             best_checkpoint=best.name,

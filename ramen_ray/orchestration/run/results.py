@@ -23,7 +23,7 @@ from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
 from ramen_ray.orchestration.run.workers import WorkerResult, WorkerTask
 from ramen_ray.reports.pages import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
-from ramen_ray.reports.tables import as_markdown, metrics_table
+from ramen_ray.reports.report_tables import as_markdown, metrics_table
 from ramen_ray.tracking.retriever import NAME as RETRIEVER
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import prefixed
@@ -50,13 +50,13 @@ def log_results(
         DatasetError: the dataset has changed since the run began; no retriever is logged.
     """
     config, run = task.config, task.run
-    folder, metrics = Path(task.run_directory), trained.metrics
+    folder, metrics = task.run_directory, trained.metrics
     StepLogger(run, folder).send_unsent()
     kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
     with scratch_folder(folder / ".retriever") as aside:
         with dataset.unchanged(SINCE_IT_BEGAN):
             predictions = _predictions(task, dataset, data)
-            best = Path(trained.best_checkpoint), trained.part
+            best = trained.best_checkpoint, trained.part
             shard = config.workers.gb_per_shard
             settings = RetrieverSettings(kind, config.encoder.max_length, shard)
             work = (aside / RETRIEVER, best, dataset, data, settings)
@@ -100,7 +100,7 @@ def log_results(
 
 def _predictions(task: WorkerTask, dataset: Dataset, data: Prepared) -> pd.DataFrame:
     """Return the best ads of test queries, or of some if there are many."""
-    ads = np.load(Path(task.run_directory) / TEST_ADS_FILE, mmap_mode="r")[:, :AT]
+    ads = np.load(task.run_directory / TEST_ADS_FILE, mmap_mode="r")[:, :AT]
     drawn = np.random.default_rng(task.config.seed).permutation(len(ads))[:MOST_QUERIES]
     judgement = build_judgement(task.config, data, "test")
     queries = dataset.rows_with_ids("queries/test", np.sort(drawn))

@@ -45,10 +45,9 @@ from ramen_ray.orchestration.run.directory import (
     TEST_ADS_FILE,
     VALIDATION_ADS_FILE,
 )
-from ramen_ray.orchestration.run.loop import train
+from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
 from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.orchestration.run.start import CARRIED_FILE, check_meanwhile
-from ramen_ray.orchestration.run.training import Plan, Setup, start_or_resume
 from ramen_ray.orchestration.run.workers import Process, WorkerResult, WorkerTask
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
@@ -71,7 +70,7 @@ def run_worker(task: WorkerTask, process: Process) -> WorkerResult:
     metrics, part = evaluate_best(setup, best.folder)
     return WorkerResult(
         metrics,
-        str(best.folder),
+        best.folder,
         best.step,
         part,
         run.progress.trained_seconds,
@@ -153,7 +152,7 @@ def set_up(task: WorkerTask, process: Process) -> RunSetup:
     regularizers = objective.regularizers
     on_disk = None if config.local_folder is None else Path(config.local_folder)
     local = LocalFolder(on_disk, process.is_first_on_machine, device)
-    prepared, edges = Path(task.prepared), Path(task.edges)
+    prepared, edges, folder = task.prepared, task.edges, task.run_directory
     data = Prepared(local.copy_of(prepared))
     if edges.is_relative_to(prepared):
         graphs = data.path / edges.relative_to(prepared)
@@ -162,7 +161,7 @@ def set_up(task: WorkerTask, process: Process) -> RunSetup:
     training_data = TrainingData.from_prepared(data, regularizers, graphs)
     sampler = build_sampler(config, data, training_data)
     plan = Plan.of_run(config.training, sampler.steps_per_epoch)
-    folder, bf16 = Path(task.run_directory), use_bf16(config, device)
+    bf16 = use_bf16(config, device)
     context = TaskContext(
         prepared, edges, regularizers, folder, sampler.steps_per_epoch, device, bf16, local
     )  # tasks may run on other machines, so they read the shared folders

@@ -107,9 +107,9 @@ class WorkerTask:
     """What a run's workers are sent; paths are folders that all machines can reach."""
 
     config: RunConfig
-    prepared: str
-    edges: str  # the graphs to train on
-    run_directory: str
+    prepared: Path
+    edges: Path  # the graphs to train on
+    run_directory: Path
     run: Run
     made_from: dict[str, str]  # as the driver has found it
 
@@ -127,7 +127,7 @@ class WorkerResult:
     # by row (``untrained``, ``trained``), then split, then metric name. With classifiers there are
     # also ``encoder``, ``classifier`` and ``both``
     metrics: dict[str, dict[str, dict[str, float]]]
-    best_checkpoint: str  # the best model's folder
+    best_checkpoint: Path  # the best model's folder
     best_step: int  # the step after which it was written
     part: Part  # which part of its vectors answers best on the validation split
     trained_seconds: float  # time spent in steps, over all attempts

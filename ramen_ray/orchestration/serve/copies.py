@@ -52,15 +52,11 @@ class NewAdsError(UserError):
 
 @dataclass(frozen=True)
 class Extended:
-    """A retriever with other ads: how many it has now, and what has become of how many."""
+    """A retriever with other ads."""
 
     model_uri: str  # models:/NAME/VERSION if the original was given by a name
     num_ads: int
-    num_new: int
-    num_changed: int
-    num_refiltered: int
-    num_removed: int
-    num_unknown: int
+    counts: dict[str, int]  # of ads, by what has become of them, in words
 
 
 def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: Path) -> Extended:
@@ -82,12 +78,14 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
         new, num_gone = changes.added, len(known) - len(changes.rows)
         extended = Extended(
             model_uri,
-            num_ads=len(changes.rows) + len(new),
-            num_new=len(new) - changes.num_changed,
-            num_changed=changes.num_changed,
-            num_refiltered=changes.num_refiltered,
-            num_removed=num_gone - changes.num_changed,
-            num_unknown=changes.num_unknown,
+            len(changes.rows) + len(new),
+            {
+                "new": len(new) - changes.num_changed,
+                "with another text": changes.num_changed,
+                "with other values to filter by": changes.num_refiltered,
+                "removed": num_gone - changes.num_changed,
+                "to be removed were not there": changes.num_unknown,
+            },
         )
         if not len(new) and not num_gone and not changes.num_refiltered:
             return extended

@@ -34,12 +34,7 @@ from ramen_ray.orchestration.cluster.resources import (
 from ramen_ray.orchestration.serve.partitions import ANSWERS, claim, locked, partitions
 from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
 from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
-from ramen_ray.tracking.registry import (
-    Registry,
-    content_of_retriever,
-    matching_rows,
-    own_folder,
-)
+from ramen_ray.tracking.registry import Registry, content_of_retriever, matching_rows, own_folder
 
 CPUS_PER_ACTOR = 2
 BYTES_PER_PROCESS = 1 << 30
@@ -138,7 +133,10 @@ def _parquet_files(asked: Asked) -> dict[str, FileSystem]:
     files = find_files(asked.queries, [asked.column])
     for file in files:
         if file.format != "parquet":
-            raise DatasetError(f"{file.path}: queries can be read from parquet only")
+            raise DatasetError(
+                f"{file.path}: queries can be read from parquet only; "
+                "pandas.read_csv(FILE).to_parquet(NEW) makes it so"
+            )
         if asked.column in file.partitions:
             raise DatasetError(f"{file.path} has no column {asked.column!r} in itself")
         if taken := sorted(set(ANSWERS.names) & set(file.header)):

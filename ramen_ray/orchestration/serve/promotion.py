@@ -13,20 +13,14 @@ import pyarrow.compute as pc
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import Dataset, DatasetError, open_unchanged
 from ramen_ray.data.store.predictions import users_ids
-from ramen_ray.data.store.texts import fold
+from ramen_ray.data.store.same_texts import fold
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
 from ramen_ray.method.metrics.judgement import METRICS, Judgement, Propensity, read_test_queries
 from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
 from ramen_ray.method.retrieval.search import TopK, search_index
 from ramen_ray.orchestration.serve.retrievers import mlflow_run_id
 from ramen_ray.told import told_of
-from ramen_ray.tracking.registry import (
-    LoggedRetriever,
-    Registry,
-    RegistryError,
-    ask_once,
-    uri_of,
-)
+from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
 
 CHAMPION = "champion"

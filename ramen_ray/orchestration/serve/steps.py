@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.store.texts import is_utf8
+from ramen_ray.data.store.same_texts import is_utf8
 from ramen_ray.method.retrieval.retriever_folder import ADS
 from ramen_ray.orchestration.cluster.tasks import limited_attempts
 from ramen_ray.orchestration.serve.partitions import Answers, Partition, with_answers

@@ -38,10 +38,11 @@ from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, experiment_hash
 from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prepared_for
+from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.orchestration.tune.records import Records
-from ramen_ray.orchestration.tune.trials import Budget, parent_run, run_trials
+from ramen_ray.orchestration.tune.trials import halving, parent_run, run_trials
 from ramen_ray.presets import PRESETS, lambdas, used_sets, with_base
-from ramen_ray.reports.trials import (
+from ramen_ray.reports.search_report import (
     TrialRecord,
     candidates_table,
     verdict,
@@ -56,6 +57,11 @@ FIRST_STAGE = 0.55  # share of the time for bases; the rest is for what is near 
 FACTORS = {"third": 1 / 3, "triple": 3.0}
 GRACE = 0.3
 """Share of the epochs that each candidate gets: shortlists and clusters need a fifth to begin."""
+
+
+def _scaled(value: float, factor: float) -> float:
+    """Return the product to three digits, as a command shows it."""
+    return float(f"{value * factor:.3g}")
 
 
 class RecommendConfig(Section):
@@ -212,15 +218,17 @@ class _Search:
         name, best = next(iter(self.validated)), self.best()
         changes: dict[str, dict[str, Any]] = {}
         for word, factor in FACTORS.items():
-            changes[f"{word}-rate"] = {"optimizer.lr": best.optimizer.lr * factor}
+            changes[f"{word}-rate"] = {"optimizer.lr": _scaled(best.optimizer.lr, factor)}
             if best.base.parts.heads == "classifier":
-                changes[f"{word}-classifier-rate"] = {"classifier.lr": best.classifier.lr * factor}
+                changes[f"{word}-classifier-rate"] = {
+                    "classifier.lr": _scaled(best.classifier.lr, factor)
+                }
         sets = used_sets(best)
         for one in sets if len(sets) > 1 else ():
             kept = {one: lambdas(best)["lambda_z"][one]}
             changes[f"only-{one}"] = {"regularization.lambda_z": kept}
         for word, factor in FACTORS.items() if sets else ():
-            highest = best.regularization.adaptive_max * factor
+            highest = _scaled(best.regularization.adaptive_max, factor)
             changes[f"{word}-highest-lambda"] = {"regularization.adaptive_max": highest}
         return {f"{name}-{what}": overlay(best, change) for what, change in changes.items()}
 
@@ -240,9 +248,18 @@ class _Search:
         self.records.total = len(ended) + len(configs)
         self.began = time.monotonic() - self.used_seconds
         first = next(iter(configs.values()))
-        budget = Budget(left, max(round(GRACE * first.training.epochs), 1), self.records)
-        expected = {str(self.dataset.path): identity_of(first, self.dataset)}
-        errors = run_trials(configs, self.run, self.directory.path, expected, budget)
+        epochs = first.training.epochs
+        errors = run_trials(
+            configs,
+            self.run,
+            self.directory.path,
+            {str(self.dataset.path): identity_of(first, self.dataset)},
+            self.records,
+            metric=VALIDATION + first.training.selection_metric,
+            mode="max",
+            time_budget_s=left,
+            scheduler=halving(epochs, max(round(GRACE * epochs), 1)),
+        )
         self.note_time()
         for name, error in errors.items():
             logger.warning("%s failed: %s", name, error)

@@ -47,21 +47,8 @@ from ramen_ray.orchestration.run.start import (
 )
 from ramen_ray.orchestration.run.workers import VALIDATION
 from ramen_ray.orchestration.tune.records import OUT_OF_TIME, Records
-from ramen_ray.orchestration.tune.trials import (
-    fit_trials,
-    halving,
-    new_tuner,
-    num_at_once,
-    parent_run,
-    trainable_runs,
-)
-from ramen_ray.reports.trials import (
-    TrialRecord,
-    describe_sweep,
-    parameter_importances,
-    write_sweep_plots,
-    write_sweep_table,
-)
+from ramen_ray.orchestration.tune.trials import Trials, halving, parent_run
+from ramen_ray.reports.search_report import TrialRecord, describe_sweep, write_sweep_report
 from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
@@ -212,34 +199,61 @@ class Sweep:
     command: Callable[[RunConfig], str]  # returns the command that trains with a configuration
 
     def train(self, made_from: Identity) -> SweepResult:
-        """Run all trials and report on them."""
-        config = self.config
-
-        def config_of(params: dict[str, Any], trial: str) -> RunConfig:
-            return overlay(config, {**params, "name": self._run_of(trial).name})
-
+        """Run all trials, or go on with them and try failed ones again, and report on them."""
+        config, settings, records = self.config, self.settings, self.records
         # what all trials are made from, whatever is tuned
         fixed = {part: of for part, of in made_from.items() if SETTINGS.get(part) not in self.space}
-        records, at_once = self.records, self.settings.at_once or num_at_once(config.workers)
-        runnable = trainable_runs(config_of, lambda _: fixed, self.run, records.folder, at_once)
+        trials = Trials(
+            lambda params, trial: overlay(config, {**params, "name": self._run_of(trial).name}),
+            lambda _: fixed,
+            self.run,
+            config.workers,
+            records,
+            settings.at_once,
+        )
         if config.workers.num_workers == 1:
             make_ready(config)  # most trials need nothing else then
+        space = dict(self.space)
+        if settings.search == "grid":
+            values = grid(self.distributions)
+            space = {key: tune.grid_search(of) for key, of in values.items()}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             # an interrupted trial reports the epochs since its last checkpoint again
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
-            results = fit_trials(lambda: self._tuner(runnable, records), self.run)
-        if results is None:
-            raise KeyboardInterrupt
+            results = trials.fit(space, self.directory.path / TUNE_FOLDER, self._how_to_search())
         if records.errors():
             check_meanwhile(made_from, identity_of(config, Dataset(config.dataset)))
         records.settle({Path(one.path).name for one in results})
-        trials = self.trials()
-        if not trials or trials[0].value is None:
-            ends = "; ".join(one.end for one in trials) or f"{OUT_OF_TIME} before one began"
+        found = self.trials()
+        if not found or found[0].value is None:
+            ends = "; ".join(one.end for one in found) or f"{OUT_OF_TIME} before one began"
             raise RunError(f"no trial has been validated: {ends}")
-        self.show(trials)
-        return SweepResult(trials, self.command_of(trials[0]), self.report, self.run)
+        self.show(found)
+        return SweepResult(found, self.command_of(found[0]), self.report, self.run)
+
+    def _how_to_search(self) -> dict[str, Any]:
+        """Return the settings of Tune's TuneConfig."""
+        settings, training, seed = self.settings, self.config.training, self.config.seed
+        decides = {"metric": VALIDATION + training.selection_metric, "mode": "max"}
+        own = own_values(self.config, self.space)
+        first: dict[str, Any] = {"points_to_evaluate": None if own is None else [own]}
+        match settings.search:
+            case "tpe":
+                drawn: Any = OptunaSearch(sampler=TPESampler(seed=seed), **first, **decides)
+            case "random":
+                drawn = BasicVariantGenerator(random_state=seed, **first)
+            case "grid":
+                drawn = BasicVariantGenerator()
+        return {
+            **decides,
+            "search_alg": drawn,
+            "scheduler": halving(training.epochs, settings.grace_epochs)
+            if settings.stop_early
+            else None,
+            "num_samples": 1 if settings.search == "grid" else settings.num_samples,
+            "time_budget_s": settings.time_budget,
+        }
 
     @cached_property
     def records(self) -> Records:
@@ -271,13 +285,11 @@ class Sweep:
         """Log the table of trials, plots, importances and the best command in MLflow."""
         best, metric = trials[0], VALIDATION + self.config.training.selection_metric
         command = None if best.value is None else self.command_of(best)
-        write_sweep_table(self.report, trials, metric, command)
-        write_sweep_plots(self.report, trials, self.distributions, metric)
+        shares = write_sweep_report(self.report, trials, self.distributions, metric, command)
         self.run.log_artifacts(self.report)
         self.run.describe(describe_sweep(trials, metric, command))
         if best.value is not None:
-            importances = parameter_importances(trials, self.distributions)
-            named = {f"importance/{key}": share for key, share in importances.items()}
+            named = {f"importance/{key}": share for key, share in shares.items()}
             named[f"best/{metric}"] = best.value
             self.run.log_metrics(named, self.records.num_ended())
 
@@ -292,40 +304,3 @@ class Sweep:
 
     def _run_of(self, trial: str) -> RunDirectory:
         return RunDirectory.of(self.config.output, joined_name(self.directory.name, trial))
-
-    def _tuner(self, runnable: Any, records: Records) -> tune.Tuner:
-        """Return a tuner that starts the sweep, or resumes it and retries failed trials."""
-        settings, folder = self.settings, self.directory.path / TUNE_FOLDER
-        is_grid, space = settings.search == "grid", dict(self.space)
-        if is_grid:
-            values = grid(self.distributions)
-            space = {key: tune.grid_search(of) for key, of in values.items()}
-        if tune.Tuner.can_restore(str(folder)):
-            records.forget_failures()
-            return tune.Tuner.restore(
-                str(folder),
-                runnable,
-                resume_unfinished=True,
-                resume_errored=True,
-                param_space=space,  # in case a full disk has kept Tune from noting what it drew
-            )
-        training, seed = self.config.training, self.config.seed
-        decides = {"metric": VALIDATION + training.selection_metric, "mode": "max"}
-        own = own_values(self.config, self.space)
-        first: dict[str, Any] = {"points_to_evaluate": None if own is None else [own]}
-        match settings.search:
-            case "tpe":
-                drawn: Any = OptunaSearch(sampler=TPESampler(seed=seed), **first, **decides)
-            case "random":
-                drawn = BasicVariantGenerator(random_state=seed, **first)
-            case "grid":
-                drawn = BasicVariantGenerator()
-        stops = halving(training.epochs, settings.grace_epochs) if settings.stop_early else None
-        how = {
-            **decides,
-            "search_alg": drawn,
-            "scheduler": stops,
-            "num_samples": 1 if is_grid else settings.num_samples,
-            "time_budget_s": settings.time_budget,
-        }
-        return new_tuner(runnable, space, folder, self.config.workers, records, how)

@@ -38,32 +38,13 @@ from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
 from ramen_ray.orchestration.run.start import check_meanwhile, is_ready, make_ready
 from ramen_ray.orchestration.run.workers import START_TIMEOUT, VALIDATION
-from ramen_ray.orchestration.tune.records import (
-    EPOCH,
-    NAME,
-    SUMMARY,
-    Records,
-    kept_error,
-    name_of,
-)
+from ramen_ray.orchestration.tune.records import EPOCH, NAME, SUMMARY, Records, kept_error, name_of
 from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
 
 REDUCTION_FACTOR = 3
 THREAD_TIMEOUT = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
 """How long Tune waits for a trial that it has stopped, before it uses the process again."""
 A_DAY_S = 86_400
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What limits trials: seconds after which all end, and epochs that one gets that lags behind.
-
-    The ``records`` of trials outlive the call.
-    """
-
-    seconds: float
-    grace_epochs: int
-    records: Records
 
 
 @contextmanager
@@ -94,13 +75,21 @@ def run_trials(
     parent: Run,
     folder: Path,
     expected: Mapping[str, Identity],
-    budget: Budget | None = None,
+    records: Records | None = None,
+    **limits: Any,
 ) -> dict[str, str]:
     """Train every configuration as a part of one MLflow run; if one fails, the others go on.
 
-    They come by trial name, with absolute paths, the same workers and the same selection metric.
-    All machines can reach the ``folder`` where Tune keeps its files. What runs must be made from is
-    ``expected``, by the path of their dataset. Returns the errors, a line each, by name.
+    Args:
+        configs: by trial name, with absolute paths, the same workers and selection metric.
+        parent: the MLflow run.
+        folder: where Tune keeps its files meanwhile, on a disk that all machines can reach.
+        expected: what runs must be made from, by the path of their dataset.
+        records: of the trials, if these outlive the call; nothing of the test split is told then.
+        limits: of Tune's TuneConfig; see :func:`halving`.
+
+    Returns:
+        The errors, a line each, by name.
     """
     if not configs:
         return {}
@@ -110,84 +99,16 @@ def run_trials(
             if not is_ready(config):
                 make_ready(config)
     with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage:
-        records = (
-            Records(Path(storage) / "records", first.training, total=len(configs))
-            if budget is None
-            else budget.records
-        )
-        runnable = trainable_runs(
+        trials = Trials(
             lambda params, _: configs[params[NAME]],
             lambda config: expected[config.dataset],
             parent,
-            records.folder,
-            num_at_once(first.workers),
-            says_test=budget is None,
+            first.workers,
+            records or Records(Path(storage) / "records", first.training, total=len(configs)),
+            says_test=records is None,
         )
-        limits = {}
-        if budget is not None:
-            limits = {
-                "metric": VALIDATION + first.training.selection_metric,
-                "mode": "max",
-                "time_budget_s": budget.seconds,
-                "scheduler": halving(first.training.epochs, budget.grace_epochs),
-            }
-        space = {NAME: tune.grid_search(list(configs))}
-        results = fit_trials(
-            lambda: new_tuner(
-                runnable, space, Path(storage, "trials"), first.workers, records, limits
-            ),
-            parent,
-        )
-        if results is None or (budget is None and records.num_ended() < len(configs)):
-            raise KeyboardInterrupt
-        return records.errors()
-
-
-def new_tuner(
-    runnable: Any,
-    space: Mapping[str, Any],
-    folder: Path,
-    workers: WorkersConfig,
-    records: Records,
-    settings: Mapping[str, Any],
-) -> tune.Tuner:
-    """Return a tuner that keeps its files in ``folder``; ``settings`` are of its TuneConfig."""
-    return tune.Tuner(
-        runnable,
-        param_space=dict(space),
-        tune_config=tune.TuneConfig(
-            trial_name_creator=name_of,
-            trial_dirname_creator=name_of,
-            reuse_actors=True,  # they have imported everything
-            **settings,
-        ),
-        run_config=tune.RunConfig(
-            name=folder.name,
-            storage_path=str(folder.parent),
-            callbacks=[records],
-            failure_config=tune.FailureConfig(max_failures=workers.max_failures),
-            verbose=0,
-        ),
-    )
-
-
-def fit_trials(tuner: Callable[[], tune.Tuner], parent: Run) -> tune.ResultGrid | None:
-    """Run trials, the parts of an MLflow run; returns None if Ctrl-C has ended them.
-
-    Raises an OSError if files that it writes are deleted, or made read-only, meanwhile.
-    """
-    with running_tune():
-        try:
-            results = tuner().fit()
-        except tune.TuneError as error:
-            if isinstance(error.__context__, OSError):  # Tune has its traceback as the message
-                raise error.__context__ from None
-            raise
-        finally:
-            parent.close_children_left_open()
-    # Tune treats Ctrl-C as a pause.
-    is_whole = results.num_terminated + results.num_errors == len(results)
-    return results if is_whole else None
+        trials.fit({NAME: tune.grid_search(list(configs))}, Path(storage, "trials"), limits)
+        return trials.records.errors()
 
 
 def halving(epochs: int, grace_epochs: int) -> ASHAScheduler:
@@ -200,39 +121,116 @@ def halving(epochs: int, grace_epochs: int) -> ASHAScheduler:
     )
 
 
-def trainable_runs(
-    config_of: Callable[[dict[str, Any], str], RunConfig],
-    expected_of: Callable[[RunConfig], Identity],
-    parent: Run,
-    folder: Path,
-    at_once: int,
-    says_test: bool = True,
-) -> Any:
-    """Return a trainable, run ``at_once`` at a time, whose trials are runs below ``parent``.
+@dataclass(frozen=True)
+class Trials:
+    """What trials have in common: each is a run, and a part of one run in MLflow."""
 
-    ``config_of`` returns a trial's configuration, from its parameters and its name; ``expected_of``
-    what a run must be made from. Errors are kept in the ``folder`` of the trials' records. How a
-    trial ended is told with metrics of the test split if ``says_test``.
-    """
+    # returns a trial's configuration, from its parameters and its name
+    config_of: Callable[[dict[str, Any], str], RunConfig]
+    expected_of: Callable[[RunConfig], Identity]  # returns what a run must be made from
+    parent: Run
+    workers: WorkersConfig
+    records: Records
+    at_once: int | None = None  # how many run at a time; None for as many as there is room for
+    says_test: bool = True  # whether what is told of a trial's end has metrics of the test split
 
-    def train(params: dict[str, Any], folder: Path) -> None:
-        name = tune.get_context().get_trial_name()
-        with kept_error(folder, name):
-            config = config_of(params, name)
-            metric, started = VALIDATION + config.training.selection_metric, time.monotonic()
-            result = train_in_trial(config, parent, expected_of(config), metric)
-            seconds = f"{time.monotonic() - started:.0f} s"
-            reached = result.metrics["trained"]
-            figures = ", ".join(f"{one} {100 * reached['test'][one]:.2f}" for one in HEADLINES)
-            test = f"test {figures} ({seconds})" if says_test else f"trained to the end ({seconds})"
-            named = prefixed(VALIDATION, reached["validation"])
-            tune.report({**named, SUMMARY: test, EPOCH: config.training.epochs})
+    def fit(
+        self, space: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
+    ) -> tune.ResultGrid:
+        """Run the trials of a space, or go on with those that Tune has noted in ``folder``.
 
-    return trainable(train, at_once, lambda params: config_of(params, "trial"), folder=folder)
+        ``settings`` are of Tune's TuneConfig.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C.
+            OSError: files that it writes are deleted, or made read-only, meanwhile.
+        """
+        with running_tune():
+            runnable = self._trainable()
+            if tune.Tuner.can_restore(str(folder)):
+                self.records.forget_failures()
+                tuner = tune.Tuner.restore(
+                    str(folder),
+                    runnable,
+                    resume_unfinished=True,
+                    resume_errored=True,
+                    # in case a full disk has kept Tune from noting what it drew
+                    param_space=dict(space),
+                )
+            else:
+                tuner = tune.Tuner(
+                    runnable,
+                    param_space=dict(space),
+                    tune_config=tune.TuneConfig(
+                        trial_name_creator=name_of,
+                        trial_dirname_creator=name_of,
+                        reuse_actors=True,  # they have imported everything
+                        **settings,
+                    ),
+                    run_config=tune.RunConfig(
+                        name=folder.name,
+                        storage_path=str(folder.parent),
+                        callbacks=[self.records],
+                        failure_config=tune.FailureConfig(max_failures=self.workers.max_failures),
+                        verbose=0,
+                    ),
+                )
+            try:
+                results = tuner.fit()
+            except tune.TuneError as error:
+                if isinstance(error.__context__, OSError):  # Tune has its traceback as the message
+                    raise error.__context__ from None
+                raise
+            finally:
+                self.parent.close_children_left_open()
+        # Tune treats Ctrl-C as a pause, and draws no more trials.
+        is_timed = settings.get("time_budget_s") is not None
+        has_all = is_timed or self.records.num_ended() >= self.records.total
+        if results.num_terminated + results.num_errors < len(results) or not has_all:
+            raise KeyboardInterrupt
+        return results
+
+    def _trainable(self) -> Any:
+        """Return what Tune runs, with what a trial takes: as a worker, or next to nothing.
+
+        It is a worker if it trains in its own process, and needs no others before.
+        """
+        config_of, expected_of, parent = self.config_of, self.expected_of, self.parent
+        records, says_test = self.records.folder, self.says_test
+
+        def train(params: dict[str, Any]) -> None:
+            name = tune.get_context().get_trial_name()
+            with kept_error(records, name):
+                config, started = config_of(params, name), time.monotonic()
+                result = _train_in_trial(config, parent, expected_of(config))
+                seconds = f"{time.monotonic() - started:.0f} s"
+                reached = result.metrics["trained"]
+                figures = ", ".join(f"{one} {100 * reached['test'][one]:.2f}" for one in HEADLINES)
+                said = f"test {figures}" if says_test else "trained to the end"
+                named = prefixed(VALIDATION, reached["validation"])
+                epochs = config.training.epochs
+                tune.report({**named, SUMMARY: f"{said} ({seconds})", EPOCH: epochs})
+
+        machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        at_once = self.at_once or num_held(self.workers, machines)
+        address = ray.get_runtime_context().gcs_address.rpartition(":")[0]
+        # This also limits the trials that a restored search runs again; a searcher's limit does
+        # not. Ray counts in units of 1/10,000, and would round up.
+        of_head = {f"node:{address}": 10_000 // at_once / 10_000}
+
+        def resources(params: dict[str, Any]) -> tune.PlacementGroupFactory:
+            own: list[dict[str, float]] = []
+            with suppress(UserError):  # the trial will tell
+                config = config_of(params, "trial")
+                if config.workers.num_workers == 1 and is_ready(config):
+                    own = [worker_share(config.workers)]
+            return tune.PlacementGroupFactory([*own, of_head])
+
+        return tune.with_resources(train, resources)
 
 
-def train_in_trial(config: RunConfig, parent: Run, expected: Identity, metric: str) -> TrainResult:
-    """Train within a Tune trial, if not done yet; reports each validation that has ``metric``."""
+def _train_in_trial(config: RunConfig, parent: Run, expected: Identity) -> TrainResult:
+    """Train within a Tune trial, if not done yet; reports each validation."""
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
     os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
@@ -247,6 +245,7 @@ def train_in_trial(config: RunConfig, parent: Run, expected: Identity, metric: s
             ray.get(apart.remote(dataset, cache, tokenizer))
     if (finished := finished_result(config, expected)) is not None:
         return finished
+    metric = VALIDATION + config.training.selection_metric
     if "CPU" not in ray.get_runtime_context().get_assigned_resources():
         return fit(config, parent, [_ReportValidations(metric)], expected=expected)
 
@@ -271,54 +270,19 @@ class _ReportValidations(TuneReportCallback):
             super().after_report(run_context, metrics, checkpoint)
 
 
-def trainable(
-    train: Callable[..., None],
-    at_once: int,
-    config_of: Callable[[dict[str, Any]], RunConfig],
-    **arguments: Any,
-) -> Any:
-    """Return ``train(params, **arguments)`` as a Tune trainable, run ``at_once`` at a time.
-
-    ``config_of`` returns the configuration of a trial's run. A trial takes what a worker needs if
-    it trains in its own process, and needs no others before. All share one copy of the arguments.
-    """
-    address = ray.get_runtime_context().gcs_address.rpartition(":")[0]
-    # This also limits the trials that a restored search runs again; a searcher's limit does not.
-    part = 10_000 // at_once / 10_000  # Ray counts in units of 1/10,000, and would round up
-    of_head = {f"node:{address}": part}
-
-    def resources(params: dict[str, Any]) -> tune.PlacementGroupFactory:
-        own: list[dict[str, float]] = []
-        with suppress(UserError):  # the trial will tell
-            config = config_of(params)
-            if config.workers.num_workers == 1 and is_ready(config):
-                own = [worker_share(config.workers)]
-        return tune.PlacementGroupFactory([*own, of_head])
-
-    return tune.with_resources(tune.with_parameters(train, **arguments), resources)
-
-
-def num_at_once(workers: WorkersConfig) -> int:
-    """Return how many runs of these workers the cluster holds at once; at least 1."""
-    return num_held(workers, [node["Resources"] for node in ray.nodes() if node["Alive"]])
-
-
 def num_held(workers: WorkersConfig, machines: Iterable[Mapping[str, float]]) -> int:
     """Return how many runs of these workers fit on machines at once; at least 1.
 
     ``machines`` are the resources of each, by Ray's names. A worker is on one machine, its share of
     a GPU on one GPU.
     """
-    num_workers = sum(_num_workers_on(machine, workers) for machine in machines)
+    per_gpu, num_workers = int(1 / workers.gpus_per_worker + 1e-9), 0
+    for machine in machines:
+        own = int(machine.get("CPU", 0) // workers.cpus_per_worker)
+        if workers.use_gpu:
+            own = min(own, int(machine.get("GPU", 0)) * per_gpu)
+        num_workers += own
     return max(num_workers // workers.num_workers, 1)
-
-
-def _num_workers_on(machine: Mapping[str, float], workers: WorkersConfig) -> int:
-    by_cpus = int(machine.get("CPU", 0) // workers.cpus_per_worker)
-    if not workers.use_gpu:
-        return by_cpus
-    per_gpu = int(1 / workers.gpus_per_worker + 1e-9)
-    return min(by_cpus, int(machine.get("GPU", 0)) * per_gpu)
 
 
 @contextmanager

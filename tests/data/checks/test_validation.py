@@ -27,8 +27,8 @@ from breaking import (
 )
 from support import query_table
 
-from ramen_ray.data.checks import check, validate
 from ramen_ray.data.checks.structure import check_structure
+from ramen_ray.data.checks.validation import check, validate
 from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 

@@ -19,8 +19,8 @@ from random_datasets import JSON
 from support import MAX_LENGTH, prepare_in_process, query_table, text_table
 from written_out import plain
 
-from ramen_ray.data import checks
-from ramen_ray.data.checks import validate
+from ramen_ray.data.checks import validation
+from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.schemas import AD_EDGES, FILTERS, schema_of
 
@@ -98,7 +98,7 @@ def test_cross_table_findings_are_those_of_plain_loops(
         "edges/links/ad": pa.table([*zip(*edges, strict=True), [1.0] * len(edges)], AD_EDGES.names),
         "filters/test": pa.table([*zip(*filters, strict=True)], FILTERS.names),
     }
-    with tempfile.TemporaryDirectory() as folder, patch.object(checks, "ROWS_PER_BATCH", batch):
+    with tempfile.TemporaryDirectory() as folder, patch.object(validation, "ROWS_PER_BATCH", batch):
         dataset = write_dataset(Path(folder) / "made", tables, name="made")
         of_rows = ("id outside", "no ads for query_id")
         found = [f.message for f in validate(dataset) if not f.message.startswith(of_rows)]

@@ -23,7 +23,7 @@ from support import (
 from transformers import AutoTokenizer
 
 from ramen_ray.config import ConfigError, overlay
-from ramen_ray.data.checks.tables import text_findings
+from ramen_ray.data.checks.table_rules import text_findings
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import Part, join_parts, text_rows
 from ramen_ray.data.prepared.tokens import TextFigures, TokenTable

@@ -12,8 +12,8 @@ import pytest
 from pyarrow.fs import LocalFileSystem
 from support import CODE_TYPE, RunsCode, table_with_code
 
-from ramen_ray.data.checks import validate
 from ramen_ray.data.checks.structure import inspect_structure
+from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.parquet_files import open_parquet
@@ -54,6 +54,19 @@ def test_columns_of_plain_types_are_read(tmp_path: Path) -> None:
     table = pa.table({"id": uuids, "more": pa.array(["{}"], pa.json_())})
     pq.write_table(table, tmp_path / "q.parquet")
     assert open_parquet(tmp_path / "q.parquet").read().equals(table)
+
+
+def test_no_bit_of_a_dataset_flips_without_a_word(tmp_path: Path) -> None:
+    ads = pa.table({"ad_id": range(100), "text": [f"ad {n * n}" for n in range(100)]})
+    dataset = write_dataset(tmp_path / "dataset", {"ads": ads}, name="made")
+    (file,) = dataset.files("ads")
+    whole = file.read_bytes()
+    for place in range(4, len(whole) - pq.read_metadata(file).serialized_size - 8, 7):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        try:
+            assert dataset.read("ads").equals(ads)  # bits that say nothing
+        except (pa.ArrowException, OSError, DatasetError):
+            continue
 
 
 @pytest.mark.parametrize("long", ["in a dictionary", "plain"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramen_ray.data.store.texts import fold, normalized
+from ramen_ray.data.store.same_texts import fold, normalized
 
 INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u2060\ufeff"))
 

@@ -13,7 +13,7 @@ from written_out import plain
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 
 QUERIES = ["red shoes", "Red  Shoes", "boots", "hat", "HAT", "socks", "gloves", "wool hat"]

@@ -20,6 +20,7 @@ from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.graphs.session_events import SessionLog
 from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
+from ramen_ray.data.tables.reading import lines
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.loading import UserTable
 
@@ -70,6 +71,25 @@ def test_records_are_told_apart_wherever_quotes_are_wrong(tmp_path: Path) -> Non
     dataset, found = _import(tmp_path, "b.csv", content, skip_bad_rows=True)
     assert clicked_pairs(dataset) == {*CLICKS, ('"', "x"), ('in"ner', "two\nlines")}
     assert "row 2: 1 lines have a quote in the middle of a cell, which is kept" in found
+
+
+@pytest.mark.parametrize("block_size", [64, 1 << 20])
+@pytest.mark.parametrize(
+    ("opens", "closes"), [('"open,x,ad 1', 'closed",x,ad 1'), ('q,"open,ad 1', 'q,closed",ad 1')]
+)
+def test_rows_between_two_quotes_that_are_no_pair_are_refused(
+    opens: str, closes: str, block_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the rules of CSV they are a cell, also of a column that is not read; so is a long text."""
+    monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
+    poem = "roses, red\nviolets, blue\nfor 1,000\nor more, with you"
+    rows = "".join(f"{query},x,{ad}\n" for query, ad in CLICKS)
+    start = f'query,other,ad\n{rows}"{poem}",x,ad 1\n'
+    text = "\n".join([start + opens, *["r,x,ad 1"] * 40, closes, ""])
+    with pytest.raises(DatasetError, match="row 306: 42 lines look like rows, but are within a ce"):
+        _import(tmp_path, "a.csv", text)
+    dataset, _ = _import(tmp_path / "2", "a.csv", text, skip_bad_rows=True)
+    assert clicked_pairs(dataset) == {*CLICKS, (poem, "ad 1")}
 
 
 def test_repeated_ids_with_other_texts_are_an_error_if_many(tmp_path: Path) -> None:
@@ -148,6 +168,7 @@ LOGS = {
     "Iceberg": "t/metadata/00001-ab.metadata.json",
     "Hudi": "t/.hoodie/hoodie.properties",
     "Paimon": "t/snapshot/snapshot-1",
+    "Spark streaming": "t/_spark_metadata/0",
 }
 
 
@@ -169,6 +190,16 @@ def test_tables_with_a_log_are_refused(log: str, source: str, tmp_path: Path) ->
     (tmp_path / LOGS[log]).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / LOGS[log]).write_text("{}")
     with pytest.raises(DatasetError, match=f"t is a {log} table"):
+        import_in_process(UserTables(str(tmp_path / source)), tmp_path / "out")
+
+
+@pytest.mark.parametrize("source", ["t/asia/kyoto", "t/asia/kyoto/part-0.parquet", "link.parquet"])
+def test_a_partition_of_hudi_or_a_link_to_it_is_refused(source: str, tmp_path: Path) -> None:
+    """Its partitions are folders of any names; each has a file that says what it is."""
+    _write_parts(tmp_path, "t/asia/kyoto/part-0.parquet")
+    (tmp_path / "t/asia/kyoto/.hoodie_partition_metadata").write_text("partitionDepth=2")
+    (tmp_path / "link.parquet").symlink_to("t/asia/kyoto/part-0.parquet")
+    with pytest.raises(DatasetError, match="kyoto is a Hudi table"):
         import_in_process(UserTables(str(tmp_path / source)), tmp_path / "out")
 
 
@@ -226,7 +257,7 @@ def test_a_header_cell_may_have_a_line_break(tmp_path: Path) -> None:
 
 def test_a_log_as_companies_have_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Impressions, other months and a bot are left out, and texts are of two columns."""
-    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
+    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.import_tables")
     ads = pd.DataFrame({"ad_id": range(7), "title": [f"ad {n}" for n in range(7)]})
     ads["description"] = ["", None, *(f" cheap {n} " for n in range(2, 7))]
     ads.to_csv(tmp_path / "ads.csv", index=False)
@@ -299,7 +330,7 @@ def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rows that are read in spite of a fault are counted once."""
-    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
+    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.import_tables")
     lines = f"query,ad\n{LINES}".encode()
     dataset, _ = _import(tmp_path, "a.csv", lines + b"caf\x81,x\n")
     assert clicked_pairs(dataset) == {*CLICKS, ("caf\x81", "x")}

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from support import query_table, text_table, write_rows
 from written_out import clicked_pairs, column_of, edges_of, plain
 
-from ramen_ray.data.checks import validate
+from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_events import SessionLog
 from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
 from ramen_ray.method.graph.similar import SimilarSettings
-from ramen_ray.orchestration.prepare.similar import add_similar
+from ramen_ray.orchestration.prepare.similar_set import add_similar
 
 PROTOCOLS = ("strict", "as-published")
 ADS = ["Shoe  shop", "hat shop", "silk", "Silk Tie", "gloves", "new sleeves"]

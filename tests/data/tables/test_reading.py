@@ -425,9 +425,9 @@ def test_random_bytes_are_cells_or_a_clear_error(content: bytes, name: str, tmp_
 ODD_COLUMNS: dict[str, tuple[pa.Array, str]] = {
     "lists": (pa.array([["a"]]), "list"),
     "not UTF-8": (pa.array([b"\xff"]), "UTF8"),
-    "ids that lost digits": (pa.array([2.0**63]), "write these ids as text"),
-    "ids as float32": (pa.array([np.float32(16_777_218)]), "above 2\\*\\*24 have lost digits"),
-    "ids as float16": (pa.array([np.float16(4096)]), "above 2\\*\\*11 have lost digits"),
+    "ids that lost digits": (pa.array([2.0**53]), "from 2\\*\\*53 on have lost digits"),
+    "ids as float32": (pa.array([np.float32(16_777_217)]), "from 2\\*\\*24 on have lost digits"),
+    "ids as float16": (pa.array([np.float16(2049)]), "from 2\\*\\*11 on have lost digits"),
     "structs": (pa.array([{"a": 1}]), "cannot be read"),
     "maps": (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), "cannot be read"),
 }
@@ -446,7 +446,7 @@ ID_COLUMNS: dict[str, tuple[pa.Array, list[str]]] = {
     "whole numbers": (pa.array([1, 23]), ["1", "23"]),
     "few bits": (pa.array([1, 23], pa.int32()), ["1", "23"]),
     "texts": (pa.array(["a", None, " \u3000", ""]), ["a", "", "", ""]),
-    "whole floats": (pa.array([1.5e15]), ["1500000000000000"]),
+    "whole floats": (pa.array([1.5e15, 2.0**53 - 1]), ["1500000000000000", "9007199254740991"]),
     "a float32": (pa.array([7.0], pa.float32()), ["7"]),
     "a float16": (pa.array(np.array([7], np.float16)), ["7"]),
     "large texts": (pa.array(["a"], pa.large_string()), ["a"]),

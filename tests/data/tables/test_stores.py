@@ -19,7 +19,7 @@ from written_out import clicks_of
 from jobs import ingest
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.reading import files
 from ramen_ray.data.tables.reading.columns import text_column

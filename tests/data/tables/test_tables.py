@@ -31,7 +31,7 @@ from jobs import ingest
 from ramen_ray.data.engine import engine, run
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.method.metrics.judgement import Judgement, Propensity, read_test_queries
@@ -189,7 +189,7 @@ def _write_log(folder: Path) -> list[tuple[str, str]]:
 def test_a_random_split_keeps_every_click_once_and_texts_apart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.importing")
+    caplog.set_level("INFO", "ramen_ray.data.tables.clicks.import_tables")
     pairs = _write_log(tmp_path)
     dataset = _random_shop(tmp_path, splits=Splits(0.2, 0.1))
     known = f"1,600 rows of known queries and ads, {len(set(pairs)):,} different pairs"

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from support import ROOT
 
-from ramen_ray.data.checks import validate
+from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import SPLITS
-from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 
 PAGE = (ROOT / "docs" / "how_to" / "warehouse.md").read_text(encoding="utf-8")

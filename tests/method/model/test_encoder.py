@@ -74,7 +74,7 @@ def _one_at_a_time(kind: str, folder: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_embeddings_equal_a_run_of_one_text_at_a_time(kind: str, encoder_path: Path):
+def test_embeddings_equal_a_run_of_one_text_at_a_time(kind, encoder_path):
     encoder = _build(kind, encoder_path)
     found = _encode(encoder, TEXTS)
     assert found.shape == (len(TEXTS), encoder.dim)
@@ -84,7 +84,7 @@ def test_embeddings_equal_a_run_of_one_text_at_a_time(kind: str, encoder_path: P
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gradient_of_packed_texts_equals_that_of_each_text_alone(kind: str, encoder_path: Path):
+def test_the_gradient_of_packed_texts_equals_that_of_each_text_alone(kind, encoder_path):
     encoder = _build(kind, encoder_path)
     table = _table(encoder, TEXTS)
     rows = np.repeat(np.argsort(table.lengths(np.arange(len(TEXTS))), kind="stable"), 70)
@@ -104,7 +104,7 @@ def test_the_gradient_of_packed_texts_equals_that_of_each_text_alone(kind: str, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_folder_gives_the_same_embeddings_here_and_in_sentence_transformers(
-    kind: str, encoder_path: Path, tmp_path: Path
+    kind, encoder_path, tmp_path
 ):
     encoder = _build(kind, encoder_path)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_a_saved_folder_gives_the_same_embeddings_here_and_in_sentence_transform
         np.testing.assert_allclose(_one_at_a_time(kind, tmp_path / "saved"), expected, atol=1e-5)
 
 
-def test_num_layers_keeps_the_first_layers(encoder_path: Path):
+def test_num_layers_keeps_the_first_layers(encoder_path):
     short, full = build_transformer(str(encoder_path), num_layers=1), _build("mean", encoder_path)
     kept, all_weights = short.state_dict(), full.state_dict()
     assert set(kept) < set(all_weights)
@@ -139,7 +139,7 @@ def test_num_layers_keeps_the_first_layers(encoder_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["mean", "cls"])
-def test_bf16_is_close_to_fp32(kind: str, encoder_path: Path):
+def test_bf16_is_close_to_fp32(kind, encoder_path):
     encoder = _build(kind, encoder_path)
     full, half = _encode(encoder, TEXTS), _encode(encoder, TEXTS, use_bf16=True)
     assert half.dtype == np.float32
@@ -162,7 +162,7 @@ def test_bf16_is_close_to_fp32(kind: str, encoder_path: Path):
     ],
 )
 @pytest.mark.parametrize("build", [build_transformer, build_bag, load_tokenizer])
-def test_a_missing_encoder_is_an_error_that_names_it(build, name: str, fragment: str):
+def test_a_missing_encoder_is_an_error_that_names_it(build, name, fragment):
     with pytest.raises(EncoderError) as error:
         build(name)
     assert fragment in str(error.value)
@@ -173,7 +173,7 @@ def test_a_package_folder_is_found_without_importing_the_package():
     assert Path(resolve_pretrained("package:numpy/linalg")).is_dir()
 
 
-def test_what_is_loaded_is_known_by_its_content(encoder_path: Path, tmp_path: Path):
+def test_what_is_loaded_is_known_by_its_content(encoder_path, tmp_path):
     known = content_of(str(encoder_path))
     copied = shutil.copytree(encoder_path, tmp_path / "copied")
     (copied / ".cache").mkdir()
@@ -192,9 +192,7 @@ def test_what_is_loaded_is_known_by_its_content(encoder_path: Path, tmp_path: Pa
     assert len(contents) == 4, "all but the empty folder change it"
 
 
-def test_what_is_loaded_from_the_hub_is_known_by_its_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_loaded_from_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     folder = tmp_path / "models--mine--tiny"
     (folder / "refs").mkdir(parents=True)
@@ -208,7 +206,7 @@ def test_what_is_loaded_from_the_hub_is_known_by_its_commit(
 
 
 @pytest.mark.parametrize("num_layers", [0, 3])
-def test_impossible_layers_are_refused(encoder_path: Path, num_layers: int):
+def test_impossible_layers_are_refused(encoder_path, num_layers):
     with pytest.raises(EncoderError, match=rf"num_layers is {num_layers}.* 1 to 2 layers"):
         build_transformer(str(encoder_path), num_layers=num_layers)
 
@@ -246,7 +244,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_folder_is_refused(damage: str, encoder_path: Path, tmp_path: Path):
+def test_a_damaged_folder_is_refused(damage, encoder_path, tmp_path):
     folder, (change, said) = shutil.copytree(encoder_path, tmp_path / "damaged"), DAMAGED[damage]
     change(folder)
     with pytest.raises(EncoderError, match=said):
@@ -256,14 +254,12 @@ def test_a_damaged_folder_is_refused(damage: str, encoder_path: Path, tmp_path: 
             build_bag(str(folder))
 
 
-def test_a_folder_that_no_encoder_wrote_is_refused(tmp_path: Path):
+def test_a_folder_that_no_encoder_wrote_is_refused(tmp_path):
     with pytest.raises(EncoderError, match=r"modules\.json"):
         load_encoder(tmp_path)
 
 
-def test_embedding_needs_memory_for_the_embeddings_once(
-    encoder_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_embedding_needs_memory_for_the_embeddings_once(encoder_path, monkeypatch):
     monkeypatch.setattr(dual_encoder, "TEXTS_PER_PASS", 256)
     encoder = build_bag(str(encoder_path))
     few = _table(encoder, TEXTS)
@@ -288,9 +284,7 @@ def _replacing(pattern: dict[str, str], content: str) -> dict[str, object]:
         {"type": "Sequence", "normalizers": 10 * [_replacing({"Regex": ""}, "a")]},
     ],
 )
-def test_a_tokenizer_that_would_make_texts_endless_is_refused(
-    bomb: dict[str, object], encoder_path: Path, tmp_path: Path
-) -> None:
+def test_a_tokenizer_that_would_make_texts_endless_is_refused(bomb, encoder_path, tmp_path):
     copied = shutil.copytree(encoder_path, tmp_path / "encoder")
     saved = json.loads((copied / "tokenizer.json").read_text())
     own = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}  # as it is there

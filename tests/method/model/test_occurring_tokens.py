@@ -1,7 +1,5 @@
 """Training with the embeddings of the dataset's tokens gives what training with all would."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -46,7 +44,7 @@ def data(kind: str, prepared: Prepared, prepared_bag: Prepared) -> Prepared:
 
 
 def test_losses_metrics_and_saved_weights_are_those_of_all_tokens(
-    kind: str, data: Prepared, encoder_path: Path, tmp_path: Path
+    kind, data, encoder_path, tmp_path
 ):
     whole = _begin(data, build_encoder(kind, encoder_path), is_cut=False)
     cut = _begin(data, build_encoder(kind, encoder_path), is_cut=True)

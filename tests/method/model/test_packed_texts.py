@@ -99,7 +99,7 @@ def _batch(lengths: list[int]) -> TokenBatch:
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.booleans())
-def test_every_token_is_laid_out_once_in_its_text(lengths: list[int], side_by_side: bool):
+def test_every_token_is_laid_out_once_in_its_text(lengths, side_by_side):
     batch = _batch(lengths)
     texts = np.split(batch.token_ids, batch.lengths.cumsum()[:-1])
     packs = list(packed(batch, side_by_side))
@@ -128,7 +128,7 @@ def test_rows_are_nearly_full_whatever_the_lengths():
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("name", [*ROWS_OF_TEXTS, *ALONE])
-def test_a_text_is_encoded_as_if_it_was_alone(name: str, pooling: str):
+def test_a_text_is_encoded_as_if_it_was_alone(name, pooling):
     config = getattr(transformers, f"{name}Config")(**SIZES, pad_token_id=1)
     if name == "ModernBert":
         config.local_attention = 4

@@ -1,7 +1,6 @@
 """Folders of sentence-transformers, which loads and encodes what it and we have saved."""
 
 import json
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from ramen_ray.method.model.pretrained import (
 )
 from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.orchestration.background.from_checkpoints import embedding_dim
-from ramen_ray.orchestration.prepare.similar import add_similar
+from ramen_ray.orchestration.prepare.similar_set import add_similar
 from ramen_ray.orchestration.run.build import build_model, encoder_tokenizer
 from ramen_ray.orchestration.run.checks import check_config
 
@@ -117,7 +116,7 @@ DENSES = {
     [*product(MODELS, ["mean", "cls"], ["none"]), *product(["Bert"], ["mean"], list(DENSES)[1:])],
 )
 def test_what_sentence_transformers_saved_is_encoded_as_there_and_back(
-    name: str, pooling: str, dense: str, tmp_path: Path
+    name, pooling, dense, tmp_path
 ):
     _theirs(_plain(tmp_path / "plain", name), pooling, *DENSES[dense]()).save(
         str(tmp_path / "theirs")
@@ -132,7 +131,7 @@ def test_what_sentence_transformers_saved_is_encoded_as_there_and_back(
     assert embedding_dim(config) == expected.shape[1]
 
 
-def test_a_pooling_that_is_asked_for_is_taken_instead(tmp_path: Path):
+def test_a_pooling_that_is_asked_for_is_taken_instead(tmp_path):
     for pooling in ("cls", "max"):
         _theirs(_plain(tmp_path / "plain"), pooling).save(str(tmp_path / pooling))
     _theirs(tmp_path / "plain", "mean").save(str(tmp_path / "mean"))
@@ -157,7 +156,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_modules_that_training_would_leave_out_are_refused(case: str, tmp_path: Path):
+def test_modules_that_training_would_leave_out_are_refused(case, tmp_path):
     modules, fragment = REFUSED[case]
     _theirs(_plain(tmp_path / "plain"), *modules).save(str(tmp_path / "theirs"))
     for load in (lambda path: build_transformer(str(path)), load_encoder):
@@ -195,9 +194,7 @@ def test_modules_that_training_would_leave_out_are_refused(case: str, tmp_path: 
         ("2_Dense/model.safetensors", None, "no 2_Dense/model.safetensors, which its modules.j"),
     ],
 )
-def test_files_that_are_damaged_or_ask_for_more_are_named(
-    file: str, change: Callable[[Any], None] | str | None, fragment: str, tmp_path: Path
-):
+def test_files_that_are_damaged_or_ask_for_more_are_named(file, change, fragment, tmp_path):
     modules = ["mean", Dense(16, 8), Normalize()]
     _theirs(_plain(tmp_path / "plain"), *modules).save(str(tmp_path / "theirs"))
     path = tmp_path / "theirs" / file
@@ -224,9 +221,7 @@ def test_files_that_are_damaged_or_ask_for_more_are_named(
     ],
 )
 @pytest.mark.parametrize("kind", ["transformer", "bag"])
-def test_prompts_are_those_of_sentence_transformers_and_are_saved(
-    kind: str, prompts: dict[str, str], default: str | None, tmp_path: Path
-):
+def test_prompts_are_those_of_sentence_transformers_and_are_saved(kind, prompts, default, tmp_path):
     length = MAX_LENGTH if kind == "transformer" else 99  # theirs do not cut for a bag
     if kind == "bag":
         static = StaticEmbedding(_tokenizer(**SPECIAL).backend_tokenizer, embedding_dim=6)
@@ -258,7 +253,7 @@ def test_prompts_are_those_of_sentence_transformers_and_are_saved(
             np.testing.assert_allclose(found, expected, atol=CLOSE)
 
 
-def test_prompts_that_are_asked_for_are_taken_instead(tmp_path: Path):
+def test_prompts_that_are_asked_for_are_taken_instead(tmp_path):
     saved = str(tmp_path / "theirs")
     _theirs(_plain(tmp_path / "plain"), "mean", prompts={"query": "robin: "}).save(saved)
     asked = EncoderConfig(pretrained=saved, query_prompt="", ad_prompt="heron ")
@@ -268,7 +263,7 @@ def test_prompts_that_are_asked_for_are_taken_instead(tmp_path: Path):
     assert encoder_tokenizer(again).prompts == ("", "heron ")
 
 
-def test_the_first_dimensions_are_those_of_sentence_transformers(tmp_path: Path):
+def test_the_first_dimensions_are_those_of_sentence_transformers(tmp_path):
     plain = str(_plain(tmp_path / "plain"))
     encoder = build_model(RunConfig(encoder=EncoderConfig(pretrained=plain, dim=5))).encoder
     theirs = SentenceTransformer(plain, device="cpu", truncate_dim=5)
@@ -280,7 +275,7 @@ def test_the_first_dimensions_are_those_of_sentence_transformers(tmp_path: Path)
     assert embedding_dim(EncoderConfig(pretrained=plain, dim=5)) == 5
 
 
-def test_what_cannot_be_done_is_noted_or_refused(tmp_path: Path):
+def test_what_cannot_be_done_is_noted_or_refused(tmp_path):
     plain = _plain(tmp_path / "plain")
     odd = {"prompts": {"s2p": "find: "}, "similarity_fn_name": "dot"}
     _theirs(plain, "mean", **odd).save(str(tmp_path / "noted"))
@@ -297,7 +292,7 @@ def test_what_cannot_be_done_is_noted_or_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["transformer", "bag"])
-def test_a_checkpoint_with_a_projection_is_trained_further(kind: str, tmp_path: Path):
+def test_a_checkpoint_with_a_projection_is_trained_further(kind, tmp_path):
     encoder = EncoderConfig(
         kind=kind, pretrained=str(_plain(tmp_path / "plain")), pooling="cls", projection_dim=5
     )
@@ -324,9 +319,7 @@ def _static(folder: Path, table: torch.Tensor) -> Path:
 
 
 @pytest.mark.parametrize("has_own_tokenizer", [False, True])
-def test_a_bag_of_sentence_transformers_is_encoded_as_there(
-    has_own_tokenizer: bool, tmp_path: Path
-):
+def test_a_bag_of_sentence_transformers_is_encoded_as_there(has_own_tokenizer, tmp_path):
     table = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
     weights = _static(tmp_path / "theirs", table)
     if has_own_tokenizer:
@@ -339,7 +332,7 @@ def test_a_bag_of_sentence_transformers_is_encoded_as_there(
         build_bag(str(tmp_path / "theirs"))
 
 
-def test_a_bag_of_model2vec_is_encoded_as_sentence_transformers_does(tmp_path: Path):
+def test_a_bag_of_model2vec_is_encoded_as_sentence_transformers_does(tmp_path):
     draw = torch.Generator().manual_seed(0)
     table = torch.randn(12, 6, generator=draw)
     weights = _static(tmp_path / "theirs", table)
@@ -353,7 +346,7 @@ def test_a_bag_of_model2vec_is_encoded_as_sentence_transformers_does(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["T5", "Bart", "T5Encoder"])
-def test_encoders_with_decoders_are_named(name: str, tmp_path: Path):
+def test_encoders_with_decoders_are_named(name, tmp_path):
     few = {"vocab_size": 12, "d_model": 16, "decoder_start_token_id": 0}
     if name == "Bart":
         config = transformers.BartConfig(
@@ -368,7 +361,7 @@ def test_encoders_with_decoders_are_named(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("model_type", [*sorted(POSITIONS_AFTER_PADDING), "bert", "gpt2", "xlnet"])
-def test_positions_are_counted_as_the_transformer_does(model_type: str):
+def test_positions_are_counted_as_the_transformer_does(model_type):
     config = transformers.AutoConfig.for_model(model_type, pad_token_id=1)
     with torch.device("meta"):
         backbone = transformers.AutoModel.from_config(config)
@@ -381,9 +374,7 @@ def test_positions_are_counted_as_the_transformer_does(model_type: str):
 
 
 @pytest.mark.parametrize(("name", "limit"), [("Bert", 20), ("Roberta", 18), ("MPNet", 18)])
-def test_texts_may_have_as_many_tokens_as_there_are_positions(
-    name: str, limit: int, tmp_path: Path
-):
+def test_texts_may_have_as_many_tokens_as_there_are_positions(name, limit, tmp_path):
     plain = str(_plain(tmp_path, name))
     assert most_tokens(load_config(plain)) == limit
     encoder = build_transformer(plain)
@@ -395,7 +386,7 @@ def test_texts_may_have_as_many_tokens_as_there_are_positions(
 @pytest.mark.parametrize("special", [SPECIAL, {"eos_token": "</s>"}, {"unk_token": "<unk>"}])
 @pytest.mark.parametrize(("name", "pooling"), [("Roberta", "mean"), ("GPT2", "cls")])
 def test_a_tokenizer_that_pads_otherwise_is_saved_for_the_same_vectors(
-    pooling: str, name: str, special: dict[str, str], sides: str, tmp_path: Path
+    pooling, name, special, sides, tmp_path
 ):
     tokenizer = _tokenizer(**special, padding_side=sides, truncation_side=sides)
     encoder = build_transformer(str(_plain(tmp_path / "plain", name, tokenizer)), pooling)
@@ -405,16 +396,14 @@ def test_a_tokenizer_that_pads_otherwise_is_saved_for_the_same_vectors(
     assert _encode(again).tolist() == _encode(encoder).tolist()
 
 
-def test_a_tokenizer_without_special_tokens_is_refused(tmp_path: Path):
+def test_a_tokenizer_without_special_tokens_is_refused(tmp_path):
     plain = str(_plain(tmp_path, "Bert", _tokenizer()))
     with pytest.raises(EncoderError, match="has no special token to pad with: set its pad_token"):
         load_transformer_tokenizer(plain)
     assert load_tokenizer(plain).pad_token is None  # a bag pads nothing
 
 
-def test_a_folder_of_the_hub_is_read_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_folder_of_the_hub_is_read_alike(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     folder = tmp_path / "models--mine--tiny"
@@ -430,7 +419,7 @@ def test_a_folder_of_the_hub_is_read_alike(
 
 
 def test_an_encoder_that_cannot_be_trained_as_it_is_is_refused_at_the_start(
-    dataset_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    dataset_path, tmp_path, caplog
 ):
     plain = {name: _plain(tmp_path / name, name) for name in ("Bert", "Roberta")}
     no_padding = _plain(tmp_path / "no padding", "Bert", _tokenizer())

@@ -55,7 +55,7 @@ def _layer(combiner: Combiner, tokens: list[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["attention", "transformer", "mean"])
-def test_a_combiner_is_what_a_plain_loop_computes(kind: Kind) -> None:
+def test_a_combiner_is_what_a_plain_loop_computes(kind):
     combiner = _random(kind, heads=1)
     text, neighbours, is_there = _inputs()
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_a_combiner_is_what_a_plain_loop_computes(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["attention", "transformer", "mean"])
-def test_the_order_of_neighbours_does_not_matter(kind: Kind) -> None:
+def test_the_order_of_neighbours_does_not_matter(kind):
     combiner = _random(kind)
     text, neighbours, is_there = _inputs()
     order = torch.tensor([2, 0, 1])

@@ -162,9 +162,7 @@ def _short(
 
 
 @VARIANTS
-def test_new_ads_are_found_by_what_their_neighbours_classifiers_know(
-    data: Planted, settings: CombineSettings
-) -> None:
+def test_new_ads_are_found_by_what_their_neighbours_classifiers_know(data, settings):
     combined = _trained(data, settings)
     by_text, by_combiner = (
         data.recall(vectors) for vectors in (data.novel, combined.represent(data.novel))
@@ -176,9 +174,7 @@ def test_new_ads_are_found_by_what_their_neighbours_classifiers_know(
 
 
 @VARIANTS
-def test_a_seen_ad_is_not_represented_by_its_own_classifier(
-    data: Planted, settings: CombineSettings
-) -> None:
+def test_a_seen_ad_is_not_represented_by_its_own_classifier(data, settings):
     combined = _trained(data, _short(settings, 2))
     own = np.arange(len(data.seen))
     neighbours = combined.represent(data.seen, own)
@@ -191,7 +187,7 @@ def test_a_seen_ad_is_not_represented_by_its_own_classifier(
 
 
 @VARIANTS
-def test_what_is_frozen_does_not_change(data: Planted, settings: CombineSettings) -> None:
+def test_what_is_frozen_does_not_change(data, settings):
     before = data.seen.copy(), data.train.copy()
     training = data.training(_short(settings, 2))
     training.run(training.combining.first_steps)
@@ -205,9 +201,7 @@ def test_what_is_frozen_does_not_change(data: Planted, settings: CombineSettings
 
 @VARIANTS
 @pytest.mark.parametrize("break_at", [7, 14])
-def test_a_resumed_training_equals_an_uninterrupted_one(
-    data: Planted, settings: CombineSettings, break_at: int, tmp_path: Path
-) -> None:
+def test_a_resumed_training_equals_an_uninterrupted_one(data, settings, break_at, tmp_path):
     short = _short(settings, 3, min(settings.chosen_variant().classifier_epochs, 2))
     whole, begun, resumed = (data.training(short) for _ in range(3))
     losses = whole.run()
@@ -223,7 +217,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
         assert torch.equal(one, other)
 
 
-def test_threads_do_not_change_the_numbers_from_run_to_run() -> None:
+def test_threads_do_not_change_the_numbers_from_run_to_run():
     """Wide vectors, as PyTorch shares the work of narrow ones not among threads."""
     wide, before = planted(dim=512), torch.get_num_threads()
     torch.set_num_threads(4)
@@ -245,7 +239,7 @@ def _train_on_a_worker(rank: int, store: str, settings: CombineSettings, file: P
 
 
 @pytest.mark.slow
-def test_two_workers_compute_what_one_does(data: Planted, tmp_path: Path) -> None:
+def test_two_workers_compute_what_one_does(data, tmp_path):
     # each worker drops its own
     short = overlay(_short(DRAFT, 1, 1), {"classifiers.dropout": 0.0})
     file = tmp_path / "vectors.npy"
@@ -254,9 +248,7 @@ def test_two_workers_compute_what_one_does(data: Planted, tmp_path: Path) -> Non
     np.testing.assert_allclose(np.load(file), expected, atol=1e-3)
 
 
-def test_saved_and_opened_it_represents_ads_alike_in_any_blocks(
-    data: Planted, tmp_path: Path
-) -> None:
+def test_saved_and_opened_it_represents_ads_alike_in_any_blocks(data, tmp_path):
     combined = _trained(data, _short(RELEASE, 2))
     combined.save(tmp_path)
     opened = open_combined_ads(tmp_path)

@@ -39,9 +39,7 @@ def _nearest(vector: np.ndarray, seen: SeenAds, own: int, count: int) -> list[in
 
 
 @pytest.mark.parametrize("count", [1, 3, 59, 70])
-def test_the_nearest_are_those_of_brute_force_without_the_ad_itself(
-    seen: SeenAds, count: int
-) -> None:
+def test_the_nearest_are_those_of_brute_force_without_the_ad_itself(seen, count):
     own = np.arange(60)
     found = seen.nearest(seen.embeddings, count, own).rows
     for row in own:
@@ -50,7 +48,7 @@ def test_the_nearest_are_those_of_brute_force_without_the_ad_itself(
     assert {7, 20, 21}.issubset(seen.nearest(seen.embeddings[[3]], 3, own[[3]]).rows[0])
 
 
-def test_an_ad_with_many_equal_texts_is_still_not_its_own_neighbour() -> None:
+def test_an_ad_with_many_equal_texts_is_still_not_its_own_neighbour():
     embeddings = np.repeat(_unit(np.random.default_rng(0), 1), 40, axis=0)
     seen = SeenAds(np.arange(40), embeddings, embeddings.copy())
     found = seen.nearest(embeddings, 3, np.arange(40)).rows
@@ -58,18 +56,18 @@ def test_an_ad_with_many_equal_texts_is_still_not_its_own_neighbour() -> None:
     assert not (found == np.arange(40)[:, None]).any()
 
 
-def test_one_by_one_and_all_at_once_are_the_same(seen: SeenAds) -> None:
+def test_one_by_one_and_all_at_once_are_the_same(seen):
     new = _unit(np.random.default_rng(5), 50)
     together = find_neighbours(seen, Lookup(3, 20, 0.1), new)
     alone = [find_neighbours(seen, Lookup(3, 20, 0.1), new[row : row + 1])[0] for row in range(50)]
     np.testing.assert_array_equal(together, alone)
 
 
-def test_rows_of_ads_that_are_not_seen_are_missing(seen: SeenAds) -> None:
+def test_rows_of_ads_that_are_not_seen_are_missing(seen):
     assert seen.rows_of(np.array([0, 1, 3, 177, 178, 500])).tolist() == [0, -1, 1, 59, -1, -1]
 
 
-def test_refinement_keeps_ads_whose_classifiers_choose(seen: SeenAds) -> None:
+def test_refinement_keeps_ads_whose_classifiers_choose(seen):
     new = _unit(np.random.default_rng(6), 30)
     near = seen.nearest(new, 20)
     found = refine(near, new, seen.classifiers, 0.2)
@@ -82,7 +80,7 @@ def test_refinement_keeps_ads_whose_classifiers_choose(seen: SeenAds) -> None:
     assert (refine(near, new, seen.classifiers, 1.5).rows == -1).all()
 
 
-def test_votes_count_first_and_the_highest_score_next() -> None:
+def test_votes_count_first_and_the_highest_score_next():
     by_text = Ranked(np.array([[4, 2, 9], [1, -1, -1]]), np.array([[0.9, 0.5, 0.4], [0.3, -1, -1]]))
     by_query = Ranked(
         np.array([[9, 7, 2], [5, 6, -1]]), np.array([[0.6, 0.8, 0.1], [0.2, 0.4, -1]])
@@ -94,9 +92,7 @@ def test_votes_count_first_and_the_highest_score_next() -> None:
 
 
 @pytest.mark.parametrize("threshold", [None, 0.1])
-def test_a_revealed_click_changes_the_neighbours_of_its_ad_only(
-    seen: SeenAds, threshold: float | None
-) -> None:
+def test_a_revealed_click_changes_the_neighbours_of_its_ad_only(seen, threshold):
     draw = np.random.default_rng(8)
     new, lookup = _unit(draw, 6), Lookup(3, 40, threshold)
     without = find_neighbours(seen, lookup, new)
@@ -127,7 +123,7 @@ def test_a_revealed_click_changes_the_neighbours_of_its_ad_only(
     assert found[4].tolist() == voted[:3]
 
 
-def test_ads_clicked_together_are_ordered_by_text() -> None:
+def test_ads_clicked_together_are_ordered_by_text():
     embeddings = _unit(np.random.default_rng(9), 6)
     clicks = csr_of([[0, 1, 2, 3], [0, 4], [], [5], [1, 2]])
     found = clicked_together(clicks, embeddings, 3)

@@ -100,7 +100,7 @@ def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[float]:
     return gains
 
 
-def test_the_weights_follow_a_loop_over_rows(prepared_bag: Prepared, encoder_path: Path) -> None:
+def test_the_weights_follow_a_loop_over_rows(prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     run = _begin(build_bag(str(encoder_path)), sampler)
     earned, moves = np.full(len(OBJECTIVE.terms) - 1, EARNED * HIGHEST), []
@@ -114,7 +114,7 @@ def test_the_weights_follow_a_loop_over_rows(prepared_bag: Prepared, encoder_pat
     assert np.min(moves) < 0 < np.max(moves)
 
 
-def test_a_weight_is_0_until_it_is_earned_and_comes_back(tmp_path: Path) -> None:
+def test_a_weight_is_0_until_it_is_earned_and_comes_back(tmp_path):
     objective = ramen_objective(LOSS, {"links": 0.5}, {"links": 0.2})
     adaptive = AdaptiveWeights(objective, 0.4, STEP_SIZE, torch.device("cpu"))
     assert adaptive.weights.tolist() == [1.0, 0.0, 0.0], "whatever λ is"
@@ -161,7 +161,7 @@ def _planted() -> tuple[TrainingData, Tensor]:
     return TrainingData(np.arange(96), clicks, graphs, known, tables), torch.cat([nodes, anchors])
 
 
-def test_a_random_graph_never_pulls_and_a_good_one_earns_its_weight(encoder_path: Path) -> None:
+def test_a_random_graph_never_pulls_and_a_good_one_earns_its_weight(encoder_path):
     objective = ramen_objective(LOSS, {"links": 0.1}, {"links": 0.1})
 
     def weights(draw: np.random.Generator | None = None) -> np.ndarray:
@@ -181,9 +181,7 @@ def test_a_random_graph_never_pulls_and_a_good_one_earns_its_weight(encoder_path
     assert np.min(good[-1]) > HIGHEST * 0.99
 
 
-def test_until_a_graph_pulls_training_is_as_without_it(
-    prepared_bag: Prepared, encoder_path: Path
-) -> None:
+def test_until_a_graph_pulls_training_is_as_without_it(prepared_bag, encoder_path):
     def trained(objective: Objective, parts: list[AdaptiveWeights]) -> Tensor:
         sampler = build_sampler(prepared_bag, objective)
         run = Run(build_bag(str(encoder_path)), sampler, objective, parts)
@@ -196,7 +194,7 @@ def test_until_a_graph_pulls_training_is_as_without_it(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-def test_what_need_not_earn_first_pulls_from_the_first_step_and_never_stops() -> None:
+def test_what_need_not_earn_first_pulls_from_the_first_step_and_never_stops():
     pulling = AdaptiveWeights(OBJECTIVE, HIGHEST, STEP_SIZE, torch.device("cpu"), earns_first=False)
     starts = [0.1 * HIGHEST if term.regularizer else term.weight for term in OBJECTIVE.terms]
     assert pulling.weights.tolist() == pytest.approx(starts)
@@ -205,9 +203,7 @@ def test_what_need_not_earn_first_pulls_from_the_first_step_and_never_stops() ->
     assert pulling.weights.tolist() == pytest.approx(least)
 
 
-def test_a_graph_that_lost_all_its_edges_moves_nothing(
-    prepared_bag: Prepared, encoder_path: Path
-) -> None:
+def test_a_graph_that_lost_all_its_edges_moves_nothing(prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     run = _begin(build_bag(str(encoder_path)), sampler)
     bare = {one: csr_of([[]] * edges.num_rows) for one, edges in sampler.data.graphs.items()}
@@ -216,9 +212,7 @@ def test_a_graph_that_lost_all_its_edges_moves_nothing(
     assert run.weights(3) == [before] * 3
 
 
-def test_weights_move_in_steps_with_anchors_as_far_as_in_all(
-    prepared_bag: Prepared, encoder_path: Path
-) -> None:
+def test_weights_move_in_steps_with_anchors_as_far_as_in_all(prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     first = _begin(build_bag(str(encoder_path)), sampler).weights(1)[0]
     seldom = ramen_objective(LOSS, WEIGHTS, WEIGHTS, every_steps=3)
@@ -234,9 +228,7 @@ def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: Path) ->
     torch.save(_begin(build_bag(str(encoder_path)), sampler).weights(6), folder / f"{rank}.pt")
 
 
-def test_two_workers_move_the_weights_as_one(
-    prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
-) -> None:
+def test_two_workers_move_the_weights_as_one(prepared_bag, encoder_path, tmp_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     expected = _begin(build_bag(str(encoder_path)), sampler).weights(6)
     run_two_workers(_two_workers, tmp_path, encoder_path, prepared_bag.path)

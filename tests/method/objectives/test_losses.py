@@ -107,9 +107,7 @@ def test_the_softmax_losses_equal_double_loops(case):
 
 @pytest.mark.parametrize("is_decoupled", [True, False])
 @pytest.mark.parametrize("mask", [[[False, False]], [[True, True]], [[True]], [[False]]], ids=str)
-def test_rows_without_positives_or_negatives_have_finite_gradients(
-    is_decoupled: bool, mask: list[list[bool]]
-):
+def test_rows_without_positives_or_negatives_have_finite_gradients(is_decoupled, mask):
     known = torch.tensor(mask)
     similarity = torch.full(known.shape, 0.3, requires_grad=True)
     loss = SoftmaxLoss(0.05, is_decoupled)(similarity, torch.tensor([[-1]]), known)

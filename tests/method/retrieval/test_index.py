@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import faiss
@@ -36,7 +35,7 @@ def _filled(kind: IndexKind) -> faiss.Index:
 
 
 @pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.98), ("ivf_pq", 1.0)])
-def test_rows_that_stay_are_found_as_before(kind: IndexKind, least: float) -> None:
+def test_rows_that_stay_are_found_as_before(kind, least):
     index, queries = faiss.clone_index(_filled(kind)), _vectors(NUM_QUERIES, 1)
     rows = np.flatnonzero(np.random.default_rng(2).random(index.ntotal) < 0.7)
     expected, expected_scores = search_index(index, queries, K, rows=rows)
@@ -59,7 +58,7 @@ def test_rows_that_stay_are_found_as_before(kind: IndexKind, least: float) -> No
 
 @pytest.mark.parametrize("number", [1, K // 2, 3000])
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf_pq"])
-def test_few_rows_that_match_a_filter_are_all_searched(kind: IndexKind, number: int) -> None:
+def test_few_rows_that_match_a_filter_are_all_searched(kind, number):
     ads, queries = _vectors(FEWEST_IVF_PQ_ADS + 500, 0), _vectors(NUM_QUERIES, 1)
     index = faiss.clone_index(_filled(kind))
     rows = np.sort(np.random.default_rng(2).choice(len(ads), number, replace=False))
@@ -100,9 +99,7 @@ def _whole(index: Any, blocks: list[np.ndarray]) -> bytes:
 
 
 @given(st.sets(st.integers(1, NUM_ADS - 1), max_size=6), st.integers(1, NUM_ADS))
-def test_an_index_made_in_parts_is_the_whole_one_to_the_bit(
-    tmp_path_factory: pytest.TempPathFactory, empty: MakeIndex, cuts: set[int], room: int
-) -> None:
+def test_an_index_made_in_parts_is_the_whole_one_to_the_bit(tmp_path_factory, empty, cuts, room):
     file = tmp_path_factory.mktemp("index") / "index.faiss"
     blocks = np.split(_ads(), sorted(cuts))
     with index_file(file, empty(), 2e-9 * room * BYTES_PER_AD) as add:
@@ -112,7 +109,7 @@ def test_an_index_made_in_parts_is_the_whole_one_to_the_bit(
     assert [*file.parent.iterdir()] == [file]
 
 
-def test_ads_added_to_a_file_are_those_added_to_an_index(tmp_path: Path, empty: MakeIndex) -> None:
+def test_ads_added_to_a_file_are_those_added_to_an_index(tmp_path, empty):
     file, blocks = tmp_path / "index.faiss", np.split(_ads(), [7000, 8000, 8001])
     file.write_bytes(_whole(empty(), blocks[:1]))
     with extended_index_file(file, 2e-9 * 500 * BYTES_PER_AD) as add:
@@ -121,7 +118,7 @@ def test_ads_added_to_a_file_are_those_added_to_an_index(tmp_path: Path, empty: 
     assert file.read_bytes() == _whole(empty(), blocks)
 
 
-def test_memory_holds_a_part_of_an_index_in_cells(tmp_path: Path) -> None:
+def test_memory_holds_a_part_of_an_index_in_cells(tmp_path):
     ads, index = _ads(), new_index("ivf_pq", WIDTH, NUM_ADS)
     index.train(ads)
     in_memory = []
@@ -133,7 +130,7 @@ def test_memory_holds_a_part_of_an_index_in_cells(tmp_path: Path) -> None:
     assert faiss.read_index(str(tmp_path / "index.faiss")).ntotal == NUM_ADS
 
 
-def test_an_error_leaves_the_file_as_it_was(tmp_path: Path, empty: MakeIndex) -> None:
+def test_an_error_leaves_the_file_as_it_was(tmp_path, empty):
     file = tmp_path / "index.faiss"
     file.write_bytes(before := _whole(empty(), [_ads()]))
     with pytest.raises(KeyError), extended_index_file(file, 1e-6) as add:

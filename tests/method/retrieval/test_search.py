@@ -1,7 +1,6 @@
 """Search, merging and filtering against argsort and plain loops."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support import splitmix64
 
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.metrics.ranking import (
@@ -152,7 +150,7 @@ def test_torch_does_not_change_the_precision_of_training():
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_evaluation_ranks_all_ads_but_the_filtered_and_measures_that(
-    prepared: Prepared, dataset_path: Path, encoder_path: Path, split: str
+    prepared, dataset_path, encoder_path, split
 ):
     encoder = DualEncoder(build_transformer(str(encoder_path)))
     metrics, (ads, scores) = evaluate(encoder, prepared, split, Propensity(a=0.6, b=2.6))

@@ -1,7 +1,5 @@
 """Shards of ads against a full sort, and against one search of all."""
 
-from pathlib import Path
-
 import faiss
 import numpy as np
 import pytest
@@ -35,9 +33,7 @@ def _unit_rows(num_rows: int, seed: int) -> np.ndarray:
 
 
 @given(st.integers(0, 30_000), st.integers(1, 5000), st.floats(1e-6, 0.2))
-def test_shards_are_all_ads_in_order_and_fit(
-    num_ads: int, bytes_per_ad: int, gb_per_shard: float
-) -> None:
+def test_shards_are_all_ads_in_order_and_fit(num_ads, bytes_per_ad, gb_per_shard):
     shards = shard_ranges(num_ads, bytes_per_ad, gb_per_shard)
     assert [row for shard in shards for row in shard] == list(range(num_ads))
     assert all(shard.start % 1024 == 0 for shard in shards)
@@ -49,7 +45,7 @@ def test_shards_are_all_ads_in_order_and_fit(
 
 
 @pytest.mark.parametrize("k", [7, 4000])
-def test_shards_find_what_one_search_finds_to_the_bit(tmp_path: Path, k: int) -> None:
+def test_shards_find_what_one_search_finds_to_the_bit(tmp_path, k):
     ads, queries = _unit_rows(NUM_ADS, 1), _unit_rows(NUM_QUERIES, 0)
     ads[2500:2700], ads[1100:1105] = ads[100:300], ads[7]  # some are in several shards
     queries[:50] = ads[100:150]
@@ -61,7 +57,7 @@ def test_shards_find_what_one_search_finds_to_the_bit(tmp_path: Path, k: int) ->
     np.testing.assert_array_equal(found[1], whole[1])
 
 
-def test_short_codes_find_most_of_what_an_exact_search_finds(tmp_path: Path) -> None:
+def test_short_codes_find_most_of_what_an_exact_search_finds(tmp_path):
     draw = np.random.default_rng(4)
     centres = draw.normal(size=(600, 48))
     rows = centres[draw.integers(600, size=60_200)] + 0.7 * draw.normal(size=(60_200, 48))
@@ -86,9 +82,7 @@ def test_short_codes_find_most_of_what_an_exact_search_finds(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf_pq", "hnsw"])
-def test_shards_of_a_retrievers_index_find_what_the_whole_one_finds(
-    tmp_path: Path, kind: str
-) -> None:
+def test_shards_of_a_retrievers_index_find_what_the_whole_one_finds(tmp_path, kind):
     ads, queries = (_unit_rows(rows, 3)[:, :8].copy() for rows in (11_000, 50))
     index = new_index(kind, 8, len(ads))
     if not index.is_trained:

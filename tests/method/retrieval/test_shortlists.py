@@ -24,8 +24,8 @@ def shortlists(prepared_bag: Prepared, encoder_path: Path, tmp_path_factory) -> 
 
 
 def test_shortlists_are_the_nearest_ads_without_the_positives_and_the_own_text(
-    shortlists: np.ndarray, prepared_bag: Prepared, encoder_path: Path
-) -> None:
+    shortlists, prepared_bag, encoder_path
+):
     encoder, data = DualEncoder(build_bag(str(encoder_path))), prepared_bag
     queries = encoder.embed_texts(data.queries["train"], np.arange(len(shortlists)))
     ads = encoder.embed_texts(data.ads, np.arange(len(data.ads)))
@@ -55,7 +55,7 @@ def test_shortlists_are_the_nearest_ads_without_the_positives_and_the_own_text(
     st.integers(1, 5),
     st.integers(0, 9),
 )
-def test_hard_negatives_are_distinct_and_from_the_shortlist(ads, lengths, count, epoch) -> None:
+def test_hard_negatives_are_distinct_and_from_the_shortlist(ads, lengths, count, epoch):
     shortlists = np.where(np.arange(5) < np.array(lengths)[:, None], ads, -1)
     rows, ids = np.array([4, 0, 2]), np.array([40, 7, 13])
     drawn = draw_hard_negatives(shortlists, rows, ids, count, (0, epoch))
@@ -67,7 +67,7 @@ def test_hard_negatives_are_distinct_and_from_the_shortlist(ads, lengths, count,
         assert set(present) <= set(shortlists[row].tolist())
 
 
-def test_hard_negatives_are_drawn_uniformly() -> None:
+def test_hard_negatives_are_drawn_uniformly():
     shortlists = np.array([[5, 2, 9, 4]], dtype=np.int32)
     drawn = [
         draw_hard_negatives(shortlists, np.zeros(200, int), np.arange(200), 2, (0, epoch))

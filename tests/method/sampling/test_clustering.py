@@ -42,7 +42,7 @@ def _mean_cosine_within(embeddings: torch.Tensor, clusters: Clusters) -> float:
 
 
 @given(st.integers(1, 120), st.data())
-def test_clusters_are_a_balanced_partition(num_rows: int, data: st.DataObject) -> None:
+def test_clusters_are_a_balanced_partition(num_rows, data):
     num_clusters = data.draw(st.integers(1, num_rows))
     clusters = balanced_clusters(_random_embeddings(num_rows), num_clusters, seed=0)
     sizes = [len(rows) for rows in _members(clusters)]
@@ -52,7 +52,7 @@ def test_clusters_are_a_balanced_partition(num_rows: int, data: st.DataObject) -
 
 
 @given(st.integers(1, 200), st.integers(1, 200))
-def test_rows_are_halved_until_no_cluster_is_too_large(num_rows: int, size: int) -> None:
+def test_rows_are_halved_until_no_cluster_is_too_large(num_rows, size):
     num_clusters = count_clusters(num_rows, size)
     assert num_clusters.bit_count() == 1
     assert num_rows <= num_clusters * size
@@ -60,7 +60,7 @@ def test_rows_are_halved_until_no_cluster_is_too_large(num_rows: int, size: int)
 
 
 @pytest.mark.parametrize("num_groups", [32, 11, 5])
-def test_clusters_find_planted_groups(num_groups: int) -> None:
+def test_clusters_find_planted_groups(num_groups):
     embeddings, groups = _planted(num_groups, group_size=16)
     found = balanced_clusters(embeddings, num_groups, seed=0)
     shuffled = Clusters(np.random.default_rng(0).permutation(len(groups)), found.num_clusters)
@@ -70,7 +70,7 @@ def test_clusters_find_planted_groups(num_groups: int) -> None:
     assert np.mean(purity) > 0.75
 
 
-def test_clusters_repeat_with_the_seed_and_are_found_on_samples_and_in_pieces(monkeypatch) -> None:
+def test_clusters_repeat_with_the_seed_and_are_found_on_samples_and_in_pieces(monkeypatch):
     embeddings = _random_embeddings(300)
     first = balanced_clusters(embeddings, 50, seed=4)
     assert balanced_clusters(embeddings, 50, seed=4).rows.tolist() == first.rows.tolist()
@@ -96,7 +96,7 @@ def _halve_naively(embeddings: torch.Tensor, rows: list[int]) -> set[frozenset[i
     return {frozenset(by_preference[:half]), frozenset(by_preference[half:])}
 
 
-def test_a_level_equals_two_means_on_each_cluster_alone(monkeypatch) -> None:
+def test_a_level_equals_two_means_on_each_cluster_alone(monkeypatch):
     monkeypatch.setattr(torch, "randperm", lambda n, **_: torch.arange(n))
     monkeypatch.setattr(curriculum, "LEAST_GAIN", -1.0)
     embeddings, rows = _random_embeddings(96), torch.randperm(96)
@@ -120,7 +120,7 @@ def _clustered(draw_value):
 
 
 @given(_clustered(), st.integers(0, 20))
-def test_clustered_batches_take_each_query_once_whatever_the_workers(clustered, epoch) -> None:
+def test_clustered_batches_take_each_query_once_whatever_the_workers(clustered, epoch):
     clusters, batch_size = clustered
     whole = clustered_order(clusters, batch_size, range(batch_size), 3, epoch)
     assert whole.shape == (len(clusters.rows) // batch_size, batch_size)
@@ -134,7 +134,7 @@ def test_clustered_batches_take_each_query_once_whatever_the_workers(clustered, 
         assert np.concatenate(parts, axis=1).tolist() == whole.tolist()
 
 
-def test_clusters_stay_together_and_their_order_changes_with_the_epoch() -> None:
+def test_clusters_stay_together_and_their_order_changes_with_the_epoch():
     clusters = Clusters(np.random.default_rng(0).permutation(64), 16)
     orders = [clustered_order(clusters, 8, range(8), 0, epoch) for epoch in range(20)]
     together = {frozenset(rows) for rows in _members(clusters)}
@@ -144,7 +144,7 @@ def test_clusters_stay_together_and_their_order_changes_with_the_epoch() -> None
 
 
 @pytest.mark.parametrize("num_queries", [40, 47, 8, 15])
-def test_as_many_clusters_as_batches_fill_one_each(num_queries: int) -> None:
+def test_as_many_clusters_as_batches_fill_one_each(num_queries):
     steps = num_queries // 8
     clusters = Clusters(np.random.default_rng(0).permutation(num_queries), steps)
     members, taken = [set(rows) for rows in _members(clusters)], set()

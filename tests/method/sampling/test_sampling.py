@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from support import csr_of, rows_of
 
-from ramen_ray.bases import NodeChoice
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.sampling import batches
 from ramen_ray.method.sampling.batches import Batch, DrawState, Sampler, draw_ads, random_order
 from ramen_ray.method.sampling.training_data import Graphs, Regularizer, TrainingData
@@ -80,11 +78,7 @@ def _nodes(batch: Batch) -> np.ndarray:
     ("clustered", "nodes"), [(False, "all"), (False, "rare"), (True, "clicked")]
 )
 def test_global_batches_do_not_depend_on_the_workers(
-    prepared: Prepared,
-    num_workers: int,
-    clustered: bool,
-    nodes: NodeChoice,
-    monkeypatch: pytest.MonkeyPatch,
+    prepared, num_workers, clustered, nodes, monkeypatch
 ):
     data = TrainingData.from_prepared(prepared, REGULARIZERS)
     num_queries, draw = len(data.query_ids), np.random.default_rng(0)
@@ -112,7 +106,7 @@ def _one_batch(data: TrainingData, step: int = 0, **settings) -> Batch:
     return sampler.draw(step, DrawState(data.graphs), list(data.graphs))
 
 
-def test_draws_follow_clicks_and_edges_of_their_nodes(prepared: Prepared):
+def test_draws_follow_clicks_and_edges_of_their_nodes(prepared):
     data = TrainingData.from_prepared(prepared, REGULARIZERS)
     batch = _one_batch(data, nodes="clicked")
     assert sorted(batch.queries.tolist()) == list(range(len(data.query_ids)))

@@ -17,9 +17,7 @@ ROWS = st.lists(st.sets(st.integers(0, 40)).map(sorted), min_size=1, max_size=8)
 
 
 @given(ROWS, st.sets(st.integers(0, 40)), st.integers(0, 3))
-def test_links_are_all_pairs_of_rows_and_candidates_that_some_graph_has(
-    rows: list[list[int]], pool: set[int], num_marks: int
-) -> None:
+def test_links_are_all_pairs_of_rows_and_candidates_that_some_graph_has(rows, pool, num_marks):
     halves = [row[::2] for row in rows], [row[1:] for row in rows]
     asked = np.arange(len(rows))[::-1]
     with patch.object(step_inputs, "NUM_MARKS", 1 << num_marks):  # so that others share a mark
@@ -33,7 +31,7 @@ def test_links_are_all_pairs_of_rows_and_candidates_that_some_graph_has(
 
 
 @pytest.mark.parametrize("counting", [0, 3, 40])
-def test_gradients_are_those_of_the_matrix_product(counting: int) -> None:
+def test_gradients_are_those_of_the_matrix_product(counting):
     draw = torch.Generator().manual_seed(0)
     rows = torch.randn(30, 8, generator=draw, dtype=torch.float64, requires_grad=True)
     candidates = torch.randn(120, 8, generator=draw, dtype=torch.float64, requires_grad=True)

@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from short_runs import ConfiguredRun, run_two_workers
 from torch import Tensor
 from torch.nn import functional
 
-from ramen_ray.bases import Part
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
@@ -61,7 +59,7 @@ class Run(ConfiguredRun):
         return part
 
 
-def test_terms_equal_loops_over_the_printed_sums(config: RunConfig, prepared_bag: Prepared):
+def test_terms_equal_loops_over_the_printed_sums(config, prepared_bag):
     run = Run(config, prepared_bag)
     steps, device = range(1, 2), run.model.device
     (inputs,) = step_inputs(run.sampler, run.state.draws, run.objective, steps, device)
@@ -118,7 +116,7 @@ def _decoupled(scores: Tensor, positives: list[int]) -> float:
     return total / max(len(positives), 1)
 
 
-def test_a_step_moves_the_pools_rows_only(config: RunConfig, prepared_bag: Prepared):
+def test_a_step_moves_the_pools_rows_only(config, prepared_bag):
     run = Run(config, prepared_bag)
     vectors = run.model.classifiers.vectors
     run.train(1)
@@ -138,9 +136,7 @@ def _moments(run: Run) -> list[Tensor]:
     return [state["exp_avg"].clone(), state["exp_avg_sq"].clone()]
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    config: RunConfig, prepared_bag: Prepared, tmp_path: Path
-):
+def test_a_resumed_run_equals_an_uninterrupted_one(config, prepared_bag, tmp_path):
     whole = Run(config, prepared_bag)
     expected = whole.train(7)
     first = Run(config, prepared_bag)
@@ -170,9 +166,7 @@ def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> 
         torch.save(found, folder / f"{sharded}-{rank}.pt")
 
 
-def test_two_workers_train_as_one_with_the_table_whole_or_in_shares(
-    config: RunConfig, prepared_bag: Prepared, tmp_path: Path
-):
+def test_two_workers_train_as_one_with_the_table_whole_or_in_shares(config, prepared_bag, tmp_path):
     run_two_workers(_two_workers, tmp_path, config, prepared_bag.path)
     alone = Run(config, prepared_bag)
     expected = alone.train(3)
@@ -196,9 +190,7 @@ def test_two_workers_train_as_one_with_the_table_whole_or_in_shares(
 
 
 @pytest.mark.parametrize("part", ["encoder", "classifier"])
-def test_each_part_alone_learns_a_small_set_by_heart(
-    part: Any, config: RunConfig, prepared_bag: Prepared
-):
+def test_each_part_alone_learns_a_small_set_by_heart(part, config, prepared_bag):
     share = 0.05 if part == "encoder" else 0.95
     changes = {
         "classifier.share": share,
@@ -222,9 +214,7 @@ def test_each_part_alone_learns_a_small_set_by_heart(
     assert np.mean(hits) > 0.9  # a few queries have the same words, but other clicks
 
 
-def test_both_vectors_score_as_a_weighted_mean_of_two_cosines(
-    config: RunConfig, prepared_bag: Prepared, tmp_path: Path
-):
+def test_both_vectors_score_as_a_weighted_mean_of_two_cosines(config, prepared_bag, tmp_path):
     run = Run(config, prepared_bag)
     run.train(4)
     run.save(tmp_path)
@@ -250,9 +240,7 @@ def test_both_vectors_score_as_a_weighted_mean_of_two_cosines(
 
 
 @pytest.mark.parametrize("part", ["encoder", "classifier", "both"])
-def test_vectors_of_ads_follow_from_those_of_queries(
-    config: RunConfig, prepared_bag: Prepared, part: Part
-):
+def test_vectors_of_ads_follow_from_those_of_queries(config, prepared_bag, part):
     run = Run(config, prepared_bag)
     run.train(4)
     model, ads = run.model, np.flatnonzero(prepared_bag.train_click_counts)
@@ -265,9 +253,7 @@ def test_vectors_of_ads_follow_from_those_of_queries(
     assert (by_classifier == by_text).all() == (part == "encoder")
 
 
-def test_a_folder_without_classifiers_cannot_answer_by_them(
-    config: RunConfig, prepared_bag: Prepared, tmp_path: Path
-):
+def test_a_folder_without_classifiers_cannot_answer_by_them(config, prepared_bag, tmp_path):
     plain = build_model(overlay(config, {"base.kind": "in_batch"}))
     plain.save(tmp_path / "plain", 16)
     with pytest.raises(EncoderError, match="plain has no classifiers"):

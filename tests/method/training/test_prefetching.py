@@ -63,7 +63,7 @@ def _arrays(inputs: StepInputs) -> list[Any]:
 
 
 @pytest.mark.parametrize("how_many", [0, 1, 7])
-def test_items_come_in_order_from_another_thread(how_many: int) -> None:
+def test_items_come_in_order_from_another_thread(how_many):
     makers = []
 
     def items() -> Iterator[int]:
@@ -77,7 +77,7 @@ def test_items_come_in_order_from_another_thread(how_many: int) -> None:
     assert not _threads()
 
 
-def test_the_next_item_is_made_meanwhile_and_no_other() -> None:
+def test_the_next_item_is_made_meanwhile_and_no_other():
     begun = [threading.Event() for _ in range(4)]
 
     def items() -> Iterator[int]:
@@ -95,7 +95,7 @@ def test_the_next_item_is_made_meanwhile_and_no_other() -> None:
     assert not _threads()
 
 
-def test_an_error_is_raised_in_the_place_of_its_item() -> None:
+def test_an_error_is_raised_in_the_place_of_its_item():
     def items() -> Iterator[int]:
         yield from (1, 2)
         raise ValueError("the third")
@@ -108,7 +108,7 @@ def test_an_error_is_raised_in_the_place_of_its_item() -> None:
     assert not _threads()
 
 
-def test_a_thread_makes_the_same_inputs(prepared_bag: Prepared) -> None:
+def test_a_thread_makes_the_same_inputs(prepared_bag):
     sampler = _sampler(prepared_bag)
     steps = range(1, 3 * sampler.steps_per_epoch)
     draws = _sources(sampler)
@@ -151,9 +151,7 @@ def _here(device: torch.device, items: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_two_workers_have_the_same_inputs_with_a_thread(
-    prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
-) -> None:
+def test_two_workers_have_the_same_inputs_with_a_thread(prepared_bag, encoder_path, tmp_path):
     run_two_workers(_worker, tmp_path, prepared_bag.path, encoder_path)
 
 
@@ -173,9 +171,7 @@ class _Fails(torch.nn.Module):
 
 
 @pytest.mark.parametrize("ends", ["early", "by an error"])
-def test_the_thread_ends_with_the_training(
-    ends: str, prepared_bag: Prepared, encoder_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_thread_ends_with_the_training(ends, prepared_bag, encoder_path, monkeypatch):
     monkeypatch.setattr(step_module, "ahead_for", _on_a_thread)
     encoder, sampler = build_bag(str(encoder_path)), _sampler(prepared_bag)
     state = Run(encoder, sampler, OBJECTIVE).state

@@ -220,7 +220,7 @@ def found(
 
 @pytest.mark.parametrize("num_workers", ["1", "2"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_gives_what_was_recorded(num_workers: str, case: str, found: dict[str, Any]) -> None:
+def test_a_run_gives_what_was_recorded(num_workers, case, found):
     record = json.loads(RECORD.read_text())
     known, now = record["runs"][num_workers][case], found[num_workers][case]
     if record["cpu"] == _cpu():

@@ -9,7 +9,6 @@ import torch
 from short_runs import Run, build_sampler
 from torch import Tensor
 
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Term, ramen_objective
@@ -57,8 +56,8 @@ class Shift(StepPart):
 
 
 def test_a_part_from_outside_adds_to_a_batch_learns_and_is_restored(
-    prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
-) -> None:
+    prepared_bag, encoder_path, tmp_path
+):
     """Its term pulls the mean query, moved by the vector, towards ones; the vector gets there."""
     task = [
         Term("pull", 1.0, lambda encoded: (encoded.added["moved"] - 1).square().sum(dim=1).mean())

@@ -19,7 +19,7 @@ from ramen_ray.method.metrics.judgement import Judgement, Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.model.texts import TokenBatch
-from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
+from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import (
     Objective,
     ramen_objective,
@@ -111,7 +111,7 @@ def _drawn_texts(sampler: Sampler, step: int, draws: DrawState | None = None) ->
     }
 
 
-def test_each_distinct_text_of_a_step_is_encoded_once_shortest_first(prepared: Prepared):
+def test_each_distinct_text_of_a_step_is_encoded_once_shortest_first(prepared):
     sampler, recorder = build_sampler(prepared, OBJECTIVE), Recorder()
     for step in range(sampler.steps_per_epoch):
         recorder.texts.clear()
@@ -125,9 +125,7 @@ def test_each_distinct_text_of_a_step_is_encoded_once_shortest_first(prepared: P
 
 
 @pytest.mark.parametrize("kind", ["bag"])
-def test_of_several_steps_the_first_counts_for_the_anchors_of_all(
-    kind: str, data: Prepared, encoder_path: Path
-):
+def test_of_several_steps_the_first_counts_for_the_anchors_of_all(kind, data, encoder_path):
     encoder, sampler, every = build_encoder(kind, encoder_path), build_sampler(data, OBJECTIVE), 3
     seldom = ramen_objective(HARDEST_FOUR, LAMBDA_X, LAMBDA_Z, every)
     without = ramen_objective(HARDEST_FOUR, {}, {})
@@ -223,7 +221,7 @@ def _gradients(encoder: nn.Module, loss: Tensor) -> list[Tensor]:
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
-    kind: str, data: Prepared, encoder_path: Path, loss: TripletLoss, lambda_x: dict, lambda_z: dict
+    kind, data, encoder_path, loss, lambda_x, lambda_z
 ):
     objective = ramen_objective(loss, lambda_x, lambda_z)
     encoder, sampler = build_encoder(kind, encoder_path), build_sampler(data, objective)
@@ -242,9 +240,7 @@ def test_terms_and_gradients_equal_a_loop_that_encodes_every_text_alone(
         )
 
 
-def test_edges_that_another_graph_leaves_out_are_no_negatives(
-    prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
-):
+def test_edges_that_another_graph_leaves_out_are_no_negatives(prepared_bag, encoder_path, tmp_path):
     whole, draw = build_sampler(prepared_bag, OBJECTIVE), np.random.default_rng(0)
     for one, edges in whole.data.graphs.items():
         rows = rows_of(edges)
@@ -276,7 +272,7 @@ def _with_shortlists(sampler: Sampler, num_ads: int) -> DrawState:
 
 
 @pytest.mark.parametrize("kind", ["bag"])
-def test_hard_negatives_join_the_pool_of_all_queries(kind: str, data: Prepared, encoder_path: Path):
+def test_hard_negatives_join_the_pool_of_all_queries(kind, data, encoder_path):
     encoder = build_encoder(kind, encoder_path)
     sampler = build_sampler(data, OBJECTIVE, num_hard_negatives=2)
     draws = _with_shortlists(sampler, len(data.ads))
@@ -300,9 +296,7 @@ def test_hard_negatives_join_the_pool_of_all_queries(kind: str, data: Prepared, 
 
 
 @pytest.mark.parametrize("kind", ["bag"])
-def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(
-    kind: str, data: Prepared, encoder_path: Path
-):
+def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(kind, data, encoder_path):
     model, sampler = DualEncoder(build_encoder(kind, encoder_path)), build_sampler(data, OBJECTIVE)
     schedule = ClusterSchedule(1, 1, 4, (2,), 3)
     curriculum = Curriculum(schedule, sampler, model.dim, torch.device("cpu"))
@@ -373,9 +367,7 @@ def two_workers(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_workers_train_and_evaluate_as_one(
-    kind: str, data: Prepared, encoder_path: Path, two_workers: Path
-):
+def test_two_workers_train_and_evaluate_as_one(kind, data, encoder_path, two_workers):
     expected, ads = _three_steps(kind, encoder_path, data), np.empty(0)
     for rank in range(2):
         found = torch.load(two_workers / f"{kind}-{rank}.pt")
@@ -391,7 +383,7 @@ def test_two_workers_train_and_evaluate_as_one(
 
 
 @pytest.mark.parametrize(("kind", "lr"), [("transformer", 5e-3), ("bag", 5e-2)])
-def test_training_lowers_the_task_loss(kind: str, lr: float, data: Prepared, encoder_path: Path):
+def test_training_lowers_the_task_loss(kind, lr, data, encoder_path):
     encoder, sampler = build_encoder(kind, encoder_path), build_sampler(data, OBJECTIVE)
     losses = np.array(Run(encoder, sampler, OBJECTIVE, (), (lr, 0.01, None)).train(40))
     assert losses[-6:, 0].mean() < 0.6 * losses[:3, 0].mean()
@@ -399,9 +391,7 @@ def test_training_lowers_the_task_loss(kind: str, lr: float, data: Prepared, enc
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    kind: str, data: Prepared, encoder_path: Path, tmp_path: Path
-):
+def test_a_resumed_run_equals_an_uninterrupted_one(kind, data, encoder_path, tmp_path):
     sampler = build_sampler(data, OBJECTIVE)
     whole, first = (Run(build_encoder(kind, encoder_path), sampler, OBJECTIVE) for _ in range(2))
     expected, before = whole.train(9), first.train(4)
@@ -432,7 +422,7 @@ class _FullAt(StepPart):
         return encoded
 
 
-def test_a_step_that_does_not_fit_is_told_with_its_size(prepared_bag: Prepared, encoder_path: Path):
+def test_a_step_that_does_not_fit_is_told_with_its_size(prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     run = Run(build_bag(str(encoder_path)), sampler, OBJECTIVE, [_FullAt(3)])
     texts = {*_drawn_texts(sampler, 2).values()}
@@ -461,9 +451,7 @@ def _left_out(encoded: EncodedBatch, sampler: Sampler) -> list[list[bool]]:
 @pytest.mark.parametrize(
     "loss", [HARDEST_FOUR, ALL_SOFT, SoftmaxLoss(0.05), SoftmaxLoss(0.05, False)]
 )
-def test_ads_of_a_querys_own_text_may_be_left_out(
-    loss: Loss, prepared_bag: Prepared, encoder_path: Path
-):
+def test_ads_of_a_querys_own_text_may_be_left_out(loss, prepared_bag, encoder_path):
     whole = TrainingData.from_prepared(prepared_bag, [])
     ads = whole.tables["ads"]
     moved = replace(whole, tables={**whole.tables, "queries": _with_texts_of(ads, whole)})
@@ -491,7 +479,7 @@ def _with_texts_of(ads: TokenTable, whole: TrainingData) -> TokenTable:
     return TokenTable(ads.gather(rows), np.append(0, lengths.cumsum()), ads.hashes[rows])
 
 
-def test_gradients_are_clipped_to_the_norm(prepared_bag: Prepared, encoder_path: Path):
+def test_gradients_are_clipped_to_the_norm(prepared_bag, encoder_path):
     run = Run(build_bag(str(encoder_path)), build_sampler(prepared_bag, OBJECTIVE), OBJECTIVE)
     before = run.parameters
     run.state.optimizer = torch.optim.SGD(run.model.parameters(), lr=1.0)
@@ -513,9 +501,7 @@ def test_the_learning_rate_rises_and_falls_linearly():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_matrices_are_decayed_and_token_embeddings_have_a_rate_of_their_own(
-    kind: str, encoder_path: Path
-):
+def test_matrices_are_decayed_and_token_embeddings_have_a_rate_of_their_own(kind, encoder_path):
     encoder = build_encoder(kind, encoder_path)
     optimizer = build_optimizer(encoder, lr=0.1, weight_decay=0.5, embedding_lr=0.3)
     before = {name: value.detach().clone() for name, value in encoder.named_parameters()}

@@ -4,11 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import ray
-from ray.util.placement_group import (
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from support import wait_until
 
 from ramen_ray.config import WorkersConfig
@@ -42,7 +38,7 @@ def free() -> tuple[float, float]:
     return resources.get("CPU", 0), resources.get("GPU", 0)
 
 
-def test_a_share_of_a_gpu_is_of_one_gpu() -> None:
+def test_a_share_of_a_gpu_is_of_one_gpu():
     group = placement_group([{"GPU": 0.6}] * 2)
     ray.get(group.ready())
     with pytest.raises(ClusterError, match=r"gpus_per_worker 0\.6 needs 1 CPUs .* and 0\.6 GPUs"):
@@ -62,9 +58,7 @@ def test_a_share_of_a_gpu_is_of_one_gpu() -> None:
         ([{"GPU": 1}] * 2 + [{"CPU": 1}] * 2, {"num_cpus": 0, "num_gpus": 0}),
     ],
 )
-def test_background_tasks_take_what_is_free_in_one_place(
-    held: list[dict[str, float]], share: dict[str, float]
-) -> None:
+def test_background_tasks_take_what_is_free_in_one_place(held, share):
     with no_placement_group_left():
         if held:
             assert placement_group(held).wait()
@@ -73,7 +67,7 @@ def test_background_tasks_take_what_is_free_in_one_place(
         assert free_share() == share
 
 
-def test_what_is_free_on_the_only_machine_is_found_without_a_group() -> None:
+def test_what_is_free_on_the_only_machine_is_found_without_a_group():
     group = placement_group([{"GPU": 1}] * 2)
     ray.get(group.ready())
     wait_until(lambda: free() == (2, 0), "the group is not made")
@@ -84,7 +78,7 @@ def test_what_is_free_on_the_only_machine_is_found_without_a_group() -> None:
     remove_placement_group(group)
 
 
-def test_groups_that_outlive_their_makers_are_given_back() -> None:
+def test_groups_that_outlive_their_makers_are_given_back():
     def hold() -> None:
         placement_group([{"CPU": 1}]).wait()
 
@@ -93,6 +87,6 @@ def test_groups_that_outlive_their_makers_are_given_back() -> None:
         wait_until(lambda: free() == (1, 2), "there is no group")
 
 
-def test_a_question_given_up_early_takes_nothing_from_the_cluster() -> None:
+def test_a_question_given_up_early_takes_nothing_from_the_cluster():
     for _ in range(100):
         has_room([{"GPU": 1}], seconds=0)  # one of two

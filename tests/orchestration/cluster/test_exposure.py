@@ -22,7 +22,7 @@ START = """
 import json, os, ray
 from ramen_ray.orchestration.cluster.joining import start_ray
 start_ray()
-session = ray._private.worker._global_node.address_info["session_dir"]
+session = os.path.realpath(os.path.join(os.environ["RAY_TMPDIR"], "ray", "session_latest"))
 niceness = ray.get(ray.remote(lambda: os.nice(0)).remote())
 print(json.dumps([session, niceness]), flush=True)
 input()
@@ -67,9 +67,7 @@ def started(tmp_path: Path) -> Iterator[tuple[int, str, int]]:
         process.communicate("\n", timeout=PATIENCE_S)
 
 
-def test_no_metrics_are_offered_files_are_the_owners_and_workers_do_not_give_way(
-    started: tuple[int, str, int], tmp_path: Path
-) -> None:
+def test_no_metrics_are_offered_files_are_the_owners_and_workers_do_not_give_way(started, tmp_path):
     pid, session, niceness = started
     assert niceness == os.nice(0)
     for private in (Path(session), tmp_path / ".ray", tmp_path / ".ray" / "auth_token"):
@@ -92,9 +90,7 @@ JOIN = "from ramen_ray.command_line import run_job\n" + (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [{}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_MODE": "disabled"}])
-def test_a_job_without_the_clusters_token_is_told_in_one_line(
-    mode: dict[str, str], guarded: Head, tmp_path: Path
-) -> None:
+def test_a_job_without_the_clusters_token_is_told_in_one_line(mode, guarded, tmp_path):
     environment = _as_jobs_start_it(tmp_path, RAY_ADDRESS=guarded.address, **mode)
     done = subprocess.run(
         [sys.executable, "-c", JOIN], env=environment, capture_output=True, text=True, timeout=300

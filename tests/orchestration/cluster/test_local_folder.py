@@ -30,7 +30,7 @@ def walked(tmp_path: Path) -> Path:
     return folder
 
 
-def test_without_a_path_nothing_is_copied(walked: Path, tmp_path: Path) -> None:
+def test_without_a_path_nothing_is_copied(walked, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     local = LocalFolder()
     assert local.copy_of(walked / "links" / "ad") == walked / "links" / "ad"
@@ -39,7 +39,7 @@ def test_without_a_path_nothing_is_copied(walked: Path, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_graphs_of_a_run_are_copied_and_forgotten(walked: Path, tmp_path: Path) -> None:
+def test_graphs_of_a_run_are_copied_and_forgotten(walked, tmp_path):
     local = LocalFolder(tmp_path / "disk")
     copies = local.copy_of_graphs(walked, SIDES)
     assert copies.is_relative_to(tmp_path / "disk")
@@ -53,9 +53,7 @@ def test_graphs_of_a_run_are_copied_and_forgotten(walked: Path, tmp_path: Path) 
     assert len(list(walked.rglob("*.npy"))) == 4
 
 
-def test_what_does_not_fit_is_read_where_it_is(
-    walked: Path, small_disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_does_not_fit_is_read_where_it_is(walked, small_disk, caplog):
     large = _write(walked / "large" / "ad", 300_000)
     local = LocalFolder(small_disk)
     assert local.copy_of(large) == large
@@ -66,9 +64,7 @@ def test_what_does_not_fit_is_read_where_it_is(
     assert local.copy_of_graphs(walked, graphs) == walked, "not some here and some there"
 
 
-def test_a_folder_that_cannot_be_written_is_done_without(
-    walked: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_written_is_done_without(walked, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     local = LocalFolder(tmp_path / "file")
     assert local.copy_of(walked / "links" / "ad") == walked / "links" / "ad"
@@ -91,6 +87,6 @@ def _copy_in_one_of_two(rank: int, folder: Path) -> None:
     assert copied.is_relative_to(folder / "disk")
 
 
-def test_all_workers_of_a_machine_wait_for_its_first(tmp_path: Path) -> None:
+def test_all_workers_of_a_machine_wait_for_its_first(tmp_path):
     _write(tmp_path / "shared")
     run_two_workers(_copy_in_one_of_two, tmp_path)

@@ -168,9 +168,7 @@ def _losing_one(
     return ended
 
 
-def test_ray_data_outlives_the_machine_on_which_a_job_first_used_it(
-    machines: Machines, config: RunConfig, tmp_path: Path
-) -> None:
+def test_ray_data_outlives_the_machine_on_which_a_job_first_used_it(machines, config, tmp_path):
     dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
     on_it = NodeAffinitySchedulingStrategy(machines.add(), soft=False)
     apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy=on_it)
@@ -189,13 +187,8 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("stage", AMID)
 def test_a_machine_lost_amid_a_stage_changes_nothing(
-    stage: str,
-    machines: Machines,
-    config: RunConfig,
-    unharmed: TrainResult,
-    empty_store: Path,
-    tmp_path: Path,
-) -> None:
+    stage, machines, config, unharmed, empty_store, tmp_path
+):
     machines.become(1, 1)
     shutil.copy(empty_store, tmp_path)
     made_before = {"preparation": [], "walking": ["prepared"]}.get(stage, ["prepared", "walked"])
@@ -207,9 +200,7 @@ def test_a_machine_lost_amid_a_stage_changes_nothing(
     assert disturbed.metrics == unharmed.metrics
 
 
-def test_the_only_worker_goes_on_when_its_machine_is_lost(
-    machines: Machines, config: RunConfig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_only_worker_goes_on_when_its_machine_is_lost(machines, config, caplog):
     alone = {"walk.enabled": False, "base.kind": "in_batch", "pruning.mode": "never"}
     config = overlay(config, {**alone, "training.epochs": 12, "workers.num_workers": 1})
     machines.become(1)
@@ -220,9 +211,7 @@ def test_the_only_worker_goes_on_when_its_machine_is_lost(
     assert "another one goes on" in caplog.text, "the machine was lost too late"
 
 
-def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(
-    machines: Machines, tmp_path: Path
-) -> None:
+def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(machines, tmp_path):
     machines.become(1, 1)
     draw = np.random.default_rng(3)
     queries, ads = (
@@ -247,9 +236,7 @@ def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(
     assert found[1].tolist() == expected[1].tolist()
 
 
-def test_a_search_asks_for_cpus_that_a_machine_has(
-    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_asks_for_cpus_that_a_machine_has(machines, tmp_path, monkeypatch):
     monkeypatch.setattr(resources, "PATIENCE_S", 60)
     machines.become(1, 1, 1, 1)
     ads = np.random.default_rng(3).standard_normal((2000, 8), dtype=np.float32)
@@ -262,11 +249,8 @@ def test_a_search_asks_for_cpus_that_a_machine_has(
 
 
 def test_a_run_without_enough_machines_says_so_and_goes_on_when_there_are(
-    machines: Machines,
-    config: RunConfig,
-    unharmed: TrainResult,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    machines, config, unharmed, monkeypatch
+):
     monkeypatch.setenv(START_TIMEOUT, "")
     monkeypatch.delenv(START_TIMEOUT)
     machines.become(1, 1)
@@ -283,9 +267,7 @@ def _waits() -> bool:
     return any(group["state"] == "PENDING" for group in placement_group_table().values())
 
 
-def test_two_machines_give_the_numbers_of_one(
-    machines: Machines, config: RunConfig, unharmed: TrainResult
-) -> None:
+def test_two_machines_give_the_numbers_of_one(machines, config, unharmed):
     machines.become(2)
     together = fit(overlay(config, {"name": "together"}))
     assert together.metrics == unharmed.metrics
@@ -293,9 +275,7 @@ def test_two_machines_give_the_numbers_of_one(
         assert together.run.read_history(name) == unharmed.run.read_history(name)
 
 
-def test_a_sweep_with_a_machine_less_has_the_same_results(
-    machines: Machines, config: RunConfig
-) -> None:
+def test_a_sweep_with_a_machine_less_has_the_same_results(machines, config):
     alone = {"walk.enabled": False, "base.kind": "in_batch", "pruning.mode": "never"}
     changes = {**alone, "training.epochs": 12, "workers.num_workers": 1}
     trained = overlay(config, {**changes, "workers.startup_timeout_s": 1})
@@ -320,9 +300,7 @@ def _values(result: SweepResult) -> list[tuple[str, float | None]]:
     return sorted((str(trial.params), trial.value) for trial in result.trials)
 
 
-def test_a_table_is_answered_with_a_machine_less(
-    machines: Machines, unharmed: TrainResult, dataset_path: Path, tmp_path: Path
-) -> None:
+def test_a_table_is_answered_with_a_machine_less(machines, unharmed, dataset_path, tmp_path):
     machines.become(1, 1)
     registry = Registry(unharmed.run.uri)
     model = uri_of(registry.find_logged(unharmed.run.id, None)[1])

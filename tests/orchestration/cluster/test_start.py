@@ -5,14 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import ray
-from conftest import Refused, RunHere
 from support import PATIENCE_S, ROOT
 
 from ramen_ray.orchestration.cluster import joining
@@ -34,9 +32,7 @@ JOB = SimpleNamespace(main=start_ray)
         ),
     ],
 )
-def test_a_ray_that_does_not_start_is_told_in_one_line(
-    error: Exception, message: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ray_that_does_not_start_is_told_in_one_line(error, message, refused, monkeypatch):
     ports: set[int] = set()
 
     def fails(dashboard_port: int, **_: object) -> None:
@@ -57,8 +53,8 @@ def _without_ray(monkeypatch: pytest.MonkeyPatch, init: Any) -> None:
 
 
 def test_a_ray_that_is_too_slow_is_started_again_without_what_the_first_has_left(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    monkeypatch, caplog
+):
     started: list[int] = []
 
     def is_slow(**_: object) -> None:
@@ -75,9 +71,7 @@ def test_a_ray_that_is_too_slow_is_started_again_without_what_the_first_has_left
     assert caplog.text.count("trying again") == len(earlier)
 
 
-def test_sigterm_while_ray_starts_ends_a_job_as_at_other_times(
-    run_here: RunHere, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_while_ray_starts_ends_a_job_as_at_other_times(run_here, monkeypatch):
     def starts(**_: object) -> None:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))  # as Ray does
         os.kill(os.getpid(), signal.SIGTERM)
@@ -92,9 +86,7 @@ def test_sigterm_while_ray_starts_ends_a_job_as_at_other_times(
 
 
 @pytest.mark.parametrize("names", ["RAY_ADDRESS", "file"])
-def test_a_cluster_that_does_not_answer_is_told_in_one_line(
-    names: str, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_cluster_that_does_not_answer_is_told_in_one_line(names, refused, monkeypatch, tmp_path):
     _without_ray(monkeypatch, None)
     monkeypatch.setattr(joining, "ANSWERS_WITHIN_S", 0.5)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
@@ -111,15 +103,13 @@ def test_a_cluster_that_does_not_answer_is_told_in_one_line(
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "ray://127.0.0.1:10001", "127.0.0.1"])
-def test_an_address_that_is_none_of_a_cluster_is_refused(
-    address: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_that_is_none_of_a_cluster_is_refused(address, refused, monkeypatch):
     _without_ray(monkeypatch, None)
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert refused(JOB).startswith(f"error: RAY_ADDRESS '{address}' is not HOST:PORT")
 
 
-def test_sigterm_while_no_cluster_answers_ends_a_job() -> None:
+def test_sigterm_while_no_cluster_answers_ends_a_job():
     code = (
         "import sys\n"
         "from ramen_ray.command_line import run_job\n"

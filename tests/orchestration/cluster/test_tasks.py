@@ -5,7 +5,6 @@ import shutil
 import signal
 import time
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from ray.exceptions import (
     NodeDiedError,
     ObjectLostError,
     OwnerDiedError,
-    RayError,
     WorkerCrashedError,
 )
 from support import NUM_CPUS
@@ -31,11 +29,11 @@ from ramen_ray.orchestration.cluster.tasks import (
 )
 
 
-def test_results_come_in_the_order_of_the_tasks(cluster: None) -> None:
+def test_results_come_in_the_order_of_the_tasks(cluster):
     assert in_tasks([partial(pow, 2, n) for n in range(12)]) == [2**n for n in range(12)]
 
 
-def test_after_an_error_only_tasks_that_were_sent_before_run(cluster: None, tmp_path: Path) -> None:
+def test_after_an_error_only_tasks_that_were_sent_before_run(cluster, tmp_path):
     begun, most = tmp_path / "begun", TASKS_PER_CPU * NUM_CPUS
 
     def fail() -> None:
@@ -56,7 +54,7 @@ def test_after_an_error_only_tasks_that_were_sent_before_run(cluster: None, tmp_
     assert len(done) < 3 * most
 
 
-def test_work_that_ends_its_process_is_given_up(cluster: None, tmp_path: Path) -> None:
+def test_work_that_ends_its_process_is_given_up(cluster, tmp_path):
     def deadly(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         with limited_attempts(tmp_path / "attempts", "clicks.csv"):
             with (tmp_path / "begun").open("a") as file:
@@ -71,14 +69,14 @@ def test_work_that_ends_its_process_is_given_up(cluster: None, tmp_path: Path) -
     assert (tmp_path / "begun").read_text() == "x" * MAX_ATTEMPTS
 
 
-def test_work_that_ends_or_fails_leaves_no_mark(tmp_path: Path) -> None:
+def test_work_that_ends_or_fails_leaves_no_mark(tmp_path):
     for _ in range(2 * MAX_ATTEMPTS):
         with pytest.raises(ValueError, match="bad"), limited_attempts(tmp_path, "clicks.csv"):
             raise ValueError("bad")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_work_ends_also_where_its_marks_were_removed(tmp_path: Path) -> None:
+def test_work_ends_also_where_its_marks_were_removed(tmp_path):
     with limited_attempts(tmp_path / "attempts", "clicks.csv"):
         shutil.rmtree(tmp_path / "attempts")
 
@@ -92,13 +90,13 @@ def test_work_ends_also_where_its_marks_were_removed(tmp_path: Path) -> None:
         OwnerDiedError("00ff", None, "here"),
     ],
 )
-def test_a_lost_machine_is_told_with_what_to_do(error: RayError) -> None:
+def test_a_lost_machine_is_told_with_what_to_do(error):
     said = r"^a machine of the cluster was lost, .*; run the same command again \(.*\)$"
     with pytest.raises(ClusterError, match=said) as raised, user_errors():
         raise error
     assert str(error).splitlines()[0] in str(raised.value)
 
 
-def test_a_lost_process_is_not_a_lost_machine() -> None:
+def test_a_lost_process_is_not_a_lost_machine():
     with pytest.raises(ClusterError, match="a process has died"), user_errors():
         raise WorkerCrashedError

@@ -52,13 +52,8 @@ def _words(run: Path, output: Path, *more: object) -> list[object]:
 
 
 def test_a_combiner_is_trained_evaluated_resumed_and_used_for_new_ads(
-    trained: TrainResult,
-    config: RunConfig,
-    split_path: Path,
-    run_here: RunHere,
-    refused: Refused,
-    tmp_path: Path,
-) -> None:
+    trained, config, split_path, run_here, refused, tmp_path
+):
     output, revealed = Path(config.output), _revealed(split_path, tmp_path / "os")
     words = _words(trained.run_directory, output, "--revealed", revealed)
     code, printed = run_here(*words)
@@ -158,14 +153,7 @@ CASES: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), CASES)
-def test_bad_input_is_one_clear_line(
-    changes: dict[str, object],
-    message: str,
-    trained: TrainResult,
-    refused: Refused,
-    split_path: Path,
-    tmp_path: Path,
-) -> None:
+def test_bad_input_is_one_clear_line(changes, message, trained, refused, split_path, tmp_path):
     other = _revealed(split_path, tmp_path / "other", seed=1)
     given = {
         key: str(value).format(split=split_path, other_seed=other) for key, value in changes.items()
@@ -176,8 +164,8 @@ def test_bad_input_is_one_clear_line(
 
 
 def test_a_run_without_novel_ads_or_on_changed_data_is_refused(
-    trained: TrainResult, refused: Refused, dataset_path: Path, tmp_path: Path
-) -> None:
+    trained, refused, dataset_path, tmp_path
+):
     run_path = trained.run_directory
     settings = json.loads((run_path / "config.json").read_text())
     notes = json.loads((run_path / "run.json").read_text())

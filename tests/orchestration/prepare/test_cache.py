@@ -21,13 +21,8 @@ def _contents(prepared: Prepared) -> dict[str, bytes]:
 
 
 def test_prepared_data_are_made_once_and_again_if_damaged(
-    cluster: None,
-    dataset_path: Path,
-    encoder_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    cluster, dataset_path, encoder_path, tmp_path, monkeypatch, caplog
+):
     made: list[Path] = []
 
     def counted(make: Callable[..., None]) -> Callable[..., None]:
@@ -52,13 +47,8 @@ def test_prepared_data_are_made_once_and_again_if_damaged(
 
 @pytest.mark.parametrize("change", ["other rows", "a table is gone"])
 def test_a_dataset_that_changes_while_it_is_prepared_leaves_nothing(
-    change: str,
-    cluster: None,
-    dataset_path: Path,
-    encoder_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    change, cluster, dataset_path, encoder_path, tmp_path, monkeypatch
+):
     folder = Path(shutil.copytree(dataset_path, tmp_path / "handmade"))
     cache, ads = tmp_path / "cache", folder / "ads.parquet"
     before, inspect = ads.read_bytes(), pipeline.inspect_structure

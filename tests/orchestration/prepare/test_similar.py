@@ -18,8 +18,8 @@ from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.model.pretrained import text_tokenizer
 from ramen_ray.method.model.texts import TokenBatch
-from ramen_ray.orchestration.prepare import similar as preparation
-from ramen_ray.orchestration.prepare.similar import add_similar
+from ramen_ray.orchestration.prepare import similar_set as preparation
+from ramen_ray.orchestration.prepare.similar_set import add_similar
 
 WORDS = ["robin", "heron", "sloop", "maple", "flint", "tango", "old", "new", "Small", "rare"]
 TWINS = ["heron sloop", "Heron, sloop!", "heron  sloop", "heron sloop heron sloop"]
@@ -99,9 +99,7 @@ def _check(
         ("learn C quickly", "learn C# quickly", True),
     ],
 )
-def test_texts_of_other_words_are_no_duplicates(
-    text: str, other: str, is_duplicate: bool, tmp_path: Path
-) -> None:
+def test_texts_of_other_words_are_no_duplicates(text, other, is_duplicate, tmp_path):
     others = ["learn quickly", "quickly learn"]
     limits = SimilarSettings(min_similarity=0.1, max_similarity=1.0)
     one, two, *_ = _linked([text, other, *others], limits, tmp_path)
@@ -110,12 +108,8 @@ def test_texts_of_other_words_are_no_duplicates(
 
 @pytest.mark.parametrize(("spare", "texts_per_batch"), [(1, 65_536), (16, 7)])
 def test_an_encoder_finds_what_brute_force_finds(
-    encoder_path: Path,
-    spare: int,
-    texts_per_batch: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    encoder_path, spare, texts_per_batch, tmp_path, monkeypatch
+):
     monkeypatch.setattr(similar, "SPARE_NEIGHBOURS", spare)
     monkeypatch.setattr(text_edges, "TEXTS_PER_BATCH", texts_per_batch)
     texts = _texts(80)
@@ -127,8 +121,8 @@ def test_an_encoder_finds_what_brute_force_finds(
 
 @pytest.mark.parametrize("most", [20, 40, 1024])
 def test_texts_that_duplicates_leave_with_fewer_anchors_are_counted(
-    most: int, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    most, encoder_path, tmp_path, monkeypatch
+):
     monkeypatch.setattr(similar, "SPARE_NEIGHBOURS", 1)
     monkeypatch.setattr(similar, "MAX_NEIGHBOURS", most)
     texts = [*_texts(60), *("heron " + " " * n + "sloop" for n in range(2, 20))]
@@ -147,7 +141,7 @@ def test_texts_that_duplicates_leave_with_fewer_anchors_are_counted(
     assert counts.get(similar.GIVEN_UP, 0) == given_up
 
 
-def test_a_trained_encoder_can_measure(encoder_path: Path, tmp_path: Path) -> None:
+def test_a_trained_encoder_can_measure(encoder_path, tmp_path):
     build_transformer(str(encoder_path)).save(tmp_path / "encoder", 12)
     linked = []
     for number, encoder in enumerate((tmp_path / "encoder", encoder_path)):
@@ -157,9 +151,7 @@ def test_a_trained_encoder_can_measure(encoder_path: Path, tmp_path: Path) -> No
     assert linked[0] == linked[1] != [{}] * len(linked[0])
 
 
-def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(
-    dataset_path: Path, tmp_path: Path
-) -> None:
+def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(dataset_path, tmp_path):
     path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
     counts = add_similar(path, "near", SimilarSettings(top_k=4))
     dataset = Dataset(path)
@@ -182,7 +174,7 @@ def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(
     assert dataset.metadata["anchor_sets"]["near"]["settings"]["top_k"] == 4
 
 
-def test_a_repeated_call_makes_the_same_tables(dataset_path: Path, tmp_path: Path) -> None:
+def test_a_repeated_call_makes_the_same_tables(dataset_path, tmp_path):
     path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
     add_similar(path, "near", SimilarSettings())
     ads = Dataset(path).read("ads").sort_by([("ad_id", "descending")])
@@ -193,16 +185,14 @@ def test_a_repeated_call_makes_the_same_tables(dataset_path: Path, tmp_path: Pat
         assert one.equals(other)
 
 
-def test_texts_without_similar_ones_change_nothing(tmp_path: Path) -> None:
+def test_texts_without_similar_ones_change_nothing(tmp_path):
     with pytest.raises(DatasetError, match="no texts are similar enough"):
         _linked(["robin", "sloop", "tango"], SimilarSettings(), tmp_path)
     assert Dataset(tmp_path / "shop").anchor_sets == []
     assert not list((tmp_path / "shop").glob(".*"))
 
 
-def test_an_approximate_search_tells_its_recall(
-    dataset_path: Path, encoder_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_approximate_search_tells_its_recall(dataset_path, encoder_path, tmp_path, monkeypatch):
     path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
     limits = SimilarSettings(str(encoder_path), top_k=4)
     assert not [what for what in add_similar(path, "exact", limits) if "%" in what]
@@ -225,6 +215,6 @@ def _pairs(dataset: Dataset, name: str) -> list[tuple[int, str]]:
 @pytest.mark.parametrize(
     "wrong", [{"top_k": 0}, {"top_k": 1024}, {"min_similarity": 0.97}, {"max_similarity": 1.1}]
 )
-def test_settings_that_leave_nothing_are_refused(wrong: dict[str, float]) -> None:
+def test_settings_that_leave_nothing_are_refused(wrong):
     with pytest.raises(DatasetError, match=next(iter(wrong))):
         SimilarSettings(**wrong)

@@ -45,8 +45,8 @@ def _graph(rows: Rows, max_anchor_degree: int = 99) -> WalkGraph:
 
 @given(_rows(6, 5), st.integers(0, 6), st.booleans())
 def test_a_graph_has_the_edges_of_all_but_head_anchors_in_both_directions(
-    tmp_path_factory: pytest.TempPathFactory, rows: Rows, most: int, in_files: bool
-) -> None:
+    tmp_path_factory, rows, most, in_files
+):
     degrees = Counter(anchor for row in rows for anchor in row)
     kept = [[anchor for anchor in row if degrees[anchor] <= most] for row in rows]
     reverse = [
@@ -104,7 +104,7 @@ def _transition(rows: Rows, num_columns: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("restart", [0.8, 0.3])
-def test_visits_follow_the_stationary_distribution(restart: float) -> None:
+def test_visits_follow_the_stationary_distribution(restart):
     draw = np.random.default_rng(0)
     rows = [sorted(draw.choice(8, size=draw.integers(1, 5), replace=False)) for _ in range(12)]
     columns = [[n for n, row in enumerate(rows) if a in row] for a in range(8)]
@@ -127,8 +127,8 @@ def test_visits_follow_the_stationary_distribution(restart: float) -> None:
     *(st.integers(1, 60), st.floats(0.01, 0.99), st.integers(1, 6), st.integers(0, 2**63 - 1)),
 )
 def test_it_walks_as_a_plain_loop_does_dead_ends_and_ties_included(
-    forward: Rows, backward: Rows, num_hops: int, restart: float, top_k: int, seed: int
-) -> None:
+    forward, backward, num_hops, restart, top_k, seed
+):
     """The two directions are drawn apart here, so that anchors and nodes can be dead ends."""
     how = WalkSettings(num_hops, restart, 99, top_k)
     found = _walked(WalkGraph(csr_of(forward), csr_of(backward)), how, seed)
@@ -136,7 +136,7 @@ def test_it_walks_as_a_plain_loop_does_dead_ends_and_ties_included(
 
 
 @given(_rows(9, 6), st.lists(st.integers(0, 9), max_size=4))
-def test_the_split_into_ranges_changes_nothing(rows: Rows, cuts: list[int]) -> None:
+def test_the_split_into_ranges_changes_nothing(rows, cuts):
     graph, bounds = _graph(rows), sorted({0, *cuts, 9})
     parts = [most_visited(graph, a, b, SHORT, 5) for a, b in pairwise(bounds)]
     whole = most_visited(graph, 0, 9, SHORT, 5)
@@ -147,7 +147,7 @@ def test_the_split_into_ranges_changes_nothing(rows: Rows, cuts: list[int]) -> N
         assert np.array_equal(getattr(joined, name), getattr(whole, name))
 
 
-def test_another_seed_walks_elsewhere_and_edge_weights_do_not_matter() -> None:
+def test_another_seed_walks_elsewhere_and_edge_weights_do_not_matter():
     pairs = np.array([(node, anchor) for node in range(6) for anchor in range(6)]).T
     weighted = Csr.from_pairs(*pairs, 6, np.random.default_rng(0).random(36))
     graph = WalkGraph.of(weighted, 99)
@@ -157,20 +157,13 @@ def test_another_seed_walks_elsewhere_and_edge_weights_do_not_matter() -> None:
 
 @settings(max_examples=20)
 @given(st.integers(2, 4000))
-def test_long_walks_over_many_anchors_lose_no_visit(num_hops: int) -> None:
+def test_long_walks_over_many_anchors_lose_no_visit(num_hops):
     how = WalkSettings(num_hops, 0.8, 99, num_hops)
     (counts,) = _walked(_graph([list(range(3000))]), how)
     assert sum(counts.values()) == num_hops
 
 
-def test_each_walk_is_made_once(
-    cluster: None,
-    prepared: Prepared,
-    prepared_bag: Prepared,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_each_walk_is_made_once(cluster, prepared, prepared_bag, tmp_path, monkeypatch, caplog):
     made: list[list[str]] = []
     walk = walks._walk
     monkeypatch.setattr(walks, "_walk", lambda *a: (made.append(a[1]), walk(*a)))
@@ -207,9 +200,7 @@ def test_each_walk_is_made_once(
         assert np.array_equal(found.cumulative_weights, expected.cumulative_weights)
 
 
-def test_a_failed_walk_leaves_no_files_and_no_tasks(
-    cluster: None, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_walk_leaves_no_files_and_no_tasks(cluster, prepared, tmp_path, monkeypatch):
     def fail_at_first(graph: Path, nodes: tuple[int, int], *_: object) -> None:
         if nodes[0] == 0:
             raise MemoryError
@@ -227,8 +218,8 @@ def test_a_failed_walk_leaves_no_files_and_no_tasks(
 
 
 def test_a_graph_that_changes_while_it_is_walked_leaves_nothing(
-    cluster: None, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cluster, prepared, tmp_path, monkeypatch
+):
     copied = Prepared(shutil.copytree(prepared.path, tmp_path / "copied"))
     run, topics = walks.in_tasks, copied.path / "edges" / "topics" / "ad"
 
@@ -244,7 +235,7 @@ def test_a_graph_that_changes_while_it_is_walked_leaves_nothing(
     assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
-def test_a_walk_needs_no_folder_that_it_can_write(tmp_path: Path) -> None:
+def test_a_walk_needs_no_folder_that_it_can_write(tmp_path):
     package = shutil.copytree(
         ROOT / "ramen_ray", tmp_path / "ramen_ray", ignore=shutil.ignore_patterns("__pycache__")
     )

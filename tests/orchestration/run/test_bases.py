@@ -8,34 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 from ray.train import Checkpoint, UserCallback
+from short_runs import ConfiguredRun
 from support import WAITS_FOR_TASKS, kill_train_worker, wait_until
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WalkConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import evaluate
-from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import StepLosses, global_losses
 from ramen_ray.orchestration.background.from_checkpoints import GraphPruning
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import (
-    build_classifiers,
-    build_model,
-    build_objective,
-    build_propensity,
-    build_sampler,
-    build_state,
-    encoder_tokenizer,
-)
+from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.worker import PARTS
 from ramen_ray.presets import PRESETS
 
 
-def test_presets_follow_the_papers_table() -> None:
+def test_presets_follow_the_papers_table():
     ance, ngame = PRESETS["ramen-ance"](), PRESETS["ramen-ngame"]()
     plain = PRESETS["lf-wikiseealsotitles-320k"]()
     for preset in (ance, ngame):
@@ -90,9 +82,7 @@ def test_presets_follow_the_papers_table() -> None:
         ),
     ],
 )
-def test_a_base_that_cannot_work_is_refused(
-    changes: dict[str, Any], fragment: str, dataset_path: Path, encoder_path: Path
-) -> None:
+def test_a_base_that_cannot_work_is_refused(changes, fragment, dataset_path, encoder_path):
     config = {
         "dataset": str(dataset_path),
         "regularization.lambda_x": {},
@@ -135,13 +125,10 @@ Points = dict[str, list[tuple[int, float]]]
 
 def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points, dict[str, Any]]:
     """Train without Ray, by plain loops: what is logged of the steps, and the best's metrics."""
-    objective, model = build_objective(config), build_model(config)
-    if model.classifier_head is not None:
-        model.classifiers = build_classifiers(config, model, data)
-    regularizers, edges = objective.regularizers, data.path / "edges"
-    sampler = build_sampler(config, data, TrainingData.from_prepared(data, regularizers, edges))
-    state = build_state(config, model, model, sampler)
-    pruning = GraphPruning(data.path, edges, regularizers, config.pruning.prune_threshold, False)
+    run = ConfiguredRun(config, data)
+    model, state, objective = run.model, run.state, run.objective
+    edges, threshold = data.path / "edges", config.pruning.prune_threshold
+    pruning = GraphPruning(data.path, edges, objective.regularizers, threshold, False)
     propensity, clip = build_propensity(config), config.optimizer.max_gradient_norm
     losses, weights = [], []
     best: dict[str, Any] = {}
@@ -153,7 +140,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
             pruning(folder / f"{epoch}", folder / f"{epoch}")
             state.draws = pruning.take(folder / f"{epoch}", state.draws)
         stop = state.step + STEPS_PER_EPOCH
-        for step in train_steps(state, sampler, objective, stop, max_gradient_norm=clip):
+        for step in train_steps(state, run.sampler, objective, stop, max_gradient_norm=clip):
             losses.append(step)
             weights.append(state.weights.numpy().copy())
         splits = ("validation", "test")
@@ -178,23 +165,10 @@ def data(cluster: None, config: RunConfig) -> Prepared:
     return prepare(Dataset(config.dataset), Path(config.output) / "prepared", tokenizer)
 
 
-def test_bases_train_alike_until_they_have_seen_the_encoder(
-    config: RunConfig, data: Prepared, tmp_path: Path
-) -> None:
-    task = {}
-    for base in ("ance", "ngame"):
-        (tmp_path / base).mkdir()
-        points, _ = _train_here(overlay(config, {"base.kind": base}), data, tmp_path / base)
-        task[base] = points["loss/task"]
-        assert len(task[base]) == NUM_EPOCHS * STEPS_PER_EPOCH
-    assert task["ngame"][:STEPS_PER_EPOCH] == task["ance"][:STEPS_PER_EPOCH]
-    assert task["ngame"][STEPS_PER_EPOCH] != task["ance"][STEPS_PER_EPOCH]
-
-
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_workers_of_which_one_may_be_killed_end_like_a_plain_loop(
-    is_killed: bool, config: RunConfig, data: Prepared, tmp_path: Path
-) -> None:
+    is_killed, config, data, tmp_path
+):
     changes = {"base.kind": "ngame", "base.loss": "decoupled", "base.heads": "classifier"}
     config = overlay(config, {**changes, "base.num_positives": 2, "classifier.sharded": True})
     expected, best = _train_here(config, data, tmp_path)

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Refused, RunHere
 from mlflow.tracking import MlflowClient
 
 from jobs import evaluate as evaluate_job
@@ -78,12 +77,8 @@ def _logged_models(config: RunConfig) -> list[Any]:
 
 
 def test_ads_renumbered_while_a_run_trains_are_not_served_by_it(
-    config: RunConfig,
-    tmp_path: Path,
-    run_here: RunHere,
-    refused: Refused,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    config, tmp_path, run_here, refused, monkeypatch
+):
     ads = Path(config.dataset) / "ads.parquet"
     write_config(config, tmp_path / "config.json")
     before = ads.read_bytes()
@@ -106,12 +101,8 @@ def test_ads_renumbered_while_a_run_trains_are_not_served_by_it(
 
 
 def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for(
-    config: RunConfig,
-    tmp_path: Path,
-    run_here: RunHere,
-    refused: Refused,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    config, tmp_path, run_here, refused, monkeypatch
+):
     run = fit(config).run_directory
     shutil.rmtree(config.encoder.pretrained)  # the checkpoint has all that is needed
     predictions, prepare = tmp_path / "predictions.parquet", checkpoint.prepare
@@ -131,9 +122,7 @@ def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for
     "when",
     ["before the first step", pytest.param("before the evaluation", marks=pytest.mark.slow)],
 )
-def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(
-    when: str, config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(when, config, monkeypatch):
     file = Path(config.encoder.pretrained) / "model.safetensors"
     before, kept = file.read_bytes(), training.check_clicks
 
@@ -153,9 +142,7 @@ def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(
     assert fit(config).metrics
 
 
-def test_a_run_and_its_base_are_trained_on_the_same(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_and_its_base_are_trained_on_the_same(config, monkeypatch):
     def change_after(config: RunConfig, **named: Any) -> Any:
         result = fit(config, **named)
         _renumber_ads(config.dataset)
@@ -167,8 +154,10 @@ def test_a_run_and_its_base_are_trained_on_the_same(
 
 
 @pytest.mark.slow
-def test_a_base_of_another_encoder_is_not_compared_unless_it_is_allowed(config: RunConfig) -> None:
-    first = fit_beside_base(overlay(config, {"name": f"{config.name}-first"}))
+def test_a_base_of_another_encoder_is_not_compared_unless_it_is_allowed(config):
+    named = overlay(config, {"name": f"{config.name}-first"})
+    first = fit_beside_base(named)
+    assert fit_beside_base(named) == first  # all are finished
     _retrain_encoder(config.encoder.pretrained)
     with pytest.raises(RunError, match=r"is made from has changed: encoder .*--allow-changed"):
         fit_beside_base(config)

@@ -28,7 +28,7 @@ def _steps(run: Path) -> list[int]:
     return [one.step for one in kept_in(run)]
 
 
-def test_the_best_and_the_last_are_kept(tmp_path: Path) -> None:
+def test_the_best_and_the_last_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path, CPU)
     assert checkpoints.last() is None
     done: list[int] = []
@@ -47,7 +47,7 @@ def test_the_best_and_the_last_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
-def test_a_failure_leaves_no_half_of_a_checkpoint(tmp_path: Path) -> None:
+def test_a_failure_leaves_no_half_of_a_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path, CPU)
     _write(checkpoints, 5, 0.5)
     with (
@@ -63,7 +63,7 @@ def test_a_failure_leaves_no_half_of_a_checkpoint(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".checkpoint-*")), "what is left of an attempt goes"
 
 
-def test_a_writer_that_was_cut_off_writes_no_more(tmp_path: Path) -> None:
+def test_a_writer_that_was_cut_off_writes_no_more(tmp_path):
     cut_off, successor = Checkpoints(tmp_path, CPU), Checkpoints(tmp_path, CPU)
     with pytest.raises(RunError, match=r"another process trains .* now, so this one ends"):
         _write(cut_off, 5, 0.5)
@@ -88,9 +88,7 @@ def test_a_writer_that_was_cut_off_writes_no_more(tmp_path: Path) -> None:
         ([15, 10], ["lost", "goes on from its start"]),
     ],
 )
-def test_damaged_checkpoints_go_with_a_warning_each(
-    damaged: list[int], messages: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_checkpoints_go_with_a_warning_each(damaged, messages, tmp_path, caplog):
     checkpoints = Checkpoints(tmp_path, CPU)
     for step in (10, 15):
         _write(checkpoints, step, SCORES[step])

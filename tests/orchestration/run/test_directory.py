@@ -42,7 +42,7 @@ def _refused(config: RunConfig, dataset: Dataset, message: str) -> None:
         pass
 
 
-def test_a_run_is_opened_again_until_it_is_finished(config: RunConfig, dataset: Dataset) -> None:
+def test_a_run_is_opened_again_until_it_is_finished(config, dataset):
     with _opened(config, dataset) as first:
         first.note(mlflow_run_id="abc")
     with _opened(config, dataset) as second, _opened(config, dataset) as meanwhile:
@@ -57,9 +57,7 @@ def test_a_run_is_opened_again_until_it_is_finished(config: RunConfig, dataset: 
             assert fourth.name == f"{first.name}-3"
 
 
-def test_the_output_of_a_saved_configuration_is_where_its_run_is_now(
-    config: RunConfig, dataset: Dataset, tmp_path: Path
-) -> None:
+def test_the_output_of_a_saved_configuration_is_where_its_run_is_now(config, dataset, tmp_path):
     config = overlay(config, {"output": str(tmp_path / "outputs")})
     with _opened(config, dataset) as run:
         run.note(finished=True)
@@ -71,9 +69,7 @@ def test_the_output_of_a_saved_configuration_is_where_its_run_is_now(
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"identity": "x", "checksum": 1}'])
-def test_a_run_with_damaged_notes_is_refused_with_what_to_do(
-    content: str, config: RunConfig, dataset: Dataset
-) -> None:
+def test_a_run_with_damaged_notes_is_refused_with_what_to_do(content, config, dataset):
     with _opened(config, dataset) as first:
         first.note(mlflow_run_id="abc")
     (first.path / "config.json").write_text(content)
@@ -82,15 +78,6 @@ def test_a_run_with_damaged_notes_is_refused_with_what_to_do(
         assert read_config(second.path / "config.json") == config
     (first.path / "run.json").write_text(content)
     _refused(config, dataset, r"run\.json is damaged; to train this run from the start")
-
-
-def test_a_run_of_another_version_of_the_code_is_not_continued(
-    config: RunConfig, dataset: Dataset
-) -> None:
-    named = overlay(config, {"name": "mine"})
-    with _opened(named, dataset) as before:
-        before.note(identity="as another version computes it")
-    _refused(named, dataset, r"or the version of ramen_ray, differs; choose another name")
 
 
 CHANGED = {
@@ -105,13 +92,8 @@ CHANGED = {
 @pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize("changed", CHANGED)
 def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
-    changed: str,
-    finished: bool,
-    config: RunConfig,
-    dataset: Dataset,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    changed, finished, config, dataset, monkeypatch, caplog
+):
     def opened(chosen: RunConfig) -> RunDirectory | None:
         if finished:
             return finished_run(chosen, identity_of(chosen, dataset))
@@ -151,33 +133,34 @@ def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
         assert opened(named) == before, "it is made from that now"
 
 
-def test_a_taken_name_says_which_settings_differ(config: RunConfig, dataset: Dataset) -> None:
-    named = overlay(config, {"name": "mine"})
-    with _opened(named, dataset):
-        pass
-    changed = overlay(named, {"optimizer.lr": 0.5, "regularization.lambda_x.links": 0.7})
-    _refused(changed, dataset, r"optimizer.lr \(0.005 there, 0.5 now\).*lambda_x.links")
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_name_is_of_one_configuration_of_one_dataset_and_one_version(
+    finished, config, dataset, tmp_path
+):
+    def refuses(message: str, chosen: RunConfig, data: Dataset = dataset) -> None:
+        with pytest.raises(RunError, match=message):
+            if finished:
+                finished_run(chosen, identity_of(chosen, data))
+            with _opened(chosen, data):
+                pass
 
-
-def test_a_finished_run_is_found_for_its_own_configuration_and_data_only(
-    config: RunConfig, dataset: Dataset, tmp_path: Path
-) -> None:
     named = overlay(config, {"name": "mine"})
     assert finished_run(named, identity_of(named, dataset)) is None
     with _opened(named, dataset) as directory:
-        assert finished_run(named, identity_of(named, dataset)) is None
-        directory.note(finished=True)
-    assert finished_run(named, identity_of(named, dataset)) == directory
-    with pytest.raises(RunError, match=r"optimizer.lr \(0.005 there, 0.5 now\)"):
-        finished_run(overlay(named, {"optimizer.lr": 0.5}), identity_of(named, dataset))
+        directory.note(finished=finished)
+    found = finished_run(named, identity_of(named, dataset))
+    assert found == (directory if finished else None)
+    changed = overlay(named, {"optimizer.lr": 0.5, "regularization.lambda_x.links": 0.7})
+    refuses(r"optimizer.lr \(0.005 there, 0.5 now\).*lambda_x.links", changed)
     tables = {name: dataset.read(name) for name in dataset.tables}
     tables["ads"] = tables["ads"].set_column(1, "text", [["another"] * len(tables["ads"])])
     other = write_dataset(tmp_path / "other", tables, name="handmade")
-    with pytest.raises(RunError, match="the content of the dataset, or the version"):
-        finished_run(named, identity_of(named, other))
+    refuses("the content of the dataset, or the version", named, other)
+    directory.note(identity="as another version computes it")
+    refuses("or the version of ramen_ray, differs; choose another name", named)
 
 
-def test_a_name_in_use_is_refused(config: RunConfig, dataset: Dataset) -> None:
+def test_a_name_in_use_is_refused(config, dataset):
     named = overlay(config, {"name": "mine"})
     with _opened(named, dataset) as directory:
         _refused(named, dataset, "is in use")
@@ -187,9 +170,9 @@ def test_a_name_in_use_is_refused(config: RunConfig, dataset: Dataset) -> None:
     _refused(overlay(config, {"name": "file"}), dataset, "file is a file, not the folder of a run")
 
 
-def test_a_run_that_failed_leaves_its_folder_only_with_a_checkpoint(
-    config: RunConfig, dataset: Dataset, tmp_path: Path
-) -> None:
+def test_a_run_that_failed_leaves_a_checkpoint_and_what_others_have_in_its_folder(
+    config, dataset, tmp_path
+):
     with pytest.raises(OSError, match="store"), _opened(config, dataset):
         raise OSError("the store")
     assert not list((tmp_path / "runs").iterdir())
@@ -199,27 +182,16 @@ def test_a_run_that_failed_leaves_its_folder_only_with_a_checkpoint(
         raise KeyboardInterrupt
     with _opened(config, dataset) as again:
         assert again == directory
-
-
-def test_a_run_that_failed_leaves_what_others_have_in_its_folder(
-    config: RunConfig, dataset: Dataset, tmp_path: Path
-) -> None:
-    folder = tmp_path / "runs" / "mine"
-    (folder / "papers").mkdir(parents=True)
-    (folder / "papers" / "notes.txt").write_text("the only copy")
+    (papers := tmp_path / "runs" / "mine" / "papers").mkdir(parents=True)
     named = overlay(config, {"name": "mine"})
     with pytest.raises(OSError, match="store"), _opened(named, dataset) as directory:
         directory.note(mlflow_run_id="abc")
         raise OSError("the store")
-    assert (folder / "papers" / "notes.txt").read_text() == "the only copy"
-    assert not (folder / "config.json").exists()
-    assert not (folder / "run.json").exists()
+    assert list(directory.path.rglob("[!.]*")) == [papers]
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
-def test_a_run_cannot_take_the_folder_of_all_runs(
-    name: str, config: RunConfig, dataset: Dataset, tmp_path: Path
-) -> None:
+def test_a_run_cannot_take_the_folder_of_all_runs(name, config, dataset, tmp_path):
     with _opened(overlay(config, {"name": "earlier"}), dataset) as earlier:
         (earlier.path / "checkpoint_000000001").mkdir()
     unchecked = config.model_copy(update={"name": name})

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import RunHere
 from mlflow.tracking import MlflowClient
 from support import PATIENCE_S, WAITS_FOR_TASKS, begin_training, resize, the_error
 
@@ -85,16 +84,12 @@ def _kill_both_tasks(config: RunConfig) -> TrainResult:
     return ended
 
 
-def test_killed_background_tasks_change_nothing_where_training_waits(
-    config: RunConfig, unharmed: TrainResult
-) -> None:
+def test_killed_background_tasks_change_nothing_where_training_waits(config, unharmed):
     killed = _kill_both_tasks(overlay(config, {"name": "tasks-killed"}))
     assert killed.metrics == unharmed.metrics
 
 
-def test_killed_background_tasks_are_run_again_while_training_goes_on(
-    cluster: None, config: RunConfig
-) -> None:
+def test_killed_background_tasks_are_run_again_while_training_goes_on(cluster, config):
     meanwhile = {
         "name": "tasks-killed-meanwhile",
         "pruning.mode": "asynchronous",
@@ -130,8 +125,8 @@ def _weights(config: RunConfig, name: str) -> dict[str, bytes]:
 
 
 def test_two_trainings_at_once_prepare_walk_and_log_the_same_thing(
-    config: RunConfig, unharmed: TrainResult, empty_store: Path, tmp_path: Path
-) -> None:
+    config, unharmed, empty_store, tmp_path
+):
     shutil.copy(empty_store, tmp_path)
     shared = overlay(config, {"output": str(tmp_path), "experiment": "both"})
     names = ["one", "other"]
@@ -148,9 +143,7 @@ def test_two_trainings_at_once_prepare_walk_and_log_the_same_thing(
     assert statuses == ["FINISHED", "FINISHED"]
 
 
-def test_a_clock_that_is_set_back_changes_nothing(
-    config: RunConfig, unharmed: TrainResult, tmp_path: Path
-) -> None:
+def test_a_clock_that_is_set_back_changes_nothing(config, unharmed, tmp_path):
     """In each process of Python, the clock goes back an hour some seconds after it began."""
     (tmp_path / "sitecustomize.py").write_text(CLOCK_GOES_BACK.format(after_s=8))
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -164,8 +157,8 @@ def test_a_clock_that_is_set_back_changes_nothing(
 
 
 def test_a_machine_without_memory_is_told_and_the_run_goes_on(
-    config: RunConfig, unharmed: TrainResult, empty_store: Path, tmp_path: Path
-) -> None:
+    config, unharmed, empty_store, tmp_path
+):
     scarce = {
         "RAY_memory_usage_threshold": "0.01",  # so that Ray's monitor ends all tasks and workers
         "RAY_memory_monitor_refresh_ms": "100",
@@ -182,13 +175,8 @@ def test_a_machine_without_memory_is_told_and_the_run_goes_on(
 
 
 def test_a_run_on_a_disk_that_is_full_again_and_again_goes_on_to_the_same_numbers(
-    config: RunConfig,
-    unharmed: TrainResult,
-    empty_store: Path,
-    small_disk: Path,
-    run_here: RunHere,
-    tmp_path: Path,
-) -> None:
+    config, unharmed, empty_store, small_disk, run_here, tmp_path
+):
     size = empty_store.stat().st_size // 1024 + 200  # the prepared data do not quite fit
     resize(small_disk, size)
     shutil.copy(empty_store, small_disk)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from support import WAITS_FOR_TASKS, kill_train_worker, wait_until
 
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import overlay
 from ramen_ray.data.store.checksums import find_damage
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import fit
@@ -44,9 +44,7 @@ def _kill_one(run: Path) -> None:
     wait_until(kill_train_worker, "no worker")
 
 
-def test_steps_read_the_machines_own_copies_to_the_same_numbers(
-    cluster: None, small_run: RunConfig, tmp_path: Path
-) -> None:
+def test_steps_read_the_machines_own_copies_to_the_same_numbers(cluster, small_run, tmp_path):
     config = overlay(
         small_run,
         {

@@ -19,7 +19,6 @@ from ray.exceptions import RayError
 from support import csr_of, rows_of, shares_of
 
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph import pruning
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings
@@ -49,9 +48,7 @@ EVERY_EPOCH = Schedule(first=1, every=1, num_epochs=9, steps_per_epoch=EPOCH, wa
     *(st.booleans(), st.sampled_from([-0.5, 0.0, 0.3, 0.99]), st.integers(1, 9)),
     st.sampled_from([np.float16, np.float32]),
 )
-def test_it_keeps_what_a_plain_loop_keeps(
-    rows: list[list[int]], weighted: bool, threshold: float, batch: int, kind: type
-) -> None:
+def test_it_keeps_what_a_plain_loop_keeps(rows, weighted, threshold, batch, kind):
     draw = np.random.default_rng(batch)
     edges = csr_of(rows)
     if weighted and len(edges.indices):
@@ -76,9 +73,7 @@ def test_it_keeps_what_a_plain_loop_keeps(
 
 
 @pytest.mark.parametrize("batch", [2, 100])
-def test_kept_edges_keep_their_weights_beside_huge_ones(
-    batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_edges_keep_their_weights_beside_huge_ones(batch, tmp_path, monkeypatch):
     monkeypatch.setattr(pruning, "EDGES_PER_BATCH", batch)
     nodes = TextEmbeddings(np.array([[1.0, 0.0]]), np.zeros(3, dtype=int))
     anchors = TextEmbeddings(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([1, 0, 0]))
@@ -91,13 +86,7 @@ def test_kept_edges_keep_their_weights_beside_huge_ones(
     assert np.array(shares_of(kept)) == pytest.approx(np.array(expected))
 
 
-def test_each_distinct_text_is_encoded_once(
-    cluster: None,
-    prepared: Prepared,
-    encoder_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_distinct_text_is_encoded_once(cluster, prepared, encoder_path, tmp_path, monkeypatch):
     monkeypatch.setattr(embedding, "TEXTS_PER_BATCH", 9)
     model = DualEncoder(build_transformer(str(encoder_path)))
     model.save(tmp_path, 16)
@@ -146,7 +135,7 @@ def _advance(task: BackgroundTask, step: int) -> int | None:
     return task.taken
 
 
-def test_a_killed_task_is_run_again(cluster: None, tmp_path: Path) -> None:
+def test_a_killed_task_is_run_again(cluster, tmp_path):
     attempts = tmp_path / "attempts"
     attempts.mkdir()
 
@@ -169,9 +158,7 @@ def test_a_killed_task_is_run_again(cluster: None, tmp_path: Path) -> None:
     assert len(list(attempts.iterdir())) == 2
 
 
-def test_training_goes_on_when_a_task_fails_for_good(
-    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_training_goes_on_when_a_task_fails_for_good(cluster, tmp_path, caplog):
     gate = tmp_path / "gate"
 
     def needs_gate(model: Path, folder: Path) -> dict[str, float]:
@@ -186,9 +173,7 @@ def test_training_goes_on_when_a_task_fails_for_good(
     assert _advance(task, 2 * EPOCH) == 2 * EPOCH
 
 
-def test_a_full_disk_stops_the_run_which_makes_the_result_when_it_goes_on(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_a_full_disk_stops_the_run_which_makes_the_result_when_it_goes_on(cluster, tmp_path):
     gate = tmp_path / "gate"
 
     def needs_room(model: Path, folder: Path) -> dict[str, float]:
@@ -202,9 +187,7 @@ def test_a_full_disk_stops_the_run_which_makes_the_result_when_it_goes_on(
     assert _advance(_task(tmp_path, needs_room), EPOCH) == EPOCH
 
 
-def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(cluster, tmp_path):
     waits = _when_open(gate := tmp_path / "gate")
 
     def advance_to(step: int, task: BackgroundTask, epoch: int) -> None:
@@ -235,8 +218,8 @@ def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(
 
 
 def test_a_late_result_is_told_and_one_that_misses_half_of_the_run_ends_it(
-    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cluster, tmp_path, caplog, monkeypatch
+):
     waits = _when_open(gate := tmp_path / "gate")
     monkeypatch.setattr(background, "SECONDS_BETWEEN_SIGNS", 0.1)
     schedule = Schedule(1, 2, num_epochs=8, steps_per_epoch=EPOCH, wait=False, wait_flag="a.flag")
@@ -257,9 +240,7 @@ def test_a_late_result_is_told_and_one_that_misses_half_of_the_run_ends_it(
     gate.touch()
 
 
-def test_a_damaged_result_is_left_out(
-    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_result_is_left_out(cluster, tmp_path, caplog):
     def writes(model: Path, folder: Path) -> dict[str, float]:
         (folder / "shortlists").write_text("some")
         return {}
@@ -276,9 +257,7 @@ def test_a_damaged_result_is_left_out(
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_a_side_without_weight_is_not_pruned(
-    cluster: None, prepared: Prepared, encoder_path: Path, tmp_path: Path, side: str
-) -> None:
+def test_a_side_without_weight_is_not_pruned(cluster, prepared, encoder_path, tmp_path, side):
     model = DualEncoder(build_transformer(str(encoder_path)))
     model.save(tmp_path, 16)
     task = GraphPruning(
@@ -294,9 +273,7 @@ def test_a_side_without_weight_is_not_pruned(
     assert_same(Csr.open(tmp_path / "links" / side), expected)
 
 
-def test_results_of_later_checkpoints_than_the_one_resumed_from_are_not_used(
-    tmp_path: Path,
-) -> None:
+def test_results_of_later_checkpoints_than_the_one_resumed_from_are_not_used(tmp_path):
     def unused(model: Path, folder: Path) -> dict[str, float]:
         raise AssertionError
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from support import wait_until
@@ -15,7 +14,6 @@ from support import wait_until
 from ramen_ray import told
 from ramen_ray.orchestration.run import progress
 from ramen_ray.orchestration.run.progress import (
-    PROGRESS_FILE,
     LiveProgress,
     read_progress,
     shown_progress,
@@ -34,8 +32,10 @@ def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Li
     return lambda: caplog.messages
 
 
-def test_a_log_gets_lines_with_the_time_left(tmp_path: Path, log: Lines):
+def test_a_log_gets_lines_with_the_time_left(tmp_path, log):
+    LiveProgress(30, 40, "of an earlier attempt").write(tmp_path)
     with shown_progress(tmp_path):
+        assert read_progress(tmp_path) is None
         for epoch in (1, 2, 3):
             LiveProgress(10 * epoch, 40, f"epoch {epoch}").write(tmp_path)
             wait_until(lambda text=f"epoch {epoch}": text in " ".join(log()), "not logged")
@@ -45,9 +45,7 @@ def test_a_log_gets_lines_with_the_time_left(tmp_path: Path, log: Lines):
     assert all(" left  epoch" in line for line in log() if not line.startswith("step 10"))
 
 
-def test_a_log_of_a_long_run_is_short_and_shows_the_last_message(
-    tmp_path: Path, log: Lines, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_log_of_a_long_run_is_short_and_shows_the_last_message(tmp_path, log, monkeypatch):
     monkeypatch.setattr(told, "FIRST_LINE_S", 3600)
     with shown_progress(tmp_path):
         for epoch in (1, 2, 4):
@@ -55,15 +53,7 @@ def test_a_log_of_a_long_run_is_short_and_shows_the_last_message(
     assert log() == ["step 40/40  epoch 4"]
 
 
-def test_what_an_earlier_attempt_left_is_not_shown(tmp_path: Path, log: Lines):
-    LiveProgress(30, 40, "epoch 3").write(tmp_path)
-    with shown_progress(tmp_path):
-        assert read_progress(tmp_path) is None
-    assert log() == []
-    assert not (tmp_path / PROGRESS_FILE).exists()
-
-
-def test_a_terminal_has_one_line_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_terminal_has_one_line_that_changes(tmp_path, monkeypatch):
     ours, theirs = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import RunHere
 from pruned import assert_same, half, kept_by_a_loop
 from support import WAITS_FOR_TASKS, begin_training, kill_train_worker, wait_until
 
 from jobs import train
 from ramen_ray.config import RunConfig, overlay, read_config, write_config
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.checksums import checksum_files, with_checksum
 from ramen_ray.data.store.dataset import Dataset
@@ -64,7 +62,7 @@ def unharmed(cluster: None, config: RunConfig) -> TrainResult:
     return fit(overlay(config, {"name": "unharmed"}))
 
 
-def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) -> None:
+def test_a_run_leaves_a_tracked_model(unharmed, config):
     client = unharmed.run.client
     run = client.get_run(unharmed.run.id)
     names = ("loss/task", "loss/R_z/links", "loss/total", "lambda_x/links")
@@ -96,33 +94,7 @@ def test_a_run_leaves_a_tracked_model(unharmed: TrainResult, config: RunConfig) 
     assert unharmed.metrics["trained"]["validation"]["P@1"] > 0
     assert read_config(unharmed.run_directory / "config.json").training == config.training
 
-
-@pytest.mark.slow
-def test_a_compiled_encoder_trains_alike(unharmed: TrainResult, config: RunConfig) -> None:
-    compiled = fit(overlay(config, {"name": "compiled", "encoder.compile": True}))
-    for split, metrics in unharmed.metrics["trained"].items():
-        assert compiled.metrics["trained"][split] == pytest.approx(metrics, abs=0.02)
-
-
-def test_a_run_without_classifiers_cannot_answer_by_them(
-    unharmed: TrainResult, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match="no classifiers, so part 'both' cannot answer"):
-        evaluate_checkpoint(unharmed.run_directory, "test", part="both")
-    copied = shutil.copytree(unharmed.encoder.parent, tmp_path / "copied")
-    config = read_config(copied / "config.json")
-    write_config(overlay(config, {"base.heads": "classifier"}), copied / "config.json")
-    for file in checksum_files(copied):
-        file.unlink()
-    with pytest.raises(CheckpointError, match=r"no classifiers folder, but its config\.json"):
-        evaluate_checkpoint(copied, "test")
-
-
-def test_the_first_screen_shows_data_source_table_and_a_few_metrics(
-    unharmed: TrainResult, config: RunConfig
-) -> None:
-    client = unharmed.run.client
-    run = client.get_run(unharmed.run.id)
+    # what the UI shows first: the view of trained models, data, source, a few metrics, the table
     experiment = client.get_experiment(run.info.experiment_id)
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     (dataset,) = [found.dataset for found in run.inputs.dataset_inputs]
@@ -136,9 +108,26 @@ def test_the_first_screen_shows_data_source_table_and_a_few_metrics(
     assert f"/runs/{unharmed.run.id}/artifacts/predictions.html)" in shown
 
 
-def test_the_page_of_predictions_marks_true_clicks(
-    unharmed: TrainResult, dataset_path: Path
-) -> None:
+@pytest.mark.slow
+def test_a_compiled_encoder_trains_alike(unharmed, config):
+    compiled = fit(overlay(config, {"name": "compiled", "encoder.compile": True}))
+    for split, metrics in unharmed.metrics["trained"].items():
+        assert compiled.metrics["trained"][split] == pytest.approx(metrics, abs=0.02)
+
+
+def test_a_run_without_classifiers_cannot_answer_by_them(unharmed, tmp_path):
+    with pytest.raises(CheckpointError, match="no classifiers, so part 'both' cannot answer"):
+        evaluate_checkpoint(unharmed.run_directory, "test", part="both")
+    copied = shutil.copytree(unharmed.encoder.parent, tmp_path / "copied")
+    config = read_config(copied / "config.json")
+    write_config(overlay(config, {"base.heads": "classifier"}), copied / "config.json")
+    for file in checksum_files(copied):
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"no classifiers folder, but its config\.json"):
+        evaluate_checkpoint(copied, "test")
+
+
+def test_the_page_of_predictions_marks_true_clicks(unharmed, dataset_path):
     page = Path(
         unharmed.run.client.download_artifacts(unharmed.run.id, "predictions.html")
     ).read_text()
@@ -154,13 +143,10 @@ def test_the_page_of_predictions_marks_true_clicks(
         assert shown == [ads[ad] for ad in best]
 
 
-def test_shortlists_are_renewed_at_epochs(unharmed: TrainResult) -> None:
+def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed):
     made = {path.name for path in (unharmed.run_directory / "shortlists").iterdir()}
     assert made == {f"step_{2 * EPOCH:09d}"}, "only those in use are left"
     assert _history(unharmed.run, "shortlists/step") == [(EPOCH,) * 2, (2 * EPOCH,) * 2]
-
-
-def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: TrainResult) -> None:
     generations = range(EPOCH, NUM_STEPS, EPOCH)
     assert _history(unharmed.run, "graph/step") == [(step, step) for step in generations]
     waited = [seconds for _, seconds in _history(unharmed.run, "graph/waited_s")]
@@ -178,12 +164,8 @@ def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed: Tr
 
 
 def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
-    config: RunConfig,
-    unharmed: TrainResult,
-    run_here: RunHere,
-    joining: dict[str, str],
-    tmp_path: Path,
-) -> None:
+    config, unharmed, run_here, joining, tmp_path
+):
     named = overlay(config, {"name": "killed"})
     run_directory = Path(config.output) / "runs" / "killed"
     first = begin_training(named, tmp_path, stdout=subprocess.DEVNULL, env=joining)
@@ -209,9 +191,7 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
         assert logged[f"test/{name}".replace("@", "_at_")] == value, name
 
 
-def test_a_damaged_run_goes_on_from_what_is_whole_to_the_same_numbers(
-    config: RunConfig, unharmed: TrainResult, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_run_goes_on_from_what_is_whole_to_the_same_numbers(config, unharmed, caplog):
     run = unharmed.run_directory.with_name("damaged")
     shutil.copytree(unharmed.run_directory, run)
     notes = RunDirectory(run).notes
@@ -228,9 +208,7 @@ def test_a_damaged_run_goes_on_from_what_is_whole_to_the_same_numbers(
 
 
 @pytest.mark.slow
-def test_a_driver_killed_while_it_waits_for_pruning_goes_on(
-    config: RunConfig, unharmed: TrainResult, prepared: Prepared, tmp_path: Path
-) -> None:
+def test_a_driver_killed_while_it_waits_for_pruning_goes_on(config, unharmed, prepared, tmp_path):
     config = overlay(config, {"name": "driver-killed"})
     graphs = Path(config.output) / "runs" / "driver-killed" / "graphs"
     first = begin_training(config, tmp_path, stdout=subprocess.DEVNULL)

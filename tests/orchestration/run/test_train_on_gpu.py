@@ -9,7 +9,7 @@ import torch
 from ray.util.placement_group import placement_group, remove_placement_group
 from support import WAITS_FOR_TASKS
 
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import overlay
 from ramen_ray.method.retrieval.shortlists import open_shortlists
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.orchestration.background.from_checkpoints import SHORTLISTS_FILE
@@ -25,7 +25,7 @@ pytestmark = [
 SHARE = 0.75
 
 
-def test_a_run_trains_mines_and_prunes_on_one_gpu(cluster: None, small_run: RunConfig) -> None:
+def test_a_run_trains_mines_and_prunes_on_one_gpu(cluster, small_run):
     changes = {
         "encoder.kind": "transformer",
         "training.epochs": 2,  # each task on a GPU starts a process
@@ -40,9 +40,7 @@ def test_a_run_trains_mines_and_prunes_on_one_gpu(cluster: None, small_run: RunC
     assert list(result.run_directory.glob("*/step_*/links"))  # of the pruned graph
 
 
-def test_a_background_task_computes_on_the_quarter_that_is_left(
-    cluster: None, tmp_path: Path
-) -> None:
+def test_a_background_task_computes_on_the_quarter_that_is_left(cluster, tmp_path):
     (tmp_path / "encoder").mkdir()
 
     def where(model: Path, folder: Path) -> dict[str, float]:  # travels as a whole

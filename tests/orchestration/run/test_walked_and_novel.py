@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import TOPICS, Refused, RunHere
+from conftest import TOPICS
 
 from jobs import evaluate as evaluate_job
 from ramen_ray.config import RunConfig, overlay
@@ -79,7 +79,7 @@ def trained(cluster: None, config: RunConfig) -> Iterator[TrainResult]:
     torch.set_float32_matmul_precision(precision)
 
 
-def test_an_asynchronous_run_takes_a_generation_while_it_trains(trained: TrainResult) -> None:
+def test_an_asynchronous_run_takes_a_generation_while_it_trains(trained):
     taken = [*zip(*trained.run.read_history("graph/step"), strict=True)]
     losses = dict(zip(*trained.run.read_history("loss/R_x/topics"), strict=True))
     epoch = max(losses) // NUM_EPOCHS
@@ -92,9 +92,7 @@ def test_an_asynchronous_run_takes_a_generation_while_it_trains(trained: TrainRe
     assert ".pending" not in graphs
 
 
-def test_it_trains_on_the_walked_graph_and_knows_its_positives(
-    trained: TrainResult, config: RunConfig
-) -> None:
+def test_it_trains_on_the_walked_graph_and_knows_its_positives(trained, config):
     output, dataset = Path(config.output), Dataset(config.dataset)
     data = prepare(dataset, output / "prepared", encoder_tokenizer(config.encoder))
     (edges,) = (output / "walked").iterdir()
@@ -116,7 +114,7 @@ def test_it_trains_on_the_walked_graph_and_knows_its_positives(
     assert run.data.params["walk.enabled"] == "True"
 
 
-def test_training_measures_zero_shot_too(trained: TrainResult):
+def test_training_measures_zero_shot_too(trained):
     run = trained.run.client.get_run(trained.run.id)
     for row, prefix in (("trained", ""), ("untrained", "untrained/")):
         assert list(trained.metrics[row]) == ["validation", "test", "zero_shot"]
@@ -125,11 +123,7 @@ def test_training_measures_zero_shot_too(trained: TrainResult):
 
 
 def test_the_evaluation_job_does_the_same_and_writes_predictions(
-    trained: TrainResult,
-    split_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    run_here: RunHere,
+    trained, split_path, tmp_path, monkeypatch, run_here
 ):
     monkeypatch.chdir(tmp_path)
     command = ["--checkpoint", str(trained.encoder.parent), "--split", "zero_shot"]
@@ -187,12 +181,6 @@ def _assert_bad_matches(metrics: dict[str, float], rows: list[dict[str, Any]]) -
         (["--predictions", "p", "--against", "/no/such"], "/no/such has no predictions of jobs"),
     ],
 )
-def test_what_cannot_be_evaluated_is_one_clear_line(
-    trained: TrainResult,
-    flags: list[str],
-    message: str,
-    dataset_path: Path,
-    refused: Refused,
-):
+def test_what_cannot_be_evaluated_is_one_clear_line(trained, flags, message, dataset_path, refused):
     command = ["--checkpoint", trained.encoder.parent, "--dataset", dataset_path]
     assert message in refused(evaluate_job, *command, *flags)

@@ -73,9 +73,7 @@ def last_week(
     return config, result
 
 
-def test_encoder_head_and_classifiers_of_ads_that_stay_go_on(
-    last_week: LastWeek, dataset_path: Path, tmp_path: Path
-) -> None:
+def test_encoder_head_and_classifiers_of_ads_that_stay_go_on(last_week, dataset_path, tmp_path):
     config, before = last_week
     num_ads = Dataset(dataset_path).num_rows("ads")
     order = np.random.default_rng(1).permutation(num_ads)[GONE:]
@@ -96,9 +94,7 @@ def test_encoder_head_and_classifiers_of_ads_that_stay_go_on(
     torch.testing.assert_close(after.state_dict(), old.state_dict(), atol=1e-6, rtol=0)
 
 
-def test_ads_without_ids_are_told_apart_by_their_texts(
-    last_week: LastWeek, dataset_path: Path, tmp_path: Path
-) -> None:
+def test_ads_without_ids_are_told_apart_by_their_texts(last_week, dataset_path, tmp_path):
     config, before = last_week
     order = np.random.default_rng(2).permutation(Dataset(dataset_path).num_rows("ads"))[GONE:]
     now = Dataset(_week(dataset_path, tmp_path / "second", order, with_ids=False))
@@ -108,9 +104,7 @@ def test_ads_without_ids_are_told_apart_by_their_texts(
     assert [texts[ad] for ad in carried] == [texts[ad] for ad in order]
 
 
-def test_without_the_runs_folder_the_encoder_comes_from_the_store(
-    last_week: LastWeek, tmp_path: Path
-) -> None:
+def test_without_the_runs_folder_the_encoder_comes_from_the_store(last_week, tmp_path):
     config, before = last_week
     config = overlay(config, {"encoder.pretrained": CHAMPION, "encoder.kind": "transformer"})
     assert resolved(config).encoder.pretrained == str(before.encoder)
@@ -125,7 +119,7 @@ def test_without_the_runs_folder_the_encoder_comes_from_the_store(
     torch.testing.assert_close(loaded, _best(before).state_dict(), atol=0, rtol=0)
 
 
-def test_what_cannot_be_gone_on_from_is_told(last_week: LastWeek, tmp_path: Path) -> None:
+def test_what_cannot_be_gone_on_from_is_told(last_week, tmp_path):
     config, _ = last_week
     with pytest.raises(UserError, match="nobody"):
         resolved(overlay(config, {"encoder.pretrained": "models:/weekly@nobody"}))

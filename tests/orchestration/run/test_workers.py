@@ -38,9 +38,7 @@ def train(cluster: None) -> Job:
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_another_worker_goes_on_where_one_died_or_failed(
-    is_killed: bool, train: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_worker_goes_on_where_one_died_or_failed(is_killed, train, tmp_path, caplog):
     def end_once(process: Process) -> str:
         if not (tmp_path / "begun").exists():
             (tmp_path / "begun").touch()
@@ -68,13 +66,8 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     ids=["killed", "fault of the code", "memory", "full disk", "fault of the data"],
 )
 def test_a_worker_that_fails_as_it_would_again_is_told_in_one_line(
-    error: Exception | None,
-    tries: int,
-    kind: type[Exception],
-    message: str,
-    train: Job,
-    tmp_path: Path,
-) -> None:
+    error, tries, kind, message, train, tmp_path
+):
     def fail(process: Process) -> None:
         with (tmp_path / "tries").open("a") as file:
             file.write(".")
@@ -89,7 +82,7 @@ def test_a_worker_that_fails_as_it_would_again_is_told_in_one_line(
     assert is_disk_full(told.value) == (error is FULL)
 
 
-def test_ctrl_c_ends_the_worker(train: Job, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_worker(train, tmp_path):
     file = tmp_path / "process"
 
     def never_end(process: Process) -> None:
@@ -140,30 +133,24 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
         (ControllerError(UserError("out of memory in step 7: b")), UserError, "memory in step 7"),
     ],
 )
-def test_what_ends_several_workers_is_told_in_one_line(
-    error: Exception, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ends_several_workers_is_told_in_one_line(error, kind, message, monkeypatch):
     monkeypatch.setattr(workers, "has_room", lambda needed, seconds: False)
     with pytest.raises(kind, match=message) as told:
         _run(error, monkeypatch)
     assert "\n" not in str(told.value)
 
 
-def test_a_fault_of_the_code_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_code_keeps_its_traceback(monkeypatch):
     failure = WorkerGroupError("wrong", {0: ZeroDivisionError("by zero")})
     with pytest.raises(WorkerGroupError, match="wrong") as raised:
         _run(failure, monkeypatch)
     assert raised.value is failure
 
 
-def test_ray_train_starts_no_worker_anew_on_a_full_disk() -> None:
-    EndIfItRecurs().after_exception(None, {0: KeyError("a")})
+def test_ray_train_starts_no_worker_anew_where_it_would_fail_again():
     with pytest.raises(ControllerError) as ended:
         EndIfItRecurs().after_exception(None, {0: KeyError("a"), 1: FULL})
     assert is_disk_full(ended.value)
-
-
-def test_ray_train_starts_no_worker_anew_for_a_step_that_does_not_fit_again() -> None:
     ends, seen = EndIfItRecurs(), _Wrapped(StepMemoryError(7, 5000, 36_000))
     ends.after_exception(None, {0: seen, 1: _Wrapped(StepMemoryError(7, 4000, 30_000))})
     ends.after_exception(None, {1: _Wrapped(StepMemoryError(9, 4000, 30_000))})

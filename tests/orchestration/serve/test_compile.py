@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from conftest import Done, Refused
+from conftest import Done
 from stores import Store
 
 from jobs import compile as compile_job
@@ -74,12 +74,8 @@ def queries(dataset_path: Path) -> list[str]:
 
 
 def test_a_compiled_retriever_replaces_the_original_and_answers_alike_without_torch(
-    registry: Registry,
-    compiled: Callable[..., list[str]],
-    queries: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    registry, compiled, queries, tmp_path, monkeypatch
+):
     assert compiled("--model", "models:/eager@champion")[-2] == "retriever: models:/eager/2"
     assert registry.chosen("eager", "champion").version == 2
     uses_gpu = [registry.look_up(f"models:/eager/{version}").uses_gpu for version in (1, 2)]
@@ -107,15 +103,13 @@ def test_a_compiled_retriever_replaces_the_original_and_answers_alike_without_to
 
 
 def test_a_retriever_answers_on_the_cpu_on_request_if_there_is_a_gpu(
-    registry: Registry, queries: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    registry, queries, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert not registry.load("models:/eager/1", "cpu").predict(queries)["error"].any()
 
 
-def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(
-    registry: Registry, compiled: Callable[..., list[str]], queries: list[str]
-) -> None:
+def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(registry, compiled, queries):
     printed = compiled("--model", "models:/rounded@champion", "--int8")
     assert printed[-2] == "retriever: models:/rounded/2"
     (shown,) = re.findall(r"│ P@1 +│ +([\d.]+) +│ +([\d.]+) +│ +([-+][\d.]+)", "\n".join(printed))
@@ -128,13 +122,7 @@ def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(
     assert 0 < np.abs(scores[0] - scores[1]).max() < 0.05
 
 
-def test_what_is_not_faster_replaces_nothing(
-    registry: Registry,
-    refused: Refused,
-    milliseconds: list[float],
-    output: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_not_faster_replaces_nothing(registry, refused, milliseconds, output, monkeypatch):
     milliseconds.reverse()
     monkeypatch.setattr(compilation, "compile_retriever", lambda folder, int8: None)  # takes long
     error = refused(compile_job, "--model", "models:/slow@champion", "--output", output)
@@ -142,7 +130,7 @@ def test_what_is_not_faster_replaces_nothing(
     assert registry.chosen("slow", "champion").version == 1
 
 
-def test_models_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_timed_in_turns(monkeypatch):
     now, turns = [0.0], []
 
     class Takes:
@@ -159,8 +147,6 @@ def test_models_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert turns == [0.2, 0.1] * 6
 
 
-def test_a_bag_has_nothing_to_compile(
-    refused: Refused, logged_retriever: str, output: Path
-) -> None:
+def test_a_bag_has_nothing_to_compile(refused, logged_retriever, output):
     error = refused(compile_job, "--model", logged_retriever, "--output", output)
     assert error == "error: a bag of embeddings has nothing to compile: it looks up and adds"

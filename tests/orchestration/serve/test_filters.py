@@ -1,6 +1,5 @@
 """Answers among ads of some markets or categories, against a brute-force search of those ads."""
 
-import csv
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Done, Refused
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PyFuncModel
 from stores import Store
-from support import MAX_LENGTH, prepare_in_process
+from support import MAX_LENGTH, prepare_in_process, write_rows
 
 from jobs import ask, index, ingest, predict, promote, validate
 from ramen_ray.data.store.dataset import Dataset
@@ -47,12 +45,9 @@ def _market(number: int) -> str:
     return RARE.get(number) or (MARKETS[number % 3] if number % 7 else "")  # some have none
 
 
-def _write(file: Path, ads: Ads) -> Path:
-    columns = list(next(iter(ads.values())))
-    with file.open("w", newline="") as opened:
-        rows = [[ad, *values.values()] for ad, values in ads.items()]
-        csv.writer(opened).writerows([["ad_id", *columns], *rows])
-    return file
+def _write(file: Path, ads: Ads) -> str:
+    columns = ["ad_id", *next(iter(ads.values()))]
+    return write_rows(file, " ".join(columns), [(ad, *of.values()) for ad, of in ads.items()])
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +65,7 @@ def shop(catalogue: Ads, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("filters")
     _write(folder / "ads.csv", catalogue)
     clicks = [[ad["title"], key] for key, ad in catalogue.items()]
-    with (folder / "clicks.csv").open("w", newline="") as opened:
-        csv.writer(opened).writerows([["query", "ad_id"], *clicks])
+    write_rows(folder / "clicks.csv", "query ad_id", clicks)
     with pytest.MonkeyPatch.context() as patched:
         words = ["tables", "--clicks", folder / "clicks.csv", "--ads", folder / "ads.csv"]
         words += ["--columns.ad-text", "title", "--columns.ad-filters", "market", "state"]
@@ -129,9 +123,7 @@ def _matches(ad: dict[str, str], wanted: dict[str, Any]) -> bool:
         ({}, 3),
     ],
 )
-def test_only_ads_that_match_answer(
-    wanted: dict[str, Any], top_k: int, champion: PyFuncModel, catalogue: Ads
-) -> None:
+def test_only_ads_that_match_answer(wanted, top_k, champion, catalogue):
     found = _answers(champion, top_k=top_k, filter=wanted)
     expected = _expected(champion, catalogue, top_k, **wanted)
     for one, other in zip(found, expected, strict=True):
@@ -152,15 +144,13 @@ def test_only_ads_that_match_answer(
         ({"country": "DE"}, "country"),
     ],
 )
-def test_what_cannot_be_filtered_by_is_refused(
-    wanted: dict[str, Any], message: str, champion: PyFuncModel
-) -> None:
+def test_what_cannot_be_filtered_by_is_refused(wanted, message, champion):
     with pytest.raises(MlflowException, match=message) as refused:
         champion.predict(QUERIES, params={"filter": wanted})
     assert refused.value.get_http_status_code() == 400
 
 
-def test_a_retriever_without_columns_refuses_a_filter(logged_retriever: str, output: Path) -> None:
+def test_a_retriever_without_columns_refuses_a_filter(logged_retriever, output):
     model = Registry(f"sqlite:///{output}/mlflow.db").load(logged_retriever)
     with pytest.raises(RegistryError, match=r"no column market to filter by, only texts; .*--sync"):
         ask_retriever(model, QUERIES, {"filter": {"market": ["DE"]}})
@@ -169,9 +159,7 @@ def test_a_retriever_without_columns_refuses_a_filter(logged_retriever: str, out
     assert len(model.predict(["oak"], params={"filter": {}})["ads"][0]) == 10
 
 
-def test_commands_and_notebooks_filter(
-    store: Store, champion: PyFuncModel, done: Done, refused: Refused, catalogue: Ads
-) -> None:
+def test_commands_and_notebooks_filter(store, champion, done, refused, catalogue):
     uri = "models:/filtered@champion"
     flags = ("--model", uri, "--output", store.output, "--top-k", "90")
     printed = done(ask, "oak", *flags, "--filter", "market=DE", "market=FR", "state=new")
@@ -188,14 +176,7 @@ def test_commands_and_notebooks_filter(
     assert refused(ask, "oak", *flags, "--filter", "market") == error
 
 
-def test_columns_follow_a_catalogue(
-    store: Store,
-    shop: Path,
-    catalogue: Ads,
-    done: Done,
-    refused: Refused,
-    tmp_path: Path,
-) -> None:
+def test_columns_follow_a_catalogue(store, shop, catalogue, done, refused, tmp_path):
     store.champion("following", 0.0, shop)
     registry = Registry(store.uri)
     champion = "models:/following@champion"
@@ -243,9 +224,7 @@ def _check(model: PyFuncModel, ads: Ads, **wanted: str) -> None:
     assert [list(one) for one in found] == [list(one) for one in expected]
 
 
-def test_an_import_keeps_what_it_is_told_to(
-    shop: Path, catalogue: Ads, done: Done, refused: Refused, tmp_path: Path
-) -> None:
+def test_an_import_keeps_what_it_is_told_to(shop, catalogue, done, refused, tmp_path):
     ads = {row["source_id"]: row for row in Dataset(shop).read("ads").to_pylist()}
     for ad, values in catalogue.items():
         assert ads[ad]["filter_market"] == (values["market"] or None)
@@ -313,9 +292,7 @@ def _brute_force(large: Large, wanted: dict[str, str]) -> np.ndarray:
         ({"market": "LI", "half": "second"}, 0),
     ],
 )
-def test_every_kind_of_index_finds_all_that_match(
-    wanted: dict[str, str], number: int, large: Large
-) -> None:
+def test_every_kind_of_index_finds_all_that_match(wanted, number, large):
     scores = _brute_force(large, wanted)
     found = large.model.predict(QUERIES, params={"top_k": 50, "filter": wanted})
     assert [len(ads) for ads in found["ads"]] == [number] * len(QUERIES)
@@ -327,9 +304,7 @@ def test_every_kind_of_index_finds_all_that_match(
     np.testing.assert_allclose(np.take_along_axis(scores, rows, 1), best, atol=1e-5)
 
 
-def test_of_more_ads_than_are_scanned_most_are_found(
-    large: Large, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_more_ads_than_are_scanned_most_are_found(large, monkeypatch):
     monkeypatch.setitem(large.model.unwrap_python_model().encode.__globals__, "MOST_SCANNED", 100)
     scores = _brute_force(large, {"market": "FR"})
     found = large.model.predict(QUERIES, params={"top_k": 50, "filter": {"market": "FR"}})
@@ -340,16 +315,11 @@ def test_of_more_ads_than_are_scanned_most_are_found(
         assert len(own & {*expected}) >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", ["ivf_pq"], indirect=True)
 def test_a_table_of_queries_is_answered_with_what_matches(
-    cluster: None,
-    large: Large,
-    store: Store,
-    done: Done,
-    refused: Refused,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    cluster, large, store, done, refused, tmp_path, monkeypatch
+):
     monkeypatch.setattr(shards, "ADS_PER_PRODUCT", MANY // 2)  # two shards
     pq.write_table(pa.table({"text": [*QUERIES, ""]}), tmp_path / "queries.parquet")
     words = ["--model", large.uri, "--queries", tmp_path / "queries.parquet", "--top-k", "40"]

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Done, Refused, RunHere
 from stores import Store
 
 from jobs import index, promote
@@ -30,8 +29,8 @@ def _write(file: Path, ads: dict[str, str]) -> Path:
 
 
 def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
-    store: Store, dataset_path: Path, run_here: RunHere, done: Done, tmp_path: Path
-) -> None:
+    store, dataset_path, run_here, done, tmp_path
+):
     to = ("--output", store.output)
     champion, first = "models:/catalogue@champion", "models:/catalogue/1"
     done(promote, store.run(0.0, dataset_path), "--name", "catalogue", *to)
@@ -83,17 +82,12 @@ def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
         ([], "give --ads, --remove or --sync"),
         (["--sync", "{file}", "--remove", "{file}"], "leave out --ads and --remove"),
         (["--remove", "{file}"], "names all ads; a retriever needs one"),
-        (["--ads", "{file}"], "40 ids are in use: "),
+        (["--ads", "{file}"], "40 ids are in use or repeated: "),
     ],
 )
 def test_what_cannot_be_done_is_one_clear_line(
-    flags: list[str],
-    message: str,
-    store: Store,
-    logged_retriever: str,
-    refused: Refused,
-    tmp_path: Path,
-) -> None:
+    flags, message, store, logged_retriever, refused, tmp_path
+):
     file = _write(tmp_path / "all.csv", _ads(store, logged_retriever))
     words = [word.format(file=file) for word in flags]
     to = ("--model", logged_retriever, "--output", store.output)

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
-from conftest import Done, Refused
 from filelock import FileLock
 from pyarrow.fs import LocalFileSystem
 from ray.util.placement_group import placement_group
@@ -69,16 +68,8 @@ def queries(tmp_path_factory: pytest.TempPathFactory, dataset_path: Path) -> Pat
 
 
 def test_a_table_is_answered_and_an_interrupted_call_resumes(
-    cluster: None,
-    store: Store,
-    words: Words,
-    done: Done,
-    refused: Refused,
-    queries: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    cluster, store, words, done, refused, queries, tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(serve_queries, "QUERIES_PER_PARTITION", 8)
     answers, table = tmp_path / "answers", Path(shutil.copytree(queries, tmp_path / "queries"))
     flags: dict[str, Any] = {"model": CHAMPION, "queries": table, "answers": answers, "top-k": 3}
@@ -160,14 +151,8 @@ def _changed(file: Path, place: int) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_a_retriever_in_shards_answers_as_a_whole_one_with_the_cpus_that_are_free(
-    cluster: None,
-    store: Store,
-    words: Words,
-    done: Done,
-    queries: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    cluster, store, words, done, queries, tmp_path, monkeypatch
+):
     monkeypatch.setattr(serve_queries, "QUERIES_PER_PARTITION", 8)
     monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 16)  # three shards
     monkeypatch.setattr(resources, "PATIENCE_S", 1)
@@ -201,9 +186,7 @@ def test_a_retriever_in_shards_answers_as_a_whole_one_with_the_cpus_that_are_fre
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_queries_that_change_while_they_are_answered_are_refused(
-    in_place: bool, tmp_path: Path
-) -> None:
+def test_queries_that_change_while_they_are_answered_are_refused(in_place, tmp_path):
     queries, other = tmp_path / "queries.parquet", tmp_path / "other.parquet"
     pq.write_table(pa.table({"text": ["robin", "heron", "finch"]}), queries, row_group_size=2)
     pq.write_table(pa.table({"text": ["tango", "waltz", "polka"]}), other, row_group_size=2)
@@ -219,7 +202,7 @@ def test_queries_that_change_while_they_are_answered_are_refused(
             group.open()
 
 
-def test_all_types_are_read_from_the_bytes_that_were_compared(tmp_path: Path) -> None:
+def test_all_types_are_read_from_the_bytes_that_were_compared(tmp_path):
     file, draw = tmp_path / "queries.parquet", np.random.default_rng(3)
     texts = [None if n % 7 == 0 else f"query {n % 50}" for n in range(5000)]
     table = pa.table(
@@ -236,7 +219,7 @@ def test_all_types_are_read_from_the_bytes_that_were_compared(tmp_path: Path) ->
     assert pa.concat_tables(read).equals(table.cast(read[0].schema))
 
 
-def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
+def test_a_damaged_row_group_is_named(tmp_path):
     file = tmp_path / "queries.parquet"
     pq.write_table(pa.table({"text": ["robin"] * 9}), file, compression="zstd", row_group_size=5)
     at = pq.read_metadata(file).row_group(1).column(0).data_page_offset
@@ -250,9 +233,7 @@ def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
         list(Partition(group, 0, 4).batches()[1])
 
 
-def test_no_code_in_a_table_of_queries_is_run(
-    words: Words, refused: Refused, tmp_path: Path
-) -> None:
+def test_no_code_in_a_table_of_queries_is_run(words, refused, tmp_path):
     queries, model = tmp_path / "queries.parquet", "models:/answering/1"
     pq.write_table(table_with_code(tmp_path / "was_run", "struct"), queries)
     call = words(model=model, queries=queries, answers=tmp_path / "answers")
@@ -263,9 +244,7 @@ def test_no_code_in_a_table_of_queries_is_run(
     assert not (tmp_path / "was_run").exists()
 
 
-def test_a_folder_of_others_is_left_alone(
-    words: Words, refused: Refused, queries: Path, tmp_path: Path
-) -> None:
+def test_a_folder_of_others_is_left_alone(words, refused, queries, tmp_path):
     written, taken = tmp_path / "written", tmp_path / "taken"
     (written / ".attempts").mkdir(parents=True)
     call = {"model": "models:/answering/1", "queries": queries}
@@ -282,13 +261,8 @@ def test_a_folder_of_others_is_left_alone(
 
 
 def test_a_cluster_without_room_is_reported(
-    cluster: None,
-    words: Words,
-    refused: Refused,
-    queries: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    cluster, words, refused, queries, tmp_path, monkeypatch
+):
     monkeypatch.setattr(resources, "MOMENT_S", 0)
     monkeypatch.setattr(resources, "PATIENCE_S", 0)
     call = words(model=CHAMPION, queries=queries, answers=tmp_path / "answers")
@@ -321,14 +295,7 @@ def test_a_cluster_without_room_is_reported(
         ({"answers": "{csv}"}, "{csv}: File exists"),
     ],
 )
-def test_bad_input_is_one_clear_line(
-    changes: dict[str, str],
-    message: str,
-    words: Words,
-    refused: Refused,
-    queries: Path,
-    tmp_path: Path,
-) -> None:
+def test_bad_input_is_one_clear_line(changes, message, words, refused, queries, tmp_path):
     csv, taken = tmp_path / "queries.csv", tmp_path / "taken.parquet"
     csv.write_text("text\nrobin\n")
     pq.write_table(pa.table({"text": ["robin"], "error": [1]}), taken)
@@ -340,8 +307,8 @@ def test_bad_input_is_one_clear_line(
 
 
 def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_experiment(
-    store: Store, tmp_path: Path
-) -> None:
+    store, tmp_path
+):
     registry = Registry(store.uri)
     original = registry.look_up("models:/answering/1")
     with pytest.raises(FileNotFoundError, match="absent"):
@@ -351,7 +318,7 @@ def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_expe
     assert (newest.info.run_name, newest.info.status) == ("copy", "FAILED")
 
 
-def test_an_alias_that_was_moved_meanwhile_is_left_alone(store: Store, dataset_path: Path) -> None:
+def test_an_alias_that_was_moved_meanwhile_is_left_alone(store, dataset_path):
     registry, derived = Registry(store.uri), store.champion("derived", 0.3, dataset_path)
     original, chosen = (store.champion("moving", noise, dataset_path) for noise in (0.1, 0.2))
     with pytest.raises(RegistryError, match="moving@champion was moved meanwhile, and models:/"):
@@ -364,14 +331,15 @@ def test_an_alias_that_was_moved_meanwhile_is_left_alone(store: Store, dataset_p
     [
         ("ad_id,text\n", "holds no ads"),
         ("ad_id\n7\n", "has no column 'text'; it has ad_id"),
-        ("ad_id,text\na,robin\na,heron\n", "row 3, column 'ad_id': 1 ids are in use: 'a'"),
+        (
+            "ad_id,text\na,robin\na,heron\n",
+            "1 ids are in use or repeated: 'a'",
+        ),
         ("ad_id,text\na,robin\nb,  \n", "row 3, column 'text': 1 cells are empty"),
-        ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': 1 ids are in use: '5'"),
+        ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': 1 ids are in use or repeated: '5'"),
     ],
 )
-def test_bad_ads_are_named(
-    content: str, message: str, store: Store, words: Words, refused: Refused, tmp_path: Path
-) -> None:
+def test_bad_ads_are_named(content, message, store, words, refused, tmp_path):
     ads = tmp_path / "ads.csv"
     ads.write_text(content)
     versions = len(store.client.search_model_versions("name = 'shop'"))

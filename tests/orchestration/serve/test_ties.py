@@ -1,6 +1,5 @@
 """Equally near ads come in one shuffle in evaluation, in served answers, and in predictions."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from pyarrow.fs import LocalFileSystem
 from support import MAX_LENGTH, splitmix64
 
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import Propensity, evaluate, read_test_queries
 from ramen_ray.method.model.dual_encoder import DualEncoder
@@ -30,12 +28,8 @@ NUM_ADS = 40
 
 @pytest.mark.parametrize("kinds_of_tokens", [1, 2], ids=["all equal", "many twins"])
 def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
-    kinds_of_tokens: int,
-    prepared_bag: Prepared,
-    dataset_path: Path,
-    encoder_path: Path,
-    tmp_path: Path,
-) -> None:
+    kinds_of_tokens, prepared_bag, dataset_path, encoder_path, tmp_path
+):
     encoder = build_bag(str(encoder_path))
     weights = encoder.token_embeddings.data
     weights[:] = torch.eye(weights.shape[1])[torch.arange(len(weights)) % kinds_of_tokens]

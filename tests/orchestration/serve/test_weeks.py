@@ -1,18 +1,16 @@
 """A run on this week's data against the champion of last week's: catalogues and queries differ."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import RunHere
 from stores import Store
-from support import MAX_LENGTH, prepare_in_process
+from support import MAX_LENGTH, prepare_in_process, write_rows
 
 from jobs import promote
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.tables.clicks.importing import import_tables
+from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Splits, UserTables
 from ramen_ray.tracking.registry import Registry
 
@@ -30,15 +28,12 @@ def _import(folder: Path, ads: range, queries: range) -> Dataset:
     for query in queries:
         one, other = TEXTS[query].split()
         clicked = (numbers[f"{one} {other}"], numbers[f"{other} {one}"])
-        clicks += [(TEXTS[query], ad) for ad in clicked]
-    for name, header, rows in (
-        ("ads", ("ad_id", "text"), [(f"A{n}", TEXTS[n]) for n in ads]),
-        ("clicks", ("query", "ad_id"), [(q, f"A{n}") for q, n in clicks if n in ads]),
-    ):
-        with (folder / f"{name}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([header, *rows])
-    splits = Splits(test_fraction=0.4, validation_fraction=0.1, seed=queries.start)
-    tables = UserTables(str(folder / "clicks.csv"), ads=str(folder / "ads.csv"), splits=splits)
+        clicks += [(TEXTS[query], f"A{ad}") for ad in clicked if ad in ads]
+    tables = UserTables(
+        write_rows(folder / "clicks.csv", "query ad_id", clicks),
+        ads=write_rows(folder / "ads.csv", "ad_id text", [(f"A{n}", TEXTS[n]) for n in ads]),
+        splits=Splits(test_fraction=0.4, validation_fraction=0.1, seed=queries.start),
+    )
     return import_tables(tables, folder / "dataset")
 
 
@@ -88,9 +83,7 @@ def _oracle(
     return found
 
 
-def test_retrievers_of_two_catalogues_are_compared_on_what_both_have(
-    stores: list[Store], weeks: tuple[Dataset, Dataset], run_here: RunHere
-) -> None:
+def test_retrievers_of_two_catalogues_are_compared_on_what_both_have(stores, weeks, run_here):
     last, this = stores
     champion = last.run(1.0, weeks[0].path)
     candidate = this.run(0.0, weeks[1].path)
@@ -124,8 +117,8 @@ def test_retrievers_of_two_catalogues_are_compared_on_what_both_have(
 
 
 def test_another_dataset_can_decide_and_a_champion_whose_data_are_gone_is_compared(
-    stores: list[Store], weeks: tuple[Dataset, Dataset], run_here: RunHere, tmp_path: Path
-) -> None:
+    stores, weeks, run_here, tmp_path
+):
     last, this = stores
     moved = _import(tmp_path / "gone", range(len(TEXTS) - NEW), range(len(TEXTS) - NEW))
     champion = last.run(0.5, moved.path)

@@ -37,7 +37,7 @@ from ramen_ray.tracking.runs import DESCRIPTION_TAG
 VARIANTS = ["in_batch", "in_batch-ramen", "in_batch-ramen-adaptive-lambda", "in_batch-auggt"]
 
 
-def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
+def test_the_paper_s_settings_give_the_paper_s_tables():
     variants = variants_of(ramen_ance(), ("ance", "ngame"))
     parts = ["no-pruning", "no-walk", "no-query-graph", "no-ad-graph", "adaptive-lambda"]
     parts += ["only-category", "only-hyper_link"]
@@ -60,7 +60,7 @@ def test_the_paper_s_settings_give_the_paper_s_tables() -> None:
     assert [name for name, variant in variants.items() if variant.propagated] == ["ance-auggt"]
 
 
-def test_parts_that_a_configuration_does_not_use_have_no_variant() -> None:
+def test_parts_that_a_configuration_does_not_use_have_no_variant():
     found = variants_of(bag())
     assert not {"in_batch-ramen-no-pruning", "in_batch-ramen-no-query-graph"} & set(found)
     assert {"in_batch", "unidec", "unidec-ramen"} < set(found), "bases if none is named"
@@ -68,7 +68,7 @@ def test_parts_that_a_configuration_does_not_use_have_no_variant() -> None:
         variants_of(overlay(bag(), {"regularization.lambda_z": {}}))
 
 
-def test_a_verdict_says_which_base_is_best_and_where_the_graph_helps() -> None:
+def test_a_verdict_says_which_base_is_best_and_where_the_graph_helps():
     up, level = (0.02, 0.01, 0.03), (0.001, -0.01, 0.01)
 
     def figures(base: str, **gains: tuple[float, float, float]) -> VariantFigures:
@@ -96,9 +96,7 @@ def test_a_verdict_says_which_base_is_best_and_where_the_graph_helps() -> None:
     assert said[0].endswith(": P@1 +0.10 [-1.00, +1.00], R@10 **+2.00 [+1.00, +3.00]**")
 
 
-def test_a_graph_of_one_side_gives_no_clicks_to_train_on(
-    dataset_path: Path, tmp_path: Path, caplog
-) -> None:
+def test_a_graph_of_one_side_gives_no_clicks_to_train_on(dataset_path, tmp_path, caplog):
     copied = shutil.copytree(dataset_path, tmp_path / "one-sided")
     for file in copied.glob("edges/*/ad*"):
         file.unlink()
@@ -110,7 +108,7 @@ def test_a_graph_of_one_side_gives_no_clicks_to_train_on(
     assert propagated_dataset(config, Dataset(dataset_path)) is not None
 
 
-def test_every_preset_and_every_example_can_be_ablated(monkeypatch) -> None:
+def test_every_preset_and_every_example_can_be_ablated(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(checks, "encoder_tokenizer", cache(checks.encoder_tokenizer))
     doc = jobs.ablate.__doc__.replace("\\\n", " ")
@@ -143,8 +141,8 @@ ABLATION = AblationConfig(seeds=1, bases=("in_batch",))
 
 @pytest.mark.slow
 def test_a_dataset_that_changes_between_runs_stops_an_ablation_in_one_line(
-    cluster: None, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cluster, config, tmp_path, monkeypatch
+):
     dataset = shutil.copytree(config.dataset, tmp_path / "handmade")
     own = overlay(config, {"dataset": str(dataset), "name": "changing"})
     folder = Path(config.output) / "ablations" / "changing"
@@ -197,9 +195,7 @@ def _finished(config: RunConfig) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_the_same_call_trains_only_what_is_missing_and_compares_all(
-    first_attempt: dict[str, int], result: AblationResult, config: RunConfig
-) -> None:
+def test_the_same_call_trains_only_what_is_missing_and_compares_all(first_attempt, result, config):
     assert set(first_attempt) == {f"parts-{variant}-seed0" for variant in VARIANTS[1:]}
     assert first_attempt.items() < _finished(config).items()
     assert list(result.variants) == VARIANTS
@@ -219,7 +215,7 @@ def test_the_same_call_trains_only_what_is_missing_and_compares_all(
 
 
 @pytest.mark.slow
-def test_figures_tables_and_plot_are_those_of_the_runs(result: AblationResult) -> None:
+def test_figures_tables_and_plot_are_those_of_the_runs(result):
     client = MlflowClient(tracking_uri=result.run.uri)
     parent = client.get_run(result.run.id)
     children = client.search_runs(

@@ -2,7 +2,6 @@
 
 import logging
 import shlex
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.tune import recommend as module
 from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
 from ramen_ray.presets import PRESETS
-from ramen_ray.reports.trials import TrialRecord, candidates_table, verdict
+from ramen_ray.reports.search_report import TrialRecord, candidates_table, verdict
 from ramen_ray.tracking.runs import Run
 
 LEVEL = (0.001, -0.01, 0.01)
@@ -27,7 +26,7 @@ def _record(p_at_1: float, is_whole: bool = True, name: str = "") -> TrialRecord
     return TrialRecord(name, {}, p_at_1 + 0.05, metrics, 20, 12.0, is_whole, "ended")
 
 
-def test_a_verdict_says_what_matters_what_does_not_and_how_sure_that_is() -> None:
+def test_a_verdict_says_what_matters_what_does_not_and_how_sure_that_is():
     found = {"unidec-graph": _record(0.4), "unidec": _record(0.39), "x": _record(0.2, False)}
     gains = {
         "in_batch": {"P@1": BETTER, "R@10": LEVEL},
@@ -40,7 +39,7 @@ def test_a_verdict_says_what_matters_what_does_not_and_how_sure_that_is() -> Non
     assert candidates_table(found).splitlines()[-1] == "| x | 20.00 | 30.00 | 20 | 12 | stopped |"
 
 
-def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path: Path) -> None:
+def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path):
     settings = RecommendConfig(dataset="rdocs", encoders=("bag", "minilm"), output=str(tmp_path))
     directory = RunDirectory(tmp_path / "search")
     directory.create()
@@ -69,7 +68,7 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path: Path)
     assert near["only-links"].regularization.lambda_z.keys() == {"links"}
 
 
-def test_the_best_epoch_and_the_end_of_a_candidate_outlive_the_process(tmp_path: Path) -> None:
+def test_the_best_epoch_and_the_end_of_a_candidate_outlive_the_process(tmp_path):
     directory = RunDirectory(tmp_path / "search")
     directory.create()
     directory.note(used_seconds=5.0)
@@ -98,8 +97,8 @@ def test_the_best_epoch_and_the_end_of_a_candidate_outlive_the_process(tmp_path:
 
 @pytest.mark.slow
 def test_a_search_ends_in_time_with_a_command_and_goes_on_where_it_stopped(
-    cluster: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    cluster, tmp_path, caplog
+):
     settings = RecommendConfig(dataset="foldoc", minutes=2, output=str(tmp_path))
     with caplog.at_level(logging.INFO):
         found = recommend(settings)

@@ -17,7 +17,7 @@ from typing import Any
 import mlflow.entities
 import pandas as pd
 import pytest
-from conftest import SPECIAL_TOKENS, Done, Refused
+from conftest import SPECIAL_TOKENS
 from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from ray import tune
@@ -43,7 +43,7 @@ from ramen_ray.orchestration.tune.sweep import (
 )
 from ramen_ray.orchestration.tune.trials import num_held
 from ramen_ray.presets import PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
-from ramen_ray.reports.trials import TrialRecord
+from ramen_ray.reports.search_report import TrialRecord
 from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run, tracking_uri
 from tune_spaces import SPACES
 
@@ -74,7 +74,7 @@ def wide_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_space_fits_every_preset(preset: str, stand_in: Path, wide_encoder: str) -> None:
+def test_every_space_fits_every_preset(preset, stand_in, wide_encoder):
     here = overlay(PRESETS[preset](str(stand_in)), {"encoder.pretrained": wide_encoder})
     fixed = {"regularization.adaptive": False, "regularization.lambda_x": {"co_session": 0.2}}
     for config in (here, overlay(here, fixed)):
@@ -83,7 +83,7 @@ def test_every_space_fits_every_preset(preset: str, stand_in: Path, wide_encoder
             assert check_space(config, samplers, Dataset(stand_in)).keys() == samplers.keys()
 
 
-def test_a_space_has_the_sides_in_use_and_the_first_trial_all_its_values_or_none() -> None:
+def test_a_space_has_the_sides_in_use_and_the_first_trial_all_its_values_or_none():
     weights = {"regularization.lambda_x": {"co_session": 0.2}, "regularization.adaptive": False}
     config = overlay(tiny(), {**weights, "regularization.lambda_z": {"co_click": 3.0}})
     space = SPACES["regularization"](config)
@@ -99,7 +99,7 @@ def test_a_space_has_the_sides_in_use_and_the_first_trial_all_its_values_or_none
     assert own_values(softmax, SPACES["unidec"](softmax))["regularization.adaptive_max"] == 3.0
 
 
-def test_spaces_that_do_not_fit_are_refused(stand_in: Path) -> None:
+def test_spaces_that_do_not_fit_are_refused(stand_in):
     def check(space: dict[str, Any]) -> None:
         config = overlay(tiny(str(stand_in)), {"encoder.kind": "transformer"})
         check_space(config, space, Dataset(stand_in))
@@ -118,7 +118,7 @@ def test_spaces_that_do_not_fit_are_refused(stand_in: Path) -> None:
             check({"loss.margin": value})
 
 
-def test_a_grid_has_all_choices_and_the_bounds_of_ranges() -> None:
+def test_a_grid_has_all_choices_and_the_bounds_of_ranges():
     space = {
         "a": tune.choice([False, True]),
         "b": tune.loguniform(0.01, 1),
@@ -145,12 +145,12 @@ def test_a_grid_has_all_choices_and_the_bounds_of_ranges() -> None:
         ({"gpus_per_worker": 0.6}, [{"CPU": 99.0, "GPU": 4.0}, {"CPU": 99.0}], 4),
     ],
 )
-def test_as_many_runs_at_once_as_the_machines_have_room_for(workers, machines, held) -> None:
+def test_as_many_runs_at_once_as_the_machines_have_room_for(workers, machines, held):
     use_gpu = "gpus_per_worker" in workers
     assert num_held(WorkersConfig(use_gpu=use_gpu, **workers), machines) == held
 
 
-def test_a_trial_is_named_for_its_number_and_what_it_tries() -> None:
+def test_a_trial_is_named_for_its_number_and_what_it_tries():
     params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "seed": 7}
     trial: Any = SimpleNamespace(experiment_tag="3_encoder.pooling=cls", config=params)
     name = records.name_of(trial)
@@ -159,9 +159,7 @@ def test_a_trial_is_named_for_its_number_and_what_it_tries() -> None:
     assert line == f"validation R@10 50.00; test P@1 48.00: {name}"
 
 
-def test_progress_is_told_while_trials_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_progress_is_told_while_trials_run(tmp_path, monkeypatch, caplog):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     training = tiny().training.model_copy(update={"epochs": 10})
@@ -208,7 +206,7 @@ def test_progress_is_told_while_trials_run(
         ),
     ],
 )
-def test_bad_input_is_one_clear_line(arguments: list[str], message: str, refused: Refused) -> None:
+def test_bad_input_is_one_clear_line(arguments, message, refused):
     assert message in refused(tune_job, *arguments)
 
 
@@ -232,7 +230,7 @@ def test_bad_input_is_one_clear_line(arguments: list[str], message: str, refused
         ),
     ],
 )
-def test_a_command_gives_back_the_configuration(config, changes, words) -> None:
+def test_a_command_gives_back_the_configuration(config, changes, words):
     config = overlay(config, changes)
     command = shlex.split(training_command(config))
     assert command[:2] == ["python", "jobs/train.py"]
@@ -255,7 +253,7 @@ def config(small_run: RunConfig) -> RunConfig:
     )
 
 
-def test_a_name_stands_for_one_sweep(config: RunConfig) -> None:
+def test_a_name_stands_for_one_sweep(config):
     directory = RunDirectory(Path(config.output) / "sweeps" / "taken")
     directory.create()
     mine, space = overlay(config, {"name": "taken"}), {"loss.margin": tune.uniform(0.1, 0.5)}
@@ -273,12 +271,8 @@ def test_a_name_stands_for_one_sweep(config: RunConfig) -> None:
 
 @pytest.mark.slow
 def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
-    cluster: None,
-    config: RunConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    cluster, config, tmp_path, monkeypatch, caplog
+):
     dataset = Path(shutil.copytree(config.dataset, tmp_path / "handmade"))
     ours = overlay(config, {"dataset": str(dataset), "name": "changing"})
     test, before = dataset / "queries/test.parquet", (dataset / "queries/test.parquet").read_bytes()
@@ -302,9 +296,7 @@ def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
         sweep(ours, SETTINGS, space, training_command)
 
 
-def test_a_failing_store_does_not_end_trials(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
     def fail(*arguments: Any) -> None:
         raise OSError("the store is locked")
 
@@ -345,9 +337,7 @@ def result(cluster: None, config: RunConfig) -> Iterator[SweepResult]:
 
 
 @pytest.mark.slow
-def test_a_failing_trial_is_reported_and_the_others_go_on(
-    result: SweepResult, config: RunConfig
-) -> None:
+def test_a_failing_trial_is_reported_and_the_others_go_on(result, config):
     failed = [trial for trial in result.trials if trial.end.startswith("failed: ")]
     assert {trial.params["dataset"] for trial in failed} == {missing_dataset(config)}
     assert all("nowhere" in trial.end and trial.value is None for trial in failed)
@@ -364,7 +354,7 @@ def children_of(result: SweepResult) -> list[mlflow.entities.Run]:
 
 
 @pytest.mark.slow
-def test_children_and_parent_are_tracked_and_the_best_one_is_told(result: SweepResult) -> None:
+def test_children_and_parent_are_tracked_and_the_best_one_is_told(result):
     assert result.run.uri.endswith("mine.db")
     client = MlflowClient(tracking_uri=result.run.uri)
     parent, children = client.get_run(result.run.id), children_of(result)
@@ -395,9 +385,7 @@ def test_children_and_parent_are_tracked_and_the_best_one_is_told(result: SweepR
 
 
 @pytest.mark.slow
-def test_what_failed_is_tried_again_and_the_rest_is_kept(
-    result: SweepResult, config: RunConfig
-) -> None:
+def test_what_failed_is_tried_again_and_the_rest_is_kept(result, config):
     shutil.copytree(config.dataset, missing_dataset(config))
     again = search(config)
     assert again.run.id == result.run.id
@@ -412,7 +400,7 @@ def test_what_failed_is_tried_again_and_the_rest_is_kept(
 
 
 @pytest.mark.slow
-def test_a_sweep_out_of_time_ends_its_trials(config: RunConfig, result: SweepResult) -> None:
+def test_a_sweep_out_of_time_ends_its_trials(config, result):
     settings = SETTINGS.model_copy(update={"time_budget": 1.0})
     space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
     with pytest.raises(RunError, match="no trial has been validated: out of time"):
@@ -424,13 +412,8 @@ def test_a_sweep_out_of_time_ends_its_trials(config: RunConfig, result: SweepRes
 
 @pytest.mark.timeout(1800)
 def test_a_killed_sweep_goes_on_with_the_same_command(
-    joining: dict[str, str],
-    config: RunConfig,
-    done: Done,
-    empty_store: Path,
-    prepared_by_runs: Path,
-    tmp_path: Path,
-) -> None:
+    done, joining, config, empty_store, prepared_by_runs, tmp_path
+):
     shutil.copy(empty_store, tmp_path)
     (tmp_path / "prepared").symlink_to(prepared_by_runs)
     file = tmp_path / "config.json"

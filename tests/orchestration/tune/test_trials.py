@@ -4,15 +4,15 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from ray import tune
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from support import kill_train_worker, wait_until
 
 from ramen_ray.config import RunConfig, overlay
@@ -21,35 +21,14 @@ from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.start import identity_of, is_ready
-from ramen_ray.orchestration.run.workers import VALIDATION
-from ramen_ray.orchestration.tune import trials
-from ramen_ray.orchestration.tune.trials import (
-    run_trials,
-    running_tune,
-    train_in_trial,
-    trainable,
-)
+from ramen_ray.orchestration.tune.records import Records
+from ramen_ray.orchestration.tune.trials import Trials, run_trials
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
-METRIC = VALIDATION + "P@1"
+pytestmark = pytest.mark.slow
+
 SHOWN = ("loss/task", "loss/total", "validation/P_at_1")
 Ended = TypeVar("Ended")
-
-
-def test_a_folder_that_is_gone_is_told_and_not_tunes_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fit_and_note() -> None:
-        try:
-            (tmp_path / "gone" / "record").touch()
-        except OSError as error:  # as Tune treats errors of its callbacks
-            raise tune.TuneError(f"Traceback ... {error}")  # noqa: B904
-
-    monkeypatch.setattr(trials, "running_tune", nullcontext)
-    tuner = SimpleNamespace(fit=fit_and_note)
-    parent = SimpleNamespace(close_children_left_open=lambda: None)
-    with pytest.raises(FileNotFoundError, match="gone/record"):
-        trials.fit_trials(lambda: tuner, parent)
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +104,7 @@ def _disturbed(
     return ended
 
 
-def test_a_trial_that_dies_too_often_says_so_and_one_that_may_die_goes_on(
-    config: RunConfig, unharmed: TrainResult, parent: Run
-) -> None:
+def test_a_trial_that_dies_too_often_says_so_and_one_that_may_die_goes_on(config, unharmed, parent):
     strict, killed = _named(config, "killed", max_failures=0), _named(config, "killed")
     errors = _disturbed(strict, _kill_trial, lambda: _in_trial(strict, parent), is_soon=True)
     assert errors["killed"].startswith("its process has died 1 times, once more than")
@@ -150,10 +127,7 @@ def _left_by(folder: Path, run: Run) -> tuple[set[str], list[set[tuple[int, floa
     return kept, [{(point.step, point.value) for point in points} for points in histories]
 
 
-@pytest.mark.slow
-def test_a_run_of_ray_train_goes_on_in_a_trial(
-    config: RunConfig, unharmed: TrainResult, parent: Run
-) -> None:
+def test_a_run_of_ray_train_goes_on_in_a_trial(config, unharmed, parent):
     begun = _named(config, "begun", max_failures=0)
     workers = {"workers.num_workers": 2, "workers.cpus_per_worker": 1}  # which are Ray Train's
     with pytest.raises(ClusterError, match="workers have died 1 times"):
@@ -163,45 +137,29 @@ def test_a_run_of_ray_train_goes_on_in_a_trial(
         assert _metrics(begun)["trained"][split] == pytest.approx(expected, abs=0.02), split
 
 
-@pytest.mark.slow
-def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(
-    config: RunConfig, unharmed: TrainResult, parent: Run, tmp_path: Path
-) -> None:
-    names = ["stopped", "next", "last"]
+def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(config, unharmed, parent, tmp_path):
+    class StopsOne(FIFOScheduler):
+        def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+            is_one = trial.config["name"] == "stopped"
+            return TrialScheduler.STOP if is_one else TrialScheduler.CONTINUE
 
-    def train(
-        params: dict[str, Any], config: RunConfig, parent: Run, folder: Path, expected: Identity
-    ) -> None:
-        (folder / params["name"]).write_text(f"{os.getpid()} {threading.active_count()}")
-        train_in_trial(overlay(config, params), parent, expected, METRIC)
+    def config_of(params: dict[str, Any], name: str) -> RunConfig:
+        if name in params.values():  # in the trial's process
+            (tmp_path / name).write_text(f"{os.getpid()} {threading.active_count()}")
+        return overlay(config, params)
 
-    runnable = trainable(
-        train,
-        1,
-        lambda params: overlay(config, params),
-        config=config,
-        parent=parent,
-        folder=tmp_path,
-        expected=_expected(config)[config.dataset],
-    )
+    expected, names = _expected(config)[config.dataset], ["stopped", "next", "last"]
+    records = Records(tmp_path / "records", config.training, total=len(names))
     assert is_ready(config)
-    with running_tune():
-        results = tune.Tuner(
-            runnable,
-            param_space={"name": tune.grid_search(names)},
-            tune_config=tune.TuneConfig(reuse_actors=True),
-            run_config=tune.RunConfig(
-                storage_path=str(tmp_path / "tune"),
-                stop=lambda trial, result: result["config"]["name"] == "stopped",
-                verbose=0,
-            ),
-        ).fit()
+    trials = Trials(config_of, lambda _: expected, parent, config.workers, records, at_once=1)
+    space = {"name": tune.grid_search(names)}
+    results = trials.fit(space, tmp_path / "tune", {"scheduler": StopsOne()})
     assert not results.errors
     seen = [(tmp_path / name).read_text().split() for name in names]
     assert len({process for process, _ in seen}) == 1
     assert seen[1][1] == seen[2][1], "a thread of the stopped trial goes on"
     for name in names[1:]:
         _assert_same(_directory(_named(config, name)).path, unharmed)
-    assert not _directory(_named(config, "stopped")).notes.get("finished")
     stopped = _named(config, "stopped")
+    assert not _directory(stopped).notes.get("finished")
     assert fit(stopped).metrics == unharmed.metrics

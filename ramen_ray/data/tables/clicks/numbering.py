@@ -1,10 +1,13 @@
 """Number the queries and the ads of an import, by their first appearance, and sum its clicks.
 
-Each side has a table and two views in the engine, here for queries; those of ads begin with ``ad``.
+Each side has tables and views in the engine, here for queries; those of ads begin with ``ad``.
 A number is the place where a node first appears: numbers ascend, with gaps.
 
-``query_rows`` (place, id, text), and of ads the columns to filter by
-    the user's rows; without a table of queries, a row for each text in the clicks.
+``query_rows`` (place, id, text), of queries ``key``, of ads the columns to filter by
+    the user's rows; without a table of queries, a row for each text in the clicks. The key is a
+    hash of the folded text.
+``query_same_id``, ``query_same_text``, ``families`` (place, first)
+    rows whose id, text or folded text an earlier row has, and the first such row.
 ``queries`` (number, id, text), and the others; of queries ``family``
     queries that differ; those of equal text are one, ads of equal text are several. A family is
     that of all queries of one folded text, which differ in case and white space only; it is named
@@ -16,18 +19,22 @@ Then clicks are summed:
 
 ``click_rows`` (place, query, ad, weight, period)
     the user's rows with names, if a text is all that queries or ads have.
-``clicks`` (place, query, ad, weight, period)
+``clicks`` (query, ad, weight, period, place)
     the same with numbers.
-``sums`` (query, ad, period, weight)
+``sums`` (query, ad, period, weight, clicks)
     the clicks of each pair in each period.
 """
 
 from collections.abc import Sequence
 
+import pyarrow as pa
 from duckdb import DuckDBPyConnection
+from duckdb.func import ARROW
 
 from ramen_ray.data.engine import count, run
 from ramen_ray.data.findings import FEW
+from ramen_ray.data.prepared.hashing import hash_strings
+from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import PLURAL, Side
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.reading.loading import UserTable
@@ -37,97 +44,87 @@ LARGEST_EXACT = 1 << 40
 """Whole weights up to this can be summed as integers."""
 
 
+def register_key(connection: DuckDBPyConnection) -> None:
+    """Give SQL ``key``: a hash of a folded text, which stays the same in all versions."""
+
+    # of the engine's hash() nobody says so, and splits are drawn by keys
+    def key(texts: pa.ChunkedArray) -> pa.Array:
+        return pa.array(hash_strings(fold(texts.combine_chunks())))
+
+    connection.create_function("key", key, ["VARCHAR"], "UBIGINT", type=ARROW)
+
+
 def number_nodes(connection: DuckDBPyConnection, side: Side, *, listed: bool) -> dict[str, int]:
     """Make the nodes and names of ``*_rows``, which they read; returns counts.
 
     Only if the nodes are ``listed`` in a user's table may ids repeat, and may queries of equal
     text, which become one. Otherwise ``*_rows`` is made of the texts in ``click_rows``.
     """
-    nodes = PLURAL[side]
-    rows = ids = firsts = f"{side}_rows"
-    if listed:
-        ids = firsts = _first_of_each(connection, rows, "id", f"{side}_ids")
-    else:
+    nodes, rows, family, families = PLURAL[side], f"{side}_rows", "", ""
+    if not listed:
+        key = f", key({side}) AS key" if side == "query" else ""
         run(
             connection,
             f"finding the {nodes} of the clicks",
-            f"""CREATE TABLE {rows} AS SELECT min(place) AS place, {side} AS id, {side} AS text
+            f"""CREATE TABLE {rows} AS SELECT min(place) AS place, {side} AS id, {side} AS text{key}
             FROM click_rows GROUP BY {side}""",
         )
-    if listed and side == "query":
-        firsts = _first_of_each(connection, ids, "text", f"{side}_firsts")
-    family, members = "", ""
+    ids = f"FROM {rows} ANTI JOIN {side}_same_id USING (place)"
+    firsts = f"{ids} ANTI JOIN {side}_same_text USING (place)"
+    source = f"FROM {rows}" if listed else f"FROM {rows} WHERE false"
+    same_ids = _find_repeats(connection, f"{side}_same_id", source, "id", "hash(id)")
+    source = ids if listed and side == "query" else f"FROM {rows} WHERE false"
+    same_texts = _find_repeats(connection, f"{side}_same_text", source, "text", "hash(text)")
     if side == "query":
-        _find_repeats(connection, firsts, "fold(text)", "families")
-        run(
-            connection,
-            "comparing queries",
-            f"""CREATE TABLE members AS
-            SELECT firsts.place AS number, families.place AS family
-            FROM {firsts} AS firsts JOIN families ON families.value = fold(firsts.text)""",
-        )
-        family = ", coalesce(family, place) AS family"
-        members = "LEFT JOIN members ON number = place"
+        _find_repeats(connection, "families", firsts, "fold(text)", "key")
+        family, families = ", coalesce(first, place) AS family", "LEFT JOIN families USING (place)"
     connection.execute(
         f"""CREATE VIEW {nodes} AS
-        SELECT place AS number, {firsts}.* EXCLUDE (place){family} FROM {firsts} {members}"""
+        SELECT place AS number, {rows}.* EXCLUDE (place){family} {firsts} {families}"""
     )
-    merged = f"LEFT JOIN {firsts}_repeated AS first ON value = text" if firsts != ids else ""
-    number = "coalesce(first.place, ids.place)" if merged else "place"
     connection.execute(
         f"""CREATE VIEW {side}_names AS
-        SELECT id AS name, {number} AS number FROM {ids} AS ids {merged}"""
-    )
-    num_rows, num_ids, num_nodes = (
-        count(connection, f"SELECT count(*) FROM {table}") for table in (rows, ids, firsts)
+        SELECT id AS name, coalesce(first, place) AS number
+        {ids} LEFT JOIN {side}_same_text USING (place)"""
     )
     return {
-        "different ids": num_ids,
-        "rows repeat an id": num_rows - num_ids,
-        "have the text of an earlier one and are merged with it": num_ids - num_nodes,
+        "different ids": count(connection, f"SELECT count(*) FROM {rows}") - same_ids,
+        "rows repeat an id": same_ids,
+        "have the text of an earlier one and are merged with it": same_texts,
     }
 
 
-def _first_of_each(connection: DuckDBPyConnection, rows: str, column: str, name: str) -> str:
-    """Return what has the first row of each value of a column: ``rows`` if none repeats, or a view.
+def _find_repeats(
+    connection: DuckDBPyConnection, name: str, source: str, value: str, hashed: str
+) -> int:
+    """Make the table ``name`` of rows whose value an earlier one has; returns how many there are.
 
-    The view ``name`` leaves out the others by ``*_repeated``, which has the values that repeat.
+    ``value`` is SQL over ``source``, and ``hashed`` a hash of it.
     """
-    _find_repeats(connection, rows, column, f"{name}_repeated")
-    if not count(connection, f"SELECT count(*) FROM {name}_repeated"):
-        return rows
-    connection.execute(
-        f"""CREATE VIEW {name} AS
-        SELECT rows.* FROM {rows} AS rows LEFT JOIN {name}_repeated AS first ON value = {column}
-        WHERE first.place IS NULL OR first.place = rows.place"""
-    )
-    return name
-
-
-def _find_repeats(connection: DuckDBPyConnection, rows: str, value: str, name: str) -> None:
-    """Make the table ``name`` (value, place) of the values that repeat, and where each begins."""
-    what = f"looking for repeats in {rows}"
+    what = f"looking for repeats: {name}"
     # hashes take a fourth of the time of texts, which are then compared where hashes are equal
     run(
         connection,
         what,
         f"""CREATE OR REPLACE TEMP TABLE suspects AS
-        SELECT hash({value}) AS suspect FROM {rows} GROUP BY suspect HAVING count(*) > 1""",
+        SELECT {hashed} AS suspect {source} GROUP BY suspect HAVING count(*) > 1""",
     )
-    source = rows if count(connection, "SELECT count(*) FROM suspects") else f"{rows} LIMIT 0"
+    some = source if count(connection, "SELECT count(*) FROM suspects") else f"{source} LIMIT 0"
     run(
         connection,
         what,
-        f"""CREATE TABLE {name} AS SELECT value, min(place) AS place
-        FROM (SELECT {value} AS value, place FROM (FROM {source}))
-        WHERE hash(value) IN (FROM suspects) GROUP BY value HAVING count(*) > 1""",
+        f"""CREATE TABLE {name} AS
+        SELECT place, min(place) OVER (PARTITION BY value) AS first
+        FROM (SELECT place, {value} AS value FROM ({some}) WHERE {hashed} IN (FROM suspects))
+        QUALIFY place > first""",
     )
+    return count(connection, f"SELECT count(*) FROM {name}")
 
 
 def check_repeated_ids(connection: DuckDBPyConnection, side: Side, table: UserTable) -> int:
     """Count the rows that repeat an id with another text, which is not used; refuse very many."""
-    rows = f"""SELECT r.place, r.id FROM {side}_rows AS r JOIN {side}_ids AS i ON r.id = i.id
-        WHERE r.text <> i.text"""
+    rows = f"""SELECT place, own.id FROM {side}_same_id JOIN {side}_rows AS own USING (place)
+        JOIN {side}_rows AS earlier ON earlier.place = first WHERE own.text <> earlier.text"""
     number = count(connection, f"SELECT count(*) FROM ({rows})")
     num_rows = count(connection, f"SELECT count(*) FROM {side}_rows")
     if number > max(FEW, LARGEST_SHARE_OF_OTHER_TEXTS * num_rows):

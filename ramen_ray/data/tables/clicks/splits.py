@@ -21,7 +21,7 @@ from duckdb.func import ARROW
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.engine import count, run
-from ramen_ray.data.prepared.hashing import hash_strings, uniforms
+from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.settings import Splits
@@ -62,9 +62,9 @@ def keep_ads(connection: DuckDBPyConnection, fewest_queries: int, *, all_periods
     run(
         connection,
         "finding first clicks",
-        """CREATE TABLE periods AS SELECT coalesce(family, query) AS family, min(period) AS period
+        """CREATE TABLE periods AS SELECT coalesce(first, query) AS family, min(period) AS period
         FROM (SELECT query, min(period) AS period FROM sums GROUP BY query)
-        LEFT JOIN members ON number = query GROUP BY ALL""",
+        LEFT JOIN families ON place = query GROUP BY ALL""",
     )
     if not all_periods and count(connection, "SELECT max(period) FROM sums"):
         run(
@@ -75,16 +75,17 @@ def keep_ads(connection: DuckDBPyConnection, fewest_queries: int, *, all_periods
                 AND sums.period <> periods.period""",
         )
     connection.execute("ALTER TABLE sums RENAME TO counted")
+    few = ""
+    if fewest_queries:
+        many = f"count(DISTINCT query) >= {fewest_queries:d}"
+        few = f"WHERE number IN (SELECT ad FROM counted GROUP BY ad HAVING {many})"
     run(
         connection,
         "counting clicks",
         f"""CREATE TABLE kept_ads AS
-        SELECT number, row_number() OVER (ORDER BY number) - 1 AS ad_id FROM ads
-        LEFT JOIN (SELECT ad, count(DISTINCT query) AS queries FROM counted GROUP BY ad)
-            ON ad = number
-        WHERE coalesce(queries, 0) >= {fewest_queries:d}""",
+        SELECT number, row_number() OVER (ORDER BY number) - 1 AS ad_id FROM ads {few}""",
     )
-    if count(connection, "SELECT (SELECT count(*) FROM ads) - (SELECT count(*) FROM kept_ads)"):
+    if few:
         connection.execute("DELETE FROM counted WHERE ad NOT IN (SELECT number FROM kept_ads)")
 
 
@@ -98,7 +99,7 @@ def split_by_draws(connection: DuckDBPyConnection, splits: Splits) -> None:
         "splitting queries",
         f"""CREATE TABLE family_splits AS
         WITH draws AS MATERIALIZED (  -- else they are drawn anew for each use
-            SELECT number, draw(fold(text)) AS drawn FROM queries WHERE number = family)
+            SELECT number, draw(key) AS drawn FROM queries WHERE number = family)
         SELECT family, period AS split FROM periods WHERE period > {TRAIN} UNION ALL
         SELECT family, CASE WHEN drawn < {held_out!r} THEN {TEST} ELSE {VALIDATION} END AS split
         FROM draws JOIN periods ON periods.family = number
@@ -138,7 +139,7 @@ def split_as_given(connection: DuckDBPyConnection, table: UserTable, splits: Spl
                 LEFT JOIN family_splits USING (family)
                 JOIN queries ON queries.number = periods.family
                 WHERE coalesce(split, {TRAIN}) = {TRAIN}
-                    AND draw(fold(text)) < {splits.validation_fraction!r})
+                    AND draw(key) < {splits.validation_fraction!r})
             GROUP BY family"""
         )
 
@@ -212,14 +213,13 @@ def drop_reversed(connection: DuckDBPyConnection) -> int:
     return count(connection, "SELECT count(*) FROM reversed")
 
 
-_LEFT_OUT = "SELECT (SELECT count(*) FROM {0}) - (SELECT count(DISTINCT number) FROM kept_{0})"
+_LEFT_OUT = "SELECT count(*) FROM {0} ANTI JOIN kept_{0} USING (number)"
 
 
 def _register_draws(connection: DuckDBPyConnection, seed: int) -> None:
-    """Give SQL ``draw``: a number in [0, 1) for each text, the same for the same text and seed."""
+    """Give SQL ``draw``: a number in [0, 1) for each key, the same for the same key and seed."""
 
-    # the engine's hash() may change between its versions, and splits must not
-    def draws(texts: pa.ChunkedArray) -> pa.Array:
-        return pa.array(uniforms((seed, _KEY), hash_strings(texts.combine_chunks())))
+    def draws(keys: pa.ChunkedArray) -> pa.Array:
+        return pa.array(uniforms((seed, _KEY), keys.to_numpy()))
 
-    connection.create_function("draw", draws, ["VARCHAR"], "DOUBLE", type=ARROW)
+    connection.create_function("draw", draws, ["UBIGINT"], "DOUBLE", type=ARROW)

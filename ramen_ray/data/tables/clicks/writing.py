@@ -70,8 +70,8 @@ def _with_ads(
             JOIN (FROM queries WHERE number BETWEEN {low} AND {high}) USING (number)
             WHERE {some} ORDER BY query_id"""
         ).to_arrow_table(TEXTS_PER_BATCH)
-        pairs = connection.sql(
-            f"SELECT query_id, ad_id, weight FROM written WHERE {some} ORDER BY query_id, ad_id"
+        pairs = connection.sql(  # in the order in which they were written
+            f"SELECT query_id, ad_id, weight FROM written WHERE {some}"
         ).fetchnumpy()
         lengths = np.bincount(pairs["query_id"] - first, minlength=len(rows))
         rows = rows.append_column("ad_ids", to_lists(pairs["ad_id"], lengths))
@@ -81,17 +81,21 @@ def _with_ads(
 
 def write_aliases(connection: DuckDBPyConnection, side: Side, writer: DatasetWriter) -> None:
     """Write the names that have no row: with the id that was kept, if they were merged."""
-    nodes = PLURAL[side]
-    rows = f"""SELECT id AS name, NULL::VARCHAR AS of
-        FROM {nodes} ANTI JOIN kept_{nodes} USING (number)"""
-    merged = f"SELECT (SELECT count(*) FROM {side}_names) - (SELECT count(*) FROM {nodes})"
-    if count(connection, merged):
-        rows = f"""SELECT DISTINCT name, CASE WHEN kept.number IS NOT NULL THEN id END AS of
-            FROM {side}_names AS names JOIN {nodes} AS nodes USING (number)
-            LEFT JOIN kept_{nodes} AS kept USING (number)
-            WHERE kept.number IS NULL OR name <> id"""
-    if count(connection, f"SELECT count(*) FROM ({rows})"):
-        writer.write(f"aliases/{side}", stream(connection, f"{rows} ORDER BY name"))
+    nodes, rows = PLURAL[side], f"{side}_rows"
+    run(
+        connection,
+        f"looking for names without {nodes}",
+        f"""CREATE TABLE {side}_aliases AS
+        WITH lost AS (SELECT number, id FROM {nodes} ANTI JOIN kept_{nodes} USING (number))
+        SELECT id AS name, NULL::VARCHAR AS of FROM lost
+        UNION ALL
+        SELECT merged.id, CASE WHEN lost.number IS NULL THEN firsts.id END
+        FROM {side}_same_text JOIN {rows} AS merged USING (place)
+        JOIN {rows} AS firsts ON firsts.place = first LEFT JOIN lost ON lost.number = first""",
+    )
+    if count(connection, f"SELECT count(*) FROM {side}_aliases"):
+        rows = f"SELECT name, of FROM {side}_aliases ORDER BY name"
+        writer.write(f"aliases/{side}", stream(connection, rows))
 
 
 def write_filters(

@@ -8,7 +8,7 @@ from typing import Any
 
 from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.checks import check
+from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import engine, run
 from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.leaks import Protocol
@@ -38,7 +38,7 @@ from ramen_ray.data.tables.reading.columns import (
     weight_column,
     without_rounded,
 )
-from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
+from ramen_ray.data.tables.reading.loading import UserTable
 
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30  # their sums are float32 numbers above 0
 PLACES_OF_A_SIDE = 1 << 62
@@ -157,7 +157,7 @@ def write_edge_list(
         raise_errors(f"the edge list of anchor set {name!r}", found)
     for table in tables.values():
         table.check()
-        refuse_no_rows(table)
+        table.refuse_no_rows()
         left_out += table.left_out
     written = write_edges(connection, dataset, name, sides, edge_list.protocol, writer)
     counts = dict(left_out) | written.counts

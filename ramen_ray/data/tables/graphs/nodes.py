@@ -13,8 +13,8 @@ from duckdb import DuckDBPyConnection
 from ramen_ray.data.engine import count, name_literal, run, text_literal
 from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.same_texts import normalized
 from ramen_ray.data.store.schemas import NODE_TABLES, PLURAL, Side, schema_of
-from ramen_ray.data.store.texts import normalized
 from ramen_ray.data.tables.reading.columns import (
     Column,
     NullWords,

@@ -11,7 +11,7 @@ from typing import Literal
 
 from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.checks import check
+from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import engine, run
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter

@@ -51,6 +51,13 @@ INNER_QUOTE = Kind(
     "check these cells",
     severity="warning",
 )
+ENOUGH_COMMAS = 3
+"""So many, with no space after them, in lines one below the other: texts hardly have these."""
+ROWS_IN_A_CELL = Kind(
+    "lines look like rows, but are within a cell in quotes",
+    "close the quote above them, or leave it out",
+    most=FEW,
+)
 CELLS_ADVICE = {
     "csv": "quote cells that hold the delimiter",
     "tsv": "TSV has no quoting: write cells without tabs and line breaks, or the table as CSV",
@@ -117,6 +124,9 @@ def parse_records(
     faults = [*block.faults, *_other_cells(lines[bad], other, CELLS_ADVICE[kind])]
     if kind == "tsv":
         faults += _quotes_in_tsv(rows, numbers)
+    elif block.data.count(b"\n") > len(block.lines):  # a record has several lines
+        every = read(list(range(len(header))), []).slice(int(is_first))
+        faults += _rows_in_cells(every, numbers)
     filled = _are_filled(rows)
     if not filled.all():  # of the columns that were asked for; others may be
         filled = _are_filled(read(list(range(len(header))), []).slice(int(is_first)))
@@ -180,6 +190,20 @@ def _quotes_in_tsv(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
                 cells = column.filter(pa.array(new))[:MAX_EXAMPLES].to_pylist()
                 yield kind, numbers[new], cells
         seen |= quoted
+
+
+def _rows_in_cells(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
+    """Find the lines of cells that hold other rows, as between two quotes that are no pair."""
+    commas = min(rows.num_columns - 1, ENOUGH_COMMAS)
+    if not commas:
+        return
+    line = rf"\n[^,\n]*(?:,(?:[^ ,\n][^,\n]*)?){{{commas},}}"
+    pattern = rf"(?:{line}){{{-(-ENOUGH_COMMAS // commas)}}}\n"
+    holds = [pc.match_substring_regex(column, pattern).to_numpy() for column in rows.columns]
+    for row in np.flatnonzero(np.any(holds, axis=0)):
+        record = "\n".join(column[row].as_py() for column in rows.columns)
+        num_lines = record.count("\n") + 2 - rows.num_columns
+        yield ROWS_IN_A_CELL, numbers[row] + np.arange(num_lines), record.split("\n")[:MAX_EXAMPLES]
 
 
 def split_records(data: bytes, at_end: bool) -> Records:

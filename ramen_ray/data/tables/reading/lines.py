@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.findings import FEW, MAX_EXAMPLES, Kind, error_at
-from ramen_ray.data.store.texts import is_utf8
+from ramen_ray.data.store.same_texts import is_utf8
 from ramen_ray.errors import DatasetError
 
 MAX_CELL_BYTES = 1 << 24

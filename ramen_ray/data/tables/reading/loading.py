@@ -2,10 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import duckdb
@@ -156,6 +155,11 @@ class UserTable:
             logger.warning("%s", replace(finding, advice="left out") if is_out else finding)
         self._faults.clear()
 
+    def refuse_no_rows(self) -> None:
+        """Raise a DatasetError if there are no rows, or all of them were left out."""
+        if self.rows_read == sum(self.left_out.values()):
+            raise DatasetError(f"{self.source} has no rows that can be used")
+
     @property
     def _schema(self) -> pa.Schema:
         of_roles = ((role, column.type) for role, column in self.columns.items())
@@ -175,28 +179,44 @@ class UserTable:
     def _good_rows(self, rows: Rows, number: int) -> pa.Table:
         """Convert a batch of the file ``number``, and leave bad rows out."""
         file = self._files[number]
-        path = file.path
         self.rows_read += len(rows.numbers)
         good = self._readable(rows, file)
         values: dict[str, Any] = {"place": number * ROWS_PER_FILE + rows.numbers}
         for role, column in self.columns.items():
-            cells = column.cells(rows.cells)
-            found, bad = _converted(path, column, cells)
-            values[role] = pa.array(found)
-            for name, flags in column.null_parts(rows.cells):
-                kind = replace(NULL_PARTS, column=name)
-                self._note(path, rows.numbers, rows.cells[name], kind, flags)
-            note = partial(self._note, path, rows.numbers, cells)
-            if not column.optional:
-                kind = Kind(f"cells {column.fault}", self._advice, column.shown)
-                note(kind, good & bad)
-                self.left_out[kind.message] += int((good & bad).sum())
-            fine = self._wanted(column, values[role], good & ~bad, note)
+            values[role], fine = self._converted(column, rows, good, file.path)
             if column.optional:
                 values[role] = pc.if_else(pa.array(fine), values[role], None)
             else:
                 good = fine
         return pa.table(values).filter(pa.array(good))
+
+    def _converted(
+        self, column: Column, rows: Rows, good: Booleans, path: str
+    ) -> tuple[pa.Array, Booleans]:
+        """Return a column's values (rows,), and which of the good rows it leaves good."""
+        cells = column.cells(rows.cells)
+        try:
+            found, bad = column.convert(cells)
+        except (pa.ArrowException, ValueError) as error:
+            message = f"{cells.type} cannot be read: {first_line_of(error)}"
+            raise error_at(path, message, column=column.shown) from error
+        values, fine = pa.array(found), good & ~bad
+        for name, flags in column.null_parts(rows.cells):
+            kind = replace(NULL_PARTS, column=name)
+            self._note(path, rows.numbers, rows.cells[name], kind, flags)
+        if not column.optional:
+            kind = Kind(f"cells {column.fault}", self._advice, column.shown)
+            self._note(path, rows.numbers, cells, kind, good & bad)
+            self.left_out[kind.message] += int((good & bad).sum())
+        for doubt in column.doubts:
+            if (flags := fine & doubt.flags(values)).any():
+                kind = replace(doubt.kind(values.filter(pa.array(flags))), column=column.shown)
+                if not doubt.leave_out:
+                    self._note(path, rows.numbers, cells, kind, flags)
+                if doubt.leave_out or self.skip_bad_rows:
+                    self.left_out[kind.message] += int(flags.sum())
+                    fine &= ~flags
+        return values, fine
 
     def _readable(self, rows: Rows, file: TableFile) -> Booleans:
         """Note lines that could not be read, and headers; returns which rows (n,) are neither."""
@@ -206,7 +226,7 @@ class UserTable:
             if kind.severity == "error":
                 wrong.append(lines)
         lines = np.unique(np.concatenate(wrong))
-        lost = lines[~np.isin(lines, rows.numbers)]  # the others were read in spite of their fault
+        lost = np.setdiff1d(lines, rows.numbers)  # the others were read in spite of their fault
         self.rows_read += len(lost)
         out = lines if self.skip_bad_rows else lost
         self.left_out["unreadable lines"] += len(out)
@@ -216,26 +236,6 @@ class UserTable:
         readable = ~np.isin(rows.numbers, out)
         self.left_out["headers"] += int((is_header & readable).sum())
         return readable & ~is_header
-
-    def _wanted(
-        self,
-        column: Column,
-        values: pa.Array,
-        good: Booleans,
-        note: Callable[[Kind, Booleans], None],
-    ) -> Booleans:
-        """Note values (rows,) that are likely wrong; returns the good rows that are wanted."""
-        for doubt in column.doubts:
-            flags = good & doubt.flags(values)
-            if not flags.any():
-                continue
-            kind = replace(doubt.kind(values.filter(pa.array(flags))), column=column.shown)
-            if not doubt.leave_out:
-                note(kind, flags)
-            if doubt.leave_out or self.skip_bad_rows:
-                self.left_out[kind.message] += int(flags.sum())
-                good = good & ~flags
-        return good
 
     def _note(
         self, path: str, numbers: Int64s, cells: pa.ChunkedArray, kind: Kind, flags: Booleans
@@ -288,17 +288,3 @@ def _are_headers(cells: pa.Table) -> tuple[Booleans, Booleans]:
 
 def _lower(texts: pa.ChunkedArray) -> pa.Array:
     return pc.utf8_lower(pc.utf8_trim_whitespace(plain_values(texts).cast(pa.string())))
-
-
-def _converted(path: str, column: Column, cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
-    try:
-        return column.convert(cells)
-    except (pa.ArrowException, ValueError) as error:
-        message = f"{cells.type} cannot be read: {first_line_of(error)}"
-        raise error_at(path, message, column=column.shown) from error
-
-
-def refuse_no_rows(table: UserTable) -> None:
-    """Raise a DatasetError if a table has no rows, or all of them were left out."""
-    if table.rows_read == sum(table.left_out.values()):
-        raise DatasetError(f"{table.source} has no rows that can be used")

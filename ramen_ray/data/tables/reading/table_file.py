@@ -15,7 +15,7 @@ from pyarrow.fs import FileInfo, FileSystem
 from ramen_ray.data.findings import Kind
 from ramen_ray.data.store.dataset import WHILE_READ, DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.data.store.texts import not_utf8
+from ramen_ray.data.store.same_texts import not_utf8
 from ramen_ray.data.tables.reading.cells import cell_bytes, is_text, plain_values
 from ramen_ray.data.tables.reading.delimited import header_of, parse_records, split_records
 from ramen_ray.data.tables.reading.json_lines import fields_of, parse_objects

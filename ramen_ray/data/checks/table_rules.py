@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
-from ramen_ray.data.checks.rows import Rule, error, warning
+from ramen_ray.data.checks.row_rules import Rule, error, warning
 from ramen_ray.data.engine import name_literal
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.leaks import HELD_OUT, REVERSED, leaking, repeating, texts_of

@@ -13,7 +13,7 @@ NULL_WORDS = (
     *("N/A", "n/a", "NA", "#N/A", "#NA", "<NA>", "NaN", "NAN", "nan", "NaT"),
 )
 """What programs write for no text."""
-INVISIBLE = r"\x{ad}\x{200b}\x{2060}\x{feff}"
+INVISIBLE = "\xad\u200b\u2060\ufeff"
 """Soft hyphens, and what joins or parts words without a width: no one sees, or types, them."""
 _ODD_SPACE = (
     r"^ | $|  |[\t-\r\x1c-\x1f\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}"

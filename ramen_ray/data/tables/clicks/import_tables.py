@@ -16,8 +16,8 @@ from ramen_ray.data.store.dataset import (
     dataset_name,
     new_dataset,
 )
+from ramen_ray.data.store.same_texts import normalized
 from ramen_ray.data.store.schemas import FILTER, PLURAL, SIDES, SPLITS, Side
-from ramen_ray.data.store.texts import normalized
 from ramen_ray.data.tables.clicks import numbering, splits, writing
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
@@ -31,7 +31,7 @@ from ramen_ray.data.tables.reading.columns import (
     weight_column,
     within,
 )
-from ramen_ray.data.tables.reading.loading import UserTable, refuse_no_rows
+from ramen_ray.data.tables.reading.loading import UserTable
 from ramen_ray.errors import redacted, without_passwords
 
 logger = logging.getLogger(__name__)
@@ -166,8 +166,10 @@ class _Import:
         period = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
         rows = f"SELECT place, query, ad, {weight} AS weight, {period} AS period FROM source"
         listed = [side for side in SIDES if side in self.opened]
+        numbering.register_key(connection)
         for side in listed:
-            self.opened[side].load(connection, f"{side}_rows", "FROM source")
+            key = ", key(text) AS key" if side == "query" else ""
+            self.opened[side].load(connection, f"{side}_rows", f"SELECT *{key} FROM source")
             self._finish(side)
         if len(listed) < len(SIDES):
             table.load(connection, "click_rows", rows)
@@ -194,7 +196,10 @@ class _Import:
                 f"no click of {table.source} names a known query and a known ad; are"
                 f" {roles} the right columns?"
             )
-        pairs = count(connection, "SELECT count(*) FROM (SELECT DISTINCT query, ad FROM sums)")
+        pairs = count(
+            connection,
+            f"SELECT count(*) FROM ({'SELECT DISTINCT query, ad' if bounds else ''} FROM sums)",
+        )
         known = {"rows of known queries and ads": num_clicks}
         _log("clicks", known | {"different pairs of query and ad among them": pairs})
 
@@ -207,7 +212,7 @@ class _Import:
             {"rows read": table.rows_read}
             | {f"left out: {reason}": number for reason, number in table.left_out.items()},
         )
-        refuse_no_rows(table)
+        table.refuse_no_rows()
 
     def _report_unknown(self, what: str, sides: Sequence[Side]) -> None:
         """Refuse rows of a table, as it was loaded, that name a query or an ad that is not there.

@@ -15,7 +15,7 @@ import numpy as np
 
 from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.arrays import Int64s, map_new_array
-from ramen_ray.data.checks import check
+from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.tables.graphs.anchor_sets import (

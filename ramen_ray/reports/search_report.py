@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.reports.pages import PIXELS_PER_INCH, drawn
-from ramen_ray.reports.tables import ReportTable, as_markdown
+from ramen_ray.reports.report_tables import ReportTable, as_markdown
 
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
@@ -43,10 +43,18 @@ class TrialRecord:
     mlflow_run_id: str | None = None  # None if it has not begun its run
 
 
-def write_sweep_table(
-    folder: Path, trials: Sequence[TrialRecord], metric: str, command: str | None
-) -> None:
-    """Write the table of trials, best first, and the command of the best one, if any."""
+def write_sweep_report(
+    folder: Path,
+    trials: Sequence[TrialRecord],
+    distributions: Mapping[str, BaseDistribution],
+    metric: str,
+    command: str | None,
+) -> dict[str, float]:
+    """Write the table of trials, best first, the ``command`` of the best one, if any, and plots.
+
+    The plots are parallel coordinates, importances and contours of λ_x × λ_z, as HTML and PNG.
+    Returns the share of the metric's variance that each setting explains (fANOVA), if known.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"trial": t.name, metric: t.value, "end": t.end, **t.params, "run": t.mlflow_run_id}
@@ -55,6 +63,20 @@ def write_sweep_table(
     pd.DataFrame(rows).to_csv(folder / TRIALS_FILE, index=False)
     if command is not None:
         (folder / BEST_FILE).write_text(command + "\n")
+    study = _study(trials, distributions)
+    if len(study.trials) < FEWEST:
+        return {}
+    _write(folder, "parallel_coordinates", study, "plot_parallel_coordinate", target_name=metric)
+    for query_side in (key for key in distributions if ".lambda_x." in key):
+        pair = [query_side, query_side.replace(".lambda_x.", ".lambda_z.")]
+        if pair[1] in distributions:  # the anchor set is used on both sides
+            name = f"contour_{query_side.rpartition('.')[2]}"
+            _write(folder, name, study, "plot_contour", params=pair, target_name=metric)
+    if len({trial.value for trial in study.trials}) == 1:  # no variance to explain
+        return {}
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+    _write(folder, "importances", study, "plot_param_importances", evaluator=evaluator)
+    return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
 
 
 def describe_sweep(trials: Sequence[TrialRecord], metric: str, command: str | None) -> str:
@@ -73,45 +95,6 @@ def describe_sweep(trials: Sequence[TrialRecord], metric: str, command: str | No
     more = [f"and {rest} more in {TRIALS_FILE}"] * (rest > 0)
     best = [f"Train the best: `{command}`"] * (command is not None)
     return "\n\n".join([*best, table, *more])
-
-
-def write_sweep_plots(
-    folder: Path,
-    trials: Sequence[TrialRecord],
-    distributions: Mapping[str, BaseDistribution],
-    metric: str,
-) -> None:
-    """Write parallel coordinates, importances and contours of λ_x × λ_z as HTML and PNG."""
-    study = _study(trials, distributions)
-    if len(study.trials) < FEWEST:  # too few for any plot
-        return
-    _write(folder, "parallel_coordinates", study, "plot_parallel_coordinate", target_name=metric)
-    if _has_importances(study):
-        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-        _write(folder, "importances", study, "plot_param_importances", evaluator=evaluator)
-    for query_side in (key for key in distributions if ".lambda_x." in key):
-        pair = [query_side, query_side.replace(".lambda_x.", ".lambda_z.")]
-        if pair[1] in distributions:  # the anchor set is used on both sides
-            name = f"contour_{query_side.rpartition('.')[2]}"
-            _write(folder, name, study, "plot_contour", params=pair, target_name=metric)
-
-
-def parameter_importances(
-    trials: Sequence[TrialRecord], distributions: Mapping[str, BaseDistribution]
-) -> dict[str, float]:
-    """Return the share of the metric's variance that each setting explains (fANOVA), if known."""
-    study = _study(trials, distributions)
-    if not _has_importances(study):
-        return {}
-    return dict(
-        optuna.importance.get_param_importances(
-            study, evaluator=optuna.importance.FanovaImportanceEvaluator(seed=0)
-        )
-    )
-
-
-def _has_importances(study: optuna.Study) -> bool:
-    return len(study.trials) >= FEWEST and len({trial.value for trial in study.trials}) > 1
 
 
 def _study(

@@ -1,0 +1,265 @@
+"""Find everything that is wrong or doubtful in a dataset directory.
+
+What footers show is in :mod:`~ramen_ray.data.checks.structure`. Then each table is read once into
+the engine, where rules for what is in it are SQL: :mod:`~ramen_ray.data.checks.row_rules` and
+:mod:`~ramen_ray.data.checks.table_rules`. Tables have there the names of the dataset directory, and
+``rowid`` is a row's number, as the engine keeps the order of insertion.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import gettempdir
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from duckdb import DuckDBPyConnection
+
+from ramen_ray.data.checks.row_rules import Rule, row_rules
+from ramen_ray.data.checks.structure import inspect_structure, unreadable
+from ramen_ray.data.checks.table_rules import (
+    REVERSED_CLICKS,
+    UNLINKED,
+    cross_rules,
+    keys_of,
+    leak_rules,
+    repeat_rules,
+)
+from ramen_ray.data.engine import count, engine, name_literal, run
+from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, Tally, raise_errors
+from ramen_ray.data.leaks import find_answers
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.parquet_files import read_footer
+from ramen_ray.data.store.same_texts import not_utf8
+from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, schema_of
+
+ROWS_PER_BATCH = 65_536
+READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, DatasetError)
+
+
+def check(dataset: Dataset) -> None:
+    """Raise a DatasetError that lists all errors that :func:`validate` finds, if there are any."""
+    raise_errors(dataset, _find(dataset, warns=False))
+
+
+def validate(
+    dataset: Dataset, progress: Callable[[str], None] = lambda table: None
+) -> list[Finding]:
+    """Check the whole dataset directory; returns all findings, errors first.
+
+    Tables that cannot be read are reported and left out of the later checks. Tables of texts, and
+    one of edges, are in memory, or beside it in the folder for temporary files. ``progress`` is
+    called with the name of each table before it is read.
+    """
+    return _find(dataset, warns=True, progress=progress)
+
+
+def _find(
+    dataset: Dataset, *, warns: bool, progress: Callable[[str], None] = lambda table: None
+) -> list[Finding]:
+    structure = inspect_structure(dataset)
+    num_rows = structure.num_rows
+    found: dict[str, list[Finding]] = {table: [] for table in num_rows}
+    # first what the rules of others read; edges last, as they may be larger than all else
+    turns = (TRAIN, "novel_ads", "ads", "queries", "anchors", "filters", "aliases")
+    edges = [table for table in num_rows if table.startswith("edges/")]
+    others = [table for table in num_rows if table not in edges]
+    others.sort(key=lambda name: turns.index(name if name in turns else name.split("/")[0]))
+    with engine(Path(gettempdir())) as connection:
+        tables = _Tables(connection, dataset, num_rows, warns)
+        for table in others:
+            progress(table)
+            found[table] = tables.check(table)
+        if TRAIN in tables.loaded:
+            unclicked = f"FROM {name_literal(TRAIN)} WHERE len(ad_ids) = 0"
+            unlinked = f"CREATE TABLE unlinked AS SELECT rowid AS row, query_id {unclicked}"
+            connection.execute(unlinked)
+            if count(connection, "SELECT count(*) FROM unlinked") == num_rows[TRAIN]:
+                message, advice = "no train query has a click", "training needs queries with clicks"
+                found[TRAIN].append(Finding("error", f"{TRAIN}.parquet", message, advice))
+        find_leaks = warns and tables.loaded >= {*NODE_TABLES.values()}
+        if find_leaks:
+            find_answers(connection, tables.loaded)
+        for table in edges:
+            progress(table)
+            found[table] = tables.check(table, find_leaks=find_leaks)
+        if TRAIN in tables.loaded:
+            at_last = [UNLINKED, REVERSED_CLICKS] if find_leaks else [UNLINKED]
+            found[TRAIN] += tables.broken(TRAIN, at_last)
+    every = [*structure.findings, *(finding for of_table in found.values() for finding in of_table)]
+    wanted = [finding for finding in every if warns or finding.severity == "error"]
+    return sorted(wanted, key=lambda finding: finding.severity)
+
+
+class _TableReader:
+    """A table's rows as a stream; what it has noted is whole when they have been read.
+
+    Attributes:
+        schema: The columns that the table has.
+        damage: The file that cannot be read, which ends the rows.
+        not_utf8: Texts whose bytes are not UTF-8. The rows have them read as Latin-1.
+        ascends: Whether ids, or pairs of ids, ascend, so that none repeats; False if one is null.
+    """
+
+    def __init__(self, dataset: Dataset, table: str) -> None:
+        """Read nothing yet but the schema."""
+        self.schema = dataset.schema(table)
+        self.damage: list[Finding] = []
+        self.not_utf8 = Tallies()
+        self.ascends = True
+        self._dataset = dataset
+        self._table = table
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows in the order of the files."""
+        keys, last = keys_of(self._table), None
+        for path in self._dataset.files(self._table):
+            file, num_rows = path.relative_to(self._dataset.path), 0
+            try:
+                for rows in self._dataset.rows_of(path, self.schema.names, ROWS_PER_BATCH):
+                    readable = self._readable(rows, file, num_rows)
+                    yield readable
+                    num_rows += len(rows)
+                    found = readable.select(keys)
+                    last = pa.concat_batches([last[-1:], found]) if last else found
+                    self.ascends = self.ascends and _ascend(*last)
+                if num_rows != read_footer(path).num_rows:
+                    raise DatasetError("its number of rows differs from its footer")
+            except READ_ERRORS as error:  # the engine would change it
+                self.damage.append(unreadable(file, error))
+                return
+
+    def _readable(self, rows: pa.RecordBatch, file: Path, first: int) -> pa.RecordBatch:
+        columns = []
+        for field in self.schema:
+            column = rows[field.name]
+            if pa.types.is_string(field.type) and (odd := not_utf8(column)).any():
+                contents = column.cast(pa.binary()).filter(odd).to_pylist()
+                kind = Kind("bytes that are not UTF-8", "convert the source", field.name)
+                self.not_utf8.add(kind, file, first + np.flatnonzero(odd), contents)
+                # the engine cannot hold them, and null would be another fault
+                texts = pa.array([content.decode("latin-1") for content in contents])
+                column = pc.replace_with_mask(column, odd, texts)
+            columns.append(column.cast(field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _ascend(first: pa.Array, second: pa.Array | None = None) -> bool:
+    """Say whether keys (n,), or pairs of keys, ascend; False if one is null."""
+    rises = pc.greater(first[1:], first[:-1])
+    if second is not None:
+        same = pc.equal(first[1:], first[:-1])
+        rises = pc.or_(rises, pc.and_(same, pc.greater(second[1:], second[:-1])))
+    return pc.all(rises, skip_nulls=False, min_count=0).as_py() is True
+
+
+class _Tables:
+    """The tables of a ``dataset`` in the engine, as far as rules of others will read them.
+
+    If warnings are looked for, texts are there also as ``folded``.
+    """
+
+    def __init__(
+        self,
+        connection: DuckDBPyConnection,
+        dataset: Dataset,
+        num_rows: Mapping[str, int],
+        warns: bool,
+    ) -> None:
+        """Begin with no table; without ``warns``, only errors are looked for."""
+        self.loaded: set[str] = set()
+        self._connection = connection
+        self._dataset = dataset
+        self._num_rows = num_rows
+        self._warns = warns
+
+    def check(self, table: str, *, find_leaks: bool = False) -> list[Finding]:
+        """Read a table, and return what is wrong in it; one that is damaged is left out."""
+        reader = _TableReader(self._dataset, table)
+        columns = reader.schema.names
+        self._load(table, reader)
+        if reader.damage:
+            self._connection.execute(f"DROP TABLE {name_literal(table)}")
+            return reader.damage
+        rules = row_rules(table, columns, self._num_rows)
+        rules += repeat_rules(table, columns, ascends=reader.ascends)
+        rules += cross_rules(table, columns, self.loaded)
+        if table.startswith("edges/"):
+            _, anchor_set, side = table.split("/")
+            if self._warns and side == "query" and TRAIN in self.loaded:
+                linked = f"SELECT query_id FROM {name_literal(table)}"
+                self._connection.execute(f"DELETE FROM unlinked WHERE query_id IN ({linked})")
+            is_used = anchor_set in self._dataset.strict_anchor_sets and side in NODE_TABLES
+            if find_leaks and is_used and f"anchors/{anchor_set}" in self.loaded:
+                rules += leak_rules(table)
+        found = [tally.share() for tally in reader.not_utf8.values()]
+        found += self.broken(table, rules)
+        self._forget(table, columns)
+        return found
+
+    def _load(self, table: str, reader: _TableReader) -> None:
+        rows = pa.RecordBatchReader.from_batches(reader.schema, reader.batches())
+        self._connection.register("source", rows)
+        columns = ", ".join(map(name_literal, reader.schema.names))
+        folded = self._warns and "text" in reader.schema.names
+        run(
+            self._connection,
+            f"reading {table}",
+            f"CREATE TABLE {name_literal(table)} ({columns}{', folded' if folded else ''}) AS"
+            f" SELECT *{', fold(text)' if folded else ''} FROM source",
+        )
+        self._connection.unregister("source")
+
+    def _forget(self, table: str, columns: Iterable[str]) -> None:
+        """Drop what no later rule reads: most tables, or some columns."""
+        of_table = name_literal(table)
+        if table.startswith(("edges/", "filters/", "aliases/")):
+            self._connection.execute(f"DROP TABLE {of_table}")
+            return
+        kept = {*schema_of(table).names} - (set() if self._warns else {"text"})
+        for column in columns:
+            if column not in kept:
+                drop = f"ALTER TABLE {of_table} DROP COLUMN {name_literal(column)}"
+                self._connection.execute(drop)
+        self.loaded.add(table)
+
+    def broken(self, table: str, rules: Iterable[Rule]) -> list[Finding]:
+        """Return a finding for each of the rules that rows of the table break."""
+        rules = [rule for rule in rules if self._warns or rule.kind.severity == "error"]
+        if not rules:
+            return []
+        # one statement, as each takes milliseconds; a union, as planning a row of counts takes more
+        counts = (f"SELECT {i}, count(*) FROM ({rule.sql})" for i, rule in enumerate(rules))
+        checking = f"{_this(table)} {' UNION ALL '.join(counts)}"
+        run(self._connection, f"checking {table}", checking)
+        broken = [(rules[i], number) for i, number in sorted(self._connection.fetchall()) if number]
+        return [one for rule, number in broken for one in self._finding(table, rule, number)]
+
+    def _finding(self, table: str, rule: Rule, number: int) -> Iterator[Finding]:
+        whole = self._num_rows[table]
+        if rule.whole:
+            whole = count(self._connection, f"SELECT {rule.whole} FROM {name_literal(table)}")
+        if number < rule.least * whole:
+            return
+        first = f"SELECT row, value FROM ({rule.sql}) ORDER BY ALL LIMIT {MAX_EXAMPLES}"
+        looking = f"looking in {table} for a {rule.kind.message}"
+        run(self._connection, looking, f"{_this(table)} {first}")
+        tally = Tally(rule.kind)
+        for row, value in self._connection.fetchall():
+            file, row_of_file = self._place(table, row)
+            tally.add(file, [row_of_file], [value])
+        tally.count = number
+        yield tally.share(whole if rule.kind.severity == "warning" else None)
+
+    def _place(self, table: str, row: int) -> tuple[Path, int]:
+        """Return the file that has a row of the table, and the row's number there."""
+        for path in self._dataset.files(table):
+            num_rows = read_footer(path).num_rows
+            if row < num_rows:
+                return path.relative_to(self._dataset.path), row
+            row -= num_rows
+        raise AssertionError(f"{table} has no row {row} more")
+
+
+def _this(table: str) -> str:
+    return f"WITH this AS NOT MATERIALIZED (SELECT rowid AS row, * FROM {name_literal(table)})"
