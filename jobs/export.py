@@ -12,7 +12,6 @@ directory becomes files of the extreme classification (XC) repository.
 import shlex
 import sys
 import tempfile
-from abc import abstractmethod
 from pathlib import Path
 
 import tyro
@@ -24,15 +23,7 @@ from ramen_ray.data.xc.exporting import export_xc
 from ramen_ray.told import told
 
 
-class Export(Section):
-    """What is written."""
-
-    @abstractmethod
-    def write(self) -> str:
-        """Write it; returns what to say."""
-
-
-class ExportRetriever(Export, StoreSettings):
+class ExportRetriever(StoreSettings):
     """Write vectors, ads and index of a retriever."""
 
     model: tyro.conf.Positional[str]
@@ -42,7 +33,7 @@ class ExportRetriever(Export, StoreSettings):
     """Folder to write."""
 
     def write(self) -> str:
-        """Copy the retriever and write its parts."""
+        """Copy the retriever and write its parts; returns what to say."""
         with told("loading libraries"):
             from ramen_ray.method.retrieval.retriever_folder import export_retriever
             from ramen_ray.orchestration.serve.retrievers import retriever_uri
@@ -56,7 +47,7 @@ class ExportRetriever(Export, StoreSettings):
         )
 
 
-class ExportXC(Export):
+class ExportXC(Section):
     """Write a dataset directory as XC files."""
 
     dataset: tyro.conf.Positional[Path]
@@ -65,14 +56,17 @@ class ExportXC(Export):
     """Folder to write."""
 
     def write(self) -> str:
-        """Check the dataset directory and write it."""
+        """Check the dataset directory and write it; returns what to say."""
         with told(f"writing {self.output}"):
             export_xc(Dataset(self.dataset), self.output)
         back = f"python jobs/ingest.py xc --source {shlex.quote(str(self.output))}"
         return f"wrote {self.output}\nnext: {back} --output DATASET reads it back"
 
 
-EXPORTS: dict[str, type[Export]] = {"retriever": ExportRetriever, "xc": ExportXC}
+EXPORTS: dict[str, type[ExportRetriever | ExportXC]] = {
+    "retriever": ExportRetriever,
+    "xc": ExportXC,
+}
 
 
 def main() -> None:

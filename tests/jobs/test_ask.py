@@ -61,4 +61,4 @@ def test_what_cannot_be_asked_is_one_clear_line(
 
 
 def test_a_question_needs_a_query(refused):
-    assert refused(ask) == 'error: give a query, such as "red shoes"\n'
+    assert refused(ask) == 'error: give a query, such as "red shoes"'

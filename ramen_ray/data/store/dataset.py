@@ -87,7 +87,7 @@ class Dataset:
     def files(self, table: str) -> list[Path]:
         """Return the table's parquet files in row order; raises DatasetError if it has none."""
         path = self.path / f"{table}.parquet"
-        files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        files = sorted(path.glob("[!.]*.parquet")) if path.is_dir() else [path]
         if not files or not files[0].exists():
             raise DatasetError(f"{self.path} has no table {table!r} (expected {path})")
         return files
@@ -225,7 +225,8 @@ class DatasetWriter:
                 pq.write_table(schema_of(table).empty_table(), file)
                 return 0
             num_rows = 0
-            with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+            options = {"compression": "zstd", "write_page_checksum": True}
+            with pq.ParquetWriter(file, first.schema, **options) as writer:
                 for group in chain([first], groups):
                     writer.write_table(group)
                     num_rows += len(group)

@@ -133,7 +133,10 @@ def _parquet_files(asked: Asked) -> dict[str, FileSystem]:
     files = find_files(asked.queries, [asked.column])
     for file in files:
         if file.format != "parquet":
-            raise DatasetError(f"{file.path}: queries can be read from parquet only")
+            raise DatasetError(
+                f"{file.path}: queries can be read from parquet only; "
+                "pandas.read_csv(FILE).to_parquet(NEW) makes it so"
+            )
         if asked.column in file.partitions:
             raise DatasetError(f"{file.path} has no column {asked.column!r} in itself")
         if taken := sorted(set(ANSWERS.names) & set(file.header)):

@@ -38,7 +38,7 @@ class Ladder:
 
 
 def fit_beside_base(config: RunConfig) -> Ladder:
-    """Train a run's bases, unless they are trained already, then the run, and compare them.
+    """Train a run's bases, then the run, unless they are trained already, and compare them.
 
     These are plain batches; the run's own base, if it is another; and the run, with the graph. Its
     description in MLflow gets the comparison.
@@ -56,12 +56,9 @@ def fit_beside_base(config: RunConfig) -> Ladder:
     results = {}
     for number, (name, one) in enumerate(configs.items(), 1):
         logger.info("training %d of %d: %s", number, len(configs), name)
-        if one is config:
-            results[name] = fit(config, expected=made_from)
-        else:
-            key = experiment_hash(one, dataset.fingerprint)
-            base = overlay(one, {"name": default_name(one, dataset.name, key)})
-            results[name] = finished_result(base, made_from) or fit(base, expected=made_from)
+        key = experiment_hash(one, dataset.fingerprint)
+        named = overlay(one, {"name": one.name or default_name(one, dataset.name, key)})
+        results[name] = finished_result(named, made_from) or fit(named, expected=made_from)
     data = prepared_for(config, dataset)
     scores = {
         name: scores_of_run(result.run_directory, config, data, "test")

@@ -59,6 +59,11 @@ GRACE = 0.3
 """Share of the epochs that each candidate gets: shortlists and clusters need a fifth to begin."""
 
 
+def _scaled(value: float, factor: float) -> float:
+    """Return the product to three digits, as a command shows it."""
+    return float(f"{value * factor:.3g}")
+
+
 class RecommendConfig(Section):
     """What to look for, and for how long."""
 
@@ -213,15 +218,17 @@ class _Search:
         name, best = next(iter(self.validated)), self.best()
         changes: dict[str, dict[str, Any]] = {}
         for word, factor in FACTORS.items():
-            changes[f"{word}-rate"] = {"optimizer.lr": best.optimizer.lr * factor}
+            changes[f"{word}-rate"] = {"optimizer.lr": _scaled(best.optimizer.lr, factor)}
             if best.base.parts.heads == "classifier":
-                changes[f"{word}-classifier-rate"] = {"classifier.lr": best.classifier.lr * factor}
+                changes[f"{word}-classifier-rate"] = {
+                    "classifier.lr": _scaled(best.classifier.lr, factor)
+                }
         sets = used_sets(best)
         for one in sets if len(sets) > 1 else ():
             kept = {one: lambdas(best)["lambda_z"][one]}
             changes[f"only-{one}"] = {"regularization.lambda_z": kept}
         for word, factor in FACTORS.items() if sets else ():
-            highest = best.regularization.adaptive_max * factor
+            highest = _scaled(best.regularization.adaptive_max, factor)
             changes[f"{word}-highest-lambda"] = {"regularization.adaptive_max": highest}
         return {f"{name}-{what}": overlay(best, change) for what, change in changes.items()}
 

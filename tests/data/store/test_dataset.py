@@ -34,6 +34,7 @@ def test_a_table_streams_in_the_order_of_its_ids(
     folder.mkdir()
     for number, part in enumerate((rows[:cut], rows[cut:])):
         pq.write_table(part, folder / f"{number}.parquet")
+    pq.write_table(rows, folder / ".left.parquet")  # by a program that was killed, say
     write_metadata(writer.folder, {"format_version": FORMAT_VERSION, "name": "made"})
     streamed = pa.Table.from_batches(Dataset(writer.folder).in_order("ads"))
     assert streamed.to_pylist() == [{"ad_id": n, "text": f"ad {n}"} for n in range(6)]

@@ -169,6 +169,7 @@ LOGS = {
     "Iceberg": "t/metadata/00001-ab.metadata.json",
     "Hudi": "t/.hoodie/hoodie.properties",
     "Paimon": "t/snapshot/snapshot-1",
+    "Spark streaming": "t/_spark_metadata/0",
 }
 
 
@@ -190,6 +191,16 @@ def test_tables_with_a_log_are_refused(log: str, source: str, tmp_path: Path) ->
     (tmp_path / LOGS[log]).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / LOGS[log]).write_text("{}")
     with pytest.raises(DatasetError, match=f"t is a {log} table"):
+        import_in_process(UserTables(str(tmp_path / source)), tmp_path / "out")
+
+
+@pytest.mark.parametrize("source", ["t/asia/kyoto", "t/asia/kyoto/part-0.parquet", "link.parquet"])
+def test_a_partition_of_hudi_or_a_link_to_it_is_refused(source: str, tmp_path: Path) -> None:
+    """Its partitions are folders of any names; each has a file that says what it is."""
+    _write_parts(tmp_path, "t/asia/kyoto/part-0.parquet")
+    (tmp_path / "t/asia/kyoto/.hoodie_partition_metadata").write_text("partitionDepth=2")
+    (tmp_path / "link.parquet").symlink_to("t/asia/kyoto/part-0.parquet")
+    with pytest.raises(DatasetError, match="kyoto is a Hudi table"):
         import_in_process(UserTables(str(tmp_path / source)), tmp_path / "out")
 
 
@@ -223,7 +234,7 @@ def test_words_for_nothing_are_refused_if_many(tmp_path: Path) -> None:
     dataset, found = _import(tmp_path, "a.csv", few)
     assert ("NULL", "a") in clicked_pairs(dataset)
     assert "row 302, column 'query': 1 cells are words for nothing: 'NULL'" in found
-    words = ["NULL", "null", r"\N", "N/A", "#N/A"]
+    words = ["NULL", "null", r"\N", "[NULL]", "#NAME?"]
     many = f"query,ad\n{LINES}" + "".join(f"{word},a\n" for word in words)
     with pytest.raises(DatasetError, match=r"row 302, .*5 cells are words for nothing: 'NULL'"):
         _import(tmp_path / "b", "a.csv", many)
@@ -233,6 +244,15 @@ def test_words_for_nothing_are_refused_if_many(tmp_path: Path) -> None:
     ):
         dataset, _ = _import(tmp_path / name, "a.csv", many, null_words=option)
         assert clicked_pairs(dataset) == {*CLICKS, *expected}
+
+
+def test_values_to_filter_by_are_trimmed(tmp_path: Path) -> None:
+    rows = [(n, f"ad {n}", " DE " if n % 2 else "\u00a0") for n in range(7)]
+    ads = write_rows(tmp_path / "ads.csv", "ad_id text market", rows)
+    clicks = "".join(f"query {n},{n % 7}\n" for n in range(300))
+    columns = Columns(ad_filters=("market",))
+    dataset, _ = _import(tmp_path, "a.csv", f"query,ad_id\n{clicks}", ads=ads, columns=columns)
+    assert dataset.read("ads")["filter_market"].to_pylist() == [None, "DE"] * 3 + [None]
 
 
 def test_a_header_cell_may_have_a_line_break(tmp_path: Path) -> None:

@@ -155,7 +155,9 @@ def test_a_run_and_its_base_are_trained_on_the_same(config, monkeypatch):
 
 @pytest.mark.slow
 def test_a_base_of_another_encoder_is_not_compared_unless_it_is_allowed(config):
-    first = fit_beside_base(overlay(config, {"name": f"{config.name}-first"}))
+    named = overlay(config, {"name": f"{config.name}-first"})
+    first = fit_beside_base(named)
+    assert fit_beside_base(named) == first  # all are finished
     _retrain_encoder(config.encoder.pretrained)
     with pytest.raises(RunError, match=r"is made from has changed: encoder .*--allow-changed"):
         fit_beside_base(config)

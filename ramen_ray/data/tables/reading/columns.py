@@ -134,7 +134,12 @@ def without_rounded(column: Column) -> Column:
 
 def filter_columns(names: Collection[str]) -> dict[str, Column]:
     """Read columns to filter ads by, which may be empty; raises a DatasetError if one is twice."""
-    columns = {FILTER + name: Column(name, optional=True) for name in names}
+
+    def trimmed(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
+        values, empty = as_strings(cells)
+        return pc.utf8_trim_whitespace(values), empty
+
+    columns = {FILTER + name: Column(name, trimmed, optional=True) for name in names}
     if len({name.casefold() for name in names}) < len(names):  # the engine ignores case
         raise DatasetError("--columns.ad-filters names a column twice")
     return columns

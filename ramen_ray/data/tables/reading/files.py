@@ -33,11 +33,13 @@ from ramen_ray.errors import DatasetError, first_line_of, printable, redacted
 
 logger = logging.getLogger(__name__)
 
+HUDI_PARTITION = ".hoodie_partition_metadata"
 LOGS = {
     "Delta": re.compile(r"^(.*)/_delta_log/"),
-    "Hudi": re.compile(r"^(.*)/\.hoodie/"),
+    "Hudi": re.compile(rf"^(.*)/(?:\.hoodie/|{re.escape(HUDI_PARTITION)})"),
     "Iceberg": re.compile(r"^(.*)/metadata/[^/]*\.metadata\.json(?:\.gz)?$"),
     "Paimon": re.compile(r"^(.*)/snapshot/snapshot-\d+$"),
+    "Spark streaming": re.compile(r"^(.*)/_spark_metadata/"),
 }
 """Files that say which files of a table are alive."""
 GOOGLE = re.compile(r"^(gs|gcs)://(?!.*[?&]retry_limit_seconds=)")
@@ -76,7 +78,10 @@ def _listed(source: str) -> tuple[FileSystem, list[FileInfo]]:
     shown = redacted(source)
     try:
         filesystem, path = _filesystem(source)
-        return filesystem, _list(filesystem, path, shown)
+        listed = _list(filesystem, path, shown)
+        for place in dict.fromkeys([path, _real(filesystem, path)]):
+            _refuse_logs_above(filesystem, PurePosixPath(place))
+        return filesystem, listed
     except DatasetError:
         raise
     except UnicodeError as error:
@@ -90,14 +95,18 @@ def _copies(filesystem: FileSystem, listed: Sequence[FileInfo]) -> Iterator[tupl
     names: dict[str, str] = {}
     places: dict[str, str] = {}
     for info in listed:
-        path, is_local = info.path, isinstance(filesystem, LocalFileSystem)
-        place = os.path.realpath(path) if is_local else path
+        path, place = info.path, _real(filesystem, info.path)
         name = path[: len(path) - len("".join(suffixes(path)))]
         if (first := places.setdefault(place, path)) != path:
             yield path, f"is a link to {first}; take it away, or give a glob"
         elif (first := names.setdefault(name, path)) != path:
             other = PurePosixPath(first).name
             yield path, f"looks like a copy of {other}; give one, or a glob"
+
+
+def _real(filesystem: FileSystem, path: str) -> str:
+    """Return a path without the links on its way."""
+    return os.path.realpath(path) if isinstance(filesystem, LocalFileSystem) else path
 
 
 def _one_of_each(faults: Sequence[tuple[str, str]]) -> Iterator[Finding]:
@@ -142,7 +151,6 @@ def _filesystem(source: str) -> tuple[FileSystem, str]:
 def _list(filesystem: FileSystem, path: str, source: str) -> list[FileInfo]:
     """Return the files that ``path`` names, in the order of their names."""
     named = filesystem.get_file_info(path)
-    _refuse_logs_above(filesystem, PurePosixPath(path))
     if named.type == FileType.File:
         return [named]
     if named.type == FileType.Unknown:
@@ -211,13 +219,12 @@ def _refuse_logs_above(filesystem: FileSystem, path: PurePosixPath) -> None:
 
 
 def _log_of(filesystem: FileSystem, table: PurePosixPath) -> str | None:
-    for folder in ("_delta_log", ".hoodie", "metadata", "snapshot"):
+    below = filesystem.get_file_info([str(table / HUDI_PARTITION)])
+    for folder in ("_delta_log", ".hoodie", "metadata", "snapshot", "_spark_metadata"):
         listed = FileSelector(str(table / folder), allow_not_found=True)
-        for one in filesystem.get_file_info(listed):
-            for name, log in LOGS.items():
-                if log.match(f"/{one.path}"):
-                    return name
-    return None
+        below += filesystem.get_file_info(listed)
+    files = [f"/{one.path}" for one in below if one.type == FileType.File]
+    return next((name for name, log in LOGS.items() if any(map(log.match, files))), None)
 
 
 def _has_log(table: str, name: str) -> DatasetError:
