@@ -11,6 +11,10 @@
 ``few``, ``many``
     texts drawn from topics' words. Few clicks an ad (3) and short texts that share one word in
     four; or many (6.7) and longer texts that share six words in nine.
+``phrases``
+    texts of four words, which together tell the topic; none of them does alone.
+``rdocs-5``, ``foldoc-10``, ...
+    a built-in set without the ads that have fewer train clicks than that.
 """
 
 import ast
@@ -25,7 +29,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import CACHE, ROOT
-from ramen_ray.data.store.dataset import write_dataset
+from ramen_ray.data.describe.counts import count_clicks
+from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.presets import MINILM
 
@@ -39,7 +45,9 @@ TEST, VALIDATION = 0.1, 0.3
 
 
 def made(name: str) -> str:
-    """Return the dataset directory of a made set; made if it does not exist."""
+    """Return the dataset directory of a made set, made if it does not exist; others' names stay."""
+    if name not in MADE:
+        return name
     folder = CACHE / "made" / name
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -173,6 +181,38 @@ def _planted(topics: int, ads: int, queries: int, clicks: int, words: int, share
     return _corpus(query_texts, ad_texts, answers)
 
 
+def _phrases(topics: int, ads: int, queries: int, clicks: int) -> Corpus:
+    """Draw texts of four of the six words that their topic has on their side, of 60 in all."""
+    draw = np.random.default_rng(0)
+    known = sorted(w for w in load_tokenizer(MINILM).get_vocab() if w.isalpha() and len(w) > 3)
+    words = draw.choice(known, (2, 60), replace=False)
+    ad_texts, query_texts, answers = dict[str, str](), dict[str, str](), dict[str, set[str]]()
+    for topic in range(topics):
+        of_ads, of_queries = (draw.choice(side, 6, replace=False) for side in words)
+        own = [f"ad {topic} {number}" for number in range(ads)]
+        ad_texts |= {ad: " ".join(draw.permutation(of_ads)[:4]) for ad in own}
+        for query in (f"query {topic} {number}" for number in range(queries)):
+            query_texts[query] = " ".join(draw.permutation(of_queries)[:4])
+            answers[query] = set(draw.choice(own, clicks, replace=False))
+    return _corpus(query_texts, ad_texts, answers)
+
+
+def _frequent(dataset: str, least: int) -> Corpus:
+    """Read a built-in set without the ads that have fewer than ``least`` train clicks."""
+    whole = Dataset(ROOT / "datasets" / dataset)
+    frequent = set(np.flatnonzero(count_clicks(whole, "train").per_ad >= least).tolist())
+    ads = {ad["ad_id"]: ad["text"] for ad in whole.read("ads").to_pylist()}
+    query_texts, split_of, answers = dict[str, str](), dict[str, str](), dict[str, set[str]]()
+    for split in SPLITS:
+        filters = whole.read(f"filters/{split}").to_pylist() if split != "train" else []
+        named = {one["query_id"]: str(one["ad_id"]) for one in filters}  # the ad of its own text
+        for one in whole.read(f"queries/{split}").to_pylist():
+            name = named.get(one["query_id"], f"{split} {one['query_id']}")
+            query_texts[name], split_of[name] = one["text"], split
+            answers[name] = {str(ad) for ad in frequent.intersection(one["ad_ids"])}
+    return Corpus(query_texts, {str(ad): ads[ad] for ad in frequent}, answers, split_of, {})
+
+
 def _corpus(
     query_texts: dict[str, str], ad_texts: dict[str, str], answers: dict[str, set[str]]
 ) -> Corpus:
@@ -186,4 +226,9 @@ MADE = {
     "attacks": attacks,
     "few": lambda: _planted(topics=300, ads=8, queries=12, clicks=2, words=4, shared=1),
     "many": lambda: _planted(topics=60, ads=12, queries=80, clicks=1, words=9, shared=6),
+    "phrases": lambda: _phrases(topics=300, ads=8, queries=16, clicks=4),
+    "rdocs-5": lambda: _frequent("rdocs", least=5),
+    "rdocs-10": lambda: _frequent("rdocs", least=10),
+    "foldoc-5": lambda: _frequent("foldoc", least=5),
+    "foldoc-10": lambda: _frequent("foldoc", least=10),
 }
