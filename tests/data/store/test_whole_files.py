@@ -25,6 +25,16 @@ def test_files_and_folders_have_the_permissions_that_the_umask_says(umask, tmp_p
     assert modes == {"file": files, "folder": folders, "within": files}
 
 
+def test_what_a_killed_process_left_of_a_folder_is_told(tmp_path, caplog):
+    left = tmp_path / ".folder [1]-0123abcd"
+    left.mkdir()
+    (tmp_path / ".folder [1]-lock").mkdir()
+    with new_folder(tmp_path / "folder [1]") as aside:
+        assert aside != left
+    (said,) = caplog.messages
+    assert said.startswith(f"{left}: left by a killed process")
+
+
 def test_what_a_killed_process_left_goes_first(tmp_path):
     (tmp_path / "aside" / "deep").mkdir(parents=True)
     (tmp_path / "aside" / "deep" / "half").write_text("hal")

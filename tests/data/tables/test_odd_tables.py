@@ -82,16 +82,17 @@ def test_records_are_told_apart_wherever_quotes_are_wrong(tmp_path):
 def test_rows_between_two_quotes_that_are_no_pair_are_refused(
     opens, closes, block_size, tmp_path, monkeypatch
 ):
-    """By the rules of CSV they are a cell, also of a column that is not read; so is a long text."""
+    """By the rules of CSV they are a cell, also of a column that is not read; so are long texts."""
     monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
+    colours = "\n(1,2,3)" * 9
     poem = "roses, red\nviolets, blue\nfor 1,000\nor more, with you"
     rows = "".join(f"{query},x,{ad}\n" for query, ad in CLICKS)
-    start = f'query,other,ad\n{rows}"{poem}",x,ad 1\n'
+    start = f'query,other,ad\n{rows}"{poem}",x,ad 1\n"a{colours}",x,ad 1\n'
     text = "\n".join([start + opens, *["r,x,ad 1"] * 40, closes, ""])
-    with pytest.raises(DatasetError, match="row 306: 42 lines look like rows, but are within a ce"):
+    with pytest.raises(DatasetError, match="row 316: 42 lines look like rows, but are within a ce"):
         _import(tmp_path, "a.csv", text)
     dataset, _ = _import(tmp_path / "2", "a.csv", text, skip_bad_rows=True)
-    assert clicked_pairs(dataset) == {*CLICKS, (poem, "ad 1")}
+    assert clicked_pairs(dataset) == {*CLICKS, (poem, "ad 1"), (f"a{colours}", "ad 1")}
 
 
 def test_repeated_ids_with_other_texts_are_an_error_if_many(tmp_path):
