@@ -128,6 +128,8 @@ class Retriever(PythonModel):
             _call_glibc("malloc_trim", 0)  # which keeps what large requests took
         given = {key: value for key, value in (params or {}).items() if value is not None}
         top_k, least = given.get("top_k", DEFAULT_TOP_K), given.get("min_score", -math.inf)
+        if math.isnan(least):
+            _refuse("min_score is not a number; give one, or leave it out")
         among = matching(self.columns, wanted) if (wanted := given.get("filter")) else None
         if not 1 <= top_k <= len(self.ad_ids):
             _refuse(
@@ -249,6 +251,8 @@ def matching(columns: Columns, wanted: Mapping[str, Any]) -> Flags:
             _refuse(f"there is no column {name!r} to filter by; {_named('columns', columns)}")
         number_of, codes = columns[name]
         values = given if isinstance(given, list | tuple) else [given]
+        if not values:
+            _refuse(f"the filter {name} is an empty list; give values, or leave it out")
         for value in values:
             if not isinstance(value, str):
                 _refuse(f"the filter {name} is {value!r}; give a text, or a list of texts")

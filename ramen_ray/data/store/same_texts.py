@@ -11,6 +11,7 @@ from ramen_ray.data.arrays import Booleans
 NULL_WORDS = (
     *("NULL", "Null", "null", "(null)", "#NULL!", "None", "NONE", "none", r"\N"),
     *("N/A", "n/a", "NA", "#N/A", "#NA", "<NA>", "NaN", "NAN", "nan", "NaT"),
+    *("[NULL]", "<null>", "#VALUE!", "#REF!", "#NAME?", "#DIV/0!"),
 )
 """What programs write for no text."""
 INVISIBLE = "\xad\u200b\u2060\ufeff"

@@ -101,7 +101,7 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
     rows, added = np.flatnonzero(stays), known.slice(0, 0)
     if given.ads:
         in_use = ids.filter(pa.array(stays))
-        added = _read_ads(given, given.ads, filters, in_use).select(known.column_names)
+        added = _read_ads(given, given.ads, filters, in_use, ids).select(known.column_names)
     if not len(rows) + len(added):
         raise DatasetError(f"{given.remove} names all ads; a retriever needs one")
     num_unknown = len(ended) - int((~stays).sum())
@@ -109,7 +109,7 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
 
 
 def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array, filters: Sequence[str]) -> Changes:
-    listed = _read_ads(given, str(given.sync), filters, pa.array([], pa.string()), synced=ids)
+    listed = _read_ads(given, str(given.sync), filters, pa.array([], pa.string()), ids)
     places = pc.index_in(ids, listed["ad_id"].combine_chunks())
     texts = listed["text"].combine_chunks().take(places)
     before = normalized(known["text"].cast(pa.string()).combine_chunks())
@@ -128,9 +128,12 @@ def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array, filters: Sequence[st
 
 
 def _read_ads(
-    given: NewAds, source: str, filters: Sequence[str], in_use: pa.Array, synced: pa.Array = None
+    given: NewAds, source: str, filters: Sequence[str], in_use: pa.Array, known: pa.Array
 ) -> pa.Table:
-    """Read a table of ads as strings; ids that are ``in_use`` or repeated are refused."""
+    """Read a table of ads as strings; ids that are ``in_use`` or repeated are refused.
+
+    So they are if most of them are ``known`` ones in another spelling.
+    """
     columns = {
         "ad_id": id_column(given.columns.ad_id, given.null_words),
         "text": text_column(given.columns.ad_text, given.null_words, normalized),
@@ -145,8 +148,7 @@ def _read_ads(
         "give each ad once; to replace an ad, name it in --remove, too",
         ads.filter(pa.array(twice)),
     )
-    if synced is not None:
-        _report_other_spellings(table, ads, synced)
+    _report_other_spellings(table, ads, known)
     _check(table)
     if not len(ads):
         raise DatasetError(f"{source} holds no ads")

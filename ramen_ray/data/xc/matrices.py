@@ -161,9 +161,12 @@ def _read_text(file: Path, shape: tuple[int, int]) -> csr_array:
             "it was cut off: copy it again; if the other rows are empty, add an empty line for each"
         )
         raise error_at(file, message, advice=cut, row=num_found + 1)
-    if missing:
-        message = f"the last {missing} of {num_rows} rows are absent and count as empty"
-        log.warning(Finding("warning", str(file), message, row=num_found + 2))
+    message = f"the last {missing} of {num_rows} rows are absent and count as empty"
+    if not missing:
+        message = "its last line has no end: was the file cut off?"
+    if missing or not is_whole:
+        row = num_found + 1 + bool(missing)
+        log.warning(Finding("warning", str(file), message, row=row))
     lengths = np.pad(lengths[:num_rows], (0, missing))
     entries = lengths, tokens["index"].to_numpy(), tokens["value"].to_numpy()
     return build_matrix(file, entries, shape, first_row=2)

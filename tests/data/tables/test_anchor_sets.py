@@ -31,7 +31,7 @@ def _add(
     given = {}
     for side, rows in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
         if side in sides:
-            table = path.parent / f"{side}.csv"
+            table = path.parent / f"{name.replace('/', '-')}-{side}.csv"
             given[f"{side}_edges"] = write_rows(table, f"{side} anchor weight", rows)
     columns = EdgeColumns(edges_ad="ad", edges_weight="weight")
     return add_edge_list(path, name, EdgeList(**given, columns=columns), replace)

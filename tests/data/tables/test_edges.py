@@ -27,7 +27,13 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.tables.graphs import anchor_sets
-from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList, add_edge_list, write_edge_list
+from ramen_ray.data.tables.graphs.edges import (
+    EdgeColumns,
+    EdgeList,
+    add_edge_list,
+    open_tables,
+    write_edge_list,
+)
 
 TRAIN, ADS = ["red shoes", "blue hat", "red shoes", "7"], ["shoe shop", "hat shop", "0"]
 LINKS = pd.DataFrame(
@@ -173,14 +179,22 @@ def _many_edges(folder: Path) -> EdgeList:
     return EdgeList(**given, columns=EdgeColumns(edges_weight="weight"))
 
 
+def _write_edges(
+    folder: Path, dataset: Dataset, edge_list: EdgeList, threads: int, memory: str | None = None
+) -> None:
+    tables = open_tables(edge_list, dataset.metadata)
+    with engine(folder, memory, dataset) as connection:
+        connection.execute(f"SET threads = {threads}")
+        writer = DatasetWriter(folder)
+        write_edge_list(connection, dataset, edge_list, tables, "mine", writer)
+
+
 def test_any_number_of_threads_writes_the_same_bytes(path: Path, tmp_path: Path) -> None:
     edge_list, written = _many_edges(tmp_path), []
     for threads in (1, 4):
         folder = tmp_path / f"by_{threads}"
         folder.mkdir()
-        with engine(folder, dataset=Dataset(path)) as connection:
-            connection.execute(f"SET threads = {threads}")
-            write_edge_list(connection, Dataset(path), edge_list, "mine", DatasetWriter(folder))
+        _write_edges(folder, Dataset(path), edge_list, threads)
         files = sorted(folder.rglob("*.parquet"))
         written.append({file.relative_to(folder): file.read_bytes() for file in files})
     assert len(written[0]) == 3
@@ -191,9 +205,7 @@ def test_a_long_table_of_edges_needs_little_memory(path: Path, tmp_path: Path) -
     rows = pa.table({"query": TRAIN[:2] * 400_000, "anchor": [f"an anchor {'x' * 90}"] * 800_000})
     pq.write_table(rows, tmp_path / "links.parquet")
     edge_list = EdgeList(query_edges=str(tmp_path / "links.parquet"), protocol="as-published")
-    with engine(tmp_path, "60MB", Dataset(path)) as connection:
-        connection.execute("SET threads = 1")
-        write_edge_list(connection, Dataset(path), edge_list, "mine", DatasetWriter(tmp_path))
+    _write_edges(tmp_path, Dataset(path), edge_list, 1, "60MB")
     weights = pq.read_table(tmp_path / "edges" / "mine" / "query.parquet")["weight"]
     assert weights.to_pylist() == [400_000.0] * 3
 

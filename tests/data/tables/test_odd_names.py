@@ -87,7 +87,7 @@ def test_sessions_count_names_in_another_spelling(case: str, tmp_path: Path) -> 
 
 
 @SPELLINGS
-@pytest.mark.parametrize("given", ["remove", "sync"])
+@pytest.mark.parametrize("given", ["remove", "sync", "ads"])
 def test_an_index_is_not_changed_by_ids_in_another_spelling(
     given: str, case: str, tmp_path: Path
 ) -> None:

@@ -233,7 +233,7 @@ def test_words_for_nothing_are_refused_if_many(tmp_path: Path) -> None:
     dataset, found = _import(tmp_path, "a.csv", few)
     assert ("NULL", "a") in clicked_pairs(dataset)
     assert "row 302, column 'query': 1 cells are words for nothing: 'NULL'" in found
-    words = ["NULL", "null", r"\N", "N/A", "#N/A"]
+    words = ["NULL", "null", r"\N", "[NULL]", "#NAME?"]
     many = f"query,ad\n{LINES}" + "".join(f"{word},a\n" for word in words)
     with pytest.raises(DatasetError, match=r"row 302, .*5 cells are words for nothing: 'NULL'"):
         _import(tmp_path / "b", "a.csv", many)
@@ -243,6 +243,15 @@ def test_words_for_nothing_are_refused_if_many(tmp_path: Path) -> None:
     ):
         dataset, _ = _import(tmp_path / name, "a.csv", many, null_words=option)
         assert clicked_pairs(dataset) == {*CLICKS, *expected}
+
+
+def test_values_to_filter_by_are_trimmed(tmp_path: Path) -> None:
+    rows = [(n, f"ad {n}", " DE " if n % 2 else "\u00a0") for n in range(7)]
+    ads = write_rows(tmp_path / "ads.csv", "ad_id text market", rows)
+    clicks = "".join(f"query {n},{n % 7}\n" for n in range(300))
+    columns = Columns(ad_filters=("market",))
+    dataset, _ = _import(tmp_path, "a.csv", f"query,ad_id\n{clicks}", ads=ads, columns=columns)
+    assert dataset.read("ads")["filter_market"].to_pylist() == [None, "DE"] * 3 + [None]
 
 
 def test_a_header_cell_may_have_a_line_break(tmp_path: Path) -> None:

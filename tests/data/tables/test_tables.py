@@ -1,5 +1,6 @@
 """A user's own tables against plain loops over the same rows."""
 
+import math
 import os
 import signal
 import subprocess
@@ -286,6 +287,9 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
         "columns": Columns(clicks_query="id", clicks_ad="id")
     },
     "the sum of both is 1.1": {"splits": Splits(0.9, 0.2)},
+    "max_clicks_per_query is nan; it must be a number": {"max_clicks_per_query": math.nan},
+    "min_click_weight is inf; it must be a number": {"min_click_weight": math.inf},
+    "min_click_weight is -1; it must be a number": {"min_click_weight": -1.0},
     "splits.test_fraction is 0": {"splits": Splits(0.0, 0.2)},
     "needs a column of times: set columns.clicks_time": {
         "splits": Splits(test_from=SPLIT),

@@ -423,6 +423,15 @@ def test_absent_rows_comments_and_empty_filters(
     assert not dataset.has("filters/validation")
 
 
+def test_a_last_line_that_may_have_been_cut_off_is_told(
+    oak: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    matrix = (oak / "tst_X_Y.txt").read_text().rstrip("\n")
+    (oak / "tst_X_Y.txt").write_text(matrix)
+    _import(oak)
+    assert "tst_X_Y.txt, row 21: its last line has no end" in caplog.text
+
+
 def test_nodes_without_text_are_left_out_with_their_pairs(
     oak: Path, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

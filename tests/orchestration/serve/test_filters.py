@@ -141,6 +141,7 @@ def test_only_ads_that_match_answer(wanted, top_k, champion, catalogue):
         ({"market": "US"}, "no ad has the market 'US'; its values are DE, FR, LI, MC, a, b"),
         ({"market": ["DE", ""]}, "no ad has the market ''"),
         ({"market": 7}, "the filter market is 7; give a text, or a list of texts"),
+        ({"market": []}, "the filter market is an empty list; give values, or leave it out"),
         ({"country": "DE"}, "country"),
     ],
 )
@@ -148,6 +149,8 @@ def test_what_cannot_be_filtered_by_is_refused(wanted, message, champion):
     with pytest.raises(MlflowException, match=message) as refused:
         champion.predict(QUERIES, params={"filter": wanted})
     assert refused.value.get_http_status_code() == 400
+    with pytest.raises(MlflowException, match="min_score is not a number"):
+        champion.predict(QUERIES, params={"min_score": float("nan")})
 
 
 def test_a_retriever_without_columns_refuses_a_filter(logged_retriever, output):

@@ -56,9 +56,10 @@ def import_tables(
             key: made_by("edges", edge_list) for key, edge_list in tables.edge_lists.items()
         },
     }
-    opened = open_tables(tables)
-    for edge_list in tables.edge_lists.values():
-        edges.open_tables(edge_list, metadata)  # to report errors before the work begins
+    opened = open_tables(tables)  # all of them, to report errors before the work begins
+    of_edges = {
+        key: edges.open_tables(edge_list, metadata) for key, edge_list in tables.edge_lists.items()
+    }
     with new_dataset(output, **metadata) as writer:
         with engine(writer.folder, memory) as connection:
             _Import(tables, opened, connection).write(writer)
@@ -66,7 +67,9 @@ def import_tables(
             written = Dataset(writer.folder, metadata)
             with engine(writer.folder, memory, written) as connection:
                 for key, edge_list in tables.edge_lists.items():
-                    found = edges.write_edge_list(connection, written, edge_list, key, writer)
+                    found = edges.write_edge_list(
+                        connection, written, edge_list, of_edges[key], key, writer
+                    )
                     _log(f"anchor set {key}", found.num_rows | found.counts)
     dataset = Dataset(output)
     queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)

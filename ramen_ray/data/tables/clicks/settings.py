@@ -165,6 +165,10 @@ class UserTables:
             yield f"anchors {name}: give query_edges or ad_edges too"
         if self.columns.ad_filters and not self.ads:
             yield "columns.ad_filters needs the table that has them: ads"
+        for limit in ("max_clicks_per_query", "min_click_weight"):
+            value = getattr(self, limit) or 0.0
+            if not 0 <= value < np.inf:
+                yield f"{limit} is {value:g}; it must be a number from 0 on"
         if self.columns.query_split and not self.queries:
             yield "columns.query_split needs the table that has it: queries"
 

@@ -110,8 +110,9 @@ def add_edge_list(
     dataset = Dataset(dataset_path)
     check_name(dataset, name, replace)
     check(dataset)
+    tables = open_tables(edge_list, dataset.metadata)
     with folder_beside(dataset, name) as aside, engine(aside, memory, dataset) as connection:
-        found = write_edge_list(connection, dataset, edge_list, name, DatasetWriter(aside))
+        found = write_edge_list(connection, dataset, edge_list, tables, name, DatasetWriter(aside))
         put_in_place(aside, dataset, name, made_by("edges", edge_list), found.num_rows, replace)
     return found.num_rows | found.counts
 
@@ -120,15 +121,16 @@ def write_edge_list(
     connection: DuckDBPyConnection,
     dataset: Dataset,
     edge_list: EdgeList,
+    tables: Mapping[str, UserTable],
     name: str,
     writer: DatasetWriter,
 ) -> WrittenEdges:
     """Write a user's edges as the tables of an anchor set; repeated edges are summed.
 
+    ``tables`` are what :func:`open_tables` found.
     What was found of the dataset's names and held-out clicks stays in the connection, for its next
     list. Raises a DatasetError if edges are wrong (names files and rows), or none is left.
     """
-    tables = open_tables(edge_list, dataset.metadata)
     sides = list(edge_list.of_sides)
     for side in sides:
         create_names(connection, dataset, side)

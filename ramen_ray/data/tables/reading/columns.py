@@ -1,6 +1,6 @@
 """What is read of a user's column: how cells are converted, and which are wrong or unwanted."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -88,22 +88,23 @@ class Column:
         """How findings name it."""
         return " ".join(self.names)
 
-    def cells(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Return its cells (rows,), joined if it is several columns; empty parts are left out."""
+    def cells(self, rows: pa.Table) -> tuple[pa.ChunkedArray, dict[str, Booleans]]:
+        """Return its cells (rows,), joined by spaces if it is several columns.
+
+        By column, flags (rows,) mark words for nothing that were left out of what was joined.
+        """
         if len(self.names) == 1:
-            return rows[self.names[0]]
-        texts = [pc.utf8_trim_whitespace(as_strings(rows[name])[0]) for name in self.names]
-        if self.null_words != "keep":
-            texts = [pc.if_else(pa.array(is_null_word(part)), "", part) for part in texts]
+            return rows[self.names[0]], {}
+        texts, left_out = [], {}
+        for name in self.names:
+            text, _ = as_strings(rows[name])
+            if self.null_words != "keep":
+                left_out[name] = is_null_word(text)
+                text = pc.if_else(pa.array(left_out[name]), "", text)
+            texts.append(pc.utf8_trim_whitespace(text))
         joined = pc.binary_join_element_wise(*texts, " ")
         spaces = pc.replace_substring_regex(joined, r"  +", " ") if len(texts) > 2 else joined
-        return pa.chunked_array([pc.utf8_trim_whitespace(spaces)])
-
-    def null_parts(self, rows: pa.Table) -> Iterator[tuple[str, Booleans]]:
-        """Yield the columns of which :meth:`cells` leaves words out, and flag these (rows,)."""
-        if len(self.names) > 1 and self.null_words != "keep":
-            for name in self.names:
-                yield name, is_null_word(as_strings(rows[name])[0])
+        return pa.chunked_array([pc.utf8_trim_whitespace(spaces)]), left_out
 
 
 def text_column(
@@ -133,7 +134,12 @@ def without_rounded(column: Column) -> Column:
 
 def filter_columns(names: Collection[str]) -> dict[str, Column]:
     """Read columns to filter ads by, which may be empty; raises a DatasetError if one is twice."""
-    columns = {FILTER + name: Column(name, optional=True) for name in names}
+
+    def trimmed(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
+        values, empty = as_strings(cells)
+        return pc.utf8_trim_whitespace(values), empty
+
+    columns = {FILTER + name: Column(name, trimmed, optional=True) for name in names}
     if len({name.casefold() for name in names}) < len(names):  # the engine ignores case
         raise DatasetError("--columns.ad-filters names a column twice")
     return columns

@@ -194,14 +194,14 @@ class UserTable:
         self, column: Column, rows: Rows, good: Booleans, path: str
     ) -> tuple[pa.Array, Booleans]:
         """Return a column's values (rows,), and which of the good rows it leaves good."""
-        cells = column.cells(rows.cells)
+        cells, left_out = column.cells(rows.cells)
         try:
             found, bad = column.convert(cells)
         except (pa.ArrowException, ValueError) as error:
             message = f"{cells.type} cannot be read: {first_line_of(error)}"
             raise error_at(path, message, column=column.shown) from error
         values, fine = pa.array(found), good & ~bad
-        for name, flags in column.null_parts(rows.cells):
+        for name, flags in left_out.items():
             kind = replace(NULL_PARTS, column=name)
             self._note(path, rows.numbers, rows.cells[name], kind, flags)
         if not column.optional:
