@@ -29,6 +29,7 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns as Columns
 from ramen_ray.data.tables.clicks.settings import UserTables
+from ramen_ray.data.tables.graphs.anchor_sets import check_spelling
 from ramen_ray.errors import first_line_of
 from ramen_ray.orchestration.serve.retrievers import retriever_uri
 from ramen_ray.tracking.registry import Registry, RegistryError, ask
@@ -100,6 +101,8 @@ def write_dataset(
             return str(file)
 
         def edges(side: str, given: Mapping[str, Frame] | None) -> dict[str, str]:
+            for name in given or {}:
+                check_spelling(name)
             return {name: written(f"{side}.{name}", one) for name, one in (given or {}).items()}
 
         tables = UserTables(

@@ -47,6 +47,8 @@ def test_a_wrong_row_is_told_and_leaves_nothing(tmp_path):
     for wrong in (mixed, pd.concat([mixed, mixed], axis=1), 7):
         with pytest.raises(DatasetError, match="clicks is no table: "):
             write_dataset(tmp_path / "mine", wrong)
+    with pytest.raises(DatasetError, match="'a/b' is not a valid name"):
+        write_dataset(tmp_path / "mine", pa.table(CLICKS), ad_edges={"a/b": pa.table(CLICKS)})
     assert not list(tmp_path.iterdir())
 
 

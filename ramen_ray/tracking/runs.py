@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from ramen_ray.errors import UserError, first_line_of, is_disk_full, redacted
 from ramen_ray.tracking.moved_store import ARTIFACTS, SQLITE, find_artifacts_beside
@@ -39,6 +40,7 @@ RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's
 STORE_VARIABLE = "MLFLOW_TRACKING_URI"
 NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # MLflow prints them with the password
 LONGEST_DIGEST = 36  # of a dataset
+QUOTED = re.compile("%[0-9A-Fa-f]{2}")
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 Point = tuple[str, float, int]  # a metric's name, its value and the step
@@ -49,8 +51,17 @@ class TrackingError(UserError):
 
 
 def tracking_uri(output: Path) -> str:
-    """Return MLFLOW_TRACKING_URI, or else the URI of a sqlite store in ``output``."""
-    return os.environ.get(STORE_VARIABLE) or sqlite_uri(output)
+    """Return MLFLOW_TRACKING_URI, or else the URI of a sqlite store in ``output``.
+
+    Raises a TrackingError if MLflow could not load a retriever from there: it unquotes paths twice.
+    """
+    if given := os.environ.get(STORE_VARIABLE):
+        return given
+    path = str(output.absolute())
+    if found := QUOTED.search(path):
+        read = f"MLflow reads {found[0]} in it as {unquote(found[0])!r}"
+        raise TrackingError(f"{path}: {read}; rename the folder, or choose another --output")
+    return sqlite_uri(output)
 
 
 def sqlite_uri(folder: Path) -> str:

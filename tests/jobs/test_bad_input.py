@@ -111,6 +111,10 @@ ENCODERS: dict[str, tuple[dict[str, str], str]] = {
         {"config.json": json.dumps({"model_type": "own", "auto_map": RUNS_CODE})},
         "cannot load an encoder",
     ),
+    "modules without end": (
+        {"config.json": '{"model_type": "bert"}', "modules.json": DEEP},
+        "modules.json is no JSON",
+    ),
     "a tokenizer without end": (
         {"config.json": '{"model_type": "bert"}', "tokenizer.json": DEEP},
         "cannot load a tokenizer",

@@ -40,9 +40,18 @@ def test_the_environment_names_the_store(monkeypatch, tmp_path):
     assert ui_command("http://tracking:5000") == "open http://tracking:5000"
 
 
+def test_a_folder_whose_name_mlflow_would_change_is_refused(monkeypatch, tmp_path):
+    """It would find no retriever there: a path that it takes for an address is unquoted again."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(TrackingError, match=r"a%41/out: MLflow reads %41 in it as 'A'; rename"):
+        tracking_uri(tmp_path / "a%41" / "out")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    assert tracking_uri(tmp_path / "a%41") == "http://tracking:5000"
+
+
 def test_a_store_is_where_its_folder_is_whatever_its_name(monkeypatch, tmp_path, empty_store):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    named = [tmp_path / folder / "a%41?b#c'd\"e f;$g\\h%" for folder in ("there", "moved")]
+    named = [tmp_path / folder / "a%4?b#c'd\"e f;$g\\h%" for folder in ("there", "moved")]
     named[0].mkdir(parents=True)
     shutil.copy(empty_store, named[0])
     for folder in named:

@@ -1,5 +1,7 @@
 """Files and folders that appear whole or not at all, scratch folders, and the lock of a folder."""
 
+import glob
+import logging
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -9,6 +11,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ramen_ray.errors import DatasetError
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -31,11 +35,15 @@ def whole_file(path: Path, within: Path | None = None) -> Iterator[Path]:
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Build a folder beside its final place, and rename it when the block ends without an error.
 
-    Raises a DatasetError if ``path`` exists already, or cannot be written.
+    What killed processes have left there is told, as another may be writing it. Raises a
+    DatasetError if ``path`` exists already, or cannot be written.
     """
     path = Path(path).absolute()
     if path.exists():
         raise DatasetError(f"{path} exists already; move it away or choose another output")
+    for left in left_behind(path):
+        message = "%s: left by a killed process, unless another writes there now; delete it"
+        logger.warning(message, left)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = _unused_name(path)
@@ -48,6 +56,11 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def left_behind(path: Path) -> list[Path]:
+    """List what :func:`new_folder` and :func:`whole_file` of killed processes left of ``path``."""
+    return sorted(path.parent.glob(f".{glob.escape(path.name)}-{'[0-9a-f]' * 8}"))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from scipy.sparse import csr_array
 
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.findings import error_at
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError
 from ramen_ray.data.store.schemas import NODE_TABLES
 from ramen_ray.data.store.whole_files import new_folder
 from ramen_ray.data.xc.layouts import EXTRA_SPLITS, NOVEL_LABELS, RESERVED
@@ -22,8 +22,8 @@ def export_xc(dataset: Dataset, folder: Path) -> None:
 
     What XC does not have goes into files that :func:`~ramen_ray.data.xc.importing.import_xc` reads
     back: ``val_X_Y.txt``, ``zero_X_Y.txt``, ``novel_labels.txt``, ``raw_data/*.source_id.txt``.
-    Raises a DatasetError if the dataset has errors, a text has a line break, the layout has taken
-    an anchor set's name, or ``folder`` exists.
+    Raises a DatasetError if the dataset has errors or changes meanwhile, a text has a line break,
+    the layout has taken an anchor set's name, or ``folder`` exists.
     """
     taken = sorted(RESERVED.intersection(dataset.anchor_sets))
     if taken:
@@ -31,8 +31,8 @@ def export_xc(dataset: Dataset, folder: Path) -> None:
             f"{dataset.path}: the anchor set {taken[0]!r} needs another name; the layout uses"
             f" raw_data/{taken[0]}.raw.txt for other texts"
         )
-    check(dataset)
-    with new_folder(folder) as aside:
+    with new_folder(folder) as aside, dataset.unchanged(WHILE_READ):
+        check(dataset)
         (aside / "raw_data").mkdir()
         _write_texts(dataset, "ads", aside / "raw_data" / "label")
         for split in dataset.splits:

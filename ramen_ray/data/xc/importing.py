@@ -15,6 +15,7 @@ from ramen_ray.data.arrays import Booleans, Int64s, to_lists
 from ramen_ray.data.findings import Finding, error_at
 from ramen_ray.data.prepared.hashing import hash_strings, uniforms
 from ramen_ray.data.store.dataset import (
+    WHILE_READ,
     Dataset,
     DatasetError,
     DatasetWriter,
@@ -76,13 +77,14 @@ def import_xc(
         seed: of the choice of held-out queries.
 
     Raises:
-        DatasetError: the files are incomplete or malformed (names file, row and column), no query
-            is left for a split, or ``output`` exists.
+        DatasetError: the files are incomplete or malformed (names file, row and column) or change
+            meanwhile, no query is left for a split, or ``output`` exists.
     """
     if not 0 < validation_fraction < 1:
         raise DatasetError(f"the validation fraction {validation_fraction} is not between 0 and 1")
     source = source.absolute()
     name = dataset_name(name, source)
+    before = _state(source)
     with_content = text == "title+content" if text else "titles" not in name.lower()
     files = find_files(source, with_content)
     ads = _scan_nodes(files.ads, "ads")
@@ -96,7 +98,14 @@ def import_xc(
         _write_novel_ads(writer, files, ads)
         for graph, graph_files in files.graphs.items():
             _write_graph(writer, graph, graph_files, splits["train"], ads)
+        if _state(source) != before:  # texts are read twice
+            raise DatasetError(f"{source} has changed {WHILE_READ}")
     return Dataset(output)
+
+
+def _state(folder: Path) -> dict[Path, tuple[int, int]]:
+    files = ((file, file.stat()) for file in folder.rglob("*") if file.is_file())
+    return {file: (found.st_size, found.st_mtime_ns) for file, found in files}
 
 
 def propensity_constants(name: str) -> dict[str, float]:

@@ -28,7 +28,10 @@ PACKAGE_PREFIX = "package:"
 MOST_LAYERS = 1000
 MOST_GROWTH = 1000
 """How many times longer a tokenizer's replacements may make a text before it is cut."""
-LOAD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+LOAD_ERRORS = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
+    *(ImportError, ArithmeticError),
+)
 """What transformers raises of damaged files."""
 POSITIONS_AFTER_PADDING = {
     *("camembert", "data2vec-text", "ibert", "lilt", "longformer", "luke", "mpnet"),
@@ -100,7 +103,7 @@ def json_of(name: str, relative: str) -> Any:
     file = file_of(name, relative)
     try:
         return None if file is None else json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EncoderError(f"{name!r}: its {relative} is no JSON: {error}") from error
 
 
@@ -168,6 +171,7 @@ def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
             output_loading_info=True,
             trust_remote_code=False,
             weights_only=True,
+            attn_implementation=None,  # that of the configuration may be code of the hub
         )
     except (*LOAD_ERRORS, RuntimeError, SafetensorError, UnpicklingError) as error:
         raise EncoderError(f"cannot load the weights of {pretrained!r}: {error}") from error

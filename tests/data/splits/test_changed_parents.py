@@ -14,25 +14,24 @@ from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.xc import exporting
+from ramen_ray.data.xc.exporting import export_xc
 
-Make = Callable[[Path, Path], Dataset]
+Make = Callable[[Path, Path], object]
 
 MAKERS: list[tuple[ModuleType, Make]] = [
     (linker_data, lambda parent, output: make_link_dataset(parent, output, ["links"])),
     (kept, lambda parent, output: make_novel_split(parent, output, NovelSettings(0.3))),
     (kept, lambda parent, output: propagate_clicks(Dataset(parent), output, PropagationSettings())),
     (kept, lambda parent, output: sample_dataset(parent, output, 20)),
+    (exporting, lambda parent, output: export_xc(Dataset(parent), output)),
 ]
 
 
 @pytest.mark.parametrize(("module", "make"), MAKERS)
 def test_a_parent_that_changes_meanwhile_is_refused(
-    module: ModuleType,
-    make: Make,
-    dataset_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    module, make, dataset_path, tmp_path, monkeypatch
+):
     parent = Path(shutil.copytree(dataset_path, tmp_path / "parent"))
     check: Callable[..., Any] = module.check
 

@@ -24,7 +24,7 @@ from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
-from ramen_ray.data.xc import matrices
+from ramen_ray.data.xc import importing, matrices
 from ramen_ray.data.xc.exporting import export_xc
 from ramen_ray.data.xc.importing import import_xc
 from ramen_ray.data.xc.texts import TextFile
@@ -658,6 +658,21 @@ def test_what_cannot_be_exported(
     with pytest.raises(DatasetError, match=message):
         export_xc(dataset, tmp_path / "xc")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_folder_that_changes_while_it_is_imported_is_refused(
+    oak: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan, ads = importing.scan, oak / "raw_data" / "label.raw.txt"
+
+    def change_after(file: TextFile) -> Any:
+        found = scan(file)
+        ads.write_text("\n".join(reversed(ads.read_text().split("\n"))))
+        return found
+
+    monkeypatch.setattr(importing, "scan", change_after)
+    with pytest.raises(DatasetError, match="has changed while it was read"):
+        _import(oak)
 
 
 def test_nothing_is_overwritten(oak: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import numpy as np
@@ -217,7 +218,7 @@ def _add_a_token(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _claim(**sizes: int) -> Callable[[Path], object]:
+def _claim(**sizes: Any) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, **sizes}))
@@ -240,6 +241,8 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "huge layers": (_claim(num_hidden_layers=10**7), "claims to have 10000000"),
     "huge positions": (_claim(max_position_embeddings=10**11), "load the weights"),
     "huge tokens": (_claim(vocab_size=10**11), "load the weights"),
+    "no heads": (_claim(num_attention_heads=0), "load the weights"),
+    "quantized": (_claim(quantization_config={"quant_method": "gptq", "bits": 4}), "load the weig"),
 }
 
 
@@ -252,6 +255,13 @@ def test_a_damaged_folder_is_refused(damage, encoder_path, tmp_path):
     if damage == "other tokens":
         with pytest.raises(EncoderError, match=said):
             build_bag(str(folder))
+
+
+def test_no_kernel_that_a_configuration_names_is_fetched(encoder_path, tmp_path):
+    """It would be code of the hub, which transformers runs whatever trust_remote_code says."""
+    folder = shutil.copytree(encoder_path, tmp_path / "encoder")
+    _claim(attn_implementation="mine/kernel", _attn_implementation="mine/kernel")(folder)
+    build_transformer(str(folder))
 
 
 def test_a_folder_that_no_encoder_wrote_is_refused(tmp_path):

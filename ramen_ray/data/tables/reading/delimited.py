@@ -201,9 +201,10 @@ def _rows_in_cells(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
     pattern = rf"(?:{line}){{{-(-ENOUGH_COMMAS // commas)}}}\n"
     holds = [pc.match_substring_regex(column, pattern).to_numpy() for column in rows.columns]
     for row in np.flatnonzero(np.any(holds, axis=0)):
-        record = "\n".join(column[row].as_py() for column in rows.columns)
-        num_lines = record.count("\n") + 2 - rows.num_columns
-        yield ROWS_IN_A_CELL, numbers[row] + np.arange(num_lines), record.split("\n")[:MAX_EXAMPLES]
+        lines = ",".join(column[row].as_py() for column in rows.columns).split("\n")
+        # without the quotes, the lines that these are on are rows too
+        if {line.count(",") + 1 for line in (lines[0], lines[-1])} == {rows.num_columns}:
+            yield ROWS_IN_A_CELL, numbers[row] + np.arange(len(lines)), lines[:MAX_EXAMPLES]
 
 
 def split_records(data: bytes, at_end: bool) -> Records:
