@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pyarrow as pa
 
@@ -150,6 +151,20 @@ def write_rows(file: Path, names: str, rows: Iterable[Sequence[Any]]) -> str:
     """Write a user's table, whose columns have these ``names``, as CSV; returns its path."""
     with file.open("w", newline="", encoding="utf-8") as table:
         csv.writer(table, lineterminator="\n").writerows([names.split(), *rows])
+    return str(file)
+
+
+def write_frame(frame: pd.DataFrame, file: Path) -> str:
+    """Write a user's table in the format of its file's name; returns its path."""
+    match file.name.split(".")[1]:
+        case "csv":
+            frame.to_csv(file, index=False)
+        case "tsv":
+            frame.to_csv(file, index=False, sep="\t", quoting=csv.QUOTE_NONE)
+        case "jsonl":
+            frame.to_json(file, orient="records", lines=True, force_ascii=False)
+        case "parquet":
+            frame.to_parquet(file, index=False, row_group_size=7)
     return str(file)
 
 

@@ -82,7 +82,7 @@ def test_names_are_found_as_plain_loops_find_them(names, texts):
         assert sorted(labels[n] for n in named[rows == row].tolist()) == sorted(expected)
 
 
-def test_words_names_and_aliases(tmp_path: Path):
+def test_words_names_and_aliases(tmp_path):
     names = _list_of(
         tmp_path,
         "place,New York,",
@@ -122,13 +122,13 @@ def test_words_names_and_aliases(tmp_path: Path):
         (["place,a,", "place,b,", "place,a,b"], "same names have another same_as: 'a', 'a'"),
     ],
 )
-def test_what_is_wrong_with_a_list_of_names(lines: list[str], message: str, tmp_path: Path):
+def test_what_is_wrong_with_a_list_of_names(lines, message, tmp_path):
     with pytest.raises(DatasetError, match=re.escape(message)) as raised:
         _list_of(tmp_path, *lines)
     assert "names.csv" in str(raised.value)
 
 
-def test_a_list_of_names_that_cannot_be_read(tmp_path: Path):
+def test_a_list_of_names_that_cannot_be_read(tmp_path):
     with pytest.raises(DatasetError, match="has no column 'name'; it has kind, brand"):
         _list_of(tmp_path, "a,b", header="kind,brand")
     with pytest.raises(DatasetError, match=r"there is no file or folder .*/none.csv"):
@@ -139,12 +139,12 @@ def test_a_list_of_names_that_cannot_be_read(tmp_path: Path):
         read_names(str(lines))
 
 
-def test_a_repeated_name_is_one(tmp_path: Path):
+def test_a_repeated_name_is_one(tmp_path):
     names = _list_of(tmp_path, "place,rome", "place,Rome", "brand,rome", header="kind,name")
     assert len(_named(names, "rome")) == 2
 
 
-def test_rows_of_a_table_come_by_id(tmp_path: Path):
+def test_rows_of_a_table_come_by_id(tmp_path):
     names = _list_of(tmp_path, "place,rome,", "place,oslo,")
     ads = text_table("ad_id", ["rome", "no one", "oslo and rome", "oslo", "rome"])
     queries = query_table(["oslo"], [[0]])

@@ -33,7 +33,7 @@ def _run(
     return code, printed.out, printed.err
 
 
-def test_warnings_alone_end_in_exit_code_0(copied: Path, monkeypatch, capsys):
+def test_warnings_alone_end_in_exit_code_0(copied, monkeypatch, capsys):
     code, out, _ = _run(monkeypatch, capsys, str(copied))
     *_, closing, hint = out.splitlines()
     assert code == 0
@@ -44,9 +44,7 @@ def test_warnings_alone_end_in_exit_code_0(copied: Path, monkeypatch, capsys):
     assert ": edge that joins a held-out query to its answer (1 of " in out
 
 
-def test_errors_come_first_and_end_in_exit_code_1(
-    copied: Path, tmp_path: Path, monkeypatch, capsys
-):
+def test_errors_come_first_and_end_in_exit_code_1(copied, tmp_path, monkeypatch, capsys):
     set_cells("edges/links/ad", "weight", 3, -1.0)(copied)
     set_cells("ads", "text", 2, "\tword [bold]\x07")(copied)
     findings = tmp_path / "findings.json"
@@ -65,7 +63,7 @@ def test_errors_come_first_and_end_in_exit_code_1(
     assert written[0]["file"] == "edges/links/ad.parquet"
 
 
-def test_findings_that_cannot_be_written_end_in_exit_code_2(copied: Path, monkeypatch, capsys):
+def test_findings_that_cannot_be_written_end_in_exit_code_2(copied, monkeypatch, capsys):
     file = copied / "nowhere" / "findings.json"
     code, _, err = _run(monkeypatch, capsys, str(copied), "--json-file", str(file))
     assert (code, err) == (2, f"error: --json-file {file}: No such file or directory\n")
@@ -88,7 +86,7 @@ def _prepare(path: Path, encoder: Path) -> Prepared:
 
 
 def test_a_job_logs_the_warnings_of_a_dataset_once(
-    cluster: None, copied: Path, encoder_path: Path, caplog, monkeypatch
+    cluster, copied, encoder_path, caplog, monkeypatch
 ):
     set_cells("queries/test", "text", 0, "an old\ufffd heron")(copied)
     (copied / "spare.parquet").write_bytes(b"")
@@ -112,9 +110,7 @@ def test_a_job_logs_the_warnings_of_a_dataset_once(
     assert len(list((copied.parent / "cache").glob("[!.]*"))) == 1
 
 
-def test_a_job_refuses_errors_of_rows_and_of_whole_tables(
-    cluster: None, copied: Path, encoder_path: Path
-):
+def test_a_job_refuses_errors_of_rows_and_of_whole_tables(cluster, copied, encoder_path):
     set_cells("anchors/links", "anchor_id", 4, 5)(copied)
     with pytest.raises(DatasetError, match=r"links\.parquet, row 5, column 'anchor_id'.*: 5;"):
         _prepare(copied, encoder_path)

@@ -105,7 +105,7 @@ W edges/links/ad:71:anchor_id edge that joins a held-out query to its answer (1 
 """What the handmade dataset is warned of."""
 
 
-def test_a_sound_dataset_has_warnings_only_and_its_rows_are_counted(copied: Path):
+def test_a_sound_dataset_has_warnings_only_and_its_rows_are_counted(copied):
     assert _lines(copied) == DOUBTS
     dataset = Dataset(copied)
     assert check_structure(dataset) == {t: len(dataset.read(t)) for t in dataset.tables}
@@ -300,7 +300,7 @@ W ads:12:source_id ad without a train click (1 of 39, 2.6%): 'ads:12'""",
 
 
 @pytest.mark.parametrize("group", BROKEN)
-def test_what_is_wrong_is_found_and_nothing_else(copied: Path, group: str):
+def test_what_is_wrong_is_found_and_nothing_else(copied, group):
     expected = []
     for change, findings in BROKEN[group].items():
         change(copied)
@@ -326,7 +326,7 @@ UNOPENED: dict[str, tuple[Change, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", UNOPENED)
-def test_a_folder_that_is_no_dataset_directory_is_not_opened(copied: Path, case: str):
+def test_a_folder_that_is_no_dataset_directory_is_not_opened(copied, case):
     change, fragments = UNOPENED[case]
     change(copied)
     with pytest.raises(DatasetError) as error:
@@ -335,7 +335,7 @@ def test_a_folder_that_is_no_dataset_directory_is_not_opened(copied: Path, case:
         assert fragment in str(error.value)
 
 
-def test_rows_keep_their_numbers_in_large_tables_of_several_files(copied: Path) -> None:
+def test_rows_keep_their_numbers_in_large_tables_of_several_files(copied):
     """Row numbers are those of the engine, whose threads must not change them."""
     size, again = 400_000, [123_456, 300_001, 399_999]
     ids = np.arange(size)
@@ -351,7 +351,7 @@ def test_rows_keep_their_numbers_in_large_tables_of_several_files(copied: Path) 
     assert ": 7, 8 (1.parquet, row 1), 9 (1.parquet, row 99999)" in finding.message
 
 
-def test_columns_that_may_run_code_are_named_and_not_read(copied: Path) -> None:
+def test_columns_that_may_run_code_are_named_and_not_read(copied):
     rows = pq.read_table(copied / "ads.parquet")
     name = {parquet_files.NAME_KEY: b"ray.data.arrow_pickled_object"}
     kind = pa.struct([pa.field("inner", pa.binary(), metadata=name)])
@@ -363,14 +363,14 @@ def test_columns_that_may_run_code_are_named_and_not_read(copied: Path) -> None:
     )
 
 
-def test_nothing_is_written_into_the_dataset_directory(copied: Path) -> None:
+def test_nothing_is_written_into_the_dataset_directory(copied):
     folders = [copied, *(folder for folder in copied.rglob("*") if folder.is_dir())]
     before = {folder: folder.stat().st_mtime_ns for folder in folders}
     validate(Dataset(copied))
     assert {folder: folder.stat().st_mtime_ns for folder in folders} == before
 
 
-def test_anchor_sets_whose_names_differ_in_case_are_two(copied: Path) -> None:
+def test_anchor_sets_whose_names_differ_in_case_are_two(copied):
     copy("anchors/links", "anchors/Links")(copied)
     for side in ("query", "ad"):
         copy(f"edges/links/{side}", f"edges/Links/{side}")(copied)
@@ -379,13 +379,13 @@ def test_anchor_sets_whose_names_differ_in_case_are_two(copied: Path) -> None:
     assert sorted(_lines(copied)) == sorted(DOUBTS + more)
 
 
-def test_a_failed_write_leaves_nothing_behind(tmp_path: Path):
+def test_a_failed_write_leaves_nothing_behind(tmp_path):
     with pytest.raises(KeyError, match="colours"):
         write_dataset(tmp_path / "new", {"colours": pa.table({"a": [1]})}, name="new")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_some_rows_are_read_from_the_parts_that_hold_them(copied: Path, full_path: Path):
+def test_some_rows_are_read_from_the_parts_that_hold_them(copied, full_path):
     split("ads", 4)(copied)
     dataset, whole = Dataset(copied), Dataset(full_path)
     chosen = [0, 9, 10, 25, 39]

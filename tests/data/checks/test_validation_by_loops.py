@@ -27,7 +27,7 @@ from ramen_ray.data.store.schemas import AD_EDGES, FILTERS, schema_of
 
 @settings(max_examples=15)
 @given(st.lists(st.integers(-5, 60), min_size=1, max_size=30))
-def test_exactly_the_ids_out_of_range_are_shown(ids: list[int]):
+def test_exactly_the_ids_out_of_range_are_shown(ids):
     rows = pa.table({"ad_id": ids, "text": ["a"] * len(ids)})
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "made", {"ads": rows}, name="made")
@@ -211,7 +211,7 @@ def changes(draw: st.DrawFn) -> Change:
 @settings(max_examples=12)
 @given(made=st.lists(changes(), min_size=1, max_size=3))
 def test_any_damage_gives_findings_and_without_errors_a_dataset_can_be_trained_on(
-    dataset_path: Path, encoder_path: Path, made: list[Change]
+    dataset_path, encoder_path, made
 ):
     with tempfile.TemporaryDirectory() as folder:
         path = shutil.copytree(dataset_path, Path(folder) / "changed")
@@ -233,7 +233,7 @@ def test_any_damage_gives_findings_and_without_errors_a_dataset_can_be_trained_o
 
 @settings(max_examples=8)
 @given(st.integers(0, 100), st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255))))
-def test_changed_bytes_of_a_file_give_findings(dataset_path: Path, choice: int, changed):
+def test_changed_bytes_of_a_file_give_findings(dataset_path, choice, changed):
     with tempfile.TemporaryDirectory() as folder:
         path = shutil.copytree(dataset_path, Path(folder) / "changed")
         files = sorted(path.rglob("*.parquet"))

@@ -78,7 +78,7 @@ def _tables(draw: st.DrawFn) -> dict[str, pa.Table]:
 
 @settings(max_examples=15)
 @given(tables=_tables())
-def test_signals_are_those_of_plain_loops(tables: dict[str, pa.Table]) -> None:
+def test_signals_are_those_of_plain_loops(tables):
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "made", tables, name="made")
         found = _signals(dataset)["links"]
@@ -132,7 +132,7 @@ def _random_clicks(path: Path, tied: bool) -> Dataset:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_shuffles_find_the_share_that_chance_would_have(tied: bool, tmp_path: Path) -> None:
+def test_shuffles_find_the_share_that_chance_would_have(tied, tmp_path):
     dataset = _random_clicks(tmp_path / "clicks", tied)
     found = _signals(dataset)["links"].shared
     clicks = [
@@ -148,9 +148,7 @@ def test_shuffles_find_the_share_that_chance_would_have(tied: bool, tmp_path: Pa
     assert _signals(dataset)["links"].shared == found
 
 
-def test_a_sample_is_measured_if_there_are_many_clicks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_is_measured_if_there_are_many_clicks(tmp_path, monkeypatch):
     dataset = _random_clicks(tmp_path / "clicks", tied=True)
     monkeypatch.setattr(graph_signal, "MAX_CLICKS", 120)
     signal = _signals(dataset)["links"]
@@ -177,9 +175,7 @@ ONE_SIDED: dict[str, tuple[str, list[str], list[list[int]], int, int]] = {
 
 
 @pytest.mark.parametrize("case", ONE_SIDED)
-def test_a_set_of_one_side_is_measured_by_the_pairs_that_it_joins(
-    case: str, tmp_path: Path
-) -> None:
+def test_a_set_of_one_side_is_measured_by_the_pairs_that_it_joins(case, tmp_path):
     side, anchors, edges, count, least = ONE_SIDED[case]
     # ad n is clicked by queries 2n and 2n + 1, and ad n ^ 1 by them too
     clicks = [[n // 2, n // 2 ^ 1] for n in range(40)]
@@ -204,7 +200,7 @@ def test_a_set_of_one_side_is_measured_by_the_pairs_that_it_joins(
     assert ("lift" in signal.metrics) == (not signal.is_void)
 
 
-def test_a_graph_made_from_the_clicks_is_void_on_both_sides(tmp_path: Path) -> None:
+def test_a_graph_made_from_the_clicks_is_void_on_both_sides(tmp_path):
     dataset = _random_clicks(tmp_path / "clicks", tied=True)
     assert _signals(dataset)["links"].is_void
     assert not _signals(_random_clicks(tmp_path / "others", tied=False))["links"].is_void
@@ -243,6 +239,6 @@ READINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", READINGS)
-def test_a_reading_puts_the_figures_into_words(case: str) -> None:
+def test_a_reading_puts_the_figures_into_words(case):
     changes, words = READINGS[case]
     assert words in reading(replace(SIGNAL, **changes))

@@ -1,7 +1,6 @@
 """The statistics of a dataset directory against plain loops, and against the data cards."""
 
 import re
-from pathlib import Path
 
 import pytest
 from support import ROOT, query_table, text_table
@@ -38,7 +37,7 @@ def _statistics_by_loops(dataset: Dataset) -> dict[str, float]:
     return found
 
 
-def test_empty_statistics(tmp_path: Path) -> None:
+def test_empty_statistics(tmp_path):
     """A dataset without rows has zeros, not a division by zero."""
     tables = {f"queries/{split}": query_table([], []) for split in SPLITS}
     tables["ads"] = text_table("ad_id", [])
@@ -47,7 +46,7 @@ def test_empty_statistics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["foldoc", "debian", "rdocs"])
-def test_statistics_equal_loops(name: str) -> None:
+def test_statistics_equal_loops(name):
     """The shipped data sets' statistics are those of plain loops."""
     dataset = Dataset(DATASETS / name)
     statistics = dataset_statistics(dataset)
@@ -56,7 +55,7 @@ def test_statistics_equal_loops(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["foldoc", "debian", "rdocs"])
-def test_cards_give_the_statistics(name: str) -> None:
+def test_cards_give_the_statistics(name):
     """The table of a data card holds the statistics of its data set."""
     card = (DATASETS / name / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"\| `(\w+)` \| ([\d,.]+) \|", card)

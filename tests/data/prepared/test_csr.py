@@ -115,7 +115,7 @@ def test_draw_stays_in_the_row_at_the_ends_of_the_unit_interval(rows):
 
 
 @pytest.mark.parametrize("weights", [[1, 5, 2], [3, 3, 3]])
-def test_open_maps_what_was_saved(tmp_path: Path, weights: list[int]):
+def test_open_maps_what_was_saved(tmp_path, weights):
     csr = Csr.from_pairs(np.array([2, 0, 2]), np.array([7, 1, 4]), 4, np.array(weights))
     csr.save(tmp_path)
     opened = Csr.open(tmp_path)

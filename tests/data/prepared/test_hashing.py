@@ -102,7 +102,7 @@ def _hashes(folders: list[Path]) -> list[list[int]]:
     return [TokenTable.open(folder).hashes.tolist() for folder in folders]
 
 
-def test_a_text_that_was_made_to_have_the_hash_of_another_gets_one_of_its_own(tmp_path: Path):
+def test_a_text_that_was_made_to_have_the_hash_of_another_gets_one_of_its_own(tmp_path):
     together = hash_texts(np.array(ORIGINAL + FORGED), np.array([0, 3, 11]))
     assert together[0] == together[1]
     ads = _table(tmp_path / "ads", [[7, 8], ORIGINAL, [9]])
@@ -113,7 +113,7 @@ def test_a_text_that_was_made_to_have_the_hash_of_another_gets_one_of_its_own(tm
     assert of_queries[2] == of_ads[2]
 
 
-def test_texts_of_many_shares_are_told_apart_too(monkeypatch, tmp_path: Path):
+def test_texts_of_many_shares_are_told_apart_too(monkeypatch, tmp_path):
     monkeypatch.setattr("ramen_ray.data.prepared.tokens.TEXTS_PER_SHARE", 10)
     monkeypatch.setattr("ramen_ray.data.prepared.tokens.TEXTS_AT_ONCE", 7)
     others = [[number, number % 5] for number in range(100)]

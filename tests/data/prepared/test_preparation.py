@@ -53,9 +53,7 @@ def _tokens_by_id(dataset: Dataset, table: str, encoder: Path, special: bool) ->
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_token_tables_hold_every_text(
-    special: bool, request: pytest.FixtureRequest, dataset_path: Path, encoder_path: Path
-):
+def test_token_tables_hold_every_text(special, request, dataset_path, encoder_path):
     prepared = request.getfixturevalue("prepared" if special else "prepared_bag")
     dataset = Dataset(dataset_path)
     tables = {
@@ -71,23 +69,21 @@ def test_token_tables_hold_every_text(
     assert found == [by_id[query] for query in prepared.query_ids.tolist()]
 
 
-def test_occurring_tokens_are_those_of_all_texts(prepared_bag: Prepared):
+def test_occurring_tokens_are_those_of_all_texts(prepared_bag):
     queries = [prepared_bag.queries[split] for split in SPLITS]
     tables = [*queries, prepared_bag.ads, *map(prepared_bag.anchors, SETS)]
     tokens = {token for table in tables for text in _texts_of(table) for token in text}
     assert prepared_bag.occurring_tokens.tolist() == sorted(tokens)
 
 
-def test_train_rows_are_a_shuffle_of_the_ids(prepared: Prepared):
+def test_train_rows_are_a_shuffle_of_the_ids(prepared):
     ids = prepared.query_ids.tolist()
     assert sorted(ids) == list(range(60))
     assert abs(np.corrcoef(ids, range(60))[0, 1]) < 0.5
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_clicks_are_the_sorted_ads_of_each_query(
-    prepared: Prepared, dataset_path: Path, split: str
-):
+def test_clicks_are_the_sorted_ads_of_each_query(prepared, dataset_path, split):
     rows = Dataset(dataset_path).read(f"queries/{split}").to_pylist()
     by_id = {row["query_id"]: sorted(row["ad_ids"]) for row in rows}
     order = prepared.query_ids.tolist() if split == "train" else range(len(rows))
@@ -109,7 +105,7 @@ def _with_weights(path: Path, folder: Path, weight_of: Callable[[int, int], floa
 
 @pytest.mark.parametrize("num_blocks", [1, 7])
 def test_train_clicks_keep_their_weights(
-    prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path, num_blocks: int
+    prepared, dataset_path, encoder_path, tmp_path, num_blocks
 ):
     def weight_of(query: int, ad: int) -> float:
         return 1 + query % 3 + ad / 4
@@ -138,9 +134,7 @@ def test_train_clicks_keep_their_weights(
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("side", ["query", "ad"])
-def test_edges_are_the_sorted_anchors_with_their_weights(
-    prepared: Prepared, dataset_path: Path, name: str, side: str
-):
+def test_edges_are_the_sorted_anchors_with_their_weights(prepared, dataset_path, name, side):
     edges: dict[int, dict[int, float]] = {}
     for row in Dataset(dataset_path).read(f"edges/{name}/{side}").to_pylist():
         edges.setdefault(row[f"{side}_id"], {})[row["anchor_id"]] = row["weight"]
@@ -158,7 +152,7 @@ def test_edges_are_the_sorted_anchors_with_their_weights(
 
 @pytest.mark.parametrize("num_blocks", [1, 5])
 def test_edges_of_held_out_queries_are_carried_and_change_nothing_else(
-    prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path, num_blocks: int
+    prepared, dataset_path, encoder_path, tmp_path, num_blocks
 ):
     path = shutil.copytree(dataset_path, tmp_path / "with_oracle")
     links = [[] if query % 3 == 1 else [query, (7 * query + 3) % 30] for query in range(12)]
@@ -181,9 +175,7 @@ def test_edges_of_held_out_queries_are_carried_and_change_nothing_else(
     assert _arrays(found) == _arrays(prepared)
 
 
-def test_filters_are_the_pairs_of_the_table_or_none(
-    prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path
-):
+def test_filters_are_the_pairs_of_the_table_or_none(prepared, dataset_path, encoder_path, tmp_path):
     dataset = Dataset(dataset_path)
     for split in ("validation", "test"):
         pairs = [list(row.values()) for row in dataset.read(f"filters/{split}").to_pylist()]
@@ -200,7 +192,7 @@ def _prepare(path: Path, encoder: Path, folder: Path, **options: int) -> Prepare
 
 @pytest.mark.parametrize("num_blocks", [2, 7, 1000])
 def test_rows_of_equal_weights_in_any_order_parts_and_blocks_give_the_same_arrays(
-    prepared: Prepared, dataset_path: Path, encoder_path: Path, tmp_path: Path, num_blocks: int
+    prepared, dataset_path, encoder_path, tmp_path, num_blocks
 ):
     path = _with_weights(dataset_path, tmp_path / "parts", lambda query, ad: 1.0)
     draw = np.random.default_rng(0)
@@ -219,11 +211,7 @@ def test_rows_of_equal_weights_in_any_order_parts_and_blocks_give_the_same_array
 
 
 def test_a_join_that_a_lost_machine_interrupted_is_done_again(
-    prepared: Prepared,
-    dataset_path: Path,
-    encoder_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    prepared, dataset_path, encoder_path, tmp_path, monkeypatch
 ):
     def join_twice(parts: list[Part], folder: Path, *rest: Any) -> None:
         join_parts(parts, folder, *rest)
@@ -248,7 +236,7 @@ def test_the_lists_of_a_part_can_count_more_entries_than_32_bits_can():
     ("vocab_size", "token_type"), [(1 << 16, np.uint16), ((1 << 16) + 1, np.int32)]
 )
 def test_token_ids_take_two_bytes_where_the_vocabulary_allows(
-    dataset_path: Path, encoder_path: Path, tmp_path: Path, vocab_size: int, token_type: type
+    dataset_path, encoder_path, tmp_path, vocab_size, token_type
 ):
     found = _prepare(dataset_path, encoder_path, tmp_path / "out", vocab_size=vocab_size)
     assert found.ads.token_ids.dtype == token_type
@@ -258,7 +246,7 @@ def test_token_ids_take_two_bytes_where_the_vocabulary_allows(
 
 @pytest.mark.parametrize("num_blocks", [1, 60])
 def test_train_queries_without_a_click_are_rows_that_no_batch_is_drawn_from(
-    dataset_path: Path, encoder_path: Path, tmp_path: Path, num_blocks: int
+    dataset_path, encoder_path, tmp_path, num_blocks
 ):
     """The rows are those of the same dataset with all clicks, but for the clicks."""
     path = _with_weights(dataset_path, tmp_path / "clickless", lambda query, ad: 1 + query + ad)
@@ -305,7 +293,7 @@ def _prepared_of(
 
 @pytest.mark.parametrize("special", [True, False])
 def test_unknown_tokens_and_texts_of_the_same_tokens_are_counted_and_told(
-    special: bool, encoder_path: Path, tmp_path: Path
+    special, encoder_path, tmp_path
 ):
     thai, long = ["\u0e40\u0e08\u0e49\u0e2d", "\u0e19\u0e01"], "robin" + " old" * MAX_LENGTH
     texts = ["robin", "Robin", " ".join(thai), f"robin {thai[1]}", long, f"{long} rare"]
@@ -330,7 +318,7 @@ def test_unknown_tokens_and_texts_of_the_same_tokens_are_counted_and_told(
 
 
 def test_texts_in_a_language_that_the_vocabulary_lacks_are_not_trained_on(
-    encoder_path: Path, prepared: Prepared, tmp_path: Path
+    encoder_path, prepared, tmp_path
 ):
     check_vocabulary(tiny(), prepared)
     thai = ["\u0e40\u0e08\u0e49\u0e2d", "\u0e19\u0e01 robin"]

@@ -30,12 +30,8 @@ MAKERS: list[tuple[ModuleType, Make]] = [
 
 @pytest.mark.parametrize(("module", "make"), MAKERS)
 def test_a_parent_that_changes_meanwhile_is_refused(
-    module: ModuleType,
-    make: Make,
-    dataset_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    module, make, dataset_path, tmp_path, monkeypatch
+):
     parent = Path(shutil.copytree(dataset_path, tmp_path / "parent"))
     check: Callable[..., Any] = module.check
 

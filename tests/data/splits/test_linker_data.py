@@ -1,7 +1,5 @@
 """The data of a linker: edges become clicks, whichever queries are held out."""
 
-from pathlib import Path
-
 import pytest
 from support import node_edges
 
@@ -9,7 +7,7 @@ from ramen_ray.data.splits.linker_data import make_link_dataset
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
 
-def test_a_link_dataset_has_the_edges_as_clicks(dataset_path: Path, tmp_path: Path):
+def test_a_link_dataset_has_the_edges_as_clicks(dataset_path, tmp_path):
     handmade = Dataset(dataset_path)
     tables = {table: handmade.read(table) for table in handmade.tables}
     for split in ("validation", "test"):
@@ -35,9 +33,7 @@ def test_a_link_dataset_has_the_edges_as_clicks(dataset_path: Path, tmp_path: Pa
     assert links.metadata["links_of"]["anchor_sets"] == ["links"]
 
 
-def test_without_edges_of_test_queries_train_queries_are_held_out(
-    dataset_path: Path, tmp_path: Path
-):
+def test_without_edges_of_test_queries_train_queries_are_held_out(dataset_path, tmp_path):
     links = make_link_dataset(dataset_path, tmp_path / "links", ["links", "topics"])
     parent = Dataset(dataset_path)
     linked = {

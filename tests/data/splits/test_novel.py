@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Refused
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from random_datasets import SPLIT_SIZES, random_dataset, rows_in
@@ -150,7 +149,7 @@ def _contents(dataset: Dataset) -> dict[str, list[dict[str, Any]]]:
     return {table: rows_in(dataset, table) for table in dataset.tables}
 
 
-def test_the_seed_decides(tmp_path: Path):
+def test_the_seed_decides(tmp_path):
     parent = random_dataset(tmp_path / "parent", 3, 12).path
     made = [
         make_novel_split(parent, tmp_path / str(number), NovelSettings(0.4, one_shot, seed))
@@ -173,7 +172,7 @@ def test_the_seed_decides(tmp_path: Path):
     }
 
 
-def test_ads_and_the_queries_of_an_ad_are_drawn_about_equally_often(tmp_path: Path):
+def test_ads_and_the_queries_of_an_ad_are_drawn_about_equally_often(tmp_path):
     draws = 30
     ads = text_table("ad_id", [f"ad {a}" for a in range(4)])
     every = [[0, 1, 2, 3]] * 5
@@ -198,7 +197,7 @@ def test_ads_and_the_queries_of_an_ad_are_drawn_about_equally_often(tmp_path: Pa
     assert 0.5 * draws / 5 < together < 1.5 * draws / 5
 
 
-def test_a_graph_that_loses_all_edges_is_dropped(tmp_path: Path):
+def test_a_graph_that_loses_all_edges_is_dropped(tmp_path):
     queries = {f"queries/{s}": query_table([f"{s} 0", f"{s} 1"], [[0], [1]]) for s in SPLIT_SIZES}
     tables = {
         **queries,
@@ -228,9 +227,7 @@ def test_a_graph_that_loses_all_edges_is_dropped(tmp_path: Path):
         (["--dataset", "no/such/folder"], "there is no dataset directory at"),
     ],
 )
-def test_an_impossible_split_is_one_clear_line(
-    flags: list[str], message: str, dataset_path: Path, tmp_path: Path, refused: Refused
-):
+def test_an_impossible_split_is_one_clear_line(flags, message, dataset_path, tmp_path, refused):
     given_flags = dict(zip(flags[::2], flags[1::2], strict=True))
     known = {"--dataset": str(dataset_path), "--output": str(tmp_path / "split"), **given_flags}
     arguments = [word for pair in known.items() for word in pair]
@@ -238,7 +235,7 @@ def test_an_impossible_split_is_one_clear_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_split_is_not_split_again(dataset_path: Path, tmp_path: Path):
+def test_a_split_is_not_split_again(dataset_path, tmp_path):
     split = make_novel_split(dataset_path, tmp_path / "split", NovelSettings(0.3))
     with pytest.raises(DatasetError, match="has novel ads already"):
         make_novel_split(split.path, tmp_path / "again", NovelSettings(0.3))
@@ -252,9 +249,7 @@ def split_prepared(
     return prepare_in_process(Dataset(split_path), folder, str(encoder_path), MAX_LENGTH, True)
 
 
-def test_zero_shot_searches_the_novel_ads_only(
-    split_path: Path, split_prepared: Prepared, encoder_path: Path
-):
+def test_zero_shot_searches_the_novel_ads_only(split_path, split_prepared, encoder_path):
     dataset, encoder = Dataset(split_path), DualEncoder(build_transformer(str(encoder_path)))
     metrics, (found, _) = evaluate(encoder, split_prepared, "zero_shot", Propensity())
     queries = sorted(rows_in(dataset, "queries/zero_shot"), key=lambda row: row["query_id"])
@@ -283,7 +278,7 @@ def test_zero_shot_searches_the_novel_ads_only(
 
 
 def test_validation_leaves_novel_ads_out_and_test_does_not(
-    split_path: Path, split_prepared: Prepared, prepared: Prepared, encoder_path: Path
+    split_path, split_prepared, prepared, encoder_path
 ):
     encoder = DualEncoder(build_transformer(str(encoder_path)))
     novel = set(Dataset(split_path).read("novel_ads")["ad_id"].to_pylist())

@@ -5,7 +5,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from conftest import Refused, RunHere
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from random_datasets import random_dataset, rows_in
@@ -92,7 +91,7 @@ def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen
             assert row["weights"] == old["weights"] + [min(old["weights"], default=1)] * len(added)
 
 
-def test_sets_as_published_are_used_only_if_named(tmp_path: Path):
+def test_sets_as_published_are_used_only_if_named(tmp_path):
     parent = random_dataset(tmp_path / "parent", 1, weighted=False)
     tables = {name: parent.read(name) for name in parent.tables}
     strict = {name.replace("/more", "/both_published"): rows for name, rows in tables.items()}
@@ -131,7 +130,7 @@ def _added(dataset: Dataset) -> list[tuple[int, int]]:
     ]
 
 
-def test_ads_that_share_equally_much_are_drawn_evenly_and_by_the_seed(tmp_path: Path):
+def test_ads_that_share_equally_much_are_drawn_evenly_and_by_the_seed(tmp_path):
     star = _star(tmp_path / "star", 240, 6)
     first, again, other = (
         _added(propagate_clicks(star, tmp_path / name, PropagationSettings(top_k=2, seed=seed)))
@@ -143,7 +142,7 @@ def test_ads_that_share_equally_much_are_drawn_evenly_and_by_the_seed(tmp_path: 
     assert all(50 < counts[ad] < 110 for ad in range(6))
 
 
-def test_the_order_of_rows_does_not_decide(tmp_path: Path):
+def test_the_order_of_rows_does_not_decide(tmp_path):
     star = _star(tmp_path / "star", 40, 6)
     two = PropagationSettings(top_k=2)
     expected = _added(propagate_clicks(star, tmp_path / "whole", two))
@@ -153,7 +152,7 @@ def test_the_order_of_rows_does_not_decide(tmp_path: Path):
     assert found == expected
 
 
-def test_hubs_are_left_out(tmp_path: Path):
+def test_hubs_are_left_out(tmp_path):
     star = _star(tmp_path / "star", 5, 6)
     kept = PropagationSettings(max_anchor_degree=11)
     assert len(_added(propagate_clicks(star, tmp_path / "kept", kept))) == 30
@@ -173,14 +172,14 @@ def test_hubs_are_left_out(tmp_path: Path):
     ],
 )
 def test_what_cannot_be_propagated_is_one_clear_line(
-    flags: list[str], message: str, dataset_path: Path, tmp_path: Path, refused: Refused
+    flags, message, dataset_path, tmp_path, refused
 ):
     known = ["--dataset", dataset_path, "--output", tmp_path / "output"]
     assert message in refused(ingest, "propagate", *known, *flags)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dataset_without_graphs_has_nothing_to_propagate_over(tmp_path: Path):
+def test_a_dataset_without_graphs_has_nothing_to_propagate_over(tmp_path):
     star = _star(tmp_path / "star", 3, 3)
     tables = {t: star.read(t) for t in star.tables if t.startswith(("queries", "ads"))}
     bare = write_dataset(tmp_path / "bare", tables, name="bare")
@@ -188,7 +187,7 @@ def test_a_dataset_without_graphs_has_nothing_to_propagate_over(tmp_path: Path):
         propagate_clicks(bare, tmp_path / "made", PropagationSettings())
 
 
-def test_the_job_writes_a_sound_dataset(dataset_path: Path, tmp_path: Path, run_here: RunHere):
+def test_the_job_writes_a_sound_dataset(dataset_path, tmp_path, run_here):
     output = tmp_path / "made"
     words = ["propagate", "--dataset", dataset_path, "--output", output, "--top-k", 2]
     code, said = run_here(ingest, *words)

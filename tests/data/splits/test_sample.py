@@ -1,7 +1,5 @@
 """Samples of a dataset against plain loops over its texts."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from support import errors_in
@@ -18,7 +16,7 @@ def whole() -> Dataset:
     return Dataset(bag("foldoc").dataset)
 
 
-def test_what_is_kept_keeps_its_clicks_edges_and_filters(whole: Dataset, tmp_path: Path) -> None:
+def test_what_is_kept_keeps_its_clicks_edges_and_filters(whole, tmp_path):
     sample = sample_dataset(whole.path, tmp_path / "sample", 800)
     assert errors_in(sample) == []
     assert sample.num_rows("queries/train") == 800
@@ -39,7 +37,7 @@ def test_what_is_kept_keeps_its_clicks_edges_and_filters(whole: Dataset, tmp_pat
     assert all(texts["queries/test"][o["query_id"]] == texts["ads"][o["ad_id"]] for o in own)
 
 
-def test_a_sample_is_dense_and_that_of_its_seed(whole: Dataset, tmp_path: Path) -> None:
+def test_a_sample_is_dense_and_that_of_its_seed(whole, tmp_path):
     drawn = [
         sample_dataset(whole.path, tmp_path / str(number), 800, seed)
         for number, seed in enumerate((3, 3, 4))

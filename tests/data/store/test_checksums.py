@@ -53,16 +53,14 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def test_a_task_that_is_run_again_notes_its_files_anew(folder: Path) -> None:
+def test_a_task_that_is_run_again_notes_its_files_anew(folder):
     (folder / "state").write_bytes(b"another")
     write_checksums(folder)
     assert find_damage(folder) is None
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_damage_is_named_and_a_damaged_folder_removed(
-    case: str, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damage_is_named_and_a_damaged_folder_removed(case, folder, caplog):
     assert find_damage(folder) is None
     assert is_intact(folder, "unused")
     check_intact(folder)
@@ -77,7 +75,7 @@ def test_damage_is_named_and_a_damaged_folder_removed(
     assert len(caplog.records) == 1
 
 
-def test_json_is_checked_against_its_own_checksum() -> None:
+def test_json_is_checked_against_its_own_checksum():
     content = {"identity": "abc", "metrics": {"P@1": 0.1 + 0.2}, "finished": True}
     text = with_checksum(content)
     assert parse_checked(text) == content
@@ -87,7 +85,7 @@ def test_json_is_checked_against_its_own_checksum() -> None:
             parse_checked(damaged)
 
 
-def test_folders_of_several_writers_are_put_together(tmp_path: Path) -> None:
+def test_folders_of_several_writers_are_put_together(tmp_path):
     for writer in range(2):
         own = tmp_path / str(writer)
         own.mkdir()
@@ -116,7 +114,7 @@ def _inodes(folder: Path) -> set[int]:
     return {file.stat().st_ino for file in folder.rglob("*") if file.is_file()}
 
 
-def test_a_copy_is_one_of_its_own_and_made_once(folder: Path, target: Path) -> None:
+def test_a_copy_is_one_of_its_own_and_made_once(folder, target):
     expected = _contents(folder)
     copy_folder(folder, target)
     inodes = _inodes(target)
@@ -139,7 +137,7 @@ DAMAGED_COPIES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGED_COPIES)
-def test_a_copy_that_differs_is_made_again(case: str, folder: Path, target: Path) -> None:
+def test_a_copy_that_differs_is_made_again(case, folder, target):
     copy_folder(folder, target)
     DAMAGED_COPIES[case](target)
     assert _contents(target) != _contents(folder)
@@ -147,9 +145,7 @@ def test_a_copy_that_differs_is_made_again(case: str, folder: Path, target: Path
     assert _contents(target) == _contents(folder)
 
 
-def test_a_killed_copy_is_made_again(
-    folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_copy_is_made_again(folder, target, monkeypatch):
     def killed(source: Path, copy: Path) -> None:
         copy.write_bytes(source.read_bytes()[:5])
         raise KeyboardInterrupt
@@ -166,14 +162,14 @@ def test_a_killed_copy_is_made_again(
     assert {path.name for path in target.parent.iterdir()} == {target.name, f".{target.name}.lock"}
 
 
-def test_damage_is_not_copied(folder: Path, target: Path) -> None:
+def test_damage_is_not_copied(folder, target):
     _flip(folder / WEIGHTS)
     with pytest.raises(DamagedError, match="weights has changed"):
         copy_folder(folder, target)
     assert [path.suffix for path in target.parent.iterdir()] == [".lock"]
 
 
-def test_a_disk_without_room_is_left_as_it_was(small_disk: Path, folder: Path) -> None:
+def test_a_disk_without_room_is_left_as_it_was(small_disk, folder):
     (folder / "large.npy").write_bytes(bytes(300_000))
     write_checksums(folder)
     with pytest.raises(OSError, match=r"2\.3 MB needed, 0\.3 free") as full:
@@ -182,7 +178,7 @@ def test_a_disk_without_room_is_left_as_it_was(small_disk: Path, folder: Path) -
     assert [path.name for path in small_disk.iterdir()] == [".copy.lock"]
 
 
-def test_two_at_once_copy_once(folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_at_once_copy_once(folder, target, monkeypatch):
     copied: list[Path] = []
 
     def slowly(source: Path, copy: Path) -> None:

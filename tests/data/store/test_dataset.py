@@ -24,9 +24,7 @@ from ramen_ray.data.store.dataset import (
 
 
 @given(st.permutations(range(6)), st.integers(0, 6), st.booleans())
-def test_a_table_streams_in_the_order_of_its_ids(
-    tmp_path_factory: pytest.TempPathFactory, ids: list[int], cut: int, is_sorted: bool
-) -> None:
+def test_a_table_streams_in_the_order_of_its_ids(tmp_path_factory, ids, cut, is_sorted):
     ids = sorted(ids) if is_sorted else ids
     rows = pa.table({"ad_id": ids, "text": [f"ad {number}" for number in ids]})
     writer = DatasetWriter(tmp_path_factory.mktemp("dataset"))
@@ -40,9 +38,7 @@ def test_a_table_streams_in_the_order_of_its_ids(
     assert streamed.to_pylist() == [{"ad_id": n, "text": f"ad {n}"} for n in range(6)]
 
 
-def test_a_dataset_is_unchanged_until_a_table_that_it_had_is_another(
-    dataset_path: Path, tmp_path: Path
-) -> None:
+def test_a_dataset_is_unchanged_until_a_table_that_it_had_is_another(dataset_path, tmp_path):
     path = Path(shutil.copytree(dataset_path, tmp_path / "copied"))
     ads, before = path / "ads.parquet", (path / "ads.parquet").read_bytes()
     opened = Dataset(path)
@@ -65,9 +61,7 @@ def test_a_dataset_is_unchanged_until_a_table_that_it_had_is_another(
         open_unchanged(path, opened.fingerprint, "since then")
 
 
-def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(
-    dataset_path: Path, tmp_path: Path
-) -> None:
+def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(dataset_path, tmp_path):
     path = Path(shutil.copytree(dataset_path, tmp_path / "copied"))
     (path / "ads.parquet").rename(path / "whole.parquet")
     (path / "ads.parquet").mkdir()
@@ -77,9 +71,7 @@ def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(
     assert Dataset(path).fingerprint == known
 
 
-def test_the_same_rows_give_the_same_bytes_however_they_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_rows_give_the_same_bytes_however_they_come(tmp_path, monkeypatch):
     """Also where texts are too many for one array: then row groups are cut by their bytes."""
     monkeypatch.setattr(store, "ROWS_PER_GROUP", 100)
     monkeypatch.setattr(store, "BYTES_PER_GROUP", 4000)
@@ -94,9 +86,7 @@ def test_the_same_rows_give_the_same_bytes_however_they_come(
     assert 10 < footer.num_row_groups < 100
 
 
-def test_a_failed_write_has_ended_the_thread_that_reads_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_has_ended_the_thread_that_reads_ahead(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -4,7 +4,6 @@ import pickle
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,7 +31,7 @@ for file in sys.argv[1:]:
 """
 
 
-def test_types_are_refused_where_ray_has_registered_them(tmp_path: Path) -> None:
+def test_types_are_refused_where_ray_has_registered_them(tmp_path):
     tables = {nested: table_with_code(tmp_path / "run", nested) for nested in NESTED}
     broken = {**CODE_TYPE, b"ARROW:extension:name": b"ray.data.arrow_tensor_v2"}
     broken[b"ARROW:extension:metadata"] = pickle.dumps(RunsCode(tmp_path / "run"))
@@ -49,14 +48,14 @@ def test_types_are_refused_where_ray_has_registered_them(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_columns_of_plain_types_are_read(tmp_path: Path) -> None:
+def test_columns_of_plain_types_are_read(tmp_path):
     uuids = pa.array([b"0123456789abcdef"], pa.uuid())
     table = pa.table({"id": uuids, "more": pa.array(["{}"], pa.json_())})
     pq.write_table(table, tmp_path / "q.parquet")
     assert open_parquet(tmp_path / "q.parquet").read().equals(table)
 
 
-def test_no_bit_of_a_dataset_flips_without_a_word(tmp_path: Path) -> None:
+def test_no_bit_of_a_dataset_flips_without_a_word(tmp_path):
     ads = pa.table({"ad_id": range(100), "text": [f"ad {n * n}" for n in range(100)]})
     dataset = write_dataset(tmp_path / "dataset", {"ads": ads}, name="made")
     (file,) = dataset.files("ads")
@@ -70,9 +69,7 @@ def test_no_bit_of_a_dataset_flips_without_a_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("long", ["in a dictionary", "plain"])
-def test_a_small_file_of_long_texts_is_read_in_small_batches(
-    long: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_of_long_texts_is_read_in_small_batches(long, tmp_path, monkeypatch):
     texts = ["a", None, "x" * 9_000, *["b"] * 1500, *["y" * 7_000] * 1500]
     table = pa.table({"ad": texts, "number": range(len(texts)), "query.text": texts})
     is_coded = long == "in a dictionary"
@@ -90,9 +87,7 @@ def test_a_small_file_of_long_texts_is_read_in_small_batches(
 
 
 @pytest.mark.parametrize("entry", [7, "x" * 50])
-def test_a_small_file_of_long_lists_is_read_in_small_batches(
-    entry: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_of_long_lists_is_read_in_small_batches(entry, tmp_path, monkeypatch):
     table = pa.table({"n": range(2_000), "lists": [[entry] * 300] * 2_000, "lists.n": [1] * 2_000})
     pq.write_table(table, tmp_path / "q.parquet")
     limit = 1 << 20
@@ -102,9 +97,7 @@ def test_a_small_file_of_long_lists_is_read_in_small_batches(
     assert limit / 2 < max(batch.nbytes for batch in batches) < 1.2 * limit
 
 
-def test_tables_of_a_dataset_that_would_take_gigabytes_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_of_a_dataset_that_would_take_gigabytes_are_refused(tmp_path, monkeypatch):
     """Rows may stand for far more than they take on disk: a text, or an id, is there once."""
     ids, texts = range(1_000), ["x" * 5_000] * 1_000
     tables = {
@@ -130,7 +123,7 @@ def test_tables_of_a_dataset_that_would_take_gigabytes_are_refused(
 
 
 @pytest.mark.parametrize("nested", NESTED)
-def test_no_table_of_a_dataset_may_hold_code(nested: str, tmp_path: Path) -> None:
+def test_no_table_of_a_dataset_may_hold_code(nested, tmp_path):
     ads = pa.table({"ad_id": [0], "text": ["an ad"]})
     dataset = write_dataset(tmp_path / "dataset", {"ads": ads}, name="made")
     code = table_with_code(tmp_path / "run", nested)

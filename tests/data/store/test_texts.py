@@ -28,7 +28,7 @@ def _words(text: str) -> str:
         ("red heron", "\ufeffred\u2060 her\u00adon\u200b"),  # of no width
     ],
 )
-def test_spellings_of_one_text_fold_alike(text: str, other: str):
+def test_spellings_of_one_text_fold_alike(text, other):
     first, second = fold(pa.array([text, other])).to_pylist()
     assert first == second
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +15,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     os.umask(before)
 
 
-def test_files_and_folders_have_the_permissions_that_the_umask_says(
-    umask: int, tmp_path: Path
-) -> None:
+def test_files_and_folders_have_the_permissions_that_the_umask_says(umask, tmp_path):
     with whole_file(tmp_path / "file") as aside:
         aside.write_text("whole")
     with new_folder(tmp_path / "folder") as aside:
@@ -28,9 +25,7 @@ def test_files_and_folders_have_the_permissions_that_the_umask_says(
     assert modes == {"file": files, "folder": folders, "within": files}
 
 
-def test_what_a_killed_process_left_of_a_folder_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_killed_process_left_of_a_folder_is_told(tmp_path, caplog):
     left = tmp_path / ".folder [1]-0123abcd"
     left.mkdir()
     (tmp_path / ".folder [1]-lock").mkdir()
@@ -40,7 +35,7 @@ def test_what_a_killed_process_left_of_a_folder_is_told(
     assert said.startswith(f"{left}: left by a killed process")
 
 
-def test_what_a_killed_process_left_goes_first(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_goes_first(tmp_path):
     (tmp_path / "aside" / "deep").mkdir(parents=True)
     (tmp_path / "aside" / "deep" / "half").write_text("hal")
     with pytest.raises(ValueError, match="fails"), scratch_folder(tmp_path / "aside") as aside:

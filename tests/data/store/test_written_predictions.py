@@ -16,7 +16,7 @@ from ramen_ray.data.store.predictions import Known, write_predictions
 
 @settings(max_examples=8)
 @given(st.integers(0, 999), st.integers(1, 20))
-def test_predictions_are_written_as_people_read_them(seed: int, k: int):
+def test_predictions_are_written_as_people_read_them(seed, k):
     draw = np.random.default_rng(seed)
     with TemporaryDirectory() as folder:
         dataset = random_dataset(Path(folder) / "dataset", seed, 12)
@@ -63,7 +63,7 @@ def _known(num_queries: int, num_ads: int, draw: np.random.Generator) -> Known:
     )
 
 
-def test_predictions_that_fail_leave_the_file_as_it_was(dataset_path: Path, tmp_path: Path):
+def test_predictions_that_fail_leave_the_file_as_it_was(dataset_path, tmp_path):
     file = tmp_path / "predictions.parquet"
     file.write_text("of an earlier run")
     too_few = np.zeros((3, 1), dtype=np.int64), np.zeros((3, 1), dtype=np.float32)

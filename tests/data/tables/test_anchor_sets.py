@@ -41,7 +41,7 @@ def _content(path: Path) -> dict[str, bytes]:
     return {table: Dataset(path).files(table)[0].read_bytes() for table in Dataset(path).tables}
 
 
-def test_a_set_is_added_and_nothing_else_changes(path: Path) -> None:
+def test_a_set_is_added_and_nothing_else_changes(path):
     before = _content(path)
     counts = _add(path, "more")
     dataset = Dataset(path)
@@ -70,14 +70,14 @@ def test_a_set_is_added_and_nothing_else_changes(path: Path) -> None:
         ("a/b", "letters, digits"),
     ],
 )
-def test_what_cannot_be_added_changes_nothing(path: Path, name: str, message: str) -> None:
+def test_what_cannot_be_added_changes_nothing(path, name, message):
     before = _content(path)
     with pytest.raises(DatasetError, match=message):
         _add(path, name)
     assert _content(path) == before
 
 
-def test_a_set_is_replaced_whole(path: Path) -> None:
+def test_a_set_is_replaced_whole(path):
     _add(path, "links", ["query"], replace=True)
     dataset = Dataset(path)
     assert dataset.num_rows("anchors/links") == 2
@@ -88,9 +88,7 @@ def test_a_set_is_replaced_whole(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["more", "links"])
 @pytest.mark.parametrize("call", [1, 2, 3])
-def test_an_interruption_leaves_a_sound_dataset(
-    path: Path, name: str, call: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_leaves_a_sound_dataset(path, name, call, monkeypatch):
     calls = []
     rename = Path.rename
 
@@ -113,9 +111,7 @@ def test_an_interruption_leaves_a_sound_dataset(
 
 
 @pytest.mark.parametrize("replaced", [[], ["links"]])
-def test_jobs_that_run_at_once_keep_each_others_sets(
-    path: Path, replaced: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_that_run_at_once_keep_each_others_sets(path, replaced, monkeypatch):
     others = ["first", "second", *replaced]
     write = edges.write_edge_list
 
@@ -140,7 +136,7 @@ def test_jobs_that_run_at_once_keep_each_others_sets(
     assert errors_in(Dataset(path)) == []
 
 
-def test_hidden_leftovers_are_not_tables(path: Path) -> None:
+def test_hidden_leftovers_are_not_tables(path):
     tables = Dataset(path).tables
     shutil.copytree(path / "anchors", path / ".more-x1" / "anchors")
     assert Dataset(path).tables == tables
@@ -149,7 +145,7 @@ def test_hidden_leftovers_are_not_tables(path: Path) -> None:
     assert set(counted) == {*tables, "anchors/more", "edges/more/ad", "edges/more/query"}
 
 
-def test_edges_are_not_added_to_other_nodes_than_they_were_made_for(path: Path) -> None:
+def test_edges_are_not_added_to_other_nodes_than_they_were_made_for(path):
     dataset = Dataset(path)
     before = dataset.tables
     with folder_beside(dataset, "more") as aside:
@@ -160,7 +156,7 @@ def test_edges_are_not_added_to_other_nodes_than_they_were_made_for(path: Path) 
     assert Dataset(path).tables == before
 
 
-def test_what_others_wrote_meanwhile_is_not_deleted(path: Path) -> None:
+def test_what_others_wrote_meanwhile_is_not_deleted(path):
     dataset = Dataset(path)
     with folder_beside(dataset, "more") as aside:
         theirs = path / "edges" / "more" / "query.parquet"
@@ -171,7 +167,7 @@ def test_what_others_wrote_meanwhile_is_not_deleted(path: Path) -> None:
     assert theirs.read_bytes() == b"the only copy"
 
 
-def test_how_a_set_was_made_names_no_password() -> None:
+def test_how_a_set_was_made_names_no_password():
     edge_list = EdgeList("s3://me:secret@bucket/edges.csv", columns=EdgeColumns(edges_query="q"))
     made = anchor_sets.made_by("edges", edge_list)
     assert made["settings"]["query_edges"] == "s3://me:***@bucket/edges.csv"

@@ -10,7 +10,7 @@ from ramen_ray.data.tables.reading.cells import as_numbers, as_seconds
 from ramen_ray.data.tables.reading.lines import decoded
 
 
-def test_numbers_and_what_is_not_a_number() -> None:
+def test_numbers_and_what_is_not_a_number():
     texts = [" 1.5", "-2", "1e3", ".5", "x", "", None, "nan", "inf", "1,5", "0x1"]
     numbers, bad = as_numbers(pa.chunked_array([texts]))
     assert numbers[:4].tolist() == [1.5, -2.0, 1000.0, 0.5]
@@ -44,14 +44,14 @@ TIMES: dict[str, tuple[pa.Array, float]] = {
 
 
 @pytest.mark.parametrize("case", TIMES)
-def test_times_in_all_their_forms(case: str) -> None:
+def test_times_in_all_their_forms(case):
     column, expected = TIMES[case]
     seconds, bad = as_seconds(pa.chunked_array([column]))
     assert seconds.tolist() == pytest.approx([expected], abs=1e-6)
     assert not bad.any()
 
 
-def test_what_is_not_a_time() -> None:
+def test_what_is_not_a_time():
     _, bad = as_seconds(pa.chunked_array([["2026-03-01", "2026-13-01", "noon", None]]))
     assert bad.tolist() == [False, True, True, True]
 
@@ -78,7 +78,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("text", WESTERN)
-def test_windows_1252_is_read_as_itself(text: str) -> None:
+def test_windows_1252_is_read_as_itself(text):
     found = decoded(f"a\n{text}\nb\n".encode("cp1252"))
     assert found.data.decode() == f"a\n{text}\nb\n"
     assert found.damaged_lines == [1]
@@ -88,11 +88,11 @@ def test_windows_1252_is_read_as_itself(text: str) -> None:
 @pytest.mark.parametrize(
     ("encoding", "text"), [(encoding, text) for encoding, texts in OTHERS for text in texts]
 )
-def test_other_encodings_are_told_from_windows_1252(encoding: str, text: str) -> None:
+def test_other_encodings_are_told_from_windows_1252(encoding, text):
     assert not decoded(f"shoes\n{text}\n".encode(encoding)).are_windows_1252
 
 
-def test_only_bytes_that_are_not_utf8_are_read_in_another_way() -> None:
+def test_only_bytes_that_are_not_utf8_are_read_in_another_way():
     line = "日本 привет café ".encode() + "café “x”".encode("cp1252")
     found = decoded(line + b"\n" + "éé".encode())
     assert found.data.decode() == "日本 привет café café “x”\néé"
@@ -104,14 +104,14 @@ def test_only_bytes_that_are_not_utf8_are_read_in_another_way() -> None:
         assert cut.are_windows_1252
 
 
-def test_bytes_that_windows_1252_lacks_are_refused() -> None:
+def test_bytes_that_windows_1252_lacks_are_refused():
     found = decoded(b"one \x81 byte")
     assert found.data.decode() == "one \x81 byte"
     assert not found.are_windows_1252
 
 
 @given(st.lists(st.binary(max_size=9), max_size=9))
-def test_any_bytes_become_utf8_line_by_line(lines: list[bytes]) -> None:
+def test_any_bytes_become_utf8_line_by_line(lines):
     content = b"\n".join(lines)
     found = decoded(content)
     assert found.data.decode().count("\n") == content.count(b"\n")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import errors_in, query_table, text_table
+from support import errors_in, query_table, text_table, write_frame
 
 from ramen_ray.data.engine import engine, stream
 from ramen_ray.data.store import dataset as store
@@ -72,17 +72,6 @@ def path_with_ids(path: Path, tmp_path: Path) -> Path:
     return write_dataset(tmp_path / "shop_with_ids", tables, name="shop").path
 
 
-def _write(frame: pd.DataFrame, file: Path) -> str:
-    match file.suffix:
-        case ".csv":
-            frame.to_csv(file, index=False)
-        case ".jsonl":
-            frame.to_json(file, orient="records", lines=True)
-        case ".parquet":
-            frame.to_parquet(file)
-    return str(file)
-
-
 def _edges(path: Path, side: str, name: str = "mine") -> dict[tuple[int, str], float]:
     dataset = Dataset(path)
     assert errors_in(dataset) == []
@@ -100,8 +89,8 @@ def _add(path: Path, **given: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_every_format_gives_the_edges(suffix: str, path: Path, tmp_path: Path) -> None:
-    source = _write(LINKS, tmp_path / f"links{suffix}")
+def test_every_format_gives_the_edges(suffix, path, tmp_path):
+    source = write_frame(LINKS, tmp_path / f"links{suffix}")
     counts = _add(path, query_edges=source, edges_weight="weight")
     assert _edges(path, "query") == QUERY_EDGES
     assert counts["repeated query edges merged"] == 2
@@ -117,12 +106,8 @@ EDGE_ROWS = st.lists(
 @settings(max_examples=7, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=EDGE_ROWS, rows_per_batch=st.integers(1, 40), listed=st.booleans())
 def test_edges_in_batches_are_those_of_a_plain_loop(
-    rows: list[tuple[str, str, int]],
-    rows_per_batch: int,
-    listed: bool,
-    path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+    rows, rows_per_batch, listed, path, tmp_path_factory
+):
     folder = tmp_path_factory.mktemp("edges")
     expected: dict[tuple[int, str], float] = defaultdict(float)
     for query, anchor, weight in rows:
@@ -146,7 +131,7 @@ def test_edges_in_batches_are_those_of_a_plain_loop(
             replace=True,
             query_edges=str(folder / "links.parquet"),
             edges_weight="weight",
-            anchors=_write(anchors, folder / "anchors.csv") if listed else None,
+            anchors=write_frame(anchors, folder / "anchors.csv") if listed else None,
         )
     assert _edges(path, "query") == expected
     used = list(dict.fromkeys(anchor for _, anchor, _ in rows))
@@ -189,7 +174,7 @@ def _write_edges(
         write_edge_list(connection, dataset, edge_list, tables, "mine", writer)
 
 
-def test_any_number_of_threads_writes_the_same_bytes(path: Path, tmp_path: Path) -> None:
+def test_any_number_of_threads_writes_the_same_bytes(path, tmp_path):
     edge_list, written = _many_edges(tmp_path), []
     for threads in (1, 4):
         folder = tmp_path / f"by_{threads}"
@@ -201,7 +186,7 @@ def test_any_number_of_threads_writes_the_same_bytes(path: Path, tmp_path: Path)
     assert written[0] == written[1]
 
 
-def test_a_long_table_of_edges_needs_little_memory(path: Path, tmp_path: Path) -> None:
+def test_a_long_table_of_edges_needs_little_memory(path, tmp_path):
     rows = pa.table({"query": TRAIN[:2] * 400_000, "anchor": [f"an anchor {'x' * 90}"] * 800_000})
     pq.write_table(rows, tmp_path / "links.parquet")
     edge_list = EdgeList(query_edges=str(tmp_path / "links.parquet"), protocol="as-published")
@@ -210,9 +195,9 @@ def test_a_long_table_of_edges_needs_little_memory(path: Path, tmp_path: Path) -
     assert weights.to_pylist() == [400_000.0] * 3
 
 
-def test_the_users_ids_take_precedence(path_with_ids: Path, tmp_path: Path) -> None:
+def test_the_users_ids_take_precedence(path_with_ids, tmp_path):
     links = pd.DataFrame({"q": ["7", "red shoes"], "to": ["numbers", "footwear"]})
-    source = _write(links, tmp_path / "links.csv")
+    source = write_frame(links, tmp_path / "links.csv")
     _add(path_with_ids, query_edges=source, edges_query="q", edges_anchor="to")
     assert _edges(path_with_ids, "query") == {
         (0, "numbers"): 1.0,
@@ -221,22 +206,22 @@ def test_the_users_ids_take_precedence(path_with_ids: Path, tmp_path: Path) -> N
     }
 
 
-def test_anchors_by_id_and_both_sides(path: Path, tmp_path: Path) -> None:
+def test_anchors_by_id_and_both_sides(path, tmp_path):
     anchors = pd.DataFrame({"anchor_id": [30, 10, 20], "text": ["wool", "felt", "unused"]})
     queries = pd.DataFrame({"query": ["blue hat"], "anchor": [10]})
     ads = pd.DataFrame({"ad_id": [1, 0, 1], "anchor": [30, 30, 10]})
     _add(
         path,
-        anchors=_write(anchors, tmp_path / "anchors.parquet"),
-        query_edges=_write(queries, tmp_path / "queries.jsonl"),
-        ad_edges=_write(ads, tmp_path / "ads.parquet"),
+        anchors=write_frame(anchors, tmp_path / "anchors.parquet"),
+        query_edges=write_frame(queries, tmp_path / "queries.jsonl"),
+        ad_edges=write_frame(ads, tmp_path / "ads.parquet"),
     )
     assert _edges(path, "query") == {(1, "felt"): 1.0}
     # "0" is the text of ad 2
     assert _edges(path, "ad") == {(1, "wool"): 1.0, (2, "wool"): 1.0, (1, "felt"): 1.0}
 
 
-def test_anchors_may_be_listed_by_their_texts(path: Path, tmp_path: Path) -> None:
+def test_anchors_may_be_listed_by_their_texts(path, tmp_path):
     anchors, links = tmp_path / "anchors.csv", tmp_path / "links.csv"
     links.write_text("query,anchor\nblue hat,wool\nblue hat,felt\n")
     found = {"query_edges": str(links), "anchors": str(anchors), "anchor_id": "text"}
@@ -248,22 +233,20 @@ def test_anchors_may_be_listed_by_their_texts(path: Path, tmp_path: Path) -> Non
     assert _edges(path, "query") == {(1, "felt"): 1.0, (1, "wool"): 1.0}
 
 
-def test_an_anchor_that_its_table_lists_may_be_called_na(path: Path, tmp_path: Path) -> None:
+def test_an_anchor_that_its_table_lists_may_be_called_na(path, tmp_path):
     rows = pd.DataFrame({"query": TRAIN * 2, "anchor": "NA"})
-    source = _write(rows, tmp_path / "links.csv")
+    source = write_frame(rows, tmp_path / "links.csv")
     with pytest.raises(DatasetError, match="8 cells are words for nothing: 'NA'"):
         _add(path, query_edges=source)
     for name, message in (("NULL", "8 rows name anchors that the table"), ("NA", None)):
         listed = pd.DataFrame({"anchor_id": [name], "text": ["missing values"]})
-        anchors = _write(listed, tmp_path / "anchors.csv")
+        anchors = write_frame(listed, tmp_path / "anchors.csv")
         with pytest.raises(DatasetError, match=message) if message else nullcontext():
             _add(path, query_edges=source, anchors=anchors)
     assert {anchor for _, anchor in _edges(path, "query")} == {"missing values"}
 
 
-def test_all_errors_are_reported_together_or_their_rows_left_out(
-    path: Path, tmp_path: Path
-) -> None:
+def test_all_errors_are_reported_together_or_their_rows_left_out(path, tmp_path):
     query_edges, ad_edges = tmp_path / "queries.csv", tmp_path / "ads.csv"
     query_edges.write_text(
         "query,anchor,w\n"
@@ -322,42 +305,42 @@ def test_all_errors_are_reported_together_or_their_rows_left_out(
 CORRECT = "correct them, or leave these rows out with --skip-bad-rows"
 
 
-def test_held_out_queries_bring_no_edges(path: Path, tmp_path: Path) -> None:
+def test_held_out_queries_bring_no_edges(path, tmp_path):
     links = LINKS.assign(query=["red shoes", "silk tie", " Silk ", "SILK  tie", "7", "blue hat"])
-    counts = _add(path, query_edges=_write(links, tmp_path / "links.csv"))
+    counts = _add(path, query_edges=write_frame(links, tmp_path / "links.csv"))
     assert counts["query edges of validation and test queries"] == 3
     assert {node for node, _ in _edges(path, "query")} == {0, 1, 2, 3}
 
 
 def test_the_id_of_a_held_out_query_takes_precedence_over_the_text_of_a_train_query(
-    path_with_ids: Path, tmp_path: Path
-) -> None:
+    path_with_ids, tmp_path
+):
     links = pd.DataFrame({"query": ["blue hat", "8"], "anchor": ["of the test query", "mine"]})
-    counts = _add(path_with_ids, query_edges=_write(links, tmp_path / "links.csv"))
+    counts = _add(path_with_ids, query_edges=write_frame(links, tmp_path / "links.csv"))
     assert _edges(path_with_ids, "query") == {(1, "mine"): 1.0}
     assert counts["query edges of validation and test queries"] == 1
 
 
-def test_no_edges_are_an_error(path: Path, tmp_path: Path) -> None:
+def test_no_edges_are_an_error(path, tmp_path):
     with pytest.raises(DatasetError, match="give query_edges"):
         _add(path)
-    source = _write(LINKS.assign(query="none"), tmp_path / "links.csv")
+    source = write_frame(LINKS.assign(query="none"), tmp_path / "links.csv")
     with pytest.raises(DatasetError, match=r"links.csv has no rows that can be used"):
         _add(path, query_edges=source, skip_bad_rows=True)
-    held_out = _write(LINKS.assign(query="silk"), tmp_path / "held_out.csv")
+    held_out = write_frame(LINKS.assign(query="silk"), tmp_path / "held_out.csv")
     with pytest.raises(DatasetError, match="no edges: 6 query edges of validation and test quer"):
         _add(path, query_edges=held_out)
     broken = tmp_path / "broken.csv"
     broken.write_text("query,anchor\nred shoes\n")
     with pytest.raises(DatasetError, match="row 2: 1 lines have 1 cells instead of 2"):
         _add(path, query_edges=str(broken))
-    header_only = _write(LINKS[:0], tmp_path / "empty.csv")
+    header_only = write_frame(LINKS[:0], tmp_path / "empty.csv")
     with pytest.raises(DatasetError, match=r"empty.csv has no rows that can be used"):
         _add(path, query_edges=header_only)
     with pytest.raises(DatasetError, match="6 rows name anchors that the table"):
         _add(
             path,
-            query_edges=_write(LINKS, tmp_path / "links.csv"),
+            query_edges=write_frame(LINKS, tmp_path / "links.csv"),
             anchors=header_only,
             anchor_id="query",
             anchor_text="anchor",
@@ -367,7 +350,7 @@ def test_no_edges_are_an_error(path: Path, tmp_path: Path) -> None:
         _add(path, query_edges=source)
 
 
-def test_names_that_the_import_merged_or_left_out(path_with_ids: Path, tmp_path: Path) -> None:
+def test_names_that_the_import_merged_or_left_out(path_with_ids, tmp_path):
     aliases = {
         "query": {"m7": "7", "m of test": "blue hat", "gone": None, "red shoes": "8"},
         "ad": {"mx": "x", "gone": None},
@@ -380,8 +363,8 @@ def test_names_that_the_import_merged_or_left_out(path_with_ids: Path, tmp_path:
     ads = pd.DataFrame({"ad_id": ["mx", "gone", "y"]})
     counts = _add(
         path_with_ids,
-        query_edges=_write(queries.assign(anchor="felt"), tmp_path / "queries.csv"),
-        ad_edges=_write(ads.assign(anchor="felt"), tmp_path / "ads.csv"),
+        query_edges=write_frame(queries.assign(anchor="felt"), tmp_path / "queries.csv"),
+        ad_edges=write_frame(ads.assign(anchor="felt"), tmp_path / "ads.csv"),
     )
     assert _edges(path_with_ids, "query") == {(0, "felt"): 2.0, (1, "felt"): 1.0}
     assert _edges(path_with_ids, "ad") == {(0, "felt"): 1.0, (1, "felt"): 1.0}
@@ -393,14 +376,12 @@ def test_names_that_the_import_merged_or_left_out(path_with_ids: Path, tmp_path:
 
 
 @pytest.mark.parametrize("by_text", [True, False])
-def test_texts_are_normalized_if_those_of_the_dataset_were(
-    by_text: bool, path: Path, tmp_path: Path
-) -> None:
+def test_texts_are_normalized_if_those_of_the_dataset_were(by_text, path, tmp_path):
     dataset = Dataset(path)
     imported = {"normalize_texts": True, "queries": None if by_text else "queries.csv"}
     write_metadata(path, {**dataset.metadata, "imported": imported})
     links = pd.DataFrame({"query": ["blue \u00a0 hat", "ｂlue hat"], "anchor": ["felt", "felt"]})
-    source = _write(links, tmp_path / "links.csv")
+    source = write_frame(links, tmp_path / "links.csv")
     if by_text:
         _add(path, query_edges=source)
         assert _edges(path, "query") == {(1, "felt"): 2.0}

@@ -95,14 +95,8 @@ def _contents(dataset: Dataset) -> tuple[Any, Any]:
     own_table=st.booleans(),
 )
 def test_given_splits_and_filters_are_imported_as_plain_loops_would(
-    tmp_path_factory: pytest.TempPathFactory,
-    splits: list[str],
-    clicks: list[tuple[int, int]],
-    filters: list[tuple[int, int]],
-    fewest: int,
-    drop_own: bool,
-    own_table: bool,
-) -> None:
+    tmp_path_factory, splits, clicks, filters, fewest, drop_own, own_table
+):
     splits[1] = "validation"  # else some would be drawn
     shop = Shop(dict(zip(GROUPS, splits, strict=True)), clicks, filters)
     folder = tmp_path_factory.mktemp("shop")
@@ -127,7 +121,7 @@ SHOP = Shop(
 )
 
 
-def test_without_a_given_validation_split_train_queries_are_held_out(tmp_path: Path) -> None:
+def test_without_a_given_validation_split_train_queries_are_held_out(tmp_path):
     queries = [f"query {n}" for n in range(300)]
     rows = ((query, f"ad {n % 7}") for n, query in enumerate(queries))
     clicks = write_rows(tmp_path / "clicks.csv", "query ad", rows)
@@ -185,7 +179,7 @@ BAD_ROWS: dict[str, tuple[str, str, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", BAD_ROWS)
-def test_bad_rows_are_refused_or_left_out(case: str, tmp_path: Path) -> None:
+def test_bad_rows_are_refused_or_left_out(case, tmp_path):
     file, rows, fragments = BAD_ROWS[case]
     tables = SHOP.write(tmp_path, own_table=True)
     with (tmp_path / file).open("a") as table:

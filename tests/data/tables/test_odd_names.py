@@ -45,7 +45,7 @@ def _shop(folder: Path, name: Callable[[int], str] = str) -> Dataset:
 
 
 @SPELLINGS
-def test_an_import_says_that_ids_are_known_in_another_spelling(case: str, tmp_path: Path) -> None:
+def test_an_import_says_that_ids_are_known_in_another_spelling(case, tmp_path):
     listed, clicked = OTHER_SPELLINGS[case]
     ads = write_rows(tmp_path / "ads.csv", "ad_id text", ((listed(n), f"ad {n}") for n in range(6)))
     rows = [*((f"query {n}", clicked(n % 6)) for n in NUMBERS), ("query", "none")]
@@ -57,7 +57,7 @@ def test_an_import_says_that_ids_are_known_in_another_spelling(case: str, tmp_pa
 
 
 @SPELLINGS
-def test_edges_say_that_names_are_known_in_another_spelling(case: str, tmp_path: Path) -> None:
+def test_edges_say_that_names_are_known_in_another_spelling(case, tmp_path):
     listed, named = OTHER_SPELLINGS[case]
     shop = _shop(tmp_path, listed)
     anchors = write_rows(
@@ -74,7 +74,7 @@ def test_edges_say_that_names_are_known_in_another_spelling(case: str, tmp_path:
 
 
 @SPELLINGS
-def test_sessions_count_names_in_another_spelling(case: str, tmp_path: Path) -> None:
+def test_sessions_count_names_in_another_spelling(case, tmp_path):
     listed, named = OTHER_SPELLINGS[case]
     shop = _shop(tmp_path, listed)
     rows = [(n // 3, 1_775_000_000 + n, f"query {n}", named(n % 6).strip()) for n in NUMBERS]
@@ -88,9 +88,7 @@ def test_sessions_count_names_in_another_spelling(case: str, tmp_path: Path) -> 
 
 @SPELLINGS
 @pytest.mark.parametrize("given", ["remove", "sync", "ads"])
-def test_an_index_is_not_changed_by_ids_in_another_spelling(
-    given: str, case: str, tmp_path: Path
-) -> None:
+def test_an_index_is_not_changed_by_ids_in_another_spelling(given, case, tmp_path):
     known, named = OTHER_SPELLINGS[case]
     ads = pa.table({"ad_id": [known(n) for n in range(6)], "text": [f"ad {n}" for n in range(6)]})
     table = write_rows(
@@ -106,7 +104,7 @@ def test_an_index_is_not_changed_by_ids_in_another_spelling(
     assert read_changes(NewAds(**{given: few}), ads).num_unknown == (3 if given == "remove" else 0)
 
 
-def test_an_index_has_no_ads_of_words_for_nothing(tmp_path: Path) -> None:
+def test_an_index_has_no_ads_of_words_for_nothing(tmp_path):
     known = pa.table({"ad_id": ["1"], "text": ["one"]})
     rows = [("NULL", "a"), ("8", "NULL"), ("9", r"\N"), ("10", "None"), ("11", "N/A"), ("12", "b")]
     ads = write_rows(tmp_path / "ads.csv", "ad_id text", rows)
@@ -119,7 +117,7 @@ def test_an_index_has_no_ads_of_words_for_nothing(tmp_path: Path) -> None:
 ROUNDED = "cells are numbers in scientific notation, which have lost digits"
 
 
-def test_names_of_edges_that_lost_digits_are_refused(tmp_path: Path) -> None:
+def test_names_of_edges_that_lost_digits_are_refused(tmp_path):
     shop = _shop(tmp_path)
     rows = [(f"1.{n}E+18", f"2.{n}E+18") for n in range(9)]
     links = write_rows(tmp_path / "links.csv", "query anchor", rows)
@@ -139,7 +137,7 @@ def _by_text(folder: Path) -> Dataset:
     return import_in_process(UserTables(clicks), folder / "shop")[0]
 
 
-def test_a_text_of_digits_is_no_number_among_texts(tmp_path: Path) -> None:
+def test_a_text_of_digits_is_no_number_among_texts(tmp_path):
     """A dataset without ids takes numbers from tables that have nothing else."""
     shop = _by_text(tmp_path)
     train = shop.read("queries/train")["text"].to_pylist()
@@ -156,7 +154,7 @@ def test_a_text_of_digits_is_no_number_among_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("type", [pa.float16(), pa.float32(), pa.float64()])
-def test_ids_that_are_no_numbers_are_empty(type: pa.DataType, tmp_path: Path) -> None:
+def test_ids_that_are_no_numbers_are_empty(type, tmp_path):
     ads = write_rows(tmp_path / "ads.csv", "ad_id text", ((n, f"ad {n}") for n in range(6)))
     ids = np.array([*(n % 6 for n in NUMBERS), np.nan], type.to_pandas_dtype())
     queries = [*(f"query {n}" for n in NUMBERS), "last"]
@@ -165,7 +163,7 @@ def test_ids_that_are_no_numbers_are_empty(type: pa.DataType, tmp_path: Path) ->
         import_in_process(UserTables(str(tmp_path / "c.parquet"), ads=ads), tmp_path / "out")
 
 
-def test_words_for_nothing_are_left_out_of_joined_texts(tmp_path: Path) -> None:
+def test_words_for_nothing_are_left_out_of_joined_texts(tmp_path):
     words = ["NULL", r"\N", "cheap", "", "N/A", "none left"]
     ads = write_rows(
         tmp_path / "ads.csv",

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import import_in_process, write_rows
+from support import import_in_process, write_frame, write_rows
 from written_out import clicked_pairs
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -29,12 +29,14 @@ LINES = "".join(f"{query},{ad}\n" for query, ad in CLICKS)
 
 
 def _import(
-    folder: Path, name: str, content: bytes | str | pa.Table, **changes: Any
+    folder: Path, name: str, content: bytes | str | pa.Table | pd.DataFrame, **changes: Any
 ) -> tuple[Dataset, str]:
     """Import a table of clicks; returns also the findings, a line each."""
     file = folder / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(content, pa.Table):
+    if isinstance(content, pd.DataFrame):
+        write_frame(content, file)
+    elif isinstance(content, pa.Table):
         pq.write_table(content, file)
     else:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -42,7 +44,7 @@ def _import(
     return dataset, "\n".join(map(str, findings))
 
 
-def test_quotes_of_tsv_are_letters(tmp_path: Path) -> None:
+def test_quotes_of_tsv_are_letters(tmp_path):
     odd = [('"Cold Play', "band"), ('"nike shoes"', "shoe"), ('5" nails', '6" nails')]
     start = "query\tad\n" + LINES.replace(",", "\t")
     rows = "".join(f"{query}\t{ad}\n" for query, ad in odd)
@@ -56,7 +58,7 @@ def test_quotes_of_tsv_are_letters(tmp_path: Path) -> None:
         _import(tmp_path / "3", "b.tsv", start + '"a\tb"\tc\n')
 
 
-def test_records_are_told_apart_wherever_quotes_are_wrong(tmp_path: Path) -> None:
+def test_records_are_told_apart_wherever_quotes_are_wrong(tmp_path):
     """A broken line costs itself alone, and lines are those of an editor."""
     bad = '"say \\"hi\\" now",x\n', '"open,x\n', '"a"b,x\n', '"""",x\n', 'in"ner,"two\nlines"\n'
     content = (
@@ -78,8 +80,8 @@ def test_records_are_told_apart_wherever_quotes_are_wrong(tmp_path: Path) -> Non
     ("opens", "closes"), [('"open,x,ad 1', 'closed",x,ad 1'), ('q,"open,ad 1', 'q,closed",ad 1')]
 )
 def test_rows_between_two_quotes_that_are_no_pair_are_refused(
-    opens: str, closes: str, block_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    opens, closes, block_size, tmp_path, monkeypatch
+):
     """By the rules of CSV they are a cell, also of a column that is not read; so are long texts."""
     monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
     colours = "\n(1,2,3)" * 9
@@ -93,7 +95,7 @@ def test_rows_between_two_quotes_that_are_no_pair_are_refused(
     assert clicked_pairs(dataset) == {*CLICKS, (poem, "ad 1"), (f"a{colours}", "ad 1")}
 
 
-def test_repeated_ids_with_other_texts_are_an_error_if_many(tmp_path: Path) -> None:
+def test_repeated_ids_with_other_texts_are_an_error_if_many(tmp_path):
     ads = "".join(f"{n // 10},text {n}\n" for n in range(70))
     (tmp_path / "ads.csv").write_text("ad_id,text\n" + ads)
     rows = "".join(f"query {n},{n % 7}\n" for n in range(300))
@@ -114,26 +116,23 @@ UNITS: dict[str, Callable[[int], object]] = {
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("unit", UNITS)
-def test_times_in_other_units_are_refused_with_the_unit(
-    unit: str, kind: str, tmp_path: Path
-) -> None:
+def test_times_in_other_units_are_refused_with_the_unit(unit, kind, tmp_path):
     frame = pd.DataFrame(CLICKS, columns=["query", "ad"])
     frame["t"] = [UNITS[unit](n // 10) for n in range(300)]
-    table = frame.to_csv(index=False) if kind == "csv" else pa.Table.from_pandas(frame)
     splits = Splits(validation_from="2026-04-20", test_from="2026-04-25")
     columns = Columns(clicks_time="t")
     with pytest.raises(DatasetError) as error:
-        _import(tmp_path, f"a.{kind}", table, columns=columns, splits=splits)
+        _import(tmp_path, f"a.{kind}", frame, columns=columns, splits=splits)
     assert "300 cells are outside the years 1990 to 2100" in str(error.value)
     assert f"they fit as {unit}: set --columns.clicks-time-unit {unit}" in str(error.value)
     columns = replace(columns, clicks_time_unit=unit)
-    dataset, found = _import(tmp_path, f"a.{kind}", table, columns=columns, splits=splits)
+    dataset, found = _import(tmp_path, f"a.{kind}", frame, columns=columns, splits=splits)
     assert found == ""
     assert 40 <= dataset.num_rows("queries/validation") <= 60
 
 
 @pytest.mark.parametrize("time", ["1850-01-01", "9999-12-31", "0"])
-def test_times_that_fit_no_unit_are_refused(time: str, tmp_path: Path) -> None:
+def test_times_that_fit_no_unit_are_refused(time, tmp_path):
     rows = "".join(f"{query},{ad},2026-04-01\n" for query, ad in CLICKS)
     with pytest.raises(DatasetError, match="row 302, column 't': 1 cells are outside the years"):
         _import(
@@ -144,7 +143,7 @@ def test_times_that_fit_no_unit_are_refused(time: str, tmp_path: Path) -> None:
         )
 
 
-def test_hours_as_numbers_are_not_seconds(tmp_path: Path) -> None:
+def test_hours_as_numbers_are_not_seconds(tmp_path):
     rows = "".join(f"{query},{ad},20260401{n % 24:02d}\n" for n, (query, ad) in enumerate(CLICKS))
     columns = Columns(clicks_time="t")
     with pytest.raises(DatasetError, match="row 2, column 't': 300 cells look like hours as yyyym"):
@@ -186,7 +185,7 @@ LOGS = {
     ],
 )
 @pytest.mark.parametrize("log", LOGS)
-def test_tables_with_a_log_are_refused(log: str, source: str, tmp_path: Path) -> None:
+def test_tables_with_a_log_are_refused(log, source, tmp_path):
     _write_parts(tmp_path, "t/part-0.parquet", "t/data/part-1.parquet")
     (tmp_path / LOGS[log]).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / LOGS[log]).write_text("{}")
@@ -195,7 +194,7 @@ def test_tables_with_a_log_are_refused(log: str, source: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("source", ["t/asia/kyoto", "t/asia/kyoto/part-0.parquet", "link.parquet"])
-def test_a_partition_of_hudi_or_a_link_to_it_is_refused(source: str, tmp_path: Path) -> None:
+def test_a_partition_of_hudi_or_a_link_to_it_is_refused(source, tmp_path):
     """Its partitions are folders of any names; each has a file that says what it is."""
     _write_parts(tmp_path, "t/asia/kyoto/part-0.parquet")
     (tmp_path / "t/asia/kyoto/.hoodie_partition_metadata").write_text("partitionDepth=2")
@@ -204,9 +203,7 @@ def test_a_partition_of_hudi_or_a_link_to_it_is_refused(source: str, tmp_path: P
         import_in_process(UserTables(str(tmp_path / source)), tmp_path / "out")
 
 
-def test_folders_as_programs_write_them_are_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folders_as_programs_write_them_are_read(tmp_path, caplog):
     """Partitions are columns; empty parts and what is no part are passed over."""
     for day in range(1, 31):
         part = tmp_path / "clicks" / f"day=2026-04-{day:02d}" / "part-0.csv.GZ"
@@ -229,7 +226,7 @@ def test_folders_as_programs_write_them_are_read(
     assert {text.split()[0] for text in texts["validation"]} == {f"q{d}" for d in range(20, 25)}
 
 
-def test_words_for_nothing_are_refused_if_many(tmp_path: Path) -> None:
+def test_words_for_nothing_are_refused_if_many(tmp_path):
     few = f"query,ad\n{LINES}NULL,a\nx,None\n"
     dataset, found = _import(tmp_path, "a.csv", few)
     assert ("NULL", "a") in clicked_pairs(dataset)
@@ -246,7 +243,7 @@ def test_words_for_nothing_are_refused_if_many(tmp_path: Path) -> None:
         assert clicked_pairs(dataset) == {*CLICKS, *expected}
 
 
-def test_values_to_filter_by_are_trimmed(tmp_path: Path) -> None:
+def test_values_to_filter_by_are_trimmed(tmp_path):
     rows = [(n, f"ad {n}", " DE " if n % 2 else "\u00a0") for n in range(7)]
     ads = write_rows(tmp_path / "ads.csv", "ad_id text market", rows)
     clicks = "".join(f"query {n},{n % 7}\n" for n in range(300))
@@ -255,7 +252,7 @@ def test_values_to_filter_by_are_trimmed(tmp_path: Path) -> None:
     assert dataset.read("ads")["filter_market"].to_pylist() == [None, "DE"] * 3 + [None]
 
 
-def test_a_header_cell_may_have_a_line_break(tmp_path: Path) -> None:
+def test_a_header_cell_may_have_a_line_break(tmp_path):
     dataset, _ = _import(
         tmp_path,
         "a.csv",
@@ -265,7 +262,7 @@ def test_a_header_cell_may_have_a_line_break(tmp_path: Path) -> None:
     assert clicked_pairs(dataset) == set(CLICKS)
 
 
-def test_a_log_as_companies_have_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_as_companies_have_it(tmp_path, caplog):
     """Impressions, other months and a bot are left out, and texts are of two columns."""
     caplog.set_level("INFO", "ramen_ray.data.tables.clicks.import_tables")
     ads = pd.DataFrame({"ad_id": range(7), "title": [f"ad {n}" for n in range(7)]})
@@ -301,7 +298,7 @@ def test_a_log_as_companies_have_it(tmp_path: Path, caplog: pytest.LogCaptureFix
         assert counted in caplog.text
 
 
-def test_case_variants_given_two_splits_are_kept_in_the_held_out_one(tmp_path: Path) -> None:
+def test_case_variants_given_two_splits_are_kept_in_the_held_out_one(tmp_path):
     rows = "".join(f"{text} {n},ad {n % 7}\n" for n in range(200) for text in ("query", "Query"))
     splits = "".join(f"query {n},{SPLITS[n % 3]}\nQuery {n},train\n" for n in range(200))
     (tmp_path / "splits.csv").write_text("query,split\n" + splits)
@@ -320,7 +317,7 @@ def _aliases(dataset: Dataset, kind: str) -> dict[str, str | None]:
     return {row["name"]: row["of"] for row in rows}
 
 
-def test_names_of_what_was_merged_or_left_out_stay_known(tmp_path: Path) -> None:
+def test_names_of_what_was_merged_or_left_out_stay_known(tmp_path):
     queries = [(f"q{n}", f"query {n}") for n in range(300)]
     queries += [("again", "query 5"), ("never", "nobody")]
     ads = [(f"a{n}", f"ad {n}") for n in range(8)]
@@ -336,9 +333,7 @@ def test_names_of_what_was_merged_or_left_out_stay_known(tmp_path: Path) -> None
     assert _aliases(dataset, "ad") == {"a7": None}
 
 
-def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(tmp_path, caplog):
     """Rows that are read in spite of a fault are counted once."""
     caplog.set_level("INFO", "ramen_ray.data.tables.clicks.import_tables")
     lines = f"query,ad\n{LINES}".encode()
@@ -354,14 +349,9 @@ def test_lines_of_unknown_encodings_are_left_out_where_bad_rows_are(
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
-def test_nuls_are_doubted_and_texts_of_no_width_are_empty(name: str, tmp_path: Path) -> None:
-    def written(odd: list[tuple[str, str]]) -> bytes:
-        frame = pd.DataFrame([*CLICKS, *odd], columns=["query", "ad"])
-        if name == "a.csv":
-            return frame.to_csv(index=False).encode()
-        if name == "a.jsonl":
-            return frame.to_json(orient="records", lines=True).encode()
-        return bytes(frame.to_parquet(index=False))
+def test_nuls_are_doubted_and_texts_of_no_width_are_empty(name, tmp_path):
+    def written(odd: list[tuple[str, str]]) -> pd.DataFrame:
+        return pd.DataFrame([*CLICKS, *odd], columns=["query", "ad"])
 
     nul, odd = (
         [("a\0b", f"ad {n}") for n in range(4)],
@@ -381,7 +371,7 @@ def test_nuls_are_doubted_and_texts_of_no_width_are_empty(name: str, tmp_path: P
     assert clicked_pairs(dataset) == set(CLICKS)
 
 
-def test_a_partition_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+def test_a_partition_that_is_given_twice_is_refused(tmp_path):
     file = tmp_path / "day=2026-04-01" / "day=2026-04-02" / "a.csv"
     rows = f"query,ad\n{LINES}"
     dataset, _ = _import(file.parent, file.name, rows)  # whose day is not asked for
@@ -390,7 +380,7 @@ def test_a_partition_that_is_given_twice_is_refused(tmp_path: Path) -> None:
         _import(file.parent, file.name, rows, columns=Columns(clicks_time="day"))
 
 
-def test_marks_and_headers_of_joined_files_are_taken_out(tmp_path: Path) -> None:
+def test_marks_and_headers_of_joined_files_are_taken_out(tmp_path):
     mark = "\ufeff"
     start = f'{mark}"query","ad"\r\n' + LINES.replace("\n", "\r\n")
     more = f"{mark}query,ad\n{mark}a,b\nQuery, AD \na{mark}b,c\n"
@@ -403,7 +393,7 @@ def test_marks_and_headers_of_joined_files_are_taken_out(tmp_path: Path) -> None
             _import(tmp_path / "2", "a.csv", start + "ad,query\nad 1,query 9\n", skip_bad_rows=skip)
 
 
-def test_ids_that_lost_digits_are_refused(tmp_path: Path) -> None:
+def test_ids_that_lost_digits_are_refused(tmp_path):
     for name, number in (("ads", "{}"), ("lost", "1.{}E+18")):
         rows = "".join(f"{number.format(n)},ad {n}\n" for n in range(7))
         (tmp_path / f"{name}.csv").write_text(f"ad_id,text\n{rows}")
@@ -423,7 +413,7 @@ def test_ids_that_lost_digits_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("session", ["NULL", "1.34E+18"])
-def test_sessions_that_lost_their_names_are_not_one(session: str, tmp_path: Path) -> None:
+def test_sessions_that_lost_their_names_are_not_one(session, tmp_path):
     dataset, _ = _import(tmp_path, "a.csv", f"query,ad\n{LINES}")
     rows = "".join(f"{session},{1_775_000_000 + n},query {n},\n" for n in range(300))
     (tmp_path / "s.csv").write_text("session_id,time,query,ad_id\n" + rows)
@@ -434,21 +424,14 @@ def test_sessions_that_lost_their_names_are_not_one(session: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
-def test_a_column_of_file_and_folder_is_read_from_the_file(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_column_of_file_and_folder_is_read_from_the_file(name, tmp_path, caplog):
     frame = pd.DataFrame(CLICKS, columns=["query", "ad"])
-    tables = {
-        "a.csv": frame.to_csv(index=False),
-        "a.jsonl": frame.to_json(orient="records", lines=True),
-        "a.parquet": pa.Table.from_pandas(frame),
-    }
-    dataset, _ = _import(tmp_path / "ad=other" / "day=1", name, tables[name])
+    dataset, _ = _import(tmp_path / "ad=other" / "day=1", name, frame)
     assert clicked_pairs(dataset) == set(CLICKS)
     assert "the columns 'ad' are in the file and in the name of its folder" in caplog.text
 
 
-def test_rows_without_a_query_and_an_ad_are_said_unless_they_are_blank(tmp_path: Path) -> None:
+def test_rows_without_a_query_and_an_ad_are_said_unless_they_are_blank(tmp_path):
     rows = "".join(f"{query},{ad},US\n" for query, ad in CLICKS)
     content = f"query,ad,country\n{rows},,\n\n,,US\n"
     with pytest.raises(DatasetError, match="row 304, column 'query': 1 cells are empty"):
@@ -465,17 +448,17 @@ ODD_TIMES: dict[str, tuple[Callable[[int], object], str]] = {
 
 
 @pytest.mark.parametrize("case", ODD_TIMES)
-def test_times_that_lost_digits_are_refused(case: str, tmp_path: Path) -> None:
+def test_times_that_lost_digits_are_refused(case, tmp_path):
     of_row, message = ODD_TIMES[case]
     frame = pd.DataFrame(CLICKS, columns=["query", "ad"])
     frame["t"] = [of_row(n) for n in range(300)]
     with pytest.raises(DatasetError, match=f"a.parquet.*'t'.*{message}"):
         columns = Columns(clicks_time="t")
-        _import(tmp_path, "a.parquet", pa.Table.from_pandas(frame), columns=columns)
+        _import(tmp_path, "a.parquet", frame, columns=columns)
 
 
 @pytest.mark.parametrize("zone", ["", "Z", " UTC", "+00:00", ".000000 UTC"])
-def test_times_as_warehouses_write_them(zone: str, tmp_path: Path) -> None:
+def test_times_as_warehouses_write_them(zone, tmp_path):
     rows = "".join(
         f"{query},{ad},2026-04-{n // 10 + 1:02d} 10:00:00{zone}\n"
         for n, (query, ad) in enumerate(CLICKS)
@@ -491,7 +474,7 @@ def test_times_as_warehouses_write_them(zone: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
 )
-def test_headers_are_found_in_texts_of_any_type(kind: pa.DataType, tmp_path: Path) -> None:
+def test_headers_are_found_in_texts_of_any_type(kind, tmp_path):
     def table(*rows: tuple[str, str | None]) -> pa.Table:
         columns = (pa.array(cells).cast(kind) for cells in zip(*rows, strict=True))
         return pa.table(dict(zip(("query", "ad"), columns, strict=True)))
@@ -504,7 +487,7 @@ def test_headers_are_found_in_texts_of_any_type(kind: pa.DataType, tmp_path: Pat
         _import(tmp_path / "empty", "a.parquet", table(*CLICKS, (" ", None)))
 
 
-def test_columns_whose_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
+def test_columns_whose_names_begin_alike_are_told_apart(tmp_path):
     query, ad = zip(*CLICKS, strict=True)
     columns = {"query.id": ad, "query": query, "ad": ad, "a": [{"b": "x"}] * 300, "a.b": query}
     for name in ("query", "a.b"):
@@ -513,7 +496,7 @@ def test_columns_whose_names_begin_alike_are_told_apart(tmp_path: Path) -> None:
         assert (clicked_pairs(dataset), found) == (set(CLICKS), "")
 
 
-def test_a_file_that_changes_after_it_was_found_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_changes_after_it_was_found_is_refused(tmp_path):
     for name, content in (
         ("a.csv", f"query,ad\n{LINES}"),
         ("a.jsonl", '{"query": "a", "ad": "b"}\n'),
@@ -525,6 +508,6 @@ def test_a_file_that_changes_after_it_was_found_is_refused(tmp_path: Path) -> No
             table.read()
 
 
-def test_a_table_without_a_name_is_refused(tmp_path: Path) -> None:
+def test_a_table_without_a_name_is_refused(tmp_path):
     with pytest.raises(DatasetError, match="the name of a table is empty"):
         import_in_process(UserTables(""), tmp_path / "out")

@@ -92,9 +92,7 @@ EDGE_ROWS = st.lists(
 
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=EDGE_ROWS, listed=st.booleans())
-def test_a_users_edges_are_strict_by_default(
-    rows: list[tuple[str, int, str]], listed: bool, shop: Path, tmp_path: Path
-) -> None:
+def test_a_users_edges_are_strict_by_default(rows, listed, shop, tmp_path):
     rows = [*rows, ("query", 0, "felt")]
     edges = {(side, NODES[side][n % len(NODES[side])], anchor) for side, n, anchor in rows}
     pairs = _held_out_pairs(Dataset(shop))
@@ -140,9 +138,7 @@ def test_a_users_edges_are_strict_by_default(
     assert made["settings"]["protocol"] == "as-published"
 
 
-def test_similar_texts_of_a_held_out_query_and_its_answer_are_not_linked(
-    dataset_path: Path, tmp_path: Path
-) -> None:
+def test_similar_texts_of_a_held_out_query_and_its_answer_are_not_linked(dataset_path, tmp_path):
     path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
     for protocol in PROTOCOLS:
         add_similar(path, protocol, SimilarSettings(top_k=9, protocol=protocol))
@@ -154,9 +150,7 @@ def test_similar_texts_of_a_held_out_query_and_its_answer_are_not_linked(
     assert _warnings(Dataset(path), "as-published")[0]
 
 
-def test_ads_of_one_session_that_form_a_held_out_click_are_not_linked(
-    shop: Path, tmp_path: Path
-) -> None:
+def test_ads_of_one_session_that_form_a_held_out_click_are_not_linked(shop, tmp_path):
     visits = [("red shoes", ad) for ad in ADS] + [("gloves", "hat shop")]
     log = [
         (s, 1_700_000_000 + 10 * n, query, ad)

@@ -1,6 +1,5 @@
 """Users' tables: every format gives the same cells; bad cells and lines are reported."""
 
-import csv
 import gzip
 import json
 import os
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import write_frame
 
 from ramen_ray.data.findings import Finding, Tallies
 from ramen_ray.data.store.dataset import DatasetError
@@ -52,28 +52,14 @@ def _findings(source: str | Path, *columns: str) -> list[Finding]:
     return [tally.finding() for tally in faults.values()]
 
 
-def _write(frame: pd.DataFrame, path: Path) -> None:
-    match path.name.split(".")[1]:
-        case "csv":
-            frame.to_csv(path, index=False)
-        case "tsv":
-            frame.to_csv(path, index=False, sep="\t", quoting=csv.QUOTE_NONE)
-        case "jsonl":
-            frame.to_json(path, orient="records", lines=True, force_ascii=False)
-        case "parquet":
-            pq.write_table(pa.Table.from_pandas(frame), path, row_group_size=7)
-
-
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "a.csv.gz"])
 @pytest.mark.parametrize("block_size", [7, 1 << 20])
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
-def test_every_format_gives_the_cells_that_were_written(
-    name: str, block_size: int, tmp_path: Path, rows: list[tuple[str, str, int]]
-) -> None:
+def test_every_format_gives_the_cells_that_were_written(name, block_size, tmp_path, rows):
     frame = pd.DataFrame(rows, columns=["query", "ad", "clicks"])
     frame["query"] = "q" + frame["query"]
-    _write(frame, tmp_path / name)
+    write_frame(frame, tmp_path / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "BYTES_PER_BLOCK", block_size)
         found = _read(tmp_path / name, "clicks", "query", "ad")
@@ -84,20 +70,18 @@ def test_every_format_gives_the_cells_that_were_written(
 
 
 @pytest.mark.parametrize("block_size", [10, 1 << 20])
-def test_line_breaks_within_quotes_are_kept(
-    block_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_breaks_within_quotes_are_kept(block_size, tmp_path, monkeypatch):
     """Lines are counted as an editor does, wherever a block ends."""
     monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
     texts = ["one\ntwo", "three", 'a "quoted"\n\nword, "', "four"]
     frame = pd.DataFrame({"query": texts, "n": range(4)})
-    _write(frame, tmp_path / "a.csv")
+    write_frame(frame, tmp_path / "a.csv")
     rows = _rows(tmp_path / "a.csv", "query", "n")
     assert [text for batch in rows for text in batch.cells["query"].to_pylist()] == texts
     assert [row for batch in rows for row in batch.numbers.tolist()] == [2, 4, 5, 8]
 
 
-def test_folders_and_globs_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_folders_and_globs_are_read_in_the_order_of_their_names(tmp_path):
     for name in ("b/part-2.csv", "b/part-1.csv", "a.csv", ".hidden.csv", "_SUCCESS", "b/notes.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"query\n{name}\n")
@@ -110,9 +94,7 @@ def test_folders_and_globs_are_read_in_the_order_of_their_names(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("block_size", [64, 1 << 20])
-def test_lines_with_too_few_or_too_many_cells_are_named(
-    block_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_with_too_few_or_too_many_cells_are_named(block_size, tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
     file = tmp_path / "clicks.csv"
     content = [f"query {n},{n}" for n in range(200)]
@@ -186,7 +168,7 @@ READ: dict[str, tuple[str, bytes, dict[str, list[Any]], list[int], str]] = {
 
 
 @pytest.mark.parametrize("case", READ)
-def test_odd_bytes_are_read_and_lines_counted_as_editors_do(case: str, tmp_path: Path) -> None:
+def test_odd_bytes_are_read_and_lines_counted_as_editors_do(case, tmp_path):
     name, content, cells, numbers, finding = READ[case]
     (tmp_path / name).write_bytes(content)
     (rows,) = _rows(tmp_path / name, *cells)
@@ -197,8 +179,8 @@ def test_odd_bytes_are_read_and_lines_counted_as_editors_do(case: str, tmp_path:
     assert all(line.startswith("warning: ") and finding in line for line in found)
 
 
-def test_rows_of_parquet_are_counted_within_the_file(tmp_path: Path) -> None:
-    _write(pd.DataFrame({"query": [f"q{n}" for n in range(30)]}), tmp_path / "a.parquet")
+def test_rows_of_parquet_are_counted_within_the_file(tmp_path):
+    write_frame(pd.DataFrame({"query": [f"q{n}" for n in range(30)]}), tmp_path / "a.parquet")
     rows = _rows(tmp_path / "a.parquet", "query")
     assert [row for batch in rows for row in batch.numbers.tolist()] == list(range(30))
 
@@ -287,7 +269,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
-def test_what_cannot_be_read_is_an_error_with_file_and_row(case: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_an_error_with_file_and_row(case, tmp_path):
     name, content, message = UNREADABLE[case]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DatasetError, match=message) as error:
@@ -296,7 +278,7 @@ def test_what_cannot_be_read_is_an_error_with_file_and_row(case: str, tmp_path: 
     assert len(str(error.value)) < 1000
 
 
-def test_brackets_in_texts_or_side_by_side_do_not_count_as_nesting(tmp_path: Path) -> None:
+def test_brackets_in_texts_or_side_by_side_do_not_count_as_nesting(tmp_path):
     texts = ["[{" * DEEP, '\\"' + "[" * DEEP, "a"]
     lines = [json.dumps({"query": text, "x": [[]] * 1000}) for text in texts]
     lines.append(json.dumps({"query": "b"})[:-1] + ', "x": ' + "[" * 99 + "]" * 99 + "}")
@@ -306,7 +288,7 @@ def test_brackets_in_texts_or_side_by_side_do_not_count_as_nesting(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "dictionary.parquet"])
-def test_a_huge_cell_is_left_out_and_named(name: str, tmp_path: Path) -> None:
+def test_a_huge_cell_is_left_out_and_named(name, tmp_path):
     cells = ["a", "b" * (MAX_CELL_BYTES + 1), "c" * MAX_CELL_BYTES, "d"]
     file, texts = tmp_path / name, pa.array(cells)
     if name.endswith(".csv"):
@@ -361,7 +343,7 @@ NO_FILES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", NO_FILES)
-def test_what_is_not_a_plain_file_is_refused(case: str, tmp_path: Path) -> None:
+def test_what_is_not_a_plain_file_is_refused(case, tmp_path):
     make, source, message = NO_FILES[case]
     make(tmp_path)
     with pytest.raises(DatasetError, match=message):
@@ -396,9 +378,7 @@ NO_PARTS: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("case", NO_PARTS)
 @pytest.mark.parametrize("source", ["", "*.csv*"])
-def test_files_that_are_no_part_of_a_table_are_refused(
-    case: str, source: str, tmp_path: Path
-) -> None:
+def test_files_that_are_no_part_of_a_table_are_refused(case, source, tmp_path):
     make, message = NO_PARTS[case]
     (tmp_path / "a.csv").write_text("query\na\n")
     make(tmp_path)
@@ -410,7 +390,7 @@ def test_files_that_are_no_part_of_a_table_are_refused(
 @given(
     content=st.binary(max_size=80), name=st.sampled_from(["a.csv", "a.jsonl", "a.parquet", "a.tsv"])
 )
-def test_random_bytes_are_cells_or_a_clear_error(content: bytes, name: str, tmp_path: Path) -> None:
+def test_random_bytes_are_cells_or_a_clear_error(content, name, tmp_path):
     start = b'{"query": "a"}\n' if name == "a.jsonl" else b"query\n"
     (tmp_path / name).write_bytes(start + content)
     try:
@@ -434,7 +414,7 @@ ODD_COLUMNS: dict[str, tuple[pa.Array, str]] = {
 
 
 @pytest.mark.parametrize("case", ODD_COLUMNS)
-def test_columns_that_hold_no_texts_are_named(case: str, tmp_path: Path) -> None:
+def test_columns_that_hold_no_texts_are_named(case, tmp_path):
     column, message = ODD_COLUMNS[case]
     pq.write_table(pa.table({"query": column}), tmp_path / "a.parquet")
     table = UserTable(str(tmp_path / "a.parquet"), {"query": Column("query")}, skip_bad_rows=False)
@@ -459,7 +439,7 @@ ID_COLUMNS: dict[str, tuple[pa.Array, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", ID_COLUMNS)
-def test_ids_of_many_types_are_texts(case: str, tmp_path: Path) -> None:
+def test_ids_of_many_types_are_texts(case, tmp_path):
     column, expected = ID_COLUMNS[case]
     pq.write_table(pa.table({"query": column}), tmp_path / "a.parquet")
     (rows,) = _rows(tmp_path / "a.parquet", "query")
@@ -468,7 +448,7 @@ def test_ids_of_many_types_are_texts(case: str, tmp_path: Path) -> None:
     assert empty.tolist() == [not text for text in expected]
 
 
-def test_whole_numbers_of_json_keep_all_digits(tmp_path: Path) -> None:
+def test_whole_numbers_of_json_keep_all_digits(tmp_path):
     numbers = [2**63 - 1, 2**64 - 1, 10**30, None, -5]
     lines = "".join(f"{json.dumps({'query': number})}\n" for number in numbers)
     (tmp_path / "a.jsonl").write_text(lines)

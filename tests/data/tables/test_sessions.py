@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -172,13 +172,7 @@ def _expected_side(
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS, limits=SETTINGS, threads=st.integers(1, 4))
-def test_edges_are_those_of_plain_loops(
-    dataset: Dataset,
-    rows: list[Row],
-    limits: SessionSettings,
-    threads: int,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_edges_are_those_of_plain_loops(dataset, rows, limits, threads, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
     queries, ads, _ = _edges(rows, dataset, limits, folder, threads)
     expected_queries, expected_ads = _expected(rows, limits)
@@ -186,7 +180,7 @@ def test_edges_are_those_of_plain_loops(
     assert ads == pytest.approx(expected_ads, rel=1e-12)
 
 
-def test_nothing_of_a_held_out_query_enters_the_graph(dataset: Dataset, tmp_path: Path) -> None:
+def test_nothing_of_a_held_out_query_enters_the_graph(dataset, tmp_path):
     held_out = ["silk tie", "SILK   tie", "t0", "v0", "wool socks", "q4"]
     rows = [Row(f"s{s}", START + n, q, "a2") for s in range(3) for n, q in enumerate(held_out)]
     rows += [Row(f"s{s}", START + 9, "red shoes", "a1") for s in range(3)]
@@ -197,7 +191,7 @@ def test_nothing_of_a_held_out_query_enters_the_graph(dataset: Dataset, tmp_path
     assert counts["rows of validation and test queries"] == 18
 
 
-def test_what_is_left_out_is_counted(dataset: Dataset, tmp_path: Path) -> None:
+def test_what_is_left_out_is_counted(dataset, tmp_path):
     rows = [
         Row("s", START, "new", "no such ad"),
         Row("s", START, "new", "A0"),
@@ -223,9 +217,7 @@ def test_what_is_left_out_is_counted(dataset: Dataset, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_text", [True, False])
-def test_names_that_the_import_merged_or_left_out(
-    by_text: bool, dataset: Dataset, tmp_path: Path
-) -> None:
+def test_names_that_the_import_merged_or_left_out(by_text, dataset, tmp_path):
     path = tmp_path / "shop"
     aliases = pa.table([["m0", "mt", "gone"], ["q0", "t0", None]], schema_of("aliases/query"))
     tables = {table: dataset.read(table) for table in dataset.tables}
@@ -245,7 +237,7 @@ def test_names_that_the_import_merged_or_left_out(
     assert counts["rows of validation and test queries"] == (0 if by_text else 2)
 
 
-def test_a_huge_session_is_truncated_not_squared(dataset: Dataset, tmp_path: Path) -> None:
+def test_a_huge_session_is_truncated_not_squared(dataset, tmp_path):
     num_events = 200_000
     draw = np.random.default_rng(0)
     numbers = draw.permutation(num_events)
@@ -259,7 +251,7 @@ def test_a_huge_session_is_truncated_not_squared(dataset: Dataset, tmp_path: Pat
     assert queries.keys() == {(0, f"only once {number}") for number in numbers[-99:]}
 
 
-def test_any_number_of_threads_finds_the_same_weights(dataset: Dataset, tmp_path: Path) -> None:
+def test_any_number_of_threads_finds_the_same_weights(dataset, tmp_path):
     rows = _random_rows(1, 130_000, 13_000)
     found = [
         _edges(rows, dataset, SessionSettings(window_s=5, top_k=2), tmp_path, threads)
@@ -273,6 +265,6 @@ def test_any_number_of_threads_finds_the_same_weights(dataset: Dataset, tmp_path
     "wrong",
     [{"top_k": 0}, {"window_s": -1.0}, {"max_session_length": 1}, {"query_set": "co_click"}],
 )
-def test_settings_that_leave_nothing_are_refused(wrong: dict[str, Any]) -> None:
+def test_settings_that_leave_nothing_are_refused(wrong):
     with pytest.raises(DatasetError, match=next(iter(wrong))):
         SessionSettings(**wrong)

@@ -5,13 +5,12 @@ import io
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import fsspec
 import pandas as pd
 import pytest
-from conftest import RunHere, free_port
+from conftest import free_port
 from fsspec.implementations.memory import MemoryFileSystem
 from support import answers, running, the_error, wait_until
 from written_out import clicks_of
@@ -73,7 +72,7 @@ def _files() -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "source", ["days", "days/day=2026-03-0?/*.parquet", "täglich [1]", "t*/2026-03-0[1-5].csv.gz"]
 )
-def test_clicks_in_s3_are_imported(source: str, address: str, tmp_path: Path) -> None:
+def test_clicks_in_s3_are_imported(source, address, tmp_path):
     settings = UserTables(
         clicks=f"s3://{BUCKET}/{source}", columns=Columns(clicks_time="day"), splits=BY_TIME
     )
@@ -86,8 +85,8 @@ def test_clicks_in_s3_are_imported(source: str, address: str, tmp_path: Path) ->
 
 
 def test_an_address_may_name_its_store_and_a_bad_one_is_one_line_without_secrets(
-    address: str, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    address, tmp_path, run_here, monkeypatch
+):
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     host = address.removeprefix("http://")
     clicks = f"s3://us:s3cret@{BUCKET}/days?scheme=http&endpoint_override={host}"
@@ -107,9 +106,7 @@ def test_an_address_may_name_its_store_and_a_bad_one_is_one_line_without_secrets
     assert not list(tmp_path.iterdir())
 
 
-def test_a_google_store_that_does_not_answer_is_given_up_soon(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_google_store_that_does_not_answer_is_given_up_soon(monkeypatch):
     monkeypatch.setattr(files, "GOOGLE_RETRIES_S", 1)
     store = f"scheme=http&endpoint_override=127.0.0.1:{free_port()}"
     start = time.monotonic()
@@ -118,7 +115,7 @@ def test_a_google_store_that_does_not_answer_is_given_up_soon(
     assert time.monotonic() - start < SECONDS_TO_GIVE_UP
 
 
-def test_other_stores_are_opened_by_fsspec() -> None:
+def test_other_stores_are_opened_by_fsspec():
     with fsspec.open("memory://shop/day=1/clicks.csv", "wt") as file:
         file.write("query,ad\nhat,1\n")
     (file,) = find_files("memory://shop", ["query", "ad", "day"])
@@ -145,9 +142,7 @@ class PartOfAStore(MemoryFileSystem):
         return super().find(path, **options)
 
 
-def test_a_store_that_may_not_be_listed_is_read_or_refused_in_one_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_store_that_may_not_be_listed_is_read_or_refused_in_one_line(caplog):
     fsspec.register_implementation("part", PartOfAStore)
     with fsspec.open("part://shop/clicks/a.csv", "wt") as file:
         file.write("query,ad\nhat,1\n")

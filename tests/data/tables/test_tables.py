@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from conftest import RunHere
 from duckdb.func import ARROW
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -97,7 +96,7 @@ def _by_loops(
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=EVENTS, held_out=st.sampled_from(["new-queries", "later-clicks"]))
-def test_a_split_by_time_is_that_of_plain_loops(events, held_out, tmp_path_factory) -> None:
+def test_a_split_by_time_is_that_of_plain_loops(events, held_out, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop")
     _write_shop(folder, events)
     splits = Splits(validation_from="2026-03-05", test_from="2026-03-09", held_out=held_out)
@@ -119,7 +118,7 @@ def _random_shop(folder: Path, name: str = "out", **changes: Any) -> Dataset:
     return import_tables(UserTables(str(folder / "clicks.csv"), **changes), folder / name)
 
 
-def test_a_next_week_is_measured_apart_for_trained_and_new_queries(tmp_path: Path) -> None:
+def test_a_next_week_is_measured_apart_for_trained_and_new_queries(tmp_path):
     draw = np.random.default_rng(5)
     words = [f"{a} {b}" for a in ("hash", "list", "tree") for b in ("table", "sort", "search")]
     rows = [
@@ -160,7 +159,7 @@ def test_a_next_week_is_measured_apart_for_trained_and_new_queries(tmp_path: Pat
     assert week["traffic/P@1"] == pytest.approx(metrics["traffic/P@1"])
 
 
-def test_reversed_clicks_are_left_out_on_request(tmp_path: Path) -> None:
+def test_reversed_clicks_are_left_out_on_request(tmp_path):
     draw = np.random.default_rng(1)
     names = [f"Page {n}" for n in range(60)]
     pairs = [(names[a], names[b].lower()) for a, b in draw.integers(0, 60, (500, 2)).tolist()]
@@ -187,9 +186,7 @@ def _write_log(folder: Path) -> list[tuple[str, str]]:
     return pairs
 
 
-def test_a_random_split_keeps_every_click_once_and_texts_apart(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_random_split_keeps_every_click_once_and_texts_apart(tmp_path, caplog):
     caplog.set_level("INFO", "ramen_ray.data.tables.clicks.import_tables")
     pairs = _write_log(tmp_path)
     dataset = _random_shop(tmp_path, splits=Splits(0.2, 0.1))
@@ -221,9 +218,7 @@ def _bytes_of(dataset: Dataset) -> dict[str, bytes]:
     }
 
 
-def test_the_same_tables_give_the_same_bytes_with_any_number_of_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_tables_give_the_same_bytes_with_any_number_of_threads(tmp_path, monkeypatch):
     """Fractions are added in one order, wherever blocks of lines end; the seed gives the split."""
     rng = np.random.default_rng(0)
     rows = {
@@ -243,7 +238,7 @@ def test_the_same_tables_give_the_same_bytes_with_any_number_of_threads(
     assert _bytes_of(other)["queries/test.parquet"] != found[0]["queries/test.parquet"]
 
 
-def test_minimum_counts_are_those_of_plain_loops(tmp_path: Path) -> None:
+def test_minimum_counts_are_those_of_plain_loops(tmp_path):
     pairs = _write_log(tmp_path)
     queries_of = defaultdict(set)
     for query, ad in pairs:
@@ -265,7 +260,7 @@ def test_minimum_counts_are_those_of_plain_loops(tmp_path: Path) -> None:
         _random_shop(tmp_path, "few", min_ads_per_query=99)
 
 
-def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path: Path) -> None:
+def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path):
     rows = [(f"q {n}", "a\u00a0 b", 1) for n in range(60)]
     rows += [(f" q  {n}", "a b", 1) for n in range(30)]
     write_rows(tmp_path / "clicks.csv", "query ad n", rows)
@@ -323,7 +318,7 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", BAD_SETTINGS)
-def test_settings_that_do_not_fit_are_refused(message: str, tmp_path: Path) -> None:
+def test_settings_that_do_not_fit_are_refused(message, tmp_path):
     with pytest.raises(DatasetError, match=message):
         _shop(tmp_path, **BAD_SETTINGS[message])
 
@@ -336,7 +331,7 @@ def _edges_of(dataset: Dataset, name: str, side: str) -> dict[tuple[str, str], f
     return {(nodes[r[f"{side}_id"]], anchors[r["anchor_id"]]): r["weight"] for r in rows}
 
 
-def test_edges_come_in_with_the_clicks(tmp_path: Path) -> None:
+def test_edges_come_in_with_the_clicks(tmp_path):
     """A query that has two ids has the edges of both; socks and gloves are held out.
 
     HAT's clicks are later than those of hat and do not count: it stays for its edges.
@@ -388,7 +383,7 @@ def test_edges_come_in_with_the_clicks(tmp_path: Path) -> None:
     }
 
 
-def test_edges_name_texts_if_the_clicks_do(tmp_path: Path) -> None:
+def test_edges_name_texts_if_the_clicks_do(tmp_path):
     _write_log(tmp_path)
     links = ((f"query \u00a0{n}", "anything") for n in range(400))
     source = write_rows(tmp_path / "links.csv", "query anchor", links)
@@ -409,9 +404,7 @@ CLICKS = "query_id,ad_id,count,day\n"
 GOOD = "".join(f"q{n % 8},{100 + n % 7},1,2026-03-{n % 28 + 1:02d}\n" for n in range(60))
 
 
-def test_many_bad_rows_of_many_files_are_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_many_bad_rows_of_many_files_are_one_line(tmp_path, caplog):
     _write_shop(tmp_path, [(0, 0, 1, 1)])
     (tmp_path / "clicks").mkdir()
     for number in range(30):
@@ -426,7 +419,7 @@ def test_many_bad_rows_of_many_files_are_one_line(
     assert sum("cells instead of" in line for line in caplog.messages) == 1
 
 
-def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
+def test_a_table_without_rows_is_named(tmp_path):
     _write_shop(tmp_path, [(0, 0, 1, 1)])
     for name, header in (("clicks", CLICKS), ("queries", "query_id,text\n")):
         (tmp_path / f"{name}.csv").write_text(header)
@@ -435,7 +428,7 @@ def test_a_table_without_rows_is_named(tmp_path: Path) -> None:
             import_tables(tables, tmp_path / "out")
 
 
-def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
+def test_outputs_that_cannot_be_written(tmp_path):
     _write_log(tmp_path)
     tables = UserTables(str(tmp_path / "clicks.csv"))
     with pytest.raises(DatasetError, match=r"cannot write to .*clicks.csv: "):
@@ -445,7 +438,7 @@ def test_outputs_that_cannot_be_written(tmp_path: Path) -> None:
         import_tables(tables, tmp_path / "out")
 
 
-def test_bad_edges_leave_no_dataset(tmp_path: Path) -> None:
+def test_bad_edges_leave_no_dataset(tmp_path):
     _write_log(tmp_path)
     files = {
         "links.csv": "query,anchor\nquery 0,a\nnobody asked this,b\n",
@@ -463,7 +456,7 @@ def test_bad_edges_leave_no_dataset(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"clicks.csv", *files}
 
 
-def test_clicks_that_match_nothing_are_refused(tmp_path: Path) -> None:
+def test_clicks_that_match_nothing_are_refused(tmp_path):
     _write_shop(tmp_path, [(0, 0, 1, 1)])
     (tmp_path / "clicks.csv").write_text(CLICKS + "zz,1,1,2026-03-01\n")
     tables = _shop(tmp_path, clicks=str(tmp_path / "clicks.csv"), skip_bad_rows=True)
@@ -472,9 +465,7 @@ def test_clicks_that_match_nothing_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_import_that_is_ended_leaves_no_dataset_directory(
-    number: signal.Signals, run_here: RunHere, tmp_path: Path
-) -> None:
+def test_an_import_that_is_ended_leaves_no_dataset_directory(number, run_here, tmp_path):
     """End the process in the middle; after SIGKILL, import again with the same command."""
     rows = ((f"q{n % 20_000}", f"ad {n % 3_000}") for n in range(300_000))
     clicks = write_rows(tmp_path / "clicks.csv", "query ad", rows)
@@ -499,7 +490,7 @@ def test_an_import_that_is_ended_leaves_no_dataset_directory(
 
 
 @pytest.mark.parametrize("where", ["stream", "function"])
-def test_ctrl_c_passes_through_the_engine(where: str, tmp_path: Path) -> None:
+def test_ctrl_c_passes_through_the_engine(where, tmp_path):
     """DuckDB turns what a signal raises into errors of its own, in what it calls too."""
 
     def interrupt(batches: Any) -> Any:

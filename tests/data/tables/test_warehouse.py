@@ -151,7 +151,7 @@ def _check(made: Dataset, folder: Path, by: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["By a hash", "Or by time"])
-def test_the_sql_in_duckdb_gives_what_the_import_gives(by: str, tables: Path) -> None:
+def test_the_sql_in_duckdb_gives_what_the_import_gives(by, tables):
     (tables / "exported").mkdir()
     with duckdb.connect() as connection:
         for name in NAMES:
@@ -164,9 +164,7 @@ def test_the_sql_in_duckdb_gives_what_the_import_gives(by: str, tables: Path) ->
 
 
 @pytest.mark.slow
-def test_the_sql_in_spark_gives_what_the_import_gives(
-    tables: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sql_in_spark_gives_what_the_import_gives(tables, monkeypatch):
     sql = pytest.importorskip("pyspark.sql", reason="pip install -e '.[warehouse]'")
     if shutil.which("java") is None:
         pytest.skip("Java is not installed: apt-get install default-jre-headless")

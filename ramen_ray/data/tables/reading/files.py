@@ -137,22 +137,15 @@ def _filesystem(source: str) -> tuple[FileSystem, str]:
         path = Path(source).expanduser().absolute()
         filesystem, _ = FileSystem.from_uri(path.as_uri())
         return filesystem, str(path)  # as_uri quotes what globs need
-    try:
-        return FileSystem.from_uri(_uri(source))
-    except pa.ArrowInvalid:
-        found, path = fsspec.core.url_to_fs(source)
-        return PyFileSystem(FSSpecHandler(found)), path
-
-
-def _uri(source: str) -> str:
-    """Quote what names and globs may have, but a URI may not; bound the time of Google's retries.
-
-    A question mark begins the settings, as in ``?region=eu-west-1``, or is part of a glob.
-    """
+    # a question mark begins the settings, as in ?region=eu-west-1, or is part of a glob
     uri = quote(re.sub(r"\?(?!\w+=)", "%3F", source), safe="%:/?@!$&'()*+,;=~")
     if GOOGLE.match(uri):
         uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={GOOGLE_RETRIES_S}"
-    return uri
+    try:
+        return FileSystem.from_uri(uri)
+    except pa.ArrowInvalid:
+        found, path = fsspec.core.url_to_fs(source)
+        return PyFileSystem(FSSpecHandler(found)), path
 
 
 def _list(filesystem: FileSystem, path: str, source: str) -> list[FileInfo]:
@@ -171,7 +164,8 @@ def _list(filesystem: FileSystem, path: str, source: str) -> list[FileInfo]:
     selector = FileSelector(root, allow_not_found=True, recursive=True)
     below = [one for one in filesystem.get_file_info(selector) if one.type != FileType.Directory]
     if isinstance(filesystem, LocalFileSystem):  # which passes over broken links
-        below += [FileInfo(str(link), FileType.NotFound) for link in _broken_links(Path(root))]
+        links = filter(Path.is_symlink, Path(root).rglob("*"))
+        below += [FileInfo(str(one), FileType.NotFound) for one in links if not one.exists()]
     shown = [one for one in below if not _is_hidden(PurePosixPath(one.path).relative_to(root))]
     is_wanted = partial(_fits, pattern=path) if is_glob else lambda one: suffixes(one)[0] in FORMATS
     found = sorted((one for one in shown if is_wanted(one.path)), key=lambda one: one.path)
@@ -185,10 +179,6 @@ def _list(filesystem: FileSystem, path: str, source: str) -> list[FileInfo]:
         message = "%s: %s files of other kinds are not read, such as %s"
         logger.warning(message, *map(printable, (source, str(len(others)), others[0])))
     return found
-
-
-def _broken_links(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_symlink() and not path.exists())
 
 
 def _is_hidden(path: PurePosixPath) -> bool:
