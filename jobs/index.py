@@ -36,7 +36,8 @@ def main() -> None:
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.copies import extend_retriever
     registry = settings.registry()
-    made = extend_retriever(registry, settings.model, settings.given, settings.output)
+    with told("making the new version"):
+        made = extend_retriever(registry, settings.model, settings.given, settings.output)
     said = [f"{number:,} {what}" for what, number in made.counts.items() if number]
     model = settings.model if "@" in settings.model else made.model_uri
     print(f"{made.model_uri} has {made.num_ads:,} ads: {', '.join(said) or 'nothing to change'}")

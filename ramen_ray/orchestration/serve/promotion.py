@@ -19,7 +19,7 @@ from ramen_ray.method.metrics.judgement import METRICS, Judgement, Propensity, r
 from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
 from ramen_ray.method.retrieval.search import TopK, search_index
 from ramen_ray.orchestration.serve.retrievers import mlflow_run_id
-from ramen_ray.told import told_of
+from ramen_ray.told import told, told_of
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
 
@@ -50,7 +50,8 @@ class Answering:
     @classmethod
     def load(cls, registry: Registry, uri: str) -> "Answering":
         """Load the retriever at ``uri``."""
-        return cls(registry.look_up(uri), registry.load(uri))
+        with told(f"loading {uri}"):
+            return cls(registry.look_up(uri), registry.load(uri))
 
     def is_made_from(self, dataset: Dataset) -> bool:
         """Say whether it was trained on a dataset as it is now."""
