@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support import ROOT
 
+from benchmarks import graph_price
 from benchmarks.graph_gain import recipe, variants
 from benchmarks.tables import compared, kept, write
 
@@ -23,6 +24,14 @@ def test_all_rows_of_the_results_are_made_by_the_command(dataset):
     again = " (again)"  # a base that was measured anew, beside a later row
     named = {(one["variant"], one["over"].removesuffix(again)) for one in rows}
     assert {(name, over) for name, over in named if not name.endswith(again)} <= made
+
+
+def test_all_rows_of_the_graphs_price_are_made_by_the_command() -> None:
+    file = ROOT / "docs" / "evidence" / "validation.csv"
+    with file.open(encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["table"] == "cheaper graph"]
+    assert rows
+    assert {row["variant"] for row in rows} <= set(graph_price.rows())
 
 
 def test_lines_have_per_cent_and_points_over_the_same_runs(tmp_path):

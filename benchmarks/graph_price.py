@@ -1,0 +1,204 @@
+"""What the graph costs of a training step, and what part of its gain cheaper draws keep.
+
+The recipe of `graph_gain`, in batch, on validation: in every N-th step, with rare nodes, and with
+few nodes in each step, which is no option of the library: N times fewer than queries, drawn in
+proportion to a power of 1 / (1 + clicks), the same for all graphs or not, and also negatives of the
+task or not. Every run is kept. With `--cost bag`, or a number of layers of MiniLM, it measures
+instead the processor time of a step, in turns. `ratio` is R@10, or the time, of the last row over
+those of no graph, on the last dataset.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.graph_price [--sets rdocs foldoc debian] [--seeds 3]
+        [--only WORDS ...] [--cost ""] [--rounds 3] [--into docs/evidence]
+"""
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.utils.logging import set_verbosity_error
+
+from benchmarks.common import alternate, finish, options
+from benchmarks.graph_gain import (
+    IN_BATCH,
+    RARE,
+    STORE,
+    UNWALKED,
+    VERSION,
+    GraphVariant,
+    dataset_of,
+    measured,
+    measured_by_query,
+    recipe,
+)
+from benchmarks.in_process import Run, begin, train_all_epochs
+from benchmarks.tables import ByQuery, Found, compared, kept, mean, write
+from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
+from ramen_ray.data.prepared.csr import Csr, cumulative_sum
+from ramen_ray.data.prepared.hashing import uniforms
+from ramen_ray.method.sampling.batches import Batch, DrawState, NodeAnchors, Sampler, Stream
+from ramen_ray.method.sampling.training_data import Regularizer
+from ramen_ray.method.training.step import train_steps
+from ramen_ray.presets import minilm
+
+BASE, WHOLE = "no graph", "each step"
+TRIPLED = {"regularization.adaptive_max": 0.9}
+UNPULLED = {"regularization.adaptive_max": 1e-6}
+
+
+@dataclass(frozen=True)
+class Few:
+    """How a step draws few nodes."""
+
+    parts: int = 8  # one node for so many queries
+    power: float = 0.0  # of 1 / (1 + clicks)
+    are_shared: bool = False  # the same for all graphs, of all ads that have edges in any
+    are_negatives: bool = False  # of the task, too
+
+
+Row = tuple[Mapping[str, Any], Few | None]
+EVERY = {WHOLE: 1, "every fourth": 4, "every eighth": 8, "every sixteenth": 16}
+
+
+def rows() -> dict[str, Row]:
+    """Return the changes of the recipe by title, and how nodes are drawn; None as the library."""
+    with_graph = {**IN_BATCH, **UNWALKED}
+    found: dict[str, Row] = {BASE: ({**IN_BATCH, **WITHOUT_GRAPH}, None)}
+    for title, steps in EVERY.items():
+        changes = {**with_graph, "regularization.every_steps": steps}
+        found |= {title: (changes, None), f"{title}, rare nodes": ({**changes, **RARE}, None)}
+    tripled, eighth = {**with_graph, **TRIPLED}, f"{WHOLE}, an eighth of the nodes"
+    squared = "by the square of rare, highest λ 0.9"
+    shared = f"{squared}, negatives too, one draw for all graphs"
+    found |= {
+        eighth: (with_graph, Few()),
+        f"{eighth}, rare, highest λ 0.9": (tripled, Few(power=1)),
+        f"{eighth}, {squared}": (tripled, Few(power=2)),
+        f"{eighth}, {squared}, negatives too": (tripled, Few(power=2, are_negatives=True)),
+        f"{eighth}, {shared}": (tripled, Few(8, 2, True, True)),
+        f"{WHOLE}, a tenth of the nodes, {shared}": (tripled, Few(10, 2, True, True)),
+        f"{eighth}, {shared}, nothing pulled": ({**with_graph, **UNPULLED}, Few(8, 2, True, True)),
+    }
+    return found
+
+
+@dataclass
+class FewNodes(Sampler):
+    """Draws few nodes of ads."""
+
+    few: Few = Few()
+
+    def draw(self, step: int, draws: DrawState, regularizers: Collection[Regularizer]) -> Batch:
+        """Draw a step's batch."""
+        batch = super().draw(step, draws, ())
+        places = np.arange(self.batch_size // self.few.parts)
+        anchors = {}
+        for number, (one, edges) in enumerate(draws.graphs.items()):
+            stream = 0 if self.few.are_shared else number
+            among = list(draws.graphs.values()) if self.few.are_shared else [edges]
+            chances = uniforms((self.seed, step, Stream.NODE, stream), places)
+            nodes = self._weighted(among).draw(np.zeros_like(places), chances)
+            nodes = nodes[edges.degrees(nodes) > 0]
+            key = self.seed, step, Stream.NODE_ANCHOR, number
+            drawn = edges.draw(nodes, uniforms(key, places[: len(nodes)]))
+            anchors[one] = NodeAnchors(nodes, drawn)
+        batch = replace(batch, anchors=anchors)
+        if self.few.are_negatives and anchors:
+            drawn = np.unique(np.concatenate([nodes for nodes, _ in anchors.values()]))
+            negatives = np.full((len(batch.queries), 1), -1)
+            negatives[: len(drawn), 0] = drawn
+            batch = replace(batch, hard_negatives=negatives)
+        return batch
+
+    def _weighted(self, graphs: list[Csr]) -> Csr:
+        """Return a single row: the ads with edges in any of the graphs, by their weight."""
+        linked = np.unique(np.concatenate([edges.filled_rows for edges in graphs]))
+        counts = np.bincount(self.data.clicks.indices, minlength=graphs[0].num_rows)
+        weights = (1 / (1 + counts[linked])) ** self.few.power
+        return Csr(np.array([0, len(linked)]), linked, cumulative_sum(weights))
+
+
+def begun(config: RunConfig, few: Few | None) -> Run:
+    run = begin(config, dataset_of(config.dataset, config.encoder))
+    if few is not None:
+        run.sampler = FewNodes(run.sampler.data, run.sampler.batch_size, run.sampler.seed, few=few)
+    return run
+
+
+def main() -> None:
+    asked = options(
+        __doc__, sets=["rdocs", "foldoc", "debian"], seeds=3, only=[""], cost="", rounds=3, into=""
+    )
+    torch.set_num_threads(1)
+    chosen = {
+        title: row
+        for title, row in rows().items()
+        if title in (BASE, WHOLE) or any(words in title for words in asked.only)
+    }
+    if asked.cost:
+        figures = {name: costs(name, chosen, asked.cost, asked.rounds) for name in asked.sets}
+        *_, last = (ms := figures[asked.sets[-1]])
+        finish(ms[last] / ms[BASE], figures)
+        return
+    lines, gain = list[dict[str, str]](), 1.0
+    for dataset in asked.sets:
+        found = {
+            title: [run_of(dataset, row, seed) for seed in range(asked.seeds)]
+            for title, row in chosen.items()
+        }
+        for over in (BASE, WHOLE):
+            for title, runs in found.items():
+                if title not in (over, BASE):
+                    lines += compared(dataset, title, runs, over, found[over])
+        gain = mean(runs, "R@10") / mean(found[BASE], "R@10")
+    write("graph_price", lines, asked.into)
+    finish(gain, {})
+
+
+def run_of(dataset: str, row: Row, seed: int) -> ByQuery:
+    """Return the metrics of a row's run by query, trained now or earlier."""
+    changes, few = row
+    if few is None:
+        return measured(recipe(dataset), GraphVariant(changes), seed, "validation")
+    config = overlay(recipe(dataset), {**changes, "seed": seed})
+    data = dataset_of(config.dataset, config.encoder)
+
+    def measure() -> Found:
+        model = train_all_epochs(begun(config, few))
+        return {"run": measured_by_query(model, data, "validation")}, {}
+
+    content = [VERSION, flatten(config), data.path.name, asdict(few)]
+    return kept(STORE, content, measure)[0]["run"]
+
+
+def costs(dataset: str, chosen: Mapping[str, Row], encoder: str, rounds: int) -> dict[str, float]:
+    """Return the processor ms of a step of each row, the median of some rounds in turns."""
+    set_verbosity_error()  # it would report the layers that are cut off
+    start = recipe(dataset)
+    if encoder != "bag":
+        own = {"regularization.lambda_z": start.regularization.lambda_z}
+        start = overlay(minilm(dataset), {"encoder.num_layers": int(encoder), **own})
+    runs = {
+        title: begun(overlay(start, {"regularization.every_steps": 1, **changes}), few)
+        for title, (changes, few) in chosen.items()
+    }
+    sides = {title: partial(milliseconds, run) for title, run in runs.items()}
+    for run in runs.values():
+        milliseconds(run)  # the first steps are slower
+    return {title: median(values) for title, values in alternate(rounds, sides).items()}
+
+
+def milliseconds(run: Run) -> float:
+    """Train on for as many steps as draw the graph once, or for three; returns ms of each."""
+    count = max(3, run.config.regularization.every_steps)
+    started = time.process_time()
+    list(train_steps(run.state, run.sampler, run.objective, run.state.step + count))
+    return 1000 * (time.process_time() - started) / count
+
+
+if __name__ == "__main__":
+    main()
