@@ -42,7 +42,7 @@ def engine(
     which takes the white space of Unicode off both ends. It has the tables of a ``dataset`` under
     their names (:func:`name_literal`), with texts also ``folded``. What is beyond ``memory``, as
     ``4GB`` or by default 60 % of the machine's, goes into a subfolder of ``folder``.
-    Raises a UserError if ``memory`` is not a size.
+    Raises a UserError if ``memory`` is not a size, or it or the disk is too small for what is done.
     """
     limit = memory or f"{int(SHARE_OF_MEMORY * psutil.virtual_memory().total)}B"
     with TemporaryDirectory(prefix=".engine-", dir=folder) as aside:
@@ -71,6 +71,11 @@ def engine(
             if dataset is not None:
                 _create_views(connection, dataset)
             yield connection
+        except duckdb.OutOfMemoryException as error:
+            raise UserError(
+                f"this needs more memory than {limit}; give more with --memory, or free disk space"
+                f" beside the output ({str(error).splitlines()[0]})"
+            ) from error
         except (RuntimeError, duckdb.Error) as error:
             if _INTERRUPTED.search(str(error)):
                 raise KeyboardInterrupt from None
@@ -80,18 +85,9 @@ def engine(
 
 
 def run(connection: duckdb.DuckDBPyConnection, what: str, sql: str) -> None:
-    """Run a statement, whose rows can then be fetched; log how far ``what`` is from 5 s on.
-
-    Raises a UserError if it needs more memory or disk than it may have.
-    """
+    """Run a statement, whose rows can then be fetched; log how far ``what`` is from 5 s on."""
     with told(what, lambda: max(connection.query_progress(), 0.0) / 100):
-        try:
-            connection.execute(sql)
-        except duckdb.OutOfMemoryException as error:
-            raise UserError(
-                f"{what} needs more memory than it may have; give more with --memory, or free"
-                f" disk space beside the output ({str(error).splitlines()[0]})"
-            ) from error
+        connection.execute(sql)
 
 
 def count(connection: duckdb.DuckDBPyConnection, sql: str) -> int:

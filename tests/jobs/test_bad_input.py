@@ -11,6 +11,7 @@ import pytest
 
 from jobs import evaluate, ingest, predict, train, validate
 
+WEEK = Path(__file__).parents[2] / "datasets/shop/week_1"
 DEEP = '{"a":' * 50_000 + "1" + "}" * 50_000
 Arguments = list[object]
 
@@ -71,6 +72,14 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
         ingest,
         ["tables", "--clicks", "/dev/null", "--output", "out"],
         "/dev/null is a pipe or a device",
+    ),
+    "no memory": (
+        ingest,
+        [
+            *("tables", "--clicks", WEEK / "clicks.csv", "--ads", WEEK / "catalogue.csv"),
+            *("--columns.ad-text", "title", "--output", "out", "--memory", "1KB"),
+        ],
+        "needs more memory than 1KB; give more with --memory",
     ),
     "long source": (ingest, ["xc", "--source", "x" * 300, "--output", "out"], "too long"),
     "long output": (

@@ -72,7 +72,8 @@ def resolve_pretrained(name: str) -> str:
     path = Path(name).expanduser()
     if path.is_dir():
         return str(path.absolute())
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    is_local = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
+    if is_local or ("/" in name and path.parent.is_dir()):
         raise EncoderError(f"there is no encoder folder at {name}")
     return name
 

@@ -108,6 +108,8 @@ def run_trials(
             says_test=records is None,
         )
         trials.fit({NAME: tune.grid_search(list(configs))}, Path(storage, "trials"), limits)
+        if records is None and trials.records.num_ended() < len(configs):
+            raise KeyboardInterrupt  # before Tune had drawn the rest
         return trials.records.errors()
 
 
@@ -183,11 +185,8 @@ class Trials:
                 raise
             finally:
                 self.parent.close_children_left_open()
-        # Tune treats Ctrl-C as a pause, and draws no more trials.
-        is_timed = settings.get("time_budget_s") is not None
-        has_all = is_timed or self.records.num_ended() >= self.records.total
-        if results.num_terminated + results.num_errors < len(results) or not has_all:
-            raise KeyboardInterrupt
+        if results.num_terminated + results.num_errors < len(results):
+            raise KeyboardInterrupt  # which Tune treats as a pause
         return results
 
     def _trainable(self) -> Any:

@@ -169,6 +169,14 @@ def test_a_missing_encoder_is_an_error_that_names_it(build, name, fragment):
     assert fragment in str(error.value)
 
 
+def test_a_name_within_a_folder_that_is_there_is_no_id_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve_pretrained("owner/model") == "owner/model"
+    Path("owner").mkdir()
+    with pytest.raises(EncoderError, match="no encoder folder at owner/model"):
+        resolve_pretrained("owner/model")
+
+
 def test_a_package_folder_is_found_without_importing_the_package():
     assert Path(resolve_pretrained("package:numpy/linalg")).name == "linalg"
     assert Path(resolve_pretrained("package:numpy/linalg")).is_dir()
