@@ -27,7 +27,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.xc import importing, matrices
 from ramen_ray.data.xc.exporting import export_xc
 from ramen_ray.data.xc.importing import import_xc
-from ramen_ray.data.xc.texts import TextFile
+from ramen_ray.data.xc.text_files import TextFile
 
 NUM_TRAIN, NUM_TEST, NUM_ADS, NUM_ANCHORS = 60, 20, 25, 15
 HARMLESS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12)
