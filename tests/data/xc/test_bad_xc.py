@@ -29,7 +29,7 @@ from ramen_ray.data.store.dataset import DatasetError, write_dataset
 from ramen_ray.data.xc import importing
 from ramen_ray.data.xc.exporting import export_xc
 from ramen_ray.data.xc.importing import import_xc
-from ramen_ray.data.xc.texts import TextFile
+from ramen_ray.data.xc.text_files import TextFile
 
 FEW = settings(max_examples=12)
 
