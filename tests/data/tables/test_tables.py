@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from duckdb.func import ARROW
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import (
     PATIENCE_S,
@@ -94,7 +94,7 @@ def _by_loops(
     return {split: {q: dict(ads) for q, ads in rows.items()} for split, rows in found.items()}
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10)
 @given(events=EVENTS, held_out=st.sampled_from(["new-queries", "later-clicks"]))
 def test_a_split_by_time_is_that_of_plain_loops(events, held_out, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop")
