@@ -274,7 +274,7 @@ def train_loop_per_worker(settings: dict[str, Any]) -> Any:
 
 def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> UserError | None:
     """Say in one line why Ray Train gave up, if not for a fault of the code or a full disk."""
-    end = getattr(error, "controller_failure", error)
+    end = getattr(error, "controller_failure", error)  # what EndIfItRecurs has raised, for one
     if isinstance(end, UserError):
         return end
     if isinstance(error, WorkerGroupError):
@@ -283,6 +283,7 @@ def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> UserErr
             if isinstance(getattr(failure, "health_check_failure", None), RayError):
                 return died_too_often(workers.max_failures, failure)
         return None
+    # The controller also ends where it waited for room in vain: is there any now?
     needed = [worker_share(workers)] * workers.num_workers
     if is_disk_full(end) or has_room(needed, MOMENT_S):
         return None

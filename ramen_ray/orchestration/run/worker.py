@@ -101,7 +101,7 @@ class RunSetup(Setup[DualEncoder]):
             RunError: the encoder is not the one that the run began with.
         """
         model = build_model(self.config).to(self.process.device)
-        expected = {"encoder": self.made_from["encoder"]}
+        expected = {"encoder": self.made_from["encoder"]}  # compared after the model was read
         check_meanwhile(expected, {"encoder": content_of(self.config.encoder.pretrained)})
         if model.classifier_head is not None:
             file = self.folder / CARRIED_FILE
