@@ -25,12 +25,7 @@ from ramen_ray.orchestration.run.directory import (
     finished_run,
     open_run_directory,
 )
-from ramen_ray.orchestration.run.processes import (
-    OnReport,
-    WorkerTask,
-    only_worker,
-    train_in_all_workers,
-)
+from ramen_ray.orchestration.run.processes import OnReport, only_worker, train_in_all_workers
 from ramen_ray.orchestration.run.progress import shown_progress
 from ramen_ray.orchestration.run.start import (
     check_meanwhile,
@@ -39,6 +34,7 @@ from ramen_ray.orchestration.run.start import (
     note_carried,
     resolved,
 )
+from ramen_ray.orchestration.run.worker import WorkerTask
 from ramen_ray.tracking.runs import Run, tracking_uri
 
 logger = logging.getLogger(__name__)
