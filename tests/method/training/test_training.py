@@ -302,6 +302,7 @@ def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(kind, data,
     curriculum = Curriculum(schedule, sampler, model.dim, torch.device("cpu"))
     draws = curriculum.advance(0, DrawState(sampler.data.graphs))
     assert draws.clusters is None
+    assert curriculum.save(Path())["seen"] is None, "a checkpoint has no zeros"
     rows = []
     for step in range(sampler.steps_per_epoch):
         encoded = encode(model, _inputs(sampler, step))
