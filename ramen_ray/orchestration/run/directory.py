@@ -34,7 +34,7 @@ TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
 IDENTITY_FILE = "made_from.json"  # in a checkpoint: what its run is made from
 
 Identity = dict[str, str]
-"""What a run is made from besides its settings, by name; see :mod:`.start`."""
+"""What a run is made from besides its settings, by name; see :mod:`.made_from`."""
 
 
 class RunError(UserError):

@@ -46,8 +46,8 @@ from ramen_ray.orchestration.run.directory import (
     Identity,
 )
 from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
+from ramen_ray.orchestration.run.made_from import CARRIED_FILE, check_meanwhile
 from ramen_ray.orchestration.run.processes import Process, prepare_process
-from ramen_ray.orchestration.run.start import CARRIED_FILE, check_meanwhile
 from ramen_ray.tracking.runs import Run
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
