@@ -26,7 +26,7 @@ from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import ZERO_SHOT
 from ramen_ray.data.xc.layouts import GraphFiles, XcFiles, find_files
 from ramen_ray.data.xc.matrices import read_ids, read_matrix, read_shape
-from ramen_ray.data.xc.texts import Scan, TextFile, scan
+from ramen_ray.data.xc.text_files import Scan, TextFile, scan
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from ramen_ray.data.findings import error_at
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import ZERO_SHOT
-from ramen_ray.data.xc.texts import TextFile
+from ramen_ray.data.xc.text_files import TextFile
 from ramen_ray.naming import naming_fault
 
 Columns = Literal["all", "seen", "novel"]

@@ -277,9 +277,7 @@ def embed_texts(
     if file.exists():
         return
     with whole_file(file) as aside:
-        named = aside.with_suffix(".npy")
-        embed_distinct(model, _tables(data, sibling), named, False, num_threads, part)
-        named.rename(aside)
+        embed_distinct(model, _tables(data, sibling), aside, False, num_threads, part)
 
 
 def open_embedded(

@@ -255,7 +255,8 @@ def told_how_to_go_on(path: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         last = max((one.name for one in path.glob("checkpoint_*")), default=None)
-        where = "starts anew" if last is None else f"goes on after step {int(last[-9:])}"
+        step = None if last is None else int(last.removeprefix("checkpoint_"))
+        where = "starts anew" if step is None else f"goes on after step {step}"
         raise KeyboardInterrupt(f"the same command {where}") from stop
 
 

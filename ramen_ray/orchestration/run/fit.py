@@ -25,6 +25,12 @@ from ramen_ray.orchestration.run.directory import (
     finished_run,
     open_run_directory,
 )
+from ramen_ray.orchestration.run.processes import (
+    OnReport,
+    WorkerTask,
+    only_worker,
+    train_in_all_workers,
+)
 from ramen_ray.orchestration.run.progress import shown_progress
 from ramen_ray.orchestration.run.start import (
     check_meanwhile,
@@ -32,12 +38,6 @@ from ramen_ray.orchestration.run.start import (
     identity_of,
     note_carried,
     resolved,
-)
-from ramen_ray.orchestration.run.workers import (
-    OnReport,
-    WorkerTask,
-    only_worker,
-    train_in_all_workers,
 )
 from ramen_ray.tracking.runs import Run, tracking_uri
 
@@ -95,12 +95,12 @@ def fit(
     made_from = identity_of(config, dataset)
     check_meanwhile(expected or made_from, made_from)
     tokenizer = check_config(config, dataset)
-    output = Path(config.output)
+    output, is_nested = Path(config.output), parent is not None
     with open_run_directory(config, dataset.name, made_from) as directory:
         uri = tracking_uri(output) if parent is None else parent.uri
         run = directory.open_run(uri, config.experiment, output, parent)
         keep_intact_checkpoints(directory.path)
-        with run.closing(is_nested := parent is not None):
+        with run.closing(is_nested):
             run.log_first_artifact(directory.path / CONFIG_FILE)
             seconds: dict[str, float] = {}
             with _timed(seconds, "ray"):

@@ -38,7 +38,6 @@ from ramen_ray.orchestration.run.build import (
     held_classifiers,
     use_bf16,
 )
-from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
@@ -46,9 +45,13 @@ from ramen_ray.orchestration.run.directory import (
     VALIDATION_ADS_FILE,
 )
 from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
-from ramen_ray.orchestration.run.progress import RunLog
+from ramen_ray.orchestration.run.processes import (
+    Process,
+    WorkerResult,
+    WorkerTask,
+    prepare_process,
+)
 from ramen_ray.orchestration.run.start import CARRIED_FILE, check_meanwhile
-from ramen_ray.orchestration.run.workers import Process, WorkerResult, WorkerTask
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
 
@@ -58,25 +61,25 @@ def run_worker(task: WorkerTask, process: Process) -> WorkerResult:
     entered_at = time.time()
     setup = set_up(task, process)
     try:
-        run = start_or_resume(setup)
-        train(run)
+        training = start_or_resume(setup, task.run)
+        train(training)
     finally:
         for one in setup.background:
             one.cancel()
     for one in setup.background:
         one.keep_only_taken()
     setup.local.forget(setup.folder)
-    best = setup.checkpoints.best()
+    best = training.checkpoints.best()
     metrics, part = evaluate_best(setup, best.folder)
     return WorkerResult(
         metrics,
         best.folder,
         best.step,
         part,
-        run.progress.trained_seconds,
+        training.progress.trained_seconds,
         sum(one.waited_s for one in setup.background),
         entered_at,
-        run.first_step_at or entered_at,
+        training.first_step_at or entered_at,
     )
 
 
@@ -147,14 +150,14 @@ class RunSetup(Setup[DualEncoder]):
 def set_up(task: WorkerTask, process: Process) -> RunSetup:
     """Map the data into memory, and build what training needs besides the model."""
     config, device = task.config, process.device
-    process.settle(config.seed, config.workers)
+    prepare_process(config.seed, config.workers)
     objective = build_objective(config)
     regularizers = objective.regularizers
     on_disk = None if config.local_folder is None else Path(config.local_folder)
     local = LocalFolder(on_disk, process.is_first_on_machine, device)
     prepared, edges, folder = task.prepared, task.edges, task.run_directory
     data = Prepared(local.copy_of(prepared))
-    if edges.is_relative_to(prepared):
+    if edges.is_relative_to(prepared):  # not walked, and copied with the other arrays
         graphs = data.path / edges.relative_to(prepared)
     else:
         graphs = local.copy_of_graphs(edges, regularizers)
@@ -167,15 +170,12 @@ def set_up(task: WorkerTask, process: Process) -> RunSetup:
     )  # tasks may run on other machines, so they read the shared folders
     # in the order in which their results are taken
     background = (pruning_task(config, context), shortlist_task(config, context))
-    log = RunLog(task.run, folder, objective, plan.total_steps)
     return RunSetup(
         folder=folder,
         process=process,
-        checkpoints=Checkpoints(folder, device),
         plan=plan,
         objective=objective,
         sampler=sampler,
-        log=log if world()[0] == 0 else None,
         advice="lower optimizer.lr, or set optimizer.max_gradient_norm",
         background=[one for one in background if one is not None],
         use_bf16=bf16,
