@@ -16,7 +16,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from support import WAITS_FOR_TASKS, text_table, wait_until
+from support import WAITS_FOR_TASKS, contents_of, text_table, wait_until
 
 from ramen_ray.command_line import training_command
 from ramen_ray.config import RunConfig, overlay
@@ -177,12 +177,7 @@ def test_ray_data_outlives_the_machine_on_which_a_job_first_used_it(machines, co
     machines.add()
     prepared = prepare(dataset, tmp_path / "second", tokenizer).path
     (first,) = (tmp_path / "first").glob("[!.]*")
-    assert _contents(first) == _contents(prepared)
-
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    files = (file for file in folder.rglob("*") if file.is_file())
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    assert contents_of(first) == contents_of(prepared)
 
 
 @pytest.mark.parametrize("stage", AMID)
