@@ -148,7 +148,7 @@ class ShortlistMining:
         embeddings = embed_tables(model, tables, file, resources, part="encoder")
         is_exact = not costs_too_much(len(queries), len(ads), embeddings.shape[1])
         shards = embedded_shards(file, len(queries), gb_per_shard, is_exact)
-        blocks = search_shards(shards, (file, len(queries)), self.size, self.num_threads)
+        blocks = search_shards(shards, file, len(queries), self.size, self.num_threads)
 
         def exact(sample: Int64s) -> TopK:
             return search(embeddings[sample], embeddings[len(queries) :], self.size)

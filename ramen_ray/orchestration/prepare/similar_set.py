@@ -146,7 +146,7 @@ class _Search:
         is_all = isinstance(texts, range)
         queries = self.file if is_all else self._copy_rows(np.asarray(texts))
         shards = embedded_shards(self.file, 0, self.gb_per_shard, self.is_exact, EFFORT)
-        blocks = search_shards(shards, (queries, len(texts)), k)
+        blocks = search_shards(shards, queries, len(texts), k)
         if is_all:
             self.found = np.full((len(self.sample), k), -1)
             blocks = keep_sample(blocks, self.sample, self.found)
@@ -157,7 +157,7 @@ class _Search:
     def recall(self, k: int) -> float:
         """Return the share of the k nearest others of the sample that are among the k found."""
         embeddings = np.load(self.file, mmap_mode="r")
-        nearest, _ = search(embeddings[self.sample], embeddings, k + 1)
+        nearest, _ = search(embeddings[self.sample], embeddings, k + 1)  # itself among them
         others = np.where(nearest == self.sample[:, None], -1, nearest)
         return share_found(self.found[:, : k + 1], others)
 

@@ -25,20 +25,16 @@ from ramen_ray.orchestration.run.directory import (
     finished_run,
     open_run_directory,
 )
-from ramen_ray.orchestration.run.processes import (
-    OnReport,
-    WorkerTask,
-    only_worker,
-    train_in_all_workers,
-)
-from ramen_ray.orchestration.run.progress import shown_progress
-from ramen_ray.orchestration.run.start import (
+from ramen_ray.orchestration.run.made_from import (
     check_meanwhile,
     edges_to_train,
     identity_of,
     note_carried,
     resolved,
 )
+from ramen_ray.orchestration.run.processes import OnReport, only_worker, train_in_all_workers
+from ramen_ray.orchestration.run.progress import shown_progress
+from ramen_ray.orchestration.run.worker import WorkerTask
 from ramen_ray.tracking.runs import Run, tracking_uri
 
 logger = logging.getLogger(__name__)

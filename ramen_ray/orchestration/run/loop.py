@@ -19,7 +19,6 @@ from ramen_ray.config import TrainingConfig
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.errors import first_line_of
 from ramen_ray.method.distributed import world
-from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.training.state import (
@@ -221,7 +220,7 @@ def train_until(training: Training[Model], stop: int) -> StepLosses:
     """Train up to step ``stop``; returns the losses of the steps."""
     setup, state = training.setup, training.state
     started, first = time.monotonic(), state.step
-    is_adaptive = any(isinstance(part, AdaptiveWeights) for part in state.parts)
+    is_adaptive = any(part.moves_weights for part in state.parts)
     waiting: list[Tensor] = []
     weights: list[Tensor] = []
     trained: list[NDArray[np.float32]] = []

@@ -39,8 +39,7 @@ from ray.train import RunConfig as RayRunConfig
 from ray.train.torch import TorchTrainer
 from torch import nn
 
-from ramen_ray.bases import Part
-from ramen_ray.config import RunConfig, WorkersConfig
+from ramen_ray.config import WorkersConfig
 from ramen_ray.errors import UserError, first_line_of, is_disk_full
 from ramen_ray.orchestration.cluster.joining import ClusterError, kept_handler
 from ramen_ray.orchestration.cluster.resources import (
@@ -52,7 +51,6 @@ from ramen_ray.orchestration.cluster.resources import (
     worker_share,
     worker_task,
 )
-from ramen_ray.tracking.runs import Run
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """How long Ray Train waits for room for its workers; then that counts as one more failure."""
@@ -102,40 +100,6 @@ def only_worker(on_report: OnReport = lambda metrics: None) -> Process:
     """Describe this process, which has the GPU that Ray gives it, or else the CPU."""
     device = torch.device("cuda", 0) if ray.get_gpu_ids() else torch.device("cpu")
     return Process(device, report=on_report)
-
-
-@dataclass(frozen=True)
-class WorkerTask:
-    """What a run's workers are sent; paths are folders that all machines can reach."""
-
-    config: RunConfig
-    prepared: Path
-    edges: Path  # the graphs to train on
-    run_directory: Path
-    run: Run
-    made_from: dict[str, str]  # as the driver has found it
-
-    def train(self, process: Process) -> "WorkerResult":
-        """Train to the end in a worker's process, and evaluate."""
-        from ramen_ray.orchestration.run.worker import run_worker  # its libraries take seconds
-
-        return run_worker(self, process)
-
-
-@dataclass(frozen=True)
-class WorkerResult:
-    """What a worker returns; the driver uses that of the first. Times are seconds since 1970."""
-
-    # by row (``untrained``, ``trained``), then split, then metric name. With classifiers there are
-    # also ``encoder``, ``classifier`` and ``both``
-    metrics: dict[str, dict[str, dict[str, float]]]
-    best_checkpoint: Path  # the best model's folder
-    best_step: int  # the step after which it was written
-    part: Part  # which part of its vectors answers best on the validation split
-    trained_seconds: float  # time spent in steps, over all attempts
-    waited_seconds: float  # time spent waiting for background tasks
-    entered_at: float
-    first_step_at: float
 
 
 def train_in_all_workers(
@@ -274,7 +238,7 @@ def train_loop_per_worker(settings: dict[str, Any]) -> Any:
 
 def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> UserError | None:
     """Say in one line why Ray Train gave up, if not for a fault of the code or a full disk."""
-    end = getattr(error, "controller_failure", error)
+    end = getattr(error, "controller_failure", error)  # what EndIfItRecurs has raised, for one
     if isinstance(end, UserError):
         return end
     if isinstance(error, WorkerGroupError):
@@ -283,6 +247,7 @@ def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> UserErr
             if isinstance(getattr(failure, "health_check_failure", None), RayError):
                 return died_too_often(workers.max_failures, failure)
         return None
+    # The controller also ends where it waited for room in vain: is there any now?
     needed = [worker_share(workers)] * workers.num_workers
     if is_disk_full(end) or has_room(needed, MOMENT_S):
         return None

@@ -163,6 +163,20 @@ READ: dict[str, tuple[str, bytes, dict[str, list[Any]], list[int], str]] = {
         [2],
         "a.csv, row 2: 1 lines have a quote in the middle of a cell",
     ),
+    "a text cut within a letter": (
+        "a.csv",
+        "query\ncrème\n".encode() + b"caf\xc3\n",
+        {"query": ["crème", "cafÃ"]},
+        [2, 3],
+        "save the file as UTF-8, and cut no text within a letter",
+    ),
+    "what Python writes for nothing in JSON": (
+        "a.jsonl",
+        b'{"query": NaN}\n{"query": "a"}\n',
+        {"query": [None, "a"]},
+        [1, 2],
+        "",
+    ),
     "blank lines": (
         "a.csv",
         b"query,ad\n\na,1\n \t \n,2\n\n",
@@ -318,6 +332,11 @@ NO_FILES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "no file": (Path.exists, "{}/none.csv", "there is no file or folder"),
     "an empty folder": (Path.exists, "{}/.", "holds no files"),
     "a glob of nothing": (Path.exists, "{}/*.csv", "holds no files"),
+    "a glob of any depth": (
+        lambda folder: (folder / "a.csv").write_text("query\na\n"),
+        "{}/**/*.csv",
+        "for files at any depth, give the folder above them",
+    ),
     "an unknown store": (Path.exists, "gopher://host/a.csv", "cannot open gopher"),
     "a pipe": (
         lambda folder: os.mkfifo(folder / "a.csv"),
@@ -348,6 +367,20 @@ def test_what_is_not_a_plain_file_is_refused(case, tmp_path):
     make(tmp_path)
     with pytest.raises(DatasetError, match=message):
         find_files(source.format(tmp_path), ["query", *(["market"] if "market" in message else [])])
+
+
+def test_files_of_the_same_content_are_told_unless_they_have_no_rows(tmp_path, caplog):
+    contents = {"1": "query\na\n", "1 (1)": "query\na\n", "2": "query\nb\n"}
+    contents |= dict.fromkeys(["3", "4", "day=1/a", "day=2/a"], "query\n")
+    contents |= dict.fromkeys(["day=3/a", "day=4/a"], "query\nc\n")
+    for name, content in contents.items():
+        (tmp_path / f"{name}.csv").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.csv").write_text(content)
+    table = UserTable(str(tmp_path), {"query": Column("query")}, skip_bad_rows=False)
+    assert table.read()["query"].to_pylist() == [*"aab", *"cc"]
+    (told,) = (line for line in caplog.messages if "content" in line)
+    first, copy = tmp_path / "1 (1).csv", tmp_path / "1.csv"
+    assert told.startswith(f"warning: {copy} has the content of {first}, and both were read (1 ")
 
 
 NO_PARTS: dict[str, tuple[Callable[[Path], Any], str]] = {

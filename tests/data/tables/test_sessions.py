@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import query_table, text_table
 
@@ -182,7 +182,7 @@ def _expected_side(
     }
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(rows=ROWS, limits=SETTINGS, threads=st.integers(1, 4))
 def test_edges_are_those_of_plain_loops(dataset, rows, limits, threads, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")

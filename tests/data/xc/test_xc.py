@@ -343,17 +343,14 @@ def test_the_size_of_blocks_does_not_matter(monkeypatch, oak, tmp_path):
     _same(whole, import_xc(tmp_path / "again", tmp_path / "parts again"))
 
 
-def test_jobs(oak, tmp_path, run_here, caplog):
+def test_jobs(oak, tmp_path, done, refused, caplog):
     (oak / "raw_data" / "label.raw.txt").write_bytes(b"\xff\n" + b"hat\n" * (NUM_ADS - 1))
     made, exported = tmp_path / "a", tmp_path / "b"
-    code, printed = run_here(ingest, "xc", "--source", oak, "--output", made)
-    assert code == 0
+    printed = done(ingest, "xc", "--source", oak, "--output", made)
     assert printed.startswith(f"wrote xc to {made}\n")
     assert "label.raw.txt, row 1: 1 lines are not UTF-8" in caplog.text
-    code, printed = run_here(export, "xc", made, "--output", exported)
-    assert code == 0, printed
+    printed = done(export, "xc", made, "--output", exported)
     assert printed.startswith(f"wrote {exported}\nnext: ")
     _same(Dataset(made), import_xc(exported, tmp_path / "c"))
-    code, printed = run_here(export, "xc", tmp_path / "none", "--output", tmp_path / "d")
-    assert code == 2
-    assert printed.startswith("error: there is no dataset directory")
+    error = refused(export, "xc", tmp_path / "none", "--output", tmp_path / "d")
+    assert error.startswith("error: there is no dataset directory")

@@ -383,14 +383,6 @@ def test_two_workers_train_and_evaluate_as_one(kind, data, encoder_path, two_wor
             assert not len(found["ads"]), "the first worker has them"
 
 
-@pytest.mark.parametrize(("kind", "lr"), [("transformer", 5e-3), ("bag", 5e-2)])
-def test_training_lowers_the_task_loss(kind, lr, data, encoder_path):
-    encoder, sampler = build_encoder(kind, encoder_path), build_sampler(data, OBJECTIVE)
-    losses = np.array(Run(encoder, sampler, OBJECTIVE, (), (lr, 0.01, None)).train(40))
-    assert losses[-6:, 0].mean() < 0.6 * losses[:3, 0].mean()
-    assert np.isfinite(losses).all()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_equals_an_uninterrupted_one(kind, data, encoder_path, tmp_path):
     sampler = build_sampler(data, OBJECTIVE)

@@ -228,7 +228,7 @@ def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(machines, tmp_pa
         return len(begun) > 8  # two are of indexing
 
     def job() -> TopK:
-        return put_together(search_shards(shards, (file, len(queries)), 10, 1), len(queries), 10)
+        return put_together(search_shards(shards, file, len(queries), 10, 1), len(queries), 10)
 
     found = _losing_one(machines, job, begins, lambda: any(attempts.glob("*")))
     expected = search(queries, ads, 10)
@@ -244,7 +244,7 @@ def test_a_search_asks_for_cpus_that_a_machine_has(machines, tmp_path, monkeypat
     np.save(file, ads)
     two = embedded_shards(file, 0, 1e-9)
     assert len(two) == 2  # for each, half of the CPUs are two, which no machine has
-    ((_, (found, _)),) = search_shards(two, (file, 5), 1)
+    ((_, (found, _)),) = search_shards(two, file, 5, 1)
     assert found[:, 0].tolist() == (ads[:5] @ ads.T).argmax(axis=1).tolist()
 
 

@@ -1,4 +1,4 @@
-"""What a run starts from, and whether that is still the same: encoder, code, data, graph, ads."""
+"""What a run is made from, and whether that is still the same: encoder, code, data, graph, ads."""
 
 import json
 import logging
