@@ -41,13 +41,14 @@ from ramen_ray.method.novel_ads.neighbours import SeenAds, Vectors, clicked_toge
 from ramen_ray.method.novel_ads.representation import CombinedAds, Combiner
 from ramen_ray.method.retrieval.search import search
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.combining.combiner_worker import Combining
+from ramen_ray.orchestration.combining.combiner_worker import set_up
 from ramen_ray.orchestration.combining.inputs import (
     CombinerConfig,
     CombineSettings,
     VariantName,
     revealed_clicks,
 )
+from ramen_ray.orchestration.run.processes import Process
 from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
@@ -243,20 +244,20 @@ class CombinerRun:
     def __init__(self, embedded: Embedded, variant: VariantName, epochs: int, times: int = 1):
         combiner = CombinerConfig(epochs=epochs, lr=times * CombinerConfig().lr)
         settings = CombineSettings(run="", variant=variant, combiner=combiner)
-        self._combining = Combining.of(settings, embedded)
-        self._model = self._combining.new_model(CPU)
-        self._state = self._combining.new_state(self._model)
+        self._setup = set_up(settings, embedded, None, Path(), Process(CPU))
+        self._model = self._setup.new_model()
+        self._state = self._setup.new_state(self._model)
         self._state.advance()
 
     def train(self, with_combiner: bool) -> None:
         """Train the classifiers, to where the combiner's steps begin, or all."""
-        combining = self._combining
-        stop = combining.total_steps if with_combiner else combining.first_steps
-        list(train_steps(self._state, combining.sampler, combining.objective(), stop))
+        setup = self._setup
+        stop = setup.plan.total_steps if with_combiner else setup.first_steps
+        list(train_steps(self._state, setup.sampler, setup.objective, stop))
         self._state.advance()
 
     def combined_ads(self) -> CombinedAds:
-        return self._combining.combined_ads(self._model)
+        return self._setup.combined_ads(self._model)
 
 
 def by_test_query(embedded: Embedded, vectors: Vectors) -> ByQuery:

@@ -103,20 +103,21 @@ def measure_answers(
         for name in ("onnx", "int8"):
             shutil.copytree(made, folder / name)
             compile_retriever(folder / name, int8=name == "int8")
-        uri = f"sqlite:///{folder}/mlflow.db"
-        mlflow.set_tracking_uri(uri)
-        run = open_run(uri, "benchmark", "retriever", folder)
-        dataset = Dataset(DATASET)
-        notes = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
-        uris = {
-            name: f"models:/{log_retriever(run, folder / name, queries[:2], notes)}"
-            for name in ("torch", "onnx", "int8")
-        }
+        uris = {name: logged(folder, folder / name) for name in ("torch", "onnx", "int8")}
         figures = {
             name: measure_model(mlflow.pyfunc.load_model(uri), queries)
             for name, uri in uris.items()
         }
         return figures | {"job": measure_job(folder, uris["torch"], queries, job_queries)}
+
+
+def logged(folder: Path, made: Path) -> str:
+    """Log a retriever in a store in ``folder``; returns the model's address."""
+    uri, dataset = f"sqlite:///{folder}/mlflow.db", Dataset(DATASET)
+    mlflow.set_tracking_uri(uri)
+    notes = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
+    run = open_run(uri, "benchmark", made.name, folder)
+    return f"models:/{log_retriever(run, made, ['a query'], notes)}"
 
 
 def measure_job(folder: Path, uri: str, known: list[str], count: int) -> dict[str, float]:

@@ -27,17 +27,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
 import psutil
 
 from benchmarks.common import ENVIRONMENT, finish, in_fresh_process, options, prepared
-from benchmarks.retriever import DATASET, make_retriever
+from benchmarks.retriever import DATASET, logged, make_retriever
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.presets import MINILM
-from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import open_run
 
 JSON, PATIENCE_S = "application/json", 120
 Request = tuple[bytes, str]
@@ -64,13 +61,7 @@ def main() -> None:
 
 
 def log(folder: Path, path: Path, encoder: EncoderConfig) -> str:
-    """Log a retriever in a store in ``folder``; returns the model's address."""
-    uri = f"sqlite:///{folder}/mlflow.db"
-    mlflow.set_tracking_uri(uri)
-    run, made = open_run(uri, "benchmark", "server", folder), make_retriever(folder, path, encoder)
-    dataset = Dataset(DATASET)
-    notes = {"dataset_fingerprint": dataset.fingerprint, "num_ads": dataset.num_rows("ads")}
-    return f"models:/{log_retriever(run, made, ['a query'], notes)}"
+    return logged(folder, make_retriever(folder, path, encoder))
 
 
 @contextmanager

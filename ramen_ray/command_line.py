@@ -76,6 +76,7 @@ RAYS_COPIES = "working_dir_files"  # a folder with Ray's copies of the files of 
 _OF_PYDANTIC = re.compile(
     r"Error parsing (?:[A-Z]\w+|(?:\d+\.)?([\w.]+)): \d+ validation errors? for \w+ "
     r"(?:(\w+) (?=Input ))?"
+    r"|Error parsing __tyro-dummy-inner__[\w.]*: "  # dataclasses, whose errors say what is wrong
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

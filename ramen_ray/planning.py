@@ -24,7 +24,7 @@ POINTER, HASH, WEIGHT, FLOAT, HALF = 8, 8, 8, 4, 2
 LARGEST_INT32 = 2**31 - 1
 TOKEN = 2  # vocabularies of up to 65,536 tokens
 STATES, MOMENTS = 16, 12  # bytes of a weight and two moments, with and without its gradient
-CHECKPOINTS, RESULTS = 3, 2  # that are kept; results are of a background task
+KEPT_CHECKPOINTS, KEPT_RESULTS = 3, 2  # results are of a background task
 # Bytes that a token, layer and unit of width saves for backward, in fp32 and under bf16 autocast
 ACTIVATIONS, ACTIVATIONS_BF16 = 67, 60
 RAY, PROCESS = 2.2e9, 5e8  # bytes of Ray on a machine of two cores; of a worker that has no data
@@ -254,14 +254,14 @@ def needs(run: PlannedRun) -> Iterator[Need]:
     if run.walks:
         yield Need("walked graph", "at most", disk=graph, mapped=graph)
     if _prunings(run):
-        yield Need("pruned graphs", "at most", disk=RESULTS * graph, mapped=graph)
+        yield Need("pruned graphs", "at most", disk=KEPT_RESULTS * graph, mapped=graph)
     first_refresh, epochs = run.config.base.refresh_every, run.config.training.epochs
     if parts.hard_negatives == "shortlists" and epochs > first_refresh:
         lists = FLOAT * sizes.queries * parts.shortlist_size
-        yield Need("shortlists", "1 %", disk=RESULTS * lists, mapped=lists)
+        yield Need("shortlists", "1 %", disk=KEPT_RESULTS * lists, mapped=lists)
     classifiers = MOMENTS * sizes.ads * dim * (parts.heads == "classifier")
     saved = MOMENTS * run.encoder.weights + classifiers
-    yield Need("checkpoints", "at most", disk=CHECKPOINTS * saved)
+    yield Need("checkpoints", "at most", disk=KEPT_CHECKPOINTS * saved)
     yield Need("index of the ads", "5 %", disk=index_bytes(sizes.ads, dim, choose_kind(sizes.ads)))
     yield _workers(run, classifiers)
     if run.count > 1:

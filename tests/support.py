@@ -326,6 +326,18 @@ def table_with_code(file: Path, nested: str) -> pa.Table:
     )
 
 
+def contents_of(folder: Path) -> dict[str, bytes]:
+    """Read all files below ``folder``, by their paths within it."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def unit_rows(count: int, width: int, seed: int) -> np.ndarray:
+    """Draw float32 vectors (count, width) of length 1, of all directions alike."""
+    rows = np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
 def best_by_a_sort(queries: np.ndarray, ads: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Find the ads and scores (queries, k) of the k most similar, equals by splitmix64's order."""
     similarity = queries @ ads.T

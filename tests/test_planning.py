@@ -438,10 +438,9 @@ def test_bad_requests(arguments, message, refused):
     assert message in refused(plan_job, *given)
 
 
-def test_the_job_says_first_who_keeps_the_arrays(run_here):
+def test_the_job_says_first_who_keeps_the_arrays(done):
     flags = "--queries 540M --ads 360M --edges-per-node 40 --machine g5.2xlarge=8 --epochs 20"
-    code, said = run_here(plan_job, *flags.split())
-    assert code == 0
+    said = done(plan_job, *flags.split())
     first = said.splitlines()[0]
     assert first.startswith("training: 959 GB of arrays are read at random")
     assert "g5.2xlarge (34 GB) does not keep them in memory" in first
@@ -450,19 +449,18 @@ def test_the_job_says_first_who_keeps_the_arrays(run_here):
     assert "527,343 steps an epoch" in said
     assert "No hours are known: no benchmark was run on g5.2xlarge" in said
     priced = [*flags.replace("g5.2xlarge=8", "epyc").split(), "--price-per-hour", "100"]
-    code, said = run_here(plan_job, *priced)
+    said = done(plan_job, *priced)
     assert "extrapolated" in said
     (edges,) = (line.split("│") for line in said.splitlines() if line.startswith("│ edges "))
     hours, price = (float(edges[cell].replace(",", "")) for cell in (3, 5))
     assert price == pytest.approx(100 * hours, rel=0.05)
 
 
-def test_every_method_and_encoder_can_be_planned(run_here):
+def test_every_method_and_encoder_can_be_planned(done):
     machines = cycle(("epyc=2", "g5.48xlarge=2"))
     for preset, encoder in product(("ramen-ance", "ramen-ngame", "unidec-320k"), ENCODERS):
         flags = f"--queries 1M --ads 1.2M --encoder {encoder} --machine {next(machines)}"
-        code, said = run_here(plan_job, *flags.split(), "--preset", preset)
-        assert code == 0, said
+        done(plan_job, *flags.split(), "--preset", preset)
 
 
 def test_planning_needs_no_ray():

@@ -129,6 +129,7 @@ class _Titles:
         return {title for title in targets if title is not None} - {self.of(topic)}
 
     def _target(self, link: str, package: str) -> str | None:
+        # R's \link[=ALIAS]{text}, \link[PACKAGE:PAGE]{text}, \link[PACKAGE]{PAGE}, \link{ALIAS}
         option, _, text = link.partition("|")
         if option and not option.startswith("="):
             package, _, page = option.partition(":")

@@ -4,6 +4,7 @@ Without a process group there is one worker.
 """
 
 from collections.abc import MutableMapping
+from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -14,6 +15,9 @@ from torch import Tensor, distributed
 from torch.nn import functional
 
 T = TypeVar("T")
+PATIENCE = timedelta(hours=6)
+"""With what the first worker does alone, such as clusters of 100M queries. If a worker dies, the
+others are told at once."""
 
 
 def world() -> tuple[int, int]:
@@ -32,7 +36,7 @@ def group_of_cpus() -> distributed.ProcessGroup | None:
         return None
     workers = distributed.group.WORLD
     if workers not in _groups_of_cpus:
-        _groups_of_cpus[workers] = distributed.new_group(backend="gloo")
+        _groups_of_cpus[workers] = distributed.new_group(timeout=PATIENCE, backend="gloo")
     return _groups_of_cpus[workers]
 
 

@@ -74,7 +74,7 @@ def evaluate_checkpoint(
     cache = Path(config.output) / "prepared"
     data = prepare(opened, cache, trained_tokenizer(checkpoint, config.encoder))
     judgement = build_judgement(config, data, split)
-    shown = _retrieve((checkpoint, part), data, split, judgement, config.workers)
+    shown = _retrieve(checkpoint, part, data, split, judgement, config.workers)
     metrics = judgement.metrics(shown[0])
     if predictions is not None:
         write_predictions(predictions, opened, split, shown, judgement.known(data, split))
@@ -144,7 +144,8 @@ def _read_checkpoint_config(checkpoint: Path, part: Part | None) -> RunConfig:
 
 
 def _retrieve(
-    model: tuple[Path, Part | None],
+    checkpoint: Path,
+    part: Part | None,
     data: Prepared,
     split: str,
     judgement: Judgement,
@@ -159,9 +160,9 @@ def _retrieve(
     with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=data.path.parent) as folder:
         file, ids = Path(folder) / "embeddings.npy", Path(folder) / "ids.npy"
         np.save(ids, ads.rows)
-        embed_tables(model[0], [queries, ads], file, resources, part=model[1])
+        embed_tables(checkpoint, [queries, ads], file, resources, part=part)
         shards = embedded_shards(file, num_queries, workers.gb_per_shard, ids=ids)
-        found = search_shards(shards, (file, num_queries), judgement.depth, cpus)
+        found = search_shards(shards, file, num_queries, judgement.depth, cpus)
         return judgement.shown(put_together(found, num_queries, judgement.depth))
 
 

@@ -50,19 +50,22 @@ class Shard(Protocol):
 
 
 def search_shards(
-    shards: Sequence[Shard], queries: tuple[Path, int], k: int, num_threads: int | None = None
+    shards: Sequence[Shard],
+    file: Path,
+    num_queries: int,
+    k: int,
+    num_threads: int | None = None,
 ) -> Iterator[tuple[int, TopK]]:
     """Find the k most similar of all shards' ads for queries whose embeddings are in a file.
 
-    ``queries`` are an ``.npy`` file (rows, D) float32 in a folder that all machines can reach, and
-    how many of its first rows are queries. Actors have ``num_threads``; None shares the CPUs
-    evenly. Yields the first query of a block, and what was found for the block; in any order.
+    They are the first rows of an ``.npy`` file (rows, D) float32 that all machines can reach.
+    Actors have ``num_threads``; None shares the CPUs evenly. Yields the first query of a block, and
+    what was found for the block; in any order.
 
     Raises:
         ClusterError: no machine has had room for a shard, or processes have died at it.
     """
-    file, num_queries = queries
-    blocks = query_blocks(file, num_queries)
+    blocks = _query_blocks(file, num_queries)
     if len(shards) == 1 and shards[0].num_bytes <= BYTES_HERE:
         index, ids = shards[0].open()
         for block in blocks:
@@ -89,7 +92,7 @@ def put_together(blocks: Iterable[tuple[int, TopK]], num_queries: int, k: int) -
     return ads, scores
 
 
-def query_blocks(file: Path, num_queries: int) -> list[Block]:
+def _query_blocks(file: Path, num_queries: int) -> list[Block]:
     """Cut the first rows of an ``.npy`` file into blocks: passes of a search, unless very many."""
     passes = -(-num_queries // QUERIES_PER_PASS)
     size = min(QUERIES_PER_PASS * max(-(-passes // MOST_BLOCKS), 1), MOST_QUERIES_PER_BLOCK)

@@ -105,7 +105,7 @@ def _as_svg(plot: Plot) -> str:
     axes.grid(alpha=0.3)
     axes.legend()
     content = io.BytesIO()
-    nameless = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    nameless = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # None leaves them out
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ramen_ray"}):
         figure.savefig(content, format="svg", metadata=nameless)
     return b64encode(content.getvalue()).decode()

@@ -301,7 +301,8 @@ def _queries_of(table: pd.DataFrame) -> list[Any]:
             f"the first column is {name!r}; put the queries first, in a column named "
             f"{' or '.join(QUERY_COLUMNS)}"
         )
-    return list(table.iloc[:, 0])
+    # of a list of objects MLflow makes arrays, of a text each
+    return [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in table.iloc[:, 0]]
 
 
 def _check_size(num_queries: int, num_characters: int, top_k: int) -> None:

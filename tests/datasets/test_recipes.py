@@ -301,8 +301,9 @@ def test_rdocs_tables(tmp_path):
         ("rdocs", "rdocs.tsv.xz", lzma.compress),
     ],
 )
-def test_compressed_sources(name, file, compress, tmp_path):
-    """They give the tables of plain ones, each time; a truncated one is refused by name."""
+def test_compressed_sources_give_the_tables_of_plain_ones_or_are_refused(
+    name, file, compress, tmp_path
+):
     build, write_source = RECIPES[name]
     source = write_source(tmp_path / "source")
     plain = build(source, tmp_path / "plain")
@@ -316,8 +317,7 @@ def test_compressed_sources(name, file, compress, tmp_path):
 
 
 @pytest.mark.parametrize(("file", "content", "message"), REFUSED)
-def test_broken_sources(file, content, message, tmp_path):
-    """They are refused by file and line, and no files are left."""
+def test_broken_sources_are_refused_by_file_and_line(file, content, message, tmp_path):
     recipe = {"foldoc.index": "foldoc", "rdocs.tsv": "rdocs"}.get(file, "debian")
     build, write_source = RECIPES[recipe]
     source = write_source(tmp_path / "source")
@@ -338,8 +338,7 @@ RELATION = st.dictionaries(NODES, st.sets(NODES))
     anchors=RELATION,
     splits=st.lists(st.sampled_from(SPLITS), min_size=6, max_size=6),
 )
-def test_build_tables_drops_just_the_leaks(clicks, anchors, splits):
-    """Exactly the edges that join a held-out click's texts are gone, if not as published."""
+def test_tables_drop_just_the_edges_that_join_a_held_out_click(clicks, anchors, splits):
     split_of = dict(zip("abcdef", splits, strict=True))
     texts = {name: name.upper() for name in "abcdef"}
     tables = build_tables(

@@ -66,23 +66,20 @@ def test_shipped_sets_as_published():
     }
 
 
-def test_shipped_queries_are_in_one_split(shipped):
-    """No query text is in two splits, whatever its letter case."""
+def test_shipped_queries_are_in_one_split_whatever_their_case(shipped):
     texts = [text.casefold() for split in SPLITS for text in column_of(shipped, f"queries/{split}")]
     assert len(texts) == len(set(texts))
 
 
 @pytest.mark.parametrize("split", HELD_OUT)
-def test_shipped_filters(shipped, split):
-    """The filter pairs are each held-out query that is an ad, with itself."""
+def test_shipped_filters_pair_each_held_out_query_that_is_an_ad_with_itself(shipped, split):
     own = set(column_of(shipped, f"queries/{split}")) & set(column_of(shipped, "ads"))
     pairs = pairs_of(shipped, f"filters/{split}", f"queries/{split}", "ads")
     assert pairs == {(text, text) for text in own}
     assert pairs
 
 
-def test_shipped_tables_are_whole(shipped):
-    """Row counts are those of the description, ids are dense, and the folder is small."""
+def test_shipped_tables_are_whole_dense_and_small(shipped):
     counts = {table: shipped.num_rows(table) for table in shipped.tables}
     assert counts == shipped.metadata["num_rows"]
     for table in shipped.tables:
@@ -92,8 +89,7 @@ def test_shipped_tables_are_whole(shipped):
     assert all((shipped.path / name).is_file() for name in ("README.md", "LICENCE.txt"))
 
 
-def test_shipped_debian_siblings_share_a_split():
-    """A package and its -doc or -dev, nearly always of one source, are in one split."""
+def test_a_shipped_debian_package_shares_a_split_with_its_doc_or_dev():
     dataset = Dataset(ROOT / "datasets" / "debian")
     split_of = {
         text.split(":")[0]: split

@@ -11,9 +11,9 @@ from support import prepare_in_process
 from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.training import step
-from ramen_ray.orchestration.run.start import identity_of
-from ramen_ray.orchestration.run.worker import run_worker
-from ramen_ray.orchestration.run.workers import WorkerTask, only_worker
+from ramen_ray.orchestration.run.made_from import identity_of
+from ramen_ray.orchestration.run.processes import only_worker
+from ramen_ray.orchestration.run.worker import WorkerTask
 from ramen_ray.tracking.runs import open_run, tracking_uri
 
 DEVICE = "cuda:0"
@@ -53,9 +53,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
         made_from = identity_of(config, Dataset(config.dataset))
         edges = data.path / "edges"
         task = WorkerTask(config, data.path, edges, folder, tracked, made_from)
-        return run_worker(
-            task, replace(only_worker(on_report), device=torch.device(DEVICE))
-        ).metrics
+        return task.train(replace(only_worker(on_report), device=torch.device(DEVICE))).metrics
 
     devices = set[torch.device]()
     monkeypatch.setattr(step, "encode", _noting_devices(step.encode, devices))

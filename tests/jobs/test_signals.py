@@ -120,6 +120,13 @@ def _runs(process: psutil.Process) -> bool:
     return False
 
 
+def _long(small_run: RunConfig, name: str, folder: Path) -> tuple[RunConfig, Path]:
+    """Configure a run that does not end by itself, in an experiment of its own, and in a file."""
+    config = overlay(small_run, {"name": name, "experiment": name, "training.epochs": 500})
+    write_config(config, folder / "config.json")
+    return config, folder / "config.json"
+
+
 def _statuses(config: RunConfig) -> list[str]:
     client = MlflowClient(tracking_uri(Path(config.output)))
     known = client.get_experiment_by_name(config.experiment)
@@ -131,11 +138,8 @@ def _statuses(config: RunConfig) -> list[str]:
 def test_training_ends_with_the_code_of_its_signal_and_a_run_that_is_killed(
     number, small_run, tmp_path
 ):
-    name = f"ended-{number}"
-    config = overlay(small_run, {"name": name, "experiment": name, "training.epochs": 500})
-    file = tmp_path / "config.json"
-    write_config(config, file)
-    run = RunDirectory.of(config.output, name)
+    config, file = _long(small_run, f"ended-{number}", tmp_path)
+    run = RunDirectory.of(config.output, config.name)
     _end(number, "train.py", ["--config", file], lambda: any(run.path.glob("checkpoint_0*")))
     assert _statuses(config) == ["KILLED"]
 
@@ -144,9 +148,7 @@ def test_training_ends_with_the_code_of_its_signal_and_a_run_that_is_killed(
 def test_training_whose_own_ray_loses_its_control_process_ends_in_one_line_and_goes_on(
     small_run, tmp_path
 ):
-    config = overlay(small_run, {"name": "lost", "experiment": "lost", "training.epochs": 500})
-    file = tmp_path / "config.json"
-    write_config(config, file)
+    config, file = _long(small_run, "lost", tmp_path)
     run = RunDirectory.of(config.output, "lost")
     command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
     environment = {**os.environ, "RAY_ADDRESS": "local"}
@@ -178,13 +180,10 @@ def test_training_whose_own_ray_loses_its_control_process_ends_in_one_line_and_g
 def test_a_sweep_ends_with_the_code_of_its_signal_and_runs_that_are_killed(
     number, small_run, tmp_path
 ):
-    name = f"swept-{number}"
-    config = overlay(small_run, {"name": name, "experiment": name, "training.epochs": 500})
-    file = tmp_path / "config.json"
-    write_config(config, file)
+    config, file = _long(small_run, f"swept-{number}", tmp_path)
     flags = ["--config", file, "--space", "optimizer", "--num-samples", 2]
     runs = Path(config.output) / "runs"
-    _end(number, "tune.py", flags, lambda: any(runs.glob(f"{name}-*/checkpoint_0*")))
+    _end(number, "tune.py", flags, lambda: any(runs.glob(f"{config.name}-*/checkpoint_0*")))
     assert set(_statuses(config)) == {"KILLED"}
 
 

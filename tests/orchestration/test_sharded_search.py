@@ -60,7 +60,7 @@ def embeddings(tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
 def _searched(tmp_path: Path, num_threads: int = 1) -> TopK:
     three = embedded_shards(tmp_path / "embeddings.npy", 2500, 1e-6)
     assert len(three) == 3
-    blocks = search_shards(three, (tmp_path / "embeddings.npy", 2500), K, num_threads)
+    blocks = search_shards(three, tmp_path / "embeddings.npy", 2500, K, num_threads)
     return put_together(blocks, 2500, K)
 
 

@@ -123,15 +123,15 @@ def _draw_revealed_queries(
     parent: Dataset, novel: Booleans, left_out: Booleans, seed: int
 ) -> Int64s:
     """Draw one train query (ads,) of each novel ad; -1 if it has none, and for seen ads."""
-    lowest = np.full(len(novel), np.iinfo(np.uint64).max)
+    least = np.full(len(novel), np.iinfo(np.uint64).max)
     revealed = np.full(len(novel), -1)
     for rows in parent.batches(TRAIN):
         queries, ads = click_pairs(rows)
         chosen = novel[ads] & ~left_out[queries]
         queries, ads = queries[chosen], ads[chosen]
         draws = keyed_hash((seed, _ONE_SHOT), queries * len(novel) + ads)  # unique, as clicks are
-        np.minimum.at(lowest, ads, draws)
-        best = draws == lowest[ads]
+        np.minimum.at(least, ads, draws)
+        best = draws == least[ads]
         revealed[ads[best]] = queries[best]
     return revealed
 

@@ -1,6 +1,7 @@
 """The dataset directory: one on-disk form for queries, ads, anchors, edges and filters."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -315,15 +316,16 @@ def write_metadata(
 
 
 def _table_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (table, parquet file), but nothing hidden, nor anchor sets only partly in place."""
+    """Yield (table, parquet file), also in linked folders, but nothing hidden or unfinished."""
     unfinished = {file.name.removeprefix(UNFINISHED) for file in folder.glob(f"{UNFINISHED}*")}
-    for file in folder.rglob("*.parquet"):
-        part_of = file.parent if file.parent.suffix == ".parquet" else file
-        name = part_of.relative_to(folder).with_suffix("")
-        is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        is_in_set = name.parts[0] in ("anchors", "edges")
-        if file.is_file() and not is_hidden and not (is_in_set and {*name.parts[1:2]} & unfinished):
-            yield str(name), file
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [one for one in folders if not one.startswith(".")]
+        for file in (Path(place, one) for one in names if not one.startswith(".")):
+            part_of = file.parent if file.parent.suffix == ".parquet" else file
+            name = part_of.relative_to(folder).with_suffix("")
+            is_hidden = name.parts[0] in ("anchors", "edges") and {*name.parts[1:2]} & unfinished
+            if file.suffix == ".parquet" and file.is_file() and not is_hidden:
+                yield str(name), file
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:

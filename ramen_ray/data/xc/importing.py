@@ -26,7 +26,7 @@ from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import ZERO_SHOT
 from ramen_ray.data.xc.layouts import GraphFiles, XcFiles, find_files
 from ramen_ray.data.xc.matrices import read_ids, read_matrix, read_shape
-from ramen_ray.data.xc.texts import Scan, TextFile, scan
+from ramen_ray.data.xc.text_files import Scan, TextFile, scan
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,8 @@ def _warn(file: TextFile, lines: Int64s, message: str) -> None:
 
 
 def _read_splits(files: XcFiles, ads: Scan, fraction: float, seed: int) -> dict[str, SplitQueries]:
-    scans = {file: scan(file) for file in {of.texts: None for of in files.splits.values()}}
+    in_order = dict.fromkeys(of.texts for of in files.splits.values())  # two splits may share one
+    scans = {file: scan(file) for file in in_order}
     splits = {
         split: _read_queries(files, split, scans[of_split.texts], ads)
         for split, of_split in files.splits.items()
@@ -171,7 +172,7 @@ def _read_queries(files: XcFiles, split: str, texts: Scan, ads: Scan) -> SplitQu
         shape = len(lines), ads.num_lines
         clicks = csr_array((found.data, found.indices + columns.start, found.indptr), shape)
     all_rows = np.arange(len(lines))
-    queries = SplitQueries(texts, lines, all_rows, len(lines), _of_nodes(clicks, ads))
+    queries = SplitQueries(texts, lines, all_rows, len(lines), _filled_columns(clicks, ads))
     without_text, without_ads = texts.is_empty[lines], ~queries.have_ads
     _warn(texts.file, lines[without_text], "queries have no text and are left out")
     if split == "train":
@@ -214,7 +215,7 @@ def _lines_with_novel_ads(files: XcFiles, num_test: int, ads: Scan) -> Int64s:
     return lines
 
 
-def _of_nodes(matrix: csr_array, nodes: Scan) -> csr_array:
+def _filled_columns(matrix: csr_array, nodes: Scan) -> csr_array:
     """Leave out the columns of lines without text."""
     return matrix[:, nodes.filled] if nodes.is_empty.any() else matrix
 
@@ -278,7 +279,7 @@ def _write_graph(
     tables = {}
     for side, path in files.edges.items():
         rows, num_rows = nodes[side]
-        found = _of_nodes(read_matrix(path, (num_rows, anchors.num_lines))[rows], anchors)
+        found = _filled_columns(read_matrix(path, (num_rows, anchors.num_lines))[rows], anchors)
         if found.nnz:
             ids = np.repeat(np.arange(len(rows)), np.diff(found.indptr))
             edges = {f"{side}_id": ids, "anchor_id": found.indices, "weight": found.data}

@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 from ramen_ray.data.findings import error_at
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import ZERO_SHOT
-from ramen_ray.data.xc.texts import TextFile
+from ramen_ray.data.xc.text_files import TextFile
 from ramen_ray.naming import naming_fault
 
-Columns = Literal["all", "seen", "novel"]
+AdColumns = Literal["all", "seen", "novel"]
 """Which ads are columns of a matrix; ``seen`` ads come before ``novel`` ones."""
 
 
@@ -25,7 +25,7 @@ class SplitNames(NamedTuple):
     texts: tuple[str, ...]
     clicks: str | None
     filters: tuple[str, ...]
-    ads: Columns = "all"
+    ads: AdColumns = "all"
 
 
 class Layout(NamedTuple):
@@ -98,7 +98,7 @@ class SplitFiles:
     texts: TextFile
     clicks: Path | None  # query × ad matrix; None if the JSON of the texts has the clicks
     filters: Path | None  # pairs to drop from predictions
-    ads: Columns
+    ads: AdColumns
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ramen_ray.method.distributed import to_device
 from ramen_ray.method.model.heads import Head, unit
 from ramen_ray.method.model.pretrained import (
     EncoderError,
+    first_position,
     load_backbone,
     load_tokenizer,
     load_transformer_tokenizer,
@@ -103,7 +104,7 @@ class TransformerEncoder(PooledEncoder):
         self.pooling = pooling
         self._attention = backbone.config._attn_implementation
         self._takes_rows_of_texts = backbone.config.model_type in ROWS_OF_TEXTS
-        self._first_position = _first_position(backbone)
+        self._first_position = first_position(backbone.config)
         self.eval()
 
     @property
@@ -214,14 +215,6 @@ class BagEncoder(PooledEncoder):
 
 
 Encoder = TransformerEncoder | BagEncoder
-
-
-def _first_position(backbone: "PreTrainedModel") -> int:
-    """Return the position of a text's first token: RoBERTa and its like count from 2."""
-    for name, module in backbone.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            return 0 if module.padding_idx is None else module.padding_idx + 1
-    return 0
 
 
 def build_transformer(

@@ -191,8 +191,12 @@ def most_tokens(config: PreTrainedConfig) -> int | None:
     limit: int | None = getattr(config, "max_position_embeddings", None)
     if limit is None or limit < 0:  # XLNet writes -1
         return None
-    is_after_padding = config.model_type in POSITIONS_AFTER_PADDING
-    return limit - config.pad_token_id - 1 if is_after_padding else limit
+    return limit - first_position(config)
+
+
+def first_position(config: PreTrainedConfig) -> int:
+    """Return the position of a text's first token in a transformer."""
+    return config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
 
 
 def check_length(name: str, max_length: int, flag: str) -> None:

@@ -54,6 +54,7 @@ class AdaptiveWeights(StepPart):
     """
 
     name = "adaptive"
+    moves_weights = True
 
     def __init__(
         self,

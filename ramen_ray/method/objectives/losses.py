@@ -45,16 +45,16 @@ class TripletLoss:
         is_negative_BK = nearest_BK > LEFT_OUT
         # One look-up of all that counts, so that one array of the pool's size has the gradients.
         chosen = similarity_BL.gather(1, torch.cat([positives_BP.clamp(min=0), places_BK], dim=1))
-        own_BP, hardest_BK = chosen.split([positives_BP.shape[1], num_negatives], dim=1)
-        own_BP1 = own_BP[:, :, None]
+        positive_BP, hardest_BK = chosen.split([positives_BP.shape[1], num_negatives], dim=1)
+        positive_BP1 = positive_BP[:, :, None]
         hardest_B1K = hardest_BK.masked_fill(~is_negative_BK, -torch.inf)[:, None]
-        num_own_B1 = is_negative_BK.sum(dim=1, keepdim=True).clamp(min=1)
-        violations_BPK = (hardest_B1K - own_BP1 + self.margin).clamp(min=0)
+        num_hardest_B1 = is_negative_BK.sum(dim=1, keepdim=True).clamp(min=1)
+        violations_BPK = (hardest_B1K - positive_BP1 + self.margin).clamp(min=0)
         if self.softmax_weighting:
             logits_BPK = hardest_B1K.masked_fill(violations_BPK == 0, -torch.inf)
             weights_BPK = torch.softmax(logits_BPK / SOFTMAX_TEMPERATURE, dim=2).nan_to_num(0.0)
             violations_BPK = violations_BPK * weights_BPK
-        losses_BP = violations_BPK.sum(dim=2) / num_own_B1 * has_positive_BP
+        losses_BP = violations_BPK.sum(dim=2) / num_hardest_B1 * has_positive_BP
         return losses_BP.sum(dim=1) / has_positive_BP.sum(dim=1).clamp(min=1)
 
 

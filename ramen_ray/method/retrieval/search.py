@@ -74,6 +74,7 @@ def build_index(ad_embeddings: NDArray[np.float32], gpu: int | None = None) -> A
         return TorchIndex(embeddings, torch.device("cpu" if gpu is None else f"cuda:{gpu}"))
     index: Any = faiss.IndexFlatIP(embeddings.shape[1])
     if gpu is not None:
+        torch.cuda.empty_cache()  # faiss cannot have what torch keeps of the GPU's memory
         index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), gpu, index)
     index.add(embeddings)
     return index

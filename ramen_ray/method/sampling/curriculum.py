@@ -60,8 +60,8 @@ class Curriculum(StepPart):
     Attributes:
         clusters: the current ones; None while the order is random.
         seen: (train queries with clicks, D) float16, the embeddings that this epoch has seen so
-            far (on a GPU less those of the last steps), zeros for others; None on other workers,
-            and if no clusters are due next.
+            far (on a GPU less those of the last steps), zeros for others; None if there are none
+            yet, on other workers, and if no clusters are due next.
     """
 
     name = "curriculum"
@@ -75,21 +75,24 @@ class Curriculum(StepPart):
         self.seen: Tensor | None = None
         self._rows = sampler.data.clicked_rows
         self._dim, self._device = dim, device
+        self._collects = False
         self._coming: list[tuple[Tensor, Tensor]] = []
 
     def after(self, encoded: EncodedBatch) -> None:
         """Keep the embeddings of a batch's queries if clusters will be made from them."""
-        if self.seen is None:
+        if not self._collects:
             return
         rows = torch.from_numpy(np.searchsorted(self._rows, encoded.batch.queries))
-        vectors_BD = encoded.all_queries_BD.detach().to(self.seen.dtype)
+        vectors_BD = encoded.all_queries_BD.detach().half()
         self._coming.append((rows, vectors_BD))
         if len(self._coming) == STEPS_AT_ONCE or not vectors_BD.is_cuda:
             self._keep()
 
     def _keep(self) -> None:
+        if self._coming and self.seen is None:  # not earlier: a checkpoint would have the zeros
+            self.seen = torch.zeros(len(self._rows), self._dim, dtype=torch.float16)
         for rows, vectors_BD in self._coming:
-            assert self.seen is not None, "only collected ones are coming"
+            assert self.seen is not None, "made above"
             self.seen[rows] = vectors_BD.cpu()
         self._coming.clear()
 
@@ -100,9 +103,7 @@ class Curriculum(StepPart):
         if position == 0 and self.schedule.is_due(epoch):
             self.clusters = self._make_clusters(epoch)
             self.seen = None
-        collects = self.schedule.is_due(epoch + 1) and world()[0] == 0
-        if collects and self.seen is None:
-            self.seen = torch.zeros(len(self._rows), self._dim, dtype=torch.float16)
+        self._collects = self.schedule.is_due(epoch + 1) and world()[0] == 0
         return replace(draws, clusters=self.clusters)
 
     def _make_clusters(self, epoch: int) -> Clusters:
@@ -120,7 +121,7 @@ class Curriculum(StepPart):
     def save(self, folder: Path) -> dict[str, Any]:
         """Return the clusters, and the embeddings seen so far."""
         self._keep()
-        content: dict[str, Any] = {"seen": self.seen}
+        content: dict[str, Any] = {"seen": self.seen, "collects": self._collects}
         if self.clusters is not None:
             content["rows"] = torch.from_numpy(self.clusters.rows)
             content["num_clusters"] = self.clusters.num_clusters
@@ -130,8 +131,8 @@ class Curriculum(StepPart):
         """Restore the clusters, from which batches are drawn, and the embeddings."""
         if "rows" in content:
             self.clusters = Clusters(content["rows"].numpy(), content["num_clusters"])
-        if content["seen"] is not None and world()[0] == 0:
-            self.seen = content["seen"]
+        if world()[0] == 0:
+            self.seen, self._collects = content["seen"], content["collects"]
         return replace(draws, clusters=self.clusters)
 
 

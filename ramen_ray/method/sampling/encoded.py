@@ -145,6 +145,7 @@ class StepPart:
 
     name: str  # of its state in checkpoints
     is_shared: bool = False  # whether each worker saves a share, and not the first worker all
+    moves_weights: bool = False  # whether :meth:`weigh` changes them, so that they are logged
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
         """Return a step's inputs with what this part needs of them; a thread may call it."""

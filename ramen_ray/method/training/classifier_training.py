@@ -39,6 +39,7 @@ class ClassifierTraining:
         """Train ``classifiers``, on the device where they are, at peak learning rate ``lr``."""
         self.classifiers = classifiers
         self._vectors = nn.Parameter(classifiers.vectors)
+        # It counts the steps of all rows together: a row's first one, if late, is up to 3.2 x lr.
         self.optimizer = torch.optim.SparseAdam([self._vectors], lr=lr)
         self.schedule = build_schedule(self.optimizer)
 

@@ -75,32 +75,32 @@ class GraphPruning:
         return replace(draws, graphs=open_graphs(folder, self.regularizers))
 
 
-def pruning_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None:
+def pruning_task(config: RunConfig, context: TaskContext) -> BackgroundTask | None:
     """Return the task that prunes a run's graph; None if the run does not prune."""
     settings = config.pruning
-    if settings.mode == "never" or not run.regularizers:
+    if settings.mode == "never" or not context.regularizers:
         return None
     wait = settings.mode == "synchronous"
     pruning = GraphPruning(
-        run.data,
-        run.edges,
-        run.regularizers,
+        context.data,
+        context.edges,
+        context.regularizers,
         settings.prune_threshold,
-        run.use_bf16,
+        context.use_bf16,
         num_threads=config.workers.cpus_per_worker if wait else 1,  # the workers' CPUs are free
     )
     first, every = settings.warmup_epochs, settings.every_epochs
-    epochs, steps_per_epoch = config.training.epochs, run.steps_per_epoch
+    epochs, steps_per_epoch = config.training.epochs, context.steps_per_epoch
     schedule = Schedule(first, every, epochs, steps_per_epoch, wait, "pruning.mode")
     return BackgroundTask(
         "graph",
-        run.folder / "graphs",
+        context.folder / "graphs",
         pruning,
         pruning.take,
         schedule,
-        run.device,
+        context.device,
         has_own_tasks=True,
-        local=run.local,
+        local=context.local,
     )
 
 
@@ -148,7 +148,7 @@ class ShortlistMining:
         embeddings = embed_tables(model, tables, file, resources, part="encoder")
         is_exact = not costs_too_much(len(queries), len(ads), embeddings.shape[1])
         shards = embedded_shards(file, len(queries), gb_per_shard, is_exact)
-        blocks = search_shards(shards, (file, len(queries)), self.size, self.num_threads)
+        blocks = search_shards(shards, file, len(queries), self.size, self.num_threads)
 
         def exact(sample: Int64s) -> TopK:
             return search(embeddings[sample], embeddings[len(queries) :], self.size)
@@ -160,34 +160,34 @@ class ShortlistMining:
         return figures
 
 
-def shortlist_task(config: RunConfig, run: TaskContext) -> BackgroundTask | None:
+def shortlist_task(config: RunConfig, context: TaskContext) -> BackgroundTask | None:
     """Return the task that makes a run's shortlists; None if the run has none."""
     base, workers = config.base, config.workers
     if base.parts.hard_negatives == "none":
         return None
     wait = base.refresh_mode == "synchronous"
-    num_ads = len(Prepared(run.data).candidates("validation"))
+    num_ads = len(Prepared(context.data).candidates("validation"))
     bytes_of_ad = embedding_dim(config.encoder) * BYTES_PER_NUMBER
     needs_shards = len(shard_ranges(num_ads, bytes_of_ad, workers.gb_per_shard)) > 1
     mining = ShortlistMining(
-        run.data,
+        context.data,
         base.parts.shortlist_size,
-        run.use_bf16,
+        context.use_bf16,
         num_threads=workers.cpus_per_worker if wait else 1,  # the workers' CPUs are free
         gb_per_shard=workers.gb_per_shard if needs_shards else None,
     )
     every = base.refresh_every
-    epochs, steps_per_epoch = config.training.epochs, run.steps_per_epoch
+    epochs, steps_per_epoch = config.training.epochs, context.steps_per_epoch
     schedule = Schedule(every, every, epochs, steps_per_epoch, wait, "base.refresh_mode")
     return BackgroundTask(
         "shortlists",
-        run.folder / "shortlists",
+        context.folder / "shortlists",
         mining,
         mining.take,
         schedule,
-        run.device,
+        context.device,
         has_own_tasks=mining.gb_per_shard is not None,
-        local=run.local,
+        local=context.local,
     )
 
 

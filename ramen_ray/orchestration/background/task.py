@@ -253,14 +253,14 @@ class BackgroundTask:
 
     @property
     def _pending(self) -> int | None:
-        begun = set(_steps(self.folder / PENDING))
+        begun = set(_steps(self.folder / PENDING))  # one that has its result was cut off below
         return max(begun.difference(_steps(self.folder)), default=None)
 
     def _submit(self, step: int, checkpoint: Path) -> None:
         pending = self.folder / PENDING
         shutil.rmtree(pending, ignore_errors=True)
         copy_model(checkpoint, pending / "copy")
-        (pending / "copy").rename(pending / STEP_FOLDER.format(step))
+        (pending / "copy").rename(pending / STEP_FOLDER.format(step))  # begun only once it is whole
         self._start(step)
 
     def _start(self, step: int) -> None:
@@ -295,6 +295,7 @@ class BackgroundTask:
         except RayError as error:
             if is_disk_full(error):
                 raise  # the run stops, and makes this result when it goes on
+            # the last line of the task's traceback
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             again = "will be tried again after the next epoch"
             logger.warning("%s of step %d failed, %s: %s", self.name, step, again, reason)

@@ -53,7 +53,7 @@ class LocalFolder:
     def copy_of_graphs(self, folder: Path, regularizers: Iterable[Regularizer]) -> Path:
         """Return a folder with the graphs of ``regularizers``, each of which has its checksums."""
         copies = {self.copy_of(folder / one.path).parent.parent for one in regularizers}
-        return copies.pop() if len(copies) == 1 else folder
+        return copies.pop() if len(copies) == 1 else folder  # if some could not be copied
 
     def forget(self, folder: Path) -> None:
         """Remove this machine's copies of ``folder`` and of what is in it."""

@@ -131,6 +131,7 @@ def has_room(bundles: list[Needs], seconds: float) -> bool:
     """Wait until the cluster has all ``bundles`` free at once, each on one machine and GPU."""
     free, offered = ray.available_resources(), ray.cluster_resources()
     needed = sum(map(Counter, bundles), Counter[str]())
+    # A share of a GPU must fit on one of them, which sums do not say.
     is_one_place = len([node for node in ray.nodes() if node["Alive"]]) == 1 and (
         "GPU" not in needed or offered.get("GPU", 0) <= 1
     )

@@ -14,17 +14,8 @@ from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
 from ramen_ray.told import told
 
 Call = Callable[[], Any]
-RunTasks = Callable[[Sequence[Call]], list[Any]]
-"""Runs tasks in any order; returns the results in the given order."""
-
-ROWS_HERE = 2_000_000  # about those that one process works on while a cluster starts
 TASKS_PER_CPU = 2  # so that none waits for this process
 MAX_ATTEMPTS = 4
-
-
-def runner_for(num_rows: int) -> RunTasks:
-    """Return what runs tasks on so many rows: the cluster or, for few, this process."""
-    return in_tasks if num_rows > ROWS_HERE else lambda tasks: [task() for task in tasks]
 
 
 def in_tasks(tasks: Sequence[Call], name: str = "working", cpus_per_task: float = 1) -> list[Any]:

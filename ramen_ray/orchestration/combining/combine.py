@@ -29,10 +29,10 @@ from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, told_how_to_go_on
+from ramen_ray.orchestration.run.made_from import software
+from ramen_ray.orchestration.run.processes import train_in_all_workers
 from ramen_ray.orchestration.run.progress import shown_progress
 from ramen_ray.orchestration.run.results import EXAMPLE_QUERIES, SINCE_IT_BEGAN
-from ramen_ray.orchestration.run.start import software
-from ramen_ray.orchestration.run.workers import train_in_all_workers
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, prefixed, tracking_uri

@@ -44,10 +44,8 @@ from ramen_ray.orchestration.combining.inputs import (
     open_embedded,
     revealed_clicks,
 )
-from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
-from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.workers import Process
+from ramen_ray.orchestration.run.processes import Process, prepare_process
 from ramen_ray.tracking.runs import Run
 
 NUM_CHECKPOINTS = 10
@@ -71,31 +69,17 @@ class CombineTask:
 
     def train(self, process: Process) -> Evaluation | None:
         """Train to the end; the first worker then writes the combiner, and evaluates as served."""
-        process.settle(self.settings.seed, self.settings.workers)
+        prepare_process(self.settings.seed, self.settings.workers)
         data, folder = Prepared(self.prepared), self.folder
         sibling = None if self.sibling is None else Prepared(self.sibling)
         model = load_model(self.model, part=self.part)
         embedded, of_sibling = open_embedded(model, data, sibling, self.embeddings)
-        combining = Combining.of(self.settings, embedded, model)
-        objective, plan = combining.objective(), combining.plan
-        log = RunLog(self.run, folder, objective, plan.total_steps)
-        run = start_or_resume(
-            CombinerSetup(
-                folder=folder,
-                process=process,
-                checkpoints=Checkpoints(folder, process.device),
-                plan=plan,
-                objective=objective,
-                sampler=combining.sampler,
-                log=log if world()[0] == 0 else None,
-                advice="lower combiner.lr, or classifiers.lr",
-                combining=combining,
-            )
-        )
-        train(run)
+        setup = set_up(self.settings, embedded, model, folder, process)
+        training = start_or_resume(setup, self.run)
+        train(training)
         if world()[0] != 0:
             return None
-        combining.combined_ads(run.model).save(folder / COMBINER_FOLDER)
+        setup.combined_ads(training.model).save(folder / COMBINER_FOLDER)
         combined = open_combined_ads(folder / COMBINER_FOLDER)
         revealed: RevealedClicks | None = None
         if sibling is not None and of_sibling is not None:
@@ -104,73 +88,20 @@ class CombineTask:
         return compare_rows(embedded, combined, revealed, self.propensity)
 
 
-@dataclass(frozen=True)
-class Combining:
-    """What a combiner is trained with; it stays the same during training."""
+@dataclass(frozen=True, kw_only=True)
+class CombinerSetup(Setup[CombinerModel]):
+    """What a worker trains a combiner with."""
 
     settings: CombineSettings
     variant: IreneVariant  # the one of the settings, with what they set instead
     queries: TextEmbeddings  # of the train queries
     ads: TextEmbeddings  # of the seen ads, in rows of the same array
     seen: SeenAds  # with the classifiers that training starts from
-    sampler: Sampler  # draws this worker's share of the batches
+    first_steps: int  # that train classifiers only; the combiner's come after
 
-    @classmethod
-    def of(
-        cls, settings: CombineSettings, embedded: Embedded, model: DualEncoder | None = None
-    ) -> "Combining":
-        """Take the ads of a dataset with enough train clicks as seen."""
-        data, queries = embedded.data, embedded.queries["train"]
-        ids = np.flatnonzero(data.train_click_counts >= settings.classifiers.min_clicks)
-        ads = replace(embedded.ads, positions=embedded.ads.positions[ids])
-        vectors = ads.take(np.arange(len(ids)))
-        # The model's, if it answers by them; or else they begin as the texts.
-        classifiers = vectors if model is None else model.with_classifiers(vectors, ids)
-        seen = SeenAds(ids, vectors, classifiers)
-        drawn = training_data(data.query_ids, clicks_on(data, ids), queries, ads)
-        size, num_negatives = settings.combiner.batch_size, settings.classifiers.hard_negatives
-        sampler = Sampler(drawn, size, settings.seed, num_hard_negatives=num_negatives)
-        has_classifiers = model is not None and model.part != "encoder"
-        variant = settings.chosen_variant(has_classifiers)
-        return cls(settings, variant, queries, ads, seen, sampler)
-
-    @property
-    def first_steps(self) -> int:
-        """Number of steps that train classifiers only; the combiner's come after."""
-        return self.variant.classifier_epochs * self.sampler.steps_per_epoch
-
-    @property
-    def total_steps(self) -> int:
-        """Number of steps of the whole training."""
-        return self.first_steps + self.settings.combiner.epochs * self.sampler.steps_per_epoch
-
-    @property
-    def plan(self) -> Plan:
-        """Checkpoints at about every tenth of the epochs, and where the combiner's steps begin."""
-        per_epoch, total = self.sampler.steps_per_epoch, self.total_steps
-        every = max(total // per_epoch // NUM_CHECKPOINTS, 1) * per_epoch
-        stops = {*range(every, total, every), self.first_steps, total} - {0}
-        return Plan(per_epoch, sorted(stops))
-
-    def objective(self) -> Objective:
-        """Build the terms: that of the first steps, and those of the others."""
-        own, first, start = self.settings.combiner, self.settings.classifiers, self.first_steps
-        first_steps, others = range(start), range(start, self.total_steps)
-        terms = []
-        if start:
-            similarity = compared_with(CLASSIFIERS, first.dropout)
-            hinge = TripletLoss(first.margin, NUM_NEGATIVES)
-            terms.append(task_term(hinge, 1.0, "classifiers", similarity, first_steps))
-        loss = bce if self.variant.loss == "bce" else TripletLoss(own.margin, NUM_NEGATIVES)
-        terms.append(task_term(loss, 1.0, "combiner", compared_with(COMBINED), others))
-        if self.variant.loss == "triplet":
-            hinge = TripletLoss(own.classifier_margin, NUM_NEGATIVES)
-            similarity = compared_with(CLASSIFIERS)
-            terms.append(task_term(hinge, 1.0, "combiner_classifiers", similarity, others))
-        return Objective(tuple(terms))
-
-    def new_model(self, device: torch.device) -> CombinerModel:
-        """Build the model that training starts from."""
+    def new_model(self) -> CombinerModel:
+        """Build the model that training starts from, on this worker's device."""
+        device = self.process.device
         vectors = torch.from_numpy(self.seen.classifiers.copy()).to(device)
         classifiers = Classifiers(vectors, 0, np.ones(len(vectors), dtype=bool))
         with torch.random.fork_rng(devices=[]):
@@ -179,11 +110,17 @@ class Combining:
             combiner = Combiner(kind, vectors.shape[1], heads).to(device)
         return CombinerModel(combiner, classifiers, self.ads)
 
+    def open_model(self, checkpoint: Path) -> CombinerModel:
+        """Open the model of a checkpoint."""
+        model = self.new_model()
+        model.load(checkpoint)
+        return model
+
     def new_state(self, model: CombinerModel) -> TrainState:
         """Build what changes besides the model, as it is before the first step."""
         own, first, start = self.settings.combiner, self.settings.classifiers, self.first_steps
         is_frozen = self.variant.loss == "bce"
-        num_moved = start if is_frozen else self.total_steps
+        num_moved = start if is_frozen else self.plan.total_steps
         training = ClassifierTraining(
             model.classifiers,
             first.lr,
@@ -198,11 +135,16 @@ class Combining:
             lambda: nearest_unclicked(self.queries, clicks, self.seen, count),
             is_frozen,
         )
-        groups, num_steps = head_groups([model], own.lr, WEIGHT_DECAY), self.total_steps - start
+        groups = head_groups([model], own.lr, WEIGHT_DECAY)
+        num_steps = self.plan.total_steps - start
         optimizer = torch.optim.AdamW(groups, lr=own.lr, eps=1e-6)
         warmup = round(own.warmup_fraction * num_steps)
         schedule = build_schedule(optimizer, warmup, num_steps, first_step=start)
         return TrainState(model, optimizer, schedule, DrawState({}), parts=[part])
+
+    def save_model(self, model: CombinerModel, checkpoint: Path) -> None:
+        """Write the combiner; the part that trains the classifiers writes these."""
+        model.save(checkpoint)
 
     def _neighbours(self) -> Int64s:
         """Return the neighbours (S, K) of the seen ads in training."""
@@ -220,26 +162,66 @@ class Combining:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CombinerSetup(Setup[CombinerModel]):
-    """What a worker trains a combiner with."""
+def set_up(
+    settings: CombineSettings,
+    embedded: Embedded,
+    model: DualEncoder | None,
+    folder: Path,
+    process: Process,
+) -> CombinerSetup:
+    """Build what training needs besides the model; ads with enough train clicks are the seen ones.
 
-    combining: Combining
+    Classifiers begin as those of ``model``, if it answers by them, or else as the ads' texts.
+    """
+    data, queries = embedded.data, embedded.queries["train"]
+    ids = np.flatnonzero(data.train_click_counts >= settings.classifiers.min_clicks)
+    ads = replace(embedded.ads, positions=embedded.ads.positions[ids])
+    vectors = ads.take(np.arange(len(ids)))
+    classifiers = vectors if model is None else model.with_classifiers(vectors, ids)
+    drawn = training_data(data.query_ids, clicks_on(data, ids), queries, ads)
+    size, num_negatives = settings.combiner.batch_size, settings.classifiers.hard_negatives
+    sampler = Sampler(drawn, size, settings.seed, num_hard_negatives=num_negatives)
+    has_classifiers = model is not None and model.part != "encoder"
+    variant = settings.chosen_variant(has_classifiers)
+    first_steps = variant.classifier_epochs * sampler.steps_per_epoch
+    plan = _plan(first_steps, settings.combiner.epochs, sampler.steps_per_epoch)
+    return CombinerSetup(
+        folder=folder,
+        process=process,
+        plan=plan,
+        objective=_objective(settings, variant, first_steps, plan.total_steps),
+        sampler=sampler,
+        advice="lower combiner.lr, or classifiers.lr",
+        settings=settings,
+        variant=variant,
+        queries=queries,
+        ads=ads,
+        seen=SeenAds(ids, vectors, classifiers),
+        first_steps=first_steps,
+    )
 
-    def new_model(self) -> CombinerModel:
-        """Build the model that training starts from, on this worker's device."""
-        return self.combining.new_model(self.process.device)
 
-    def open_model(self, checkpoint: Path) -> CombinerModel:
-        """Open the model of a checkpoint."""
-        model = self.new_model()
-        model.load(checkpoint)
-        return model
+def _plan(first_steps: int, epochs: int, steps_per_epoch: int) -> Plan:
+    """Plan checkpoints at about every tenth of the epochs, and where the combiner's begin."""
+    total = first_steps + epochs * steps_per_epoch
+    every = max(total // steps_per_epoch // NUM_CHECKPOINTS, 1) * steps_per_epoch
+    return Plan(steps_per_epoch, sorted({*range(every, total, every), first_steps, total} - {0}))
 
-    def new_state(self, model: CombinerModel) -> TrainState:
-        """Build what changes besides the model."""
-        return self.combining.new_state(model)
 
-    def save_model(self, model: CombinerModel, checkpoint: Path) -> None:
-        """Write the combiner; the part that trains the classifiers writes these."""
-        model.save(checkpoint)
+def _objective(
+    settings: CombineSettings, variant: IreneVariant, first_steps: int, total_steps: int
+) -> Objective:
+    """Build the terms: that of the first steps, and those of the others."""
+    own, first = settings.combiner, settings.classifiers
+    alone, others, terms = range(first_steps), range(first_steps, total_steps), []
+    if first_steps:
+        similarity = compared_with(CLASSIFIERS, first.dropout)
+        hinge = TripletLoss(first.margin, NUM_NEGATIVES)
+        terms.append(task_term(hinge, 1.0, "classifiers", similarity, alone))
+    loss = bce if variant.loss == "bce" else TripletLoss(own.margin, NUM_NEGATIVES)
+    terms.append(task_term(loss, 1.0, "combiner", compared_with(COMBINED), others))
+    if variant.loss == "triplet":
+        hinge = TripletLoss(own.classifier_margin, NUM_NEGATIVES)
+        similarity = compared_with(CLASSIFIERS)
+        terms.append(task_term(hinge, 1.0, "combiner_classifiers", similarity, others))
+    return Objective(tuple(terms))

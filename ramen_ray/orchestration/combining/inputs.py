@@ -277,9 +277,7 @@ def embed_texts(
     if file.exists():
         return
     with whole_file(file) as aside:
-        named = aside.with_suffix(".npy")
-        embed_distinct(model, _tables(data, sibling), named, False, num_threads, part)
-        named.rename(aside)
+        embed_distinct(model, _tables(data, sibling), aside, False, num_threads, part)
 
 
 def open_embedded(
@@ -289,7 +287,7 @@ def open_embedded(
     tables = [TokenTable.open(folder) for folder in _tables(data, sibling)]
     vectors = np.load(file, mmap_mode="r")
     found = [TextEmbeddings(vectors, places) for places in number_distinct(tables)[1]]
-    queries = dict(zip(data.splits, found, strict=False))
+    queries = dict(zip(data.splits, found, strict=False))  # what follows them: ads, the sibling's
     of_sibling = found[-1] if sibling is not None else None
     ads = replace(found[len(queries)], scales=model.text_scales)
     return Embedded(data, queries, ads), of_sibling

@@ -47,13 +47,14 @@ from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import sampled_queries
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import free_share
-from ramen_ray.orchestration.cluster.tasks import runner_for
+from ramen_ray.orchestration.cluster.tasks import in_tasks
 from ramen_ray.orchestration.embed import FEW_TEXTS, EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.sharded_search import search_shards
 from ramen_ray.presets import MINILM
 from ramen_ray.told import told_of
 
 ROWS_COPIED_AT_ONCE = 4096
+TEXTS_HERE = 2_000_000  # about those that one process tokenises while a cluster starts
 MOST_EXACT_PRODUCTS = 3 * 10**12  # of numbers; a minute of two cores
 EFFORT = 2
 
@@ -113,7 +114,8 @@ def _embed(folder: Path, encoder: str | None, max_length: int) -> Path:
     tokenize = model.encoder.text_tokenizer(max_length)
     texts = read_texts(folder)
     batches = [partial(_tokenize, folder, number, tokenize) for number in range(texts.num_chunks)]
-    tables = runner_for(len(texts))(batches)
+    is_many = len(texts) > TEXTS_HERE
+    tables = in_tasks(batches) if is_many else [batch() for batch in batches]
     resources = EmbeddingResources(1)
     if len(texts) > FEW_TEXTS:
         start_ray()
@@ -144,7 +146,7 @@ class _Search:
         is_all = isinstance(texts, range)
         queries = self.file if is_all else self._copy_rows(np.asarray(texts))
         shards = embedded_shards(self.file, 0, self.gb_per_shard, self.is_exact, EFFORT)
-        blocks = search_shards(shards, (queries, len(texts)), k)
+        blocks = search_shards(shards, queries, len(texts), k)
         if is_all:
             self.found = np.full((len(self.sample), k), -1)
             blocks = keep_sample(blocks, self.sample, self.found)
@@ -155,7 +157,7 @@ class _Search:
     def recall(self, k: int) -> float:
         """Return the share of the k nearest others of the sample that are among the k found."""
         embeddings = np.load(self.file, mmap_mode="r")
-        nearest, _ = search(embeddings[self.sample], embeddings, k + 1)
+        nearest, _ = search(embeddings[self.sample], embeddings, k + 1)  # itself among them
         others = np.where(nearest == self.sample[:, None], -1, nearest)
         return share_found(self.found[:, : k + 1], others)
 

@@ -34,7 +34,7 @@ TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
 IDENTITY_FILE = "made_from.json"  # in a checkpoint: what its run is made from
 
 Identity = dict[str, str]
-"""What a run is made from besides its settings, by name; see :mod:`.start`."""
+"""What a run is made from besides its settings, by name; see :mod:`.made_from`."""
 
 
 class RunError(UserError):
@@ -255,23 +255,24 @@ def told_how_to_go_on(path: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         last = max((one.name for one in path.glob("checkpoint_*")), default=None)
-        where = "starts anew" if last is None else f"goes on after step {int(last[-9:])}"
+        step = None if last is None else int(last.removeprefix("checkpoint_"))
+        where = "starts anew" if step is None else f"goes on after step {step}"
         raise KeyboardInterrupt(f"the same command {where}") from stop
 
 
 @contextmanager
 def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
     """Remove a new run that fails before its first checkpoint."""
-    notes = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
+    new = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
     try:
         yield
     except BaseException:
-        if path / CONFIG_FILE in notes and not any(path.glob("checkpoint_*")):
+        if path / CONFIG_FILE in new and not any(path.glob("checkpoint_*")):
             if is_made_here:
                 shutil.rmtree(path)
             else:  # it may hold files of others
-                for note in notes:
-                    note.unlink(missing_ok=True)
+                for file in new:
+                    file.unlink(missing_ok=True)
         raise
 
 

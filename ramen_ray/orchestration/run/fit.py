@@ -26,20 +26,16 @@ from ramen_ray.orchestration.run.directory import (
     finished_run,
     open_run_directory,
 )
-from ramen_ray.orchestration.run.progress import shown_progress
-from ramen_ray.orchestration.run.start import (
+from ramen_ray.orchestration.run.made_from import (
     check_meanwhile,
     edges_to_train,
     identity_of,
     note_carried,
     resolved,
 )
-from ramen_ray.orchestration.run.workers import (
-    OnReport,
-    WorkerTask,
-    only_worker,
-    train_in_all_workers,
-)
+from ramen_ray.orchestration.run.processes import OnReport, only_worker, train_in_all_workers
+from ramen_ray.orchestration.run.progress import shown_progress
+from ramen_ray.orchestration.run.worker import WorkerTask
 from ramen_ray.tracking.runs import Run, tracking_uri
 
 logger = logging.getLogger(__name__)
@@ -84,7 +80,7 @@ def fit(
     dataset = Dataset(config.dataset)
     made_from = identity_of(config, dataset)
     check_meanwhile(expected or made_from, made_from)
-    output = Path(config.output)
+    output, is_nested = Path(config.output), parent is not None
     if config.name is not None and (done := finished_run(config, made_from)) is not None:
         logger.info("finished already: %s; --name begins another run", shown_path(done.path))
         return _kept_result(done, output)
@@ -93,7 +89,7 @@ def fit(
         uri = tracking_uri(output) if parent is None else parent.uri
         run = directory.open_run(uri, config.experiment, output, parent)
         keep_intact_checkpoints(directory.path)
-        with run.closing(is_nested := parent is not None):
+        with run.closing(is_nested):
             run.log_first_artifact(directory.path / CONFIG_FILE)
             seconds: dict[str, float] = {}
             with _timed(seconds, "ray"):

@@ -19,7 +19,6 @@ from ramen_ray.config import TrainingConfig
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.errors import first_line_of
 from ramen_ray.method.distributed import world
-from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.training.state import (
@@ -38,9 +37,9 @@ from ramen_ray.method.training.step_losses import (
 )
 from ramen_ray.orchestration.background.task import BackgroundTask
 from ramen_ray.orchestration.run.checkpoints import CHECKPOINT_FOLDER, SCORE, Checkpoints
+from ramen_ray.orchestration.run.processes import VALIDATION, Process
 from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.workers import VALIDATION, Process
-from ramen_ray.tracking.runs import prefixed
+from ramen_ray.tracking.runs import Run, prefixed
 
 STEPS_PER_LOG = 50
 NOT_VALIDATED = -1.0  # the score of a model that was not validated: below all others
@@ -86,11 +85,9 @@ class Setup(ABC, Generic[Model]):
 
     folder: Path  # the run's
     process: Process
-    checkpoints: Checkpoints
     plan: Plan
     objective: Objective
     sampler: Sampler  # draws this worker's share of the batches
-    log: RunLog | None  # None but on the first worker
     advice: str  # what to do if losses or weights are not finite
     # the run's background tasks; these keep track of their own work
     background: Sequence[BackgroundTask] = ()
@@ -135,86 +132,95 @@ class Progress:
 
 @dataclass
 class Training(Generic[Model]):
-    """A worker's run in progress: the model, and what changes as it is trained."""
+    """A training in progress: the model, and what changes as it is trained."""
 
     setup: Setup[Model]
     model: Model
     state: TrainState
+    checkpoints: Checkpoints
+    log: RunLog | None  # None but on the first worker
     progress: Progress = field(default_factory=Progress)
     first_step_at: float | None = None
 
 
-def start_or_resume(setup: Setup[Model]) -> Training[Model]:
+def start_or_resume(setup: Setup[Model], logged: Run) -> Training[Model]:
     """Build the model and its training state, new or from the last checkpoint.
+
+    The training is ``logged`` in a run of MLflow.
 
     Raises:
         DamagedError: the last checkpoint is damaged.
         CheckpointError: another version of the software has written it.
     """
-    last = setup.checkpoints.last()
+    checkpoints = Checkpoints(setup.folder, setup.process.device)
+    log = RunLog(logged, setup.folder, setup.objective, setup.plan.total_steps)
+    own = checkpoints, log if world()[0] == 0 else None
+    last = checkpoints.last()
     if last is None:
         model = setup.new_model()
-        run = Training(setup, model, setup.new_state(model))
+        training = Training(setup, model, setup.new_state(model), *own)
         for one in setup.background:
             one.forget_after(0)
-        run.state.advance()
-        return run
+        training.state.advance()
+        return training
     check_intact(last.folder)
     try:
         model = setup.open_model(last.folder)
-        run = Training(setup, model, setup.new_state(model))
-        run.progress = Progress(**restore_checkpoint(last.folder, run.state))
+        training = Training(setup, model, setup.new_state(model), *own)
+        state = training.state
+        training.progress = Progress(**restore_checkpoint(last.folder, state))
         for one in setup.background:
-            one.forget_after(run.state.step)
-            run.state.draws = one.restore(run.progress.background[one.name], run.state.draws)
-        return run
+            one.forget_after(state.step)
+            state.draws = one.restore(training.progress.background[one.name], state.draws)
+        return training
     except torch.OutOfMemoryError:  # a RuntimeError that says nothing of the checkpoint
         raise
     except (FileNotFoundError, LookupError, RuntimeError, TypeError) as error:
+        # files, names, shapes or fields that this version of the software does not have
         raise CheckpointError(
             f"cannot go on from {last.folder}: {first_line_of(error)}; if another version of "
             f"ramen_ray has written it, delete {setup.folder} to train from the start"
         ) from error
 
 
-def train(run: Training[Model]) -> None:
+def train(training: Training[Model]) -> None:
     """Train from the present step to the last, with validations and checkpoints on the way."""
-    setup, state, plan = run.setup, run.state, run.setup.plan
+    setup, state, plan = training.setup, training.state, training.setup.plan
     for stop in [step for step in plan.checkpoints if step > state.step]:
-        if plan.patience is not None and run.progress.validations_since_best >= plan.patience:
+        if plan.patience is not None and training.progress.validations_since_best >= plan.patience:
             return
         if state.step and state.step % plan.steps_per_epoch == 0:  # a checkpoint may lie within
-            take_background_results(run)
-        losses = train_until(run, stop)
-        check_weights(run.model, stop, setup.advice)
-        metrics = validate(run) if stop in plan.validations else {}
+            take_background_results(training)
+        losses = train_until(training, stop)
+        check_weights(training.model, stop, setup.advice)
+        metrics = validate(training) if stop in plan.validations else {}
         epoch, rest = divmod(stop, plan.steps_per_epoch)
         figures = {} if rest else setup.figures_of_batch(stop - 1, state)
-        if setup.log is not None:
-            setup.log.steps.log_figures("pool", figures, stop)
+        if training.log is not None:
+            training.log.steps.log_figures("pool", figures, stop)
             shown = f"{epoch + bool(rest)}/{plan.total_steps // plan.steps_per_epoch}"
-            setup.log.log_epoch(shown, stop, losses.means, metrics)
+            training.log.log_epoch(shown, stop, losses.means, metrics)
         started = time.monotonic()
-        state.advance()
-        run.progress.trained_seconds += time.monotonic() - started
-        report(run, metrics)
+        state.advance()  # before the checkpoint, so that a resumed run need not do it again
+        training.progress.trained_seconds += time.monotonic() - started
+        write_checkpoint(training, metrics)
 
 
-def take_background_results(run: Training[Model]) -> None:
+def take_background_results(training: Training[Model]) -> None:
     """At the start of an epoch, take finished background results and start what is due."""
-    step = run.state.step
-    checkpoint = run.setup.folder / CHECKPOINT_FOLDER.format(step)
-    for one in run.setup.background:
-        run.state.draws, figures = one.advance(step, checkpoint, run.state.draws)
-        if run.setup.log is not None:
-            run.setup.log.log_background(one.name, figures, step)
+    step = training.state.step
+    checkpoint = training.setup.folder / CHECKPOINT_FOLDER.format(step)
+    for one in training.setup.background:
+        training.state.draws, figures = one.advance(step, checkpoint, training.state.draws)
+        if training.log is not None:
+            training.log.log_background(one.name, figures, step)
 
 
-def train_until(run: Training[Model], stop: int) -> StepLosses:
+def train_until(training: Training[Model], stop: int) -> StepLosses:
     """Train up to step ``stop``; returns the losses of the steps."""
-    setup, state = run.setup, run.state
+    setup, state = training.setup, training.state
     started, first = time.monotonic(), state.step
-    is_adaptive = any(isinstance(part, AdaptiveWeights) for part in state.parts)
+    is_adaptive = any(part.moves_weights for part in state.parts)
     waiting: list[Tensor] = []
     weights: list[Tensor] = []
     trained: list[NDArray[np.float32]] = []
@@ -226,9 +232,9 @@ def train_until(run: Training[Model], stop: int) -> StepLosses:
         use_bf16=setup.use_bf16,
         max_gradient_norm=setup.max_gradient_norm,
     ):
-        run.first_step_at = run.first_step_at or time.time()
-        if setup.log is not None:
-            setup.log.show_step(state.step)
+        training.first_step_at = training.first_step_at or time.time()
+        if training.log is not None:
+            training.log.show_step(state.step)
         waiting.append(losses)
         if is_adaptive:
             weights.append(state.weights)
@@ -237,38 +243,38 @@ def train_until(run: Training[Model], stop: int) -> StepLosses:
             trained.append(global_losses(waiting))
             check_losses(trained[-1], setup.objective.names, state.step, setup.advice)
             seconds = time.monotonic() - started
-            if setup.log is not None:
+            if training.log is not None:
                 speed = (state.step - first) * setup.sampler.batch_size / seconds
-                setup.log.log_steps(trained[-1], weights, state.step, speed)
+                training.log.log_steps(trained[-1], weights, state.step, speed)
             waiting, weights = [], []
-    run.progress.trained_seconds += time.monotonic() - started
+    training.progress.trained_seconds += time.monotonic() - started
     return StepLosses.from_terms(setup.objective, first, np.concatenate(trained))
 
 
-def validate(run: Training[Model]) -> dict[str, float]:
+def validate(training: Training[Model]) -> dict[str, float]:
     """Evaluate the model on the validation split, and note whether it is the best so far."""
-    metrics = run.setup.validate(run.model)
-    score = metrics[run.setup.plan.metric]
-    run.progress.validations_since_best += 1
-    if score > run.progress.best:
-        run.progress.best = score
-        run.progress.validations_since_best = 0
+    metrics = training.setup.validate(training.model)
+    score = metrics[training.setup.plan.metric]
+    training.progress.validations_since_best += 1
+    if score > training.progress.best:
+        training.progress.best = score
+        training.progress.validations_since_best = 0
     return metrics
 
 
-def report(run: Training[Model], metrics: dict[str, float]) -> None:
-    """Write a checkpoint from which the run can go on, and report it."""
-    setup, state = run.setup, run.state
+def write_checkpoint(training: Training[Model], metrics: dict[str, float]) -> None:
+    """Write a checkpoint from which the run can go on, and report its ``metrics``."""
+    setup, state = training.setup, training.state
     score = metrics.get(setup.plan.metric, NOT_VALIDATED)
     epoch = state.step / setup.plan.steps_per_epoch
     named = prefixed(VALIDATION, metrics)
     reported = {"step": state.step, "epoch": epoch, SCORE: score, **named}
     is_shared = any(part.is_shared for part in state.parts)
-    with setup.checkpoints.written(reported, is_shared) as folder:
+    with training.checkpoints.written(reported, is_shared) as folder:
         if world()[0] == 0:
-            run.progress.background = {one.name: one.progress for one in setup.background}
-            setup.save_model(run.model, folder)
-            save_checkpoint(folder, state, asdict(run.progress))
+            training.progress.background = {one.name: one.progress for one in setup.background}
+            setup.save_model(training.model, folder)
+            save_checkpoint(folder, state, asdict(training.progress))
         elif is_shared:
             save_shares(folder, state)
     setup.process.report(reported)

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import ray
 
-from ramen_ray.bases import Part
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
@@ -20,7 +19,7 @@ from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write
 from ramen_ray.orchestration.cluster.resources import worker_task
 from ramen_ray.orchestration.run.build import build_judgement
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
-from ramen_ray.orchestration.run.workers import WorkerResult, WorkerTask
+from ramen_ray.orchestration.run.worker import WorkerResult, WorkerTask
 from ramen_ray.reports.pages import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
 from ramen_ray.reports.report_tables import as_markdown, metrics_table
@@ -56,10 +55,9 @@ def log_results(
     with scratch_folder(folder / ".retriever") as aside:
         with dataset.unchanged(SINCE_IT_BEGAN):
             predictions = _predictions(task, dataset, data)
-            best = trained.best_checkpoint, trained.part
             shard = config.workers.gb_per_shard
             settings = RetrieverSettings(kind, config.encoder.max_length, shard)
-            work = (aside / RETRIEVER, best, dataset, data, settings)
+            work = (aside / RETRIEVER, trained, dataset, data, settings)
             is_small = len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu
             if is_worker or is_small:
                 measured = _write_retriever(*work)  # takes less time than starting a task
@@ -106,19 +104,19 @@ def _predictions(task: WorkerTask, dataset: Dataset, data: Prepared) -> pd.DataF
     queries = dataset.rows_with_ids("queries/test", np.sort(drawn))
     clicked = queries["ad_ids"].combine_chunks().flatten().to_numpy()
     shown = dataset.rows_with_ids("ads", np.union1d(shown_ads(ads[drawn]), clicked))
-    unknown = np.full(ads.shape, np.nan, dtype=np.float32)
+    unknown = np.full(ads.shape, np.nan, dtype=np.float32)  # a run keeps no scores
     return spell_out(queries, shown, (ads, unknown), judgement.known(data, "test")).to_pandas()
 
 
 def _write_retriever(
     folder: Path,
-    best: tuple[Path, Part],
+    trained: WorkerResult,
     dataset: Dataset,
     data: Prepared,
     settings: RetrieverSettings,
 ) -> dict[str, float]:
     """Write a retriever of the best model, with a GPU if there is one; returns figures of it."""
-    check_intact(best[0])
-    model = load_model(best[0], part=best[1])
+    check_intact(trained.best_checkpoint)
+    model = load_model(trained.best_checkpoint, part=trained.part)
     model.to("cuda" if ray.get_gpu_ids() else "cpu")
     return write_retriever(folder, model, dataset, data, settings)

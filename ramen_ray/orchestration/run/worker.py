@@ -38,46 +38,73 @@ from ramen_ray.orchestration.run.build import (
     held_classifiers,
     use_bf16,
 )
-from ramen_ray.orchestration.run.checkpoints import Checkpoints
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
     TEST_ADS_FILE,
     VALIDATION_ADS_FILE,
+    Identity,
 )
 from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
-from ramen_ray.orchestration.run.progress import RunLog
-from ramen_ray.orchestration.run.start import CARRIED_FILE, check_meanwhile
-from ramen_ray.orchestration.run.workers import Process, WorkerResult, WorkerTask
+from ramen_ray.orchestration.run.made_from import CARRIED_FILE, check_meanwhile
+from ramen_ray.orchestration.run.processes import Process, prepare_process
+from ramen_ray.tracking.runs import Run
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
 
 
-def run_worker(task: WorkerTask, process: Process) -> WorkerResult:
-    """Train to the end in this process, then evaluate the best model and the untrained one."""
-    entered_at = time.time()
-    setup = set_up(task, process)
-    try:
-        run = start_or_resume(setup)
-        train(run)
-    finally:
+@dataclass(frozen=True)
+class WorkerResult:
+    """What a worker returns; the driver uses that of the first. Times are seconds since 1970."""
+
+    # by row (``untrained``, ``trained``), then split, then metric name. With classifiers there are
+    # also ``encoder``, ``classifier`` and ``both``
+    metrics: dict[str, dict[str, dict[str, float]]]
+    best_checkpoint: Path  # the best model's folder
+    best_step: int  # the step after which it was written
+    part: Part  # which part of its vectors answers best on the validation split
+    trained_seconds: float  # time spent in steps, over all attempts
+    waited_seconds: float  # time spent waiting for background tasks
+    entered_at: float
+    first_step_at: float
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """What a run's workers are sent; paths are folders that all machines can reach."""
+
+    config: RunConfig
+    prepared: Path
+    edges: Path  # the graphs to train on
+    run_directory: Path
+    run: Run
+    made_from: Identity  # as the driver has found it
+
+    def train(self, process: Process) -> WorkerResult:
+        """Train to the end in this process, then evaluate the best model and the untrained one."""
+        entered_at = time.time()
+        setup = set_up(self, process)
+        try:
+            training = start_or_resume(setup, self.run)
+            train(training)
+        finally:
+            for one in setup.background:
+                one.cancel()
         for one in setup.background:
-            one.cancel()
-    for one in setup.background:
-        one.keep_only_taken()
-    setup.local.forget(setup.folder)
-    best = setup.checkpoints.best()
-    metrics, part = evaluate_best(setup, best.folder)
-    return WorkerResult(
-        metrics,
-        best.folder,
-        best.step,
-        part,
-        run.progress.trained_seconds,
-        sum(one.waited_s for one in setup.background),
-        entered_at,
-        run.first_step_at or entered_at,
-    )
+            one.keep_only_taken()
+        setup.local.forget(setup.folder)
+        best = training.checkpoints.best()
+        metrics, part = evaluate_best(setup, best.folder)
+        return WorkerResult(
+            metrics,
+            best.folder,
+            best.step,
+            part,
+            training.progress.trained_seconds,
+            sum(one.waited_s for one in setup.background),
+            entered_at,
+            training.first_step_at or entered_at,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +114,7 @@ class RunSetup(Setup[DualEncoder]):
     config: RunConfig
     data: Prepared
     local: LocalFolder
-    made_from: dict[str, str]  # as the driver has found it
+    made_from: Identity  # as the driver has found it
 
     def new_model(self) -> DualEncoder:
         """Build the model that training starts from, on this worker's device.
@@ -98,7 +125,7 @@ class RunSetup(Setup[DualEncoder]):
             RunError: the encoder is not the one that the run began with.
         """
         model = build_model(self.config).to(self.process.device)
-        expected = {"encoder": self.made_from["encoder"]}
+        expected = {"encoder": self.made_from["encoder"]}  # compared after the model was read
         check_meanwhile(expected, {"encoder": content_of(self.config.encoder.pretrained)})
         if model.classifier_head is not None:
             file = self.folder / CARRIED_FILE
@@ -147,14 +174,14 @@ class RunSetup(Setup[DualEncoder]):
 def set_up(task: WorkerTask, process: Process) -> RunSetup:
     """Map the data into memory, and build what training needs besides the model."""
     config, device = task.config, process.device
-    process.settle(config.seed, config.workers)
+    prepare_process(config.seed, config.workers)
     objective = build_objective(config)
     regularizers = objective.regularizers
     on_disk = None if config.local_folder is None else Path(config.local_folder)
     local = LocalFolder(on_disk, process.is_first_on_machine, device)
     prepared, edges, folder = task.prepared, task.edges, task.run_directory
     data = Prepared(local.copy_of(prepared))
-    if edges.is_relative_to(prepared):
+    if edges.is_relative_to(prepared):  # not walked, and copied with the other arrays
         graphs = data.path / edges.relative_to(prepared)
     else:
         graphs = local.copy_of_graphs(edges, regularizers)
@@ -167,15 +194,12 @@ def set_up(task: WorkerTask, process: Process) -> RunSetup:
     )  # tasks may run on other machines, so they read the shared folders
     # in the order in which their results are taken
     background = (pruning_task(config, context), shortlist_task(config, context))
-    log = RunLog(task.run, folder, objective, plan.total_steps)
     return RunSetup(
         folder=folder,
         process=process,
-        checkpoints=Checkpoints(folder, device),
         plan=plan,
         objective=objective,
         sampler=sampler,
-        log=log if world()[0] == 0 else None,
         advice="lower optimizer.lr, or set optimizer.max_gradient_norm",
         background=[one for one in background if one is not None],
         use_bf16=bf16,

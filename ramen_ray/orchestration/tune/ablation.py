@@ -43,7 +43,12 @@ from ramen_ray.orchestration.run.directory import (
     experiment_hash,
     finished_run,
 )
-from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prepared_for, resolved
+from ramen_ray.orchestration.run.made_from import (
+    check_meanwhile,
+    identity_of,
+    prepared_for,
+    resolved,
+)
 from ramen_ray.orchestration.tune.trials import parent_run, run_trials
 from ramen_ray.presets import lambdas, used_sets, with_base
 from ramen_ray.reports.ablation_report import TABLES_FILE, VariantFigures, write_ablation_report

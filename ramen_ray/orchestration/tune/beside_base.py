@@ -12,7 +12,7 @@ from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import default_name, experiment_hash
 from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.orchestration.run.start import identity_of, prepared_for, resolved
+from ramen_ray.orchestration.run.made_from import identity_of, prepared_for, resolved
 from ramen_ray.presets import used_sets, with_base
 
 PLAIN = "in_batch"

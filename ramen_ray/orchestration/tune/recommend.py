@@ -38,8 +38,8 @@ from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, experiment_hash
-from ramen_ray.orchestration.run.start import check_meanwhile, identity_of, prepared_for
-from ramen_ray.orchestration.run.workers import VALIDATION
+from ramen_ray.orchestration.run.made_from import check_meanwhile, identity_of, prepared_for
+from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.records import Records
 from ramen_ray.orchestration.tune.trials import halving, parent_run, run_trials
 from ramen_ray.presets import PRESETS, lambdas, used_sets, with_base

@@ -16,7 +16,7 @@ from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.naming import name_like
 from ramen_ray.orchestration.run.directory import RunError
-from ramen_ray.orchestration.run.workers import VALIDATION
+from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.reports.search_report import TrialRecord
 from ramen_ray.told import Pace
 

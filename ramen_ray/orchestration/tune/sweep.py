@@ -38,14 +38,14 @@ from ramen_ray.orchestration.run.directory import (
     deciding_settings,
     differences,
 )
-from ramen_ray.orchestration.run.start import (
+from ramen_ray.orchestration.run.made_from import (
     SETTINGS,
     check_meanwhile,
     identity_of,
     make_ready,
     resolved,
 )
-from ramen_ray.orchestration.run.workers import VALIDATION
+from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.records import OUT_OF_TIME, Records
 from ramen_ray.orchestration.tune.trials import Trials, halving, parent_run
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep, write_sweep_report

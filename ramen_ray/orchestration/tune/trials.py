@@ -37,8 +37,8 @@ from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.orchestration.run.start import check_meanwhile, is_ready, make_ready
-from ramen_ray.orchestration.run.workers import START_TIMEOUT, VALIDATION
+from ramen_ray.orchestration.run.made_from import check_meanwhile, is_ready, make_ready
+from ramen_ray.orchestration.run.processes import START_TIMEOUT, VALIDATION
 from ramen_ray.orchestration.tune.records import EPOCH, NAME, SUMMARY, Records, kept_error, name_of
 from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
 

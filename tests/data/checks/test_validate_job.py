@@ -12,7 +12,6 @@ from breaking import scribble, set_cells
 from support import MAX_LENGTH, ROOT
 
 from jobs import validate as job
-from ramen_ray.command_line import run_job
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
@@ -24,19 +23,9 @@ def copied(dataset_path: Path, tmp_path: Path) -> Path:
     return shutil.copytree(dataset_path, tmp_path / "mine")
 
 
-def _run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["validate.py", *arguments])
-    code = run_job(job.main)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def test_warnings_alone_end_in_exit_code_0(copied, monkeypatch, capsys):
-    code, out, _ = _run(monkeypatch, capsys, str(copied))
+def test_warnings_alone_end_in_exit_code_0(copied, done):
+    out = done(job, copied)
     *_, closing, hint = out.splitlines()
-    assert code == 0
     assert closing == "errors: 0, warnings: 5"
     assert hint == f"next: python jobs/describe.py {copied}"
     assert "│ queries/train      │   60 │" in out
@@ -44,11 +33,11 @@ def test_warnings_alone_end_in_exit_code_0(copied, monkeypatch, capsys):
     assert ": edge that joins a held-out query to its answer (1 of " in out
 
 
-def test_errors_come_first_and_end_in_exit_code_1(copied, tmp_path, monkeypatch, capsys):
+def test_errors_come_first_and_end_in_exit_code_1(copied, tmp_path, run_here):
     set_cells("edges/links/ad", "weight", 3, -1.0)(copied)
     set_cells("ads", "text", 2, "\tword [bold]\x07")(copied)
     findings = tmp_path / "findings.json"
-    code, out, _ = _run(monkeypatch, capsys, str(copied), "--json-file", str(findings))
+    code, out = run_here(job, copied, "--json-file", findings)
     lines = [line for line in out.splitlines() if line.startswith(("error:", "warning:"))]
     assert code == 1
     assert [line.split(":")[0] for line in lines] == ["error"] + ["warning"] * 6
@@ -63,10 +52,10 @@ def test_errors_come_first_and_end_in_exit_code_1(copied, tmp_path, monkeypatch,
     assert written[0]["file"] == "edges/links/ad.parquet"
 
 
-def test_findings_that_cannot_be_written_end_in_exit_code_2(copied, monkeypatch, capsys):
+def test_findings_that_cannot_be_written_are_one_clear_line(copied, refused):
     file = copied / "nowhere" / "findings.json"
-    code, _, err = _run(monkeypatch, capsys, str(copied), "--json-file", str(file))
-    assert (code, err) == (2, f"error: --json-file {file}: No such file or directory\n")
+    said = refused(job, copied, "--json-file", file)
+    assert said == f"error: --json-file {file}: No such file or directory"
 
 
 def test_it_runs_as_a_command_without_ray():

@@ -25,21 +25,6 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.schemas import AD_EDGES, FILTERS, schema_of
 
 
-@settings(max_examples=15)
-@given(st.lists(st.integers(-5, 60), min_size=1, max_size=30))
-def test_exactly_the_ids_out_of_range_are_shown(ids):
-    rows = pa.table({"ad_id": ids, "text": ["a"] * len(ids)})
-    with tempfile.TemporaryDirectory() as folder:
-        dataset = write_dataset(Path(folder) / "made", {"ads": rows}, name="made")
-        found = [one for one in validate(dataset) if one.message.startswith("id outside")]
-    limit = len(ids)
-    outside = [(row, number) for row, number in enumerate(ids) if not 0 <= number < limit]
-    assert [finding.message for finding in found] == _expected(
-        f"id outside 0..{limit - 1}", outside
-    )
-    assert [finding.row for finding in found] == [row for row, _ in outside[:1]]
-
-
 def _expected(what: str, hits: list[tuple[int, Any]], out_of: int | None = None) -> list[str]:
     """Write out the finding for ``hits``, which are (row, what is shown)."""
     if not hits:

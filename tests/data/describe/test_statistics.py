@@ -37,8 +37,7 @@ def _statistics_by_loops(dataset: Dataset) -> dict[str, float]:
     return found
 
 
-def test_empty_statistics(tmp_path):
-    """A dataset without rows has zeros, not a division by zero."""
+def test_a_dataset_without_rows_has_zeros(tmp_path):
     tables = {f"queries/{split}": query_table([], []) for split in SPLITS}
     tables["ads"] = text_table("ad_id", [])
     statistics = dataset_statistics(write_dataset(tmp_path / "empty", tables, name="empty"))
@@ -46,8 +45,7 @@ def test_empty_statistics(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["foldoc", "debian", "rdocs"])
-def test_statistics_equal_loops(name):
-    """The shipped data sets' statistics are those of plain loops."""
+def test_shipped_statistics_are_those_of_plain_loops(name):
     dataset = Dataset(DATASETS / name)
     statistics = dataset_statistics(dataset)
     assert statistics == pytest.approx(_statistics_by_loops(dataset))
@@ -55,8 +53,7 @@ def test_statistics_equal_loops(name):
 
 
 @pytest.mark.parametrize("name", ["foldoc", "debian", "rdocs"])
-def test_cards_give_the_statistics(name):
-    """The table of a data card holds the statistics of its data set."""
+def test_data_cards_give_the_statistics(name):
     card = (DATASETS / name / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"\| `(\w+)` \| ([\d,.]+) \|", card)
     statistics = dataset_statistics(Dataset(DATASETS / name))

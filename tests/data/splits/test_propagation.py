@@ -187,10 +187,8 @@ def test_a_dataset_without_graphs_has_nothing_to_propagate_over(tmp_path):
         propagate_clicks(bare, tmp_path / "made", PropagationSettings())
 
 
-def test_the_job_writes_a_sound_dataset(dataset_path, tmp_path, run_here):
+def test_the_job_writes_a_sound_dataset(dataset_path, tmp_path, done):
     output = tmp_path / "made"
-    words = ["propagate", "--dataset", dataset_path, "--output", output, "--top-k", 2]
-    code, said = run_here(ingest, *words)
-    assert code == 0 and f"wrote handmade-propagated to {output}" in said
-    code, said = run_here(validate_job, output)
-    assert code == 0 and "errors: 0" in said
+    said = done(ingest, "propagate", "--dataset", dataset_path, "--output", output, "--top-k", 2)
+    assert f"wrote handmade-propagated to {output}" in said
+    assert "errors: 0" in done(validate_job, output)

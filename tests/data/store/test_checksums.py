@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support import contents_of
 
 from ramen_ray.data.store.checksums import (
     DamagedError,
@@ -105,24 +106,19 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "disk" / "of" / "a machine"
 
 
-def _contents(folder: Path) -> dict[str, bytes]:
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
-
-
 def _inodes(folder: Path) -> set[int]:
     return {file.stat().st_ino for file in folder.rglob("*") if file.is_file()}
 
 
 def test_a_copy_is_one_of_its_own_and_made_once(folder, target):
-    expected = _contents(folder)
+    expected = contents_of(folder)
     copy_folder(folder, target)
     inodes = _inodes(target)
     assert not inodes & _inodes(folder), "a link would still be read over the network"
     copy_folder(folder, target)
     assert _inodes(target) == inodes
     shutil.rmtree(folder)
-    assert _contents(target) == expected
+    assert contents_of(target) == expected
 
 
 DAMAGED_COPIES: dict[str, Callable[[Path], object]] = {
@@ -140,9 +136,9 @@ DAMAGED_COPIES: dict[str, Callable[[Path], object]] = {
 def test_a_copy_that_differs_is_made_again(case, folder, target):
     copy_folder(folder, target)
     DAMAGED_COPIES[case](target)
-    assert _contents(target) != _contents(folder)
+    assert contents_of(target) != contents_of(folder)
     copy_folder(folder, target)
-    assert _contents(target) == _contents(folder)
+    assert contents_of(target) == contents_of(folder)
 
 
 def test_a_killed_copy_is_made_again(folder, target, monkeypatch):
@@ -155,10 +151,10 @@ def test_a_killed_copy_is_made_again(folder, target, monkeypatch):
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a kill leaves no time for it
         with pytest.raises(KeyboardInterrupt):
             copy_folder(folder, target)
-    assert _contents(target.parent), "half of the copy is there"
+    assert contents_of(target.parent), "half of the copy is there"
     assert not target.exists()
     copy_folder(folder, target)
-    assert _contents(target) == _contents(folder)
+    assert contents_of(target) == contents_of(folder)
     assert {path.name for path in target.parent.iterdir()} == {target.name, f".{target.name}.lock"}
 
 
@@ -190,5 +186,5 @@ def test_two_at_once_copy_once(folder, target, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(copy_folder, folder, target) for _ in "ab"]:
             done.result()
-    assert len(copied) == len(_contents(folder))
-    assert _contents(target) == _contents(folder)
+    assert len(copied) == len(contents_of(folder))
+    assert contents_of(target) == contents_of(folder)

@@ -61,6 +61,15 @@ def test_a_dataset_is_unchanged_until_a_table_that_it_had_is_another(dataset_pat
         open_unchanged(path, opened.fingerprint, "since then")
 
 
+def test_tables_in_linked_folders_are_tables(dataset_path, tmp_path):
+    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+    for name in ("anchors", "edges"):
+        (path / name).rename(tmp_path / name)
+        (path / name).symlink_to(tmp_path / name)
+    assert Dataset(path).tables == Dataset(dataset_path).tables
+    assert Dataset(path).fingerprint == Dataset(dataset_path).fingerprint
+
+
 def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(dataset_path, tmp_path):
     path = Path(shutil.copytree(dataset_path, tmp_path / "copied"))
     (path / "ads.parquet").rename(path / "whole.parquet")

@@ -136,11 +136,17 @@ def test_jobs_that_run_at_once_keep_each_others_sets(path, replaced, monkeypatch
     assert errors_in(Dataset(path)) == []
 
 
-def test_hidden_leftovers_are_not_tables(path):
+def test_what_killed_processes_left_is_no_table_and_is_removed(path, caplog):
     tables = Dataset(path).tables
-    shutil.copytree(path / "anchors", path / ".more-x1" / "anchors")
-    assert Dataset(path).tables == tables
-    _add(path, "more")
+    with folder_beside(Dataset(path), "links") as left:
+        shutil.copytree(path / "anchors", left / "anchors")
+        killed = shutil.copytree(left, path / ".topics-0a1b_c2d")
+        assert Dataset(path).tables == tables
+        caplog.set_level("INFO")
+        _add(path, "more")
+        assert left.exists()
+        assert not killed.exists()
+        assert f"{killed}: left by a killed process, and removed" in caplog.messages
     counted = json.loads((path / "dataset.json").read_text())["num_rows"]
     assert set(counted) == {*tables, "anchors/more", "edges/more/ad", "edges/more/query"}
 

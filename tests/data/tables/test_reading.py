@@ -57,12 +57,18 @@ def _findings(source: str | Path, *columns: str) -> list[Finding]:
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
 def test_every_format_gives_the_cells_that_were_written(name, block_size, tmp_path, rows):
+    """Rows of parquet are counted from 0, lines of text as an editor does."""
     frame = pd.DataFrame(rows, columns=["query", "ad", "clicks"])
     frame["query"] = "q" + frame["query"]
     write_frame(frame, tmp_path / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "BYTES_PER_BLOCK", block_size)
-        found = _read(tmp_path / name, "clicks", "query", "ad")
+        batches = _rows(tmp_path / name, "clicks", "query", "ad")
+    first = {".csv": 2, ".tsv": 2, ".jsonl": 1, ".parquet": 0}[Path(name).suffixes[0]]
+    numbers = [number for batch in batches for number in batch.numbers.tolist()]
+    assert numbers == list(range(first, first + len(rows)))
+    assert not any(batch.faults for batch in batches)
+    found = pa.concat_tables(batch.cells for batch in batches).to_pandas()
     assert list(found.columns) == ["clicks", "query", "ad"]
     assert found["query"].tolist() == frame["query"].tolist()
     assert found["ad"].tolist() == frame["ad"].tolist()
@@ -157,6 +163,20 @@ READ: dict[str, tuple[str, bytes, dict[str, list[Any]], list[int], str]] = {
         [2],
         "a.csv, row 2: 1 lines have a quote in the middle of a cell",
     ),
+    "a text cut within a letter": (
+        "a.csv",
+        "query\ncrème\n".encode() + b"caf\xc3\n",
+        {"query": ["crème", "cafÃ"]},
+        [2, 3],
+        "save the file as UTF-8, and cut no text within a letter",
+    ),
+    "what Python writes for nothing in JSON": (
+        "a.jsonl",
+        b'{"query": NaN}\n{"query": "a"}\n',
+        {"query": [None, "a"]},
+        [1, 2],
+        "",
+    ),
     "blank lines": (
         "a.csv",
         b"query,ad\n\na,1\n \t \n,2\n\n",
@@ -177,12 +197,6 @@ def test_odd_bytes_are_read_and_lines_counted_as_editors_do(case, tmp_path):
     found = [f"{one.severity}: {one}" for one in _findings(tmp_path / name, *cells)]
     assert len(found) == bool(finding)
     assert all(line.startswith("warning: ") and finding in line for line in found)
-
-
-def test_rows_of_parquet_are_counted_within_the_file(tmp_path):
-    write_frame(pd.DataFrame({"query": [f"q{n}" for n in range(30)]}), tmp_path / "a.parquet")
-    rows = _rows(tmp_path / "a.parquet", "query")
-    assert [row for batch in rows for row in batch.numbers.tolist()] == list(range(30))
 
 
 GOOD = b'{"query": "a"}\n' * 40
@@ -318,6 +332,11 @@ NO_FILES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "no file": (Path.exists, "{}/none.csv", "there is no file or folder"),
     "an empty folder": (Path.exists, "{}/.", "holds no files"),
     "a glob of nothing": (Path.exists, "{}/*.csv", "holds no files"),
+    "a glob of any depth": (
+        lambda folder: (folder / "a.csv").write_text("query\na\n"),
+        "{}/**/*.csv",
+        "for files at any depth, give the folder above them",
+    ),
     "an unknown store": (Path.exists, "gopher://host/a.csv", "cannot open gopher"),
     "a pipe": (
         lambda folder: os.mkfifo(folder / "a.csv"),
@@ -348,6 +367,20 @@ def test_what_is_not_a_plain_file_is_refused(case, tmp_path):
     make(tmp_path)
     with pytest.raises(DatasetError, match=message):
         find_files(source.format(tmp_path), ["query", *(["market"] if "market" in message else [])])
+
+
+def test_files_of_the_same_content_are_told_unless_they_have_no_rows(tmp_path, caplog):
+    contents = {"1": "query\na\n", "1 (1)": "query\na\n", "2": "query\nb\n"}
+    contents |= dict.fromkeys(["3", "4", "day=1/a", "day=2/a"], "query\n")
+    contents |= dict.fromkeys(["day=3/a", "day=4/a"], "query\nc\n")
+    for name, content in contents.items():
+        (tmp_path / f"{name}.csv").parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.csv").write_text(content)
+    table = UserTable(str(tmp_path), {"query": Column("query")}, skip_bad_rows=False)
+    assert table.read()["query"].to_pylist() == [*"aab", *"cc"]
+    (told,) = (line for line in caplog.messages if "content" in line)
+    first, copy = tmp_path / "1 (1).csv", tmp_path / "1.csv"
+    assert told.startswith(f"warning: {copy} has the content of {first}, and both were read (1 ")
 
 
 NO_PARTS: dict[str, tuple[Callable[[Path], Any], str]] = {

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import query_table, text_table
 
@@ -22,7 +22,19 @@ from ramen_ray.data.tables.graphs.sessions import SessionSettings, create_edges,
 TRAIN = ["red shoes", "blue hat", "green coat", "blue hat", "Wool Socks", "grey scarf"]
 ADS = ["shoe shop", "hat shop", "coat shop", "shoe shop"]
 HELD_OUT = {"validation": ["Wool  socks"], "test": ["silk tie"]}  # train's Wool Socks is one too
-QUERIES = [*TRAIN, "q0", "q1", "q4", " red shoes ", "Silk  TIE", "t0", "new", "other new", "NEW"]
+QUERIES = [
+    *TRAIN,
+    "q0",
+    "q1",
+    "q4",
+    " red shoes ",
+    "Silk  TIE",
+    "t0",
+    "v0",
+    "new",
+    "other new",
+    "NEW",
+]
 CLICKS = [*ADS, "a0", "a2", "unknown shop", "", None]
 START = 1.7e9
 COLUMNS = ["session_id", "time", "query", "ad_id"]
@@ -170,7 +182,7 @@ def _expected_side(
     }
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(rows=ROWS, limits=SETTINGS, threads=st.integers(1, 4))
 def test_edges_are_those_of_plain_loops(dataset, rows, limits, threads, tmp_path_factory):
     folder = tmp_path_factory.mktemp("log")
@@ -178,17 +190,6 @@ def test_edges_are_those_of_plain_loops(dataset, rows, limits, threads, tmp_path
     expected_queries, expected_ads = _expected(rows, limits)
     assert queries == pytest.approx(expected_queries, rel=1e-12)
     assert ads == pytest.approx(expected_ads, rel=1e-12)
-
-
-def test_nothing_of_a_held_out_query_enters_the_graph(dataset, tmp_path):
-    held_out = ["silk tie", "SILK   tie", "t0", "v0", "wool socks", "q4"]
-    rows = [Row(f"s{s}", START + n, q, "a2") for s in range(3) for n, q in enumerate(held_out)]
-    rows += [Row(f"s{s}", START + 9, "red shoes", "a1") for s in range(3)]
-    rows += [Row(f"s{s}", START + 9, "new", "") for s in range(3)]
-    queries, ads, counts = _edges(rows, dataset, SessionSettings(), tmp_path)
-    assert queries == {(0, "new"): pytest.approx(1.0)}
-    assert ads == {}
-    assert counts["rows of validation and test queries"] == 18
 
 
 def test_what_is_left_out_is_counted(dataset, tmp_path):

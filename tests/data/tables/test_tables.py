@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from duckdb.func import ARROW
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import (
     PATIENCE_S,
@@ -94,7 +94,7 @@ def _by_loops(
     return {split: {q: dict(ads) for q, ads in rows.items()} for split, rows in found.items()}
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10)
 @given(events=EVENTS, held_out=st.sampled_from(["new-queries", "later-clicks"]))
 def test_a_split_by_time_is_that_of_plain_loops(events, held_out, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop")
@@ -465,7 +465,7 @@ def test_clicks_that_match_nothing_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_import_that_is_ended_leaves_no_dataset_directory(number, run_here, tmp_path):
+def test_an_import_that_is_ended_leaves_no_dataset_directory(number, done, tmp_path):
     """End the process in the middle; after SIGKILL, import again with the same command."""
     rows = ((f"q{n % 20_000}", f"ad {n % 3_000}") for n in range(300_000))
     clicks = write_rows(tmp_path / "clicks.csv", "query ad", rows)
@@ -483,9 +483,7 @@ def test_an_import_that_is_ended_leaves_no_dataset_directory(number, run_here, t
         return
     with pytest.raises(DatasetError, match="there is no dataset directory"):
         Dataset(tmp_path / "out")
-    code, printed = run_here(ingest, *words)
-    assert code == 0, printed
-    assert f"wrote out to {tmp_path / 'out'}" in printed
+    assert f"wrote out to {tmp_path / 'out'}" in done(ingest, *words)
     assert sum(Dataset(tmp_path / "out").num_rows(f"queries/{s}") for s in SPLITS) == 20_000
 
 

@@ -6,6 +6,7 @@ ads can know."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,14 +16,13 @@ from support import run_in_two_processes
 from ramen_ray.config import overlay
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.model.dual_encoder import TextEmbeddings
-from ramen_ray.method.novel_ads.combiner_training import training_data
-from ramen_ray.method.novel_ads.neighbours import SeenAds
+from ramen_ray.method.novel_ads.evaluation import Embedded
 from ramen_ray.method.novel_ads.representation import CombinedAds, open_combined_ads
-from ramen_ray.method.sampling.batches import Sampler
 from ramen_ray.method.training.state import restore_checkpoint, save_checkpoint
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.combining.combiner_worker import Combining
+from ramen_ray.orchestration.combining.combiner_worker import CombinerSetup, set_up
 from ramen_ray.orchestration.combining.inputs import CombineSettings
+from ramen_ray.orchestration.run.processes import Process
 
 DIM, GROUPS, SEEN, NOVEL, QUERIES = 16, 12, 10, 2, 30
 CPU = torch.device("cpu")
@@ -48,13 +48,14 @@ class Planted:
         """Start a training on the clicks."""
         count, ids = len(self.train), np.arange(len(self.seen))
         rows = np.concatenate([self.train, self.seen])
-        queries = TextEmbeddings(rows, np.arange(count))
-        ads = TextEmbeddings(rows, count + ids)
-        seen = SeenAds(ids, self.seen.copy(), self.seen.copy())
-        variant = settings.chosen_variant()
-        drawn = training_data(np.arange(count), self.clicks, queries, ads)
-        sampler = Sampler(drawn, settings.combiner.batch_size, settings.seed, num_hard_negatives=4)
-        return Training(Combining(settings, variant, queries, ads, seen, sampler))
+        queries, ads = TextEmbeddings(rows, np.arange(count)), TextEmbeddings(rows, count + ids)
+        data = SimpleNamespace(
+            query_ids=np.arange(count),
+            clicks={"train": self.clicks},
+            train_click_counts=np.bincount(self.clicks.indices, minlength=len(ids)),
+        )
+        embedded = Embedded(data, {"train": queries}, ads)
+        return Training(set_up(settings, embedded, None, Path(), Process(CPU)))
 
     def recall(self, vectors: np.ndarray) -> float:
         """R@k of the novel ads' ``vectors``, for as many k as a group has."""
@@ -90,18 +91,17 @@ def planted(dim: int = DIM) -> Planted:
 class Training:
     """A training in progress, in this process."""
 
-    def __init__(self, combining: Combining) -> None:
-        self.combining, self.objective = combining, combining.objective()
-        self.model = combining.new_model(CPU)
-        self.state = combining.new_state(self.model)
+    def __init__(self, setup: CombinerSetup) -> None:
+        self.setup, self.model = setup, setup.new_model()
+        self.state = setup.new_state(self.model)
         self.state.advance()
 
     def run(self, stop: int | None = None) -> np.ndarray:
         """Return the losses (steps, terms) up to a step, by default the last."""
-        last = self.combining.total_steps if stop is None else stop
+        last = self.setup.plan.total_steps if stop is None else stop
         losses = []
-        for end in (min(self.combining.first_steps, last), last):
-            losses += train_steps(self.state, self.combining.sampler, self.objective, end)
+        for end in (min(self.setup.first_steps, last), last):
+            losses += train_steps(self.state, self.setup.sampler, self.setup.objective, end)
             self.state.advance()
         return np.array([loss.numpy() for loss in losses])
 
@@ -114,7 +114,7 @@ class Training:
         restore_checkpoint(folder, self.state)
 
     def combined_ads(self) -> CombinedAds:
-        return self.combining.combined_ads(self.model)
+        return self.setup.combined_ads(self.model)
 
 
 RELEASE = overlay(
@@ -190,13 +190,13 @@ def test_a_seen_ad_is_not_represented_by_its_own_classifier(data, settings):
 def test_what_is_frozen_does_not_change(data, settings):
     before = data.seen.copy(), data.train.copy()
     training = data.training(_short(settings, 2))
-    training.run(training.combining.first_steps)
+    training.run(training.setup.first_steps)
     classifiers = training.model.classifiers.vectors.numpy().copy()
     training.run()
-    np.testing.assert_array_equal(training.combining.seen.embeddings, before[0])
+    np.testing.assert_array_equal(training.setup.seen.embeddings, before[0])
     np.testing.assert_array_equal(training.model.embeddings[: len(before[1])], before[1])
     is_same = np.array_equal(training.combined_ads().seen.classifiers, classifiers)
-    assert is_same == (training.combining.variant.loss == "bce")
+    assert is_same == (training.setup.variant.loss == "bce")
 
 
 @VARIANTS

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from short_runs import Run, build_sampler, run_two_workers
+from short_runs import Run, build_sampler
 from support import csr_of, rows_of
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder
@@ -221,17 +220,3 @@ def test_weights_move_in_steps_with_anchors_as_far_as_in_all(prepared_bag, encod
     assert (moved[3] != moved[2])[1:].any()
     start = np.array([1.0, *[EARNED * HIGHEST] * (len(first) - 1)])
     assert moved[0] == pytest.approx(start * (np.array(first) / start) ** 3, rel=1e-5)
-
-
-def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: Path) -> None:
-    sampler = build_sampler(Prepared(prepared), OBJECTIVE)
-    torch.save(_begin(build_bag(str(encoder_path)), sampler).weights(6), folder / f"{rank}.pt")
-
-
-def test_two_workers_move_the_weights_as_one(prepared_bag, encoder_path, tmp_path):
-    sampler = build_sampler(prepared_bag, OBJECTIVE)
-    expected = _begin(build_bag(str(encoder_path)), sampler).weights(6)
-    run_two_workers(_two_workers, tmp_path, encoder_path, prepared_bag.path)
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    assert found[0] == found[1]
-    assert np.array(found[0]) == pytest.approx(np.array(expected), rel=1e-4)

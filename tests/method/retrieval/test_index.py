@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import unit_rows
 
 from ramen_ray.method.retrieval.index import (
     FEWEST_IVF_PQ_ADS,
@@ -24,19 +25,14 @@ from ramen_ray.method.retrieval.search import search_index
 DIM, NUM_QUERIES, K = 16, 50, 10
 
 
-def _vectors(count: int, seed: int) -> np.ndarray:
-    vectors = np.random.default_rng(seed).standard_normal((count, DIM)).astype(np.float32)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
 @cache
 def _filled(kind: IndexKind) -> faiss.Index:
-    return filled_index(kind, _vectors(FEWEST_IVF_PQ_ADS + 500, 0))
+    return filled_index(kind, unit_rows(FEWEST_IVF_PQ_ADS + 500, DIM, 0))
 
 
 @pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.98), ("ivf_pq", 1.0)])
 def test_rows_that_stay_are_found_as_before(kind, least):
-    index, queries = faiss.clone_index(_filled(kind)), _vectors(NUM_QUERIES, 1)
+    index, queries = faiss.clone_index(_filled(kind)), unit_rows(NUM_QUERIES, DIM, 1)
     rows = np.flatnonzero(np.random.default_rng(2).random(index.ntotal) < 0.7)
     expected, expected_scores = search_index(index, queries, K, rows=rows)
     fewer = with_rows_only(index, rows)
@@ -50,7 +46,7 @@ def test_rows_that_stay_are_found_as_before(kind, least):
     if least == 1.0:
         np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
 
-    more = _vectors(3, 3)
+    more = unit_rows(3, DIM, 3)
     fewer.add(more)
     again, _ = search_index(faiss.deserialize_index(faiss.serialize_index(fewer)), more, 1)
     assert again[:, 0].tolist() == [len(rows), len(rows) + 1, len(rows) + 2], "numbers go on"
@@ -59,7 +55,7 @@ def test_rows_that_stay_are_found_as_before(kind, least):
 @pytest.mark.parametrize("number", [1, K // 2, 3000])
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf_pq"])
 def test_few_rows_that_match_a_filter_are_all_searched(kind, number):
-    ads, queries = _vectors(FEWEST_IVF_PQ_ADS + 500, 0), _vectors(NUM_QUERIES, 1)
+    ads, queries = unit_rows(FEWEST_IVF_PQ_ADS + 500, DIM, 0), unit_rows(NUM_QUERIES, DIM, 1)
     index = faiss.clone_index(_filled(kind))
     rows = np.sort(np.random.default_rng(2).choice(len(ads), number, replace=False))
     if kind == "ivf_pq":
@@ -75,11 +71,7 @@ def test_few_rows_that_match_a_filter_are_all_searched(kind, number):
 
 NUM_ADS, WIDTH, BYTES_PER_AD = FEWEST_IVF_PQ_ADS, 8, 4 + 8
 MakeIndex = Callable[[], Any]
-
-
-def _ads() -> np.ndarray:
-    rows = np.random.default_rng(0).normal(size=(NUM_ADS, WIDTH)).astype(np.float32)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+ADS = unit_rows(NUM_ADS, WIDTH, 0)
 
 
 @pytest.fixture(scope="module", params=["ivf_pq", "flat"])
@@ -87,7 +79,7 @@ def empty(request: pytest.FixtureRequest) -> MakeIndex:
     """Makes trained indexes without ads."""
     index = new_index(request.param, WIDTH, NUM_ADS)
     if not index.is_trained:
-        index.train(_ads())
+        index.train(ADS)
     serialized = faiss.serialize_index(index)
     return lambda: faiss.deserialize_index(serialized)
 
@@ -101,7 +93,7 @@ def _whole(index: Any, blocks: list[np.ndarray]) -> bytes:
 @given(st.sets(st.integers(1, NUM_ADS - 1), max_size=6), st.integers(1, NUM_ADS))
 def test_an_index_made_in_parts_is_the_whole_one_to_the_bit(tmp_path_factory, empty, cuts, room):
     file = tmp_path_factory.mktemp("index") / "index.faiss"
-    blocks = np.split(_ads(), sorted(cuts))
+    blocks = np.split(ADS, sorted(cuts))
     with index_file(file, empty(), 2e-9 * room * BYTES_PER_AD) as add:
         for block in blocks:
             add(block)
@@ -110,7 +102,7 @@ def test_an_index_made_in_parts_is_the_whole_one_to_the_bit(tmp_path_factory, em
 
 
 def test_ads_added_to_a_file_are_those_added_to_an_index(tmp_path, empty):
-    file, blocks = tmp_path / "index.faiss", np.split(_ads(), [7000, 8000, 8001])
+    file, blocks = tmp_path / "index.faiss", np.split(ADS, [7000, 8000, 8001])
     file.write_bytes(_whole(empty(), blocks[:1]))
     with extended_index_file(file, 2e-9 * 500 * BYTES_PER_AD) as add:
         for block in blocks[1:]:
@@ -119,11 +111,11 @@ def test_ads_added_to_a_file_are_those_added_to_an_index(tmp_path, empty):
 
 
 def test_memory_holds_a_part_of_an_index_in_cells(tmp_path):
-    ads, index = _ads(), new_index("ivf_pq", WIDTH, NUM_ADS)
-    index.train(ads)
+    index = new_index("ivf_pq", WIDTH, NUM_ADS)
+    index.train(ADS)
     in_memory = []
     with index_file(tmp_path / "index.faiss", index, 2e-9 * 1001 * BYTES_PER_AD) as add:
-        for block in np.split(ads, 20):
+        for block in np.split(ADS, 20):
             add(block)
             in_memory.append(index.invlists.compute_ntotal())
     assert max(in_memory) == 1000
@@ -132,9 +124,9 @@ def test_memory_holds_a_part_of_an_index_in_cells(tmp_path):
 
 def test_an_error_leaves_the_file_as_it_was(tmp_path, empty):
     file = tmp_path / "index.faiss"
-    file.write_bytes(before := _whole(empty(), [_ads()]))
+    file.write_bytes(before := _whole(empty(), [ADS]))
     with pytest.raises(KeyError), extended_index_file(file, 1e-6) as add:
-        add(_ads())
+        add(ADS)
         raise KeyError
     assert file.read_bytes() == before
     assert [*tmp_path.iterdir()] == [file]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support import splitmix64
+from support import splitmix64, unit_rows
 
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
@@ -32,11 +32,6 @@ from ramen_ray.method.retrieval.search import (
 
 WIDTH = 8
 pairs_strategy = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), unique=True)
-
-
-def _embeddings(num_rows: int, seed: int) -> np.ndarray:
-    rows = np.random.default_rng(seed).normal(size=(num_rows, WIDTH)).astype(np.float32)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def _as_pairs(pairs: list[tuple[int, int]]) -> np.ndarray:
@@ -65,7 +60,8 @@ def test_drop_filtered_equals_a_loop(pairs, k, num_found, seed):
 @pytest.mark.parametrize("per_part", [search_module.ADS_PER_PART, 64])
 @given(st.integers(0, 250), st.integers(1, 100), pairs_strategy, st.integers(0, 9))
 def test_a_search_sorts_all_ads_but_the_filtered(per_part, num_ads, k, pairs, seed):
-    queries, ads, ids = _embeddings(5, seed), _embeddings(num_ads, seed + 1), np.arange(num_ads) * 3
+    queries, ads = unit_rows(5, WIDTH, seed), unit_rows(num_ads, WIDTH, seed + 1)
+    ids = np.arange(num_ads) * 3
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(search_module, "ADS_PER_PART", per_part)
         found = search(queries, ads, k + most_filters(_as_pairs(pairs)), ids=ids)

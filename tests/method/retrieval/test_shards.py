@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import unit_rows
 
 from ramen_ray.method.retrieval.index import new_index
 from ramen_ray.method.retrieval.search import TopK, merge_topk, search, search_index, share_found
@@ -27,11 +28,6 @@ def _search_shards(
     return merge_topk([search_index(index, queries, k, ids) for index, ids in opened], k)
 
 
-def _unit_rows(num_rows: int, seed: int) -> np.ndarray:
-    rows = np.random.default_rng(seed).normal(size=(num_rows, WIDTH)).astype(np.float32)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
 @given(st.integers(0, 30_000), st.integers(1, 5000), st.floats(1e-6, 0.2))
 def test_shards_are_all_ads_in_order_and_fit(num_ads, bytes_per_ad, gb_per_shard):
     shards = shard_ranges(num_ads, bytes_per_ad, gb_per_shard)
@@ -46,7 +42,7 @@ def test_shards_are_all_ads_in_order_and_fit(num_ads, bytes_per_ad, gb_per_shard
 
 @pytest.mark.parametrize("k", [7, 4000])
 def test_shards_find_what_one_search_finds_to_the_bit(tmp_path, k):
-    ads, queries = _unit_rows(NUM_ADS, 1), _unit_rows(NUM_QUERIES, 0)
+    ads, queries = unit_rows(NUM_ADS, WIDTH, 1), unit_rows(NUM_QUERIES, WIDTH, 0)
     ads[2500:2700], ads[1100:1105] = ads[100:300], ads[7]  # some are in several shards
     queries[:50] = ads[100:150]
     np.save(tmp_path / "all.npy", np.concatenate([queries, ads]))
@@ -83,7 +79,7 @@ def test_short_codes_find_most_of_what_an_exact_search_finds(tmp_path):
 
 @pytest.mark.parametrize("kind", ["flat", "ivf_pq", "hnsw"])
 def test_shards_of_a_retrievers_index_find_what_the_whole_one_finds(tmp_path, kind):
-    ads, queries = (_unit_rows(rows, 3)[:, :8].copy() for rows in (11_000, 50))
+    ads, queries = (unit_rows(rows, 8, 3) for rows in (11_000, 50))
     index = new_index(kind, 8, len(ads))
     if not index.is_trained:
         index.train(ads)

@@ -226,6 +226,17 @@ def test_a_run_gives_what_was_recorded(num_workers, case, found):
     if record["cpu"] == _cpu():
         assert now == known
     else:
-        for name in ("losses", "weights"):
-            values, recorded = (np.array(one[name], dtype=float) for one in (now, known))
-            np.testing.assert_allclose(values, recorded, rtol=1e-3, atol=1e-5)  # None: NaN
+        _assert_close(now, known)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_workers_give_what_one_gives(case, found):
+    one, two = (found[num_workers][case] for num_workers in ("1", "2"))
+    _assert_close(two, one)
+    assert two["metrics"] == pytest.approx(one["metrics"])
+
+
+def _assert_close(run: dict[str, Any], other: dict[str, Any]) -> None:
+    for name in ("losses", "weights"):
+        values, expected = (np.array(one[name], dtype=float) for one in (run, other))
+        np.testing.assert_allclose(values, expected, rtol=1e-3, atol=1e-5)  # None: NaN

@@ -302,6 +302,7 @@ def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(kind, data,
     curriculum = Curriculum(schedule, sampler, model.dim, torch.device("cpu"))
     draws = curriculum.advance(0, DrawState(sampler.data.graphs))
     assert draws.clusters is None
+    assert curriculum.save(Path())["seen"] is None, "a checkpoint has no zeros"
     rows = []
     for step in range(sampler.steps_per_epoch):
         encoded = encode(model, _inputs(sampler, step))
@@ -380,14 +381,6 @@ def test_two_workers_train_and_evaluate_as_one(kind, data, encoder_path, two_wor
             torch.testing.assert_close(found["scores"], expected["scores"], **TOLERANCE)
         else:
             assert not len(found["ads"]), "the first worker has them"
-
-
-@pytest.mark.parametrize(("kind", "lr"), [("transformer", 5e-3), ("bag", 5e-2)])
-def test_training_lowers_the_task_loss(kind, lr, data, encoder_path):
-    encoder, sampler = build_encoder(kind, encoder_path), build_sampler(data, OBJECTIVE)
-    losses = np.array(Run(encoder, sampler, OBJECTIVE, (), (lr, 0.01, None)).train(40))
-    assert losses[-6:, 0].mean() < 0.6 * losses[:3, 0].mean()
-    assert np.isfinite(losses).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

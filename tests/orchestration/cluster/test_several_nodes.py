@@ -16,7 +16,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from support import WAITS_FOR_TASKS, text_table, wait_until
+from support import WAITS_FOR_TASKS, contents_of, text_table, wait_until
 
 from ramen_ray.command_line import training_command
 from ramen_ray.config import RunConfig, overlay
@@ -30,7 +30,7 @@ from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.orchestration.run.workers import START_TIMEOUT
+from ramen_ray.orchestration.run.processes import START_TIMEOUT
 from ramen_ray.orchestration.serve.predict import Answered, Asked, predict
 from ramen_ray.orchestration.sharded_search import put_together, search_shards
 from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
@@ -177,12 +177,7 @@ def test_ray_data_outlives_the_machine_on_which_a_job_first_used_it(machines, co
     machines.add()
     prepared = prepare(dataset, tmp_path / "second", tokenizer).path
     (first,) = (tmp_path / "first").glob("[!.]*")
-    assert _contents(first) == _contents(prepared)
-
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    files = (file for file in folder.rglob("*") if file.is_file())
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    assert contents_of(first) == contents_of(prepared)
 
 
 @pytest.mark.parametrize("stage", AMID)
@@ -228,7 +223,7 @@ def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(machines, tmp_pa
         return len(begun) > 8  # two are of indexing
 
     def job() -> TopK:
-        return put_together(search_shards(shards, (file, len(queries)), 10, 1), len(queries), 10)
+        return put_together(search_shards(shards, file, len(queries), 10, 1), len(queries), 10)
 
     found = _losing_one(machines, job, begins, lambda: any(attempts.glob("*")))
     expected = search(queries, ads, 10)
@@ -244,7 +239,7 @@ def test_a_search_asks_for_cpus_that_a_machine_has(machines, tmp_path, monkeypat
     np.save(file, ads)
     two = embedded_shards(file, 0, 1e-9)
     assert len(two) == 2  # for each, half of the CPUs are two, which no machine has
-    ((_, (found, _)),) = search_shards(two, (file, 5), 1)
+    ((_, (found, _)),) = search_shards(two, file, 5, 1)
     assert found[:, 0].tolist() == (ads[:5] @ ads.T).argmax(axis=1).tolist()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-from conftest import Refused, RunHere
+from conftest import Done, Refused
 from safetensors.numpy import load_file
 
 from jobs import combine as combine_job
@@ -52,12 +52,11 @@ def _words(run: Path, output: Path, *more: object) -> list[object]:
 
 
 def test_a_combiner_is_trained_evaluated_resumed_and_used_for_new_ads(
-    trained, config, split_path, run_here, refused, tmp_path
+    trained, config, split_path, done, refused, tmp_path
 ):
     output, revealed = Path(config.output), _revealed(split_path, tmp_path / "os")
     words = _words(trained.run_directory, output, "--revealed", revealed)
-    code, printed = run_here(*words)
-    assert code == 0, printed
+    printed = done(*words)
     for row in ("text", "sum", "combiner", "combiner one-shot"):
         assert len(re.findall(rf"│ {row} +│", printed)) == 2, printed
     _check_text_row(printed, config, trained)
@@ -66,10 +65,10 @@ def test_a_combiner_is_trained_evaluated_resumed_and_used_for_new_ads(
     logged = run.client.get_run(run.id)
     assert logged.data.tags["mlflow.parentRunId"] == trained.run.id
     assert logged.data.metrics["combiner/zero_shot/R_at_10"] >= 0
-    _check_resumed(directory, words, run_here, refused, tmp_path)
+    _check_resumed(directory, words, done, refused, tmp_path)
     steps, _ = run.read_history("loss/combiner")
     assert len(set(steps)) == len(steps)
-    _check_new_ads(re.findall(r"retriever: (\S+)", printed)[0], trained, run_here, tmp_path)
+    _check_new_ads(re.findall(r"retriever: (\S+)", printed)[0], trained, done, refused, tmp_path)
 
 
 def _check_text_row(printed: str, config: RunConfig, trained: TrainResult) -> None:
@@ -86,7 +85,7 @@ def _check_text_row(printed: str, config: RunConfig, trained: TrainResult) -> No
 def _check_resumed(
     directory: RunDirectory,
     again: list[object],
-    run_here: RunHere,
+    done: Done,
     refused: Refused,
     tmp_path: Path,
 ) -> None:
@@ -106,23 +105,22 @@ def _check_resumed(
     kept.rename(last / "combiner.safetensors")
     write_checksums(last)
     before = load_file(folder / "combiner" / "combiner.safetensors")
-    code, printed = run_here(*again)
-    assert code == 0, printed
+    done(*again)
     after = load_file(folder / "combiner" / "combiner.safetensors")
     for name, values in before.items():
         np.testing.assert_array_equal(values, after[name])
 
 
-def _check_new_ads(model_uri: str, trained: TrainResult, run_here: RunHere, tmp_path: Path) -> None:
+def _check_new_ads(
+    model_uri: str, trained: TrainResult, done: Done, refused: Refused, tmp_path: Path
+) -> None:
     """New ads get combined vectors; without the combiner's folder, those of their texts."""
     ads, clicks = tmp_path / "ads.csv", tmp_path / "clicks.csv"
     ads.write_text("ad_id,text\nn1,old robin heron\nn2,new sloop ketch\n")
     clicks.write_text("ad_id,query\nn2,great maple\n")
     output = trained.run_directory.parent.parent
     job = [index_job, "--model", model_uri, "--output", output, "--ads", ads, "--clicks", clicks]
-    code, printed = run_here(*job)
-    assert code == 0, printed
-    uri = re.findall(r"models:/\S+", printed)[0]
+    uri = re.findall(r"models:/\S+", done(*job))[0]
     folder = Registry(trained.run.uri).download(uri, tmp_path)
     index = faiss.read_index(str(folder / "index.faiss"))
     combined, embed = open_combined_ads(folder / "combiner"), text_embedder(folder)
@@ -137,9 +135,7 @@ def _check_new_ads(model_uri: str, trained: TrainResult, run_here: RunHere, tmp_
         ("ad_id,query\nn2,robin\nn2,heron\n", "1 clicks are not the first on their ad: 'n2'"),
     ):
         clicks.write_text(text)
-        code, printed = run_here(*job)
-        assert code == 2
-        assert message in printed
+        assert message in refused(*job)
 
 
 CASES: list[tuple[dict[str, object], str]] = [

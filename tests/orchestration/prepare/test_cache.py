@@ -7,17 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import contents_of
 
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration.prepare import pipeline
 from ramen_ray.orchestration.prepare.pipeline import prepare
-
-
-def _contents(prepared: Prepared) -> dict[str, bytes]:
-    files = [file for file in prepared.path.rglob("*") if file.is_file()]
-    return {str(file.relative_to(prepared.path)): file.read_bytes() for file in files}
 
 
 def test_prepared_data_are_made_once_and_again_if_damaged(
@@ -35,7 +30,7 @@ def test_prepared_data_are_made_once_and_again_if_damaged(
     first, second = (future.result() for future in futures)
     assert first == second
     assert len(made) == 1
-    content = _contents(first)
+    content = contents_of(first.path)
     (first.path / "tokens" / "ads" / "offsets.npy").write_bytes(b"")
     (left := first.path.with_name(f".{first.path.name}-0123abcd")).mkdir()  # by a killed process
     caplog.clear()
@@ -43,7 +38,7 @@ def test_prepared_data_are_made_once_and_again_if_damaged(
     assert not left.exists()
     assert "offsets.npy has 0 bytes instead of" in caplog.text
     assert "the dataset is prepared again" in caplog.text
-    assert _contents(again) == content
+    assert contents_of(again.path) == content
     assert len(made) == 2
 
 

@@ -77,7 +77,7 @@ def _logged_models(config: RunConfig) -> list[Any]:
 
 
 def test_ads_renumbered_while_a_run_trains_are_not_served_by_it(
-    config, tmp_path, run_here, refused, monkeypatch
+    config, tmp_path, done, refused, monkeypatch
 ):
     ads = Path(config.dataset) / "ads.parquet"
     write_config(config, tmp_path / "config.json")
@@ -91,8 +91,7 @@ def test_ads_renumbered_while_a_run_trains_are_not_served_by_it(
     said = refused(train_job, "--config", tmp_path / "config.json")
     assert "the content of the dataset" in said
     ads.write_bytes(before)
-    code, said = run_here(train_job, "--config", tmp_path / "config.json")
-    assert code == 0, said
+    done(train_job, "--config", tmp_path / "config.json")
     (model,) = _logged_models(config)
     registry = Registry(f"sqlite:///{config.output}/mlflow.db")
     folder = registry.download(f"models:/{model.model_id}", tmp_path / "model")
@@ -101,7 +100,7 @@ def test_ads_renumbered_while_a_run_trains_are_not_served_by_it(
 
 
 def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for(
-    config, tmp_path, run_here, refused, monkeypatch
+    config, tmp_path, done, refused, monkeypatch
 ):
     run = fit(config).run_directory
     shutil.rmtree(config.encoder.pretrained)  # the checkpoint has all that is needed
@@ -114,8 +113,7 @@ def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for
     said = refused(evaluate_job, "--checkpoint", run)
     assert said.startswith(f"error: {config.dataset} is not what {run}/checkpoint_")
     assert said.endswith(f"give --dataset {config.dataset} to evaluate on it as it is now")
-    code, said = run_here(evaluate_job, "--checkpoint", run, "--dataset", config.dataset)
-    assert code == 0, said
+    done(evaluate_job, "--checkpoint", run, "--dataset", config.dataset)
 
 
 @pytest.mark.parametrize(

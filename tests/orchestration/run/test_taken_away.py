@@ -62,7 +62,9 @@ def config(cluster: None, small_run: RunConfig, empty_store: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("taken", DELETED)
-def test_what_is_deleted_while_a_run_trains_is_told_in_one_line(taken, config, unharmed, run_here):
+def test_what_is_deleted_while_a_run_trains_is_told_in_one_line(
+    taken, config, unharmed, run_here, done
+):
     code, said = _run(taken, config, run_here)
     if not DELETED[taken]:
         assert code == 0, said
@@ -70,8 +72,7 @@ def test_what_is_deleted_while_a_run_trains_is_told_in_one_line(taken, config, u
     assert code == 2, said
     assert DELETED[taken] in the_error(said)
     if taken != "mlflow.db":  # it has to be brought back
-        code, said = run_here(train, "--config", Path(config.output) / "config.json")
-        assert code == 0, said
+        done(train, "--config", Path(config.output) / "config.json")
         assert RunDirectory.of(config.output, "taken").notes["metrics"] == unharmed
 
 
@@ -83,10 +84,9 @@ def test_what_is_deleted_while_a_run_trains_is_told_in_one_line(taken, config, u
     ],
 )
 def test_a_sweep_whose_folder_is_deleted_is_told_in_one_line(
-    taken, expected, said, config, run_here
+    taken, expected, said, config, run_here, done
 ):
     sweep = ("--space", "optimizer", "--search", "random", "--num-samples", 2, "--no-stop-early")
     code, printed = _run(taken, config, run_here, tune, *sweep, "--at-once", 1)
     assert (code, len(re.findall(said, printed))) == (expected, 1), printed
-    code, printed = run_here(tune, "--config", Path(config.output) / "config.json", *sweep)
-    assert code == 0, printed
+    done(tune, "--config", Path(config.output) / "config.json", *sweep)

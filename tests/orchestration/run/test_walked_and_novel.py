@@ -123,15 +123,14 @@ def test_training_measures_zero_shot_too(trained):
 
 
 def test_the_evaluation_job_does_the_same_and_writes_predictions(
-    trained, split_path, tmp_path, monkeypatch, run_here
+    trained, split_path, tmp_path, monkeypatch, done
 ):
     monkeypatch.chdir(tmp_path)
     command = ["--checkpoint", str(trained.encoder.parent), "--split", "zero_shot"]
     written = ["--predictions", "predictions.parquet", "--json-file", "metrics.json"]
     names = [f"{kind},{word}" for kind, words in NAMES.items() for word in words]
     Path("names.csv").write_text("\n".join(["kind,name", *names]))
-    code, printed = run_here(evaluate_job, *command, *written, "--names", "names.csv")
-    assert code == 0, printed
+    printed = done(evaluate_job, *command, *written, "--names", "names.csv")
     assert "predictions: predictions.parquet; to look at: predictions.html" in printed
     assert all(f" {kind} " in printed for kind in ("grown", "made", "all"))
     measured = json.loads(Path("metrics.json").read_text())
@@ -151,8 +150,7 @@ def test_the_evaluation_job_does_the_same_and_writes_predictions(
     assert [row["hit"] for row in rows if row["rank"] == 1] == hits
     assert {row["train_clicks"] for row in rows} == {0}
     again = ["--predictions", "again.parquet", "--against", "predictions.parquet"]
-    code, printed = run_here(evaluate_job, *command, *again)
-    assert code == 0, printed
+    done(evaluate_job, *command, *again)
     assert f"0 less, {len(queries)} as much" in Path("again.html").read_text()
 
 

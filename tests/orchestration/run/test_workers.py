@@ -20,8 +20,8 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.cluster.joining import ClusterError
-from ramen_ray.orchestration.run import workers
-from ramen_ray.orchestration.run.workers import EndIfItRecurs, Process
+from ramen_ray.orchestration.run import processes
+from ramen_ray.orchestration.run.processes import EndIfItRecurs, Process
 
 Job = Callable[..., Any]
 
@@ -32,7 +32,7 @@ def train(cluster: None) -> Job:
 
     def called(worker: Callable[[Process], Any], max_failures: int = 1) -> Any:
         held = WorkersConfig(cpus_per_worker=1, max_failures=max_failures)
-        return workers.train_in_one_worker(worker, held)
+        return processes.train_in_one_worker(worker, held)
 
     return called
 
@@ -118,9 +118,9 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
         def fit(self) -> None:
             raise error
 
-    monkeypatch.setattr(workers, "TorchTrainer", Fails)
+    monkeypatch.setattr(processes, "TorchTrainer", Fails)
     held = WorkersConfig(max_failures=2)
-    workers.train_in_workers(lambda process: None, held, Path("runs") / "a")
+    processes.train_in_workers(lambda process: None, held, Path("runs") / "a")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_ends_several_workers_is_told_in_one_line(error, kind, message, monkeypatch):
-    monkeypatch.setattr(workers, "has_room", lambda needed, seconds: False)
+    monkeypatch.setattr(processes, "has_room", lambda needed, seconds: False)
     with pytest.raises(kind, match=message) as told:
         _run(error, monkeypatch)
     assert "\n" not in str(told.value)

@@ -178,6 +178,8 @@ def test_a_bad_row_is_reported_and_the_others_are_answered(logged, queries):
     assert answers["ad_ids"][7] == expected
     assert model.predict(["robin", None])["error"].tolist() == [None, "the query is missing"]
     assert model.predict(pd.Series(["", None], dtype=object))["ads"].tolist() == [[], []]
+    named = [{"query": np.array(text)} for text in (queries[1], None)]  # objects, as a server reads
+    assert model.predict(named)["ad_ids"].tolist() == [expected, []]
     odd = model.predict(pd.Series([{"a": 1}, ["robin"], "\ud800 robin", queries[1]], dtype=object))
     assert odd["error"].tolist()[:2] == [f"the query is {one}, not a text" for one in NOT_TEXTS]
     assert odd["error"][2] == "the query has half of a surrogate pair, which is no character"
@@ -304,7 +306,11 @@ def test_serving_answers_over_http_without_ray_and_the_library(logged, queries, 
         np.testing.assert_allclose([row["scores"] for row in answered], expected["scores"].tolist())
         mixed = [queries[0], "", None, 7]
         split = {"columns": ["query"], "data": [[query] for query in mixed]}
-        for body in ({"inputs": mixed}, {"instances": mixed}, {"dataframe_split": split}):
+        objects = [{"query": query} for query in mixed]
+        for body in (
+            *({"inputs": mixed}, {"instances": mixed}, {"dataframe_split": split}),
+            *({"inputs": objects}, {"instances": objects}),
+        ):
             rows = _post(port, {**body, "params": {"top_k": None}})["predictions"]
             errors = [None, *(f"the query is {what}" for what in WRONG)]
             assert [row["error"] for row in rows] == errors, body

@@ -20,7 +20,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run import checks
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunError, open_run_directory
-from ramen_ray.orchestration.run.start import identity_of
+from ramen_ray.orchestration.run.made_from import identity_of
 from ramen_ray.orchestration.tune import ablation
 from ramen_ray.orchestration.tune.ablation import (
     AblationConfig,

@@ -20,7 +20,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.orchestration.run.start import identity_of, is_ready
+from ramen_ray.orchestration.run.made_from import identity_of, is_ready
 from ramen_ray.orchestration.tune.records import Records
 from ramen_ray.orchestration.tune.trials import Trials, run_trials
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri

@@ -7,10 +7,11 @@ The tables are made from these of the engine:
 * ``anchors`` (``id``, ``text``): numbered in the order of ``id``; those without edges are dropped.
 """
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,15 @@ from ramen_ray.data.store.dataset import (
     write_metadata,
 )
 from ramen_ray.data.store.schemas import NODE_TABLES
+from ramen_ray.data.store.whole_files import folder_lock
 from ramen_ray.errors import without_passwords
 from ramen_ray.naming import naming_fault
 
 NODES = "nodes"
 """In :func:`folder_beside`: a digest of the queries and ads, taken before they are read."""
 SHOWN = {"query": "train queries", "ad": "ads"}
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -151,13 +155,26 @@ def check_name(dataset: Dataset, name: str, replace: bool) -> None:
 
 @contextmanager
 def folder_beside(dataset: Dataset, name: str) -> Iterator[Path]:
-    """Yield a hidden folder in a dataset directory where the set ``name`` can be written."""
+    """Yield a hidden folder in a dataset directory where the set ``name`` can be written.
+
+    What killed processes left there of any set is removed.
+    """
+    for left in dataset.path.glob(f".*-????????/{NODES}"):
+        _delete_if_unused(left.parent)
     aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=dataset.path))
     try:
-        (aside / NODES).write_text(_content_of_nodes(dataset))
-        yield aside
+        with folder_lock(aside):
+            (aside / NODES).write_text(_content_of_nodes(dataset))  # locked before it has this
+            yield aside
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _delete_if_unused(folder: Path) -> None:
+    with suppress(FileNotFoundError), folder_lock(folder) as is_unused:
+        if is_unused:
+            logger.info("%s: left by a killed process, and removed", folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_in_place(

@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -129,6 +129,23 @@ def _warn_of_columns_given_twice(files: Sequence[TableFile]) -> None:
         )
 
 
+def warn_of_copies(files: Sequence[TableFile]) -> None:
+    """Say which files are the same to the byte, partitions aside: their rows count twice."""
+    alike = defaultdict(list)
+    for file in files:
+        alike[file.info.size, *file.partitions.items()].append(file)
+    copies = []
+    for group in (group for group in alike.values() if len(group) > 1):
+        first: dict[str, str] = {}
+        pairs = ((file.path, first.setdefault(file.digest(), file.path)) for file in group)
+        copies += [(path, of) for path, of in pairs if path != of]
+    if copies:
+        message = (
+            "warning: %s has the content of %s, and both were read (%d such files); take one away"
+        )
+        logger.warning(message, *map(printable, map(redacted, copies[0])), len(copies))
+
+
 def _filesystem(source: str) -> tuple[FileSystem, str]:
     """Return the file system of a source, by pyarrow or else by fsspec, and the path there."""
     if not source.strip():
@@ -157,8 +174,9 @@ def _list(filesystem: FileSystem, path: str, source: str) -> list[FileInfo]:
         raise DatasetError(f"{source} is a pipe or a device; save its content to a file first")
     parts = PurePosixPath(path).parts
     wild = [row for row, part in enumerate(parts) if re.search(r"[*?\[]", part)]
-    if named.type == FileType.NotFound and not wild:
-        raise DatasetError(f"there is no file or folder {source}")
+    if named.type == FileType.NotFound and (not wild or "**" in parts):
+        hint = "; for files at any depth, give the folder above them" if wild else ""
+        raise DatasetError(f"there is no file or folder {source}{hint}")
     is_glob = bool(wild) and named.type == FileType.NotFound
     root = str(PurePosixPath(*parts[: wild[0]])) if is_glob else path
     selector = FileSelector(root, allow_not_found=True, recursive=True)

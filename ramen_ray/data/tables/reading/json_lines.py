@@ -67,7 +67,8 @@ def parse_objects(block: Block, path: object, types: Types) -> Rows:
 
 
 def _parse(text: bytes) -> Any:
-    return json.loads(text, object_pairs_hook=_object)
+    # pandas' cells of nothing, which Python writes as NaN
+    return json.loads(text, object_pairs_hook=_object, parse_constant=lambda _: None)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ Found = tuple[Kind, Int64s, list[str]]
 
 WINDOWS_1252 = Kind(
     "lines are not UTF-8, and were read as Windows-1252",
-    "save the file as UTF-8 if they look wrong",
+    "if they look wrong, save the file as UTF-8, and cut no text within a letter",
     severity="warning",
 )
 STRANGE = Kind(

@@ -18,7 +18,7 @@ from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, error_
 from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.tables.reading.cells import is_text, plain_values
 from ramen_ray.data.tables.reading.columns import ADVICE, NULL_PARTS, Column
-from ramen_ray.data.tables.reading.files import find_files
+from ramen_ray.data.tables.reading.files import find_files, warn_of_copies
 from ramen_ray.data.tables.reading.lines import Rows
 from ramen_ray.data.tables.reading.table_file import TableFile, read_file
 from ramen_ray.errors import DatasetError, first_line_of, redacted, shown_path
@@ -168,12 +168,15 @@ class UserTable:
         return pa.schema([("place", pa.int64()), *of_roles])
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        schema = self._schema
+        schema, with_rows = self._schema, []
         try:
             for number, file in enumerate(self._files):
+                before = self.rows_read
                 with closing(prefetched(read_file(file))) as batches:
                     for rows in batches:
                         yield from self._good_rows(rows, number).cast(schema).to_batches()
+                with_rows += [file] if self.rows_read > before else []
+            warn_of_copies(with_rows)
         except Exception as error:  # else the engine's error would hide it
             self._stopped = error
             raise

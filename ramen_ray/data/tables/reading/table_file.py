@@ -1,5 +1,6 @@
 """A file of a user's table, whatever its format: its columns, and its rows batch by batch."""
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from ramen_ray.data.tables.reading.lines import (
 from ramen_ray.errors import first_line_of
 
 ROWS_PER_BATCH = 65_536
+BYTES_PER_READ = 1 << 20
 FORMATS = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -79,6 +81,14 @@ class TableFile:
         """Open it as a stream of what was compressed."""
         compression = COMPRESSIONS.get(suffixes(self.path)[1])
         return self.filesystem.open_input_stream(self.path, compression=compression)
+
+    def digest(self) -> str:
+        """Hash its bytes as they are stored."""
+        found = hashlib.blake2b(digest_size=16)
+        with self.filesystem.open_input_stream(self.path, compression=None) as stream:
+            while block := stream.read(BYTES_PER_READ):
+                found.update(block)
+        return found.hexdigest()
 
     def check_unchanged(self) -> None:
         """Raise a DatasetError if the file is not the one that was found."""

@@ -1,4 +1,4 @@
-"""Train in workers: what each is sent, runs and has, in one process or in those of Ray Train.
+"""Train in worker processes: one Ray task, or several workers of Ray Train.
 
 For one worker, Ray Train would start a controller, a group of workers and others beside them. That
 takes seconds, and then some of a small machine's processor time while steps run.
@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,8 +39,7 @@ from ray.train import RunConfig as RayRunConfig
 from ray.train.torch import TorchTrainer
 from torch import nn
 
-from ramen_ray.bases import Part
-from ramen_ray.config import RunConfig, WorkersConfig
+from ramen_ray.config import WorkersConfig
 from ramen_ray.errors import UserError, first_line_of, is_disk_full
 from ramen_ray.orchestration.cluster.joining import ClusterError, kept_handler
 from ramen_ray.orchestration.cluster.resources import (
@@ -52,7 +51,6 @@ from ramen_ray.orchestration.cluster.resources import (
     worker_share,
     worker_task,
 )
-from ramen_ray.tracking.runs import Run
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """How long Ray Train waits for room for its workers; then that counts as one more failure."""
@@ -78,18 +76,20 @@ class Process:
 
     device: torch.device
     # whether it is the one of its machine's workers that copies files there
-    is_first_on_machine: bool
+    is_first_on_machine: bool = True
     # returns what steps call: a model, or its wrapper for several workers
-    wrap: Callable[[nn.Module], nn.Module]
-    report: OnReport  # passes the metrics of a checkpoint on, once that outlives the process
+    wrap: Callable[[nn.Module], nn.Module] = field(default=lambda model: model)
+    # passes the metrics of a checkpoint on, once that outlives the process
+    report: OnReport = field(default=lambda metrics: None)
 
-    def settle(self, seed: int, workers: WorkersConfig) -> None:
-        """Make random numbers, threads and precision those of a new run, as it may have had one."""
-        torch.manual_seed(seed)
-        torch.set_num_threads(workers.cpus_per_worker)
-        torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
-        if not os.environ.keys() & set(ALLOCATOR):  # read when a GPU's memory is first asked for
-            os.environ[ALLOCATOR[0]] = "expandable_segments:True"  # as no two steps have one size
+
+def prepare_process(seed: int, workers: WorkersConfig) -> None:
+    """Set this process's random numbers, threads and precision; it may have had another run."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(workers.cpus_per_worker)
+    torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
+    if not os.environ.keys() & set(ALLOCATOR):  # read when a GPU's memory is first asked for
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"  # as no two steps have one size
 
 
 Train = Callable[[Process], Result]
@@ -99,41 +99,7 @@ Train = Callable[[Process], Result]
 def only_worker(on_report: OnReport = lambda metrics: None) -> Process:
     """Describe this process, which has the GPU that Ray gives it, or else the CPU."""
     device = torch.device("cuda", 0) if ray.get_gpu_ids() else torch.device("cpu")
-    return Process(device, True, lambda model: model, on_report)
-
-
-@dataclass(frozen=True)
-class WorkerTask:
-    """What a run's workers are sent; paths are folders that all machines can reach."""
-
-    config: RunConfig
-    prepared: Path
-    edges: Path  # the graphs to train on
-    run_directory: Path
-    run: Run
-    made_from: dict[str, str]  # as the driver has found it
-
-    def train(self, process: Process) -> "WorkerResult":
-        """Train to the end in a worker's process, and evaluate."""
-        from ramen_ray.orchestration.run.worker import run_worker  # its libraries take seconds
-
-        return run_worker(self, process)
-
-
-@dataclass(frozen=True)
-class WorkerResult:
-    """What a worker returns; the driver uses that of the first. Times are seconds since 1970."""
-
-    # by row (``untrained``, ``trained``), then split, then metric name. With classifiers there are
-    # also ``encoder``, ``classifier`` and ``both``
-    metrics: dict[str, dict[str, dict[str, float]]]
-    best_checkpoint: Path  # the best model's folder
-    best_step: int  # the step after which it was written
-    part: Part  # which part of its vectors answers best on the validation split
-    trained_seconds: float  # time spent in steps, over all attempts
-    waited_seconds: float  # time spent waiting for background tasks
-    entered_at: float
-    first_step_at: float
+    return Process(device, report=on_report)
 
 
 def train_in_all_workers(
@@ -207,7 +173,7 @@ def train_in_workers(
             memory has not sufficed for the same step twice.
         ClusterError: workers have died too often, or Ray Train's controller has; or a lost machine
             was not replaced.
-        KeyboardInterrupt: Ctrl-C, on which Ray Train would exit by itself, with another code.
+        KeyboardInterrupt: Ctrl-C.
     """
     os.environ.setdefault(START_TIMEOUT, str(workers.startup_timeout_s))
     shutil.rmtree(folder / RAY_TRAIN, ignore_errors=True)  # of a driver that was killed
@@ -224,7 +190,7 @@ def train_in_workers(
             callbacks=[EndIfItRecurs(), *callbacks],
             logging_config=LoggingConfig(log_level="ERROR"),
             storage_path=str(folder),
-            worker_runtime_env={
+            worker_runtime_env={  # workers have the variables of Ray's processes, not the driver's
                 "env_vars": {name: os.environ[name] for name in INTERFACES if name in os.environ}
             },
             failure_config=FailureConfig(
@@ -239,7 +205,7 @@ def train_in_workers(
         if (known := _known_reason(error, workers)) is not None:
             raise known from error
         raise
-    except SystemExit:
+    except SystemExit:  # Ray Train's on Ctrl-C; in a thread it is Tune's, which ends a trial
         if threading.current_thread() is not threading.main_thread():
             raise
         raise KeyboardInterrupt from None
@@ -272,7 +238,7 @@ def train_loop_per_worker(settings: dict[str, Any]) -> Any:
 
 def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> UserError | None:
     """Say in one line why Ray Train gave up, if not for a fault of the code or a full disk."""
-    end = getattr(error, "controller_failure", error)
+    end = getattr(error, "controller_failure", error)  # what EndIfItRecurs has raised, for one
     if isinstance(end, UserError):
         return end
     if isinstance(error, WorkerGroupError):
@@ -281,6 +247,7 @@ def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> UserErr
             if isinstance(getattr(failure, "health_check_failure", None), RayError):
                 return died_too_often(workers.max_failures, failure)
         return None
+    # The controller also ends where it waited for room in vain: is there any now?
     needed = [worker_share(workers)] * workers.num_workers
     if is_disk_full(end) or has_room(needed, MOMENT_S):
         return None

@@ -1,4 +1,4 @@
-"""What a run starts from, and whether that is still the same: encoder, code, data, graph, ads."""
+"""What a run is made from, and whether that is still the same: encoder, code, data, graph, ads."""
 
 import json
 import logging
@@ -158,7 +158,7 @@ def is_ready(config: RunConfig) -> bool:
         return True
     from ramen_ray.orchestration.prepare.walks import is_walked
 
-    return is_walked(*_walk(config, Prepared(data)))
+    return is_walked(*_walk_arguments(config, Prepared(data)))
 
 
 def edges_to_train(config: RunConfig, data: Prepared) -> Path:
@@ -167,10 +167,10 @@ def edges_to_train(config: RunConfig, data: Prepared) -> Path:
         return data.path / "edges"
     from ramen_ray.orchestration.prepare.walks import walked_edges
 
-    return walked_edges(*_walk(config, data))
+    return walked_edges(*_walk_arguments(config, data))
 
 
-def _walk(
+def _walk_arguments(
     config: RunConfig, data: Prepared
 ) -> "tuple[Prepared, list[Regularizer], WalkSettings, int, Path]":
     """Return what :func:`walked_edges` takes."""
@@ -202,7 +202,8 @@ def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
         logger.warning("warning: classifiers start from the ads' texts, as %s", error)
         return
     found: Int64s = np.asarray(pc.fill_null(pc.index_in(*names), -1), dtype=np.int64)
-    found[~np.append(Classifiers.open(classifiers).is_trained, False)[found]] = -1
+    is_trained = np.append(Classifiers.open(classifiers).is_trained, False)  # for -1: not found
+    found[~is_trained[found]] = -1
     np.save(folder / CARRIED_FILE, found)
     kept, num_ads = int((found >= 0).sum()), len(found)
     logger.info("classifiers of %s of %s ads go on from %s", f"{kept:,}", f"{num_ads:,}", path)
