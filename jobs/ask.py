@@ -8,13 +8,12 @@ Examples:
 For many queries there is jobs/predict.py.
 """
 
-import shlex
 import sys
 from typing import Annotated
 
 import tyro
 
-from ramen_ray.command_line import FilterSettings, StoreSettings, parse_settings, run_job
+from ramen_ray.command_line import FilterSettings, StoreSettings, in_store, parse_settings, run_job
 from ramen_ray.config import ConfigError, Positive
 from ramen_ray.told import told
 
@@ -51,8 +50,8 @@ def main() -> None:
     answers = ask(retriever, settings.queries, params)
     show(answers_table(settings.queries, answers))
     print(f"asked: {uri}")
-    given = f"--model {shlex.quote(uri)} --queries FILE --answers FOLDER"
-    print(f"next:  python jobs/predict.py {given}")
+    of_table = "--model", uri, "--queries", "FILE", "--answers", "FOLDER"
+    print(f"next:  {in_store(settings.output, 'jobs/predict.py', *of_table)}")
 
 
 if __name__ == "__main__":

@@ -30,13 +30,14 @@ def main() -> None:
         from ramen_ray.orchestration.combining.inputs import CombineSettings
         from ramen_ray.reports.report_tables import combiner_table, show
         from ramen_ray.tracking.runs import ui_command
-    result = combine(parse_settings(CombineSettings, __doc__))
+    settings = parse_settings(CombineSettings, __doc__)
+    result = combine(settings)
     evaluation = result.evaluation
     show(combiner_table(evaluation.metrics, evaluation.differences))
     print(f"combiner:  {shown_path(result.folder)}")
     print(f"retriever: {result.model_uri} (MLflow run {result.run.id})")
     print(f"look at:   {ui_command(result.run.uri)}")
-    print(f"next:      {asking(result.model_uri)}")
+    print(f"next:      {asking(result.model_uri, settings.output)}")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def main() -> None:
     if made.refusal:
         raise RegistryError(f"{made.model_uri} does not replace {settings.model}: {made.refusal}")
     print(f"retriever: {made.model_uri}")
-    print(f"next: {asking(made.model_uri)}")
+    print(f"next: {asking(made.model_uri, settings.output)}")
 
 
 if __name__ == "__main__":

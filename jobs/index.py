@@ -41,7 +41,7 @@ def main() -> None:
     said = [f"{number:,} {what}" for what, number in made.counts.items() if number]
     model = settings.model if "@" in settings.model else made.model_uri
     print(f"{made.model_uri} has {made.num_ads:,} ads: {', '.join(said) or 'nothing to change'}")
-    print(f"next: {asking(model)}")
+    print(f"next: {asking(model, settings.output)}")
 
 
 if __name__ == "__main__":

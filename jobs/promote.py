@@ -53,7 +53,7 @@ def main() -> int | None:
     if settings.restore:
         before, now = registry.restore(name, alias)
         print(f"{name}@{alias} is version {now} again, no longer version {before}")
-        print(f"next: {asking(f'models:/{name}@{alias}')}")
+        print(f"next: {asking(f'models:/{name}@{alias}', settings.output)}")
         return None
     if settings.run is None:
         raise ConfigError("give the run to promote, or --restore")
@@ -70,10 +70,10 @@ def main() -> int | None:
         show(difference_table(one.candidate, one.differences))
     if not found.promoted:
         print(f"version {found.version} is not promoted: {found.verdict}")
-        print(f"next: {asking(f'models:/{name}/{found.version}')}")
+        print(f"next: {asking(f'models:/{name}/{found.version}', settings.output)}")
         return NOT_PROMOTED
     print(f"{name}@{alias} is version {found.version}: {found.verdict}")
-    print(f"next: {asking(f'models:/{name}@{alias}')}")
+    print(f"next: {asking(f'models:/{name}@{alias}', settings.output)}")
     return None
 
 

@@ -15,13 +15,18 @@ Built-in datasets are rdocs, foldoc and debian. --base.kind brings that base's o
 Run the same command again to resume an interrupted run.
 """
 
-import shlex
 import sys
 from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from ramen_ray.command_line import asking, parse_with_run_config, run_job, training_command
+from ramen_ray.command_line import (
+    asking,
+    in_store,
+    parse_with_run_config,
+    run_job,
+    training_command,
+)
 from ramen_ray.config import RunConfig, Section, check_epochs
 from ramen_ray.errors import shown_path
 from ramen_ray.orchestration.cluster.joining import start_ray
@@ -63,8 +68,8 @@ def main() -> None:
     print(f"encoder: {shown_path(result.encoder)}")
     print(f"run:     {run} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
-    print(f"next:    {asking(run)}")
-    print(f"         python jobs/promote.py {shlex.quote(run)} --name NAME")
+    print(f"next:    {asking(run, config.output)}")
+    print(f"         {in_store(config.output, 'jobs/promote.py', run, '--name', 'NAME')}")
 
 
 def _train(config: RunConfig) -> "TrainResult":

@@ -10,11 +10,10 @@ Examples:
 Run the same command again to resume an interrupted sweep. Spaces are functions in tune_spaces/.
 """
 
-import shlex
 import sys
 from pathlib import Path
 
-from ramen_ray.command_line import parse_with_run_config, run_job, training_command
+from ramen_ray.command_line import in_store, parse_with_run_config, run_job, training_command
 from ramen_ray.config import ConfigError
 from ramen_ray.errors import shown_path
 from ramen_ray.reports.search_report import TrialRecord
@@ -40,7 +39,8 @@ def main() -> None:
     report = shown_path(result.report)
     print(f"report:  {report} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
-    print(f"next:    python jobs/promote.py {shlex.quote(str(Path(report).parent))} --name NAME")
+    of_best = "jobs/promote.py", str(Path(report).parent), "--name", "NAME"
+    print(f"next:    {in_store(config.output, *of_best)}")
 
 
 def trial_line(trial: TrialRecord, metric: str) -> str:

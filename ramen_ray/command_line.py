@@ -48,7 +48,15 @@ from ramen_ray.config import (
     shown_dataset,
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.errors import LOST, UserError, is_disk_full, no_room_message, printable, redacted
+from ramen_ray.errors import (
+    LOST,
+    UserError,
+    is_disk_full,
+    no_room_message,
+    printable,
+    redacted,
+    shown_path,
+)
 from ramen_ray.orchestration.run.directory import read_run_config
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, linked_sets, on_dataset, with_base
 from ramen_ray.tracking.runs import sqlite_uri, tracking_uri
@@ -359,9 +367,16 @@ def training_command(config: RunConfig) -> str:
     return shlex.join(shortest)
 
 
-def asking(model: str | Path) -> str:
-    """Return the command that asks a run or a retriever one query."""
-    return shlex.join(["python", "jobs/ask.py", "a query", "--model", str(model)])
+def asking(model: str | Path, output: str | Path) -> str:
+    """Return the command that asks a run or a retriever, in the store of ``output``, one query."""
+    return in_store(output, "jobs/ask.py", "a query", "--model", str(model))
+
+
+def in_store(output: str | Path, *words: str) -> str:
+    """Return the command of a job, with the ``output`` folder if that is not the default."""
+    is_default = Path(output).absolute() == StoreSettings().output.absolute()
+    flag = [] if is_default else ["--output", shown_path(output)]
+    return shlex.join(["python", *words, *flag])
 
 
 def training_on(dataset: Path, added: Iterable[str]) -> str:

@@ -134,38 +134,45 @@ def candidates_table(candidates: Mapping[str, TrialRecord]) -> str:
     rows = []
     for name, one in candidates.items():
         reached = [f"{100 * one.metrics[metric]:.2f}" for metric in HEADLINES]
-        end = "" if one.is_whole else "stopped"
-        rows.append([name, *reached, f"{one.epochs}", f"{one.seconds:.0f}", end])
+        end = "" if one.is_whole else one.end or "out of time"
+        rows.append([name, *reached, f"{one.epochs:g}", f"{one.seconds:.0f}", end])
     columns = ("candidate", *(f"validation {name}" for name in HEADLINES))
     return as_markdown(ReportTable("", (*columns, "epochs", "seconds", ""), rows))
 
 
 def verdict(
     candidates: Mapping[str, TrialRecord],
+    chosen: str,
     gains: Mapping[str, Mapping[str, Difference]],
     num_queries: int,
 ) -> list[str]:
-    """Say what matters on the data, what does not, and how sure that is.
+    """Say what is chosen, what matters on the data, what does not, and how sure that is.
 
-    ``candidates`` come best first; ``gains`` are differences of the best to others, by these names.
+    ``candidates`` come best first, by the mean of the headline metrics. ``gains`` are differences
+    of what is ``chosen`` to others, by these names.
     """
     best = next(iter(candidates))
+    why = "best by the mean of both metrics"
+    if chosen != best:
+        why = f"the default; {best} is no better by more than noise, or was not trained to the end"
     compared = {
         other: ", ".join(f"{metric} {in_points(by[metric], digits=1)}" for metric in HEADLINES)
         for other, by in gains.items()
     }
     matters = [other for other, by in gains.items() if any(by[m][1] > 0 for m in HEADLINES)]
     level = [other for other in gains if other not in matters]
+    said = {
+        "what matters": matters,
+        "what does not show": level,
+    }
     finished = sum(one.is_whole for one in candidates.values())
-    sentences = []
-    if matters:
-        said = "; ".join(f"over {other}: {compared[other]}" for other in matters)
-        sentences.append(f"what matters: {best} gains {said}")
-    if level:
-        said = "; ".join(f"over {other}: {compared[other]}" for other in level)
-        sentences.append(f"what does not show: {best} {said}")
     return [
-        *sentences,
+        f"train: {chosen}, {why}",
+        *(
+            f"{title}: " + "; ".join(f"over {other}: {compared[other]}" for other in others)
+            for title, others in said.items()
+            if others
+        ),
         f"how sure: {finished} of {len(candidates)} candidates trained to the end, with one seed, "
         f"on {num_queries:,} validation queries; the best of many looks better than it is, so "
         f"repeat it with other seeds before you rely on small differences",

@@ -145,7 +145,7 @@ def test_edges_of_the_users_own(path, tmp_path, done, refused):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("session_id,time,query\n", "has no column 'ad_id'; it has session_id, time, query"),
+        ("session_id,time,query\n", "it has session_id, time, query; flags --columns.* say what"),
         ("session_id,time,query,ad_id\n", "Found: nothing"),
         ("session_id,time,query,ad_id\ns1,1.7e9,old robin,\n", "gives no edges"),
         (

@@ -41,6 +41,8 @@ METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] 
 HEADLINES = ("P@1", "R@10")  # the metrics that logs and reports show first
 NO_FILTERS = np.empty((0, 2), dtype=np.int64)
 QUERIES_PER_BLOCK = 1 << 14
+LEAST_SHARE = 0.01
+"""Of a split, fewer train queries are no group: long texts that are alike once they are cut."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,14 @@ class Judgement:
     def by_query(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, PerQuery]:
         """Return ``METRICS`` by query of ad ids (queries, k), best first, -1 after the last.
 
-        If some queries were trained on and others not, also of either: ``seen/``, ``new/``.
+        If a hundredth or more were trained on, and as many not, also of either: ``seen/``,
+        ``new/``.
         """
         overall = query_metrics(topk_ad_ids, self.truth, self.inverse, KS)
         weights: dict[str, Float64s | Booleans] = {"traffic": self.traffic}
-        if self.trained is not None and 0 < self.trained.sum() < len(self.trained):
-            weights |= {"seen": self.trained, "new": ~self.trained}
+        trained = self.trained
+        if trained is not None and LEAST_SHARE <= trained.mean() <= 1 - LEAST_SHARE:
+            weights |= {"seen": trained, "new": ~trained}
         weighted = {
             f"{group}/{name}": (overall[name][0] * weight, overall[name][1] * weight)
             for group, weight in weights.items()

@@ -22,6 +22,7 @@ from ramen_ray.orchestration.run.checks import check_clicks, check_config, check
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     Identity,
+    RunDirectory,
     finished_run,
     open_run_directory,
 )
@@ -50,19 +51,6 @@ class TrainResult:
     run: Run  # in MLflow
 
 
-def finished_result(config: RunConfig, expected: Identity) -> TrainResult | None:
-    """Return the results of the run of this name; None if not finished, RunError if another."""
-    made_from = identity_of(config, Dataset(config.dataset))
-    check_meanwhile(expected, made_from)
-    directory = finished_run(config, made_from)
-    if directory is None:
-        return None
-    notes = directory.notes
-    encoder = directory.best_checkpoint / ENCODER_FOLDER
-    run = Run(tracking_uri(Path(config.output)), notes["mlflow_run_id"])
-    return TrainResult(notes["metrics"], encoder, directory.path, run)
-
-
 def fit(
     config: RunConfig,
     parent: Run | None = None,
@@ -71,6 +59,8 @@ def fit(
     expected: Identity | None = None,
 ) -> TrainResult:
     """Train a run, or resume one that was interrupted, and evaluate its best encoder.
+
+    A finished run of the ``config``'s name is returned as it is.
 
     Args:
         config: what to train.
@@ -90,8 +80,11 @@ def fit(
     dataset = Dataset(config.dataset)
     made_from = identity_of(config, dataset)
     check_meanwhile(expected or made_from, made_from)
-    tokenizer = check_config(config, dataset)
     output, is_nested = Path(config.output), parent is not None
+    if config.name is not None and (done := finished_run(config, made_from)) is not None:
+        logger.info("finished already: %s; --name begins another run", shown_path(done.path))
+        return _kept_result(done, output)
+    tokenizer = check_config(config, dataset)
     with open_run_directory(config, dataset.name, made_from) as directory:
         uri = tracking_uri(output) if parent is None else parent.uri
         run = directory.open_run(uri, config.experiment, output, parent)
@@ -139,6 +132,11 @@ def fit(
             metrics=trained.metrics,
         )
     return TrainResult(trained.metrics, best / ENCODER_FOLDER, directory.path, run)
+
+
+def _kept_result(done: RunDirectory, output: Path) -> TrainResult:
+    run = Run(tracking_uri(output), done.notes["mlflow_run_id"])
+    return TrainResult(done.notes["metrics"], done.best_checkpoint / ENCODER_FOLDER, done.path, run)
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
 
 
 def _parquet_files(asked: Asked) -> dict[str, FileSystem]:
-    files = find_files(asked.queries, [asked.column])
+    files = find_files(asked.queries, [asked.column], "; --columns.query-text names another")
     for file in files:
         if file.format != "parquet":
             raise DatasetError(

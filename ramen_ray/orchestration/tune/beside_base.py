@@ -11,7 +11,7 @@ from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import default_name, experiment_hash
-from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
+from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.made_from import identity_of, prepared_for, resolved
 from ramen_ray.presets import used_sets, with_base
 
@@ -58,7 +58,7 @@ def fit_beside_base(config: RunConfig) -> Ladder:
         logger.info("training %d of %d: %s", number, len(configs), name)
         key = experiment_hash(one, dataset.fingerprint)
         named = overlay(one, {"name": one.name or default_name(one, dataset.name, key)})
-        results[name] = finished_result(named, made_from) or fit(named, expected=made_from)
+        results[name] = fit(named, expected=made_from)
     data = prepared_for(config, dataset)
     scores = {
         name: scores_of_run(result.run_directory, config, data, "test")

@@ -1,7 +1,8 @@
 """Find what is best for some data within some minutes, on the validation split only.
 
 First all bases, each with and without the graph, with the recipe's constants; then what is near the
-best of them: learning rates, single anchor sets, highest λ. Whatever lags behind is stopped early.
+best of them: more epochs, learning rates, single anchor sets, highest λ. What lags behind is
+stopped early. The recipe is recommended unless something is better by more than noise.
 """
 
 import logging
@@ -54,9 +55,13 @@ logger = logging.getLogger(__name__)
 
 BASES: tuple[BaseName, ...] = ("unidec", "in_batch", "ance", "depsl")
 FIRST_STAGE = 0.55  # share of the time for bases; the rest is for what is near the best of them
+LONGER = "twice-the-epochs"
 FACTORS = {"third": 1 / 3, "triple": 3.0}
-GRACE = 0.3
-"""Share of the epochs that each candidate gets: shortlists and clusters need a fifth to begin."""
+GRACE = 0.35
+"""Share of the epochs that each candidate gets: shortlists and clusters need a fifth to begin. Of
+more than a third there is no second halving, just before the end."""
+WORKERS = WorkersConfig(cpus_per_worker=1)
+MEAN = "mean of the headlines"
 
 
 def _scaled(value: float, factor: float) -> float:
@@ -84,16 +89,16 @@ class RecommendConfig(Section):
     """Name of the search; None makes one from its settings. The same command resumes it."""
     experiment: Name = DEFAULT_EXPERIMENT
     """MLflow experiment."""
-    workers: WorkersConfig = WorkersConfig(cpus_per_worker=1)
+    workers: WorkersConfig = WORKERS
     """The workers of a run; as many runs train at once as there is room for."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best candidate's configuration, and all that were validated, best first."""
+    """What to train, and how that was found."""
 
     config: RunConfig
-    table: str
+    table: str  # of all candidates that were validated, best first
     sentences: list[str]  # what matters on these data, what does not, and how sure that is
     report: Path  # folder of the table and the plot
     run: Run  # the parent of all runs in MLflow
@@ -131,7 +136,9 @@ def recommend(settings: RecommendConfig) -> Recommendation:
             raise RunError(f"{settings.minutes:g} minutes are too few: no candidate was validated")
         check_meanwhile(made_from, identity_of(first, Dataset(first.dataset)))
         table = candidates_table(validated)
-        sentences = verdict(validated, search.gains(data), len(data.queries["validation"]))
+        chosen = search.choice(data)
+        num_queries = len(data.queries["validation"])
+        sentences = verdict(validated, chosen, search.gains(chosen, data), num_queries)
         if dataset is not whole:
             counts = [
                 f"{dataset.num_rows(table):,} of {whole.num_rows(table):,} {what}"
@@ -147,9 +154,10 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         write_recommendation(report, validated, table, sentences)
         run.log_artifacts(report)
         run.describe("\n\n".join([table, *sentences]))
-        best = next(iter(validated.values())).metrics
-        run.log_metrics({f"best/{name}": best[name] for name in HEADLINES})
-        config = overlay(search.best(), {"dataset": str(whole.path)})
+        reached = validated[chosen].metrics
+        run.log_metrics({f"best/{name}": reached[name] for name in HEADLINES})
+        workers = WorkersConfig() if settings.workers == WORKERS else settings.workers
+        config = overlay(search.config_of(chosen), {"dataset": str(whole.path), "workers": workers})
         return Recommendation(config, table, sentences, report, run)
 
 
@@ -212,10 +220,16 @@ class _Search:
         return found
 
     def near(self) -> dict[str, RunConfig]:
-        """Return what is near the best so far: learning rates, anchor sets and highest λ."""
+        """Return what is near the best: more epochs, learning rates, anchor sets, highest λ."""
         if not self.validated:
             return {}
-        name, best = next(iter(self.validated)), self.best()
+        name = next(iter(self.validated))
+        best = self.config_of(name)
+        found = {}
+        for longer in (name, f"{name}-graph"):  # a graph has to earn its weight first
+            if longer in self.candidates:
+                twice = {"training.epochs": 2 * best.training.epochs}
+                found[f"{longer}-{LONGER}"] = overlay(self.config_of(longer), twice)
         changes: dict[str, dict[str, Any]] = {}
         for word, factor in FACTORS.items():
             changes[f"{word}-rate"] = {"optimizer.lr": _scaled(best.optimizer.lr, factor)}
@@ -230,7 +244,7 @@ class _Search:
         for word, factor in FACTORS.items() if sets else ():
             highest = _scaled(best.regularization.adaptive_max, factor)
             changes[f"{word}-highest-lambda"] = {"regularization.adaptive_max": highest}
-        return {f"{name}-{what}": overlay(best, change) for what, change in changes.items()}
+        return found | {f"{name}-{what}": overlay(best, of) for what, of in changes.items()}
 
     def train(self, candidates: Mapping[str, RunConfig], share: float) -> None:
         self.candidates |= candidates
@@ -248,7 +262,8 @@ class _Search:
         self.records.total = len(ended) + len(configs)
         self.began = time.monotonic() - self.used_seconds
         first = next(iter(configs.values()))
-        epochs = first.training.epochs
+        most = max(one.training.epochs for one in configs.values())
+        grace = max(round(GRACE * self.records.training.epochs), 1)
         errors = run_trials(
             configs,
             self.run,
@@ -258,33 +273,54 @@ class _Search:
             metric=VALIDATION + first.training.selection_metric,
             mode="max",
             time_budget_s=left,
-            scheduler=halving(epochs, max(round(GRACE * epochs), 1)),
+            scheduler=halving(most, grace, self.spared),
         )
         self.note_time()
         for name, error in errors.items():
             logger.warning("%s failed: %s", name, error)
 
-    def best(self) -> RunConfig:
-        return overlay(self.candidates[next(iter(self.validated))], {"name": None})
+    @property
+    def spared(self) -> set[str]:
+        """The names of runs that are never stopped early, as others are compared with them."""
+        encoder = self.settings.encoders[0]
+        ladder = {f"{encoder}-{one}" for one in ("unidec-graph", "unidec", "in_batch")}
+        names = [one for one in self.candidates if one in ladder or one.endswith(LONGER)]
+        return set(map(self.name_of, names))
 
-    def gains(self, data: Prepared) -> dict[str, dict[str, Difference]]:
-        """Compare the best with plain batches and with itself without the graph, on validation."""
+    def config_of(self, candidate: str) -> RunConfig:
+        return overlay(self.candidates[candidate], {"name": None})
+
+    def choice(self, data: Prepared) -> str:
+        """Return the first candidate, the recipe's, unless the best beats it beyond noise."""
+        validated = self.validated
+        best, recipe = next(iter(validated)), next(iter(self.candidates))
+        if recipe not in validated or not validated[recipe].is_whole:
+            return best
+        if best == recipe or not validated[best].is_whole:
+            return recipe
+        gains = paired_differences(self._scores(best, data), self._scores(recipe, data))
+        return best if gains[MEAN].low > 0 else recipe
+
+    def gains(self, chosen: str, data: Prepared) -> dict[str, dict[str, Difference]]:
+        """Compare what is chosen with the best, with plain batches, and with and without graph."""
         whole = {name for name, one in self.validated.items() if one.is_whole}
-        best = next(iter(self.validated))
-        if best not in whole:
+        if chosen not in whole:
             return {}
         encoder = max(
-            (one for one in self.settings.encoders if best.startswith(f"{one}-")), key=len
+            (one for one in self.settings.encoders if chosen.startswith(f"{one}-")), key=len
         )
-        others = dict.fromkeys([f"{encoder}-in_batch", f"{encoder}-{self.best().base.kind}"])
-        ours = self._scores(best, data)
+        base = f"{encoder}-{self.candidates[chosen].base.kind}"
+        others = [next(iter(self.validated)), f"{encoder}-in_batch", base, f"{base}-graph"]
+        ours = self._scores(chosen, data)
         return {
             one: paired_differences(ours, self._scores(one, data))
-            for one in others
-            if one in whole - {best}
+            for one in dict.fromkeys(others)
+            if one in whole - {chosen}
         }
 
     def _scores(self, name: str, data: Prepared) -> dict[str, PerQuery]:
         config = self.candidates[name]
         folder = RunDirectory.of(config.output, self.name_of(name)).path
-        return scores_of_run(folder, config, data, "validation")
+        scores = scores_of_run(folder, config, data, "validation")
+        gains, possible = zip(*(scores[one] for one in HEADLINES), strict=True)
+        return {**scores, MEAN: (sum(gains), sum(possible))}

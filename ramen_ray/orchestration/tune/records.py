@@ -13,6 +13,7 @@ from ray.tune.experiment import Trial
 
 from ramen_ray.config import TrainingConfig
 from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.naming import name_like
 from ramen_ray.orchestration.run.directory import RunError
 from ramen_ray.orchestration.run.processes import VALIDATION
@@ -77,10 +78,11 @@ class Records(tune.Callback):
     ) -> None:
         """Expect ``total`` trials of a run's training; all machines can reach the ``folder``.
 
-        What decides is by default the selection metric.
+        What decides, and is told, is by default the selection metric; else the headlines are told.
         """
         self.folder, self.total, self.training, self.on_end = folder, total, training, on_end
         self.value_of = value_of or (lambda metrics: metrics[training.selection_metric])
+        self.told = HEADLINES if value_of else (training.selection_metric,)
         self.pace = Pace()
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -152,13 +154,18 @@ class Records(tune.Callback):
             return
         running = [one for one in trials if one.status == Trial.RUNNING]
         epochs = [one.last_result.get(EPOCH, 0) for one in running]
-        num_ended, metric = self.num_ended(), self.training.selection_metric
+        num_ended, most = self.num_ended(), self.training.epochs
+        if not running and not num_ended:
+            return
         said = f"{num_ended} of {self.total} trials have ended, {len(running)} run"
         if running:
-            said += f" (epoch {', '.join(f'{one:g}' for one in epochs)} of {self.training.epochs})"
-        if found := [one.metrics[metric] for one in self.all().values() if one.metrics]:
-            said += f"; best validation {metric} so far {100 * max(found):.2f}"
-        left = self.pace.seconds_left(num_ended + sum(epochs) / self.training.epochs, self.total)
+            of_most = f" of {most}" if max(epochs) <= most else ""  # some may train longer
+            said += f" (epoch {', '.join(f'{one:g}' for one in epochs)}{of_most})"
+        if found := [one for one in self.all().values() if one.value is not None]:
+            best = max(found, key=lambda one: one.value or 0)
+            said += f"; best so far: {self._reached(best)}"
+        done = num_ended + sum(min(one / most, 1) for one in epochs)
+        left = self.pace.seconds_left(done, self.total)
         logger.info(said if left is None else f"{said}; at most about {left:.0f} s left")
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
@@ -170,9 +177,8 @@ class Records(tune.Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, **_: Any
     ) -> None:
         """Record a trial that finished or was stopped early."""
-        record, metric = self._of(trial), self.training.selection_metric
-        found = record.metrics.get(metric)
-        reached = "" if found is None else f"validation {metric} {100 * found:.2f}, "
+        record = self._of(trial)
+        reached = f"{self._reached(record)}, " if record.metrics else ""
         ended = self._end(record, trial.last_result.get(SUMMARY, STOPPED_EARLY), reached)
         self.on_end(ended, "FINISHED")
 
@@ -187,6 +193,10 @@ class Records(tune.Callback):
         )
         trial.run_metadata.num_failures = 0  # a sweep that is resumed tries it again
         self.on_end(self._end(self._of(trial), f"{FAILED}{error}"), "FAILED")
+
+    def _reached(self, record: TrialRecord) -> str:
+        figures = [f"{name} {100 * record.metrics[name]:.2f}" for name in self.told]
+        return f"validation {', '.join(figures)}"
 
     def _end(self, record: TrialRecord, end: str, reached: str = "") -> TrialRecord:
         is_repeated = end.startswith(FAILED) and end.removeprefix(FAILED) in self.errors().values()

@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
@@ -18,6 +18,7 @@ from typing import Any
 import ray
 from ray import tune
 from ray.train import Checkpoint
+from ray.tune.experiment import Trial
 from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.schedulers import ASHAScheduler
 
@@ -35,7 +36,7 @@ from ramen_ray.orchestration.cluster.resources import (
 from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
-from ramen_ray.orchestration.run.fit import TrainResult, finished_result, fit
+from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.made_from import check_meanwhile, is_ready, make_ready
 from ramen_ray.orchestration.run.processes import START_TIMEOUT, VALIDATION
 from ramen_ray.orchestration.tune.records import EPOCH, NAME, SUMMARY, Records, kept_error, name_of
@@ -55,7 +56,7 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
         ClusterError, TrackingError: the cluster or the store is not usable.
         RunError: another process holds the folder, or it is not ``made_from`` the same.
     """
-    output = Path(config.output)
+    output, dataset = Path(config.output), Dataset(config.dataset)
     with directory.held(made_from, config.allow_changed):
         # a trial that is stopped early prints a traceback
         start_ray(show_workers=False, for_ray_train=True)
@@ -64,6 +65,8 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
         with run.closing():
             try:
                 yield run
+                # of one dataset, MLflow keeps the figures that come first: those of the runs
+                run.log_dataset(dataset.name, made_from["dataset"], dataset.path, {})
             except KeyboardInterrupt as stop:
                 raise KeyboardInterrupt(
                     "the same command keeps finished runs, and goes on"
@@ -113,9 +116,26 @@ def run_trials(
         return trials.records.errors()
 
 
-def halving(epochs: int, grace_epochs: int) -> ASHAScheduler:
-    """Return a scheduler that stops trials that lag behind others of as many epochs (ASHA)."""
-    return ASHAScheduler(
+class _Halving(ASHAScheduler):
+    """Asynchronous successive halving that lets some trials train to the end."""
+
+    def __init__(self, spared: Collection[str], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.spared = spared
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        """Take a result into account; returns what becomes of the trial."""
+        action: str = super().on_trial_result(tune_controller, trial, result)
+        return self.CONTINUE if name_of(trial) in self.spared else action
+
+
+def halving(epochs: int, grace_epochs: int, spared: Collection[str] = ()) -> ASHAScheduler:
+    """Return a scheduler that stops trials that lag behind others of as many epochs (ASHA).
+
+    Those named in ``spared`` train to the end.
+    """
+    return _Halving(
+        spared,
         time_attr=EPOCH,
         max_t=epochs + 1,  # beyond the end: no trial is stopped at its last epoch
         grace_period=min(grace_epochs, epochs),
@@ -242,8 +262,6 @@ def _train_in_trial(config: RunConfig, parent: Run, expected: Identity) -> Train
         apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
         with user_errors():
             ray.get(apart.remote(dataset, cache, tokenizer))
-    if (finished := finished_result(config, expected)) is not None:
-        return finished
     metric = VALIDATION + config.training.selection_metric
     if "CPU" not in ray.get_runtime_context().get_assigned_resources():
         return fit(config, parent, [_ReportValidations(metric)], expected=expected)

@@ -1,5 +1,6 @@
 """The metrics by hand, against trec_eval, and against plain loops."""
 
+from dataclasses import replace
 from math import log, log2
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import csr_of
 
+from ramen_ray.method.metrics.judgement import Judgement, Propensity
 from ramen_ray.method.metrics.ranking import (
     group_metrics,
     inverse_propensities,
@@ -138,3 +140,15 @@ def test_head_and_torso_are_the_fewest_click_counts_that_cover_a_third_and_two_t
         assert counts[part].sum() >= share * counts.sum() - 1e-9
         without_least = counts[part & (counts > counts[part].min())]
         assert without_least.sum() < share * counts.sum()
+
+
+@pytest.mark.parametrize(("num_trained", "is_shown"), [(0, False), (1, False), (4, True)])
+def test_train_queries_are_a_group_of_a_split_that_has_more_than_a_stray_one(num_trained, is_shown):
+    num_queries = 200
+    truth = csr_of([[query % NUM_ADS] for query in range(num_queries)])
+    whole = Judgement.from_clicks(truth, np.ones(NUM_ADS, dtype=np.int64), 9, Propensity())
+    trained = np.arange(num_queries) < num_trained
+    found = replace(whole, trained=trained).metrics(np.zeros((num_queries, 1), dtype=np.int64))
+    assert ("seen/P@1" in found, "new/P@1" in found) == (is_shown, is_shown)
+    if is_shown:
+        assert found["seen/P@1"] == 1 / num_trained  # the first query's ad is what all are shown

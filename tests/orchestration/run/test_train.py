@@ -108,6 +108,10 @@ def test_a_run_leaves_a_tracked_model(unharmed, config):
     assert f"/runs/{unharmed.run.id}/artifacts/predictions.html)" in shown
 
 
+def test_a_finished_run_of_the_name_is_returned_as_it_is(unharmed, config):
+    assert fit(overlay(config, {"name": "unharmed"})) == unharmed
+
+
 @pytest.mark.slow
 def test_a_compiled_encoder_trains_alike(unharmed, config):
     compiled = fit(overlay(config, {"name": "compiled", "encoder.compile": True}))

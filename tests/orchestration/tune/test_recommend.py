@@ -32,11 +32,14 @@ def test_a_verdict_says_what_matters_what_does_not_and_how_sure_that_is():
         "in_batch": {"P@1": BETTER, "R@10": LEVEL},
         "unidec": {"P@1": LEVEL, "R@10": LEVEL},
     }
-    first, second, third = verdict(found, gains, 700)
-    assert first.startswith("what matters: unidec-graph gains over in_batch: P@1 +2.0 [+1.0, +3.0]")
-    assert second.startswith("what does not show: unidec-graph over unidec: P@1 +0.1 [-1.0, +1.0]")
+    chosen, first, second, third = verdict(found, "unidec-graph", gains, 700)
+    assert chosen == "train: unidec-graph, best by the mean of both metrics"
+    assert first.startswith("what matters: over in_batch: P@1 +2.0 [+1.0, +3.0]")
+    assert second.startswith("what does not show: over unidec: P@1 +0.1 [-1.0, +1.0]")
     assert third.startswith("how sure: 2 of 3 candidates trained to the end, with one seed, on 700")
-    assert candidates_table(found).splitlines()[-1] == "| x | 20.00 | 30.00 | 20 | 12 | stopped |"
+    assert candidates_table(found).splitlines()[-1].endswith("| 20.00 | 30.00 | 20 | 12 | ended |")
+    default, *_ = verdict(found, "unidec", gains, 700)
+    assert default.startswith("train: unidec, the default; unidec-graph is no better by more than")
 
 
 def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path):
@@ -62,7 +65,13 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path):
     near = {name.removeprefix("bag-unidec-graph-"): one for name, one in search.near().items()}
     assert set(near) == {
         *(f"{word}-{what}" for word in ("third", "triple") for what in ("rate", "classifier-rate")),
-        *("only-links", "only-categories", "third-highest-lambda", "triple-highest-lambda"),
+        *(
+            "twice-the-epochs",
+            "only-links",
+            "only-categories",
+            "third-highest-lambda",
+            "triple-highest-lambda",
+        ),
     }
     assert near["third-rate"].optimizer.lr == pytest.approx(0.0005)
     assert near["only-links"].regularization.lambda_z.keys() == {"links"}

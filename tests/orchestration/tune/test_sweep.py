@@ -186,7 +186,7 @@ def test_progress_is_told_while_trials_run(tmp_path, monkeypatch, caplog):
     assert caplog.messages == [
         "0 of 4 trials have ended, 1 run (epoch 0 of 10)",
         "1/4 a: validation P@1 40.00, stopped early",
-        "1 of 4 trials have ended, 1 run (epoch 1 of 10); best validation P@1 so far 40.00; "
+        "1 of 4 trials have ended, 1 run (epoch 1 of 10); best so far: validation P@1 40.00; "
         "at most about 105 s left",
     ]
 
@@ -359,6 +359,7 @@ def test_children_and_parent_are_tracked_and_the_best_one_is_told(result):
     client = MlflowClient(tracking_uri=result.run.uri)
     parent, children = client.get_run(result.run.id), children_of(result)
     assert f"| {result.trials[0].name} |" in parent.data.tags[DESCRIPTION_TAG]
+    assert [one.dataset.name for one in parent.inputs.dataset_inputs] == ["handmade"]
     names = {child.info.run_id: child.info.run_name for child in children}
     values = {}
     for trial in result.trials:

@@ -48,20 +48,20 @@ GOOGLE_RETRIES_S = 15
 no credentials are."""
 
 
-def find_files(source: str, columns: Sequence[str]) -> list[TableFile]:
+def find_files(source: str, columns: Sequence[str], advice: str = "") -> list[TableFile]:
     """Find the files of ``source``, in the order of their names, with these ``columns``.
 
     It is a file, a folder (all files below it that have a known suffix), or a glob; a path, or a
     URI such as ``s3://bucket/clicks/*.parquet``. Columns are in a file or its folders' names.
-    Raises a DatasetError if there are no files, one cannot be opened or lacks a column, or a log
-    beside them says which of them are alive.
+    Raises a DatasetError if there are no files, one cannot be opened or lacks a column (``advice``
+    ends that message), or a log beside them says which of them are alive.
     """
     filesystem, listed = _listed(source)
     files: list[TableFile] = []
     faults = list(_copies(filesystem, listed))
     for info in listed:
         try:
-            file = open_file(filesystem, info, tuple(columns))
+            file = open_file(filesystem, info, tuple(columns), advice)
         except DatasetError as error:
             faults.append((info.path, str(error).removeprefix(f"{info.path}: ")))
         else:

@@ -23,6 +23,8 @@ from ramen_ray.data.tables.reading.lines import Rows
 from ramen_ray.data.tables.reading.table_file import TableFile, read_file
 from ramen_ray.errors import DatasetError, first_line_of, redacted, shown_path
 
+NAMED_BY = "; flags --columns.* say what yours are called (--help lists them)"
+
 ROWS_PER_FILE = 1 << 40
 HEADER_AGAIN = Kind(
     "rows repeat the header, and are left out",
@@ -63,7 +65,7 @@ class UserTable:
         self.rows_read = 0
         self.left_out: Counter[str] = Counter()
         names = [name for column in columns.values() for name in column.names]
-        self._files = find_files(source, list(dict.fromkeys(names)))
+        self._files = find_files(source, list(dict.fromkeys(names)), NAMED_BY)
         self._faults = Tallies()
         self._stopped: Exception | None = None
 

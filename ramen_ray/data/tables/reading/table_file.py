@@ -104,10 +104,13 @@ def suffixes(path: str) -> tuple[str, str]:
     return PurePosixPath(name.name.removesuffix(compression)).suffix, compression
 
 
-def open_file(filesystem: FileSystem, info: FileInfo, columns: tuple[str, ...]) -> TableFile | None:
+def open_file(
+    filesystem: FileSystem, info: FileInfo, columns: tuple[str, ...], advice: str = ""
+) -> TableFile | None:
     """Look at a file's header; returns None if it has not a single byte of text.
 
-    Raises a DatasetError if it cannot be read, or lacks one of ``columns`` or has it twice.
+    Raises a DatasetError if it cannot be read, lacks one of ``columns``, with ``advice`` on what to
+    do, or has it twice.
     """
     path = info.path
     if suffixes(path)[0] not in FORMATS:
@@ -132,7 +135,7 @@ def open_file(filesystem: FileSystem, info: FileInfo, columns: tuple[str, ...]) 
         raise DatasetError(
             f"has no column {', '.join(map(repr, missing))}; it has"
             f" {', '.join([*map(_shown, header), *partitions])}"
-            f"{'; separate the cells of .csv by commas, of .tsv by tabs' if is_one else ''}"
+            f"{'; separate the cells of .csv by commas, of .tsv by tabs' if is_one else advice}"
         )
     twice = [name for name in columns if name in header and name in partitions]
     partitions = {name: value for name, value in partitions.items() if name not in twice}
