@@ -36,6 +36,8 @@ BYTES_PER_GROUP = 1 << 30
 MIN_EXPANDED = 1 << 30
 MAX_EXPANSION = 100
 """How many times its size on disk a table may take in memory, from MIN_EXPANDED bytes on."""
+DEEPEST = 4
+"""Folders of a directory within which tables are looked for: edges/SET/query.parquet is three."""
 UNFINISHED = ".unfinished-"
 """With an anchor set's name: the file that hides the set until all its tables are in place."""
 
@@ -319,7 +321,8 @@ def _table_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield (table, parquet file), also in linked folders, but nothing hidden or unfinished."""
     unfinished = {file.name.removeprefix(UNFINISHED) for file in folder.glob(f"{UNFINISHED}*")}
     for place, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [one for one in folders if not one.startswith(".")]
+        is_deepest = len(Path(place).relative_to(folder).parts) == DEEPEST  # links may go round
+        folders[:] = [one for one in folders if not one.startswith(".") and not is_deepest]
         for file in (Path(place, one) for one in names if not one.startswith(".")):
             part_of = file.parent if file.parent.suffix == ".parquet" else file
             name = part_of.relative_to(folder).with_suffix("")

@@ -70,6 +70,13 @@ def test_tables_in_linked_folders_are_tables(dataset_path, tmp_path):
     assert Dataset(path).fingerprint == Dataset(dataset_path).fingerprint
 
 
+def test_links_that_go_round_come_to_an_end(dataset_path, tmp_path):
+    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+    for name in ("one", "other"):
+        (path / name).symlink_to(path)
+    assert set(Dataset(dataset_path).tables) <= set(Dataset(path).tables)
+
+
 def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(dataset_path, tmp_path):
     path = Path(shutil.copytree(dataset_path, tmp_path / "copied"))
     (path / "ads.parquet").rename(path / "whole.parquet")
