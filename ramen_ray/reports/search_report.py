@@ -129,14 +129,24 @@ def _write(folder: Path, name: str, study: optuna.Study, plot: str, **options: A
     plt.close(axes.figure)
 
 
-def candidates_table(candidates: Mapping[str, TrialRecord]) -> str:
-    """Return a Markdown table of candidates by name, in their order."""
+def candidates_table(
+    candidates: Mapping[str, TrialRecord], gains: Mapping[str, Mapping[str, Difference]]
+) -> str:
+    """Return a Markdown table of candidates by name, in their order.
+
+    ``gains`` are differences of what is chosen to others: how far these are behind it.
+    """
     rows = []
     for name, one in candidates.items():
         reached = [f"{100 * one.metrics[metric]:.2f}" for metric in HEADLINES]
+        behind = [in_points(gains[name][of], 1) if name in gains else "" for of in HEADLINES]
         end = "" if one.is_whole else one.end or "out of time"
-        rows.append([name, *reached, f"{one.epochs:g}", f"{one.seconds:.0f}", end])
-    columns = ("candidate", *(f"validation {name}" for name in HEADLINES))
+        rows.append([name, *reached, *behind, f"{one.epochs:g}", f"{one.seconds:.0f}", end])
+    columns = (
+        "candidate",
+        *(f"validation {name}" for name in HEADLINES),
+        *(f"{name} behind" for name in HEADLINES),
+    )
     return as_markdown(ReportTable("", (*columns, "epochs", "seconds", ""), rows))
 
 

@@ -135,10 +135,11 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         if not validated:
             raise RunError(f"{settings.minutes:g} minutes are too few: no candidate was validated")
         check_meanwhile(made_from, identity_of(first, Dataset(first.dataset)))
-        table = candidates_table(validated)
         chosen = search.choice(data)
-        num_queries = len(data.queries["validation"])
-        sentences = verdict(validated, chosen, search.gains(chosen, data), num_queries)
+        gains, num_queries = search.gains(chosen, data), len(data.queries["validation"])
+        table = candidates_table(validated, gains)
+        named = {one: gains[one] for one in search.rungs(chosen) if one in gains}
+        sentences = verdict(validated, chosen, named, num_queries)
         if dataset is not whole:
             counts = [
                 f"{dataset.num_rows(table):,} of {whole.num_rows(table):,} {what}"
@@ -302,21 +303,23 @@ class _Search:
         return best if gains[MEAN].low > 0 else recipe
 
     def gains(self, chosen: str, data: Prepared) -> dict[str, dict[str, Difference]]:
-        """Compare what is chosen with the best, with plain batches, and with and without graph."""
-        whole = {name for name, one in self.validated.items() if one.is_whole}
+        """Compare what is chosen with all others that were trained to the end."""
+        whole = [name for name, one in self.validated.items() if one.is_whole]
         if chosen not in whole:
             return {}
+        ours = self._scores(chosen, data)
+        return {
+            one: paired_differences(ours, self._scores(one, data)) for one in whole if one != chosen
+        }
+
+    def rungs(self, chosen: str) -> list[str]:
+        """Name what tells why: the best, plain batches, and the base with and without graph."""
         encoder = max(
             (one for one in self.settings.encoders if chosen.startswith(f"{one}-")), key=len
         )
         base = f"{encoder}-{self.candidates[chosen].base.kind}"
-        others = [next(iter(self.validated)), f"{encoder}-in_batch", base, f"{base}-graph"]
-        ours = self._scores(chosen, data)
-        return {
-            one: paired_differences(ours, self._scores(one, data))
-            for one in dict.fromkeys(others)
-            if one in whole - {chosen}
-        }
+        best = next(iter(self.validated))
+        return list(dict.fromkeys([best, f"{encoder}-in_batch", base, f"{base}-graph"]))
 
     def _scores(self, name: str, data: Prepared) -> dict[str, PerQuery]:
         config = self.candidates[name]

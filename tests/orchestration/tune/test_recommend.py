@@ -37,7 +37,9 @@ def test_a_verdict_says_what_matters_what_does_not_and_how_sure_that_is():
     assert first.startswith("what matters: over in_batch: P@1 +2.0 [+1.0, +3.0]")
     assert second.startswith("what does not show: over unidec: P@1 +0.1 [-1.0, +1.0]")
     assert third.startswith("how sure: 2 of 3 candidates trained to the end, with one seed, on 700")
-    assert candidates_table(found).splitlines()[-1].endswith("| 20.00 | 30.00 | 20 | 12 | ended |")
+    *_, level, stopped = candidates_table(found, gains).splitlines()
+    assert "| 39.00 | 49.00 | +0.1 [-1.0, +1.0] | +0.1 [-1.0, +1.0] | 20 |" in level
+    assert stopped.endswith("| 20.00 | 30.00 |  |  | 20 | 12 | ended |")
     default, *_ = verdict(found, "unidec", gains, 700)
     assert default.startswith("train: unidec, the default; unidec-graph is no better by more than")
 
