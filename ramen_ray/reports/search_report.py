@@ -169,7 +169,11 @@ def verdict(
         other: ", ".join(f"{metric} {in_points(by[metric], digits=1)}" for metric in HEADLINES)
         for other, by in gains.items()
     }
-    matters = [other for other, by in gains.items() if any(by[m][1] > 0 for m in HEADLINES)]
+    matters = [
+        other
+        for other, by in gains.items()
+        if any(low > 0 or high < 0 for _, low, high in (by[of] for of in HEADLINES))
+    ]
     level = [other for other in gains if other not in matters]
     said = {
         "what matters": matters,

@@ -40,7 +40,10 @@ def test_a_verdict_says_what_matters_what_does_not_and_how_sure_that_is():
     *_, level, stopped = candidates_table(found, gains).splitlines()
     assert "| 39.00 | 49.00 | +0.1 [-1.0, +1.0] | +0.1 [-1.0, +1.0] | 20 |" in level
     assert stopped.endswith("| 20.00 | 30.00 |  |  | 20 | 12 | ended |")
-    default, *_ = verdict(found, "unidec", gains, 700)
+    worse = {"unidec-graph": {"P@1": LEVEL, "R@10": (-0.02, -0.03, -0.01)}}
+    default, traded, _ = verdict(found, "unidec", worse, 700)
+    assert traded.endswith("over unidec-graph: P@1 +0.1 [-1.0, +1.0], R@10 -2.0 [-3.0, -1.0]")
+    assert traded.startswith("what matters")
     assert default.startswith("train: unidec, the default; unidec-graph is no better by more than")
 
 
