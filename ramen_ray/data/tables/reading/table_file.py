@@ -30,7 +30,6 @@ from ramen_ray.data.tables.reading.lines import (
 from ramen_ray.errors import first_line_of
 
 ROWS_PER_BATCH = 65_536
-BYTES_PER_READ = 1 << 20
 FORMATS = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -84,11 +83,8 @@ class TableFile:
 
     def digest(self) -> str:
         """Hash its bytes as they are stored."""
-        found = hashlib.blake2b(digest_size=16)
         with self.filesystem.open_input_stream(self.path, compression=None) as stream:
-            while block := stream.read(BYTES_PER_READ):
-                found.update(block)
-        return found.hexdigest()
+            return hashlib.file_digest(stream, "blake2b").hexdigest()
 
     def check_unchanged(self) -> None:
         """Raise a DatasetError if the file is not the one that was found."""
