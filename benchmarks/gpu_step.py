@@ -4,11 +4,13 @@ A DistilBERT-size encoder with random weights, batch 1024, generated texts of 3 
 anchor sets, bf16 autocast. `ratio` compares the step's useful operations (6 per token and encoder
 weight, plus attention; tokens of distinct texts, no padding) per second with those of a large bf16
 matrix product. Steps whose next batch is made on a thread meanwhile, steps without, steps that also
-have classifiers, losses from ads to queries and adaptive λ, and products are measured in turns.
+have classifiers, losses from ads to queries and adaptive λ, steps without a graph, and products are
+measured in turns; `--compiled` adds steps of an encoder that torch.compile compiled.
 By part: `host_` is how long the processor was at it, of `inputs` how long it waited for them, and
 `device_` how long the GPU was. The host is ahead of the GPU if `ms_per_step` is the GPU's sum.
 
-    python -m benchmarks.gpu_step [--rounds 3] [--steps 20] [--smoke: tiny sizes, on the CPU]
+    python -m benchmarks.gpu_step [--rounds 3] [--steps 20] [--compiled]
+        [--smoke: tiny sizes, on the CPU]
 """
 
 import sys
@@ -67,19 +69,21 @@ TASK += [build(SoftmaxLoss(1.0), 0.5) for build in (classifier_term, classifier_
 
 
 def main() -> int:
-    asked = options(__doc__, rounds=3, steps=20, smoke=False)
+    asked = options(__doc__, rounds=3, steps=20, compiled=False, smoke=False)
     if not asked.smoke and not torch.cuda.is_available():
         print("there is no GPU here; --smoke tries the code on the CPU", file=sys.stderr)
         return 2
     torch.set_float32_matmul_precision("high")  # as workers do
     device = torch.device("cpu" if asked.smoke else "cuda")
-    runs = {has_all: _build(device, asked.smoke, has_all) for has_all in (False, True)}
-    sides = {
-        "step": lambda: _steps(runs[False], asked.steps, prefetch=True),
-        "step_without_thread": lambda: _steps(runs[False], asked.steps, prefetch=False),
-        "step_with_all": lambda: _steps(runs[True], asked.steps, prefetch=True),
-        "matmul": lambda: _matmul(512 if asked.smoke else 8192, device),
-    }
+    build = partial(_build, device, asked.smoke)
+    runs = {"step": build(), "step_with_all": build(has_all=True)}
+    runs["step_without_graph"] = build(weights={})
+    if asked.compiled:
+        runs["step_compiled"] = build()
+        runs["step_compiled"].state.model.encoder.backbone.compile(dynamic=True)  # as runs do
+    sides = {name: partial(_steps, run, asked.steps) for name, run in runs.items()}
+    sides["step_without_thread"] = partial(_steps, runs["step"], asked.steps, prefetch=False)
+    sides["matmul"] = partial(_matmul, 512 if asked.smoke else 8192, device)
     found = {side: medians(rows) for side, rows in alternate(asked.rounds, sides).items()}
     finish(found["step"]["flops_per_s"] / found["matmul"]["flops_per_s"], found)
     return 0
@@ -164,14 +168,19 @@ class Run:
     clock: Clock
 
 
-def _build(device: torch.device, smoke: bool, has_all: bool) -> Run:
+def _build(
+    device: torch.device,
+    smoke: bool,
+    has_all: bool = False,
+    weights: Mapping[str, float] = WEIGHTS,
+) -> Run:
     num_texts, batch = (2_000, 32) if smoke else (NUM_TEXTS, BATCH_SIZE)
     sizes = {"n_layers": 1, "dim": 64, "hidden_dim": 128, "n_heads": 4} if smoke else {}
     backbone = DistilBertModel(DistilBertConfig(vocab_size=VOCABULARY, **sizes))
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
     model = DualEncoder(TransformerEncoder(backbone, tokenizer)).to(device)
-    objective = ramen_objective(TripletLoss(0.3, 10), WEIGHTS, WEIGHTS, task=TASK * has_all)
+    objective = ramen_objective(TripletLoss(0.3, 10), weights, weights, task=TASK * has_all)
     data = made_data(num_texts, 3, dict.fromkeys(objective.regularizers, 3))
     clock = Clock(device)
     parts: list[StepPart] = [clock]
@@ -219,7 +228,7 @@ def made_texts(draw: np.random.Generator, count: int) -> TokenTable:
     return TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
 
 
-def _steps(run: Run, steps: int, prefetch: bool) -> dict[str, float]:
+def _steps(run: Run, steps: int, prefetch: bool = True) -> dict[str, float]:
     """Time ``steps`` steps after two untimed ones, and count the encoder's operations."""
     state, device = run.state, run.state.model.device
     list(train_steps(state, run.sampler, run.objective, state.step + WARMUP_STEPS, use_bf16=True))

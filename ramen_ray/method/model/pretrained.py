@@ -4,6 +4,10 @@ import importlib.util
 import json
 import logging
 import math
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -149,7 +153,9 @@ def load_config(name: str) -> PreTrainedConfig:
 
 def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
     """Load a transformer without the pooler, cut to its first ``num_layers`` if these are given."""
-    from transformers import AutoModel  # the import takes seconds, and a driver loads no weights
+    with _uninterrupted():  # torch refuses to import again what was cut off
+        # this takes seconds, and a driver loads no weights
+        from transformers import AutoModel, modeling_utils  # noqa: F401
 
     config = load_config(pretrained)
     if num_layers is not None:
@@ -184,6 +190,22 @@ def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
     if getattr(backbone, "pooler", None) is not None:
         backbone.pooler = None  # never used here, and DDP refuses parameters without gradients
     return backbone
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put off Ctrl-C, and Ray's cancelling of a task, until the end of the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = list[int]()
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    for number in came:
+        signal.raise_signal(number)
 
 
 def most_tokens(config: PreTrainedConfig) -> int | None:

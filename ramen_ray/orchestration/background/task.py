@@ -9,9 +9,9 @@ Ray Train's ``ValidationConfig`` would do less: it returns metrics, not a result
 epoch, runs one task at a time for all kinds, needs a free CPU for each, and is an alpha.
 """
 
-import itertools
 import json
 import logging
+import math
 import shutil
 import time
 import uuid
@@ -56,7 +56,8 @@ class LateError(UserError):
 class Schedule:
     """At the start of which epochs results are computed: after ``first``, then every ``every``.
 
-    With ``wait``, training waits for each result, as the setting ``wait_flag`` synchronous says.
+    With ``wait``, training waits for each result, as the setting ``wait_flag`` synchronous says;
+    else for some minutes, if a result is pending when the next is due or the last epoch begins.
     """
 
     first: int
@@ -112,8 +113,8 @@ class BackgroundTask:
     taken: int | None = None  # step of the checkpoint that the result in use was made from
     waited_s: float = 0.0  # seconds that training has waited for results so far
     _task: ray.ObjectRef | None = field(default=None, init=False)
-    _seen: tuple[int, int, float] | None = field(default=None, init=False)
-    """What is pending, and the step and time at which this process first saw it."""
+    _seen: tuple[int, int] | None = field(default=None, init=False)
+    """What is pending, and the step at which this process first saw it."""
 
     def result(self, step: int) -> Path:
         """Return the folder of the result from the checkpoint of ``step``."""
@@ -124,9 +125,9 @@ class BackgroundTask:
     ) -> tuple[DrawState, dict[str, float]]:
         """At the start of an epoch, start what is due and take the newest result.
 
-        Every worker calls this after the same steps. If the schedule says to wait, it returns when
-        the result is ready. Returns what batches are drawn from now on, and figures: ``waited_s``;
-        if a result was taken, also its ``step`` and the figures of its report.
+        Every worker calls this after the same steps. It waits as the schedule says. Returns what
+        batches are drawn from now on, and figures: ``waited_s``; if a result was taken, also its
+        ``step`` and the figures of its report.
 
         Raises:
             LateError: a result has not come for half of the epochs of the run.
@@ -134,13 +135,14 @@ class BackgroundTask:
         started, is_first = time.monotonic(), world()[0] == 0
         if is_first:
             self._check()
+        if late := from_first_worker(self._epochs_late(step) if is_first else 0):
+            self._wait_for_late(step, late)
+        if is_first and self._pending is None:
             newest = max(_steps(self.folder), default=None)
-            if self._pending is None and self.schedule.is_due(step, newest):
+            if self.schedule.is_due(step, newest):
                 self._submit(step, checkpoint)
         if self.schedule.wait:
             self._wait(step)
-        elif late := from_first_worker(self._epochs_too_late(step) if is_first else 0):
-            raise LateError(self._said_of_late(late))
         newest = self._newest_intact()
         for old in sorted(_steps(self.folder))[:-NUM_KEPT] if is_first else ():
             shutil.rmtree(self.result(old))
@@ -184,19 +186,27 @@ class BackgroundTask:
             self.local.forget(self.result(before))
         return draws
 
-    def _epochs_too_late(self, step: int) -> int:
-        """Return for how many epochs a result has been pending, if for half of the run; else 0."""
+    def _epochs_late(self, step: int) -> int:
+        """Return for how many epochs a result has been pending if it is time to wait for it."""
         pending = self._pending
         if pending is None:
             return 0
         if self._seen is None or self._seen[0] != pending:
-            self._seen = pending, step, time.monotonic()
-        _, since, at = self._seen
-        epochs = (step - since) // self.schedule.steps_per_epoch
-        if epochs and epochs % self.schedule.every == 0:
-            logger.warning(self._said_of_late(epochs))  # when the next one would be due
-        is_too_late = 2 * epochs >= self.schedule.num_epochs
-        return epochs if is_too_late and time.monotonic() - at >= PATIENCE_S else 0
+            self._seen = pending, step
+        steps, schedule = step - self._seen[1], self.schedule
+        epochs = steps // schedule.steps_per_epoch
+        is_last = self.taken is None and step // schedule.steps_per_epoch == schedule.num_epochs - 1
+        return epochs if epochs % schedule.every == 0 or is_last else 0
+
+    def _wait_for_late(self, step: int, epochs: int) -> None:
+        # Epochs of seconds on a GPU would all be over before a task's process has started.
+        if self._wait(step, PATIENCE_S):
+            return
+        said = self._said_of_late(epochs)
+        if 2 * epochs >= self.schedule.num_epochs:
+            raise LateError(said)
+        if world()[0] == 0:
+            logger.warning(said)
 
     def _said_of_late(self, epochs: int) -> str:
         if self.device.type == "cuda":
@@ -209,16 +219,19 @@ class BackgroundTask:
             f"that waits for them ({self.schedule.wait_flag} synchronous)"
         )
 
-    def _wait(self, step: int) -> None:
-        """Return, on all workers together, when no task is running."""
-        is_first = world()[0] == 0
-        for sign in itertools.count(1):
-            waits = is_first and not self._check(SECONDS_BETWEEN_SIGNS)
-            if not from_first_worker(waits):
-                return
-            if is_first and sign % SIGNS_BETWEEN_LINES == 0:
-                seconds = sign * SECONDS_BETWEEN_SIGNS
-                logger.info("step %d has waited for %s for %d s", step, self.name, seconds)
+    def _wait(self, step: int, seconds: float = math.inf) -> bool:
+        """Return, on all workers together, when no task is running, or False after ``seconds``."""
+        is_first, started, signs = world()[0] == 0, time.monotonic(), 0
+        while True:
+            left = started + seconds - time.monotonic()
+            is_done = is_first and self._check(max(min(SECONDS_BETWEEN_SIGNS, left), 0))
+            is_done, is_over = from_first_worker((is_done, left <= 0))
+            if is_done or is_over:
+                return is_done
+            signs += 1
+            if is_first and signs % SIGNS_BETWEEN_LINES == 0:
+                waited = signs * SECONDS_BETWEEN_SIGNS
+                logger.info("step %d has waited for %s for %d s", step, self.name, waited)
 
     def cancel(self) -> None:
         """Cancel a running task; a run that goes on starts it anew."""
@@ -261,6 +274,7 @@ class BackgroundTask:
         shutil.rmtree(pending, ignore_errors=True)
         copy_model(checkpoint, pending / "copy")
         (pending / "copy").rename(pending / STEP_FOLDER.format(step))  # begun only once it is whole
+        self._seen = step, step
         self._start(step)
 
     def _start(self, step: int) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -316,3 +318,27 @@ def test_a_tokenizer_that_would_make_texts_endless_is_refused(bomb, encoder_path
                 load_tokenizer(str(copied))
         else:
             assert load_tokenizer(str(copied)).tokenize("robin")
+
+
+INTERRUPTED = """
+import _thread, sys, threading, time
+from ramen_ray.method.model.pretrained import load_backbone
+
+def interrupt():
+    while "sympy.polys.domains" not in sys.modules:
+        time.sleep(0.001)
+    _thread.interrupt_main()
+
+threading.Thread(target=interrupt).start()
+try:
+    load_backbone(sys.argv[1])
+except KeyboardInterrupt:
+    load_backbone(sys.argv[1])
+    print("loaded")
+"""
+
+
+def test_a_transformer_is_loaded_after_an_attempt_that_was_interrupted(encoder_path):
+    words = [sys.executable, "-c", INTERRUPTED, str(encoder_path)]
+    ran = subprocess.run(words, capture_output=True, text=True)
+    assert ran.stdout == "loaded\n", ran.stderr
