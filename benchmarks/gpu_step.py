@@ -13,6 +13,7 @@ By part: `host_` is how long the processor was at it, of `inputs` how long it wa
         [--smoke: tiny sizes, on the CPU]
 """
 
+import os
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
@@ -73,7 +74,8 @@ def main() -> int:
     if not asked.smoke and not torch.cuda.is_available():
         print("there is no GPU here; --smoke tries the code on the CPU", file=sys.stderr)
         return 2
-    torch.set_float32_matmul_precision("high")  # as workers do
+    torch.set_float32_matmul_precision("high")  # as workers do, and the next line
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     device = torch.device("cpu" if asked.smoke else "cuda")
     build = partial(_build, device, asked.smoke)
     runs = {"step": build(), "step_with_all": build(has_all=True)}

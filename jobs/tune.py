@@ -16,7 +16,7 @@ from pathlib import Path
 from ramen_ray.command_line import in_store, parse_with_run_config, run_job, training_command
 from ramen_ray.config import ConfigError
 from ramen_ray.errors import shown_path
-from ramen_ray.reports.search_report import TrialRecord
+from ramen_ray.reports.search_report import TrialRecord, said_of_equals
 from ramen_ray.told import told
 
 
@@ -35,6 +35,8 @@ def main() -> None:
     print(f"best first, by {metric} on the validation split; test figures have chosen nothing:")
     for trial in result.trials[:5]:
         print(f"  {trial_line(trial, metric)}")
+    for said in said_of_equals(result.trials):
+        print(said)
     print(f"best:    {result.command}")
     report = shown_path(result.report)
     print(f"report:  {report} (MLflow run {result.run.id})")

@@ -94,7 +94,18 @@ def describe_sweep(trials: Sequence[TrialRecord], metric: str, command: str | No
     rest = len(trials) - MOST_DESCRIBED
     more = [f"and {rest} more in {TRIALS_FILE}"] * (rest > 0)
     best = [f"Train the best: `{command}`"] * (command is not None)
-    return "\n\n".join([*best, table, *more])
+    return "\n\n".join([*best, *said_of_equals(trials), table, *more])
+
+
+def said_of_equals(trials: Sequence[TrialRecord]) -> list[str]:
+    """Return a sentence if several of the trials, best first, came out equal to the best."""
+    whole = [one for one in trials if one.is_whole and one.metrics == trials[0].metrics]
+    if len(whole) < 2:
+        return []
+    return [
+        f"{len(whole)} trials came out equal: what they differ in had no effect, such as the "
+        "highest λ of a graph that earned less."
+    ]
 
 
 def _study(

@@ -43,7 +43,7 @@ from ramen_ray.orchestration.tune.sweep import (
 )
 from ramen_ray.orchestration.tune.trials import num_held
 from ramen_ray.presets import PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
-from ramen_ray.reports.search_report import TrialRecord
+from ramen_ray.reports.search_report import TrialRecord, describe_sweep
 from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run, tracking_uri
 from tune_spaces import SPACES
 
@@ -157,6 +157,15 @@ def test_a_trial_is_named_for_its_number_and_what_it_tries():
     assert name == "003-pooling-cls-lr-0.000123-seed-7"
     line = tune_job.trial_line(TrialRecord(name, params, 0.5, end="test P@1 48.00"), "R@10")
     assert line == f"validation R@10 50.00; test P@1 48.00: {name}"
+
+
+def test_trials_that_came_out_equal_are_named():
+    def trial(name: str, p_at_1: float, is_whole: bool = True) -> TrialRecord:
+        return TrialRecord(name, {}, p_at_1, {"P@1": p_at_1, "R@10": 0.6}, 4, 9.0, is_whole)
+
+    found = [trial("0", 0.5), trial("1", 0.5), trial("2", 0.5, is_whole=False), trial("3", 0.4)]
+    assert "2 trials came out equal" in describe_sweep(found, "validation/P@1", None)
+    assert "equal" not in describe_sweep([found[0], *found[2:]], "validation/P@1", None)
 
 
 def test_progress_is_told_while_trials_run(tmp_path, monkeypatch, caplog):
