@@ -4,7 +4,6 @@ The variants are bases, the whole method, and the method without each part.
 """
 
 import logging
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +48,7 @@ from ramen_ray.orchestration.run.made_from import (
     prepared_for,
     resolved,
 )
+from ramen_ray.orchestration.tune.records import failures
 from ramen_ray.orchestration.tune.trials import parent_run, run_trials
 from ramen_ray.presets import lambdas, used_sets, with_base
 from ramen_ray.reports.ablation_report import TABLES_FILE, VariantFigures, write_ablation_report
@@ -193,7 +193,7 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         missing = _missing(runs, expected)
         if errors := run_trials(missing, run, directory.path, expected):
             check_meanwhile(made_from, identity_of(config, Dataset(config.dataset)))
-            raise RunError(_failures(errors, len(missing)))
+            raise RunError(failures(errors, len(missing)))
         figures = _compare(variants, runs, data)
         report = directory.path / "report"
         write_ablation_report(report, figures)
@@ -231,15 +231,6 @@ def _missing(
         for run in of_variant
         if finished_run(run, expected[run.dataset]) is None
     }
-
-
-def _failures(errors: Mapping[str, str], num_runs: int) -> str:
-    """Say which runs failed, each error once."""
-    names = defaultdict[str, list[str]](list)
-    for name, error in errors.items():
-        names[error].append(name)
-    lines = "\n".join(f"  {', '.join(failed)}: {error}" for error, failed in names.items())
-    return f"{len(errors)} of {num_runs} runs failed:\n{lines}"
 
 
 def _compare(

@@ -40,7 +40,7 @@ from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, experiment_hash
 from ramen_ray.orchestration.run.made_from import check_meanwhile, identity_of, prepared_for
 from ramen_ray.orchestration.run.processes import VALIDATION
-from ramen_ray.orchestration.tune.records import Records
+from ramen_ray.orchestration.tune.records import Records, failures
 from ramen_ray.orchestration.tune.trials import halving, parent_run, run_trials
 from ramen_ray.presets import PRESETS, lambdas, used_sets, with_base
 from ramen_ray.reports.search_report import (
@@ -277,8 +277,8 @@ class _Search:
             scheduler=halving(most, grace, self.spared),
         )
         self.note_time()
-        for name, error in errors.items():
-            logger.warning("%s failed: %s", name, error)
+        if errors:
+            logger.warning(failures(errors, len(configs)))
 
     @property
     def spared(self) -> set[str]:

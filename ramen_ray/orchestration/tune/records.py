@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -205,3 +206,12 @@ class Records(tune.Callback):
         if not is_repeated:
             logger.info("%d/%d %s: %s%s", self.num_ended(), self.total, ended.name, reached, end)
         return ended
+
+
+def failures(errors: Mapping[str, str], num_runs: int) -> str:
+    """Say which runs failed, each error once."""
+    names = defaultdict[str, list[str]](list)
+    for name, error in errors.items():
+        names[error].append(name)
+    lines = "\n".join(f"  {', '.join(failed)}: {error}" for error, failed in names.items())
+    return f"{len(errors)} of {num_runs} runs failed:\n{lines}"
