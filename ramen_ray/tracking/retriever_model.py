@@ -42,7 +42,7 @@ MAX_ANSWERS = 200_000
 MAX_ANSWER_BYTES = 16_000_000
 MAX_SECONDS = 30
 BYTES_BESIDE_TEXTS = 30  # of a score, and what is around it and the texts in JSON
-QUERIES_PER_BLOCK = 256
+QUERIES_PER_ANSWER = 256
 LARGE_CHARACTERS, LARGE_ANSWERS = 100_000, 10_000
 M_ARENA_MAX = -8  # in glibc's malloc.h
 FREEING_S, BETWEEN_S = 60, 1
@@ -57,7 +57,7 @@ MOST_NAMED = 10
 FEW_QUERIES = 8  # for so few one thread is fastest: several would wait for each other
 
 Embeddings = NDArray[np.float32]
-Rows = NDArray[np.int64]
+Int64s = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Columns = dict[str, tuple[dict[str, int], NDArray[np.int32]]]
 """By name of a column, the number of each of its values, and those of the ads (ads,), -1 for none.
@@ -156,8 +156,8 @@ class Retriever(PythonModel):
     ) -> Iterator[Answer]:
         """Answer texts block by block, unless this takes too long or the answers grow too large."""
         started, num_bytes = time.monotonic(), 0
-        for start in range(0, len(texts), QUERIES_PER_BLOCK):
-            embeddings = self.encode(texts[start : start + QUERIES_PER_BLOCK])
+        for start in range(0, len(texts), QUERIES_PER_ANSWER):
+            embeddings = self.encode(texts[start : start + QUERIES_PER_ANSWER])
             scores, rows = self._nearest(embeddings, top_k, among)
             rows[scores < least] = -1
             num_bytes += int(self.ad_bytes[rows[rows >= 0]].sum())
@@ -190,7 +190,7 @@ class Retriever(PythonModel):
 
     def _nearest(
         self, embeddings: Embeddings, top_k: int, among: Flags | None
-    ) -> tuple[Embeddings, Rows]:
+    ) -> tuple[Embeddings, Int64s]:
         """Search; equally near ads are shuffled by their tie keys, as in evaluation."""
         faiss.omp_set_num_threads(1 if len(embeddings) <= FEW_QUERIES else self.num_threads)
         index, params = (self.index, None) if among is None else _only(self.index, among)
@@ -209,7 +209,7 @@ class Retriever(PythonModel):
         order = np.lexsort((_tie_keys(rows), rank), axis=1)[:, :top_k]
         return scores[:, :top_k], np.take_along_axis(rows, order, 1)
 
-    def _spell_out(self, scores: Embeddings, rows: Rows) -> list[Answer]:
+    def _spell_out(self, scores: Embeddings, rows: Int64s) -> list[Answer]:
         found = rows >= 0  # an approximate index may find fewer
         ends = found.sum(axis=1).cumsum()[:-1]
         shown, places = np.unique(rows[found], return_inverse=True)  # an ad's texts are made once
@@ -285,7 +285,7 @@ def _only(index: Any, among: Flags) -> tuple[Any, Any]:
     return index, faiss.SearchParameters(sel=only)
 
 
-def _tie_keys(rows: Rows) -> NDArray[np.uint64]:
+def _tie_keys(rows: Int64s) -> NDArray[np.uint64]:
     """Hash ads by their rows (splitmix64), as evaluation does."""
     z = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -78,7 +78,7 @@ def _shuffle_keys(query_ids: Int64s) -> Int64s:
 PART_SCHEMA = pa.schema(
     {"table": pa.string(), "first_key": pa.int64(), "first_anchor": pa.int64(), "file": pa.string()}
 )
-Part = dict[str, Any]
+TablePart = dict[str, Any]
 """What :func:`write_parts` says of one part, as a dict."""
 
 
@@ -125,7 +125,7 @@ def _text_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
 
 
 def join_parts(
-    parts: Iterable[Part], folder: Path, num_rows: dict[str, int], vocab_size: int
+    parts: Iterable[TablePart], folder: Path, num_rows: dict[str, int], vocab_size: int
 ) -> None:
     """Join the parts of all tables into a :class:`~ramen_ray.data.prepared.folder.Prepared`.
 

@@ -40,7 +40,7 @@ METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] 
 """The names of the metrics that :meth:`Judgement.metrics` always returns."""
 HEADLINES = ("P@1", "R@10")  # the metrics that logs and reports show first
 NO_FILTERS = np.empty((0, 2), dtype=np.int64)
-QUERIES_PER_BLOCK = 1 << 14
+QUERIES_PER_JUDGEMENT = 1 << 14
 LEAST_SHARE = 0.01
 """Of a split, fewer train queries are no group: long texts that are alike once they are cut."""
 
@@ -175,8 +175,8 @@ def evaluate(
 def _merged(found: TopK, depth: int) -> TopK:
     """Return the best of all workers' ads on the first worker, which gathers them by blocks."""
     merged = [(found[0][:0], found[1][:0])]
-    for start in range(0, len(found[0]), QUERIES_PER_BLOCK):
-        block = slice(start, start + QUERIES_PER_BLOCK)
+    for start in range(0, len(found[0]), QUERIES_PER_JUDGEMENT):
+        block = slice(start, start + QUERIES_PER_JUDGEMENT)
         parts = list(zip(*(gather_at_first(array[block]) for array in found), strict=True))
         if parts:
             merged.append(merge_topk(parts, depth))

@@ -18,10 +18,10 @@ from ramen_ray.method.model.heads import Head
 from ramen_ray.method.model.pretrained import EncoderError, file_of, json_of, load_config
 from ramen_ray.method.model.texts import NO_PROMPTS, Prompts
 
-Kind = Literal["transformer", "bag"]
+EncoderKind = Literal["transformer", "bag"]
 Pooling = Literal["mean", "cls"]
 
-FIRST_MODULES: dict[str, Kind] = {"Transformer": "transformer", "StaticEmbedding": "bag"}
+FIRST_MODULES: dict[str, EncoderKind] = {"Transformer": "transformer", "StaticEmbedding": "bag"}
 OWN_CLASS = r"^sentence_transformers\.(.*\.)?"
 OLD_POOLING = {
     "pooling_mode_cls_token": "cls",
@@ -45,7 +45,7 @@ QUERY_PROMPTS, AD_PROMPTS = ("query",), ("document", "passage", "corpus")
 class SentenceFolder:
     """What was found; the defaults are those of a folder that only transformers knows."""
 
-    kind: Kind = "transformer"  # what the first module is
+    kind: EncoderKind = "transformer"  # what the first module is
     table: Path | None = None  # file of a bag's token embeddings; None for a transformer
     pooling: str = "mean"  # how token states become one, in the words of sentence-transformers
     # folder of the projection, which is ``dense_dim`` wide; None without one
@@ -55,7 +55,7 @@ class SentenceFolder:
     notes: tuple[str, ...] = ()  # what training does otherwise than its authors, for the user
 
 
-def read_sentence_folder(name: str, kind: Kind | None = None) -> SentenceFolder:
+def read_sentence_folder(name: str, kind: EncoderKind | None = None) -> SentenceFolder:
     """Read what is around the encoder ``name``, to be trained as it is or as ``kind``."""
     modules = _modules(name)
     if not modules:

@@ -29,7 +29,7 @@ from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, TextEmbedding
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds
-from ramen_ray.method.novel_ads.representation import WEIGHTS, CombinedAds, Combiner
+from ramen_ray.method.novel_ads.representation import WEIGHTS_FILE, CombinedAds, Combiner
 from ramen_ray.method.objectives.unidec_terms import CLASSIFIERS
 from ramen_ray.method.retrieval.search import drop_filtered
 from ramen_ray.method.sampling.batches import DrawState
@@ -37,7 +37,7 @@ from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 
-QUERIES_PER_BLOCK = 4096
+QUERIES_PER_SEARCH = 4096
 COMBINED = "combined_LD"  # what is added to a batch: (L, D), the combined vectors of the pool's ads
 
 
@@ -69,11 +69,11 @@ class CombinerModel(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write the combiner; classifiers are saved apart."""
-        save_file(self.combiner.state_dict(), folder / WEIGHTS)
+        save_file(self.combiner.state_dict(), folder / WEIGHTS_FILE)
 
     def load(self, folder: Path) -> None:
         """Take the combiner and the classifiers of a checkpoint."""
-        self.combiner.load_state_dict(load_file(folder / WEIGHTS))
+        self.combiner.load_state_dict(load_file(folder / WEIGHTS_FILE))
         saved = Classifiers.open(folder / CLASSIFIER_FOLDER)
         self.classifiers.vectors.copy_(saved.vectors)
 
@@ -216,8 +216,8 @@ def nearest_unclicked(
     num_queries = clicks.num_rows
     shortlists = np.full((num_queries, count), -1, dtype=np.int32)
     most = int(clicks.degrees(np.arange(num_queries)).max(initial=0))
-    for start in range(0, num_queries, QUERIES_PER_BLOCK):
-        rows = np.arange(start, min(start + QUERIES_PER_BLOCK, num_queries))
+    for start in range(0, num_queries, QUERIES_PER_SEARCH):
+        rows = np.arange(start, min(start + QUERIES_PER_SEARCH, num_queries))
         near, scores = seen.nearest(queries.take(rows), count + most)
         clicked = np.stack(clicks.gather(rows), axis=1)
         shortlists[rows] = drop_filtered((near, scores.astype(np.float32)), clicked, count)[0]

@@ -19,7 +19,7 @@ from ramen_ray.method.retrieval.index import choose_kind, filled_index
 
 SPARE = 8  # searched besides the K nearest, for ads that are equally near
 DECIMALS = 5  # of a similarity; ads that differ by less are equally near
-ADS_PER_BLOCK = 512
+ADS_PER_PRODUCT = 512
 
 Vectors = NDArray[np.float32]
 
@@ -76,8 +76,8 @@ def similarities(vectors: Vectors, table: Vectors, rows: Int64s) -> NDArray[np.f
     Each is the same whatever block an ad is in; -inf for row -1.
     """
     products = np.empty(rows.shape)
-    for start in range(0, len(rows), ADS_PER_BLOCK):
-        part = slice(start, start + ADS_PER_BLOCK)
+    for start in range(0, len(rows), ADS_PER_PRODUCT):
+        part = slice(start, start + ADS_PER_PRODUCT)
         gathered = table[rows[part]]
         products[part] = np.matmul(gathered, vectors[part, :, None])[:, :, 0]
     return np.where(rows >= 0, products, -np.inf)

@@ -28,10 +28,10 @@ from ramen_ray.method.retrieval.index import IndexKind, filled_index
 from ramen_ray.method.retrieval.retriever_folder import INDEX
 
 COMBINER_FOLDER = "combiner"
-ADS_PER_BLOCK = 4096
-SETTINGS, WEIGHTS = "settings.json", "combiner.safetensors"
+ADS_PER_PASS = 4096
+SETTINGS_FILE, WEIGHTS_FILE = "settings.json", "combiner.safetensors"
 TABLES = ("seen_ads", "embeddings", "classifiers")
-Kind = Literal["attention", "transformer", "mean"]
+CombinerKind = Literal["attention", "transformer", "mean"]
 
 HIDDEN = 2048
 DROPOUT = 0.1
@@ -49,7 +49,7 @@ class Combiner(nn.Module):
     Both add one vector to the text and another to the neighbours, to tell them apart.
     """
 
-    def __init__(self, kind: Kind, dim: int, heads: int = 4) -> None:
+    def __init__(self, kind: CombinerKind, dim: int, heads: int = 4) -> None:
         """Build a combiner of a kind; ``heads`` must divide ``dim``."""
         super().__init__()
         self.kind, self.dim, self.heads = kind, dim, heads
@@ -120,8 +120,8 @@ class CombinedAds:
     def combine(self, embeddings: Vectors, neighbours: Int64s) -> Vectors:
         """Return the vectors (n, D) of ads with given ``neighbours`` (n, K), -1 for none."""
         vectors = np.empty_like(embeddings)
-        for start in range(0, len(embeddings), ADS_PER_BLOCK):
-            part = slice(start, start + ADS_PER_BLOCK)
+        for start in range(0, len(embeddings), ADS_PER_PASS):
+            part = slice(start, start + ADS_PER_PASS)
             classifiers = torch.from_numpy(self.seen.classifiers[neighbours[part]])
             is_there = torch.from_numpy(neighbours[part] >= 0)
             text = torch.from_numpy(np.ascontiguousarray(embeddings[part]))
@@ -138,8 +138,8 @@ class CombinedAds:
             "lookup": asdict(self.lookup),
             "scale": self.scale,
         }
-        (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        save_file(self.combiner.state_dict(), folder / WEIGHTS)
+        (folder / SETTINGS_FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        save_file(self.combiner.state_dict(), folder / WEIGHTS_FILE)
         np.save(folder / "seen_ads.npy", self.seen.ids)
         np.save(folder / "embeddings.npy", self.seen.embeddings.astype(np.float16))
         np.save(folder / "classifiers.npy", self.seen.classifiers.astype(np.float16))
@@ -147,9 +147,9 @@ class CombinedAds:
 
 def open_combined_ads(folder: Path) -> CombinedAds:
     """Open what :meth:`CombinedAds.save` wrote, without unpickling code."""
-    settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
     combiner = Combiner(settings["kind"], settings["dim"], settings["heads"])
-    combiner.load_state_dict(load_file(folder / WEIGHTS))
+    combiner.load_state_dict(load_file(folder / WEIGHTS_FILE))
     combiner.eval()
     ids, embeddings, classifiers = (np.load(folder / f"{name}.npy") for name in TABLES)
     seen = SeenAds(ids, embeddings.astype(np.float32), classifiers.astype(np.float32))

@@ -25,7 +25,7 @@ from ramen_ray.method.retrieval.search import (
     share_found,
 )
 
-QUERIES_PER_BLOCK = 1 << 14
+QUERIES_PER_SEARCH = 1 << 14
 SAMPLED_QUERIES = 1000
 RECALL = "recall"
 
@@ -45,8 +45,8 @@ def write_shortlists(
         index = filled_index(choose_bulk_kind(len(ads)), embeddings)
 
     def blocks() -> Iterator[tuple[int, TopK]]:
-        for start in range(0, len(queries), QUERIES_PER_BLOCK):
-            rows = np.arange(start, min(start + QUERIES_PER_BLOCK, len(queries)))
+        for start in range(0, len(queries), QUERIES_PER_SEARCH):
+            rows = np.arange(start, min(start + QUERIES_PER_SEARCH, len(queries)))
             yield start, search_index(index, model.embed_texts(queries, rows, use_bf16), size)
 
     def exact(sample: Int64s) -> TopK:

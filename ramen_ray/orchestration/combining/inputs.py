@@ -26,7 +26,7 @@ from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, number_distinct
 from ramen_ray.method.novel_ads.evaluation import Embedded
-from ramen_ray.method.novel_ads.representation import Kind
+from ramen_ray.method.novel_ads.representation import CombinerKind
 from ramen_ray.orchestration.embed import embed_distinct
 from ramen_ray.orchestration.run.directory import CONFIG_FILE, RunDirectory, RunError, run_with_id
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
@@ -42,7 +42,7 @@ VariantName = Literal["draft", "release"]
 class IreneVariant:
     """What IRENE's draft and its released code do differently."""
 
-    kind: Kind
+    kind: CombinerKind
     loss: LossName
     neighbours_by: NeighboursBy
     threshold: float | None

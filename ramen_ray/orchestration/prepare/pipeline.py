@@ -24,7 +24,7 @@ from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import (
     ID_TABLES,
-    Part,
+    TablePart,
     edge_rows,
     join_parts,
     text_rows,
@@ -130,7 +130,7 @@ def _run(
     to_rows: Callable[[str, pa.Table], pa.Table],
     sort_keys: list[str],
     folder: Path,
-) -> list[Part]:
+) -> list[TablePart]:
     """Stream ``tables`` through read, ``to_rows``, sort and write; returns the parts."""
     # One execution serves row groups of all tables, as starting one takes seconds.
     groups = [

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ramen_ray.method.graph.walk import WalkSettings
 
 CHANGE_NUMBERS = ("torch", "transformers")  # libraries whose other versions compute other numbers
-SETTINGS = {"dataset": "dataset", "encoder": "encoder.pretrained"}
+SETTING_OF = {"dataset": "dataset", "encoder": "encoder.pretrained"}
 """The setting that says where each part is that has no version."""
 CARRIED_FILE = "carried.npy"
 """In a run's folder, by ad (ads,): the ad of an earlier run whose classifier it starts from, or -1.

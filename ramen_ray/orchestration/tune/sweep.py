@@ -39,7 +39,7 @@ from ramen_ray.orchestration.run.directory import (
     differences,
 )
 from ramen_ray.orchestration.run.made_from import (
-    SETTINGS,
+    SETTING_OF,
     check_meanwhile,
     identity_of,
     make_ready,
@@ -202,7 +202,9 @@ class Sweep:
         """Run all trials, or go on with them and try failed ones again, and report on them."""
         config, settings, records = self.config, self.settings, self.records
         # what all trials are made from, whatever is tuned
-        fixed = {part: of for part, of in made_from.items() if SETTINGS.get(part) not in self.space}
+        fixed = {
+            part: of for part, of in made_from.items() if SETTING_OF.get(part) not in self.space
+        }
         trials = Trials(
             lambda params, trial: overlay(config, {**params, "name": self._run_of(trial).name}),
             lambda _: fixed,

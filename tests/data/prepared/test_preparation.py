@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.checks.table_rules import text_findings
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.stages import Part, join_parts, text_rows
+from ramen_ray.data.prepared.stages import TablePart, join_parts, text_rows
 from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import SPLITS, schema_of
@@ -213,7 +213,7 @@ def test_rows_of_equal_weights_in_any_order_parts_and_blocks_give_the_same_array
 def test_a_join_that_a_lost_machine_interrupted_is_done_again(
     prepared, dataset_path, encoder_path, tmp_path, monkeypatch
 ):
-    def join_twice(parts: list[Part], folder: Path, *rest: Any) -> None:
+    def join_twice(parts: list[TablePart], folder: Path, *rest: Any) -> None:
         join_parts(parts, folder, *rest)
         for half_written in folder.rglob("tokens/*/*.npy"):
             half_written.write_bytes(b"half")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramen_ray.method.novel_ads.representation import Combiner, Kind
+from ramen_ray.method.novel_ads.representation import Combiner, CombinerKind
 
 DIM, ADS, NEIGHBOURS = 6, 5, 3
 
@@ -19,7 +19,7 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor]:
     return text, neighbours, is_there
 
 
-def _random(kind: Kind, heads: int = 2) -> Combiner:
+def _random(kind: CombinerKind, heads: int = 2) -> Combiner:
     torch.manual_seed(2)
     combiner = Combiner(kind, DIM, heads).eval()
     with torch.no_grad():
