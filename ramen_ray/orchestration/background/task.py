@@ -279,19 +279,14 @@ class BackgroundTask:
 
     def _start(self, step: int) -> None:
         share = {"num_cpus": 0} if self.has_own_tasks else free_share()
-        self._task = (
-            ray.remote(_run)
-            .options(
-                **share,
-                max_retries=NUM_RETRIES,
-                retry_exceptions=True,
-                scheduling_strategy="DEFAULT",  # not on the resources of a Tune trial
-            )
-            .remote(
-                f"{self.name} of step {step}",
-                self.compute,
-                self.folder / PENDING / STEP_FOLDER.format(step),
-            )
+        # Given here, not in options, a share of a GPU ends the process with the task.
+        run = ray.remote(max_retries=NUM_RETRIES, retry_exceptions=True, **share)(_run)
+        self._task = run.options(
+            scheduling_strategy="DEFAULT",  # not on the resources of a Tune trial
+        ).remote(
+            f"{self.name} of step {step}",
+            self.compute,
+            self.folder / PENDING / STEP_FOLDER.format(step),
         )
 
     def _check(self, seconds: float = 0) -> bool:
