@@ -20,6 +20,7 @@ from ramen_ray.command_line import StoreSettings, parse_settings, run_job
 from ramen_ray.config import Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.xc.exporting import export_xc
+from ramen_ray.errors import shown_path
 from ramen_ray.told import told
 
 
@@ -59,7 +60,7 @@ class ExportXC(Section):
         """Check the dataset directory and write it; returns what to say."""
         with told(f"writing {self.output}"):
             export_xc(Dataset(self.dataset), self.output)
-        back = f"python jobs/ingest.py xc --source {shlex.quote(str(self.output))}"
+        back = f"python jobs/ingest.py xc --source {shlex.quote(shown_path(self.output))}"
         return f"wrote {self.output}\nnext: {back} --output DATASET reads it back"
 
 

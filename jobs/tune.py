@@ -11,7 +11,6 @@ Run the same command again to resume an interrupted sweep. Spaces are functions 
 """
 
 import sys
-from pathlib import Path
 
 from ramen_ray.command_line import in_store, parse_with_run_config, run_job, training_command
 from ramen_ray.config import ConfigError
@@ -41,7 +40,7 @@ def main() -> None:
     report = shown_path(result.report)
     print(f"report:  {report} (MLflow run {result.run.id})")
     print(f"look at: {ui_command(result.run.uri)}")
-    of_best = "jobs/promote.py", str(Path(report).parent), "--name", "NAME"
+    of_best = "jobs/promote.py", shown_path(result.report.parent), "--name", "NAME"
     print(f"next:    {in_store(config.output, *of_best)}")
 
 

@@ -23,7 +23,7 @@ from ramen_ray.config import Section
 from ramen_ray.data.checks.structure import inspect_structure
 from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.errors import printable
+from ramen_ray.errors import printable, shown_path
 
 
 class ValidateSettings(Section):
@@ -52,7 +52,7 @@ def main() -> int:
     if settings.json_file is not None:
         write_json(settings.json_file, [asdict(finding) for finding in findings])
     if not errors:
-        print(f"next: {shlex.join(['python', 'jobs/describe.py', str(settings.dataset)])}")
+        print(f"next: {shlex.join(['python', 'jobs/describe.py', shown_path(settings.dataset)])}")
     return 1 if errors else 0
 
 

@@ -382,7 +382,7 @@ def in_store(output: str | Path, *words: str) -> str:
 def training_on(dataset: Path, added: Iterable[str]) -> str:
     """Return the command that trains on a dataset directory, with its ``added`` tables."""
     used = lambdas(PRESETS[DEFAULT_PRESET](str(dataset)))["lambda_z"]
-    command = shlex.join(["python", "jobs/train.py", "--dataset", str(dataset)])
+    command = shlex.join(["python", "jobs/train.py", "--dataset", shown_path(dataset)])
     flags = {"query": "lambda-x", "ad": "lambda-z"}
     tables = sorted(
         (table.split("/") for table in added if table.startswith("edges/")), reverse=True
@@ -406,8 +406,10 @@ def _flags(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{'.'.join([*sections, leaf if value else f'no-{leaf}'])}")
         else:
-            values = value if isinstance(value, list | tuple) else [value]
-            words += [f"--{'.'.join([*sections, leaf])}", *map(str, values)]
+            flag = f"--{'.'.join([*sections, leaf])}"
+            values = list(map(str, value if isinstance(value, list | tuple) else [value]))
+            reads_as_flag = isinstance(value, str) and value.startswith("-")
+            words += [f"{flag}={value}"] if reads_as_flag else [flag, *values]
     return words
 
 

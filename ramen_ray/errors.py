@@ -52,7 +52,8 @@ def printable(text: str) -> str:
 def shown_path(path: str | Path) -> str:
     """Return a path as it is written in the current folder: relative, if it is inside."""
     here = Path.cwd()
-    return str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)
+    shown = str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)
+    return f"./{shown}" if shown.startswith("-") else shown  # commands would read it as a flag
 
 
 def without_passwords(value: Any) -> Any:

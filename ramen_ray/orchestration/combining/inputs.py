@@ -23,7 +23,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.whole_files import whole_file
-from ramen_ray.errors import UserError
+from ramen_ray.errors import UserError, shown_path
 from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, number_distinct
 from ramen_ray.method.novel_ads.evaluation import Embedded
 from ramen_ray.method.novel_ads.representation import CombinerKind
@@ -190,7 +190,7 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
         raise CombinerError(
             f"{dataset.path}, on which the run was trained, has no novel ads to evaluate on; make "
             f"a split of it (python jobs/ingest.py novel --dataset "
-            f"{shlex.quote(str(dataset.path))} ...) and train on that"
+            f"{shlex.quote(shown_path(dataset.path))} ...) and train on that"
         )
     if split["one_shot"]:
         raise CombinerError(

@@ -6,6 +6,7 @@ table and key, and write parts, which a task joins. Keys of train queries are a 
 
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -78,7 +79,8 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     for warning in warnings[:MAX_WARNINGS_SHOWN]:
         warn_once(f"warning: {shown_path(dataset.path)}/{warning}")
     if (rest := len(warnings) - MAX_WARNINGS_SHOWN) > 0:
-        warn_once(f"and {rest} more: python jobs/validate.py {shown_path(dataset.path)}")
+        command = shlex.join(["python", "jobs/validate.py", shown_path(dataset.path)])
+        warn_once(f"and {rest} more: {command}")
     return prepared
 
 

@@ -224,6 +224,7 @@ def test_bad_input_is_one_clear_line(arguments, message, refused):
     [
         (bag(), {}, "bag --dataset rdocs"),
         (bag("debian"), {"base.kind": "ance"}, "bag --dataset debian --base.kind ance"),
+        (bag(), {"output": "-out"}, "bag --dataset rdocs --output=-out"),
         (bag_unidec("foldoc"), {"base.kind": "depsl"}, None),
         (minilm("foldoc"), {}, "minilm --dataset foldoc"),
         (bag("debian"), {"optimizer.lr": 0.0012, "walk.enabled": True, "training.epochs": 7}, None),

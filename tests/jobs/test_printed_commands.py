@@ -1,0 +1,26 @@
+"""Commands that jobs print, for folders whose names a command would read as flags."""
+
+import shlex
+import shutil
+
+from jobs import describe, export, ingest, validate
+from ramen_ray.command_line import asking
+from ramen_ray.errors import shown_path
+
+
+def _next(said: str) -> list[str]:
+    (line,) = (line for line in said.splitlines() if line.startswith("next:"))
+    return shlex.split(line)[3:]
+
+
+def test_folders_that_begin_with_a_dash_are_found_again(
+    dataset_path, encoder_path, done, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(dataset_path, "-mine")
+    words = _next(done(validate, "./-mine"))
+    assert _next(done(describe, *words, "--encoder", encoder_path)) == ["--dataset", "./-mine"]
+    kind, *source, flag, _, _, _, _ = _next(done(export, "xc", "./-mine", "--output=-files"))
+    done(ingest, kind, *source, flag, "again")
+    out = asking(shown_path(tmp_path / "-out/runs/a"), "-out")
+    assert out.endswith("--model ./-out/runs/a --output ./-out")
