@@ -53,8 +53,11 @@ class TrackingError(UserError):
 def tracking_uri(output: Path) -> str:
     """Return MLFLOW_TRACKING_URI, or else the URI of a sqlite store in ``output``.
 
-    Raises a TrackingError if MLflow could not load a retriever from there: it unquotes paths twice.
+    Raises a TrackingError if ``output`` is no folder but an address, or MLflow could not load a
+    retriever from there: it unquotes paths twice.
     """
+    if any(part.endswith(":") for part in output.parts):  # such as s3:
+        raise TrackingError(f"--output {output}: this must be a folder that all machines can reach")
     if given := os.environ.get(STORE_VARIABLE):
         return given
     path = str(output.absolute())

@@ -43,6 +43,8 @@ def test_the_environment_names_the_store(monkeypatch, tmp_path):
 def test_a_folder_whose_name_mlflow_would_change_is_refused(monkeypatch, tmp_path):
     """It would find no retriever there: a path that it takes for an address is unquoted again."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(TrackingError, match=r"--output s3:/bucket: this must be a folder"):
+        tracking_uri(Path("s3://bucket"))
     with pytest.raises(TrackingError, match=r"a%41/out: MLflow reads %41 in it as 'A'; rename"):
         tracking_uri(tmp_path / "a%41" / "out")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")

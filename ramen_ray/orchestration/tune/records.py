@@ -66,8 +66,19 @@ def _message_of(folder: Path, name: str) -> Path:
     return folder / f".{name}"
 
 
+_OPEN = dict[Path, "Records"]()
+"""By folder: Tune pickles its callbacks to disk, and those here know addresses with passwords."""
+
+
+def _opened(folder: Path) -> "Records":
+    return _OPEN[folder]
+
+
 class Records(tune.Callback):
-    """Keeps a record of each trial that begins, in a file, and logs the progress of all."""
+    """Keeps a record of each trial that begins, in a file, and logs the progress of all.
+
+    What is unpickled is what this process has opened on the same folder.
+    """
 
     def __init__(
         self,
@@ -86,6 +97,10 @@ class Records(tune.Callback):
         self.told = HEADLINES if value_of else (training.selection_metric,)
         self.pace = Pace()
         folder.mkdir(parents=True, exist_ok=True)
+        _OPEN[folder] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (self.folder,)
 
     def all(self) -> dict[str, TrialRecord]:
         """Return the records by name."""

@@ -201,12 +201,13 @@ class Sweep:
     def train(self, made_from: Identity) -> SweepResult:
         """Run all trials, or go on with them and try failed ones again, and report on them."""
         config, settings, records = self.config, self.settings, self.records
+        name = self.directory.name
         # what all trials are made from, whatever is tuned
         fixed = {
             part: of for part, of in made_from.items() if SETTING_OF.get(part) not in self.space
         }
         trials = Trials(
-            lambda params, trial: overlay(config, {**params, "name": self._run_of(trial).name}),
+            lambda params, trial: overlay(config, {**params, "name": joined_name(name, trial)}),
             lambda _: fixed,
             self.run,
             config.workers,

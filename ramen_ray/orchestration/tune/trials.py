@@ -214,10 +214,10 @@ class Trials:
 
         It is a worker if it trains in its own process, and needs no others before.
         """
-        config_of, expected_of, parent = self.config_of, self.expected_of, self.parent
+        config_of, expected_of = self.config_of, self.expected_of
         records, says_test = self.records.folder, self.says_test
 
-        def train(params: dict[str, Any]) -> None:
+        def train(params: dict[str, Any], parent: Run) -> None:
             name = tune.get_context().get_trial_name()
             with kept_error(records, name):
                 config, started = config_of(params, name), time.monotonic()
@@ -245,7 +245,9 @@ class Trials:
                     own = [worker_share(config.workers)]
             return tune.PlacementGroupFactory([*own, of_head])
 
-        return tune.with_resources(train, resources)
+        # Tune writes a function that it pickles to disk, but not its parameters: the address of the
+        # MLflow store may have a password.
+        return tune.with_resources(tune.with_parameters(train, parent=self.parent), resources)
 
 
 def _train_in_trial(config: RunConfig, parent: Run, expected: Identity) -> TrainResult:

@@ -153,7 +153,7 @@ def test_a_clock_that_is_set_back_changes_nothing(config, unharmed, tmp_path):
     client = MlflowClient(tracking_uri(Path(config.output)))
     run = RunDirectory.of(config.output, "clock").notes["mlflow_run_id"]
     steps = [point.step for point in client.get_metric_history(run, "loss/task")]
-    assert steps == sorted(set(steps))
+    assert len(steps) == len(set(steps))  # in the order of time, which goes back amid them
 
 
 def test_a_machine_without_memory_is_told_and_the_run_goes_on(

@@ -393,6 +393,9 @@ def test_children_and_parent_are_tracked_and_the_best_one_is_told(result):
     assert (len(table), table["validation/R@10"].max()) == (6, best)
     weights = run_config_of(shlex.split(result.command)[2:]).regularization.lambda_x
     assert weights["links"] == result.trials[0].params["regularization.lambda_x.links"]
+    written = [file for file in result.report.parent.rglob("*") if file.is_file()]
+    told = [file.name for file in written if result.run.uri.encode() in file.read_bytes()]
+    assert not told, "the address of a store may have a password"
 
 
 @pytest.mark.slow
