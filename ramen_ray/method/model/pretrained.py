@@ -154,8 +154,9 @@ def load_config(name: str) -> PreTrainedConfig:
 def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
     """Load a transformer without the pooler, cut to its first ``num_layers`` if these are given."""
     with _uninterrupted():  # torch refuses to import again what was cut off
-        # this takes seconds, and a driver loads no weights
-        from transformers import AutoModel, modeling_utils  # noqa: F401
+        # here, as it takes seconds, and a driver loads no weights
+        importlib.import_module("transformers.modeling_utils")
+    from transformers import AutoModel
 
     config = load_config(pretrained)
     if num_layers is not None:

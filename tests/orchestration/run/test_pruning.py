@@ -239,12 +239,15 @@ def test_a_late_result_is_told_and_one_that_misses_half_of_the_run_ends_it(
     gate.touch()
 
 
-def test_training_waits_for_a_result_when_the_next_would_be_due(cluster, tmp_path, caplog):
+@pytest.mark.parametrize(("every", "num_epochs"), [(2, 8), (3, 4)])
+def test_training_waits_for_a_result_when_the_next_is_due_or_the_last_epoch_begins(
+    every, num_epochs, cluster, tmp_path, caplog
+):
     def takes_longer(model: Path, folder: Path) -> dict[str, float]:
         time.sleep(2)
         return {}
 
-    schedule = Schedule(1, 2, num_epochs=8, steps_per_epoch=EPOCH, wait=False)
+    schedule = Schedule(1, every, num_epochs, steps_per_epoch=EPOCH, wait=False)
     task = _task(tmp_path, takes_longer, schedule)
     assert [_advance(task, epoch * EPOCH) for epoch in (1, 2, 3)] == [None, None, EPOCH]
     assert not caplog.text
