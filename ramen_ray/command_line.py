@@ -263,6 +263,9 @@ def parse_settings(
         settings: Settings = parse(
             kind, description=description, config=(tyro.conf.FlagCreatePairsOff,)
         )
+    for name, value in settings:
+        if isinstance(value, Path) and value.parts and value.parts[0].endswith(":"):  # such as s3:
+            raise ConfigError(f"{name} {value}: a file or folder is needed, not an address")
     return settings
 
 

@@ -1,4 +1,4 @@
-"""Commands that jobs print, for folders whose names a command would read as flags."""
+"""Folders whose names a command would read as flags, and addresses in place of folders."""
 
 import shlex
 import shutil
@@ -24,3 +24,10 @@ def test_folders_that_begin_with_a_dash_are_found_again(
     done(ingest, kind, *source, flag, "again")
     out = asking(shown_path(tmp_path / "-out/runs/a"), "-out")
     assert out.endswith("--model ./-out/runs/a --output ./-out")
+
+
+def test_an_address_in_place_of_a_folder_makes_none(dataset_path, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = refused(export, "xc", dataset_path, "--output", "s3://bucket/files")
+    assert "output s3:/bucket/files: a file or folder is needed, not an address" in said
+    assert list(tmp_path.iterdir()) == []
