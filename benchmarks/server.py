@@ -1,6 +1,6 @@
 """Whether a server stays as it is while clients send what it must refuse, or what is largest.
 
-`mlflow models serve` answers from a retriever of debian's ads (a bag, searched exactly). Clients,
+`jobs/serve.py` answers from a retriever of debian's ads (a bag, searched exactly). Clients,
 each with one request at a time, ask single queries in rounds: `before`, `among`, where one request
 in `--hostile-every` is of HOSTILE, and `after`. Each round has the time of its single queries
 (`p50_ms`, `p99_ms`), and the memory of the server's processes at its end and at most. `ratio` is
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.common import ENVIRONMENT, finish, in_fresh_process, options, prepared
+from benchmarks.common import ENVIRONMENT, ROOT, finish, in_fresh_process, options, prepared
 from benchmarks.retriever import DATASET, logged, make_retriever
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
@@ -70,12 +70,11 @@ def serving(folder: Path, uri: str) -> Iterator[tuple[int, psutil.Process]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local"]
     environment = {**os.environ, **ENVIRONMENT}
     environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
     with (folder / "server.log").open("wb") as said:
         started = subprocess.Popen(
-            [*command, "--model-uri", uri, "--host", "127.0.0.1", "--port", str(port)],
+            [sys.executable, str(ROOT / "jobs/serve.py"), "--model", uri, "--port", str(port)],
             env=environment,
             stdout=said,
             stderr=said,

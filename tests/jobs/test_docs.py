@@ -17,7 +17,7 @@ from conftest import Head
 from screenshots import take_screenshots
 from support import PATIENCE_S, ROOT, answers, running, wait_until
 
-SERVERS = ("mlflow ui", "mlflow models serve")
+SERVERS = ("mlflow ui", "jobs/serve.py")
 NOT_RUN = "text"
 
 
@@ -98,4 +98,4 @@ def test_from_sweep_to_service(project, environment):
     assert "dictionary@champion is version 1: the first of its name" in printed
     assert "is version 1 again, no longer version 2" in printed
     assert "2 new" in printed
-    assert '"ads": ["large language model"' in printed
+    assert '"ads":["large language model"' in printed

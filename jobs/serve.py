@@ -1,0 +1,48 @@
+"""Answer queries over HTTP with a retriever, until it is stopped.
+
+Examples:
+    python jobs/serve.py --model models:/shop@champion
+    python jobs/serve.py --model models:/shop@champion --port 5002 --output /data/outputs
+
+Before you open the port to others: docs/reference/security.md.
+"""
+
+import sys
+from typing import Annotated
+
+from pydantic import Field
+
+from ramen_ray.command_line import ModelSettings, parse_settings, run_job
+from ramen_ray.told import told
+
+
+class ServeSettings(ModelSettings):
+    """Answer queries over HTTP with a retriever."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 lets other machines in."""
+    port: Annotated[int, Field(ge=1, le=65_535)] = 5001
+    """Port to listen at."""
+
+
+def main() -> None:
+    """Load the retriever, and answer."""
+    settings = parse_settings(ServeSettings, __doc__)
+    with told("loading libraries"):
+        import uvicorn
+
+        from ramen_ray.orchestration.serve.server import app_of
+    with told(f"loading {settings.model}"):
+        app = app_of(settings.registry(), settings.model)
+    url = f"http://{settings.host}:{settings.port}"
+    print(f"serving: {settings.model} at {url}")
+    print(
+        f"ask:     curl --silent --header 'Content-Type: application/json' {url}/invocations "
+        """--data '{"inputs": ["a query"], "params": {"top_k": 3}}'""",
+        flush=True,
+    )
+    uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning")
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(main))

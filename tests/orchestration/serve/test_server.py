@@ -1,0 +1,109 @@
+"""A retriever over HTTP: the same answers as in a process, and one sentence about bad requests."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+from conftest import free_port
+from fastapi.testclient import TestClient
+from support import ROOT, answers, running, wait_until
+
+from ramen_ray.orchestration.serve.server import MAX_BODY_BYTES, app_of
+from ramen_ray.tracking.registry import Registry
+
+AS_JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def client(store, logged_retriever) -> Iterator[TestClient]:
+    with TestClient(app_of(Registry(store.uri), logged_retriever)) as client:
+        yield client
+
+
+def test_answers_are_those_of_the_loaded_retriever(client, store, logged_retriever):
+    texts = ["robin nest", "oak"]
+    answered = client.post("/invocations", json={"inputs": texts, "params": {"top_k": 3}})
+    expected = Registry(store.uri).load(logged_retriever, "cpu").predict(texts, params={"top_k": 3})
+    assert answered.json() == {"predictions": expected.to_dict("records")}
+    assert client.get("/health").status_code == 200
+
+
+def test_a_query_that_is_no_text_has_an_error_in_its_row(client):
+    content = b'{"inputs": ["oak", "\\ud800", null, 7, {"a": [1]}, ["oak"], NaN, "", true]}'
+    answered = client.post("/invocations", content=content, headers=AS_JSON)
+    rows = answered.json()["predictions"]
+    assert [row["error"] for row in rows] == [
+        None,
+        "the query has half of a surrogate pair, which is no character",
+        "the query is missing",
+        "the query is int, not a text",
+        "the query is an object, not a text",
+        "the query is a list, not a text",
+        "the query is missing",
+        "the query is empty",
+        "the query is bool, not a text",
+    ]
+    assert [len(row["ads"]) for row in rows] == [10, *[0] * 8]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "sentence"),
+    [
+        (b'{"inputs": ' + b"[" * 100_000, "application/json", 400, "parsing the body"),
+        (b'{"inputs": [' + b"9" * 5_000 + b"]}", "application/json", 400, "parsing the body"),
+        (b"\x00\xff" * 1_000, "application/json", 400, "JSON"),
+        (b'["oak"]', "application/json", 400, "the request"),
+        (b'{"inputs": "oak"}', "application/json", 400, "inputs"),
+        (b'{"instances": [{"query": "oak"}]}', "application/json", 400, "inputs"),
+        (b'{"inputs": ["oak"], "parameters": {}}', "application/json", 400, "parameters"),
+        (b'{"inputs": ["oak"], "params": {"topk": 1}}', "application/json", 400, "params.topk"),
+        (b'{"inputs": ["oak"], "params": {"top_k": 0}}', "application/json", 400, "top_k is 0"),
+        (b'{"inputs": ["oak"], "params": {"min_score": NaN}}', "application/json", 400, "number"),
+        (
+            b'{"inputs": ["oak"], "params": {"filter": {"a": "b"}}}',
+            "application/json",
+            400,
+            "texts",
+        ),
+        (b'{"inputs": ["oak"]}', None, 400, "the request"),
+        (b"query\noak\n", "text/csv", 400, "the request"),
+        (b" " * (MAX_BODY_BYTES + 1), "application/json", 413, "too large"),
+        (
+            b'{"inputs": ["oak"], "params": {"filter": {"\\ud800": "a"}}}',
+            "application/json",
+            400,
+            "no column",
+        ),
+        (b'{"inputs": [1], "' + b"k" * 100_000 + b'": 1}', "application/json", 400, "kkk"),
+        (json.dumps({"inputs": ["oak"] * 10_001}).encode(), "application/json", 400, "10000"),
+        (json.dumps({"inputs": ["x" * 9_999] * 201}).encode(), "application/json", 400, "2000000"),
+    ],
+)
+def test_a_bad_request_is_refused_in_one_sentence(client, content, kind, status, sentence):
+    headers = {"Content-Type": kind} if kind else {}
+    answered = client.post("/invocations", content=content, headers=headers)
+    assert answered.status_code == status
+    assert sentence.lower() in answered.text.lower()
+    assert len(answered.text) < 600
+
+
+def test_the_job_serves_until_it_is_stopped(store, logged_retriever, tmp_path):
+    port, log = free_port(), tmp_path / "server.log"
+    command = [
+        sys.executable,
+        str(ROOT / "jobs/serve.py"),
+        "--model",
+        logged_retriever,
+        "--port",
+        str(port),
+    ]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": store.uri}
+    with running(command, log, env=environment, cwd=tmp_path) as server:
+        health = f"http://127.0.0.1:{port}/health"
+        wait_until(lambda: answers(health) or server.poll() is not None, log.read_text)
+        assert f"serving: {logged_retriever} at http://127.0.0.1:{port}" in log.read_text()
+        server.terminate()
+        assert server.wait(30) == 0
+    assert "Traceback" not in log.read_text()
