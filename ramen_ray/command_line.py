@@ -280,6 +280,7 @@ def parse_with_run_config(
     Raises:
         ConfigError: a preset or flag is unknown, or a value or a saved file is bad.
         DatasetError: the dataset directory that ``--dataset`` names is missing.
+        TrackingError: ``--output`` cannot hold a store.
         SystemExit: with code 0 after ``--help``.
     """
     default, rest = _starting_config(argv)
@@ -306,6 +307,7 @@ def parse_with_run_config(
             config.output,
             Path.cwd(),
         )
+    tracking_uri(Path(config.output))  # refuses what cannot hold a store before anything is made
     return settings, overlay(config, {})  # without the zeros that made flags
 
 

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from ramen_ray.errors import UserError, first_line_of, is_disk_full, redacted
 from ramen_ray.tracking.moved_store import ARTIFACTS, SQLITE, find_artifacts_beside
@@ -40,7 +39,8 @@ RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's
 STORE_VARIABLE = "MLFLOW_TRACKING_URI"
 NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # MLflow prints them with the password
 LONGEST_DIGEST = 36  # of a dataset
-QUOTED = re.compile("%[0-9A-Fa-f]{2}")
+NOT_A_PATH = re.compile(r"%[0-9A-Fa-f]{2}|\?")
+"""What MLflow takes for a part of an address: a quoted character, or the beginning of a query."""
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 Point = tuple[str, float, int]  # a metric's name, its value and the step
@@ -53,24 +53,25 @@ class TrackingError(UserError):
 def tracking_uri(output: Path) -> str:
     """Return MLFLOW_TRACKING_URI, or else the URI of a sqlite store in ``output``.
 
-    Raises a TrackingError if ``output`` is no folder but an address, or MLflow could not load a
-    retriever from there: it unquotes paths twice.
+    Raises a TrackingError if ``output`` is no folder but an address, or a folder that MLflow would
+    look for elsewhere.
     """
     if any(part.endswith(":") for part in output.parts):  # such as s3:
         raise TrackingError(f"--output {output}: this must be a folder that all machines can reach")
     if given := os.environ.get(STORE_VARIABLE):
         return given
     path = str(output.absolute())
-    if found := QUOTED.search(path):
-        read = f"MLflow reads {found[0]} in it as {unquote(found[0])!r}"
-        raise TrackingError(f"{path}: {read}; rename the folder, or choose another --output")
+    if found := NOT_A_PATH.search(path):
+        raise TrackingError(
+            f"--output {path}: MLflow takes {found[0]} in it for a part of an address; rename the "
+            f"folder, or choose another"
+        )
     return sqlite_uri(output)
 
 
 def sqlite_uri(folder: Path) -> str:
     """Return the URI of the sqlite store in ``folder``; SQLAlchemy unquotes it."""
-    path = str(folder.absolute()).replace("%", "%25").replace("?", "%3F")
-    return f"{SQLITE}{path}/mlflow.db"
+    return f"{SQLITE}{str(folder.absolute()).replace('%', '%25')}/mlflow.db"
 
 
 @dataclass(frozen=True)

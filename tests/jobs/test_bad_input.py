@@ -62,6 +62,8 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
     "long dataset": (train, ["--dataset", "x" * 300], "xxx: File name too long"),
     "undecodable dataset": (train, ["--dataset", "x\udcff"], "is not UTF-8"),
     "undecodable output": (train, ["tiny", "--output", "\udcff"], "is not UTF-8"),
+    "output in a bucket": (train, ["tiny", "--output", "s3://bucket"], "must be a folder"),
+    "output with a quoted letter": (train, ["tiny", "--output", "a%41b"], "takes %41 in it for"),
     "output of two lines": (
         train,
         ["tiny", "--output", "a\nb"],

@@ -45,15 +45,17 @@ def test_a_folder_whose_name_mlflow_would_change_is_refused(monkeypatch, tmp_pat
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(TrackingError, match=r"--output s3:/bucket: this must be a folder"):
         tracking_uri(Path("s3://bucket"))
-    with pytest.raises(TrackingError, match=r"a%41/out: MLflow reads %41 in it as 'A'; rename"):
+    with pytest.raises(TrackingError, match="/a%41/out: MLflow takes %41 in it for"):
         tracking_uri(tmp_path / "a%41" / "out")
+    with pytest.raises(TrackingError, match=r"/a\?b: MLflow takes \? in it for"):
+        tracking_uri(tmp_path / "a?b")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     assert tracking_uri(tmp_path / "a%41") == "http://tracking:5000"
 
 
 def test_a_store_is_where_its_folder_is_whatever_its_name(monkeypatch, tmp_path, empty_store):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    named = [tmp_path / folder / "a%4?b#c'd\"e f;$g\\h%" for folder in ("there", "moved")]
+    named = [tmp_path / folder / "a% b#c'd\"e f;$g\\h%" for folder in ("there", "moved")]
     named[0].mkdir(parents=True)
     shutil.copy(empty_store, named[0])
     for folder in named:

@@ -81,12 +81,12 @@ def fit(
     made_from = identity_of(config, dataset)
     check_meanwhile(expected or made_from, made_from)
     output, is_nested = Path(config.output), parent is not None
+    uri = tracking_uri(output) if parent is None else parent.uri
     if config.name is not None and (done := finished_run(config, made_from)) is not None:
         logger.info("finished already: %s; --name begins another run", shown_path(done.path))
         return _kept_result(done, output)
     tokenizer = check_config(config, dataset)
     with open_run_directory(config, dataset.name, made_from) as directory:
-        uri = tracking_uri(output) if parent is None else parent.uri
         run = directory.open_run(uri, config.experiment, output, parent)
         keep_intact_checkpoints(directory.path)
         with run.closing(is_nested):
