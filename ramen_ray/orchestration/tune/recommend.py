@@ -261,6 +261,7 @@ class _Search:
         if not configs or left < 1:
             return
         self.records.total = len(ended) + len(configs)
+        self.records.ends_at = time.monotonic() + left
         self.began = time.monotonic() - self.used_seconds
         first = next(iter(configs.values()))
         most = max(one.training.epochs for one in configs.values())

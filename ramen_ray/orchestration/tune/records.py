@@ -2,6 +2,8 @@
 
 import json
 import logging
+import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
@@ -95,7 +97,7 @@ class Records(tune.Callback):
         self.folder, self.total, self.training, self.on_end = folder, total, training, on_end
         self.value_of = value_of or (lambda metrics: metrics[training.selection_metric])
         self.told = HEADLINES if value_of else (training.selection_metric,)
-        self.pace = Pace()
+        self.pace, self.ends_at = Pace(), math.inf
         folder.mkdir(parents=True, exist_ok=True)
         _OPEN[folder] = self
 
@@ -181,8 +183,9 @@ class Records(tune.Callback):
             best = max(found, key=lambda one: one.value or 0)
             said += f"; best so far: {self._reached(best)}"
         done = num_ended + sum(min(one / most, 1) for one in epochs)
-        left = self.pace.seconds_left(done, self.total)
-        logger.info(said if left is None else f"{said}; at most about {left:.0f} s left")
+        by_pace = self.pace.seconds_left(done, self.total)
+        left = min(math.inf if by_pace is None else by_pace, self.ends_at - time.monotonic())
+        logger.info(said if left == math.inf else f"{said}; at most about {left:.0f} s left")
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Let a trial whose process did not die be started again but once."""

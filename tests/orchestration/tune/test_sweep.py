@@ -192,11 +192,16 @@ def test_progress_is_told_while_trials_run(tmp_path, monkeypatch, caplog):
         told.on_step_end(3, [trial("b", 1)])
         clock.now = 160.0
         told.on_step_end(3, [trial("b", 2)])
+        told.ends_at = 200.0
+        clock.now = 180.0
+        told.on_step_end(3, [trial("b", 2)])
     assert caplog.messages == [
         "0 of 4 trials have ended, 1 run (epoch 0 of 10)",
         "1/4 a: validation P@1 40.00, stopped early",
         "1 of 4 trials have ended, 1 run (epoch 1 of 10); best so far: validation P@1 40.00; "
         "at most about 105 s left",
+        "1 of 4 trials have ended, 1 run (epoch 2 of 10); best so far: validation P@1 40.00; "
+        "at most about 20 s left",
     ]
 
 
