@@ -5,12 +5,13 @@ trained, with the split's seed: the base and RAMEN; RAMEN with the novel ads' ed
 with a revealed click of each novel ad; and the first two without the train queries that have a
 novel ad's text. On the first two also seen ads' own classifiers, sums and the maximum of text and
 neighbours, and IRENE's combiner in both variants, the draft's also at ten times the rate in four
-times the epochs (trained longer), without and with the revealed clicks; on the first splits only,
-as these take longest. Every encoder is kept, so that the same command continues where it was
-stopped. In this process, without Ray Train. Sets may be made ones (benchmarks.made_sets). Text
-alone is compared with that of the base, others with the text alone of their encoder. With
-`--true-neighbours` the base only, with what true neighbours in place of the nearest by text would
-bring. `ratio` is R@10 of new ads of the last row over the first, of the last set.
+times the epochs (trained longer) and of neighbours' texts in place of their classifiers, without
+and with the revealed clicks; on the first splits only, as these take longest. Every encoder is
+kept, so that the same command continues where it was stopped. In this process, without Ray Train.
+Sets may be made ones (benchmarks.made_sets). Text alone is compared with that of the base, others
+with the text alone of their encoder. With `--true-neighbours` the base only, with what true
+neighbours in place of the nearest by text would bring. `ratio` is R@10 of new ads of the last row
+over the first, of the last set.
 
     python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 40]
         [--encoders base RAMEN] [--into docs/evidence]
@@ -43,6 +44,7 @@ from ramen_ray.method.retrieval.search import search
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.combining.combiner_worker import set_up
 from ramen_ray.orchestration.combining.inputs import (
+    ClassifiersConfig,
     CombinerConfig,
     CombineSettings,
     VariantName,
@@ -52,7 +54,7 @@ from ramen_ray.orchestration.run.processes import Process
 from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
-VERSION = 7  # of what is kept; a change of what a row computes makes the rows anew
+VERSION = 8  # of what is kept; a change of what a row computes makes the rows anew
 NOVEL_FRACTION = 0.1
 KINDS: dict[str, dict[str, bool]] = {
     "zero-shot": {},
@@ -186,6 +188,7 @@ def rows_of(
         (release, "combiner (release)"),
         (CombinerRun(embedded, "draft", epochs), "combiner (draft)"),
         (CombinerRun(embedded, "draft", 4 * epochs, times=10), "combiner (draft), trained longer"),
+        (CombinerRun(embedded, "draft", epochs, of_texts=True), "combiner (draft) of texts"),
     ):
         run.train(with_combiner=True)
         combined = run.combined_ads()
@@ -241,9 +244,20 @@ def added(text: Vectors, classifiers: Vectors, neighbours: Int64s) -> Vectors:
 class CombinerRun:
     """A training as jobs/combine.py does it, in this process."""
 
-    def __init__(self, embedded: Embedded, variant: VariantName, epochs: int, times: int = 1):
+    def __init__(
+        self,
+        embedded: Embedded,
+        variant: VariantName,
+        epochs: int,
+        times: int = 1,
+        of_texts: bool = False,
+    ):
         combiner = CombinerConfig(epochs=epochs, lr=times * CombinerConfig().lr)
-        settings = CombineSettings(run="", variant=variant, combiner=combiner)
+        # classifiers begin as the ads' texts, and at this rate stay so
+        classifiers = ClassifiersConfig(lr=1e-12) if of_texts else ClassifiersConfig()
+        settings = CombineSettings(
+            run="", variant=variant, combiner=combiner, classifiers=classifiers
+        )
         self._setup = set_up(settings, embedded, None, Path(), Process(CPU))
         self._model = self._setup.new_model()
         self._state = self._setup.new_state(self._model)
