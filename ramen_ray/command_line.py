@@ -89,6 +89,8 @@ _TO_DO = {
     errno.EROFS: "; make the folder writable, and run the same command again",
 }
 """What is said after the system's own words, by the error's number."""
+NOW = {"": "bag", "ramen": "bag-ramen", "unidec": "bag-unidec", "depsl": "bag --base.kind depsl"}
+"""What to give in place of presets that were named after data, such as debian-unidec."""
 
 
 class StoreSettings(Section):
@@ -320,8 +322,11 @@ def _starting_config(argv: Sequence[str] | None) -> tuple[RunConfig, list[str]]:
             saved, given = read_run_config(Path(file)), _deciding(rest)
             config = on_dataset(saved, given.dataset) if given.dataset is not None else saved
         case [name, *rest] if not name.startswith("-") and name not in PRESETS:
-            data = f"; for the dataset, say --dataset {name}" if name in BUILT_IN else ""
-            raise ConfigError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}{data}")
+            dataset, _, base = name.partition("-")
+            if dataset in BUILT_IN and base in NOW:
+                words = [sys.argv[0], *NOW[base].split(), "--dataset", dataset, *rest]
+                raise ConfigError(f"the preset {name} is now: python {shlex.join(words)}")
+            raise ConfigError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}")
         case words:
             is_named = words and not words[0].startswith("-")
             name, rest = (words[0], words[1:]) if is_named else (DEFAULT_PRESET, words)

@@ -319,7 +319,7 @@ def test_sets_as_published_are_off_unless_named():
     ("arguments", "fragment"),
     [
         (["nonesuch"], "error: unknown preset 'nonesuch'; presets are bag, "),
-        (["debian", "--seed", "3"], "unidec-320k; for the dataset, say --dataset debian\n"),
+        (["debian-depsl", "--seed", "3"], "bag --base.kind depsl --dataset debian --seed 3\n"),
         (["-seed", "1"], "error: Unrecognized options: -seed, 1\n"),
         (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
         (["tiny", "--regularization.lambda-x.nonesuch", "1"], "nonesuch"),
