@@ -30,11 +30,9 @@ def repeat_rules(table: str, columns: Collection[str], *, ascends: bool) -> list
     what, advice = ("id", "give every row its own") if len(keys) == 1 else ("pair", "leave one")
     harm = warning if table.startswith("filters/") else error
     of_keys = harm(keys[-1], f"{what} that an earlier row has", advice, _repeats(keys))
-    return [
-        *([] if ascends else [of_keys]),
-        *([_SAME_SOURCE_ID] if "source_id" in columns else []),
-        *([_SAME_TEXT, _SAME_FOLDED] if table == "ads" else []),
-    ]
+    rules = [] if ascends else [of_keys]
+    rules += [_SAME_SOURCE_ID] if "source_id" in columns else []
+    return rules + ([_SAME_TEXT, _SAME_FOLDED] if table == "ads" else [])
 
 
 def _repeats(columns: list[str]) -> str:
@@ -194,17 +192,16 @@ REVERSED_CLICKS = warning(
 def text_findings(figures: Mapping[str, TextFigures]) -> list[Finding]:
     """Warn of the tables with many unknown tokens, or many texts of the same tokens."""
     found = []
-    for table, of_table in figures.items():
-        if of_table.share_unknown >= MANY_TEXTS:
+    for table, of in figures.items():
+        if of.share_unknown >= MANY_TEXTS:
             message = (
-                f"{of_table.share_unknown:.1%} of the tokens are unknown to the encoder's "
-                f"vocabulary"
+                f"{of.share_unknown:.1%} of the tokens are unknown to the encoder's vocabulary"
             )
             found.append(Finding("warning", table, message, "take an encoder for these texts"))
-        if of_table.share_repeated >= MANY_TEXTS:
+        if of.share_repeated >= MANY_TEXTS:
             message = (
-                f"{of_table.share_repeated:.1%} of the texts have the tokens of an earlier one, so "
-                f"the encoder cannot tell them apart"
+                f"{of.share_repeated:.1%} of the texts have the tokens of an earlier one, so the"
+                " encoder cannot tell them apart"
             )
             advice = "raise encoder.max_length if their ends differ, or drop repeated texts"
             found.append(Finding("warning", table, message, advice))

@@ -7,6 +7,7 @@ the engine, where rules for what is in it are SQL: :mod:`~ramen_ray.data.checks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -39,24 +40,18 @@ READ_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, DatasetError)
 
 def check(dataset: Dataset) -> None:
     """Raise a DatasetError that lists all errors that :func:`validate` finds, if there are any."""
-    raise_errors(dataset, _find(dataset, warns=False))
+    raise_errors(dataset, validate(dataset, warns=False))
 
 
 def validate(
-    dataset: Dataset, progress: Callable[[str], None] = lambda table: None
+    dataset: Dataset, progress: Callable[[str], None] = lambda table: None, *, warns: bool = True
 ) -> list[Finding]:
     """Check the whole dataset directory; returns all findings, errors first.
 
     Tables that cannot be read are reported and left out of the later checks. Tables of texts, and
-    one of edges, are in memory, or beside it in the folder for temporary files. ``progress`` is
-    called with the name of each table before it is read.
+    one of edges, are in memory, or beside it in the folder for temporary files. ``progress`` gets
+    the name of each table before it is read. Without ``warns`` only errors are looked for.
     """
-    return _find(dataset, warns=True, progress=progress)
-
-
-def _find(
-    dataset: Dataset, *, warns: bool, progress: Callable[[str], None] = lambda table: None
-) -> list[Finding]:
     structure = inspect_structure(dataset)
     num_rows = structure.num_rows
     found: dict[str, list[Finding]] = {table: [] for table in num_rows}
@@ -72,8 +67,10 @@ def _find(
             found[table] = tables.check(table)
         if TRAIN in tables.loaded:
             unclicked = f"FROM {name_literal(TRAIN)} WHERE len(ad_ids) = 0"
-            unlinked = f"CREATE TABLE unlinked AS SELECT rowid AS row, query_id {unclicked}"
-            connection.execute(unlinked)
+            # those that have an edge are taken out as the tables of edges are read
+            connection.execute(
+                f"CREATE TABLE unlinked AS SELECT rowid AS row, query_id {unclicked}"
+            )
             if count(connection, "SELECT count(*) FROM unlinked") == num_rows[TRAIN]:
                 message, advice = "no train query has a click", "training needs queries with clicks"
                 found[TRAIN].append(Finding("error", f"{TRAIN}.parquet", message, advice))
@@ -92,21 +89,13 @@ def _find(
 
 
 class _TableReader:
-    """A table's rows as a stream; what it has noted is whole when they have been read.
-
-    Attributes:
-        schema: The columns that the table has.
-        damage: The file that cannot be read, which ends the rows.
-        not_utf8: Texts whose bytes are not UTF-8. The rows have them read as Latin-1.
-        ascends: Whether ids, or pairs of ids, ascend, so that none repeats; False if one is null.
-    """
+    """A table's rows as a stream; what it has noted is whole when they have been read."""
 
     def __init__(self, dataset: Dataset, table: str) -> None:
-        """Read nothing yet but the schema."""
         self.schema = dataset.schema(table)
-        self.damage: list[Finding] = []
-        self.not_utf8 = Tallies()
-        self.ascends = True
+        self.damage: list[Finding] = []  # the file that cannot be read, which ends the rows
+        self.not_utf8 = Tallies()  # texts whose bytes are not; the rows have them as Latin-1
+        self.ascends = True  # ids, or pairs of ids, do, so that none repeats or is null
         self._dataset = dataset
         self._table = table
 
@@ -131,16 +120,16 @@ class _TableReader:
 
     def _readable(self, rows: pa.RecordBatch, file: Path, first: int) -> pa.RecordBatch:
         columns = []
-        for field in self.schema:
-            column = rows[field.name]
-            if pa.types.is_string(field.type) and (odd := not_utf8(column)).any():
+        for one in self.schema:
+            column = rows[one.name]
+            if pa.types.is_string(one.type) and (odd := not_utf8(column)).any():
                 contents = column.cast(pa.binary()).filter(odd).to_pylist()
-                kind = Kind("bytes that are not UTF-8", "convert the source", field.name)
+                kind = Kind("bytes that are not UTF-8", "convert the source", one.name)
                 self.not_utf8.add(kind, file, first + np.flatnonzero(odd), contents)
                 # the engine cannot hold them, and null would be another fault
                 texts = pa.array([content.decode("latin-1") for content in contents])
                 column = pc.replace_with_mask(column, odd, texts)
-            columns.append(column.cast(field.type))
+            columns.append(column.cast(one.type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
@@ -153,25 +142,15 @@ def _ascend(first: pa.Array, second: pa.Array | None = None) -> bool:
     return pc.all(rises, skip_nulls=False, min_count=0).as_py() is True
 
 
+@dataclass
 class _Tables:
-    """The tables of a ``dataset`` in the engine, as far as rules of others will read them.
+    """The tables of a ``dataset`` in the engine, as far as rules of others will read them."""
 
-    If warnings are looked for, texts are there also as ``folded``.
-    """
-
-    def __init__(
-        self,
-        connection: DuckDBPyConnection,
-        dataset: Dataset,
-        num_rows: Mapping[str, int],
-        warns: bool,
-    ) -> None:
-        """Begin with no table; without ``warns``, only errors are looked for."""
-        self.loaded: set[str] = set()
-        self._connection = connection
-        self._dataset = dataset
-        self._num_rows = num_rows
-        self._warns = warns
+    _connection: DuckDBPyConnection
+    _dataset: Dataset
+    _num_rows: Mapping[str, int]
+    _warns: bool  # warnings are looked for, too; then texts are there also as ``folded``
+    loaded: set[str] = field(default_factory=set)
 
     def check(self, table: str, *, find_leaks: bool = False) -> list[Finding]:
         """Read a table, and return what is wrong in it; one that is damaged is left out."""
@@ -201,13 +180,10 @@ class _Tables:
         rows = pa.RecordBatchReader.from_batches(reader.schema, reader.batches())
         self._connection.register("source", rows)
         columns = ", ".join(map(name_literal, reader.schema.names))
-        folded = self._warns and "text" in reader.schema.names
-        run(
-            self._connection,
-            f"reading {table}",
-            f"CREATE TABLE {name_literal(table)} ({columns}{', folded' if folded else ''}) AS"
-            f" SELECT *{', fold(text)' if folded else ''} FROM source",
-        )
+        has_texts = self._warns and "text" in reader.schema.names
+        folded, texts = (", folded", ", fold(text)") if has_texts else ("", "")
+        create = f"CREATE TABLE {name_literal(table)} ({columns}{folded}) AS"
+        run(self._connection, f"reading {table}", f"{create} SELECT *{texts} FROM source")
         self._connection.unregister("source")
 
     def _forget(self, table: str, columns: Iterable[str]) -> None:
@@ -217,10 +193,9 @@ class _Tables:
             self._connection.execute(f"DROP TABLE {of_table}")
             return
         kept = {*schema_of(table).names} - (set() if self._warns else {"text"})
-        for column in columns:
-            if column not in kept:
-                drop = f"ALTER TABLE {of_table} DROP COLUMN {name_literal(column)}"
-                self._connection.execute(drop)
+        for column in {*columns} - kept:
+            drop = f"ALTER TABLE {of_table} DROP COLUMN {name_literal(column)}"
+            self._connection.execute(drop)
         self.loaded.add(table)
 
     def broken(self, table: str, rules: Iterable[Rule]) -> list[Finding]:
@@ -254,11 +229,10 @@ class _Tables:
     def _place(self, table: str, row: int) -> tuple[Path, int]:
         """Return the file that has a row of the table, and the row's number there."""
         for path in self._dataset.files(table):
-            num_rows = read_footer(path).num_rows
-            if row < num_rows:
-                return path.relative_to(self._dataset.path), row
+            if row < (num_rows := read_footer(path).num_rows):
+                break
             row -= num_rows
-        raise AssertionError(f"{table} has no row {row} more")
+        return path.relative_to(self._dataset.path), row
 
 
 def _this(table: str) -> str:
