@@ -30,10 +30,7 @@ def find_answers(connection: DuckDBPyConnection, tables: Collection[str]) -> Non
         if table in tables
     ]
     nothing = "SELECT NULL::VARCHAR AS query, NULL::BIGINT[] AS ad_ids WHERE false"
-    run(
-        connection,
-        "reading the held-out clicks",
-        f"""
+    answers = f"""
         CREATE TABLE IF NOT EXISTS answers AS -- a connection serves one dataset
         WITH
             clicks AS (
@@ -43,8 +40,8 @@ def find_answers(connection: DuckDBPyConnection, tables: Collection[str]) -> Non
                 SELECT ad_id, folded AS ad FROM ads WHERE ad_id IN (SELECT ad_id FROM clicks))
         SELECT DISTINCT query, ad FROM clicks JOIN clicked USING (ad_id)
         WHERE query IS NOT NULL AND ad IS NOT NULL
-        """,
-    )
+    """
+    run(connection, "reading the held-out clicks", answers)
 
 
 BOTH_WAYS = "SELECT query AS node, ad AS anchor FROM answers UNION SELECT ad, query FROM answers"

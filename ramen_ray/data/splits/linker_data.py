@@ -100,12 +100,9 @@ def _create_tables(
             FROM ({edges_of_sets(parent, anchor_sets, side)})
             JOIN ({texts_of("queries/test")}) AS queries ON id = node"""
         )
-    run(
-        connection,
-        "collecting the links",
-        f"""CREATE TABLE linked AS
+    linked = f"""CREATE TABLE linked AS
         SELECT split, row_number() OVER (PARTITION BY split ORDER BY id) - 1 AS query_id,
             any_value(text) AS text, any_value(folded) AS folded,
             list(anchor ORDER BY anchor) AS ad_ids
-        FROM ({" UNION ALL ".join(parts)}) GROUP BY split, id""",
-    )
+        FROM ({" UNION ALL ".join(parts)}) GROUP BY split, id"""
+    run(connection, "collecting the links", linked)

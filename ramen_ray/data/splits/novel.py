@@ -105,12 +105,9 @@ def _find_novel_texts(parent: Dataset, novel: Booleans, aside: Path) -> dict[str
     flags = {table: np.zeros(parent.num_rows(table), dtype=bool) for table in tables}
     with engine(aside, dataset=parent) as connection:
         connection.register("novel", pa.table({"id": np.flatnonzero(novel)}))
-        run(
-            connection,
-            "reading the novel ads' texts",
-            f"""CREATE TABLE novel_texts AS
-            SELECT DISTINCT folded FROM ({texts_of("ads")}) JOIN novel USING (id)""",
-        )
+        novel_texts = f"""CREATE TABLE novel_texts AS
+            SELECT DISTINCT folded FROM ({texts_of("ads")}) JOIN novel USING (id)"""
+        run(connection, "reading the novel ads' texts", novel_texts)
         for table, found in flags.items():
             of_novel = "folded IN (SELECT folded FROM novel_texts)"
             with_text = f"SELECT id FROM ({texts_of(table)}) WHERE {of_novel}"

@@ -118,10 +118,7 @@ def _find_ads(
         "clicks": """SELECT ad_id, anchor, sum(weight) AS weight
             FROM query_edges JOIN clicks ON query_id = node GROUP BY ALL""",
     }
-    run(
-        connection,
-        "looking for shared anchors",
-        f"""
+    added = f"""
         CREATE TABLE added AS
         WITH
             query_edges AS ({edges_of_sets(parent, sets, "query")}),
@@ -144,8 +141,8 @@ def _find_ads(
         FROM scores
         ANTI JOIN (FROM clicks UNION ALL FROM same_text) USING (query_id, ad_id)
         QUALIFY rank <= {settings.top_k}
-        """,
-    )
+    """
+    run(connection, "looking for shared anchors", added)
 
 
 def _extended(is_weighted: bool) -> str:

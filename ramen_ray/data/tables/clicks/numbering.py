@@ -63,12 +63,10 @@ def number_nodes(connection: DuckDBPyConnection, side: Side, *, listed: bool) ->
     nodes, rows, family, families = PLURAL[side], f"{side}_rows", "", ""
     if not listed:
         key = f", key({side}) AS key" if side == "query" else ""
-        run(
-            connection,
-            f"finding the {nodes} of the clicks",
-            f"""CREATE TABLE {rows} AS SELECT min(place) AS place, {side} AS id, {side} AS text{key}
-            FROM click_rows GROUP BY {side}""",
-        )
+        create = f"""CREATE TABLE {rows} AS
+            SELECT min(place) AS place, {side} AS id, {side} AS text{key}
+            FROM click_rows GROUP BY {side}"""
+        run(connection, f"finding the {nodes} of the clicks", create)
     ids = f"FROM {rows} ANTI JOIN {side}_same_id USING (place)"
     firsts = f"{ids} ANTI JOIN {side}_same_text USING (place)"
     source = f"FROM {rows}" if listed else f"FROM {rows} WHERE false"
@@ -82,11 +80,10 @@ def number_nodes(connection: DuckDBPyConnection, side: Side, *, listed: bool) ->
         f"""CREATE VIEW {nodes} AS
         SELECT place AS number, {rows}.* EXCLUDE (place){family} {firsts} {families}"""
     )
-    connection.execute(
-        f"""CREATE VIEW {side}_names AS
+    names = f"""CREATE VIEW {side}_names AS
         SELECT id AS name, coalesce(first, place) AS number
         {ids} LEFT JOIN {side}_same_text USING (place)"""
-    )
+    connection.execute(names)
     return {
         "different ids": count(connection, f"SELECT count(*) FROM {rows}") - same_ids,
         "rows repeat an id": same_ids,
@@ -103,21 +100,15 @@ def _find_repeats(
     """
     what = f"looking for repeats: {name}"
     # hashes take a fourth of the time of texts, which are then compared where hashes are equal
-    run(
-        connection,
-        what,
-        f"""CREATE OR REPLACE TEMP TABLE suspects AS
-        SELECT {hashed} AS suspect {source} GROUP BY suspect HAVING count(*) > 1""",
-    )
+    suspects = f"""CREATE OR REPLACE TEMP TABLE suspects AS
+        SELECT {hashed} AS suspect {source} GROUP BY suspect HAVING count(*) > 1"""
+    run(connection, what, suspects)
     some = source if count(connection, "SELECT count(*) FROM suspects") else f"{source} LIMIT 0"
-    run(
-        connection,
-        what,
-        f"""CREATE TABLE {name} AS
+    create = f"""CREATE TABLE {name} AS
         SELECT place, min(place) OVER (PARTITION BY value) AS first
         FROM (SELECT place, {value} AS value FROM ({some}) WHERE {hashed} IN (FROM suspects))
-        QUALIFY place > first""",
-    )
+        QUALIFY place > first"""
+    run(connection, what, create)
     return count(connection, f"SELECT count(*) FROM {name}")
 
 
@@ -158,14 +149,11 @@ def sum_clicks(connection: DuckDBPyConnection) -> None:
     whole = f"weight = floor(weight) AND weight < {LARGEST_EXACT}"
     (exact,) = connection.sql(f"SELECT bool_and({whole}) FROM clicks").fetchall()[0]
     total = "sum(weight::BIGINT)" if exact else "sum(weight ORDER BY place)"
-    run(
-        connection,
-        "summing clicks",
-        f"""CREATE TABLE sums AS
+    sums = f"""CREATE TABLE sums AS
         SELECT query, ad, period, {total}::FLOAT AS weight, count(*) AS clicks
         FROM clicks WHERE query IS NOT NULL AND ad IS NOT NULL
-        GROUP BY query, ad, period""",
-    )
+        GROUP BY query, ad, period"""
+    run(connection, "summing clicks", sums)
     connection.execute("DROP TABLE clicks")
 
 

@@ -59,32 +59,24 @@ def keep_ads(connection: DuckDBPyConnection, fewest_queries: int, *, all_periods
     Queries whose texts differ only in case and white space share a period. Without ``all_periods``,
     only a query's first period counts: training must see no later click.
     """
-    run(
-        connection,
-        "finding first clicks",
-        """CREATE TABLE periods AS SELECT coalesce(first, query) AS family, min(period) AS period
+    periods = """CREATE TABLE periods AS
+        SELECT coalesce(first, query) AS family, min(period) AS period
         FROM (SELECT query, min(period) AS period FROM sums GROUP BY query)
-        LEFT JOIN families ON place = query GROUP BY ALL""",
-    )
+        LEFT JOIN families ON place = query GROUP BY ALL"""
+    run(connection, "finding first clicks", periods)
     if not all_periods and count(connection, "SELECT max(period) FROM sums"):
-        run(
-            connection,
-            "counting clicks",
-            """DELETE FROM sums USING periods, queries
+        delete = """DELETE FROM sums USING periods, queries
             WHERE queries.number = query AND queries.family = periods.family
-                AND sums.period <> periods.period""",
-        )
+                AND sums.period <> periods.period"""
+        run(connection, "counting clicks", delete)
     connection.execute("ALTER TABLE sums RENAME TO counted")
     few = ""
     if fewest_queries:
         many = f"count(DISTINCT query) >= {fewest_queries:d}"
         few = f"WHERE number IN (SELECT ad FROM counted GROUP BY ad HAVING {many})"
-    run(
-        connection,
-        "counting clicks",
-        f"""CREATE TABLE kept_ads AS
-        SELECT number, row_number() OVER (ORDER BY number) - 1 AS ad_id FROM ads {few}""",
-    )
+    kept_ads = f"""CREATE TABLE kept_ads AS
+        SELECT number, row_number() OVER (ORDER BY number) - 1 AS ad_id FROM ads {few}"""
+    run(connection, "counting clicks", kept_ads)
     if few:
         connection.execute("DELETE FROM counted WHERE ad NOT IN (SELECT number FROM kept_ads)")
 
@@ -94,17 +86,14 @@ def split_by_draws(connection: DuckDBPyConnection, splits: Splits) -> None:
     _register_draws(connection, splits.seed)
     held_out = 0.0 if splits.test_from else splits.test_fraction
     validation = 0.0 if splits.validation_from else splits.validation_fraction
-    run(
-        connection,
-        "splitting queries",
-        f"""CREATE TABLE family_splits AS
+    family_splits = f"""CREATE TABLE family_splits AS
         WITH draws AS MATERIALIZED (  -- else they are drawn anew for each use
             SELECT number, draw(key) AS drawn FROM queries WHERE number = family)
         SELECT family, period AS split FROM periods WHERE period > {TRAIN} UNION ALL
         SELECT family, CASE WHEN drawn < {held_out!r} THEN {TEST} ELSE {VALIDATION} END AS split
         FROM draws JOIN periods ON periods.family = number
-        WHERE period = {TRAIN} AND drawn < {held_out + validation!r}""",
-    )
+        WHERE period = {TRAIN} AND drawn < {held_out + validation!r}"""
+    run(connection, "splitting queries", family_splits)
 
 
 def split_as_given(connection: DuckDBPyConnection, table: UserTable, splits: Splits) -> None:
@@ -114,12 +103,9 @@ def split_as_given(connection: DuckDBPyConnection, table: UserTable, splits: Spl
     with another are bad. If none is given the validation split, some clicked train queries are
     drawn.
     """
-    run(
-        connection,
-        "splitting queries",
-        """CREATE TABLE family_splits AS SELECT family, max(split) AS split
-        FROM splits JOIN queries ON queries.number = splits.query GROUP BY family""",
-    )
+    family_splits = """CREATE TABLE family_splits AS SELECT family, max(split) AS split
+        FROM splits JOIN queries ON queries.number = splits.query GROUP BY family"""
+    run(connection, "splitting queries", family_splits)
     table.report(
         connection,
         "query",
@@ -131,8 +117,7 @@ def split_as_given(connection: DuckDBPyConnection, table: UserTable, splits: Spl
     table.check()
     if not count(connection, f"SELECT count(*) FROM family_splits WHERE split = {VALIDATION}"):
         _register_draws(connection, splits.seed)
-        connection.execute(
-            f"""CREATE OR REPLACE TABLE family_splits AS
+        family_splits = f"""CREATE OR REPLACE TABLE family_splits AS
             SELECT family, max(split) AS split FROM (
                 FROM family_splits UNION ALL
                 SELECT periods.family, {VALIDATION} FROM periods
@@ -141,7 +126,7 @@ def split_as_given(connection: DuckDBPyConnection, table: UserTable, splits: Spl
                 WHERE coalesce(split, {TRAIN}) = {TRAIN}
                     AND draw(key) < {splits.validation_fraction!r})
             GROUP BY family"""
-        )
+        connection.execute(family_splits)
 
 
 def keep_queries(
@@ -155,18 +140,15 @@ def keep_queries(
     """
     without = f"ads = 0 AND split = {TRAIN}" if not fewest_ads else "false"
     split, by = ("period", "query, period") if all_periods else ("split", "query")
-    run(
-        connection,
-        "splitting queries",
-        f"""CREATE OR REPLACE TABLE kept_queries AS
+    kept_queries = f"""CREATE OR REPLACE TABLE kept_queries AS
         SELECT number, split, ads,
             row_number() OVER (PARTITION BY split ORDER BY number) - 1 AS query_id
         FROM (SELECT number, coalesce({split}, {TRAIN})::TINYINT AS split, coalesce(ads, 0) AS ads
               FROM queries LEFT JOIN family_splits USING (family)
               LEFT JOIN (SELECT {by}, count(*) AS ads FROM counted GROUP BY {by})
                   ON query = number)
-        WHERE ads >= {max(fewest_ads, 1):d} OR {without}""",
-    )
+        WHERE ads >= {max(fewest_ads, 1):d} OR {without}"""
+    run(connection, "splitting queries", kept_queries)
     own = "number = query AND split = period" if all_periods else "number = query"
     connection.execute(
         f"""CREATE OR REPLACE VIEW kept_clicks AS
@@ -193,10 +175,7 @@ def drop_reversed(connection: DuckDBPyConnection) -> int:
 
     Queries have to be kept anew then.
     """
-    run(
-        connection,
-        "looking for reversed clicks",
-        f"""CREATE TABLE reversed AS
+    create = f"""CREATE TABLE reversed AS
         WITH folded AS (
             SELECT query, ad, period, split,
                 fold(queries.text) AS from_text, fold(ads.text) AS to_text
@@ -205,8 +184,8 @@ def drop_reversed(connection: DuckDBPyConnection) -> int:
         SELECT query, ad, period FROM folded AS train
         SEMI JOIN (SELECT to_text, from_text FROM folded WHERE split > {TRAIN}) AS held_out
             ON train.from_text = held_out.to_text AND train.to_text = held_out.from_text
-        WHERE train.split = {TRAIN}""",
-    )
+        WHERE train.split = {TRAIN}"""
+    run(connection, "looking for reversed clicks", create)
     connection.execute(
         "DELETE FROM counted WHERE (query, ad, period) IN (SELECT query, ad, period FROM reversed)"
     )

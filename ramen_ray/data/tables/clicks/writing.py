@@ -42,13 +42,10 @@ def write_queries(
     connection: DuckDBPyConnection, writer: DatasetWriter, optional: Sequence[str]
 ) -> None:
     """Write each split's queries with their ads and ``optional`` columns."""
-    run(
-        connection,
-        "sorting clicks",
-        """CREATE TABLE written AS
+    written = """CREATE TABLE written AS
         SELECT split, query_id, ad_id, weight FROM kept_clicks
-        JOIN kept_ads ON kept_ads.number = ad ORDER BY split, query_id, ad_id""",
-    )
+        JOIN kept_ads ON kept_ads.number = ad ORDER BY split, query_id, ad_id"""
+    run(connection, "sorting clicks", written)
     columns = ["query_id", "text", "ad_ids", *optional]
     for number, split in enumerate(SPLITS):
         writer.write(f"queries/{split}", _with_ads(connection, number, columns))
@@ -82,17 +79,14 @@ def _with_ads(
 def write_aliases(connection: DuckDBPyConnection, side: Side, writer: DatasetWriter) -> None:
     """Write the names that have no row: with the id that was kept, if they were merged."""
     nodes, rows = PLURAL[side], f"{side}_rows"
-    run(
-        connection,
-        f"looking for names without {nodes}",
-        f"""CREATE TABLE {side}_aliases AS
+    aliases = f"""CREATE TABLE {side}_aliases AS
         WITH lost AS (SELECT number, id FROM {nodes} ANTI JOIN kept_{nodes} USING (number))
         SELECT id AS name, NULL::VARCHAR AS of FROM lost
         UNION ALL
         SELECT merged.id, CASE WHEN lost.number IS NULL THEN firsts.id END
         FROM {side}_same_text JOIN {rows} AS merged USING (place)
-        JOIN {rows} AS firsts ON firsts.place = first LEFT JOIN lost ON lost.number = first""",
-    )
+        JOIN {rows} AS firsts ON firsts.place = first LEFT JOIN lost ON lost.number = first"""
+    run(connection, f"looking for names without {nodes}", aliases)
     if count(connection, f"SELECT count(*) FROM {side}_aliases"):
         rows = f"SELECT name, of FROM {side}_aliases ORDER BY name"
         writer.write(f"aliases/{side}", stream(connection, rows))
@@ -106,15 +100,12 @@ def write_filters(
     Returns how many each split has, and how many given ones are of no use.
     """
     pairs = ["SELECT query, ad FROM filters"] * given + [_OWN_TEXT] * own_text
-    run(
-        connection,
-        "finding filter pairs",
-        f"""CREATE TABLE filter_pairs AS
+    filter_pairs = f"""CREATE TABLE filter_pairs AS
         SELECT DISTINCT split, query_id, ad_id
         FROM ({" UNION ALL ".join(pairs)}) AS pairs
         JOIN kept_queries ON kept_queries.number = query
-        JOIN kept_ads ON kept_ads.number = ad WHERE split > {TRAIN}""",
-    )
+        JOIN kept_ads ON kept_ads.number = ad WHERE split > {TRAIN}"""
+    run(connection, "finding filter pairs", filter_pairs)
     unused = count(connection, _UNUSED) if given else 0
     counts = {"pairs of train queries, or of queries and ads that the import left out": unused}
     for number, split in enumerate(SPLITS):

@@ -67,15 +67,12 @@ def write_edges(
     if not any(staged.values()):
         return WrittenEdges({}, counts)
     used = " UNION ALL ".join(f"SELECT anchor FROM {side}_edges" for side in sides)
-    run(
-        connection,
-        "numbering the anchors",
-        f"""
+    create = f"""
         CREATE OR REPLACE TABLE numbered AS
         SELECT row_number() OVER (ORDER BY id) - 1 AS number, id, text FROM anchors
         WHERE id IN ({used})
-        """,
-    )
+    """
+    run(connection, "numbering the anchors", create)
     numbered = "SELECT number AS anchor_id, text FROM numbered ORDER BY number"
     anchors = stream(connection, numbered, TEXTS_PER_BATCH)
     num_rows = {f"anchors/{name}": writer.write(f"anchors/{name}", anchors)}
@@ -111,14 +108,11 @@ def _drop_clicks(
         if protocol == "unclicked":
             unwanted["edges that repeat a train click"] = repeating(side, anchors)
         for kind, pairs in unwanted.items():
-            run(
-                connection,
-                f"dropping {kind}",
-                f"""
+            delete = f"""
                 DELETE FROM {side}_edges AS edges USING ({pairs}) AS pairs
                 WHERE edges.node = pairs.node AND edges.anchor = pairs.anchor
-                """,
-            )
+            """
+            run(connection, f"dropping {kind}", delete)
             (dropped[f"{side} {kind}"],) = connection.fetchall()[0]
     return dropped
 

@@ -143,16 +143,13 @@ def write_edge_list(
     for side in sides:
         known = known_names(dataset, side)
         left_out += _unknown(connection, tables[side], side, known, "anchors" in tables)
-        run(
-            connection,
-            f"numbering the ends of {side} edges",
-            f"""
+        edges = f"""
             CREATE OR REPLACE TABLE {side}_edges AS
             SELECT place, node, anchors.id AS anchor, weight
             FROM {side}_rows AS one JOIN anchors ON anchors.name = one.anchor
             WHERE node >= 0
-            """,
-        )
+        """
+        run(connection, f"numbering the ends of {side} edges", edges)
         connection.execute(f"DROP TABLE {side}_rows")
     if not edge_list.skip_bad_rows:  # all tables' bad rows at once
         found = [finding for table in tables.values() for finding in table.findings()]
@@ -216,14 +213,11 @@ def _create_anchors(
             for side in sides
         )
         text = "name"
-    run(
-        connection,
-        "collecting the anchors",
-        f"""
+    anchors = f"""
         CREATE OR REPLACE TABLE anchors AS
         SELECT min(place) AS id, name, {text} AS text FROM ({rows}) GROUP BY name
-        """,
-    )
+    """
+    run(connection, "collecting the anchors", anchors)
     if listed:
         repeated = "SELECT place, name FROM listed ANTI JOIN anchors ON anchors.id = listed.place"
         listed.report(connection, "name", "rows repeat the anchor of an earlier row", repeated)

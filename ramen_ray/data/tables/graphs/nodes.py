@@ -113,12 +113,11 @@ def read_numbers(connection: DuckDBPyConnection, dataset: Dataset, side: str, ro
     if 2 * num_numbers <= count(connection, f"SELECT count(*) {names}"):
         return
     num_nodes = dataset.num_rows(NODE_TABLES[side])
-    connection.execute(
-        f"""
+    update = f"""
         UPDATE {rows} SET node = unknown::BIGINT, unknown = NULL
         WHERE {is_number} AND try_cast(unknown AS BIGINT) < {num_nodes}
-        """
-    )
+    """
+    connection.execute(update)
 
 
 def known_names(dataset: Dataset, side: str) -> str:

@@ -112,10 +112,7 @@ def _name_cells(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> 
         is_text = "node IS NULL"
         if not has_ids(dataset, side):  # then what was left out is known by its text
             is_text += f" OR node = {LEFT_OUT_NODE}"
-    run(
-        connection,
-        f"naming the log's {side} cells",
-        f"""
+    cells = f"""
         CREATE TABLE {side}_cells AS
         WITH
             with_texts AS (
@@ -131,8 +128,8 @@ def _name_cells(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> 
         SELECT *, CASE WHEN text IS NOT NULL
             THEN dense_rank() OVER (ORDER BY text NULLS LAST) END AS item
         FROM kept
-        """,
-    )
+    """
+    run(connection, f"naming the log's {side} cells", cells)
 
 
 def _count_left_out(connection: DuckDBPyConnection, dataset: Dataset) -> dict[str, int]:
@@ -180,37 +177,28 @@ def _count_nearly_known(connection: DuckDBPyConnection, dataset: Dataset) -> dic
 
 def _cut_sessions(connection: DuckDBPyConnection, max_length: int) -> dict[str, int]:
     """Create ``events`` from the log's whole rows; returns how many sessions and cuts there are."""
-    run(
-        connection,
-        "numbering the log's events",
-        f"""
+    named_events = f"""
         CREATE TABLE named_events AS
         SELECT session, time, queries.item AS query, ads.item AS ad
         FROM log JOIN query_cells AS queries ON queries.cell = log.query
         LEFT JOIN ad_cells AS ads ON ads.cell = log.ad
         WHERE {WHOLE} AND queries.item IS NOT NULL
-        """,
-    )
+    """
+    run(connection, "numbering the log's events", named_events)
     for table in ("log", "found", "query_cells", "ad_cells"):  # to have memory for what follows
         connection.execute(f"DROP TABLE {table}")
-    run(
-        connection,
-        "numbering the sessions",
-        """
+    sessions = """
         CREATE TABLE sessions AS
         SELECT session AS name, row_number() OVER () AS session, count(*) AS length
         FROM named_events GROUP BY session
-        """,
-    )
+    """
+    run(connection, "numbering the sessions", sessions)
     rows = """
         SELECT sessions.session, time, query, ad
         FROM named_events JOIN sessions ON sessions.name = named_events.session
     """
     # only long sessions are sorted
-    run(
-        connection,
-        "cutting the sessions",
-        f"""
+    events = f"""
         CREATE TABLE events AS
         {rows} WHERE length <= {max_length}
         UNION ALL
@@ -220,8 +208,8 @@ def _cut_sessions(connection: DuckDBPyConnection, max_length: int) -> dict[str, 
                 PARTITION BY sessions.session ORDER BY time, query, ad NULLS FIRST
             ) <= {max_length}
         )
-        """,
-    )
+    """
+    run(connection, "cutting the sessions", events)
     connection.execute("DROP TABLE named_events")
     cut = f"FROM sessions WHERE length > {max_length}"
     return {

@@ -262,16 +262,13 @@ def nearly_known(
     connection.execute(f"CREATE OR REPLACE TEMP TABLE unknown_names AS {counted}")
     if not count(connection, "SELECT count(*) FROM unknown_names"):
         known = f"{known} LIMIT 0"  # to change the names takes time
-    run(
-        connection,
-        "comparing unknown names",
-        f"""
+    found = f"""
         SELECT sum(number), min(one.name), arg_min(other.name, one.name)
         FROM unknown_names AS one
         JOIN (SELECT nearly(name) AS near, min(name) AS name FROM ({known}) GROUP BY near) AS other
             ON nearly(one.name) = other.near
-        """,
-    )
+    """
+    run(connection, "comparing unknown names", found)
     ((number, name, of),) = connection.fetchall()
     spelling = "case, spaces, leading zeros or a final .0"
     return int(number or 0), f"{spelling}, as {name!r} for {of!r}" if number else spelling
