@@ -76,11 +76,11 @@ class Share:
 
 @dataclass(frozen=True)
 class SplitSize:
-    """A split's number of queries and of clicks; ``weight`` sums the clicks' weights, if any."""
+    """A split's number of queries and of clicks."""
 
     num_queries: int
     num_clicks: int
-    weight: float | None
+    weight: float | None  # the sum of the clicks' weights, if the split has any
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,10 @@ class Degrees:
 
 @dataclass(frozen=True)
 class PopularityGroup:
-    """Ads with many or with few train clicks: the least and the most of one, None without ads.
+    """Ads with many or with few train clicks."""
 
-    ``shares`` are the group's of the ads, the train clicks and the test clicks.
-    """
-
-    clicks: tuple[int, int] | None
-    shares: Mapping[str, Share]
+    clicks: tuple[int, int] | None  # the least and the most of one ad, None without ads
+    shares: Mapping[str, Share]  # the group's of the ads, the train clicks and the test clicks
 
 
 @dataclass(frozen=True)
@@ -208,24 +205,18 @@ class Description:
     @property
     def metrics(self) -> dict[str, float]:
         """All figures by name, the statistics first."""
-        metrics = dict(self.statistics)
-        for name, degrees in self.degrees.items():
-            metrics |= _named(name, degrees.distribution.quantiles)
-        metrics |= {f"share_{name}": share.value for name, share in self.shares.items()}
+        figures: dict[str, Mapping[str, float]] = {
+            name: degrees.distribution.quantiles for name, degrees in self.degrees.items()
+        }
         for name, group in self.groups.items():
-            shares = {f"share_{of}": share.value for of, share in group.shares.items()}
-            metrics |= _named(name, shares)
+            figures[name] = {f"share_{of}": share.value for of, share in group.shares.items()}
         for table, tokens in self.tokens.items():
-            shares = {
+            figures[f"tokens/{table}"] = tokens.lengths.quantiles | {
                 "share_too_long": tokens.share_above(self.max_length).value,
                 "share_unknown": tokens.figures.share_unknown,
                 "share_repeated": tokens.figures.share_repeated,
             }
-            metrics |= _named(f"tokens/{table}", tokens.lengths.quantiles | shares)
-        for name, signal in self.signals.items():
-            metrics |= _named(f"signal/{name}", signal.metrics)
-        return metrics
-
-
-def _named(of: str, figures: Mapping[str, float]) -> dict[str, float]:
-    return {f"{of}/{name}": value for name, value in figures.items()}
+        figures |= {f"signal/{name}": signal.metrics for name, signal in self.signals.items()}
+        shares = {f"share_{name}": share.value for name, share in self.shares.items()}
+        named = {f"{of}/{name}": one for of, ones in figures.items() for name, one in ones.items()}
+        return {**self.statistics, **shares, **named}

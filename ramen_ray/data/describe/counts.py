@@ -24,26 +24,20 @@ from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
 
 @dataclass(frozen=True)
 class ClickCounts:
-    """The clicks per query (queries,), in row order, and per ad (ads,), of a split.
-
-    ``weight`` is the sum of the clicks' weights; None if the split has none.
-    """
+    """How many clicks of a split each query, in row order, and each ad has."""
 
     per_query: Int64s
     per_ad: Int64s
-    weight: float | None
+    weight: float | None  # the sum of the clicks' weights, if the split has any
 
 
 @dataclass(frozen=True)
 class EdgeCounts:
-    """The edges of an anchor set at both ends, (train queries,), (ads,) and twice (anchors,) int64.
-
-    All are zero on a side without edges.
-    """
+    """How many edges of an anchor set each train query, ad or anchor has; 0 without edges."""
 
     per_query: Int64s
-    per_ad: Int64s
     queries_per_anchor: Int64s
+    per_ad: Int64s
     ads_per_anchor: Int64s
 
     @property
@@ -70,7 +64,7 @@ def count_clicks(dataset: Dataset, split: str) -> ClickCounts:
 
 def count_edges(dataset: Dataset, anchor_set: str) -> EdgeCounts:
     """Count the edges of an anchor set at both ends."""
-    found: dict[str, tuple[Int64s, Int64s]] = {}
+    counts: list[Int64s] = []
     for side, nodes in NODE_TABLES.items():
         table, ends = f"edges/{anchor_set}/{side}", (nodes, f"anchors/{anchor_set}")
         of_node, of_anchor = (np.zeros(dataset.num_rows(end), dtype=np.int64) for end in ends)
@@ -78,9 +72,8 @@ def count_edges(dataset: Dataset, anchor_set: str) -> EdgeCounts:
             for batch in dataset.batches(table, [f"{side}_id", "anchor_id"]):
                 np.add.at(of_node, batch[0].to_numpy(), 1)
                 np.add.at(of_anchor, batch[1].to_numpy(), 1)
-        found[side] = of_node, of_anchor
-    (per_query, queries_per_anchor), (per_ad, ads_per_anchor) = found["query"], found["ad"]
-    return EdgeCounts(per_query, per_ad, queries_per_anchor, ads_per_anchor)
+        counts += [of_node, of_anchor]
+    return EdgeCounts(*counts)
 
 
 def dataset_statistics(
@@ -120,20 +113,18 @@ def _ratio(part: int, whole: int) -> float:
 
 def node_degrees(train: ClickCounts, edges: Mapping[str, EdgeCounts]) -> dict[str, Degrees]:
     """Count how many nodes have how many train clicks, and edges of each anchor set."""
-    counts: dict[str, tuple[str, str, Int64s]] = {
-        "clicks_per_query": ("clicks", "query", train.per_query),
-        "queries_per_ad": ("clicks", "ad", train.per_ad),
+    degrees = {
+        "clicks_per_query": Degrees("clicks", "query", Distribution.of(train.per_query)),
+        "queries_per_ad": Degrees("clicks", "ad", Distribution.of(train.per_ad)),
     }
     for name, of_set in edges.items():
-        counts |= {
-            f"{name}_anchors_per_query": (name, "query", of_set.per_query),
-            f"{name}_anchors_per_ad": (name, "ad", of_set.per_ad),
-            f"{name}_nodes_per_anchor": (name, "anchor", of_set.per_anchor),
-        }
-    return {
-        metric: Degrees(of, per, Distribution.of(values))
-        for metric, (of, per, values) in counts.items()
-    }
+        for metric, per, values in (
+            (f"{name}_anchors_per_query", "query", of_set.per_query),
+            (f"{name}_anchors_per_ad", "ad", of_set.per_ad),
+            (f"{name}_nodes_per_anchor", "anchor", of_set.per_anchor),
+        ):
+            degrees[metric] = Degrees(name, per, Distribution.of(values))
+    return degrees
 
 
 def node_shares(
@@ -197,10 +188,8 @@ def largest_hubs(dataset: Dataset, anchor_set: str, edges: EdgeCounts, count: in
 
 def sample_ids(num_rows: int, size: int, seed: int) -> list[int]:
     """Draw ``size`` of the ids of a table, or all if there are fewer; ascending."""
-    if num_rows <= size:
-        return list(range(num_rows))
     draw = np.random.default_rng(seed)
-    return np.sort(draw.choice(num_rows, size, replace=False)).tolist()
+    return np.sort(draw.choice(num_rows, min(size, num_rows), replace=False)).tolist()
 
 
 def sample_queries(dataset: Dataset, size: int, seed: int) -> list[SampleQuery]:
@@ -213,14 +202,11 @@ def sample_queries(dataset: Dataset, size: int, seed: int) -> list[SampleQuery]:
         for name in dataset.anchor_sets
         if dataset.has(f"edges/{name}/query")
     }
-    return [
-        SampleQuery(
-            row["text"],
-            [ads[ad] for ad in row["ad_ids"]],
-            {name: of_query[row["query_id"]] for name, of_query in anchors.items()},
-        )
-        for row in rows
-    ]
+    samples = []
+    for row in rows:
+        of_row = {name: of_query[row["query_id"]] for name, of_query in anchors.items()}
+        samples.append(SampleQuery(row["text"], [ads[ad] for ad in row["ad_ids"]], of_row))
+    return samples
 
 
 def _anchors_of(dataset: Dataset, anchor_set: str, query_ids: list[int]) -> dict[int, list[str]]:

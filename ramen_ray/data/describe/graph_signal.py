@@ -60,17 +60,15 @@ def graph_signals(
                 chosen = ~_words_in_common(connection, (side, side), pairs)
                 things = _clicks_of(side), _clicks_of(side)
             _create_things(connection, things, pairs)
-            one_side, (left, right) = len(sides) == 1, pairs
+            beyond_words = pairs[0][chosen], pairs[1][chosen]
             signals[name] = GraphSignal(
                 sides=sides,
                 edges_per_query=float(per_query.mean()),
                 edges_per_ad=float(per_ad.mean()),
                 test_clicks=int(test_clicks.sum()),
                 reached_clicks=int(test_clicks[unclicked & (per_ad > 0)].sum()),
-                shared=_count_shared(connection, left, right, one_side),
-                shared_beyond_words=_count_shared(
-                    connection, left[chosen], right[chosen], one_side
-                ),
+                shared=_count_shared(connection, pairs, sides),
+                shared_beyond_words=_count_shared(connection, beyond_words, sides),
                 edges=int(per_query.sum() + per_ad.sum()),
                 leaking_edges=leaks[name],
             )
@@ -167,17 +165,14 @@ def _texts_of(side: str, nodes: str) -> str:
     return f"SELECT id AS node, text FROM ({texts}) WHERE id IN (SELECT node FROM {nodes})"
 
 
-def _count_shared(
-    connection: DuckDBPyConnection, left: Int64s, right: Int64s, of_one_side: bool
-) -> Shared:
-    """Count the pairs (n,) whose nodes have a thing in common, and how many do by chance.
-
-    Of one side, a node that shuffling pairs with itself does not count.
-    """
+def _count_shared(connection: DuckDBPyConnection, pairs: Pairs, sides: tuple[str, ...]) -> Shared:
+    """Count the pairs (n,) whose nodes have a thing in common, and how many do by chance."""
+    left, right = pairs
     by_chance = []
     for key in range(NUM_SHUFFLES):
         dealt = right[np.argsort(keyed_hash((key,), np.arange(len(right))))]
-        apart = left != dealt if of_one_side else np.ones(len(left), dtype=np.bool_)
+        # a shuffle may pair a node of one side with itself
+        apart = (left != dealt) | (len(sides) == 2)
         found = int(_flag_shared(connection, left[apart], dealt[apart]).sum())
         by_chance.append(found * len(left) / max(int(apart.sum()), 1))
     shared = int(_flag_shared(connection, left, right).sum())
