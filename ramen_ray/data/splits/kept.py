@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, Int64s, list_entries, to_lists
+from ramen_ray.data.arrays import Booleans, Int64s, to_lists
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import name_literal
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetWriter, new_dataset
@@ -48,8 +49,8 @@ def write_kept(
 ) -> bool:
     """Write the rows of a table whose ids are kept, with new ids; returns whether there were any.
 
-    ``change`` is applied to the table's batches, whose lists of ids then name what is kept;
-    ``target`` is another name for the new table. None is written without rows.
+    ``change`` is applied to batches, after which lists of ids name only what is kept. The new table
+    is called ``target``, by default as the old one; without rows there is none.
     """
     new_ids = {name: np.cumsum(flags) - 1 for name, flags in kept.items()}
     named = {column: of for column, of in ids_in(table).items() if of in kept}
@@ -83,10 +84,9 @@ def lowest(draws: NDArray[Any], count: int) -> Booleans:
 
 def _mapped(ids: pa.Array, new_ids: Int64s) -> pa.Array:
     """Replace ids, or lists of ids, all of them kept."""
-    if not pa.types.is_list(ids.type):
-        return pa.array(new_ids[ids.to_numpy()])
-    rows, entries = list_entries(ids)
-    return to_lists(new_ids[entries.to_numpy()], np.bincount(rows, minlength=len(ids)))
+    if pa.types.is_list(ids.type):
+        return to_lists(new_ids[ids.flatten().to_numpy()], pc.list_value_length(ids).to_numpy())
+    return pa.array(new_ids[ids.to_numpy()])
 
 
 def edges_of_sets(parent: Dataset, anchor_sets: Sequence[str], side: str) -> str:

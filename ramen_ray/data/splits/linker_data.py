@@ -25,18 +25,14 @@ def make_link_dataset(
     """Write the dataset that a linker is trained on: train queries, and the anchors they have.
 
     A tenth of the linked train queries becomes the validation split. The test split are the test
-    queries with their own edges; if the dataset has none, another tenth of the train queries.
-    The anchors of the sets follow each other, as in the bank of OAK. Pairs of a query with an
-    anchor of its own text are filtered, unless a train query has such an edge. Raises a
-    DatasetError if the dataset is not usable, has no such set, or too few queries with edges, or
-    ``output`` exists.
+    queries with their own edges, if there are any, else another tenth of the train queries. The
+    anchors of the sets follow each other, as in the bank of OAK. Pairs of a query with an anchor of
+    its own text are filtered, unless a train query has such an edge. Raises a DatasetError if the
+    dataset is not usable, has no such set or too few queries with edges, or ``output`` exists.
     """
     parent = Dataset(dataset)
-    made = {
-        "parent_fingerprint": parent.fingerprint,
-        "anchor_sets": list(anchor_sets),
-        "seed": seed,
-    }
+    # the fingerprint is taken before all reading
+    made = {"parent_fingerprint": parent.fingerprint, "anchor_sets": [*anchor_sets], "seed": seed}
     check(parent)
     for name in anchor_sets:
         if not parent.has(f"edges/{name}/query"):
@@ -52,14 +48,10 @@ def make_link_dataset(
         engine(writer.folder, dataset=parent) as connection,
     ):
         _create_tables(connection, parent, anchor_sets, seed)
-        bank = "SELECT ad_id, text FROM bank ORDER BY ad_id"
-        writer.write("ads", stream(connection, bank))
-        links = "SELECT split, folded, unnest(ad_ids) AS ad_id FROM linked"
-        links_own_text = count(
-            connection,
-            f"""SELECT count(*) FROM ({links}) JOIN bank USING (ad_id, folded)
-            WHERE split = 'train'""",
-        )
+        writer.write("ads", stream(connection, "SELECT ad_id, text FROM bank ORDER BY ad_id"))
+        links = "SELECT folded, unnest(ad_ids) AS ad_id FROM linked WHERE split = 'train'"
+        of_own_text = f"SELECT count(*) FROM ({links}) JOIN bank USING (ad_id, folded)"
+        links_own_text = count(connection, of_own_text)
         for split in SPLITS:
             queries = f"FROM linked WHERE split = '{split}' ORDER BY query_id"
             if not writer.write(f"queries/{split}", stream(connection, queries)):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Int64s, click_pairs, list_entries, to_lists
 from ramen_ray.data.engine import engine, run, stream
@@ -49,11 +50,11 @@ def make_novel_split(
     """Make some ads of a dataset novel: they have no clicks in training, only in the test.
 
     Follows "Datasets creation details" of the IRENE paper. Train and validation queries keep their
-    clicks on the other, seen ads, and are left out, with their edges and filters, if they lose all.
-    The test split stays whole; ``zero_shot`` has its clicks on novel ads. Ads and anchors keep
-    their ids. An edge is left out if an end has a novel ad's text, as that ad did not exist when
-    the graph was made. Raises a DatasetError if the dataset is not usable, the fraction makes no or
-    all ads novel, a split would be empty, or ``output`` exists.
+    clicks on seen ads; those that lose all are left out, with their edges and filters. The test
+    split stays whole; ``zero_shot`` has its clicks on novel ads. Ads and anchors keep their ids. An
+    edge is left out if an end has a novel ad's text: the ad did not exist when the graph was made.
+    Raises a DatasetError if the dataset is not usable, the fraction makes no or all ads novel, a
+    split would be empty, or ``output`` exists.
     """
     parent = Dataset(dataset)
     if parent.has("novel_ads"):
@@ -109,8 +110,7 @@ def _find_novel_texts(parent: Dataset, novel: Booleans, aside: Path) -> dict[str
             SELECT DISTINCT folded FROM ({texts_of("ads")}) JOIN novel USING (id)"""
         run(connection, "reading the novel ads' texts", novel_texts)
         for table, found in flags.items():
-            of_novel = "folded IN (SELECT folded FROM novel_texts)"
-            with_text = f"SELECT id FROM ({texts_of(table)}) WHERE {of_novel}"
+            with_text = f"SELECT id FROM ({texts_of(table)}) SEMI JOIN novel_texts USING (folded)"
             for rows in stream(connection, with_text):
                 found[rows["id"]] = True
     return flags
@@ -195,7 +195,8 @@ def _keep_clicks(rows: pa.RecordBatch, kept: Booleans) -> pa.RecordBatch:
     """Keep the flagged clicks, with their weights, and drop queries that lose all of theirs."""
     row_of_click, _ = list_entries(rows["ad_ids"])
     left = np.bincount(row_of_click[kept], minlength=len(rows))
-    had_none = np.bincount(row_of_click, minlength=len(rows)) == 0
+    # a train query without clicks has lost none: it takes part in the graph by its edges
+    had_none = pc.list_value_length(rows["ad_ids"]).to_numpy() == 0
     for column in {"ad_ids", "weights"} & set(rows.column_names):
         lists = to_lists(rows[column].flatten().filter(pa.array(kept)), left)
         rows = rows.set_column(rows.column_names.index(column), column, lists)

@@ -16,7 +16,7 @@ from duckdb import DuckDBPyConnection
 from duckdb.func import ARROW
 
 from ramen_ray.data.checks.structure import read_tables
-from ramen_ray.data.engine import count, engine, name_literal, run, stream
+from ramen_ray.data.engine import engine, name_literal, run, stream
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.splits.kept import edges_of_sets, new_dataset_from
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -80,15 +80,9 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
         engine(writer.folder, dataset=parent) as connection,
     ):
         _find_ads(connection, parent, sorted(set(chosen)), settings)
-        counts = [
-            count(connection, sql)
-            for sql in (
-                "SELECT count(*) FROM added",
-                "SELECT count(DISTINCT query_id) FROM added",
-                f"SELECT count(*) FROM {QUERIES}",
-                f"SELECT sum(len(ad_ids)) FROM {QUERIES}",
-            )
-        ]
+        added = "SELECT count(*), count(DISTINCT query_id) FROM added"
+        before = f"SELECT count(*), sum(len(ad_ids)) FROM {QUERIES}"
+        counts = *connection.sql(added).fetchall()[0], *connection.sql(before).fetchall()[0]
         if not counts[0]:
             raise NothingPropagatedError(
                 f"no train query of {parent.path} shares an anchor of at most "
@@ -109,6 +103,7 @@ def _find_ads(
 ) -> None:
     """Create ``added``: each ``query_id`` with its ``ad_id`` by ``rank``, from 1."""
 
+    # the upper 16 bits, as earlier versions drew, so that a seed gives the same clicks as then
     def draws(pairs: pa.ChunkedArray) -> pa.Array:
         return pa.array(keyed_hash((settings.seed,), pairs.to_numpy()) >> np.uint64(48))
 

@@ -50,7 +50,7 @@ def _kept_rows(parent: Dataset, num_queries: int, seed: int) -> dict[str, Boolea
         near = np.zeros(num_ads, dtype=bool)
         near[ads[train[queries]]] = True
         shared = np.bincount(queries, near[ads] / degrees[ads], minlength=num_train)
-        weights = np.where(train, np.inf, shared + FAR)
+        weights = np.where(train, np.inf, shared + FAR)  # those chosen draw 0, and stay chosen
         train = lowest(_race((seed, _NEIGHBOURS), weights), min(GROWTH * count, num_queries))
     clicked = np.zeros(num_ads, dtype=bool)
     clicked[ads[train[queries]]] = True
