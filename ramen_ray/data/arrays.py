@@ -18,10 +18,9 @@ Int64s = NDArray[np.int64]
 UInt64s = NDArray[np.uint64]
 
 
-def list_entries(lists: pa.Array) -> tuple[Int64s, pa.Array]:
+def list_entries(lists: pa.Array | pa.ChunkedArray) -> tuple[Int64s, pa.Array | pa.ChunkedArray]:
     """Flatten lists (n,) to the row of each entry and the entries, both (entries,)."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0)
-    return np.repeat(np.arange(len(lists)), lengths), lists.flatten()
+    return pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists)
 
 
 def to_lists(entries: NDArray[Any] | pa.Array, lengths: NDArray[Any]) -> pa.ListArray:

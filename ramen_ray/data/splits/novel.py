@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans, Int64s, click_pairs, list_entries, to_lists
+from ramen_ray.data.arrays import Booleans, Int64s, click_pairs, to_lists
 from ramen_ray.data.engine import engine, run, stream
 from ramen_ray.data.leaks import texts_of
 from ramen_ray.data.prepared.hashing import keyed_hash
@@ -193,7 +193,7 @@ def _write_edges(
 
 def _keep_clicks(rows: pa.RecordBatch, kept: Booleans) -> pa.RecordBatch:
     """Keep the flagged clicks, with their weights, and drop queries that lose all of theirs."""
-    row_of_click, _ = list_entries(rows["ad_ids"])
+    row_of_click = pc.list_parent_indices(rows["ad_ids"]).to_numpy()
     left = np.bincount(row_of_click[kept], minlength=len(rows))
     # a train query without clicks has lost none: it takes part in the graph by its edges
     had_none = pc.list_value_length(rows["ad_ids"]).to_numpy() == 0

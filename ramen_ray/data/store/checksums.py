@@ -72,7 +72,7 @@ def find_damage(folder: Path) -> str | None:
 
 def check_intact(folder: Path) -> None:
     """Raise a DamagedError if a file is not as :func:`write_checksums` found it."""
-    if (damage := find_damage(folder)) is not None:
+    if damage := find_damage(folder):
         raise DamagedError(damage)
 
 
@@ -80,8 +80,7 @@ def is_intact(folder: Path, otherwise: str) -> bool:
     """Return whether ``folder`` is intact; a damaged one is removed, and ``otherwise`` logged."""
     if not folder.is_dir():
         return False
-    damage = find_damage(folder)
-    if damage is None:
+    if not (damage := find_damage(folder)):
         return True
     logger.warning("warning: %s: %s", damage, otherwise)
     shutil.rmtree(folder)
@@ -113,8 +112,7 @@ def _manifests(folder: Path) -> dict[str, bytes]:
 def _copy_files(folder: Path, aside: Path) -> None:
     names = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
     needed = sum((folder / name).stat().st_size for name in names)
-    free = shutil.disk_usage(aside).free
-    if needed > free:
+    if needed > (free := shutil.disk_usage(aside).free):
         room = f"No space left on device: {needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} free"
         raise OSError(errno.ENOSPC, room, str(aside))
     for name in names:

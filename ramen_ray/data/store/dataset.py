@@ -108,8 +108,7 @@ class Dataset:
     def read(self, table: str) -> pa.Table:
         """Read a whole table into memory; for small tables, reports and tests."""
         schema = self.schema(table)
-        parts = [rows.cast(schema) for rows in self.batches(table)]
-        return pa.Table.from_batches(parts, schema)
+        return pa.Table.from_batches((rows.cast(schema) for rows in self.batches(table)), schema)
 
     def batches(
         self, table: str, columns: list[str] | None = None, batch_size: int = 65_536
@@ -154,15 +153,12 @@ class Dataset:
         """Read a split's clicks as (queries, ads) float32 weights, 1 each if it has none."""
         table = f"queries/{split}"
         columns = [name for name in self.schema(table).names if name not in ("text", "source_id")]
-        queries, ads, weights = [], [], []
-        for rows in self.batches(table, columns):
-            query_ids, ad_ids = click_pairs(rows)
-            queries.append(query_ids)
-            ads.append(ad_ids)
-            is_weighted = "weights" in columns
-            weights.append(rows["weights"].flatten() if is_weighted else np.ones(len(ad_ids), "f4"))
-        entries = np.concatenate(weights), (np.concatenate(queries), np.concatenate(ads))
-        return csr_array(entries, (self.num_rows(table), self.num_rows("ads")))
+        rows = pa.Table.from_batches(self.batches(table, columns))
+        queries, ads = click_pairs(rows)
+        weights = np.ones(len(ads), np.float32)
+        if "weights" in columns:
+            weights = pc.list_flatten(rows["weights"]).to_numpy()
+        return csr_array((weights, (queries, ads)), (self.num_rows(table), self.num_rows("ads")))
 
     @cached_property
     def fingerprint(self) -> str:

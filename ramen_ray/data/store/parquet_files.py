@@ -64,10 +64,9 @@ class BoundedFile(pq.ParquetFile):
         """Return the bytes of the longest cell, or the mean, if ``rows`` may take too many."""
         of_group = self.metadata.row_group(group)
         rows = min(rows, of_group.num_rows)
-        all_columns = map(of_group.column, range(of_group.num_columns))
         large = [
             column
-            for column in all_columns
+            for column in map(of_group.column, range(of_group.num_columns))
             if (columns is None or _is_in(column.path_in_schema, columns))
             and _num_bytes(column) * rows > BYTES_PER_BATCH
         ]
@@ -134,7 +133,7 @@ def refused_columns(schema: pa.Schema) -> dict[str, str]:
 
 def _is_in(path: str, columns: Collection[str]) -> bool:
     """Return whether a column of the file belongs to one of ``columns``, whose names have dots."""
-    return path in columns or any(path.startswith(f"{name}.") for name in columns)
+    return any(f"{path}.".startswith(f"{name}.") for name in columns)
 
 
 def _dictionaries(cells: pa.Array) -> Iterator[pa.Array]:

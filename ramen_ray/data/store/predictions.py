@@ -83,7 +83,7 @@ def spell_out(queries: pa.Table, ads: pa.Table, topk: Predictions, known: Known)
     """
     rows, ids = queries["query_id"].to_numpy(), ads["ad_id"].to_numpy()
     ad_ids, scores = (part[rows] for part in topk)
-    clicked_by, clicked = list_entries(queries["ad_ids"].combine_chunks())
+    clicked_by, clicked = list_entries(queries["ad_ids"])
     query_rows, places = np.nonzero(ad_ids >= 0)
     shown = ad_ids[query_rows, places]
     ad_rows = np.searchsorted(ids, shown)

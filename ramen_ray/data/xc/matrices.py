@@ -19,7 +19,7 @@ from scipy.sparse import csr_array, load_npz
 
 from ramen_ray.data.arrays import Booleans, Int64s, to_lists
 from ramen_ray.data.findings import Finding, error_at
-from ramen_ray.data.tables.reading.lines import TooLargeError, whole_lines
+from ramen_ray.data.tables.reading.lines import whole_lines
 
 log = logging.getLogger(__name__)
 
@@ -179,16 +179,13 @@ def _read_tokens(
 
     Returns the number of groups (lines,) of each line, and a table with a row for each group.
     """
-    counts, tables, first = [np.empty(0, np.int64)], [fields.empty_table()], line
-    try:
-        for block in whole_lines(stream, BLOCK_BYTES):
-            numbers = re.sub(rb"#[^\n]*", b"", block)
-            counts.append(_count_tokens(numbers))
-            if counts[-1].any():
-                tables.append(_parse_tokens(file, numbers, line, fields))
-            line += len(counts[-1])
-    except TooLargeError as error:
-        raise error_at(file, str(error), row=first + error.line) from error
+    counts, tables = [np.empty(0, np.int64)], [fields.empty_table()]
+    for block in whole_lines(stream, file, BLOCK_BYTES, line):
+        numbers = re.sub(rb"#[^\n]*", b"", block)
+        counts.append(_count_tokens(numbers))
+        if counts[-1].any():
+            tables.append(_parse_tokens(file, numbers, line, fields))
+        line += len(counts[-1])
     return np.concatenate(counts), pa.concat_tables(tables)
 
 

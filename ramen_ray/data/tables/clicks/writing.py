@@ -106,8 +106,14 @@ def write_filters(
         JOIN kept_queries ON kept_queries.number = query
         JOIN kept_ads ON kept_ads.number = ad WHERE split > {TRAIN}"""
     run(connection, "finding filter pairs", filter_pairs)
-    unused = count(connection, _UNUSED) if given else 0
-    counts = {"pairs of train queries, or of queries and ads that the import left out": unused}
+    counts = {}
+    if given:
+        used = f"""query IN (SELECT number FROM kept_queries WHERE split > {TRAIN})
+            AND ad IN (SELECT number FROM kept_ads)"""
+        # rows of unknown names have been told already
+        unused = f"SELECT count(*) FROM filters WHERE query + ad IS NOT NULL AND NOT ({used})"
+        what = "pairs of train queries, or of queries and ads that the import left out"
+        counts[what] = count(connection, unused)
     for number, split in enumerate(SPLITS):
         rows = f"SELECT query_id, ad_id FROM filter_pairs WHERE split = {number}"
         if found := count(connection, f"SELECT count(*) FROM ({rows})"):
@@ -120,9 +126,3 @@ _OWN_TEXT = f"""SELECT held_out.number AS query, ads.number AS ad
     FROM (SELECT queries.number, fold(text) AS folded FROM queries JOIN kept_queries USING (number)
           WHERE split > {TRAIN}) AS held_out
     JOIN ads ON fold(ads.text) = held_out.folded"""
-_UNUSED = f"""SELECT count(*) FROM filters
-    LEFT JOIN (SELECT number, max(split) AS split FROM kept_queries GROUP BY number) AS kept
-        ON kept.number = query
-    LEFT JOIN kept_ads ON kept_ads.number = ad
-    WHERE query IS NOT NULL AND ad IS NOT NULL
-        AND (kept_ads.number IS NULL OR coalesce(split, {TRAIN}) = {TRAIN})"""

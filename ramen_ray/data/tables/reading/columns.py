@@ -113,12 +113,7 @@ def text_column(
     change: Callable[[pa.Array], pa.Array] = pc.utf8_trim_whitespace,
 ) -> Column:
     """Read a column of texts, or several to join; none are empty, and ``change`` is applied."""
-
-    def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
-        texts, empty = as_strings(cells)
-        return change(texts), empty
-
-    return _named(Column(name, convert), null_words)
+    return _named(Column(name, _texts(change)), null_words)
 
 
 def id_column(name: str, null_words: NullWords = "keep") -> Column:
@@ -134,12 +129,8 @@ def without_rounded(column: Column) -> Column:
 
 def filter_columns(names: Collection[str]) -> dict[str, Column]:
     """Read columns to filter ads by, which may be empty; raises a DatasetError if one is twice."""
-
-    def trimmed(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
-        values, empty = as_strings(cells)
-        return pc.utf8_trim_whitespace(values), empty
-
-    columns = {FILTER + name: Column(name, trimmed, optional=True) for name in names}
+    convert = _texts(pc.utf8_trim_whitespace)
+    columns = {FILTER + name: Column(name, convert, optional=True) for name in names}
     if len({name.casefold() for name in names}) < len(names):  # the engine ignores case
         raise DatasetError("--columns.ad-filters names a column twice")
     return columns
@@ -187,6 +178,14 @@ def within(column: Column, first: float, last: float, reasons: tuple[str, str]) 
     before = _unwanted(reasons[0], lambda seconds: seconds < first)
     after = _unwanted(reasons[1], lambda seconds: seconds >= last)
     return replace(column, doubts=(*column.doubts, *before, *after))
+
+
+def _texts(change: Callable[[pa.Array], pa.Array]) -> Convert:
+    def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
+        texts, empty = as_strings(cells)
+        return change(texts), empty
+
+    return convert
 
 
 def _unwanted(reason: str, flags: Callable[[Any], Booleans]) -> tuple[Doubt]:

@@ -119,22 +119,19 @@ def read_blocks(
     ``split`` finds the records of whole lines; its second argument is whether no more follow.
     """
     line, rest = 1, b""
-    try:
-        for data in chain(whole_lines(stream, BYTES_PER_BLOCK), [b""]):
-            if not (rest or data):
-                break
-            clean, found = _as_utf8(rest + data, is_start=line == 1)
-            records = split(clean, not data)
-            faults = [
-                (kind, line + np.array(rows), _excerpts(clean, rows[:MAX_EXAMPLES]))
-                for kind, rows in {**found, **records.faults}.items()
-                if rows
-            ]
-            yield Block(records.data, line + records.lines, faults)
-            rest = records.rest
-            line += clean.count(b"\n") - rest.count(b"\n")
-    except TooLargeError as error:
-        raise error_at(path, str(error), row=error.line + 1) from error
+    for data in chain(whole_lines(stream, path, BYTES_PER_BLOCK), [b""]):
+        if not (rest or data):
+            break
+        clean, found = _as_utf8(rest + data, is_start=line == 1)
+        records = split(clean, not data)
+        faults = [
+            (kind, line + np.array(rows), _excerpts(clean, rows[:MAX_EXAMPLES]))
+            for kind, rows in {**found, **records.faults}.items()
+            if rows
+        ]
+        yield Block(records.data, line + records.lines, faults)
+        rest = records.rest
+        line += clean.count(b"\n") - rest.count(b"\n")
 
 
 def read_start(stream: BinaryIO) -> bytes | None:
@@ -188,31 +185,23 @@ def _excerpts(data: bytes, rows: Sequence[int]) -> list[str]:
     ]
 
 
-class TooLargeError(ValueError):
-    """A line is so large that reading it would kill the process; ``line`` counts from 0."""
-
-    def __init__(self, message: str, line: int) -> None:
-        super().__init__(message)
-        self.line = line
-
-
-def whole_lines(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
+def whole_lines(stream: BinaryIO, path: object, block_bytes: int, line: int = 1) -> Iterator[bytes]:
     r"""Read blocks of whole lines; each ends with ``\n``, even if the file does not.
 
-    Raises a TooLargeError if a line has more than ``MAX_LINE_BYTES``.
+    Raises a DatasetError, which counts from ``line``, if one has more than ``MAX_LINE_BYTES``: to
+    read it could kill the process.
     """
     unfinished: list[bytes] = []
-    lines = 0
     while block := stream.read(block_bytes):
         cut = block.rfind(b"\n") + 1
         if cut:
             yield b"".join([*unfinished, block[:cut]])
-            lines += block.count(b"\n")
+            line += block.count(b"\n")
             unfinished = []
         unfinished.append(block[cut:])
         if sum(map(len, unfinished)) > MAX_LINE_BYTES:
             message = f"has more than {MAX_LINE_BYTES >> 20} MiB without a line break"
-            raise TooLargeError(message, lines)
+            raise error_at(path, message, row=line)
     if rest := b"".join(unfinished):
         yield rest + b"\n"
 
