@@ -23,6 +23,7 @@ from ramen_ray.data.store.schemas import FILTER, is_known
 from ramen_ray.errors import UserError
 from ramen_ray.told import told
 
+Connection = duckdb.DuckDBPyConnection
 SHARE_OF_MEMORY = 0.6
 ROWS_PER_BATCH = 65_536
 TEXTS_PER_BATCH = 2048
@@ -35,7 +36,7 @@ _INTERRUPTED = re.compile(r"^Query interrupted$|(^|: )KeyboardInterrupt(: )?$", 
 @contextmanager
 def engine(
     folder: Path, memory: str | None = None, dataset: Dataset | None = None
-) -> Iterator[duckdb.DuckDBPyConnection]:
+) -> Iterator[Connection]:
     """Open a connection whose tables are gone when the block ends.
 
     SQL has ``fold`` and ``nearly`` of :mod:`~ramen_ray.data.store.same_texts`, and ``trimmed``,
@@ -84,26 +85,26 @@ def engine(
             connection.close()
 
 
-def run(connection: duckdb.DuckDBPyConnection, what: str, sql: str) -> None:
+def run(connection: Connection, what: str, sql: str) -> None:
     """Run a statement, whose rows can then be fetched; log how far ``what`` is from 5 s on."""
     with told(what, lambda: max(connection.query_progress(), 0.0) / 100):
         connection.execute(sql)
 
 
-def count(connection: duckdb.DuckDBPyConnection, sql: str) -> int:
+def count(connection: Connection, sql: str) -> int:
     """Return the number that a query gives; 0 for null."""
     (number,) = connection.execute(sql).fetchall()[0]
     return int(number or 0)
 
 
 def stream(
-    connection: duckdb.DuckDBPyConnection, sql: str, rows_per_batch: int = ROWS_PER_BATCH
+    connection: Connection, sql: str, rows_per_batch: int = ROWS_PER_BATCH
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a query in batches, without holding all of them."""
     yield from connection.sql(sql).to_arrow_reader(rows_per_batch)
 
 
-def _create_views(connection: duckdb.DuckDBPyConnection, dataset: Dataset) -> None:
+def _create_views(connection: Connection, dataset: Dataset) -> None:
     for table in filter(is_known, dataset.tables):
         files = ", ".join(text_literal(glob.escape(str(file))) for file in dataset.files(table))
         # the format's columns alone, as a user's own may be called "folded"

@@ -7,9 +7,7 @@ from the few answers. Tables may have wrong ids, which join nothing.
 from collections.abc import Collection
 from typing import Literal
 
-from duckdb import DuckDBPyConnection
-
-from ramen_ray.data.engine import name_literal, run
+from ramen_ray.data.engine import Connection, name_literal, run
 from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN, ZERO_SHOT, schema_of
 
 Protocol = Literal["strict", "unclicked", "as-published"]
@@ -19,7 +17,7 @@ repeat a train click; or none."""
 HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
 
-def find_answers(connection: DuckDBPyConnection, tables: Collection[str]) -> None:
+def find_answers(connection: Connection, tables: Collection[str]) -> None:
     """Create ``answers``: ``query`` and ``ad``, the folded texts of held-out clicks.
 
     ``tables`` are those that the dataset has.

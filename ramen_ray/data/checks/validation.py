@@ -14,7 +14,6 @@ from tempfile import gettempdir
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.checks.row_rules import Rule, row_rules
 from ramen_ray.data.checks.structure import inspect_structure, unreadable
@@ -26,7 +25,7 @@ from ramen_ray.data.checks.table_rules import (
     leak_rules,
     repeat_rules,
 )
-from ramen_ray.data.engine import count, engine, name_literal, run
+from ramen_ray.data.engine import Connection, count, engine, name_literal, run
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, Tally, raise_errors
 from ramen_ray.data.leaks import find_answers
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -146,7 +145,7 @@ def _ascend(first: pa.Array, second: pa.Array | None = None) -> bool:
 class _Tables:
     """The tables of a ``dataset`` in the engine, as far as rules of others will read them."""
 
-    _connection: DuckDBPyConnection
+    _connection: Connection
     _dataset: Dataset
     _num_rows: Mapping[str, int]
     _warns: bool  # warnings are looked for, too; then texts are there also as ``folded``

@@ -14,12 +14,11 @@ from tempfile import gettempdir
 
 import numpy as np
 import pyarrow as pa
-from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.arrays import Booleans, Int64s, click_pairs
 from ramen_ray.data.describe.content import NUM_SHUFFLES, GraphSignal, Shared
 from ramen_ray.data.describe.counts import ClickCounts, EdgeCounts
-from ramen_ray.data.engine import count, engine, name_literal, run
+from ramen_ray.data.engine import Connection, count, engine, name_literal, run
 from ramen_ray.data.leaks import find_answers, leaking, texts_of
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.store.dataset import Dataset
@@ -75,7 +74,7 @@ def graph_signals(
     return signals
 
 
-def _count_leaks(connection: DuckDBPyConnection, dataset: Dataset) -> dict[str, int]:
+def _count_leaks(connection: Connection, dataset: Dataset) -> dict[str, int]:
     """Count the edges of each anchor set that join a held-out query to its answer."""
     in_answers = "SELECT query FROM answers UNION SELECT ad FROM answers"
     counts = dict.fromkeys(dataset.anchor_sets, 0)
@@ -109,7 +108,7 @@ def _sample_clicks(dataset: Dataset) -> Pairs:
     return clicks[0], clicks[1]
 
 
-def joined_pairs(connection: DuckDBPyConnection, name: str, side: str, nodes: Int64s) -> Pairs:
+def joined_pairs(connection: Connection, name: str, side: str, nodes: Int64s) -> Pairs:
     """Return the pairs among ``nodes`` (n,), which ascend, that an anchor set joins.
 
     An anchor whose text is a node's joins that node to others, as in co-click graphs. Other anchors
@@ -165,7 +164,7 @@ def _texts_of(side: str, nodes: str) -> str:
     return f"SELECT id AS node, text FROM ({texts}) WHERE id IN (SELECT node FROM {nodes})"
 
 
-def _count_shared(connection: DuckDBPyConnection, pairs: Pairs, sides: tuple[str, ...]) -> Shared:
+def _count_shared(connection: Connection, pairs: Pairs, sides: tuple[str, ...]) -> Shared:
     """Count the pairs (n,) whose nodes have a thing in common, and how many do by chance."""
     left, right = pairs
     by_chance = []
@@ -179,15 +178,13 @@ def _count_shared(connection: DuckDBPyConnection, pairs: Pairs, sides: tuple[str
     return Shared(len(left), shared, float(np.mean(by_chance)))
 
 
-def _words_in_common(
-    connection: DuckDBPyConnection, sides: tuple[str, str], pairs: Pairs
-) -> Booleans:
+def _words_in_common(connection: Connection, sides: tuple[str, str], pairs: Pairs) -> Booleans:
     """Flag the pairs (n,) of nodes of two sides whose texts share a word, in any case."""
     _create_things(connection, (_words_of(sides[0]), _words_of(sides[1])), pairs)
     return _flag_shared(connection, *pairs)
 
 
-def _create_things(connection: DuckDBPyConnection, things: tuple[str, str], pairs: Pairs) -> None:
+def _create_things(connection: Connection, things: tuple[str, str], pairs: Pairs) -> None:
     """Create ``left_things`` and ``right_things``: ``node`` and ``thing``, of the pairs' nodes."""
     for name, sql, nodes in zip(("left", "right"), things, pairs, strict=True):
         connection.register("wanted", pa.table({"node": np.unique(nodes)}))
@@ -196,7 +193,7 @@ def _create_things(connection: DuckDBPyConnection, things: tuple[str, str], pair
         run(connection, "reading what nodes may have in common", create)
 
 
-def _flag_shared(connection: DuckDBPyConnection, left: Int64s, right: Int64s) -> Booleans:
+def _flag_shared(connection: Connection, left: Int64s, right: Int64s) -> Booleans:
     """Flag the pairs (n,) whose nodes have something in common in the tables of things."""
     pairs = pa.table({"pair": np.arange(len(left)), "left_": left, "right_": right})
     connection.register("pairs", pairs)

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.checks.validation import check
-from ramen_ray.data.engine import count, engine, run, stream
+from ramen_ray.data.engine import Connection, count, engine, run, stream
 from ramen_ray.data.leaks import texts_of
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.splits.kept import edges_of_sets
@@ -66,7 +65,7 @@ def make_link_dataset(
 
 
 def _create_tables(
-    connection: DuckDBPyConnection, parent: Dataset, anchor_sets: Sequence[str], seed: int
+    connection: Connection, parent: Dataset, anchor_sets: Sequence[str], seed: int
 ) -> None:
     """Create ``bank`` (ad_id, text, folded) and ``linked`` (split, query_id, text, ad_ids ...)."""
     first, texts = 0, []

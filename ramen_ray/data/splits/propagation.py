@@ -12,11 +12,10 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from duckdb import DuckDBPyConnection
 from duckdb.func import ARROW
 
 from ramen_ray.data.checks.structure import read_tables
-from ramen_ray.data.engine import engine, name_literal, run, stream
+from ramen_ray.data.engine import Connection, engine, name_literal, run, stream
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.splits.kept import edges_of_sets, new_dataset_from
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -99,7 +98,7 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
 
 
 def _find_ads(
-    connection: DuckDBPyConnection, parent: Dataset, sets: list[str], settings: PropagationSettings
+    connection: Connection, parent: Dataset, sets: list[str], settings: PropagationSettings
 ) -> None:
     """Create ``added``: each ``query_id`` with its ``ad_id`` by ``rank``, from 1."""
 

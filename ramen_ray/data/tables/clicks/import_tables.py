@@ -6,9 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from duckdb import DuckDBPyConnection
-
-from ramen_ray.data.engine import count, engine, run
+from ramen_ray.data.engine import Connection, count, engine, run
 from ramen_ray.data.store.dataset import (
     Dataset,
     DatasetError,
@@ -135,7 +133,7 @@ class _Import:
 
     tables: UserTables
     opened: Mapping[str, UserTable]
-    connection: DuckDBPyConnection
+    connection: Connection
 
     def write(self, writer: DatasetWriter) -> None:
         """Do it all."""

@@ -28,10 +28,9 @@ Then clicks are summed:
 from collections.abc import Sequence
 
 import pyarrow as pa
-from duckdb import DuckDBPyConnection
 from duckdb.func import ARROW
 
-from ramen_ray.data.engine import count, run
+from ramen_ray.data.engine import Connection, count, run
 from ramen_ray.data.findings import FEW
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.same_texts import fold
@@ -44,7 +43,7 @@ LARGEST_EXACT = 1 << 40
 """Whole weights up to this can be summed as integers."""
 
 
-def register_key(connection: DuckDBPyConnection) -> None:
+def register_key(connection: Connection) -> None:
     """Give SQL ``key``: a hash of a folded text, which stays the same in all versions."""
 
     # of the engine's hash() nobody says so, and splits are drawn by keys
@@ -54,7 +53,7 @@ def register_key(connection: DuckDBPyConnection) -> None:
     connection.create_function("key", key, ["VARCHAR"], "UBIGINT", type=ARROW)
 
 
-def number_nodes(connection: DuckDBPyConnection, side: Side, *, listed: bool) -> dict[str, int]:
+def number_nodes(connection: Connection, side: Side, *, listed: bool) -> dict[str, int]:
     """Make the nodes and names of ``*_rows``, which they read; returns counts.
 
     Only if the nodes are ``listed`` in a user's table may ids repeat, and may queries of equal
@@ -91,9 +90,7 @@ def number_nodes(connection: DuckDBPyConnection, side: Side, *, listed: bool) ->
     }
 
 
-def _find_repeats(
-    connection: DuckDBPyConnection, name: str, source: str, value: str, hashed: str
-) -> int:
+def _find_repeats(connection: Connection, name: str, source: str, value: str, hashed: str) -> int:
     """Make the table ``name`` of rows whose value an earlier one has; returns how many there are.
 
     ``value`` is SQL over ``source``, and ``hashed`` a hash of it.
@@ -112,7 +109,7 @@ def _find_repeats(
     return count(connection, f"SELECT count(*) FROM {name}")
 
 
-def check_repeated_ids(connection: DuckDBPyConnection, side: Side, table: UserTable) -> int:
+def check_repeated_ids(connection: Connection, side: Side, table: UserTable) -> int:
     """Count the rows that repeat an id with another text, which is not used; refuse very many."""
     rows = f"""SELECT place, own.id FROM {side}_same_id JOIN {side}_rows AS own USING (place)
         JOIN {side}_rows AS earlier ON earlier.place = first WHERE own.text <> earlier.text"""
@@ -143,7 +140,7 @@ def numbered(sides: Sequence[Side], others: str, rows: str) -> str:
     return f"SELECT {others} {columns} FROM {rows} AS rows {joins}"
 
 
-def sum_clicks(connection: DuckDBPyConnection) -> None:
+def sum_clicks(connection: Connection) -> None:
     """Sum the clicks of known queries and ads, of each pair in each period."""
     # a parallel sum of floats would depend on the number of threads
     whole = f"weight = floor(weight) AND weight < {LARGEST_EXACT}"
@@ -157,7 +154,7 @@ def sum_clicks(connection: DuckDBPyConnection) -> None:
     connection.execute("DROP TABLE clicks")
 
 
-def leave_out(connection: DuckDBPyConnection, tables: UserTables) -> dict[str, int]:
+def leave_out(connection: Connection, tables: UserTables) -> dict[str, int]:
     """Leave out what has too many clicks, too few, or an ad of the query's text; counts them."""
     counts = {}
     if (most := tables.max_clicks_per_query) is not None:
@@ -176,7 +173,7 @@ def leave_out(connection: DuckDBPyConnection, tables: UserTables) -> dict[str, i
     return counts
 
 
-def _drop(connection: DuckDBPyConnection, key: str, unwanted: str) -> int:
+def _drop(connection: Connection, key: str, unwanted: str) -> int:
     """Delete the sums whose ``key`` the query selects; returns how many different ones it gives."""
     connection.execute(f"CREATE OR REPLACE TABLE unwanted AS {unwanted}")
     connection.execute(f"DELETE FROM sums WHERE ({key}) IN (SELECT {key} FROM unwanted)")

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from duckdb import DuckDBPyConnection
 from duckdb.func import ARROW
 
 from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.engine import count, run
+from ramen_ray.data.engine import Connection, count, run
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
@@ -53,7 +52,7 @@ def split_column(name: str) -> Column:
     return Column(name, convert, f"are not one of {', '.join(SPLITS)}", pa.int8())
 
 
-def keep_ads(connection: DuckDBPyConnection, fewest_queries: int, *, all_periods: bool) -> None:
+def keep_ads(connection: Connection, fewest_queries: int, *, all_periods: bool) -> None:
     """Make ``periods``, ``kept_ads``, of so many queries with a click that counts, and ``counted``.
 
     Queries whose texts differ only in case and white space share a period. Without ``all_periods``,
@@ -81,7 +80,7 @@ def keep_ads(connection: DuckDBPyConnection, fewest_queries: int, *, all_periods
         connection.execute("DELETE FROM counted WHERE ad NOT IN (SELECT number FROM kept_ads)")
 
 
-def split_by_draws(connection: DuckDBPyConnection, splits: Splits) -> None:
+def split_by_draws(connection: Connection, splits: Splits) -> None:
     """Make ``family_splits`` (family, split) of what is held out: by period, the first by draws."""
     _register_draws(connection, splits.seed)
     held_out = 0.0 if splits.test_from else splits.test_fraction
@@ -96,7 +95,7 @@ def split_by_draws(connection: DuckDBPyConnection, splits: Splits) -> None:
     run(connection, "splitting queries", family_splits)
 
 
-def split_as_given(connection: DuckDBPyConnection, table: UserTable, splits: Splits) -> None:
+def split_as_given(connection: Connection, table: UserTable, splits: Splits) -> None:
     """Make ``family_splits`` (family, split) of the ``table``, which is loaded.
 
     Of several splits of a query, up to case and white space, the last in SPLITS counts, and rows
@@ -129,9 +128,7 @@ def split_as_given(connection: DuckDBPyConnection, table: UserTable, splits: Spl
         connection.execute(family_splits)
 
 
-def keep_queries(
-    connection: DuckDBPyConnection, fewest_ads: int, *, all_periods: bool
-) -> dict[str, int]:
+def keep_queries(connection: Connection, fewest_ads: int, *, all_periods: bool) -> dict[str, int]:
     """Make ``kept_queries`` of those with ``fewest_ads`` that count, and ``kept_clicks``.
 
     Queries that are not in ``family_splits`` are train queries; with ``all_periods`` each is in the
@@ -170,7 +167,7 @@ def keep_queries(
     }
 
 
-def drop_reversed(connection: DuckDBPyConnection) -> int:
+def drop_reversed(connection: Connection) -> int:
     """Leave out train clicks from an answer's text to its held-out query's; returns their number.
 
     Queries have to be kept anew then.
@@ -195,7 +192,7 @@ def drop_reversed(connection: DuckDBPyConnection) -> int:
 _LEFT_OUT = "SELECT count(*) FROM {0} ANTI JOIN kept_{0} USING (number)"
 
 
-def _register_draws(connection: DuckDBPyConnection, seed: int) -> None:
+def _register_draws(connection: Connection, seed: int) -> None:
     """Give SQL ``draw``: a number in [0, 1) for each key, the same for the same key and seed."""
 
     def draws(keys: pa.ChunkedArray) -> pa.Array:

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-from duckdb import DuckDBPyConnection
 
 from ramen_ray.data.arrays import to_lists
 from ramen_ray.data.engine import (
     ROWS_PER_BATCH,
     TEXTS_PER_BATCH,
+    Connection,
     count,
     name_literal,
     run,
@@ -28,9 +28,7 @@ QUERIES_AT_ONCE = 1 << 20
 """Lists of ads are made for so many queries at once, as the engine cannot spill them."""
 
 
-def write_ads(
-    connection: DuckDBPyConnection, writer: DatasetWriter, optional: Sequence[str]
-) -> None:
+def write_ads(connection: Connection, writer: DatasetWriter, optional: Sequence[str]) -> None:
     """Write the ads, with these ``optional`` columns."""
     columns = "".join(f", {name_literal(name)}" for name in optional)
     rows = f"""SELECT ad_id, text{columns} FROM kept_ads
@@ -38,9 +36,7 @@ def write_ads(
     writer.write("ads", stream(connection, rows, TEXTS_PER_BATCH))
 
 
-def write_queries(
-    connection: DuckDBPyConnection, writer: DatasetWriter, optional: Sequence[str]
-) -> None:
+def write_queries(connection: Connection, writer: DatasetWriter, optional: Sequence[str]) -> None:
     """Write each split's queries with their ads and ``optional`` columns."""
     written = """CREATE TABLE written AS
         SELECT split, query_id, ad_id, weight FROM kept_clicks
@@ -52,7 +48,7 @@ def write_queries(
 
 
 def _with_ads(
-    connection: DuckDBPyConnection, split: int, columns: Sequence[str]
+    connection: Connection, split: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Yield these columns of a split's queries, in the order of their ids."""
     num_queries = count(connection, f"SELECT count(*) FROM kept_queries WHERE split = {split}")
@@ -76,7 +72,7 @@ def _with_ads(
         yield from rows.select(columns).to_batches(ROWS_PER_BATCH)
 
 
-def write_aliases(connection: DuckDBPyConnection, side: Side, writer: DatasetWriter) -> None:
+def write_aliases(connection: Connection, side: Side, writer: DatasetWriter) -> None:
     """Write the names that have no row: with the id that was kept, if they were merged."""
     nodes, rows = PLURAL[side], f"{side}_rows"
     aliases = f"""CREATE TABLE {side}_aliases AS
@@ -93,7 +89,7 @@ def write_aliases(connection: DuckDBPyConnection, side: Side, writer: DatasetWri
 
 
 def write_filters(
-    connection: DuckDBPyConnection, writer: DatasetWriter, *, given: bool, own_text: bool
+    connection: Connection, writer: DatasetWriter, *, given: bool, own_text: bool
 ) -> dict[str, int]:
     """Write the filter pairs of held-out queries and kept ads.
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from duckdb import DuckDBPyConnection
 from filelock import FileLock
 
-from ramen_ray.data.engine import TEXTS_PER_BATCH, count, run, stream
+from ramen_ray.data.engine import TEXTS_PER_BATCH, Connection, count, run, stream
 from ramen_ray.data.leaks import Protocol, find_answers, leaking, repeating, texts_of
 from ramen_ray.data.store.dataset import (
     UNFINISHED,
@@ -52,7 +51,7 @@ class WrittenEdges:
 
 
 def write_edges(
-    connection: DuckDBPyConnection,
+    connection: Connection,
     dataset: Dataset,
     name: str,
     sides: Sequence[str],
@@ -93,10 +92,7 @@ def write_edges(
 
 
 def _drop_clicks(
-    connection: DuckDBPyConnection,
-    tables: Sequence[str],
-    sides: Sequence[str],
-    protocol: Protocol,
+    connection: Connection, tables: Sequence[str], sides: Sequence[str], protocol: Protocol
 ) -> dict[str, int]:
     """Drop the edges that ``protocol`` leaves out; returns how many of each side and kind."""
     dropped = {}

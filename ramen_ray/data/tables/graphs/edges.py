@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from duckdb import DuckDBPyConnection
-
 from ramen_ray.data.checks.validation import check
-from ramen_ray.data.engine import engine, run
+from ramen_ray.data.engine import Connection, engine, run
 from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
@@ -118,7 +116,7 @@ def add_edge_list(
 
 
 def write_edge_list(
-    connection: DuckDBPyConnection,
+    connection: Connection,
     dataset: Dataset,
     edge_list: EdgeList,
     tables: Mapping[str, UserTable],
@@ -197,7 +195,7 @@ def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, U
 
 
 def _create_anchors(
-    connection: DuckDBPyConnection, tables: Mapping[str, UserTable], sides: Sequence[str]
+    connection: Connection, tables: Mapping[str, UserTable], sides: Sequence[str]
 ) -> None:
     """Create ``anchors``: ``id`` (the first place), ``name`` and ``text``."""
     listed = tables.get("anchors")
@@ -224,7 +222,7 @@ def _create_anchors(
 
 
 def _unknown(
-    connection: DuckDBPyConnection, table: UserTable, side: Side, known: str, are_listed: bool
+    connection: Connection, table: UserTable, side: Side, known: str, are_listed: bool
 ) -> Counter[str]:
     """Report rows with unknown nodes or anchors; count those of nodes that must not have edges."""
     unknown = f"SELECT place, unknown FROM {side}_rows WHERE node IS NULL"

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow.compute as pc
-from duckdb import DuckDBPyConnection
 
-from ramen_ray.data.engine import count, name_literal, run, text_literal
+from ramen_ray.data.engine import Connection, count, name_literal, run, text_literal
 from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.same_texts import normalized
@@ -36,7 +35,7 @@ def node_names(metadata: Mapping[str, Any], side: Side, name: str, null_words: N
     return text_column(name, null_words, normalized if is_normal else pc.utf8_trim_whitespace)
 
 
-def create_names(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
+def create_names(connection: Connection, dataset: Dataset, side: str) -> None:
     """Create what names the nodes of ``side``, unless an earlier table of the user has needed it.
 
     * ``{side}_names`` (``name``, ``node``): all nodes that a name stands for, each a train query's
@@ -100,7 +99,7 @@ def named(side: str, columns: str, source: str = "source") -> str:
     """
 
 
-def read_numbers(connection: DuckDBPyConnection, dataset: Dataset, side: str, rows: str) -> None:
+def read_numbers(connection: Connection, dataset: Dataset, side: str, rows: str) -> None:
     """Read the unknown names of the table ``rows`` as nodes' numbers, if most of them look so.
 
     Among unknown texts, "2048" is a text too.

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from duckdb import DuckDBPyConnection
-
-from ramen_ray.data.engine import count, run
+from ramen_ray.data.engine import Connection, count, run
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import PLURAL, SIDES
 from ramen_ray.data.tables.graphs.nodes import (
@@ -71,7 +69,7 @@ def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
 
 
 def create_events(
-    connection: DuckDBPyConnection, dataset: Dataset, log: UserTable, max_session_length: int
+    connection: Connection, dataset: Dataset, log: UserTable, max_session_length: int
 ) -> dict[str, int]:
     """Create ``events``, and the texts that they name; returns counts, also of what is left out.
 
@@ -96,7 +94,7 @@ def create_events(
     }
 
 
-def _name_cells(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> None:
+def _name_cells(connection: Connection, dataset: Dataset, side: str) -> None:
     """Create ``{side}_cells``: ``cell``, ``text``, ``item``, ``node``, ``unknown`` (cell or null).
 
     Text and item are null for what is left out; ``node`` says why. A query's cell that is no id is
@@ -132,7 +130,7 @@ def _name_cells(connection: DuckDBPyConnection, dataset: Dataset, side: str) -> 
     run(connection, f"naming the log's {side} cells", cells)
 
 
-def _count_left_out(connection: DuckDBPyConnection, dataset: Dataset) -> dict[str, int]:
+def _count_left_out(connection: Connection, dataset: Dataset) -> dict[str, int]:
     """Count the rows with empty cells, each once, then the rows and ads that names leave out."""
     kept = f"{WHOLE} AND queries.text IS NOT NULL"
     unknown = f"{kept} AND log.ad IS NOT NULL AND ads.text IS NULL"
@@ -157,7 +155,7 @@ def _count_left_out(connection: DuckDBPyConnection, dataset: Dataset) -> dict[st
     return dict(zip(rows, found, strict=True)) | _count_nearly_known(connection, dataset)
 
 
-def _count_nearly_known(connection: DuckDBPyConnection, dataset: Dataset) -> dict[str, int]:
+def _count_nearly_known(connection: Connection, dataset: Dataset) -> dict[str, int]:
     """Count the rows that name queries and ads that the dataset has in another spelling."""
     counts = {}
     for side in SIDES:
@@ -175,7 +173,7 @@ def _count_nearly_known(connection: DuckDBPyConnection, dataset: Dataset) -> dic
     return counts
 
 
-def _cut_sessions(connection: DuckDBPyConnection, max_length: int) -> dict[str, int]:
+def _cut_sessions(connection: Connection, max_length: int) -> dict[str, int]:
     """Create ``events`` from the log's whole rows; returns how many sessions and cuts there are."""
     named_events = f"""
         CREATE TABLE named_events AS

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from duckdb import DuckDBPyConnection
-
 from ramen_ray.data.checks.validation import check
-from ramen_ray.data.engine import engine, run
+from ramen_ray.data.engine import Connection, engine, run
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.tables.graphs.anchor_sets import (
@@ -122,7 +120,7 @@ def add_co_session(
 
 
 def create_edges(
-    connection: DuckDBPyConnection, side: str, settings: SessionSettings, num_sessions: int
+    connection: Connection, side: str, settings: SessionSettings, num_sessions: int
 ) -> None:
     """Create ``{side}_edges``, as in :mod:`~ramen_ray.data.tables.graphs.anchor_sets`.
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from duckdb import DuckDBPyConnection
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.engine import run, stream
+from ramen_ray.data.engine import Connection, run, stream
 from ramen_ray.data.leaks import Protocol, texts_of
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
 from ramen_ray.data.store.schemas import NODE_TABLES
@@ -23,7 +22,7 @@ TEXTS = pa.schema([("text", pa.string())])
 NEAR = pa.schema([("text", pa.int64()), ("anchor", pa.int64()), ("weight", pa.float32())])
 
 
-def write_texts(connection: DuckDBPyConnection, folder: Path) -> pa.ChunkedArray:
+def write_texts(connection: Connection, folder: Path) -> pa.ChunkedArray:
     """Write the distinct texts of train queries and ads, in order; returns :func:`read_texts`."""
     nodes = " UNION ALL ".join(texts_of(table) for table in NODE_TABLES.values())
     distinct = f"SELECT DISTINCT text FROM ({nodes}) ORDER BY text"
@@ -47,7 +46,7 @@ def write_near(folder: Path, found: Iterable[tuple[Int64s, Int64s, NDArray[np.fl
 
 
 def write_text_edges(
-    connection: DuckDBPyConnection,
+    connection: Connection,
     dataset: Dataset,
     folder: Path,
     protocol: Protocol,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Int64s
-from ramen_ray.data.engine import count, run
+from ramen_ray.data.engine import Connection, count, run
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, error_at, raise_errors
 from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.tables.reading.cells import is_text, plain_values
@@ -48,11 +48,7 @@ class UserTable:
     """
 
     def __init__(
-        self,
-        source: str,
-        columns: Mapping[str, Column],
-        skip_bad_rows: bool,
-        advice: str = ADVICE,
+        self, source: str, columns: Mapping[str, Column], skip_bad_rows: bool, advice: str = ADVICE
     ) -> None:
         """Find the files of ``source``, as :func:`find_files` does; ``columns`` are by role.
 
@@ -69,7 +65,7 @@ class UserTable:
         self._faults = Tallies()
         self._stopped: Exception | None = None
 
-    def load(self, connection: duckdb.DuckDBPyConnection, table: str, query: str) -> None:
+    def load(self, connection: Connection, table: str, query: str) -> None:
         """Create ``table`` from the rows; raises a DatasetError if they cannot be read.
 
         ``query`` reads ``source`` once, which has ``place`` and a column for each role.
@@ -105,7 +101,7 @@ class UserTable:
 
     def report(
         self,
-        connection: duckdb.DuckDBPyConnection,
+        connection: Connection,
         role: str,
         message: str,
         rows: str,
@@ -251,9 +247,7 @@ class UserTable:
             self._faults.add(kind, path, numbers[flags], examples)
 
 
-def nearly_known(
-    connection: duckdb.DuckDBPyConnection, unknown: str, known: str
-) -> tuple[int, str]:
+def nearly_known(connection: Connection, unknown: str, known: str) -> tuple[int, str]:
     """Count the unknown names that are known ones but for what programs change, with an example.
 
     ``unknown`` and ``known`` are SQL that selects ``name``; unknown ones may repeat, and all count.
