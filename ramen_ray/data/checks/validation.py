@@ -15,16 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ramen_ray.data.checks import table_rules
 from ramen_ray.data.checks.row_rules import Rule, row_rules
 from ramen_ray.data.checks.structure import inspect_structure, unreadable
-from ramen_ray.data.checks.table_rules import (
-    REVERSED_CLICKS,
-    UNLINKED,
-    cross_rules,
-    keys_of,
-    leak_rules,
-    repeat_rules,
-)
 from ramen_ray.data.engine import Connection, count, engine, name_literal, run
 from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, Tally, raise_errors
 from ramen_ray.data.leaks import find_answers
@@ -80,7 +73,7 @@ def validate(
             progress(table)
             found[table] = tables.check(table, find_leaks=find_leaks)
         if TRAIN in tables.loaded:
-            at_last = [UNLINKED, REVERSED_CLICKS] if find_leaks else [UNLINKED]
+            at_last = [table_rules.UNLINKED] + [table_rules.REVERSED_CLICKS] * find_leaks
             found[TRAIN] += tables.broken(TRAIN, at_last)
     every = [*structure.findings, *(finding for of_table in found.values() for finding in of_table)]
     wanted = [finding for finding in every if warns or finding.severity == "error"]
@@ -100,7 +93,7 @@ class _TableReader:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows in the order of the files."""
-        keys, last = keys_of(self._table), None
+        keys, last = table_rules.keys_of(self._table), None
         for path in self._dataset.files(self._table):
             file, num_rows = path.relative_to(self._dataset.path), 0
             try:
@@ -160,8 +153,8 @@ class _Tables:
             self._connection.execute(f"DROP TABLE {name_literal(table)}")
             return reader.damage
         rules = row_rules(table, columns, self._num_rows)
-        rules += repeat_rules(table, columns, ascends=reader.ascends)
-        rules += cross_rules(table, columns, self.loaded)
+        rules += table_rules.repeat_rules(table, columns, ascends=reader.ascends)
+        rules += table_rules.cross_rules(table, columns, self.loaded)
         if table.startswith("edges/"):
             _, anchor_set, side = table.split("/")
             if self._warns and side == "query" and TRAIN in self.loaded:
@@ -169,7 +162,7 @@ class _Tables:
                 self._connection.execute(f"DELETE FROM unlinked WHERE query_id IN ({linked})")
             is_used = anchor_set in self._dataset.strict_anchor_sets and side in NODE_TABLES
             if find_leaks and is_used and f"anchors/{anchor_set}" in self.loaded:
-                rules += leak_rules(table)
+                rules += table_rules.leak_rules(table)
         found = [tally.share() for tally in reader.not_utf8.values()]
         found += self.broken(table, rules)
         self._forget(table, columns)

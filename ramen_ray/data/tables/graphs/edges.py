@@ -12,23 +12,7 @@ from ramen_ray.data.findings import raise_errors
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.schemas import PLURAL, Side
-from ramen_ray.data.tables.graphs.anchor_sets import (
-    WrittenEdges,
-    check_name,
-    folder_beside,
-    made_by,
-    put_in_place,
-    write_edges,
-)
-from ramen_ray.data.tables.graphs.nodes import (
-    HELD_OUT_NODE,
-    LEFT_OUT_NODE,
-    create_names,
-    known_names,
-    named,
-    node_names,
-    read_numbers,
-)
+from ramen_ray.data.tables.graphs import anchor_sets, nodes
 from ramen_ray.data.tables.reading.columns import (
     Column,
     NullWords,
@@ -106,12 +90,16 @@ def add_edge_list(
     rows), or no edge is left.
     """
     dataset = Dataset(dataset_path)
-    check_name(dataset, name, replace)
+    anchor_sets.check_name(dataset, name, replace)
     check(dataset)
     tables = open_tables(edge_list, dataset.metadata)
-    with folder_beside(dataset, name) as aside, engine(aside, memory, dataset) as connection:
+    made = anchor_sets.made_by("edges", edge_list)
+    with (
+        anchor_sets.folder_beside(dataset, name) as aside,
+        engine(aside, memory, dataset) as connection,
+    ):
         found = write_edge_list(connection, dataset, edge_list, tables, name, DatasetWriter(aside))
-        put_in_place(aside, dataset, name, made_by("edges", edge_list), found.num_rows, replace)
+        anchor_sets.put_in_place(aside, dataset, name, made, found.num_rows, replace)
     return found.num_rows | found.counts
 
 
@@ -122,7 +110,7 @@ def write_edge_list(
     tables: Mapping[str, UserTable],
     name: str,
     writer: DatasetWriter,
-) -> WrittenEdges:
+) -> anchor_sets.WrittenEdges:
     """Write a user's edges as the tables of an anchor set; repeated edges are summed.
 
     ``tables`` are what :func:`open_tables` found.
@@ -131,15 +119,15 @@ def write_edge_list(
     """
     sides = list(edge_list.of_sides)
     for side in sides:
-        create_names(connection, dataset, side)
+        nodes.create_names(connection, dataset, side)
         weight = "weight" if edge_list.columns.edges_weight else "1.0::DOUBLE AS weight"
         rows = f"{side}_rows"
-        tables[side].load(connection, rows, named(side, f"place, anchor, {weight}"))
-        read_numbers(connection, dataset, side, rows)
+        tables[side].load(connection, rows, nodes.named(side, f"place, anchor, {weight}"))
+        nodes.read_numbers(connection, dataset, side, rows)
     _create_anchors(connection, tables, sides)
     left_out = Counter[str]()
     for side in sides:
-        known = known_names(dataset, side)
+        known = nodes.known_names(dataset, side)
         left_out += _unknown(connection, tables[side], side, known, "anchors" in tables)
         edges = f"""
             CREATE OR REPLACE TABLE {side}_edges AS
@@ -156,12 +144,12 @@ def write_edge_list(
         table.check()
         table.refuse_no_rows()
         left_out += table.left_out
-    written = write_edges(connection, dataset, name, sides, edge_list.protocol, writer)
+    written = anchor_sets.write_edges(connection, dataset, name, sides, edge_list.protocol, writer)
     counts = dict(left_out) | written.counts
     if not written.num_rows:
         left = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
         raise DatasetError(f"the edge list of anchor set {name!r} leaves no edges: {left}")
-    return WrittenEdges(written.num_rows, counts)
+    return anchor_sets.WrittenEdges(written.num_rows, counts)
 
 
 def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, UserTable]:
@@ -182,9 +170,10 @@ def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, U
             of_anchors["name"] = without_rounded(of_anchors["name"])
             of_anchors["text"] = text_column(columns.anchor_text, null_words)
         of_tables["anchors"] = edge_list.anchors, of_anchors
-    nodes = {"query": columns.edges_query or "query", "ad": columns.edges_ad or "ad_id"}
+    ends = {"query": columns.edges_query or "query", "ad": columns.edges_ad or "ad_id"}
     for side, source in edge_list.of_sides.items():
-        of_edges = {"name": node_names(metadata, side, nodes[side], null_words), "anchor": anchor}
+        node = nodes.node_names(metadata, side, ends[side], null_words)
+        of_edges = {"name": node, "anchor": anchor}
         if columns.edges_weight:
             of_edges["weight"] = weight_column(columns.edges_weight, LEAST_WEIGHT, LARGEST_WEIGHT)
         of_tables[side] = source, of_edges
@@ -236,8 +225,8 @@ def _unknown(
         message = "rows name anchors that the table of anchors does not have"
         table.report(connection, "anchor", message, unknown, known="SELECT name FROM anchors")
     of_kind = {
-        HELD_OUT_NODE: f"{side} edges of validation and test queries",
-        LEFT_OUT_NODE: f"{side} edges of {PLURAL[side]} that the import left out",
+        nodes.HELD_OUT_NODE: f"{side} edges of validation and test queries",
+        nodes.LEFT_OUT_NODE: f"{side} edges of {PLURAL[side]} that the import left out",
     }
     found = f"SELECT node, count(*) FROM {side}_rows WHERE node < 0 GROUP BY node ORDER BY 1 DESC"
     return Counter({of_kind[node]: edges for node, edges in connection.sql(found).fetchall()})

@@ -7,16 +7,7 @@ from typing import Any
 from ramen_ray.data.engine import Connection, count, run
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import PLURAL, SIDES
-from ramen_ray.data.tables.graphs.nodes import (
-    HELD_OUT_NODE,
-    LEFT_OUT_NODE,
-    create_names,
-    has_ids,
-    known_names,
-    named,
-    node_names,
-    read_numbers,
-)
+from ramen_ray.data.tables.graphs import nodes
 from ramen_ray.data.tables.reading.cells import TimeUnit
 from ramen_ray.data.tables.reading.columns import Column, NullWords, id_column, time_column
 from ramen_ray.data.tables.reading.loading import UserTable, nearly_known
@@ -60,10 +51,10 @@ def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
     of_log: dict[str, Column] = {
         "session": id_column(columns.sessions_session, null_words),
         "time": time_column(columns.sessions_time, unit, flag),
-        "query": node_names(metadata, "query", columns.sessions_query, null_words),
+        "query": nodes.node_names(metadata, "query", columns.sessions_query, null_words),
     }
     if columns.sessions_ad is not None:
-        of_log["ad"] = node_names(metadata, "ad", columns.sessions_ad, null_words)
+        of_log["ad"] = nodes.node_names(metadata, "ad", columns.sessions_ad, null_words)
     optional = {role: replace(column, optional=True) for role, column in of_log.items()}
     return UserTable(log.sessions, optional, skip_bad_rows=True)
 
@@ -83,7 +74,7 @@ def create_events(
     log.load(connection, "log", f"SELECT session, time, query, {ad} FROM source")
     log.check()
     for side in SIDES:
-        create_names(connection, dataset, side)
+        nodes.create_names(connection, dataset, side)
         _name_cells(connection, dataset, side)
         items = f"SELECT DISTINCT item, text FROM {side}_cells WHERE item IS NOT NULL"
         connection.execute(f"CREATE TABLE {side}_items AS {items}")
@@ -101,15 +92,15 @@ def _name_cells(connection: Connection, dataset: Dataset, side: str) -> None:
     a text, whether or not a query has it.
     """
     cells = f"(SELECT DISTINCT {side} AS name FROM log WHERE {WHOLE} AND {side} IS NOT NULL)"
-    found = f"CREATE OR REPLACE TABLE found AS {named(side, 'name AS cell', cells)}"
+    found = f"CREATE OR REPLACE TABLE found AS {nodes.named(side, 'name AS cell', cells)}"
     run(connection, f"looking up the log's {side} cells", found)
     is_text = "false"
     if side == "ad":
-        read_numbers(connection, dataset, side, "found")
+        nodes.read_numbers(connection, dataset, side, "found")
     else:
         is_text = "node IS NULL"
-        if not has_ids(dataset, side):  # then what was left out is known by its text
-            is_text += f" OR node = {LEFT_OUT_NODE}"
+        if not nodes.has_ids(dataset, side):  # then what was left out is known by its text
+            is_text += f" OR node = {nodes.LEFT_OUT_NODE}"
     cells = f"""
         CREATE TABLE {side}_cells AS
         WITH
@@ -117,11 +108,12 @@ def _name_cells(connection: Connection, dataset: Dataset, side: str) -> None:
                 SELECT found.*, CASE WHEN {is_text} THEN cell ELSE texts.text END AS text
                 FROM found LEFT JOIN {side}_texts AS texts USING (node)),
             looked_up AS (
-                SELECT *, node IS NOT DISTINCT FROM {HELD_OUT_NODE} OR folded IS NOT NULL AS is_out
+                SELECT *,
+                    node IS NOT DISTINCT FROM {nodes.HELD_OUT_NODE} OR folded IS NOT NULL AS is_out
                 FROM with_texts LEFT JOIN {side}_held_out ON folded = fold(text)),
             kept AS (
                 SELECT DISTINCT cell, unknown, CASE WHEN NOT is_out THEN text END AS text,
-                    CASE WHEN is_out THEN {HELD_OUT_NODE} WHEN node < 0 THEN node END AS node
+                    CASE WHEN is_out THEN {nodes.HELD_OUT_NODE} WHEN node < 0 THEN node END AS node
                 FROM looked_up)
         SELECT *, CASE WHEN text IS NOT NULL
             THEN dense_rank() OVER (ORDER BY text NULLS LAST) END AS item
@@ -138,9 +130,9 @@ def _count_left_out(connection: Connection, dataset: Dataset) -> dict[str, int]:
         "rows without a session": "session IS NULL",
         "rows without a time": "session IS NOT NULL AND time IS NULL",
         "rows without a query": "session IS NOT NULL AND time IS NOT NULL AND query IS NULL",
-        "rows of validation and test queries": f"{WHOLE} AND queries.node = {HELD_OUT_NODE}",
+        "rows of validation and test queries": f"{WHOLE} AND queries.node = {nodes.HELD_OUT_NODE}",
         "rows of queries that the import left out": (
-            f"{WHOLE} AND queries.node = {LEFT_OUT_NODE} AND queries.text IS NULL"
+            f"{WHOLE} AND queries.node = {nodes.LEFT_OUT_NODE} AND queries.text IS NULL"
         ),
         "clicks on unknown ads": unknown,
     }
@@ -167,7 +159,7 @@ def _count_nearly_known(connection: Connection, dataset: Dataset) -> dict[str, i
             JOIN query_cells AS queries ON queries.cell = log.query AND queries.text IS NOT NULL
             WHERE {WHOLE}
         """
-        known = known_names(dataset, side) if side == "ad" else "SELECT name FROM query_names"
+        known = nodes.known_names(dataset, side) if side == "ad" else "SELECT name FROM query_names"
         near, example = nearly_known(connection, unknown, known)
         counts[f"rows of unknown {PLURAL[side]} that are known but for {example}"] = near
     return counts

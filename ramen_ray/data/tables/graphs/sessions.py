@@ -13,14 +13,7 @@ from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import Connection, engine, run
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.tables.graphs.anchor_sets import (
-    check_name,
-    folder_beside,
-    made_by,
-    put_in_place,
-    remove_anchor_set,
-    write_edges,
-)
+from ramen_ray.data.tables.graphs import anchor_sets
 from ramen_ray.data.tables.graphs.session_events import SessionLog, create_events, open_log
 
 STRENGTHS = {
@@ -86,13 +79,14 @@ def add_co_session(
     dataset = Dataset(dataset_path)
     sets = {"query": settings.query_set, "ad": settings.ad_set}
     for name in sets.values():
-        check_name(dataset, name, replace)
+        anchor_sets.check_name(dataset, name, replace)
     check(dataset)
     table = open_log(log, dataset.metadata)
-    made = made_by("co-session", log, settings)
+    made = anchor_sets.made_by("co-session", log, settings)
     with ExitStack() as stack:
         folders = {
-            side: stack.enter_context(folder_beside(dataset, name)) for side, name in sets.items()
+            side: stack.enter_context(anchor_sets.folder_beside(dataset, name))
+            for side, name in sets.items()
         }
         connection = stack.enter_context(engine(folders["query"], memory, dataset))
         summary = create_events(connection, dataset, table, settings.max_session_length)
@@ -102,7 +96,9 @@ def add_co_session(
             anchors = f"SELECT item AS id, text FROM {side}_items"
             connection.execute(f"CREATE OR REPLACE VIEW anchors AS {anchors}")
             writer = DatasetWriter(folders[side])
-            found = write_edges(connection, dataset, name, [side], settings.protocol, writer)
+            found = anchor_sets.write_edges(
+                connection, dataset, name, [side], settings.protocol, writer
+            )
             summary |= {f"edges/{name}/{side}": 0} | found.counts | found.num_rows
             if found.num_rows:
                 written[side] = found.num_rows
@@ -112,10 +108,10 @@ def add_co_session(
                 f"{log.sessions} gives no edges; lower min_support? Found: {left_out or 'nothing'}"
             )
         for side, num_rows in written.items():
-            put_in_place(folders[side], dataset, sets[side], made, num_rows, replace)
+            anchor_sets.put_in_place(folders[side], dataset, sets[side], made, num_rows, replace)
     if replace:
         for side in sets.keys() - written:
-            remove_anchor_set(dataset.path, sets[side])
+            anchor_sets.remove_anchor_set(dataset.path, sets[side])
     return summary
 
 
