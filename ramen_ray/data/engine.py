@@ -39,11 +39,11 @@ def engine(
 ) -> Iterator[Connection]:
     """Open a connection whose tables are gone when the block ends.
 
-    SQL has ``fold`` and ``nearly`` of :mod:`~ramen_ray.data.store.same_texts`, and ``trimmed``,
-    which takes the white space of Unicode off both ends. It has the tables of a ``dataset`` under
-    their names (:func:`name_literal`), with texts also ``folded``. What is beyond ``memory``, as
-    ``4GB`` or by default 60 % of the machine's, goes into a subfolder of ``folder``.
-    Raises a UserError if ``memory`` is not a size, or it or the disk is too small for what is done.
+    SQL has ``fold`` and ``nearly`` of :mod:`~ramen_ray.data.store.same_texts`, and ``trimmed``, for
+    any white space. It has the tables of a ``dataset`` under their names (:func:`name_literal`),
+    with texts also ``folded``. What is beyond ``memory``, as ``4GB`` or by default 60 % of the
+    machine's, goes into a subfolder of ``folder``. Raises a UserError if ``memory`` is not a size,
+    or it or the disk is too small for what is done.
     """
     limit = memory or f"{int(SHARE_OF_MEMORY * psutil.virtual_memory().total)}B"
     with TemporaryDirectory(prefix=".engine-", dir=folder) as aside:

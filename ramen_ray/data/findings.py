@@ -127,10 +127,7 @@ def _show(value: Any) -> str:
 
 
 def raise_errors(what: object, findings: Iterable[Finding]) -> None:
-    """Raise one DatasetError that lists the first errors among ``findings``, if there are any.
-
-    ``what`` is the input, or its name, as in "the dataset directory /data/mine".
-    """
+    """Raise one DatasetError that lists the first errors in ``what``, if there are any."""
     errors = [str(finding) for finding in findings if finding.severity == "error"]
     if errors:
         listed = "".join(f"\n  - {error}" for error in errors[:MAX_LISTED])

@@ -18,10 +18,7 @@ HELD_OUT = (*SPLITS[1:], ZERO_SHOT)
 
 
 def find_answers(connection: Connection, tables: Collection[str]) -> None:
-    """Create ``answers``: ``query`` and ``ad``, the folded texts of held-out clicks.
-
-    ``tables`` are those that the dataset has.
-    """
+    """Create ``answers`` of the dataset's ``tables``: ``query`` and ``ad``, both folded texts."""
     held_out = [
         f"SELECT folded AS query, ad_ids FROM {name_literal(table)}"
         for table in (f"queries/{split}" for split in HELD_OUT)
@@ -64,7 +61,7 @@ def leaking(nodes: str, anchors: str, pairs: str = BOTH_WAYS) -> str:
 def repeating(side: str, anchors: str) -> str:
     """Return the SQL that selects all pairs ``node`` and ``anchor`` that would repeat a click.
 
-    That is, of a node that is an ad, the text of a train query that led to it, and the reverse.
+    The anchor then has the text of an ad that the node, a query, led to, or the reverse.
     ``anchors`` is SQL that selects ``id`` and ``folded``; ``side`` is of the nodes, query or ad.
     """
     other = "ad" if side == "query" else "query"

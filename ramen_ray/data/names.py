@@ -56,17 +56,15 @@ class NameList:
 
     def find_in_table(self, dataset: Dataset, table: str, ids: Int64s | None = None) -> csr_array:
         """Return (rows, entities) bool: which a table's rows, or those with ``ids`` (n,), name."""
-        id_column = schema_of(table).names[0]
         wanted = None if ids is None else pa.array(ids, pa.int64())
-        rows, entities = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for batch in dataset.batches(table, [id_column, "text"]):
+        pairs = [np.empty((2, 0), np.int64)]
+        for batch in dataset.batches(table, [schema_of(table).names[0], "text"]):
             chosen = batch if wanted is None else batch.filter(pc.is_in(batch[0], wanted))
-            positions, found = self.find(chosen["text"])
-            rows.append(chosen[0].to_numpy()[positions])
-            entities.append(found)
-        pairs = np.concatenate(rows), np.concatenate(entities)
-        shape = (dataset.num_rows(table), len(self.kind_of))
-        return csr_array((np.ones(len(pairs[0]), dtype=np.bool_), pairs), shape=shape)
+            positions, entities = self.find(chosen["text"])
+            pairs.append(np.stack([chosen[0].to_numpy()[positions], entities]))
+        rows, entities = np.concatenate(pairs, axis=1)
+        shape = dataset.num_rows(table), len(self.kind_of)
+        return csr_array((np.ones(len(rows), dtype=np.bool_), (rows, entities)), shape)
 
     def find(self, texts: pa.StringArray) -> tuple[Int64s, Int64s]:
         """Find the entities that texts (n,) name, as unique, ascending (position, entity) pairs."""

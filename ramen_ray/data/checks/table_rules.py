@@ -22,15 +22,12 @@ def keys_of(table: str) -> list[str]:
 
 
 def repeat_rules(table: str, columns: Collection[str], *, ascends: bool) -> list[Rule]:
-    """Forbid that rows repeat ids, pairs of ids, users' own ids, or texts of ads.
-
-    If ids ascend, none repeats, and they need not be held in memory to see it.
-    """
+    """Forbid that rows repeat ids, pairs of ids, users' own ids, or texts of ads."""
     keys = keys_of(table)
     what, advice = ("id", "give every row its own") if len(keys) == 1 else ("pair", "leave one")
     harm = warning if table.startswith("filters/") else error
     of_keys = harm(keys[-1], f"{what} that an earlier row has", advice, _repeats(keys))
-    rules = [] if ascends else [of_keys]
+    rules = [] if ascends else [of_keys]  # which takes memory for all ids
     rules += [_SAME_SOURCE_ID] if "source_id" in columns else []
     return rules + ([_SAME_TEXT, _SAME_FOLDED] if table == "ads" else [])
 
@@ -135,7 +132,7 @@ _SEEN_ADS = error(
 def leak_rules(table: str) -> list[Rule]:
     """Warn of edges that join a held-out query to its answer, or that repeat clicks, if many do.
 
-    ``answers`` of :func:`~ramen_ray.data.leaks.find_answers`, the nodes and the anchors are there.
+    Call :func:`~ramen_ray.data.leaks.find_answers` before; nodes and anchors are loaded.
     """
     _, anchor_set, side = table.split("/")
     nodes, anchors = name_literal(NODE_TABLES[side]), name_literal(f"anchors/{anchor_set}")

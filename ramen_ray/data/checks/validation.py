@@ -40,9 +40,9 @@ def validate(
 ) -> list[Finding]:
     """Check the whole dataset directory; returns all findings, errors first.
 
-    Tables that cannot be read are reported and left out of the later checks. Tables of texts, and
-    one of edges, are in memory, or beside it in the folder for temporary files. ``progress`` gets
-    the name of each table before it is read. Without ``warns`` only errors are looked for.
+    Tables that cannot be read are left out of the later checks. Tables of texts, and one of edges,
+    are in memory, or in the folder for temporary files. ``progress`` gets the name of each table
+    before it is read. Without ``warns`` only errors are looked for.
     """
     structure = inspect_structure(dataset)
     num_rows = structure.num_rows

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s, growing_array, map_new_array
+from ramen_ray.data.arrays import Float64s, Int64s, growing_array, map_new_array
 
 ENTRIES_PER_BATCH = 1 << 20
 LIGHTEST = 1e-300
@@ -21,14 +21,13 @@ LIGHTEST = 1e-300
 class Csr:
     """Rows of column ids, ascending and unique within a row.
 
-    ``cumulative_weights`` is the running sum of the entries' weights with a leading zero, or None
-    if all are equal. They are scaled by row, as the differences in a row would be lost beside
-    another of far larger weights.
+    Weights are scaled by row: beside another of far larger weights, a row's differences between
+    running sums would be lost.
     """
 
     indptr: NDArray[Any]  # (rows + 1,) int64, where each row starts in ``indices``
     indices: NDArray[Any]  # (entries,) int32 or int64 column ids
-    cumulative_weights: NDArray[np.float64] | None = None  # (entries + 1,)
+    cumulative_weights: Float64s | None = None  # (entries + 1,) from 0 on; None if all are equal
 
     @classmethod
     def from_pairs(
@@ -93,9 +92,8 @@ class Csr:
     def gather(self, rows: NDArray[Any]) -> tuple[Int64s, NDArray[Any]]:
         """Return the entries of ``rows`` (n,) as (position in ``rows``, column id) pairs."""
         degrees = self.degrees(rows)
-        return np.repeat(np.arange(len(rows)), degrees), self.indices[
-            ragged_positions(self.indptr[rows], degrees)
-        ]
+        entries = ragged_positions(self.indptr[rows], degrees)
+        return np.repeat(np.arange(len(rows)), degrees), self.indices[entries]
 
     def weights(self, entries: NDArray[Any]) -> NDArray[np.float64]:
         """Return the weights (n,) of ``entries`` (n,), all above 0, for comparison within a row."""
@@ -105,10 +103,7 @@ class Csr:
         return np.maximum(after - before, LIGHTEST)
 
     def draw(self, rows: NDArray[Any], uniforms: NDArray[np.float64]) -> Int64s:
-        """Draw one column id of each of ``rows`` (n,) by weight; -1 where it has no entries.
-
-        ``uniforms`` (n,) are in [0, 1).
-        """
+        """Draw a column id of each row (n,) by weight, by uniforms (n,) in [0, 1); -1 if empty."""
         start, stop = self.indptr[rows], self.indptr[rows + 1]
         if self.cumulative_weights is None:
             position = start + np.floor(uniforms * (stop - start)).astype(np.int64)
@@ -141,9 +136,8 @@ def write_csr(folder: Path, parts: Iterable[Csr]) -> None:
             name: files.enter_context(growing_array(folder / f"{name}.npy", dtype))
             for name, dtype in types.items()
         }
-        append["indptr"](np.zeros(1))
-        if weighted:
-            append["cumulative_weights"](np.zeros(1))
+        for name in types.keys() - {"indices"}:
+            append[name](np.zeros(1))
         entries, total = 0, 0.0
         for part in chain([first], rest):
             append["indptr"](entries + part.indptr[1:])

@@ -107,9 +107,8 @@ def _write_part(table: str, rows: pa.Table, folder: Path) -> dict[str, Any]:
 
 
 def _text_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
-    tokens, ad_ids, weights = (
-        rows[name].combine_chunks() for name in ("tokens", "ad_ids", "weights")
-    )
+    lists = (rows[name].combine_chunks() for name in ("tokens", "ad_ids", "weights"))
+    tokens, ad_ids, weights = lists
     ads, degrees = ad_ids.flatten().to_numpy(), pc.list_value_length(ad_ids).to_numpy()
     weight = weights.flatten().to_numpy()
     order = np.lexsort((ads, np.repeat(np.arange(len(degrees)), degrees)))
@@ -127,10 +126,9 @@ def _text_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
 def join_parts(
     parts: Iterable[TablePart], folder: Path, num_rows: dict[str, int], vocab_size: int
 ) -> None:
-    """Join the parts of all tables into a :class:`~ramen_ray.data.prepared.folder.Prepared`.
+    """Join the parts of all tables, in any order, into the arrays of ``folder``.
 
-    ``parts`` are in any order, ``num_rows`` those of the dataset's tables. What a lost machine has
-    left of it in ``folder`` is written anew.
+    ``num_rows`` are those of the dataset's tables. What a lost machine left is written anew.
     """
     files: dict[str, list[str]] = {}
     for part in sorted(parts, key=itemgetter("table", "first_key", "first_anchor")):

@@ -92,8 +92,8 @@ def measure_texts(
 def write_hashes(folders: Sequence[Path]) -> None:
     """Write ``hashes.npy`` beside the tokens in each of the folders, for all tables at once.
 
-    Anybody can make a text that has the hash of another, by sums of a few million words. So texts
-    of one hash are compared, and if two differ, all texts are hashed under another key.
+    Anybody can make texts of one hash. So these are compared, and if two differ, all texts are
+    hashed under another key.
     """
     for key in count():
         tables = [_hashed(folder, key) for folder in folders]

@@ -69,7 +69,14 @@ def find_files(source: str, columns: Sequence[str], advice: str = "") -> list[Ta
     if not files and not faults:
         faults.append((listed[0].path, "is empty"))
     raise_errors(f"the source {redacted(source)}", _one_of_each(faults))
-    _warn_of_columns_given_twice(files)
+    if twice := [file for file in files if file.given_twice]:
+        logger.warning(
+            "%s: the columns %s are in the file and in the name of its folder; the file's are read"
+            " (%d files)",
+            printable(redacted(twice[0].path)),
+            ", ".join(map(repr, twice[0].given_twice)),
+            len(twice),
+        )
     return files
 
 
@@ -115,18 +122,6 @@ def _one_of_each(faults: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     for fault, number in Counter(fault for _, fault in faults).items():
         more = f" (so are {number - 1} more files)" if number > 1 else ""
         yield Finding("error", first[fault], fault + more)
-
-
-def _warn_of_columns_given_twice(files: Sequence[TableFile]) -> None:
-    twice = [file for file in files if file.given_twice]
-    if twice:
-        logger.warning(
-            "%s: the columns %s are in the file and in the name of its folder; the file's are read"
-            " (%d files)",
-            printable(redacted(twice[0].path)),
-            ", ".join(map(repr, twice[0].given_twice)),
-            len(twice),
-        )
 
 
 def warn_of_copies(files: Sequence[TableFile]) -> None:
@@ -206,8 +201,7 @@ def _is_hidden(path: PurePosixPath) -> bool:
 
 def _fits(path: str, pattern: str) -> bool:
     """Return whether a glob matches; ``*`` does not cross folders, as in a shell."""
-    same_depth = path.count("/") == pattern.count("/")
-    return same_depth and PurePosixPath(path).match(pattern)
+    return path.count("/") == pattern.count("/") and PurePosixPath(path).match(pattern)
 
 
 def _refuse_logs(found: Sequence[FileInfo], below: Sequence[FileInfo]) -> None:

@@ -41,11 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class UserTable:
-    """A user's table, whose rows are read once, in order.
-
-    A row's ``place`` is a number that ascends and tells its file and row. So far, ``rows_read``
-    were read, and those of ``left_out``, by reason, left out.
-    """
+    """A user's table, whose rows are read once, in order; ``place`` numbers them, with gaps."""
 
     def __init__(
         self, source: str, columns: Mapping[str, Column], skip_bad_rows: bool, advice: str = ADVICE
@@ -59,7 +55,7 @@ class UserTable:
         self.skip_bad_rows = skip_bad_rows
         self._advice = advice
         self.rows_read = 0
-        self.left_out: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()  # rows, by reason
         names = [name for column in columns.values() for name in column.names]
         self._files = find_files(source, list(dict.fromkeys(names)), NAMED_BY)
         self._faults = Tallies()
@@ -113,8 +109,7 @@ class UserTable:
         ``rows`` is SQL that selects their places and cells of the column of ``role``; the message
         follows their number. ``known`` is SQL that selects the names that they could have meant.
         """
-        number = count(connection, f"SELECT count(*) FROM ({rows})")
-        if number:
+        if number := count(connection, f"SELECT count(*) FROM ({rows})"):
             named = f"({rows}) AS rows(place, name)"
             distinct = f"SELECT min(place), name FROM {named} GROUP BY name ORDER BY 1"
             first = connection.sql(f"{distinct} LIMIT {MAX_EXAMPLES}").fetchall()
@@ -141,15 +136,11 @@ class UserTable:
 
         What else was found is logged. A later call tells only what is new.
         """
-        refused = [
-            tally.finding()
-            for kind, tally in self._faults.items()
-            if kind.always or not self.skip_bad_rows
-        ]
+        skips, faults = self.skip_bad_rows, self._faults.items()
+        refused = [tally.finding() for kind, tally in faults if kind.always or not skips]
         raise_errors(f"the table {self.source}", refused)
-        for kind, tally in self._faults.items():
-            is_out = self.skip_bad_rows and kind.severity == "error"
-            finding = tally.finding()
+        for kind, tally in faults:
+            finding, is_out = tally.finding(), skips and kind.severity == "error"
             logger.warning("%s", replace(finding, advice="left out") if is_out else finding)
         self._faults.clear()
 

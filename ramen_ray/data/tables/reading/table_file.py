@@ -205,8 +205,8 @@ def _read_text(file: TableFile) -> Iterator[Rows]:
         parse = partial(parse_objects, types=dict.fromkeys(columns))
     else:
         parse = partial(parse_records, kind=file.format, header=file.header, columns=columns)
+    split = split_records if file.format == "csv" else lines_as_records
     with file.open() as stream:
-        split = split_records if file.format == "csv" else lines_as_records
         for block in read_blocks(stream, file.path, split):
             yield parse(block, file.path)
 
@@ -222,8 +222,7 @@ def _with_partitions(file: TableFile, rows: Rows) -> Rows:
 
 def _without_odd_cells(rows: Rows) -> Rows:
     """Leave out the rows with a cell that is huge or not UTF-8."""
-    out = np.zeros(len(rows.numbers), dtype=bool)
-    faults = list(rows.faults)
+    out, faults = np.zeros(len(rows.numbers), dtype=bool), [*rows.faults]
     for name, column in zip(rows.cells.column_names, rows.cells.columns, strict=True):
         odd = {HUGE: cell_bytes(column) > MAX_CELL_BYTES}
         if is_text(column.type):
