@@ -26,8 +26,7 @@ from ramen_ray.told import told
 Connection = duckdb.DuckDBPyConnection
 SHARE_OF_MEMORY = 0.6
 ROWS_PER_BATCH = 65_536
-TEXTS_PER_BATCH = 2048
-"""An Arrow array of texts cannot have more than 2 GiB."""
+TEXTS_PER_BATCH = 2048  # an Arrow array of texts cannot have more than 2 GiB
 
 _INTERRUPTED = re.compile(r"^Query interrupted$|(^|: )KeyboardInterrupt(: )?$", re.MULTILINE)
 """What DuckDB makes of a signal's KeyboardInterrupt: in itself, and in a stream that it reads."""

@@ -10,8 +10,7 @@ from ramen_ray.errors import printable
 
 MAX_EXAMPLES = 3
 MAX_LISTED = 20
-FEW = 3
-"""Doubtful rows of a kind that are not yet an error."""
+FEW = 3  # doubtful rows of a kind that are not yet an error
 MAX_EXAMPLE_LENGTH = 60
 Severity = Literal["error", "warning"]
 

@@ -23,8 +23,7 @@ NOT_IN_A_WORD = r"[^\p{L}\p{M}\p{N}+#]+"
 SIGNS_BEFORE_A_WORD = r"(^|\s)[+#]+"
 SIGNS_BEHIND_A_WORD = r"[+#]+"
 
-Key = tuple[str, tuple[str, ...]]
-"""A name: its kind and its words."""
+Key = tuple[str, tuple[str, ...]]  # a name: its kind and its words
 
 
 @dataclass(frozen=True)

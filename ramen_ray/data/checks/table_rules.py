@@ -11,8 +11,7 @@ from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT, schema_o
 
 MANY_REPEATS = 0.1
 """Share of a table's edges that repeat train clicks, from which on it is worth a warning."""
-MANY_TEXTS = 0.01
-"""Share of its tokens or texts from which on those that an encoder loses are."""
+MANY_TEXTS = 0.01  # share of its tokens or texts from which on those that an encoder loses are
 
 
 def keys_of(table: str) -> list[str]:

@@ -24,12 +24,10 @@ from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 
-MAX_CLICKS = 200_000
-"""If there are more train clicks, this many are used, chosen by their hash."""
+MAX_CLICKS = 200_000  # if there are more train clicks, this many are used, chosen by their hash
 _SAMPLE = NUM_SHUFFLES  # a hash key that no shuffle has
 
-Pairs = tuple[Int64s, Int64s]
-"""The ids (n,) of the two nodes of each pair."""
+Pairs = tuple[Int64s, Int64s]  # the ids (n,) of the two nodes of each pair
 
 
 def graph_signals(

@@ -13,8 +13,7 @@ from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
 SHARE_OF_SEEDS, GROWTH = 1 / 64, 4
 _SEEDS, _NEIGHBOURS, _ADS, _HELD_OUT = range(4)
 
-FAR = 1e-9
-"""Weight of queries that share no ad: drawn where no others are left."""
+FAR = 1e-9  # weight of queries that share no ad: drawn where no others are left
 
 
 def sample_dataset(dataset: Path, output: Path, num_queries: int, seed: int = 0) -> Dataset:

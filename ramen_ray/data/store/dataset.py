@@ -29,10 +29,8 @@ from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
 FORMAT_VERSION = 1
 WHILE_READ = "while it was read; run the same command again"
 """For :meth:`Dataset.unchanged`: when it has changed, and what to do."""
-ROWS_PER_GROUP = 1 << 20
-"""Rows of a parquet row group."""
-BYTES_PER_GROUP = 1 << 30
-"""An Arrow array cannot have more than 2 GiB of texts."""
+ROWS_PER_GROUP = 1 << 20  # rows of a parquet row group
+BYTES_PER_GROUP = 1 << 30  # an Arrow array cannot have more than 2 GiB of texts
 MIN_EXPANDED = 1 << 30
 MAX_EXPANSION = 100
 """How many times its size on disk a table may take in memory, from MIN_EXPANDED bytes on."""

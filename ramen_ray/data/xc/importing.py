@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,11 +136,10 @@ def _warn(file: TextFile, lines: Int64s, message: str) -> None:
 
 
 def _read_splits(files: XcFiles, ads: Scan, fraction: float, seed: int) -> dict[str, SplitQueries]:
-    in_order = dict.fromkeys(of.texts for of in files.splits.values())  # two splits may share one
-    scans = {file: scan(file) for file in in_order}
+    scan_once = cache(scan)  # two splits may share their texts
     splits = {
-        split: _read_queries(files, split, scans[of_split.texts], ads)
-        for split, of_split in files.splits.items()
+        split: _read_queries(files, split, scan_once(of.texts), ads)
+        for split, of in files.splits.items()
     }
     if "validation" not in splits:
         train = splits["train"]

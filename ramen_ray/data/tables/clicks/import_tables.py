@@ -41,33 +41,29 @@ def import_tables(
     """Import a user's own tables into a new dataset directory at ``output``.
 
     The same tables and settings give the same bytes, on any machine and number of threads. The
-    dataset's ``name`` is by default the folder's; ``memory`` is what the engine may take, such as
-    ``4GB``, by default 60 % of the machine's. If a table cannot be read, or rows are bad, it raises
-    a DatasetError and leaves no directory.
+    dataset's ``name`` is by default the folder's; for ``memory`` see
+    :func:`~ramen_ray.data.engine.engine`. If a table cannot be read, or rows are bad, it raises a
+    DatasetError and leaves no directory.
     """
+    lists = tables.edge_lists
     metadata = {
         "name": dataset_name(name, output),
         "source": redacted(tables.clicks),
         "licence": "",
         "imported": without_passwords(asdict(tables)),
-        "anchor_sets": {
-            key: made_by("edges", edge_list) for key, edge_list in tables.edge_lists.items()
-        },
+        "anchor_sets": {key: made_by("edges", one) for key, one in lists.items()},
     }
     opened = open_tables(tables)  # all of them, to report errors before the work begins
-    of_edges = {
-        key: edges.open_tables(edge_list, metadata) for key, edge_list in tables.edge_lists.items()
-    }
+    of_edges = {key: edges.open_tables(one, metadata) for key, one in lists.items()}
     with new_dataset(output, **metadata) as writer:
         with engine(writer.folder, memory) as connection:
             _Import(tables, opened, connection).write(writer)
-        if tables.edge_lists:
+        if lists:
             written = Dataset(writer.folder, metadata)
             with engine(writer.folder, memory, written) as connection:
-                for key, edge_list in tables.edge_lists.items():
-                    found = edges.write_edge_list(
-                        connection, written, edge_list, of_edges[key], key, writer
-                    )
+                for key, one in lists.items():
+                    of_set = written, one, of_edges[key], key, writer
+                    found = edges.write_edge_list(connection, *of_set)
                     _log(f"anchor set {key}", found.num_rows | found.counts)
     dataset = Dataset(output)
     queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
@@ -82,9 +78,10 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
     """
     columns, null_words = tables.columns, tables.null_words
     change = normalized if tables.normalize_texts else lambda texts: texts
+    as_text = partial(text_column, null_words=null_words, change=change)
 
     def of_nodes(name: str, text: tuple[str, ...]) -> dict[str, Column]:
-        texts = text_column(text, null_words, change)
+        texts = as_text(text)
         same = (name,) == text  # texts are their own ids
         return {"id": texts if same else id_column(name, null_words), "text": texts}
 
@@ -92,18 +89,14 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
         """Read names of queries or ads: ids if they have a table, else texts."""
         listed = {"query": tables.queries, "ad": tables.ads}
         return {
-            side: id_column(name, null_words)
-            if listed[side]
-            else text_column(name, null_words, change)
+            side: id_column(name, null_words) if listed[side] else as_text(name)
             for side, name in names.items()
         }
 
     names = tables.click_columns
     clicks = of_names({side: names[side] for side in SIDES})
     if "weight" in names:
-        limits = edges.LEAST_WEIGHT, edges.LARGEST_WEIGHT
-        zeros = "impressions, rows of 0 clicks"
-        clicks["weight"] = weight_column(names["weight"], *limits, zeros=zeros)
+        clicks["weight"] = weight_column(names["weight"], zeros="impressions, rows of 0 clicks")
     if "time" in names:
         unit, flag = columns.clicks_time_unit, "--columns.clicks-time-unit"
         reasons = "clicks before clicks_from", "clicks from clicks_until on"

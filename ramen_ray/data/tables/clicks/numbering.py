@@ -39,8 +39,7 @@ from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.reading.loading import UserTable
 
 LARGEST_SHARE_OF_OTHER_TEXTS = 0.05
-LARGEST_EXACT = 1 << 40
-"""Whole weights up to this can be summed as integers."""
+LARGEST_EXACT = 1 << 40  # whole weights up to this can be summed as integers
 
 
 def register_key(connection: Connection) -> None:

@@ -22,7 +22,6 @@ from ramen_ray.data.tables.reading.columns import (
 )
 from ramen_ray.data.tables.reading.loading import UserTable
 
-LEAST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30  # their sums are float32 numbers above 0
 PLACES_OF_A_SIDE = 1 << 62
 """Above all places: an anchor that edges of queries have comes before those that only ads have."""
 
@@ -175,7 +174,7 @@ def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, U
         node = nodes.node_names(metadata, side, ends[side], null_words)
         of_edges = {"name": node, "anchor": anchor}
         if columns.edges_weight:
-            of_edges["weight"] = weight_column(columns.edges_weight, LEAST_WEIGHT, LARGEST_WEIGHT)
+            of_edges["weight"] = weight_column(columns.edges_weight)
         of_tables[side] = source, of_edges
     return {
         what: UserTable(source, of, edge_list.skip_bad_rows)

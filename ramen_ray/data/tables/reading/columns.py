@@ -25,6 +25,7 @@ from ramen_ray.data.tables.reading.cells import (
 )
 from ramen_ray.errors import DatasetError
 
+LEAST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30  # their sums are float32 numbers above 0
 ADVICE = "correct them, or leave these rows out with --skip-bad-rows"
 NULL_ADVICE = (
     "empty these cells; or leave the rows out, or keep them as texts, with"
@@ -136,18 +137,15 @@ def filter_columns(names: Collection[str]) -> dict[str, Column]:
     return columns
 
 
-def weight_column(name: str, low: float, high: float, zeros: str = "") -> Column:
-    """Read a column of numbers from ``low``, above 0, to ``high``.
-
-    ``zeros`` says what rows of 0 are, which are then left out; by default, 0 is a bad number.
-    """
+def weight_column(name: str, zeros: str = "") -> Column:
+    """Read a column of numbers above 0; ``zeros`` says why rows of 0 are left out, if they are."""
 
     def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
         numbers, bad = as_numbers(cells)
-        wrong = (numbers < low) | (numbers > high)
+        wrong = (numbers < LEAST_WEIGHT) | (numbers > LARGEST_WEIGHT)
         return numbers, bad | (wrong & (numbers != 0) if zeros else wrong)
 
-    fault = f"are not positive numbers up to {high:g}"
+    fault = f"are not positive numbers up to {LARGEST_WEIGHT:g}"
     unwanted = _unwanted(zeros, lambda numbers: numbers == 0) if zeros else ()
     return Column(name, convert, fault, pa.float64(), doubts=unwanted)
 

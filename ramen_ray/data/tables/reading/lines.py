@@ -18,8 +18,7 @@ from ramen_ray.errors import DatasetError
 MAX_CELL_BYTES = 1 << 24
 MAX_LINE_BYTES = 1 << 26
 MIN_STRANGE_BYTES = 4
-MAX_STRANGE_SHARE = 0.3
-"""In Windows-1252, letters beyond ASCII mostly stand alone, or in twos."""
+MAX_STRANGE_SHARE = 0.3  # in Windows-1252, letters beyond ASCII mostly stand alone, or in twos
 
 MARK = b"\xef\xbb\xbf"
 _RUNS = re.compile(r"[^\x00-\x7f\udc80-\udcff]*[\udc80-\udcff][^\x00-\x7f]*")
@@ -36,8 +35,7 @@ _AS_WINDOWS_1252 = {
 BYTES_PER_BLOCK = 16 << 20
 MAX_HEADER_BYTES = 1 << 20
 EXCERPT_BYTES = 60
-ISO_2022 = b"\x1b$"
-"""Begins Japanese, Chinese or Korean letters that are written in seven bits."""
+ISO_2022 = b"\x1b$"  # begins Japanese, Chinese or Korean letters that are written in seven bits
 OTHER_FORMATS = {
     b"\xff\xfe\0\0": "is UTF-32; save it as UTF-8",
     b"\0\0\xfe\xff": "is UTF-32; save it as UTF-8",
