@@ -56,10 +56,7 @@ def read_tables(dataset: Dataset) -> list[str]:
 
 
 def check_structure(dataset: Dataset) -> dict[str, int]:
-    """Return each table's row count, by the parquet footers alone.
-
-    Raises a DatasetError that names each table, file and column that is missing, wrong or empty.
-    """
+    """Return tables' row counts by the footers; a DatasetError says what is wrong with columns."""
     structure = inspect_structure(dataset)
     raise_errors(dataset, structure.findings)
     return structure.num_rows

@@ -129,10 +129,7 @@ _SEEN_ADS = error(
 
 
 def leak_rules(table: str) -> list[Rule]:
-    """Warn of edges that join a held-out query to its answer, or that repeat clicks, if many do.
-
-    Call :func:`~ramen_ray.data.leaks.find_answers` before; nodes and anchors are loaded.
-    """
+    """Warn of edges that join a pair of ``answers``, or that repeat train clicks, if many do."""
     _, anchor_set, side = table.split("/")
     nodes, anchors = name_literal(NODE_TABLES[side]), name_literal(f"anchors/{anchor_set}")
     texts = texts_of(f"anchors/{anchor_set}")

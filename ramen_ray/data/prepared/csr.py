@@ -156,10 +156,7 @@ def cumulative_sum(weights: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def scaled_by_row(weights: NDArray[Any], indptr: NDArray[Any]) -> NDArray[np.float64]:
-    """Scale the weights (n,) of the rows of ``indptr`` so that each row's sum is from 1/2 to 1.
-
-    The factors are powers of two, so no digit is lost.
-    """
+    """Scale each row's weights (n,) to a sum from 1/2 to 1, by powers of 2: no digit is lost."""
     weights, degrees = np.asarray(weights, dtype=np.float64), np.diff(indptr)
     is_filled = degrees > 0
     if not is_filled.any():

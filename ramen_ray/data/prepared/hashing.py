@@ -59,19 +59,14 @@ class HashIndex:
 
 
 def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any], key: int = 0) -> UInt64s:
-    """Hash texts (texts,) of tokens (tokens,) below 2³², which start at ``offsets`` (texts + 1,).
-
-    Which different texts share a hash, by chance or on purpose, differs from key to key.
-    """
+    """Hash texts (texts,) of tokens (tokens,) below 2³² that start at ``offsets`` (texts + 1,)."""
+    # texts share a hash, by chance or on purpose, under one key only
     keyed = token_ids.astype(np.uint64) ^ np.uint64(key << 32)
     return mix(_sums(keyed, np.asarray(offsets) - offsets[0]))
 
 
 def hash_strings(strings: pa.Array) -> UInt64s:
-    """Hash strings (n,) to (n,) uint64; null hashes as an empty string.
-
-    The probability that any two of n different strings share a hash is about n² / 2⁶⁵.
-    """
+    """Hash strings (n,) to (n,) uint64, null as ""; some two of n collide in n² / 2⁶⁵ of cases."""
     strings = pc.fill_null(strings.cast(pa.string()), "")
     _, bounds, data = strings.buffers()
     span = slice(strings.offset, strings.offset + len(strings) + 1)

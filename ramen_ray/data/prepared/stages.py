@@ -83,10 +83,7 @@ TablePart = dict[str, Any]
 
 
 def write_parts(rows: pa.Table, folder: Path) -> pa.Table:
-    """Write sorted rows as one part for each of their tables; returns descriptions of the parts.
-
-    A part is named after its first row, so a repeated task writes the same file again.
-    """
+    """Write sorted rows as a part for each of their tables; returns descriptions of the parts."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = [
         _write_part(table, rows.filter(pc.equal(rows["table"], table)).combine_chunks(), folder)
@@ -100,6 +97,7 @@ def _write_part(table: str, rows: pa.Table, folder: Path) -> dict[str, Any]:
     edges = ("key", "anchor_id", "weight")
     arrays = _text_arrays(rows) if is_text else {name: rows[name].to_numpy() for name in edges}
     key, anchor = int(arrays["key"][0]), 0 if is_text else int(arrays["anchor_id"][0])
+    # a task that is repeated writes the same file again
     file = folder / f"{table.replace('/', '-')}_{key}_{anchor}.npz"
     with file.open("wb") as stream:
         np.savez(stream, **arrays)

@@ -90,10 +90,7 @@ def _mapped(ids: pa.Array, new_ids: Int64s) -> pa.Array:
 
 
 def edges_of_sets(parent: Dataset, anchor_sets: Sequence[str], side: str) -> str:
-    """Return the SQL that selects ``node``, ``anchor`` and ``weight`` of a side's edges.
-
-    The anchors of the sets are numbered one set after the other. Sets may lack the side.
-    """
+    """Return SQL of a side's ``node``, ``anchor``, numbered set by set, and ``weight``."""
     edges = ["SELECT 0 AS node, 0 AS anchor, 1.0::FLOAT AS weight WHERE false"]
     first = 0
     for name in anchor_sets:

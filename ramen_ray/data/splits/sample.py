@@ -67,10 +67,7 @@ def _kept_rows(parent: Dataset, num_queries: int, seed: int) -> dict[str, Boolea
 
 
 def _race(key: tuple[int, ...], weights: Float64s) -> Float64s:
-    """Draw for rows (n,), so that the lowest are a sample without replacement by their weights.
-
-    Rows of weight 0 draw infinity.
-    """
+    """Draw for rows (n,): the lowest are a sample by weight; a weight of 0 draws infinity."""
     draws = -np.log1p(-uniforms(key, np.arange(len(weights))))
     with np.errstate(divide="ignore"):
         return np.where(weights > 0, draws / weights, np.inf)

@@ -127,10 +127,7 @@ def with_checksum(content: Mapping[str, Any]) -> str:
 
 
 def parse_checked(text: str) -> dict[str, Any]:
-    """Read what :func:`with_checksum` wrote; raises a ValueError if it is damaged.
-
-    JSON without a checksum is accepted unchecked.
-    """
+    """Read what :func:`with_checksum` wrote, or JSON without one; a ValueError if it is damaged."""
     content: dict[str, Any] = json.loads(text)
     if not isinstance(content, dict):
         raise ValueError("it is not an object")

@@ -190,10 +190,7 @@ class Dataset:
 
 
 def open_unchanged(path: str | Path, fingerprint: str, since: str) -> Dataset:
-    """Open the dataset directory that something with this fingerprint was made from.
-
-    Raises a DatasetError if it is missing or has another content; ``since`` ends the message.
-    """
+    """Open a dataset; a DatasetError says that it is missing, or has changed ``since``."""
     dataset = Dataset(path)
     if dataset.fingerprint != fingerprint:
         raise DatasetError(f"{dataset.path} has changed {since}")

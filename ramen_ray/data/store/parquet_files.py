@@ -39,11 +39,8 @@ class BoundedFile(pq.ParquetFile):
     """
 
     def __init__(self, source: Any, **options: Any) -> None:
-        """Open a file as ``pq.ParquetFile`` does; ``source`` is read twice.
-
-        Pages are compared with their checksums, if the file has any.
-        """
         options["page_checksum_verification"] = True
+        # for its dictionaries, a file is opened once more
         self._open = partial(pq.ParquetFile, source, buffer_size=BYTES_PER_READ, **options)
         super().__init__(source, **options)
 

@@ -46,10 +46,7 @@ class Known:
 
 
 def predictions_schema(columns: Iterable[str]) -> pa.Schema:
-    """Return PREDICTIONS, and for each of the ``columns`` kept of the ads two more.
-
-    These are the value of the ad, and those of the clicked ads.
-    """
+    """Return PREDICTIONS and, of each column to filter by, the ad's value and the clicked ads'."""
     kept = [name for name in columns if name.startswith(FILTER)]
     own = [(name, pa.string()) for name in kept]
     of_clicked = [(CLICKED + name, pa.list_(pa.string())) for name in kept]

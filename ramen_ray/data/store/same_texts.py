@@ -37,10 +37,7 @@ def fold(texts: pa.Array) -> pa.Array:
 
 
 def nearly(names: pa.Array) -> pa.Array:
-    """Map names (n,) that programs and people confuse to one string.
-
-    They differ as in :func:`fold`, or in leading zeros, or in a final ``.0``.
-    """
+    """Map names (n,) to one string that differ as in `fold`, in leading zeros or a final ``.0``."""
     whole = pc.replace_substring_regex(fold(names), r"\.0+$", "")
     return pc.replace_substring_regex(whole, "^0+", "")
 

@@ -35,8 +35,8 @@ ALIASES = pa.schema([("name", pa.string()), ("of", pa.string())])
 """Names of queries or ads that have no row, for the user's later tables: ``of`` is the source_id of
 the one that it was merged with, or null if it was left out."""
 
-SOURCE_ID = pa.field("source_id", pa.string())
-WEIGHTS = pa.field("weights", pa.list_(pa.float32()))
+SOURCE_ID = pa.field("source_id", pa.string())  # the user's own
+WEIGHTS = pa.field("weights", pa.list_(pa.float32()))  # of clicks, or counts: as many as ad_ids
 FILTER = "filter_"
 """Prefix of the columns of ads, strings, that answers can be filtered by: filter_market."""
 MAY_BE_NULL = ("source_id", "of")
@@ -83,11 +83,7 @@ def is_known(table: str) -> bool:
 
 
 def optional_fields(table: str, present: Collection[str]) -> list[pa.Field]:
-    """Return which of the columns ``present`` a table may have besides those of :func:`schema_of`.
-
-    ``source_id`` is the user's own id of a query, ad or anchor; ``weights`` are click counts or
-    weights, one per entry of ``ad_ids``; for others of ads see FILTER.
-    """
+    """Return which columns of ``present`` a table may have besides those of `schema_of`."""
     may_have = {"queries": [SOURCE_ID, WEIGHTS], "ads": [SOURCE_ID], "anchors": [SOURCE_ID]}
     fields = [one for one in may_have.get(table.split("/")[0], []) if one.name in present]
     if table == "ads":

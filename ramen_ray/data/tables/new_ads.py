@@ -130,10 +130,7 @@ def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array, filters: Sequence[st
 def _read_ads(
     given: NewAds, source: str, filters: Sequence[str], in_use: pa.Array, known: pa.Array
 ) -> pa.Table:
-    """Read a table of ads as strings; ids that are ``in_use`` or repeated are refused.
-
-    So they are if most of them are ``known`` ones in another spelling.
-    """
+    """Read ads as strings; refuses ids ``in_use``, repeated, or mostly ``known`` ones misspelt."""
     columns = {
         "ad_id": id_column(given.columns.ad_id, given.null_words),
         "text": text_column(given.columns.ad_text, given.null_words, normalized),

@@ -72,10 +72,7 @@ def import_tables(
 
 
 def open_tables(tables: UserTables) -> dict[str, UserTable]:
-    """Find the files of all tables but those of edges, by what they hold.
-
-    Raises a DatasetError if one is missing, cannot be opened, or lacks a column.
-    """
+    """Find the tables' files, by what they hold; a DatasetError if a file or column is missing."""
     columns, null_words = tables.columns, tables.null_words
     change = normalized if tables.normalize_texts else lambda texts: texts
     as_text = partial(text_column, null_words=null_words, change=change)
@@ -209,10 +206,7 @@ class _Import:
         table.refuse_no_rows()
 
     def _report_unknown(self, what: str, sides: Sequence[Side]) -> None:
-        """Refuse rows of a table, as it was loaded, that name a query or an ad that is not there.
-
-        The table in the engine is what :func:`~numbering.numbered` made of the rows.
-        """
+        """Refuse rows that name a query or an ad that is not there, in a `numbered` table."""
         for side in sides:
             listed = getattr(self.tables, PLURAL[side]) or self.tables.clicks
             self.opened[what].report(

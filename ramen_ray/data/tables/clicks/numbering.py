@@ -90,10 +90,7 @@ def number_nodes(connection: Connection, side: Side, *, listed: bool) -> dict[st
 
 
 def _find_repeats(connection: Connection, name: str, source: str, value: str, hashed: str) -> int:
-    """Make the table ``name`` of rows whose value an earlier one has; returns how many there are.
-
-    ``value`` is SQL over ``source``, and ``hashed`` a hash of it.
-    """
+    """Make a table of the rows whose ``value`` an earlier one has; returns how many there are."""
     what = f"looking for repeats: {name}"
     # hashes take a fourth of the time of texts, which are then compared where hashes are equal
     suspects = f"""CREATE OR REPLACE TEMP TABLE suspects AS
@@ -126,10 +123,7 @@ def check_repeated_ids(connection: Connection, side: Side, table: UserTable) -> 
 
 
 def numbered(sides: Sequence[Side], others: str, rows: str) -> str:
-    """Return the SQL that selects ``others`` (``a, b,``) of ``rows``, and numbers for names.
-
-    Where a side's number is null, its name is in ``unknown_*``.
-    """
+    """Return SQL of ``rows``: ``others`` (``a, b,``), numbers of names, and ``unknown_*`` names."""
     columns = ", ".join(
         f"{side}_names.number AS {side},"
         f" CASE WHEN {side}_names.number IS NULL THEN rows.{side} END AS unknown_{side}"

@@ -168,10 +168,7 @@ def keep_queries(connection: Connection, fewest_ads: int, *, all_periods: bool) 
 
 
 def drop_reversed(connection: Connection) -> int:
-    """Leave out train clicks from an answer's text to its held-out query's; returns their number.
-
-    Queries have to be kept anew then.
-    """
+    """Drop train clicks that reverse held-out ones; returns how many. Keep queries anew then."""
     create = f"""CREATE TABLE reversed AS
         WITH folded AS (
             SELECT query, ad, period, split,

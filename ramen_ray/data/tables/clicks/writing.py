@@ -91,10 +91,7 @@ def write_aliases(connection: Connection, side: Side, writer: DatasetWriter) -> 
 def write_filters(
     connection: Connection, writer: DatasetWriter, *, given: bool, own_text: bool
 ) -> dict[str, int]:
-    """Write the filter pairs of held-out queries and kept ads.
-
-    Returns how many each split has, and how many given ones are of no use.
-    """
+    """Write the pairs of held-out queries and kept ads; counts these, and given ones of no use."""
     pairs = ["SELECT query, ad FROM filters"] * given + [_OWN_TEXT] * own_text
     filter_pairs = f"""CREATE TABLE filter_pairs AS
         SELECT DISTINCT split, query_id, ad_id

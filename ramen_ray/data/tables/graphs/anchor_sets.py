@@ -145,10 +145,7 @@ def check_name(dataset: Dataset, name: str, replace: bool) -> None:
 
 @contextmanager
 def folder_beside(dataset: Dataset, name: str) -> Iterator[Path]:
-    """Yield a hidden folder in a dataset directory where the set ``name`` can be written.
-
-    What killed processes left there of any set is removed.
-    """
+    """Yield a hidden folder to write set ``name`` in; removes those of killed processes."""
     for left in dataset.path.glob(f".*-????????/{NODES}"):
         _delete_if_unused(left.parent)
     aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=dataset.path))

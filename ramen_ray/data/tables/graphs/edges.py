@@ -152,10 +152,7 @@ def write_edge_list(
 
 
 def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, UserTable]:
-    """Find the files of an edge list's tables: ``anchors``, ``query`` and ``ad``, if given.
-
-    Raises a DatasetError if no edges are given, there are no such files, or one lacks a column.
-    """
+    """Find the tables' files, by role; a DatasetError if there are no edges, files or columns."""
     if not edge_list.of_sides:
         raise DatasetError("there are no edges; give query_edges, ad_edges or both")
     columns, null_words = edge_list.columns, edge_list.null_words

@@ -100,10 +100,7 @@ def named(side: str, columns: str, source: str = "source") -> str:
 
 
 def read_numbers(connection: Connection, dataset: Dataset, side: str, rows: str) -> None:
-    """Read the unknown names of the table ``rows`` as nodes' numbers, if most of them look so.
-
-    Among unknown texts, "2048" is a text too.
-    """
+    """Read the unknown names in ``rows`` as nodes' numbers, if most look so."""
     if has_ids(dataset, side):
         return
     is_number = f"regexp_full_match(unknown, {text_literal(NUMBER)})"

@@ -118,10 +118,7 @@ def add_co_session(
 def create_edges(
     connection: Connection, side: str, settings: SessionSettings, num_sessions: int
 ) -> None:
-    """Create ``{side}_edges``, as in :mod:`~ramen_ray.data.tables.graphs.anchor_sets`.
-
-    Nodes are the train queries or the ads; nodes of equal text have equal edges. Anchors are items.
-    """
+    """Create ``{side}_edges``, for `write_edges`; nodes of equal text have equal edges."""
     strength = STRENGTHS[settings.weight].format(num_sessions=num_sessions)
     weight, above = ("ln(strength)", 1) if settings.weight == "pmi" else ("strength", 0)
     made = {

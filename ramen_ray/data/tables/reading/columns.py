@@ -57,14 +57,11 @@ NullWords = Literal["refuse", "leave-out", "keep"]
 
 @dataclass(frozen=True)
 class Doubt:
-    """Values that are likely wrong: ``flags`` marks them, and ``kind`` says of them what is.
-
-    If they are to ``leave_out``, their rows are no finding, and are only counted.
-    """
+    """Values that are likely wrong."""
 
     flags: Callable[[Any], Booleans]
-    kind: Callable[[Any], Kind]
-    leave_out: bool = False
+    kind: Callable[[Any], Kind]  # of the flagged values
+    leave_out: bool = False  # their rows are no finding, and are only counted
 
 
 @dataclass(frozen=True)

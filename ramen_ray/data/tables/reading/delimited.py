@@ -103,10 +103,7 @@ def header_of(start: bytes, kind: str) -> tuple[str, ...]:
 def parse_records(
     block: Block, path: object, kind: str, header: tuple[str, ...], columns: list[str]
 ) -> Rows:
-    """Return some columns of a block's rows as texts.
-
-    The first record of a file is its header, and lines without a letter are no rows.
-    """
+    """Return columns of a block's rows as texts, without the header and lines without a letter."""
     lines = block.lines
     is_first = len(lines) > 0 and lines[0] == 1
     lines = lines[int(is_first) :]

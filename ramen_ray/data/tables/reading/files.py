@@ -213,14 +213,11 @@ def _refuse_logs(found: Sequence[FileInfo], below: Sequence[FileInfo]) -> None:
 
 
 def _refuse_logs_above(filesystem: FileSystem, path: PurePosixPath) -> None:
-    """Refuse a part of a table with a log: a file, a partition, or its folder of data.
-
-    Who may read a part of a store only may be denied to look above it; then that is logged.
-    """
+    """Refuse a part of a table with a log: a file, a partition, or its folder of data."""
     for table in path.parents:
         try:
             log = _log_of(filesystem, table)
-        except Exception as error:  # each store's library has its own
+        except Exception as error:  # who may read a part of a store may be denied to look above it
             message = "%s: cannot see whether it has a log of which files are alive (%s)"
             logger.warning(message, table, redacted(first_line_of(error)))
             return
