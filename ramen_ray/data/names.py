@@ -15,10 +15,9 @@ from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.files import find_files
-from ramen_ray.data.tables.reading.loading import UserTable
+from ramen_ray.data.tables.reading.loading import CORRECT, UserTable
 
 SAME_AS = "same_as"
-ADVICE = "correct these rows"
 NOT_IN_A_WORD = r"[^\p{L}\p{M}\p{N}+#]+"
 SIGNS_BEFORE_A_WORD = r"(^|\s)[+#]+"
 SIGNS_BEHIND_A_WORD = r"[+#]+"
@@ -99,7 +98,7 @@ def read_names(source: str) -> NameList:
     columns = {"kind": Column("kind"), "name": Column("name", optional=True)}
     if SAME_AS in first.header:
         columns[SAME_AS] = Column(SAME_AS, optional=True)
-    table = UserTable(source, columns, skip_bad_rows=False, advice=ADVICE)
+    table = UserTable(source, columns)
     rows = table.read()
     kinds = fold(rows["kind"].combine_chunks()).to_pylist()
     names = entities = _keys(kinds, rows["name"])
@@ -118,7 +117,7 @@ def read_names(source: str) -> NameList:
         (SAME_AS, ~is_known, "are not a name of the kind, or have a same_as themselves"),
         ("name", is_known & has_several, "same names have another same_as"),
     ):
-        table.report_rows(role, message, ADVICE, rows.filter(pa.array(bad, pa.bool_())))
+        table.report_rows(role, message, CORRECT, rows.filter(pa.array(bad, pa.bool_())))
     table.check()
     if not len(rows):
         raise DatasetError(f"{source} holds no names")

@@ -95,14 +95,14 @@ class Csr:
         entries = ragged_positions(self.indptr[rows], degrees)
         return np.repeat(np.arange(len(rows)), degrees), self.indices[entries]
 
-    def weights(self, entries: NDArray[Any]) -> NDArray[np.float64]:
+    def weights(self, entries: NDArray[Any]) -> Float64s:
         """Return the weights (n,) of ``entries`` (n,), all above 0, for comparison within a row."""
         if self.cumulative_weights is None:
             return np.ones(len(entries))
         before, after = self.cumulative_weights[entries], self.cumulative_weights[entries + 1]
         return np.maximum(after - before, LIGHTEST)
 
-    def draw(self, rows: NDArray[Any], uniforms: NDArray[np.float64]) -> Int64s:
+    def draw(self, rows: NDArray[Any], uniforms: Float64s) -> Int64s:
         """Draw a column id of each row (n,) by weight, by uniforms (n,) in [0, 1); -1 if empty."""
         start, stop = self.indptr[rows], self.indptr[rows + 1]
         if self.cumulative_weights is None:
@@ -148,14 +148,14 @@ def write_csr(folder: Path, parts: Iterable[Csr]) -> None:
                 total += float(part.cumulative_weights[-1])
 
 
-def cumulative_sum(weights: NDArray[Any]) -> NDArray[np.float64]:
+def cumulative_sum(weights: NDArray[Any]) -> Float64s:
     """Return the running sum of ``weights`` (n,) with a leading zero, (n + 1,) float64."""
     total = np.zeros(len(weights) + 1, dtype=np.float64)
     np.cumsum(weights, dtype=np.float64, out=total[1:])
     return total
 
 
-def scaled_by_row(weights: NDArray[Any], indptr: NDArray[Any]) -> NDArray[np.float64]:
+def scaled_by_row(weights: NDArray[Any], indptr: NDArray[Any]) -> Float64s:
     """Scale each row's weights (n,) to a sum from 1/2 to 1, by powers of 2: no digit is lost."""
     weights, degrees = np.asarray(weights, dtype=np.float64), np.diff(indptr)
     is_filled = degrees > 0
@@ -166,7 +166,7 @@ def scaled_by_row(weights: NDArray[Any], indptr: NDArray[Any]) -> NDArray[np.flo
     return np.ldexp(weights, -np.repeat(exponents, degrees[is_filled]))
 
 
-def accumulate(weights: NDArray[np.float64], indptr: NDArray[Any]) -> None:
+def accumulate(weights: Float64s, indptr: NDArray[Any]) -> None:
     """Turn a zero and weights (entries + 1,) into :attr:`Csr.cumulative_weights`, in place."""
     for first, last in row_batches(indptr, ENTRIES_PER_BATCH):
         start, stop = indptr[first], indptr[last]

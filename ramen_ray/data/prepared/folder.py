@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ramen_ray.data.arrays import Booleans, Float64s, Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, ZERO_SHOT
@@ -46,7 +46,7 @@ class Prepared:
         return [split for split in (*SPLITS, ZERO_SHOT) if (folder / split).is_dir()]
 
     @cached_property
-    def query_ids(self) -> NDArray[np.int64]:
+    def query_ids(self) -> Int64s:
         """(train queries,) int64, the id of each train query row."""
         return np.asarray(np.load(self.path / "query_ids.npy", mmap_mode="r"))
 
@@ -62,7 +62,7 @@ class Prepared:
         return TokenTable.open(self.path / "tokens" / "ads")
 
     @cached_property
-    def occurring_tokens(self) -> NDArray[np.int64]:
+    def occurring_tokens(self) -> Int64s:
         """(tokens,) int64, the tokens that any text of any table has, ascending."""
         return np.asarray(np.load(self.path / "occurring_tokens.npy"))
 
@@ -73,7 +73,7 @@ class Prepared:
         return {split: Csr(clicks.indptr, clicks.indices) for split, clicks in opened.items()}
 
     @cached_property
-    def clicked_queries(self) -> NDArray[np.int64]:
+    def clicked_queries(self) -> Int64s:
         """(n,) int64, the rows of train queries that have clicks: what batches are drawn from."""
         return self.clicks["train"].filled_rows
 
@@ -82,19 +82,19 @@ class Prepared:
         """Train clicks, train query rows x ads, with their weights if these differ."""
         return Csr.open(self.path / "clicks" / "train")
 
-    def traffic(self, split: str) -> NDArray[np.float64]:
+    def traffic(self, split: str) -> Float64s:
         """(queries,) float64, the clicks that each query of a held-out split had, by weight."""
         return np.asarray(np.load(self.path / "clicks" / split / "traffic.npy", mmap_mode="r"))
 
-    def trained_queries(self, split: str) -> NDArray[np.bool_]:
+    def trained_queries(self, split: str) -> Booleans:
         """(queries,) bool, which queries of a split have the tokens of a train query's text."""
         return np.isin(self.queries[split].hashes, self.queries["train"].hashes)
 
-    def filters(self, split: str) -> NDArray[np.int64]:
+    def filters(self, split: str) -> Int64s:
         """(pairs, 2) int64 (query row, ad) pairs to drop from a split's predictions."""
         return np.asarray(np.load(self.path / "filters" / f"{split}.npy", mmap_mode="r"))
 
-    def candidates(self, split: str) -> NDArray[np.int64]:
+    def candidates(self, split: str) -> Int64s:
         """(candidates,) int64, the ads that are searched for a split's queries, ascending."""
         novel, ads = np.load(self.path / "novel_ads.npy")[:, 0], np.arange(len(self.ads))
         if split == ZERO_SHOT:
@@ -117,6 +117,6 @@ class Prepared:
         return Csr.open(folder) if folder.is_dir() else None
 
     @cached_property
-    def train_click_counts(self) -> NDArray[np.int64]:
+    def train_click_counts(self) -> Int64s:
         """(ads,) int64, number of train clicks of each ad."""
         return np.asarray(np.load(self.path / "train_click_counts.npy", mmap_mode="r"))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s, UInt64s
+from ramen_ray.data.arrays import Float64s, Int64s, UInt64s
 from ramen_ray.data.prepared.csr import id_type, ragged_positions
 
 
@@ -28,7 +28,7 @@ def keyed_hash(key: tuple[int, ...], values: NDArray[Any]) -> UInt64s:
     return mix(np.asarray(values).astype(np.uint64) ^ seed)
 
 
-def uniforms(key: tuple[int, ...], values: NDArray[Any]) -> NDArray[np.float64]:
+def uniforms(key: tuple[int, ...], values: NDArray[Any]) -> Float64s:
     """Map ``values`` (n,) to independent-looking numbers in [0, 1) under ``key``."""
     return (keyed_hash(key, values) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -87,7 +87,7 @@ def hash_strings(strings: pa.Array) -> UInt64s:
     return mix(_sums(words, offsets) ^ lengths.astype(np.uint64))
 
 
-def _sums(values: UInt64s, offsets: NDArray[np.int64]) -> UInt64s:
+def _sums(values: UInt64s, offsets: Int64s) -> UInt64s:
     """Sum, for each sequence of ``values``, the hashes of each value at its position."""
     lengths = np.diff(offsets)
     positions = ragged_positions(np.zeros_like(lengths), lengths)

@@ -29,7 +29,7 @@ from ramen_ray.data.store.schemas import (
     schema_of,
 )
 
-Tokenize = Callable[[pa.StringArray], tuple[NDArray[np.int32], NDArray[np.int64]]]
+Tokenize = Callable[[pa.StringArray], tuple[NDArray[np.int32], Int64s]]
 
 ID_TABLES = ("filters/validation", "filters/test", f"filters/{ZERO_SHOT}", "novel_ads")
 """Tables without texts or edges, small enough to read whole."""

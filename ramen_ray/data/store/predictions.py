@@ -33,7 +33,7 @@ CLICKED = "clicked_"
 """Prefix of the values that clicked ads have in a column kept of the ads: clicked_filter_market."""
 QUERIES_PER_BATCH = 512  # each row has the texts of all ads that were clicked
 
-Predictions = tuple[NDArray[np.int64], NDArray[np.float32]]
+Predictions = tuple[Int64s, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def spell_out(queries: pa.Table, ads: pa.Table, topk: Predictions, known: Known)
     return columns.cast(schema)
 
 
-def shown_ads(ad_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def shown_ads(ad_ids: Int64s) -> Int64s:
     """Return the ids of all ads that are predicted, ascending."""
     return np.unique(ad_ids[ad_ids >= 0])
 

@@ -1,7 +1,7 @@
 """Read which ads come and go after training, and first clicks on those that come."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,6 @@ from ramen_ray.data.store.same_texts import nearly, normalized
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.tables.clicks.settings import AdColumns
 from ramen_ray.data.tables.reading.columns import (
-    Column,
     NullWords,
     filter_columns,
     id_column,
@@ -22,7 +21,6 @@ from ramen_ray.data.tables.reading.columns import (
 )
 from ramen_ray.data.tables.reading.loading import UserTable
 
-ADVICE = "correct these rows"
 NO_VALUE = "\0"
 
 logger = logging.getLogger(__name__)
@@ -92,7 +90,7 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
         )
     ended = pa.array([], pa.string())
     if given.remove:
-        table = _open(given.remove, {"ad_id": id_column(given.columns.ad_id, given.null_words)})
+        table = UserTable(given.remove, {"ad_id": id_column(given.columns.ad_id, given.null_words)})
         removed = table.read()
         _report_other_spellings(table, removed, ids)
         _check(table)
@@ -136,7 +134,7 @@ def _read_ads(
         "text": text_column(given.columns.ad_text, given.null_words, normalized),
         **filter_columns(filters),
     }
-    table = _open(source, columns)
+    table = UserTable(source, columns)
     ads = table.read()
     twice = _repeats(ads["ad_id"]) | _among(ads["ad_id"], in_use)
     table.report_rows(
@@ -176,7 +174,7 @@ def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
         "ad_id": id_column(given.columns.clicks_ad, given.null_words),
         "query": text_column(given.columns.clicks_query, given.null_words, normalized),
     }
-    table = _open(given.clicks, columns)
+    table = UserTable(str(given.clicks), columns)
     clicks = table.read()
     rows = pc.index_in(clicks["ad_id"], new["ad_id"])
     table.report_rows(
@@ -193,10 +191,6 @@ def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
     )
     _check(table)
     return rows.to_numpy().astype(np.int64), clicks["query"].to_pylist()
-
-
-def _open(source: str | None, columns: Mapping[str, Column]) -> UserTable:
-    return UserTable(str(source), columns, skip_bad_rows=False, advice=ADVICE)
 
 
 def _check(table: UserTable) -> None:

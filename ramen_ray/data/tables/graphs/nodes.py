@@ -104,9 +104,10 @@ def read_numbers(connection: Connection, dataset: Dataset, side: str, rows: str)
     if has_ids(dataset, side):
         return
     is_number = f"regexp_full_match(unknown, {text_literal(NUMBER)})"
-    names = f"FROM (SELECT DISTINCT unknown FROM {rows} WHERE unknown IS NOT NULL)"
-    num_numbers = count(connection, f"SELECT count(*) {names} WHERE {is_number}")
-    if 2 * num_numbers <= count(connection, f"SELECT count(*) {names}"):
+    names = f"(SELECT DISTINCT unknown FROM {rows} WHERE unknown IS NOT NULL)"
+    # among unknown texts, "2048" is a text too
+    are_most = f"SELECT 2 * count(*) FILTER (WHERE {is_number}) > count(*) FROM {names}"
+    if not count(connection, are_most):
         return
     num_nodes = dataset.num_rows(NODE_TABLES[side])
     update = f"""

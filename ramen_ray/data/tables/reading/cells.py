@@ -6,9 +6,8 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans
+from ramen_ray.data.arrays import Booleans, Float64s, Int64s
 from ramen_ray.data.store.same_texts import INVISIBLE, NULL_WORDS
 
 FIRST_ROUNDED = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
@@ -36,7 +35,7 @@ def as_strings(column: pa.ChunkedArray) -> tuple[pa.Array, Booleans]:
     return strings, np.asarray(pc.equal(pc.utf8_trim(strings, NOTHING), ""))
 
 
-def as_numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Booleans]:
+def as_numbers(column: pa.ChunkedArray) -> tuple[Float64s, Booleans]:
     """Return a column's cells as float64, and which (rows,) are not finite numbers (given as 0)."""
     values = plain_values(column)
     if not is_number(values.type):
@@ -50,9 +49,7 @@ def as_numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], Booleans]:
     return np.where(bad, 0.0, numbers), bad
 
 
-def as_seconds(
-    column: pa.ChunkedArray, unit: TimeUnit = "s"
-) -> tuple[NDArray[np.float64], Booleans]:
+def as_seconds(column: pa.ChunkedArray, unit: TimeUnit = "s") -> tuple[Float64s, Booleans]:
     """Return a column's times as float64 seconds since 1970, and which (rows,) are not times.
 
     Times are timestamps or dates, numbers of ``unit``, or ISO 8601 text; without a zone it is UTC.
@@ -77,7 +74,7 @@ def as_seconds(
     return np.where(not_iso, from_number, from_iso), not_iso & no_number
 
 
-def fitting_unit(seconds: NDArray[np.float64], unit: TimeUnit) -> TimeUnit | None:
+def fitting_unit(seconds: Float64s, unit: TimeUnit) -> TimeUnit | None:
     """Return the unit in which most of the numbers lie in 1990 to 2100; None if there is none.
 
     ``seconds`` (n,) are what :func:`as_seconds` made of them as numbers of ``unit``.
@@ -92,12 +89,12 @@ def fitting_unit(seconds: NDArray[np.float64], unit: TimeUnit) -> TimeUnit | Non
     return None
 
 
-def in_our_time(seconds: NDArray[np.float64]) -> Booleans:
+def in_our_time(seconds: Float64s) -> Booleans:
     """Flag the times (n,) from 1990 to 2100."""
     return (seconds >= EARLIEST) & (seconds < LATEST)
 
 
-def are_hours(seconds: NDArray[np.float64]) -> Booleans:
+def are_hours(seconds: Float64s) -> Booleans:
     """Flag times (n,) whose digits are hours as yyyymmddhh, such as 2026100113, if most are."""
     days, hours = np.divmod(seconds, 100)
     months, day = np.divmod(days, 100)
@@ -132,12 +129,12 @@ def has_nul(cells: pa.Array) -> Booleans:
     return np.asarray(pc.match_substring(cells, "\0"))
 
 
-def cell_bytes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+def cell_bytes(column: pa.ChunkedArray) -> Int64s:
     """Return how many bytes the cells of a column of texts have (rows,); of other columns 0."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *map(_lengths, column.chunks)])
 
 
-def _lengths(values: pa.Array) -> NDArray[np.int64]:
+def _lengths(values: pa.Array) -> Int64s:
     if pa.types.is_dictionary(values.type):
         of_entries = pa.array(_lengths(values.dictionary))
         return np.asarray(pc.fill_null(of_entries.take(values.indices), 0))
@@ -157,7 +154,7 @@ def is_number(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
-def _counted(column: pa.ChunkedArray, unit: TimeUnit) -> tuple[NDArray[np.float64], Booleans]:
+def _counted(column: pa.ChunkedArray, unit: TimeUnit) -> tuple[Float64s, Booleans]:
     numbers, bad = as_numbers(column)
     if unit != "yyyymmdd":
         return numbers / UNITS_PER_SECOND[unit], bad
@@ -166,7 +163,7 @@ def _counted(column: pa.ChunkedArray, unit: TimeUnit) -> tuple[NDArray[np.float6
     return _iso_seconds(pc.replace_substring_regex(digits.cast(pa.string()), parts, r"\1-\2-\3"))
 
 
-def _iso_seconds(strings: pa.Array) -> tuple[NDArray[np.float64], Booleans]:
+def _iso_seconds(strings: pa.Array) -> tuple[Float64s, Booleans]:
     strings = pc.replace_substring_regex(strings, r"(\.\d{6})\d+| UTC$", r"\1")
     days, times, zones = (
         pc.fill_null(pc.match_substring_regex(strings, form), False)

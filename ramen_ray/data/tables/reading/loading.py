@@ -23,6 +23,7 @@ from ramen_ray.data.tables.reading.lines import Rows
 from ramen_ray.data.tables.reading.table_file import TableFile, read_file
 from ramen_ray.errors import DatasetError, first_line_of, redacted, shown_path
 
+CORRECT = "correct these rows"
 NAMED_BY = "; flags --columns.* say what yours are called (--help lists them)"
 
 ROWS_PER_FILE = 1 << 40
@@ -44,16 +45,16 @@ class UserTable:
     """A user's table, whose rows are read once, in order; ``place`` numbers them, with gaps."""
 
     def __init__(
-        self, source: str, columns: Mapping[str, Column], skip_bad_rows: bool, advice: str = ADVICE
+        self, source: str, columns: Mapping[str, Column], skip_bad_rows: bool | None = None
     ) -> None:
         """Find the files of ``source``, as :func:`find_files` does; ``columns`` are by role.
 
-        Bad rows are left out, or :meth:`check` refuses them, with ``advice`` for bad cells.
+        Bad rows are left out, or :meth:`check` refuses them; if it is None, no flag is advised.
         """
         self.source = redacted(source)
         self.columns = dict(columns)
-        self.skip_bad_rows = skip_bad_rows
-        self._advice = advice
+        self.skip_bad_rows = bool(skip_bad_rows)
+        self._advice = CORRECT if skip_bad_rows is None else ADVICE
         self.rows_read = 0
         self.left_out: Counter[str] = Counter()  # rows, by reason
         names = [name for column in columns.values() for name in column.names]
