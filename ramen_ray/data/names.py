@@ -87,10 +87,8 @@ class NameList:
 def read_names(source: str) -> NameList:
     """Read a list of names in CSV, TSV or parquet: ``kind``, ``name`` and optionally ``same_as``.
 
-    ``same_as`` is another name of the same entity and kind: ``place,nyc,new york``.
-
-    Raises:
-        DatasetError: the list is missing or empty, lacks a column, or has rows that are wrong.
+    ``same_as`` is another name of the same entity and kind: ``place,nyc,new york``. Raises a
+    DatasetError if the list is missing or empty, lacks a column, or has rows that are wrong.
     """
     first = find_files(source, ["kind", "name"])[0]
     if first.format == "jsonl":

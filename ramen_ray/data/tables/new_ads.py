@@ -13,12 +13,7 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.same_texts import nearly, normalized
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.tables.clicks.settings import AdColumns
-from ramen_ray.data.tables.reading.columns import (
-    NullWords,
-    filter_columns,
-    id_column,
-    text_column,
-)
+from ramen_ray.data.tables.reading.columns import NullWords, filter_columns, id_column, text_column
 from ramen_ray.data.tables.reading.loading import UserTable
 
 NO_VALUE = "\0"

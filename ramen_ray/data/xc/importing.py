@@ -65,21 +65,12 @@ def import_xc(
     """Import a folder of the XC repository, in any of its layouts, with its graphs.
 
     Held-out queries without ads and rows without text are left out; warnings say so. Published
-    splits stay as they are. If there is no validation split, train queries with ads are held out;
-    queries of the same text (up to case and white space) stay together.
-
-    Args:
-        source: folder with the data set's files.
-        output: dataset directory to write.
-        name: of the data set; by default that of the folder.
-        text: a JSON object's text; by default its title if the name of the data set contains
-            "titles", else its title and content.
-        validation_fraction: share of the train queries to hold out, in (0, 1).
-        seed: of the choice of held-out queries.
-
-    Raises:
-        DatasetError: the files are incomplete or malformed (names file, row and column) or change
-            meanwhile, no query is left for a split, or ``output`` exists.
+    splits stay as they are. If there is no validation split, a share of the train queries with ads
+    is held out; queries of the same text (up to case and white space) stay together. By default the
+    ``name`` is the folder's, and the ``text`` of a JSON object is its title if the name contains
+    "titles", else its title and content. Raises a DatasetError if the files are incomplete or
+    malformed (names file, row and column) or change meanwhile, no query is left for a split, or
+    ``output`` exists.
     """
     if not 0 < validation_fraction < 1:
         raise DatasetError(f"the validation fraction {validation_fraction} is not between 0 and 1")

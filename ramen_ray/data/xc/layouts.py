@@ -123,9 +123,8 @@ class XcFiles:
 def find_files(folder: Path, with_content: bool) -> XcFiles:
     """Recognise the layout by its train texts and find all of its files.
 
-    JSON is preferred, as the raw texts of other layouts were made from it; ``with_content`` makes
-    an object's text its title and content. Raises a DatasetError if files are missing, or two match
-    where one is expected.
+    JSON is preferred, as the raw texts of other layouts were made from it. Raises a DatasetError if
+    files are missing, or two match where one is expected.
     """
     if not folder.is_dir():
         raise DatasetError(f"there is no folder {folder}")

@@ -97,11 +97,10 @@ def build_matrix(
 ) -> csr_array:
     """Check a matrix's entries and build it, in float32.
 
-    ``entries`` are the length of each row (rows,), and column indices and values (entries,). Raises
-    a DatasetError if an index is out of range, repeated or out of order, or a value is not a
+    Raises a DatasetError if an index is out of range, repeated or out of order, or a value is not a
     positive finite number; it names ``file`` and the row, counted from ``first_row``.
     """
-    lengths, indices, values = entries
+    lengths, indices, values = entries  # the first (rows,), the others (entries,)
     with np.errstate(over="ignore"):  # what is too large is refused as infinite
         values = values.astype(np.float32)
     rows = np.repeat(np.arange(len(lengths)), lengths)

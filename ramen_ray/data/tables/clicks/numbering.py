@@ -55,8 +55,8 @@ def register_key(connection: Connection) -> None:
 def number_nodes(connection: Connection, side: Side, *, listed: bool) -> dict[str, int]:
     """Make the nodes and names of ``*_rows``, which they read; returns counts.
 
-    Only if the nodes are ``listed`` in a user's table may ids repeat, and may queries of equal
-    text, which become one. Otherwise ``*_rows`` is made of the texts in ``click_rows``.
+    Nodes that are ``listed`` in a user's table may repeat ids, and queries texts, which become one.
+    Otherwise ``*_rows`` is made of the texts in ``click_rows``.
     """
     nodes, rows, family, families = PLURAL[side], f"{side}_rows", "", ""
     if not listed:

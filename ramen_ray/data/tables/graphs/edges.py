@@ -84,9 +84,8 @@ def add_edge_list(
 ) -> dict[str, int]:
     """Add an anchor set from a user's edges to a dataset directory; returns counts for people.
 
-    ``memory`` is what tables may take; see :func:`~ramen_ray.data.engine.engine`. Raises a
-    DatasetError if the dataset is not usable, the name is taken, edges are wrong (names files and
-    rows), or no edge is left.
+    For ``memory`` see :func:`~ramen_ray.data.engine.engine`. Raises a DatasetError if the dataset
+    is not usable, the name is taken, edges are wrong (names files and rows), or none is left.
     """
     dataset = Dataset(dataset_path)
     anchor_sets.check_name(dataset, name, replace)
@@ -110,11 +109,10 @@ def write_edge_list(
     name: str,
     writer: DatasetWriter,
 ) -> anchor_sets.WrittenEdges:
-    """Write a user's edges as the tables of an anchor set; repeated edges are summed.
+    """Write a user's edges, of :func:`open_tables`, as an anchor set; repeated edges are summed.
 
-    ``tables`` are what :func:`open_tables` found.
-    What was found of the dataset's names and held-out clicks stays in the connection, for its next
-    list. Raises a DatasetError if edges are wrong (names files and rows), or none is left.
+    The dataset's names and held-out clicks stay in the connection, for its next list. Raises a
+    DatasetError if edges are wrong (names files and rows), or none is left.
     """
     sides = list(edge_list.of_sides)
     for side in sides:

@@ -14,12 +14,7 @@ from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.same_texts import normalized
 from ramen_ray.data.store.schemas import NODE_TABLES, PLURAL, Side, schema_of
-from ramen_ray.data.tables.reading.columns import (
-    Column,
-    NullWords,
-    text_column,
-    without_rounded,
-)
+from ramen_ray.data.tables.reading.columns import Column, NullWords, text_column, without_rounded
 
 HELD_OUT_NODE = -1
 LEFT_OUT_NODE = -2

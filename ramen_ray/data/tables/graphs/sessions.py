@@ -72,9 +72,9 @@ def add_co_session(
 ) -> dict[str, int]:
     """Add the anchor sets of train queries and of ads, by a log of sessions, to a dataset.
 
-    A set that gets no edges is left out; with ``replace``, an old one is removed. ``memory`` is
-    what tables may take; see :func:`~ramen_ray.data.engine.engine`. Returns counts for people.
-    Raises a DatasetError if dataset or log is not usable, a name is taken, or no edge is left.
+    A set that gets no edges is left out; with ``replace``, an old one is removed. For ``memory``
+    see :func:`~ramen_ray.data.engine.engine`. Returns counts for people. Raises a DatasetError if
+    dataset or log is not usable, a name is taken, or no edge is left.
     """
     dataset = Dataset(dataset_path)
     sets = {"query": settings.query_set, "ad": settings.ad_set}
