@@ -25,8 +25,7 @@ def find_answers(connection: Connection, tables: Collection[str]) -> None:
         if table in tables
     ]
     nothing = "SELECT NULL::VARCHAR AS query, NULL::BIGINT[] AS ad_ids WHERE false"
-    answers = f"""
-        CREATE TABLE IF NOT EXISTS answers AS -- a connection serves one dataset
+    answers = f"""CREATE TABLE IF NOT EXISTS answers AS -- a connection serves one dataset
         WITH
             clicks AS (
                 SELECT query, unnest(ad_ids) AS ad_id
@@ -34,8 +33,7 @@ def find_answers(connection: Connection, tables: Collection[str]) -> None:
             clicked AS (
                 SELECT ad_id, folded AS ad FROM ads WHERE ad_id IN (SELECT ad_id FROM clicks))
         SELECT DISTINCT query, ad FROM clicks JOIN clicked USING (ad_id)
-        WHERE query IS NOT NULL AND ad IS NOT NULL
-    """
+        WHERE query IS NOT NULL AND ad IS NOT NULL"""
     run(connection, "reading the held-out clicks", answers)
 
 
@@ -50,12 +48,10 @@ def leaking(nodes: str, anchors: str, pairs: str = BOTH_WAYS) -> str:
     Call :func:`find_answers` before. ``nodes`` and ``anchors`` are SQL that selects ``id`` and
     ``folded``; ``pairs`` selects folded texts, and by default either can be the held-out query's.
     """
-    return f"""
-        SELECT DISTINCT one.id AS node, other.id AS anchor
+    return f"""SELECT DISTINCT one.id AS node, other.id AS anchor
         FROM ({pairs}) AS answered
         JOIN ({nodes}) AS one ON one.folded = answered.node
-        JOIN ({anchors}) AS other ON other.folded = answered.anchor
-        """
+        JOIN ({anchors}) AS other ON other.folded = answered.anchor"""
 
 
 def repeating(side: str, anchors: str) -> str:
@@ -65,15 +61,13 @@ def repeating(side: str, anchors: str) -> str:
     ``anchors`` is SQL that selects ``id`` and ``folded``; ``side`` is of the nodes, query or ad.
     """
     other = "ad" if side == "query" else "query"
-    return f"""
-        SELECT DISTINCT {side}_id AS node, named.anchor
+    return f"""SELECT DISTINCT {side}_id AS node, named.anchor
         FROM (SELECT query_id, unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)}) AS clicks
         JOIN (
             SELECT anchors.id AS anchor, others.id AS other
             FROM ({anchors}) AS anchors
             JOIN ({texts_of(NODE_TABLES[other])}) AS others USING (folded)) AS named
-        ON {other}_id = named.other
-        """
+        ON {other}_id = named.other"""
 
 
 def texts_of(table: str) -> str:

@@ -52,10 +52,8 @@ def row_rules(table: str, columns: Collection[str], num_rows: Mapping[str, int])
             # the ids that number a table's own rows
             is_own = column not in LISTS and table.startswith(("queries/", "ads", "anchors/"))
             advice = "number the rows from 0 without gaps" if is_own else _DANGLING
-            found = f"""
-                SELECT row, value FROM (SELECT row, {_each(column)} AS value FROM this)
-                WHERE value < 0 OR value >= {limit}
-                """
+            found = f"""SELECT row, value FROM (SELECT row, {_each(column)} AS value FROM this)
+                WHERE value < 0 OR value >= {limit}"""
             rules.append(error(column, f"id outside 0..{limit - 1}", advice, found))
     if table.startswith("queries/"):
         rules.append(_UNCLICKED if table == TRAIN else _UNANSWERED)
@@ -87,21 +85,17 @@ _OF_COLUMNS = [
         "ad_ids",
         "one ad twice",
         "name each ad once",
-        """
-        SELECT row, value
+        """SELECT row, value
         FROM (SELECT row, unnest(ad_ids) AS value FROM this WHERE list_unique(ad_ids) < len(ad_ids))
         WHERE value IS NOT NULL
-        QUALIFY row_number() OVER (PARTITION BY row, value) > 1
-        """,
+        QUALIFY row_number() OVER (PARTITION BY row, value) > 1""",
     ),
     *(
         error(
             column,
             *_NOT_POSITIVE,
-            f"""
-            SELECT row, value FROM (SELECT row, {_each(column)} AS value FROM this)
-            WHERE NOT (isfinite(value) AND value > 0)
-            """,
+            f"""SELECT row, value FROM (SELECT row, {_each(column)} AS value FROM this)
+            WHERE NOT (isfinite(value) AND value > 0)""",
         )
         for column in ("weight", "weights")
     ),
@@ -116,19 +110,15 @@ _OF_COLUMNS = [
         "text",
         "text that looks damaged by a wrong encoding",
         "look at how the source was decoded; it may be Latin-1, or UTF-8 decoded twice",
-        r"""
-        SELECT row, text AS value FROM this WHERE regexp_matches(text,
-            '\x{FFFD}|\x{FEFF}|[ÃÂ][\x{80}-\x{BF}ŒœŠšŸŽžƒ]|â€|[\x00-\x08\x0E-\x1F\x7F-\x{9F}]')
-        """,
+        r"""SELECT row, text AS value FROM this WHERE regexp_matches(text,
+            '\x{FFFD}|\x{FEFF}|[ÃÂ][\x{80}-\x{BF}ŒœŠšŸŽžƒ]|â€|[\x00-\x08\x0E-\x1F\x7F-\x{9F}]')""",
     ),
     warning(
         "text",
         "text without a visible character",
         "give it a text, or leave it out",
-        r"""
-        SELECT row, text AS value FROM this
-        WHERE regexp_full_match(text, '[\s\pZ\p{Cf}]*\p{Cf}[\s\pZ\p{Cf}]*')
-        """,
+        r"""SELECT row, text AS value FROM this
+        WHERE regexp_full_match(text, '[\s\pZ\p{Cf}]*\p{Cf}[\s\pZ\p{Cf}]*')""",
     ),
     warning(
         "source_id",

@@ -37,14 +37,12 @@ def _repeats(columns: list[str]) -> str:
     struct = ", ".join(f"'{name}': {name}" for name in columns)
     value = f"{{{struct}}}" if len(columns) > 1 else keys
     known = " AND ".join(f"{name} IS NOT NULL" for name in columns)
-    return f"""
-        SELECT row, value FROM (SELECT row, {keys}, {value} AS value FROM this)
+    return f"""SELECT row, value FROM (SELECT row, {keys}, {value} AS value FROM this)
         JOIN (
             SELECT {keys}, min(row) AS first FROM this
             WHERE {known} GROUP BY {keys} HAVING count(*) > 1)
         USING ({keys})
-        WHERE row > first
-        """
+        WHERE row > first"""
 
 
 _SAME_SOURCE_ID = warning(
@@ -63,10 +61,8 @@ _SAME_FOLDED = warning(
     "text",
     "text that an earlier ad has, up to case and white space",
     "users cannot tell these ads apart; merge them, or make their texts differ",
-    """
-    SELECT min(this.row) AS row, text AS value FROM this WHERE text IS NOT NULL
-    GROUP BY text, folded QUALIFY min(this.row) > min(min(this.row)) OVER (PARTITION BY folded)
-    """,
+    """SELECT min(this.row) AS row, text AS value FROM this WHERE text IS NOT NULL
+    GROUP BY text, folded QUALIFY min(this.row) > min(min(this.row)) OVER (PARTITION BY folded)""",
 )
 
 
@@ -85,24 +81,20 @@ def cross_rules(table: str, columns: Collection[str], loaded: Collection[str]) -
             shown,
             "ad without a train click",
             "it is found by its text and its edges; leave ads out that are no longer shown",
-            f"""
-            SELECT row, {shown} AS value FROM this
+            f"""SELECT row, {shown} AS value FROM this
             ANTI JOIN (SELECT unnest(ad_ids) AS ad_id FROM {name_literal(TRAIN)} {novel})
             USING (ad_id)
-            WHERE ad_id BETWEEN 0 AND (SELECT count(*) - 1 FROM ads)
-            """,
+            WHERE ad_id BETWEEN 0 AND (SELECT count(*) - 1 FROM ads)""",
         )
     if folder == "filters" and {"ads", f"queries/{split}"} <= {*loaded}:
         yield warning(
             "ad_id",
             f"pair that is a right answer in queries/{split}",
             "a right answer would be dropped from the predictions; take the pair out of the filter",
-            f"""
-            SELECT row, {{'query_id': query_id, 'ad_id': ad_id}} AS value FROM this
+            f"""SELECT row, {{'query_id': query_id, 'ad_id': ad_id}} AS value FROM this
             SEMI JOIN (
                 SELECT query_id, unnest(ad_ids) AS ad_id FROM {name_literal(f"queries/{split}")})
-            USING (query_id, ad_id)
-            """,
+            USING (query_id, ad_id)""",
         )
 
 
@@ -111,20 +103,16 @@ _SEEN_IN_TRAINING = warning(
     f"query that {TRAIN} has too, up to case and white space",
     "metrics on it are too good, unless its clicks here are later ones; leave it out of one of the"
     " two, or read seen/ and new/ metrics apart",
-    f"""
-    SELECT row, text AS value FROM this
-    WHERE folded IN (SELECT folded FROM {name_literal(TRAIN)} WHERE folded IS NOT NULL)
-    """,
+    f"""SELECT row, text AS value FROM this
+    WHERE folded IN (SELECT folded FROM {name_literal(TRAIN)} WHERE folded IS NOT NULL)""",
 )
 _SEEN_ADS = error(
     "ad_ids",
     "ad that is not in novel_ads",
     "zero-shot queries are answered from the novel ads only; drop the ad, or list it there",
-    """
-    SELECT row, value FROM (SELECT row, unnest(ad_ids) AS value FROM this)
+    """SELECT row, value FROM (SELECT row, unnest(ad_ids) AS value FROM this)
     WHERE value BETWEEN 0 AND (SELECT count(*) - 1 FROM ads)
-        AND value NOT IN (SELECT ad_id FROM novel_ads WHERE ad_id IS NOT NULL)
-    """,
+        AND value NOT IN (SELECT ad_id FROM novel_ads WHERE ad_id IS NOT NULL)""",
 )
 
 
@@ -135,11 +123,9 @@ def leak_rules(table: str) -> list[Rule]:
     texts = texts_of(f"anchors/{anchor_set}")
 
     def among(pairs: str) -> str:
-        return f"""
-            SELECT row, {{'{side}': one.text, 'anchor': other.text}} AS value
+        return f"""SELECT row, {{'{side}': one.text, 'anchor': other.text}} AS value
             FROM this JOIN ({pairs}) AS found ON node = {side}_id AND anchor = anchor_id
-            JOIN {nodes} AS one USING ({side}_id) JOIN {anchors} AS other USING (anchor_id)
-            """
+            JOIN {nodes} AS one USING ({side}_id) JOIN {anchors} AS other USING (anchor_id)"""
 
     return [
         warning(
@@ -171,13 +157,11 @@ REVERSED_CLICKS = warning(
     "train click that is a held-out click reversed",
     "the answer can be learnt from it; leave these clicks out of the train split"
     " (jobs/ingest.py tables --drop-reversed-clicks does)",
-    f"""
-    SELECT row, {{'query': clicks.text, 'ad': ads.text}} AS value
+    f"""SELECT row, {{'query': clicks.text, 'ad': ads.text}} AS value
     FROM (SELECT row, text, query_id, unnest(ad_ids) AS ad_id FROM this) AS clicks
     JOIN ({leaking(texts_of(TRAIN), texts_of("ads"), REVERSED)}) AS found
         ON query_id = node AND ad_id = anchor
-    JOIN ads USING (ad_id)
-    """,
+    JOIN ads USING (ad_id)""",
     whole="sum(len(ad_ids))",
 )
 

@@ -115,22 +115,18 @@ def joined_pairs(connection: Connection, name: str, side: str, nodes: Int64s) ->
     draws = keyed_hash((_SAMPLE,), np.arange(len(nodes)))
     connection.register("nodes", pa.table({"node": nodes, "draw": draws}))
     edges = f"({_edges_of(name, side)}) JOIN nodes USING (node)"
-    direct = f"""
-        SELECT node, named.node AS other FROM {edges}
+    direct = f"""SELECT node, named.node AS other FROM {edges}
         JOIN ({texts_of(f"anchors/{name}")}) AS anchors ON anchors.id = thing
         JOIN (
             SELECT min(node) AS node, fold(text) AS folded FROM ({_texts_of(side, "nodes")})
             GROUP BY folded) AS named
         ON named.folded = anchors.folded
-        WHERE node <> named.node ORDER BY node, thing
-    """
-    common = f"""
-        SELECT * EXCLUDE (thing, draw) FROM (
+        WHERE node <> named.node ORDER BY node, thing"""
+    common = f"""SELECT * EXCLUDE (thing, draw) FROM (
             SELECT node, thing, draw, coalesce(
                 lead(node) OVER of_anchor, first_value(node) OVER of_anchor) AS other
             FROM {edges} WINDOW of_anchor AS (PARTITION BY thing ORDER BY draw))
-        WHERE node <> other ORDER BY thing, draw
-    """
+        WHERE node <> other ORDER BY thing, draw"""
     found = (connection.execute(sql).fetchnumpy() for sql in (direct, common))
     pairs = max(((one["node"], one["other"]) for one in found), key=lambda one: len(one[0]))
     chosen = np.argsort(keyed_hash((_SAMPLE,), np.arange(len(pairs[0]))))[:MAX_CLICKS]
@@ -195,13 +191,9 @@ def _flag_shared(connection: Connection, left: Int64s, right: Int64s) -> Boolean
     """Flag the pairs (n,) whose nodes have something in common in the tables of things."""
     pairs = pa.table({"pair": np.arange(len(left)), "left_": left, "right_": right})
     connection.register("pairs", pairs)
-    found = connection.execute(
-        """
-        SELECT DISTINCT pair FROM pairs
-        JOIN left_things ON left_things.node = left_
-        JOIN right_things ON right_things.node = right_ AND right_things.thing = left_things.thing
-        """
-    ).fetchnumpy()
+    shared = """SELECT DISTINCT pair FROM pairs
+        JOIN left_things AS one ON one.node = left_
+        JOIN right_things AS other ON other.node = right_ AND other.thing = one.thing"""
     flags = np.zeros(len(left), dtype=np.bool_)
-    flags[found["pair"]] = True
+    flags[connection.execute(shared).fetchnumpy()["pair"]] = True
     return flags

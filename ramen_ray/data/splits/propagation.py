@@ -112,8 +112,7 @@ def _find_ads(
         "clicks": """SELECT ad_id, anchor, sum(weight) AS weight
             FROM query_edges JOIN clicks ON query_id = node GROUP BY ALL""",
     }
-    added = f"""
-        CREATE TABLE added AS
+    added = f"""CREATE TABLE added AS
         WITH
             query_edges AS ({edges_of_sets(parent, sets, "query")}),
             ad_edges AS ({edges_of_sets(parent, sets, "ad")}),
@@ -134,8 +133,7 @@ def _find_ads(
             ORDER BY score DESC, draw(query_id * {parent.num_rows("ads")} + ad_id), ad_id) AS rank
         FROM scores
         ANTI JOIN (FROM clicks UNION ALL FROM same_text) USING (query_id, ad_id)
-        QUALIFY rank <= {settings.top_k}
-    """
+        QUALIFY rank <= {settings.top_k}"""
     run(connection, "looking for shared anchors", added)
 
 
@@ -145,11 +143,9 @@ def _extended(is_weighted: bool) -> str:
     if is_weighted:
         lightest = "coalesce(list_min(weights), 1)"
         longer += f", list_resize(weights, len(ad_ids) + len(more), {lightest}) AS weights"
-    return f"""
-        SELECT * EXCLUDE (folded, more) REPLACE ({longer}) FROM (
+    return f"""SELECT * EXCLUDE (folded, more) REPLACE ({longer}) FROM (
             SELECT queries.*, coalesce(more, []) AS more FROM {QUERIES} AS queries
             LEFT JOIN (
                 SELECT query_id, list(ad_id ORDER BY rank) AS more FROM added GROUP BY query_id)
             USING (query_id))
-        ORDER BY query_id
-    """
+        ORDER BY query_id"""

@@ -74,10 +74,9 @@ def number_nodes(connection: Connection, side: Side, *, listed: bool) -> dict[st
     if side == "query":
         _find_repeats(connection, "families", firsts, "fold(text)", "key")
         family, families = ", coalesce(first, place) AS family", "LEFT JOIN families USING (place)"
-    connection.execute(
-        f"""CREATE VIEW {nodes} AS
+    view = f"""CREATE VIEW {nodes} AS
         SELECT place AS number, {rows}.* EXCLUDE (place){family} {firsts} {families}"""
-    )
+    connection.execute(view)
     names = f"""CREATE VIEW {side}_names AS
         SELECT id AS name, coalesce(first, place) AS number
         {ids} LEFT JOIN {side}_same_text USING (place)"""

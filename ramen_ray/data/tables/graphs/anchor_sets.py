@@ -66,11 +66,9 @@ def write_edges(
     if not any(staged.values()):
         return WrittenEdges({}, counts)
     used = " UNION ALL ".join(f"SELECT anchor FROM {side}_edges" for side in sides)
-    create = f"""
-        CREATE OR REPLACE TABLE numbered AS
+    create = f"""CREATE OR REPLACE TABLE numbered AS
         SELECT row_number() OVER (ORDER BY id) - 1 AS number, id, text FROM anchors
-        WHERE id IN ({used})
-    """
+        WHERE id IN ({used})"""
     run(connection, "numbering the anchors", create)
     numbered = "SELECT number AS anchor_id, text FROM numbered ORDER BY number"
     anchors = stream(connection, numbered, TEXTS_PER_BATCH)
@@ -80,11 +78,9 @@ def write_edges(
         nodes = NODE_TABLES[side]
         counts[f"{SHOWN[side]} without edges"] = dataset.num_rows(nodes) - linked
         if staged[side]:
-            in_order = f"""
-                SELECT node AS {side}_id, number AS anchor_id, weight
+            in_order = f"""SELECT node AS {side}_id, number AS anchor_id, weight
                 FROM {side}_edges AS edges JOIN numbered ON numbered.id = edges.anchor
-                ORDER BY node, number, place
-            """
+                ORDER BY node, number, place"""
             table = f"edges/{name}/{side}"
             num_rows[table] = writer.write(table, _summed(stream(connection, in_order)))
             counts[f"repeated {side} edges merged"] = staged[side] - num_rows[table]
@@ -104,10 +100,8 @@ def _drop_clicks(
         if protocol == "unclicked":
             unwanted["edges that repeat a train click"] = repeating(side, anchors)
         for kind, pairs in unwanted.items():
-            delete = f"""
-                DELETE FROM {side}_edges AS edges USING ({pairs}) AS pairs
-                WHERE edges.node = pairs.node AND edges.anchor = pairs.anchor
-            """
+            delete = f"""DELETE FROM {side}_edges AS edges USING ({pairs}) AS pairs
+                WHERE edges.node = pairs.node AND edges.anchor = pairs.anchor"""
             run(connection, f"dropping {kind}", delete)
             (dropped[f"{side} {kind}"],) = connection.fetchall()[0]
     return dropped

@@ -126,12 +126,10 @@ def write_edge_list(
     for side in sides:
         known = nodes.known_names(dataset, side)
         left_out += _unknown(connection, tables[side], side, known, "anchors" in tables)
-        edges = f"""
-            CREATE OR REPLACE TABLE {side}_edges AS
+        edges = f"""CREATE OR REPLACE TABLE {side}_edges AS
             SELECT place, node, anchors.id AS anchor, weight
             FROM {side}_rows AS one JOIN anchors ON anchors.name = one.anchor
-            WHERE node >= 0
-        """
+            WHERE node >= 0"""
         run(connection, f"numbering the ends of {side} edges", edges)
         connection.execute(f"DROP TABLE {side}_rows")
     if not edge_list.skip_bad_rows:  # all tables' bad rows at once
@@ -194,10 +192,8 @@ def _create_anchors(
             for side in sides
         )
         text = "name"
-    anchors = f"""
-        CREATE OR REPLACE TABLE anchors AS
-        SELECT min(place) AS id, name, {text} AS text FROM ({rows}) GROUP BY name
-    """
+    anchors = f"""CREATE OR REPLACE TABLE anchors AS
+        SELECT min(place) AS id, name, {text} AS text FROM ({rows}) GROUP BY name"""
     run(connection, "collecting the anchors", anchors)
     if listed:
         repeated = "SELECT place, name FROM listed ANTI JOIN anchors ON anchors.id = listed.place"
@@ -212,10 +208,8 @@ def _unknown(
     message = f"rows name {PLURAL[side]} that the dataset does not have"
     table.report(connection, "name", message, unknown, known=known)
     if are_listed:
-        unknown = f"""
-            SELECT DISTINCT place, anchor FROM {side}_rows AS one
-            ANTI JOIN anchors ON anchors.name = one.anchor
-        """
+        unknown = f"""SELECT DISTINCT place, anchor FROM {side}_rows AS one
+            ANTI JOIN anchors ON anchors.name = one.anchor"""
         message = "rows name anchors that the table of anchors does not have"
         table.report(connection, "anchor", message, unknown, known="SELECT name FROM anchors")
     of_kind = {

@@ -46,27 +46,21 @@ def create_names(connection: Connection, dataset: Dataset, side: str) -> None:
     for table, node in {nodes: number, **dict.fromkeys(held_out, str(HELD_OUT_NODE))}.items():
         if _has_ids(dataset, table):
             ids.append(f"SELECT trimmed(source_id), {node} FROM {name_literal(table)}")
-    aliases = f"""
-        UNION ALL
+    aliases = f"""UNION ALL
         SELECT trimmed(alias.name), coalesce(own.node, {LEFT_OUT_NODE})
         FROM {name_literal(f"aliases/{side}")} AS alias
-        LEFT JOIN own ON own.name = trimmed(alias.of)
-    """
+        LEFT JOIN own ON own.name = trimmed(alias.of)"""
     tables = {
         "texts": f"SELECT {number} AS node, trimmed(text) AS text FROM {name_literal(nodes)}",
         "held_out": f"SELECT DISTINCT folded FROM ({' UNION ALL '.join(texts)})",
-        "ids": f"""
-            WITH own AS ({" UNION ALL ".join(ids)})
+        "ids": f"""WITH own AS ({" UNION ALL ".join(ids)})
             SELECT name, max(node) AS node
             FROM (FROM own {aliases if dataset.has(f"aliases/{side}") else ""})
-            WHERE name IS NOT NULL GROUP BY name
-        """,
-        "names": f"""
-            FROM {side}_ids
+            WHERE name IS NOT NULL GROUP BY name""",
+        "names": f"""FROM {side}_ids
             UNION ALL
             SELECT text, node FROM {side}_texts AS texts
-            ANTI JOIN {side}_ids AS ids ON ids.name = texts.text
-        """,
+            ANTI JOIN {side}_ids AS ids ON ids.name = texts.text""",
     }
     for what, sql in tables.items():
         create = f"CREATE TABLE IF NOT EXISTS {side}_{what} AS {sql}"
@@ -80,8 +74,7 @@ def named(side: str, columns: str, source: str = "source") -> str:
     for no node. A row of a name of several nodes is there once for each. Call :func:`create_names`
     before, and :func:`read_numbers` after.
     """
-    return f"""
-        SELECT {columns}, node, CASE WHEN node IS NULL THEN name END AS unknown
+    return f"""SELECT {columns}, node, CASE WHEN node IS NULL THEN name END AS unknown
         FROM (
             SELECT
                 source.*,
@@ -90,8 +83,7 @@ def named(side: str, columns: str, source: str = "source") -> str:
             FROM {source} AS source
             LEFT JOIN {side}_names AS names ON names.name = source.name
             LEFT JOIN {side}_held_out AS held_out
-                ON held_out.folded = CASE WHEN names.node IS NULL THEN fold(source.name) END)
-    """
+                ON held_out.folded = CASE WHEN names.node IS NULL THEN fold(source.name) END)"""
 
 
 def read_numbers(connection: Connection, dataset: Dataset, side: str, rows: str) -> None:
@@ -105,10 +97,8 @@ def read_numbers(connection: Connection, dataset: Dataset, side: str, rows: str)
     if not count(connection, are_most):
         return
     num_nodes = dataset.num_rows(NODE_TABLES[side])
-    update = f"""
-        UPDATE {rows} SET node = unknown::BIGINT, unknown = NULL
-        WHERE {is_number} AND try_cast(unknown AS BIGINT) < {num_nodes}
-    """
+    update = f"""UPDATE {rows} SET node = unknown::BIGINT, unknown = NULL
+        WHERE {is_number} AND try_cast(unknown AS BIGINT) < {num_nodes}"""
     connection.execute(update)
 
 

@@ -101,8 +101,7 @@ def _name_cells(connection: Connection, dataset: Dataset, side: str) -> None:
         is_text = "node IS NULL"
         if not nodes.has_ids(dataset, side):  # then what was left out is known by its text
             is_text += f" OR node = {nodes.LEFT_OUT_NODE}"
-    cells = f"""
-        CREATE TABLE {side}_cells AS
+    cells = f"""CREATE TABLE {side}_cells AS
         WITH
             with_texts AS (
                 SELECT found.*, CASE WHEN {is_text} THEN cell ELSE texts.text END AS text
@@ -117,8 +116,7 @@ def _name_cells(connection: Connection, dataset: Dataset, side: str) -> None:
                 FROM looked_up)
         SELECT *, CASE WHEN text IS NOT NULL
             THEN dense_rank() OVER (ORDER BY text NULLS LAST) END AS item
-        FROM kept
-    """
+        FROM kept"""
     run(connection, f"naming the log's {side} cells", cells)
 
 
@@ -137,13 +135,10 @@ def _count_left_out(connection: Connection, dataset: Dataset) -> dict[str, int]:
         "clicks on unknown ads": unknown,
     }
     columns = ", ".join(f"count(*) FILTER (WHERE {one})" for one in rows.values())
-    (found,) = connection.sql(
-        f"""
-        SELECT {columns} FROM log
+    counts = f"""SELECT {columns} FROM log
         LEFT JOIN query_cells AS queries ON queries.cell = log.query
-        LEFT JOIN ad_cells AS ads ON ads.cell = log.ad
-        """
-    ).fetchall()
+        LEFT JOIN ad_cells AS ads ON ads.cell = log.ad"""
+    (found,) = connection.sql(counts).fetchall()
     return dict(zip(rows, found, strict=True)) | _count_nearly_known(connection, dataset)
 
 
@@ -153,12 +148,10 @@ def _count_nearly_known(connection: Connection, dataset: Dataset) -> dict[str, i
     for side in SIDES:
         if not count(connection, f"SELECT count(unknown) FROM {side}_cells"):
             continue  # to look through the log takes time
-        unknown = f"""
-            SELECT own.unknown AS name FROM log
+        unknown = f"""SELECT own.unknown AS name FROM log
             JOIN {side}_cells AS own ON own.cell = log.{side} AND own.unknown IS NOT NULL
             JOIN query_cells AS queries ON queries.cell = log.query AND queries.text IS NOT NULL
-            WHERE {WHOLE}
-        """
+            WHERE {WHOLE}"""
         known = nodes.known_names(dataset, side) if side == "ad" else "SELECT name FROM query_names"
         near, example = nearly_known(connection, unknown, known)
         counts[f"rows of unknown {PLURAL[side]} that are known but for {example}"] = near
@@ -167,29 +160,22 @@ def _count_nearly_known(connection: Connection, dataset: Dataset) -> dict[str, i
 
 def _cut_sessions(connection: Connection, max_length: int) -> dict[str, int]:
     """Create ``events`` from the log's whole rows; returns how many sessions and cuts there are."""
-    named_events = f"""
-        CREATE TABLE named_events AS
+    named_events = f"""CREATE TABLE named_events AS
         SELECT session, time, queries.item AS query, ads.item AS ad
         FROM log JOIN query_cells AS queries ON queries.cell = log.query
         LEFT JOIN ad_cells AS ads ON ads.cell = log.ad
-        WHERE {WHOLE} AND queries.item IS NOT NULL
-    """
+        WHERE {WHOLE} AND queries.item IS NOT NULL"""
     run(connection, "numbering the log's events", named_events)
     for table in ("log", "found", "query_cells", "ad_cells"):  # to have memory for what follows
         connection.execute(f"DROP TABLE {table}")
-    sessions = """
-        CREATE TABLE sessions AS
+    sessions = """CREATE TABLE sessions AS
         SELECT session AS name, row_number() OVER () AS session, count(*) AS length
-        FROM named_events GROUP BY session
-    """
+        FROM named_events GROUP BY session"""
     run(connection, "numbering the sessions", sessions)
-    rows = """
-        SELECT sessions.session, time, query, ad
-        FROM named_events JOIN sessions ON sessions.name = named_events.session
-    """
+    rows = """SELECT sessions.session, time, query, ad
+        FROM named_events JOIN sessions ON sessions.name = named_events.session"""
     # only long sessions are sorted
-    events = f"""
-        CREATE TABLE events AS
+    events = f"""CREATE TABLE events AS
         {rows} WHERE length <= {max_length}
         UNION ALL
         (
@@ -197,8 +183,7 @@ def _cut_sessions(connection: Connection, max_length: int) -> dict[str, int]:
             QUALIFY row_number() OVER (
                 PARTITION BY sessions.session ORDER BY time, query, ad NULLS FIRST
             ) <= {max_length}
-        )
-    """
+        )"""
     run(connection, "cutting the sessions", events)
     connection.execute("DROP TABLE named_events")
     cut = f"FROM sessions WHERE length > {max_length}"

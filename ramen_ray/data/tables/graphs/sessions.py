@@ -123,23 +123,18 @@ def create_edges(
     weight, above = ("ln(strength)", 1) if settings.weight == "pmi" else ("strength", 0)
     made = {
         # the window is quoted, as it may be inf, which is no number of SQL but can be cast to one
-        "pairs": f"""
-            SELECT one, other, count(*) AS sessions
+        "pairs": f"""SELECT one, other, count(*) AS sessions
             FROM (
                 SELECT DISTINCT left_.session, left_.{side} AS one, right_.{side} AS other
                 FROM events AS left_ JOIN events AS right_
                     ON left_.session = right_.session AND left_.{side} < right_.{side}
                 WHERE abs(left_.time - right_.time) <= '{settings.window_s}'::DOUBLE)
-            GROUP BY one, other HAVING sessions >= {settings.min_support}
-        """,
-        "items_sessions": f"""
-            SELECT item, count(*) AS sessions
+            GROUP BY one, other HAVING sessions >= {settings.min_support}""",
+        "items_sessions": f"""SELECT item, count(*) AS sessions
             FROM (SELECT DISTINCT session, {side} AS item FROM events WHERE {side} IS NOT NULL)
-            GROUP BY item
-        """,
+            GROUP BY item""",
         # the strongest anchors of each item that is a node
-        "chosen": f"""
-            WITH
+        "chosen": f"""WITH
                 both_ways AS (
                     SELECT one AS node, other AS anchor, sessions FROM pairs
                     UNION ALL SELECT other, one, sessions FROM pairs),
@@ -157,18 +152,15 @@ def create_edges(
                     SELECT node, anchor, {strength} AS strength FROM counted
                     QUALIFY row_number() OVER (
                         PARTITION BY node ORDER BY strength DESC, anchor) <= {settings.top_k})
-            SELECT node, anchor, {weight} AS weight FROM strongest WHERE strength > {above}
-        """,
+            SELECT node, anchor, {weight} AS weight FROM strongest WHERE strength > {above}""",
         # of whom each anchor keeps its heaviest edges
-        f"{side}_edges": f"""
-            SELECT texts.node, anchor, 0 AS place, weight
+        f"{side}_edges": f"""SELECT texts.node, anchor, 0 AS place, weight
             FROM chosen
             JOIN {side}_items AS items ON items.item = chosen.node
             JOIN {side}_texts AS texts ON texts.text = items.text
             QUALIFY row_number() OVER (
                 PARTITION BY anchor ORDER BY weight DESC, texts.node
-            ) <= {settings.max_anchor_degree}
-        """,
+            ) <= {settings.max_anchor_degree}""",
     }
     for table, sql in made.items():
         create = f"CREATE OR REPLACE TABLE {table} AS {sql}"

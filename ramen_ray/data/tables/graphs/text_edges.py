@@ -60,13 +60,11 @@ def write_text_edges(
         connection.unregister("rows")
     connection.execute("CREATE VIEW anchors AS SELECT rowid AS id, text FROM texts")
     for side, table in NODE_TABLES.items():
-        edges = f"""
-            CREATE TABLE {side}_edges AS
+        edges = f"""CREATE TABLE {side}_edges AS
             SELECT nodes.id AS node, near.anchor, 0 AS place, near.weight::DOUBLE AS weight
             FROM ({texts_of(table)}) AS nodes
             JOIN anchors ON anchors.text = nodes.text
-            JOIN near ON near.text = anchors.id
-        """
+            JOIN near ON near.text = anchors.id"""
         run(connection, f"giving {side} nodes their edges", edges)
     return write_edges(connection, dataset, name, [*NODE_TABLES], protocol, writer)
 

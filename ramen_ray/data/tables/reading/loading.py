@@ -248,12 +248,10 @@ def nearly_known(connection: Connection, unknown: str, known: str) -> tuple[int,
     connection.execute(f"CREATE OR REPLACE TEMP TABLE unknown_names AS {counted}")
     if not count(connection, "SELECT count(*) FROM unknown_names"):
         known = f"{known} LIMIT 0"  # to change the names takes time
-    found = f"""
-        SELECT sum(number), min(one.name), arg_min(other.name, one.name)
+    found = f"""SELECT sum(number), min(one.name), arg_min(other.name, one.name)
         FROM unknown_names AS one
         JOIN (SELECT nearly(name) AS near, min(name) AS name FROM ({known}) GROUP BY near) AS other
-            ON nearly(one.name) = other.near
-    """
+            ON nearly(one.name) = other.near"""
     run(connection, "comparing unknown names", found)
     ((number, name, of),) = connection.fetchall()
     spelling = "case, spaces, leading zeros or a final .0"
