@@ -14,14 +14,10 @@ LISTS = ("ad_ids", "weights")
 
 @dataclass(frozen=True)
 class Rule:
-    """What is wrong with some rows of a table, and the SQL that finds them.
-
-    It selects ``row`` and ``value``, a row's number and what is wrong there, from ``this``, the
-    table with ``row``.
-    """
+    """What is wrong with some rows of a table, and the SQL that finds them."""
 
     kind: Kind
-    sql: str
+    sql: str  # selects ``row`` and what is wrong, ``value``, from ``this``: the table with ``row``
     whole: str = ""  # SQL over the table for how many could break it; by default its rows
     least: float = 0.0  # the share of them from which on it is worth a finding
 

@@ -16,10 +16,7 @@ from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, ZERO_SHOT
 
 @dataclass(frozen=True)
 class Prepared:
-    """A folder of prepared arrays; each is mapped on first use and shared by a machine's workers.
-
-    Train queries are shuffled: ``query_ids`` maps their rows to ids. All else is in order of ids.
-    """
+    """Prepared arrays, each mapped on first use; train queries are shuffled, see ``query_ids``."""
 
     path: Path
 

@@ -90,12 +90,8 @@ def measure_texts(
 
 
 def write_hashes(folders: Sequence[Path]) -> None:
-    """Write ``hashes.npy`` beside the tokens in each of the folders, for all tables at once.
-
-    Anybody can make texts of one hash. So these are compared, and if two differ, all texts are
-    hashed under another key.
-    """
-    for key in count():
+    """Write ``hashes.npy`` beside the tokens in each of the folders, for all tables at once."""
+    for key in count():  # anybody can make texts of one hash, but not under the next key
         tables = [_hashed(folder, key) for folder in folders]
         num_shares = 1 + sum(map(len, tables)) // TEXTS_PER_SHARE
         if all(_tell_apart(tables, share, num_shares) for share in range(num_shares)):

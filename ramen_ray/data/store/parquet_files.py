@@ -1,8 +1,7 @@
 """Parquet from anyone: opened only if reading it runs no code, and read in bounded memory.
 
-A library can register an Arrow extension type whose values are programs: Ray's
-``ray.data.arrow_pickled_object`` unpickles each cell that is looked at. Arrow gives a column such a
-type if the file asks for it.
+A file can ask for an Arrow extension type whose values are programs: Ray registers
+``ray.data.arrow_pickled_object``, which unpickles each cell that is looked at.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -33,10 +32,7 @@ BYTES_PER_READ = 1 << 16
 
 
 class BoundedFile(pq.ParquetFile):
-    """A parquet file whose batches have fewer rows where texts or lists are long.
-
-    Else a small file could take all memory: its dictionary has a text once, for a million rows.
-    """
+    """A parquet file whose batches have fewer rows where texts or lists are long."""
 
     def __init__(self, source: Any, **options: Any) -> None:
         options["page_checksum_verification"] = True
@@ -69,7 +65,7 @@ class BoundedFile(pq.ParquetFile):
         ]
         longest = [1, *(_num_bytes(column) // of_group.num_rows for column in large)]
         coded = [column for column in large if column.has_dictionary_page]
-        if coded:
+        if coded:  # a dictionary has a text once, for a million rows
             names = [column.path_in_schema for column in coded]
             with self._open(read_dictionary=names) as again:
                 first = next(again.iter_batches(1, [group], names))

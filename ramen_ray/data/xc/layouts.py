@@ -17,13 +17,10 @@ AdColumns = Literal["all", "seen", "novel"]
 
 
 class SplitNames(NamedTuple):
-    """What a layout calls the files of a split, each by several names.
-
-    Matrices are named without .txt or .npz, and are None if the JSON of the texts has the clicks.
-    """
+    """What a layout calls the files of a split, each by several names."""
 
     texts: tuple[str, ...]
-    clicks: str | None
+    clicks: str | None  # without .txt or .npz; None if the JSON of the texts has the clicks
     filters: tuple[str, ...]
     ads: AdColumns = "all"
 

@@ -174,10 +174,7 @@ def _read_text(file: Path, shape: tuple[int, int]) -> csr_array:
 def _read_tokens(
     file: Path, stream: BinaryIO, line: int, fields: pa.Schema
 ) -> tuple[Int64s, pa.Table]:
-    """Read groups of numbers that ``:`` joins; white space separates them. ``line`` is the first.
-
-    Returns the number of groups (lines,) of each line, and a table with a row for each group.
-    """
+    """Read groups of numbers that ``:`` joins: how many a line (lines,) has, and a row for each."""
     counts, tables = [np.empty(0, np.int64)], [fields.empty_table()]
     for block in whole_lines(stream, file, BLOCK_BYTES, line):
         numbers = re.sub(rb"#[^\n]*", b"", block)

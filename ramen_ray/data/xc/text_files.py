@@ -38,12 +38,9 @@ _NULL_WORD = Kind(
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of texts; a text's id is the number of its line, from 0.
+    """A file of texts; a text's id is the number of its line, from 0."""
 
-    It holds JSON objects if its name contains ``.json``, and is gzipped if that ends in ``.gz``.
-    """
-
-    path: Path
+    path: Path  # of JSON objects if it contains ``.json``; gzipped if it ends in ``.gz``
     source_ids: Path | None = None  # the users' own ids, one per line; in JSON they are ``uid``
     with_content: bool = False  # whether an object's text is its title and content
 

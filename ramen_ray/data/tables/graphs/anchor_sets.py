@@ -44,10 +44,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WrittenEdges:
-    """Row counts of tables, if any edge is left, and ``counts`` of nodes without, and of merged."""
+    """What was written of an anchor set, and what was not."""
 
-    num_rows: dict[str, int]
-    counts: dict[str, int]
+    num_rows: dict[str, int]  # by table; none if no edge is left
+    counts: dict[str, int]  # for people: nodes without edges, edges dropped and merged
 
 
 def write_edges(

@@ -75,10 +75,7 @@ def as_seconds(column: pa.ChunkedArray, unit: TimeUnit = "s") -> tuple[Float64s,
 
 
 def fitting_unit(seconds: Float64s, unit: TimeUnit) -> TimeUnit | None:
-    """Return the unit in which most of the numbers lie in 1990 to 2100; None if there is none.
-
-    ``seconds`` (n,) are what :func:`as_seconds` made of them as numbers of ``unit``.
-    """
+    """Return the unit in which most ``seconds`` (n,), numbers of ``unit``, lie in 1990 to 2100."""
     if unit == "yyyymmdd":
         return None
     counts = pa.chunked_array([pa.array(seconds * UNITS_PER_SECOND[unit])])

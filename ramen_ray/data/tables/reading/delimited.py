@@ -205,10 +205,7 @@ def _rows_in_cells(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
 
 
 def split_records(data: bytes, at_end: bool) -> Records:
-    """Split whole lines of CSV into records; a record may need more lines unless it is ``at_end``.
-
-    Lines with open or bad quotes are not among the records.
-    """
+    """Split whole lines of CSV into records; one may need more lines unless it is ``at_end``."""
     letters = np.frombuffer(data, dtype=np.uint8)
     ends = np.flatnonzero(letters == LINE_BREAK)
     quotes = np.flatnonzero(letters == QUOTE)
