@@ -44,7 +44,7 @@ def row_rules(table: str, columns: Collection[str], num_rows: Mapping[str, int])
             advice = "give every row one, or leave the row out"
             rules.append(error(column, "no value", advice, found))
     for column, of in ids_in(table).items():
-        if limit := num_rows.get(of):
+        if limit := num_rows.get(of):  # else that table has a finding of its own
             # the ids that number a table's own rows
             is_own = column not in LISTS and table.startswith(("queries/", "ads", "anchors/"))
             advice = "number the rows from 0 without gaps" if is_own else _DANGLING

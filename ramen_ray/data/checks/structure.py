@@ -68,7 +68,7 @@ def inspect_structure(dataset: Dataset) -> Structure:
     num_rows: dict[str, int] = {}
     given = dataset.metadata.get("num_rows", {})
     counts = given.items() if isinstance(given, dict) else ()
-    stated = {table: count for table, count in counts if type(count) is int}
+    stated = {table: count for table, count in counts if type(count) is int}  # and not bool
     wanted = dict.fromkeys([*read_tables(dataset), *dataset.tables])
     for table in filter(is_known, wanted):
         file = f"{table}.parquet"

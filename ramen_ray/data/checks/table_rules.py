@@ -24,7 +24,7 @@ def repeat_rules(table: str, columns: Collection[str], *, ascends: bool) -> list
     """Forbid that rows repeat ids, pairs of ids, users' own ids, or texts of ads."""
     keys = keys_of(table)
     what, advice = ("id", "give every row its own") if len(keys) == 1 else ("pair", "leave one")
-    harm = warning if table.startswith("filters/") else error
+    harm = warning if table.startswith("filters/") else error  # to filter a pair twice is no harm
     of_keys = harm(keys[-1], f"{what} that an earlier row has", advice, _repeats(keys))
     rules = [] if ascends else [of_keys]  # which takes memory for all ids
     rules += [_SAME_SOURCE_ID] if "source_id" in columns else []
@@ -111,7 +111,7 @@ _SEEN_ADS = error(
     "ad that is not in novel_ads",
     "zero-shot queries are answered from the novel ads only; drop the ad, or list it there",
     """SELECT row, value FROM (SELECT row, unnest(ad_ids) AS value FROM this)
-    WHERE value BETWEEN 0 AND (SELECT count(*) - 1 FROM ads)
+    WHERE value BETWEEN 0 AND (SELECT count(*) - 1 FROM ads) -- ids that are none are found by another rule
         AND value NOT IN (SELECT ad_id FROM novel_ads WHERE ad_id IS NOT NULL)""",
 )
 

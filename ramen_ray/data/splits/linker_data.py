@@ -54,9 +54,8 @@ def make_link_dataset(
         for split in SPLITS:
             queries = f"FROM linked WHERE split = '{split}' ORDER BY query_id"
             if not writer.write(f"queries/{split}", stream(connection, queries)):
-                raise DatasetError(
-                    f"{parent.path} has too few queries with edges for a {split} split"
-                )
+                what = f"too few queries with edges for a {split} split"
+                raise DatasetError(f"{parent.path} has {what}")
             if split != "train" and not links_own_text:
                 pairs = f"""SELECT query_id, ad_id FROM linked JOIN bank USING (folded)
                     WHERE split = '{split}' ORDER BY query_id, ad_id"""

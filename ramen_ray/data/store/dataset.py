@@ -88,6 +88,7 @@ class Dataset:
     def files(self, table: str) -> list[Path]:
         """Return the table's parquet files in row order; raises DatasetError if it has none."""
         path = self.path / f"{table}.parquet"
+        # hidden parts may not be whole
         files = sorted(path.glob("[!.]*.parquet")) if path.is_dir() else [path]
         if not files or not files[0].exists():
             raise DatasetError(f"{self.path} has no table {table!r} (expected {path})")
@@ -116,9 +117,7 @@ class Dataset:
         for file in self.files(table):
             yield from self.rows_of(file, names, batch_size)
 
-    def rows_of(
-        self, file: Path, columns: list[str], batch_size: int = 65_536
-    ) -> Iterator[pa.RecordBatch]:
+    def rows_of(self, file: Path, columns: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
         """Stream a table's file; raises a DatasetError where it takes far more than on disk."""
         num_bytes, most = 0, max(MIN_EXPANDED, MAX_EXPANSION * file.stat().st_size)
         with open_parquet(file) as parquet:

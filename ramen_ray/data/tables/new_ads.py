@@ -131,13 +131,9 @@ def _read_ads(
     }
     table = UserTable(source, columns)
     ads = table.read()
-    twice = _repeats(ads["ad_id"]) | _among(ads["ad_id"], in_use)
-    table.report_rows(
-        "ad_id",
-        "ids are in use or repeated",
-        "give each ad once; to replace an ad, name it in --remove, too",
-        ads.filter(pa.array(twice)),
-    )
+    twice = ads.filter(pa.array(_repeats(ads["ad_id"]) | _among(ads["ad_id"], in_use)))
+    advice = "give each ad once; to replace an ad, name it in --remove, too"
+    table.report_rows("ad_id", "ids are in use or repeated", advice, twice)
     _report_other_spellings(table, ads, known)
     _check(table)
     if not len(ads):
@@ -172,18 +168,11 @@ def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
     table = UserTable(str(given.clicks), columns)
     clicks = table.read()
     rows = pc.index_in(clicks["ad_id"], new["ad_id"])
-    table.report_rows(
-        "ad_id",
-        "clicks are on ads that are not new",
-        "give clicks of the ads that are added",
-        clicks.filter(pc.is_null(rows)),
-    )
-    table.report_rows(
-        "ad_id",
-        "clicks are not the first on their ad",
-        "give one click of each ad",
-        clicks.filter(pa.array(_repeats(clicks["ad_id"]))),
-    )
+    message, advice = "clicks are on ads that are not new", "give clicks of the ads that are added"
+    table.report_rows("ad_id", message, advice, clicks.filter(pc.is_null(rows)))
+    repeated = clicks.filter(pa.array(_repeats(clicks["ad_id"])))
+    message, advice = "clicks are not the first on their ad", "give one click of each ad"
+    table.report_rows("ad_id", message, advice, repeated)
     _check(table)
     return rows.to_numpy().astype(np.int64), clicks["query"].to_pylist()
 

@@ -14,7 +14,6 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.schemas import PLURAL, Side
 from ramen_ray.data.tables.graphs import anchor_sets, nodes
 from ramen_ray.data.tables.reading.columns import (
-    Column,
     NullWords,
     text_column,
     weight_column,
@@ -154,25 +153,22 @@ def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, U
     columns, null_words = edge_list.columns, edge_list.null_words
     is_listed = edge_list.anchors is not None and null_words == "refuse"  # NA may be a name
     anchor = text_column(columns.edges_anchor, "keep" if is_listed else null_words)
-    of_tables: dict[str, tuple[str, dict[str, Column]]] = {}
+    tables: dict[str, UserTable] = {}
     if edge_list.anchors:
         of_anchors = {"name": text_column(columns.anchor_id, null_words)}
         if columns.anchor_text != (columns.anchor_id,):
             anchor = without_rounded(anchor)
             of_anchors["name"] = without_rounded(of_anchors["name"])
             of_anchors["text"] = text_column(columns.anchor_text, null_words)
-        of_tables["anchors"] = edge_list.anchors, of_anchors
+        tables["anchors"] = UserTable(edge_list.anchors, of_anchors, edge_list.skip_bad_rows)
     ends = {"query": columns.edges_query or "query", "ad": columns.edges_ad or "ad_id"}
     for side, source in edge_list.of_sides.items():
         node = nodes.node_names(metadata, side, ends[side], null_words)
         of_edges = {"name": node, "anchor": anchor}
         if columns.edges_weight:
             of_edges["weight"] = weight_column(columns.edges_weight)
-        of_tables[side] = source, of_edges
-    return {
-        what: UserTable(source, of, edge_list.skip_bad_rows)
-        for what, (source, of) in of_tables.items()
-    }
+        tables[side] = UserTable(source, of_edges, edge_list.skip_bad_rows)
+    return tables
 
 
 def _create_anchors(
@@ -186,11 +182,8 @@ def _create_anchors(
         rows, text = "FROM listed", "arg_min(text, place)"
     else:
         places = {"query": 0, "ad": PLACES_OF_A_SIDE}
-        rows = " UNION ALL ".join(
-            f"SELECT place + {places[side]} AS place, anchor AS name FROM {side}_rows"
-            " WHERE node >= 0"
-            for side in sides
-        )
+        columns = "SELECT place + {} AS place, anchor AS name FROM {}_rows WHERE node >= 0"
+        rows = " UNION ALL ".join(columns.format(places[side], side) for side in sides)
         text = "name"
     anchors = f"""CREATE OR REPLACE TABLE anchors AS
         SELECT min(place) AS id, name, {text} AS text FROM ({rows}) GROUP BY name"""

@@ -177,13 +177,9 @@ def _cut_sessions(connection: Connection, max_length: int) -> dict[str, int]:
     # only long sessions are sorted
     events = f"""CREATE TABLE events AS
         {rows} WHERE length <= {max_length}
-        UNION ALL
-        (
-            {rows} WHERE length > {max_length}
-            QUALIFY row_number() OVER (
-                PARTITION BY sessions.session ORDER BY time, query, ad NULLS FIRST
-            ) <= {max_length}
-        )"""
+        UNION ALL (
+            {rows} WHERE length > {max_length} QUALIFY {max_length} >= row_number() OVER (
+                PARTITION BY sessions.session ORDER BY time, query, ad NULLS FIRST))"""
     run(connection, "cutting the sessions", events)
     connection.execute("DROP TABLE named_events")
     cut = f"FROM sessions WHERE length > {max_length}"
