@@ -111,7 +111,7 @@ _SEEN_ADS = error(
     "ad that is not in novel_ads",
     "zero-shot queries are answered from the novel ads only; drop the ad, or list it there",
     """SELECT row, value FROM (SELECT row, unnest(ad_ids) AS value FROM this)
-    WHERE value BETWEEN 0 AND (SELECT count(*) - 1 FROM ads) -- ids that are none are found by another rule
+    WHERE value BETWEEN 0 AND (SELECT count(*) - 1 FROM ads) -- others are no ids
         AND value NOT IN (SELECT ad_id FROM novel_ads WHERE ad_id IS NOT NULL)""",
 )
 

@@ -11,15 +11,7 @@ from urllib.parse import quote
 
 import fsspec
 import pyarrow as pa
-from pyarrow.fs import (
-    FileInfo,
-    FileSelector,
-    FileSystem,
-    FileType,
-    FSSpecHandler,
-    LocalFileSystem,
-    PyFileSystem,
-)
+from pyarrow import fs
 
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.tables.reading.table_file import (
@@ -80,7 +72,7 @@ def find_files(source: str, columns: Sequence[str], advice: str = "") -> list[Ta
     return files
 
 
-def _listed(source: str) -> tuple[FileSystem, list[FileInfo]]:
+def _listed(source: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     """Return the files of ``source``, in the order of their names, and what they are on."""
     shown = redacted(source)
     try:
@@ -97,7 +89,7 @@ def _listed(source: str) -> tuple[FileSystem, list[FileInfo]]:
         raise DatasetError(f"cannot open {shown}: {first_line_of(error)}") from error
 
 
-def _copies(filesystem: FileSystem, listed: Sequence[FileInfo]) -> Iterator[tuple[str, str]]:
+def _copies(filesystem: fs.FileSystem, listed: Sequence[fs.FileInfo]) -> Iterator[tuple[str, str]]:
     """Yield each file that is another's copy by its name, or the same by links, and say so."""
     names: dict[str, str] = {}
     places: dict[str, str] = {}
@@ -111,9 +103,9 @@ def _copies(filesystem: FileSystem, listed: Sequence[FileInfo]) -> Iterator[tupl
             yield path, f"looks like a copy of {other}; give one, or a glob"
 
 
-def _real(filesystem: FileSystem, path: str) -> str:
+def _real(filesystem: fs.FileSystem, path: str) -> str:
     """Return a path without the links on its way."""
-    return os.path.realpath(path) if isinstance(filesystem, LocalFileSystem) else path
+    return os.path.realpath(path) if isinstance(filesystem, fs.LocalFileSystem) else path
 
 
 def _one_of_each(faults: Sequence[tuple[str, str]]) -> Iterator[Finding]:
@@ -141,51 +133,51 @@ def warn_of_copies(files: Sequence[TableFile]) -> None:
         logger.warning(message, *map(printable, map(redacted, copies[0])), len(copies))
 
 
-def _filesystem(source: str) -> tuple[FileSystem, str]:
+def _filesystem(source: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of a source, by pyarrow or else by fsspec, and the path there."""
     if not source.strip():
         raise DatasetError("the name of a table is empty")
     if not re.match(r"^\w+://", source):
         path = Path(source).expanduser().absolute()
-        filesystem, _ = FileSystem.from_uri(path.as_uri())
+        filesystem, _ = fs.FileSystem.from_uri(path.as_uri())
         return filesystem, str(path)  # as_uri quotes what globs need
     # a question mark begins the settings, as in ?region=eu-west-1, or is part of a glob
     uri = quote(re.sub(r"\?(?!\w+=)", "%3F", source), safe="%:/?@!$&'()*+,;=~")
     if GOOGLE.match(uri):
         uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={GOOGLE_RETRIES_S}"
     try:
-        return FileSystem.from_uri(uri)
+        return fs.FileSystem.from_uri(uri)
     except pa.ArrowInvalid:
         found, path = fsspec.core.url_to_fs(source)
-        return PyFileSystem(FSSpecHandler(found)), path
+        return fs.PyFileSystem(fs.FSSpecHandler(found)), path
 
 
-def _list(filesystem: FileSystem, path: str, source: str) -> list[FileInfo]:
+def _list(filesystem: fs.FileSystem, path: str, source: str) -> list[fs.FileInfo]:
     """Return the files that ``path`` names, in the order of their names."""
     named = filesystem.get_file_info(path)
-    if named.type == FileType.File:
+    if named.type == fs.FileType.File:
         return [named]
-    if named.type == FileType.Unknown:
+    if named.type == fs.FileType.Unknown:
         raise DatasetError(f"{source} is a pipe or a device; save its content to a file first")
     parts = PurePosixPath(path).parts
     wild = [row for row, part in enumerate(parts) if re.search(r"[*?\[]", part)]
-    if named.type == FileType.NotFound and (not wild or "**" in parts):
+    if named.type == fs.FileType.NotFound and (not wild or "**" in parts):
         hint = "; for files at any depth, give the folder above them" if wild else ""
         raise DatasetError(f"there is no file or folder {source}{hint}")
-    is_glob = bool(wild) and named.type == FileType.NotFound
+    is_glob = bool(wild) and named.type == fs.FileType.NotFound
     root = str(PurePosixPath(*parts[: wild[0]])) if is_glob else path
-    selector = FileSelector(root, allow_not_found=True, recursive=True)
-    below = [one for one in filesystem.get_file_info(selector) if one.type != FileType.Directory]
-    if isinstance(filesystem, LocalFileSystem):  # which passes over broken links
+    selector = fs.FileSelector(root, allow_not_found=True, recursive=True)
+    below = [one for one in filesystem.get_file_info(selector) if one.type != fs.FileType.Directory]
+    if isinstance(filesystem, fs.LocalFileSystem):  # which passes over broken links
         links = filter(Path.is_symlink, Path(root).rglob("*"))
-        below += [FileInfo(str(one), FileType.NotFound) for one in links if not one.exists()]
+        below += [fs.FileInfo(str(one), fs.FileType.NotFound) for one in links if not one.exists()]
     shown = [one for one in below if not _is_hidden(PurePosixPath(one.path).relative_to(root))]
     is_wanted = partial(_fits, pattern=path) if is_glob else lambda one: suffixes(one)[0] in FORMATS
     found = sorted((one for one in shown if is_wanted(one.path)), key=lambda one: one.path)
     _refuse_logs(found, below)
     if not found:
         raise DatasetError(f"{source} holds no files ({', '.join(FORMATS)})")
-    if odd := [one.path for one in found if one.type != FileType.File]:
+    if odd := [one.path for one in found if one.type != fs.FileType.File]:
         raise DatasetError(f"{odd[0]} is a broken link, a pipe or a device; take it away")
     others = sorted({one.path for one in shown} - {one.path for one in found})
     if others and not is_glob:
@@ -204,7 +196,7 @@ def _fits(path: str, pattern: str) -> bool:
     return path.count("/") == pattern.count("/") and PurePosixPath(path).match(pattern)
 
 
-def _refuse_logs(found: Sequence[FileInfo], below: Sequence[FileInfo]) -> None:
+def _refuse_logs(found: Sequence[fs.FileInfo], below: Sequence[fs.FileInfo]) -> None:
     """Refuse files that lie in a table with a log, which may have removed some of them."""
     for name, log in LOGS.items():
         for table in {match[1] for one in below if (match := log.match(f"/{one.path}"))}:
@@ -212,7 +204,7 @@ def _refuse_logs(found: Sequence[FileInfo], below: Sequence[FileInfo]) -> None:
                 raise _has_log(table[1:], name)
 
 
-def _refuse_logs_above(filesystem: FileSystem, path: PurePosixPath) -> None:
+def _refuse_logs_above(filesystem: fs.FileSystem, path: PurePosixPath) -> None:
     """Refuse a part of a table with a log: a file, a partition, or its folder of data."""
     for table in path.parents:
         try:
@@ -227,12 +219,12 @@ def _refuse_logs_above(filesystem: FileSystem, path: PurePosixPath) -> None:
             return
 
 
-def _log_of(filesystem: FileSystem, table: PurePosixPath) -> str | None:
+def _log_of(filesystem: fs.FileSystem, table: PurePosixPath) -> str | None:
     below = filesystem.get_file_info([str(table / HUDI_PARTITION)])
     for folder in ("_delta_log", ".hoodie", "metadata", "snapshot", "_spark_metadata"):
-        listed = FileSelector(str(table / folder), allow_not_found=True)
+        listed = fs.FileSelector(str(table / folder), allow_not_found=True)
         below += filesystem.get_file_info(listed)
-    files = [f"/{one.path}" for one in below if one.type == FileType.File]
+    files = [f"/{one.path}" for one in below if one.type == fs.FileType.File]
     return next((name for name, log in LOGS.items() if any(map(log.match, files))), None)
 
 
