@@ -158,8 +158,7 @@ def _report_other_spellings(table: UserTable, rows: pa.Table, known: pa.Array) -
 def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
     """Read first clicks on ``new`` ads: their rows (clicks,) there, and the queries' texts.
 
-    Raises a DatasetError if the table is missing, or rows have no query, an ad that is not new, or
-    an ad of an earlier row.
+    Raises a DatasetError if rows have no query, or an ad that is not new or of an earlier row.
     """
     columns = {
         "ad_id": id_column(given.columns.clicks_ad, given.null_words),

@@ -46,8 +46,7 @@ def fields_of(start: bytes) -> tuple[str, ...]:
 def parse_objects(block: Block, path: object, types: Types) -> Rows:
     """Return some fields of the objects of a block of lines; what an object lacks is null.
 
-    Raises a DatasetError if a line is not an object, or has a cell of another type, or of another
-    kind than those above it.
+    Raises a DatasetError if a line is no object, or a cell of another type, or kind than above it.
     """
     lines, contents = block.lines, block.data[:-1].split(b"\n")
     if _BLANK.search(block.data[:-1]):

@@ -184,11 +184,7 @@ def _excerpts(data: bytes, rows: Sequence[int]) -> list[str]:
 
 
 def whole_lines(stream: BinaryIO, path: object, block_bytes: int, line: int = 1) -> Iterator[bytes]:
-    r"""Read blocks of whole lines; each ends with ``\n``, even if the file does not.
-
-    Raises a DatasetError, which counts from ``line``, if one has more than ``MAX_LINE_BYTES``: to
-    read it could kill the process.
-    """
+    r"""Read blocks of whole lines, the last with ``\n`` too; a DatasetError if one is too large."""
     unfinished: list[bytes] = []
     while block := stream.read(block_bytes):
         cut = block.rfind(b"\n") + 1
@@ -197,7 +193,7 @@ def whole_lines(stream: BinaryIO, path: object, block_bytes: int, line: int = 1)
             line += block.count(b"\n")
             unfinished = []
         unfinished.append(block[cut:])
-        if sum(map(len, unfinished)) > MAX_LINE_BYTES:
+        if sum(map(len, unfinished)) > MAX_LINE_BYTES:  # to read it all could kill the process
             message = f"has more than {MAX_LINE_BYTES >> 20} MiB without a line break"
             raise error_at(path, message, row=line)
     if rest := b"".join(unfinished):
@@ -223,11 +219,7 @@ def decoded(content: bytes) -> Decoded:
 
 
 def _can_be_windows_1252(escaped: str) -> bool:
-    """Look at bad bytes, which are half surrogates, and count those that are strange there.
-
-    Texts in Windows-1252 hardly have three or more in a row, as where letters are all beyond ASCII,
-    or where a letter takes two bytes.
-    """
+    """Say whether bad bytes, which are half surrogates, can be letters of Windows-1252."""
     num_bad = num_strange = 0
     for letters, times in Counter(_RUNS.findall(escaped)).items():
         run = letters.encode("utf-8", "surrogateescape")
