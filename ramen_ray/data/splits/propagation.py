@@ -60,10 +60,10 @@ class PropagationSettings:
 def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSettings) -> Dataset:
     """Write a dataset directory whose train queries have more ads, propagated over shared anchors.
 
-    No held-out click influences the result; all other tables stay as they are. An added click gets
-    the lowest weight of its query's, if these have any, else 1. Raises a DatasetError if the
-    dataset is not usable, changes meanwhile, or ``output`` exists, and a NothingPropagatedError if
-    nothing would be added.
+    No held-out click influences the result; all other tables stay as they are. Where clicks have
+    weights, an added one gets its query's lowest, or 1 if the query had none. Raises a DatasetError
+    if the dataset is not usable, changes meanwhile, or ``output`` exists, and a
+    NothingPropagatedError if nothing would be added.
     """
     chosen = settings.anchor_sets or parent.strict_anchor_sets
     if unknown := sorted(set(chosen) - set(parent.anchor_sets)):
