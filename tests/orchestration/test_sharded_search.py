@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import ray
-import torch
 from ray.util.placement_group import placement_group
 from support import NUM_CPUS, best_by_a_sort
 
@@ -157,11 +156,10 @@ def test_a_task_that_has_shards_searched_needs_no_cpu_itself(
         small_run,
         {"base.kind": "ance", "encoder.kind": "bag", "workers.gb_per_shard": gb_per_shard},
     )
-    cpu = torch.device("cpu")
     context = TaskContext(
-        prepared_bag.path, tmp_path, [], tmp_path, 5, cpu, use_bf16=False, local=LocalFolder()
+        prepared_bag.path, tmp_path, [], tmp_path, 5, use_bf16=False, local=LocalFolder()
     )
     task = shortlist_task(config, context)
     assert task is not None
     assert task.has_own_tasks == (gb_per_shard == few_ads)
-    assert task.compute.gb_per_shard == (gb_per_shard if gb_per_shard == few_ads else None)
+    assert task.work.gb_per_shard == (gb_per_shard if gb_per_shard == few_ads else None)

@@ -1,8 +1,7 @@
 """What background tasks compute from a checkpoint: pruned graphs, and shortlists.
 
 Each task prunes the graph that the run began with, so a pruned edge can come back later. Shortlists
-have the train queries' hard negatives; if one process cannot hold the embeddings of the ads, the
-task has them searched in shards.
+have the train queries' hard negatives; ads that one process cannot hold are searched in shards.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from ramen_ray.method.retrieval.shards import BYTES_PER_NUMBER, embedded_shards,
 from ramen_ray.method.retrieval.shortlists import keep_shortlists, open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.training_data import Regularizer, open_graphs
-from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext
+from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext, Work
 from ramen_ray.orchestration.cluster.resources import free_share
 from ramen_ray.orchestration.embed import (
     EmbeddingResources,
@@ -39,11 +38,8 @@ EMBEDDINGS_FILE = "embeddings.npy"
 
 
 @dataclass(frozen=True)
-class GraphPruning:
-    """Prunes a run's graph; plain values, as it is sent to a task.
-
-    Edges with a cosine of at most ``prune_threshold`` are dropped.
-    """
+class GraphPruning(Work):
+    """Prunes a run's graph: edges with a cosine of at most ``prune_threshold`` are dropped."""
 
     data: Path  # prepared
     edges: Path  # that the run began with
@@ -93,22 +89,15 @@ def pruning_task(config: RunConfig, context: TaskContext) -> BackgroundTask | No
     epochs, steps_per_epoch = config.training.epochs, context.steps_per_epoch
     schedule = Schedule(first, every, epochs, steps_per_epoch, wait, "pruning.mode")
     return BackgroundTask(
-        "graph",
-        context.folder / "graphs",
-        pruning,
-        pruning.take,
-        schedule,
-        context.device,
-        has_own_tasks=True,
-        local=context.local,
+        "graph", context.folder / "graphs", pruning, schedule, True, context.local
     )
 
 
 @dataclass(frozen=True)
-class ShortlistMining:
-    """Makes the shortlists of all train queries; plain values, as it is sent to a task.
+class ShortlistMining(Work):
+    """Makes the shortlists of all train queries, each of the ``size`` nearest ads.
 
-    A shortlist has ``size`` nearest ads. If ``gb_per_shard`` is given, tasks search in shards.
+    If ``gb_per_shard`` is given, tasks search in shards.
     """
 
     data: Path  # prepared
@@ -179,16 +168,8 @@ def shortlist_task(config: RunConfig, context: TaskContext) -> BackgroundTask | 
     every = base.refresh_every
     epochs, steps_per_epoch = config.training.epochs, context.steps_per_epoch
     schedule = Schedule(every, every, epochs, steps_per_epoch, wait, "base.refresh_mode")
-    return BackgroundTask(
-        "shortlists",
-        context.folder / "shortlists",
-        mining,
-        mining.take,
-        schedule,
-        context.device,
-        has_own_tasks=mining.gb_per_shard is not None,
-        local=context.local,
-    )
+    folder = context.folder / "shortlists"
+    return BackgroundTask("shortlists", folder, mining, schedule, needs_shards, context.local)
 
 
 def embedding_dim(config: EncoderConfig) -> int:

@@ -1,12 +1,10 @@
 """Results that are computed from a checkpoint while training goes on, and used when they are ready.
 
-A result is a folder ``step_NNNNNNNNN``, named after the checkpoint and either whole or absent. Its
-Ray task works in ``.pending``, on a copy of the model, since old checkpoints are deleted. The
-first worker then renames the result. So an interrupted run sees from the folders which results it
-had, and which one it was waiting for.
+A result is a folder ``step_NNNNNNNNN``, named after the checkpoint and either whole or absent. A
+Ray task makes it in ``.pending``, from a copy of the model, as old checkpoints are deleted; the
+first worker renames it. An interrupted run sees from the folders what it had and what was pending.
 
-Ray Train's ``ValidationConfig`` would do less: it returns metrics, not a result at the start of an
-epoch, runs one task at a time for all kinds, needs a free CPU for each, and is an alpha.
+Ray Train's ``ValidationConfig``, an alpha, returns metrics only and runs one task at a time.
 """
 
 import json
@@ -15,13 +13,12 @@ import math
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
-import torch
 from ray.exceptions import RayError
 
 from ramen_ray.data.store.checksums import is_intact, write_checksums
@@ -44,8 +41,6 @@ NUM_KEPT = 2  # the newest, and the one that the last checkpoint uses
 
 REPORT_FILE = "report.json"
 PENDING = ".pending"
-
-Compute = Callable[[Path, Path], Mapping[str, float]]
 
 
 class LateError(UserError):
@@ -75,16 +70,25 @@ class Schedule:
         return due <= epoch and taken_at < self.num_epochs
 
 
+class Work(Protocol):
+    """What a background task does: plain values, as it is sent to a Ray task."""
+
+    def __call__(self, model: Path, folder: Path) -> Mapping[str, float]:
+        """Compute a result from a saved model into ``folder``; returns figures for the report."""
+
+    def take(self, folder: Path, draws: DrawState) -> DrawState:
+        """Return the state of the draws, changed to use the result in ``folder``."""
+
+
 @dataclass(frozen=True)
 class TaskContext:
-    """What tasks need to know about their run; ``device`` and ``local`` are this worker's."""
+    """What tasks need to know about their run."""
 
     data: Path  # prepared
     edges: Path  # of the graphs that the run began with
     regularizers: list[Regularizer]
     folder: Path
     steps_per_epoch: int
-    device: torch.device
     use_bf16: bool  # where there is a GPU
     local: LocalFolder  # with this machine's copies of results
 
@@ -99,22 +103,15 @@ class BackgroundTask:
 
     name: str  # the kind's name, in logs and metrics
     folder: Path  # of the results
-    # computes a result from a saved model (its folder) into another folder, and returns figures for
-    # the report; run as a Ray task, on a GPU if one is free
-    compute: Compute
-    # returns the state of the draws, changed to use a result (its folder)
-    take: Callable[[Path, DrawState], DrawState]
+    work: Work
     schedule: Schedule
-    device: torch.device
-    # whether ``compute`` only starts other tasks, and so needs no CPU of its own
-    has_own_tasks: bool = False
-    # where this machine has its copy of the result in use
-    local: LocalFolder = field(default_factory=LocalFolder)
+    has_own_tasks: bool = False  # the work starts other tasks, and needs no CPU of its own
+    local: LocalFolder = field(default_factory=LocalFolder)  # has a copy of the result in use
     taken: int | None = None  # step of the checkpoint that the result in use was made from
     waited_s: float = 0.0  # seconds that training has waited for results so far
     _task: ray.ObjectRef | None = field(default=None, init=False)
+    # what is pending, and the step at which this process first saw it
     _seen: tuple[int, int] | None = field(default=None, init=False)
-    """What is pending, and the step at which this process first saw it."""
 
     def result(self, step: int) -> Path:
         """Return the folder of the result from the checkpoint of ``step``."""
@@ -181,7 +178,7 @@ class BackgroundTask:
 
     def _take(self, step: int, draws: DrawState) -> DrawState:
         before, self.taken = self.taken, step
-        draws = self.take(self.local.copy_of(self.result(step)), draws)
+        draws = self.work.take(self.local.copy_of(self.result(step)), draws)
         if before is not None:
             self.local.forget(self.result(before))
         return draws
@@ -202,22 +199,18 @@ class BackgroundTask:
         # Epochs of seconds on a GPU would all be over before a task's process has started.
         if self._wait(step, PATIENCE_S):
             return
-        said = self._said_of_late(epochs)
-        if 2 * epochs >= self.schedule.num_epochs:
-            raise LateError(said)
-        if world()[0] == 0:
-            logger.warning(said)
-
-    def _said_of_late(self, epochs: int) -> str:
-        if self.device.type == "cuda":
+        share = "leave them a CPU (workers.num_workers, workers.cpus_per_worker)"
+        if self.local.device.type == "cuda":
             share = "take at most 0.75 of a GPU for a worker (workers.gpus_per_worker)"
-        else:
-            share = "leave them a CPU (workers.num_workers, workers.cpus_per_worker)"
-        return (
+        said = (
             f"{self.name} have not come for {epochs} of {self.schedule.num_epochs} epochs, which "
             f"are trained without them: {share} and run the same command again; or start a run "
             f"that waits for them ({self.schedule.wait_flag} synchronous)"
         )
+        if 2 * epochs >= self.schedule.num_epochs:
+            raise LateError(said)
+        if world()[0] == 0:
+            logger.warning(said)
 
     def _wait(self, step: int, seconds: float = math.inf) -> bool:
         """Return, on all workers together, when no task is running, or False after ``seconds``."""
@@ -281,13 +274,10 @@ class BackgroundTask:
         share = {"num_cpus": 0} if self.has_own_tasks else free_share()
         # Given here, not in options, a share of a GPU ends the process with the task.
         run = ray.remote(max_retries=NUM_RETRIES, retry_exceptions=True, **share)(_run)
+        begun = self.folder / PENDING / STEP_FOLDER.format(step)
         self._task = run.options(
             scheduling_strategy="DEFAULT",  # not on the resources of a Tune trial
-        ).remote(
-            f"{self.name} of step {step}",
-            self.compute,
-            self.folder / PENDING / STEP_FOLDER.format(step),
-        )
+        ).remote(f"{self.name} of step {step}", self.work, begun)
 
     def _check(self, seconds: float = 0) -> bool:
         """Wait up to ``seconds`` for a running task; returns whether none is running any more."""
@@ -317,7 +307,7 @@ def _steps(folder: Path) -> list[int]:
     return [int(path.name.removeprefix("step_")) for path in folder.glob("step_*")]
 
 
-def _run(name: str, compute: Compute, pending: Path) -> Path:
+def _run(name: str, work: Work, pending: Path) -> Path:
     """Return the folder of a whole result."""
     for leftover in pending.glob("attempt-*"):
         logger.warning("%s was interrupted and is run again", name)
@@ -325,7 +315,7 @@ def _run(name: str, compute: Compute, pending: Path) -> Path:
     attempt = pending / f"attempt-{uuid.uuid4().hex}"
     attempt.mkdir()
     started = time.monotonic()
-    report = dict(compute(pending, attempt))
+    report = dict(work(pending, attempt))
     report["seconds"] = time.monotonic() - started
     (attempt / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
     write_checksums(attempt)

@@ -189,9 +189,10 @@ def set_up(task: WorkerTask, process: Process) -> RunSetup:
     sampler = build_sampler(config, data, training_data)
     plan = Plan.of_run(config.training, sampler.steps_per_epoch)
     bf16 = use_bf16(config, device)
+    # tasks may run on other machines, so they read the shared folders
     context = TaskContext(
-        prepared, edges, regularizers, folder, sampler.steps_per_epoch, device, bf16, local
-    )  # tasks may run on other machines, so they read the shared folders
+        prepared, edges, regularizers, folder, sampler.steps_per_epoch, bf16, local
+    )
     # in the order in which their results are taken
     background = (pruning_task(config, context), shortlist_task(config, context))
     return RunSetup(

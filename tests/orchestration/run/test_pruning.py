@@ -4,14 +4,15 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
 import ray
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pruned import assert_same, half, kept_by_a_loop
@@ -30,7 +31,6 @@ from ramen_ray.orchestration.background import task as background
 from ramen_ray.orchestration.background.from_checkpoints import GraphPruning
 from ramen_ray.orchestration.background.task import (
     BackgroundTask,
-    Compute,
     LateError,
     Schedule,
     read_report,
@@ -102,7 +102,7 @@ def test_each_distinct_text_is_encoded_once(cluster, prepared, encoder_path, tmp
         assert found.take(rows) == pytest.approx(model.embed_texts(table, rows), abs=1e-3)
 
 
-def _when_open(gate: Path) -> Compute:
+def _when_open(gate: Path) -> Callable[[Path, Path], dict[str, float]]:
     """Return what copies the weights of a checkpoint as soon as there is a ``gate``."""
 
     def waits(model: Path, folder: Path) -> dict[str, float]:
@@ -114,16 +114,21 @@ def _when_open(gate: Path) -> Compute:
     return waits
 
 
-def _task(folder: Path, compute: Compute, schedule: Schedule = EVERY_EPOCH) -> BackgroundTask:
+def _task(
+    folder: Path, compute: Callable[[Path, Path], Any], schedule: Schedule = EVERY_EPOCH
+) -> BackgroundTask:
     """A task on the checkpoints in ``folder``, whose results are used as shortlists."""
     (folder / "encoder").mkdir(parents=True, exist_ok=True)
     (folder / "encoder" / "weights").write_text("some")
 
-    def take(result: Path, draws: DrawState) -> DrawState:
-        return replace(draws, shortlists=np.array([len(list(result.iterdir()))]))
+    class Counting:
+        def __call__(self, model: Path, folder: Path) -> Any:
+            return compute(model, folder)
 
-    device = torch.device("cpu")
-    return BackgroundTask("counting", folder / "results", compute, take, schedule, device)
+        def take(self, result: Path, draws: DrawState) -> DrawState:
+            return replace(draws, shortlists=np.array([len(list(result.iterdir()))]))
+
+    return BackgroundTask("counting", folder / "results", Counting(), schedule)
 
 
 def _advance(task: BackgroundTask, step: int) -> int | None:

@@ -43,17 +43,19 @@ def test_a_run_trains_mines_and_prunes_on_one_gpu(cluster, small_run):
 def test_a_background_task_computes_on_the_quarter_that_is_left(cluster, tmp_path):
     (tmp_path / "encoder").mkdir()
 
-    def where(model: Path, folder: Path) -> dict[str, float]:  # travels as a whole
-        import ray
-        import torch
+    class Where:  # travels as a whole
+        def __call__(self, model: Path, folder: Path) -> dict[str, float]:
+            import ray
+            import torch
 
-        return {"gpus": len(ray.get_gpu_ids()), "ones": torch.ones(3, device="cuda").sum().item()}
+            ones = torch.ones(3, device="cuda").sum().item()
+            return {"gpus": len(ray.get_gpu_ids()), "ones": ones}
 
-    def take(result: Path, draws: DrawState) -> DrawState:
-        return draws
+        def take(self, result: Path, draws: DrawState) -> DrawState:
+            return draws
 
     schedule = Schedule(first=1, every=1, num_epochs=9, steps_per_epoch=1, wait=True)
-    task = BackgroundTask("where", tmp_path / "results", where, take, schedule, torch.device("cpu"))
+    task = BackgroundTask("where", tmp_path / "results", Where(), schedule)
     training = placement_group([{"GPU": SHARE}])
     ray.get(training.ready())
     try:
