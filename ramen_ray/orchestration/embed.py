@@ -1,6 +1,5 @@
 """Embeddings of the texts of tables, written into one file by tasks, or by actors on GPUs."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from ramen_ray.bases import Part
 from ramen_ray.data.arrays import map_new_array
 from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.model.dual_encoder import (
     DualEncoder,
     TextEmbeddings,
@@ -62,9 +62,9 @@ def embed_tables(
 ) -> NDArray[Any]:
     """Embed texts into an ``.npy`` file, table after table: here if they are few, else in tasks.
 
-    All machines can reach the folders of the model, the tables and the file. ``resources`` are
-    those of a task or, with a GPU, of an actor; ``part`` says which of the model's vectors texts
-    get. Returns (texts of all tables, D), mapped from ``file``.
+    All machines can reach the folders and the file. ``resources`` are those of a task or, with a
+    GPU, of an actor; ``part`` says which of the model's vectors texts get. Returns (texts of all
+    tables, D), mapped from ``file``.
 
     Raises:
         ClusterError: processes have died.
@@ -77,16 +77,12 @@ def embed_tables(
         for batch in batches:
             work.embed(batch, here)
     else:
-        shutil.rmtree(work.attempts, ignore_errors=True)  # left by a killed call
-        try:
+        with scratch_folder(work.attempts), user_errors():
             if resources.num_gpus:  # each task on a GPU would start a process
-                with user_errors():
-                    _in_actors(batches, work)
+                _in_actors(batches, work)
             else:
                 tasks = [partial(work.in_task, batch) for batch in batches]
                 in_tasks(tasks, "embedding", resources.num_cpus)
-        finally:
-            shutil.rmtree(work.attempts, ignore_errors=True)
     embeddings: NDArray[Any] = np.load(file, mmap_mode="r")
     return embeddings
 

@@ -4,7 +4,6 @@ Blocks of queries stream through the actors as steps of a Ray Data plan. Each ac
 finds to the best ads so far, so all of them work at the same time, on different blocks.
 """
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ import ray.data
 from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, Dataset
 
+from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.retrieval.search import QUERIES_PER_PASS, Ids, TopK, merge_topk, search_index
 from ramen_ray.orchestration.cluster.joining import quiet_ray_data, start_ray
 from ramen_ray.orchestration.cluster.resources import (
@@ -73,14 +73,9 @@ def search_shards(
         return
     start_ray()
     num_threads = num_threads or min(max(num_cpus() // len(shards), 1), most_cpus())
-    attempts = file.with_suffix(".attempts")
-    shutil.rmtree(attempts, ignore_errors=True)  # left by a killed call
-    try:
-        with user_errors():
-            for block in _stream(blocks, shards, k, num_threads, attempts):
-                yield block["start"], (block["ads"], block["scores"])
-    finally:
-        shutil.rmtree(attempts, ignore_errors=True)
+    with scratch_folder(file.with_suffix(".attempts")) as attempts, user_errors():
+        for block in _stream(blocks, shards, k, num_threads, attempts):
+            yield block["start"], (block["ads"], block["scores"])
 
 
 def put_together(blocks: Iterable[tuple[int, TopK]], num_queries: int, k: int) -> TopK:

@@ -29,6 +29,7 @@ from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.cluster.resources import free_share
+from ramen_ray.orchestration.cluster.tasks import as_task
 
 logger = logging.getLogger(__name__)
 
@@ -271,13 +272,10 @@ class BackgroundTask:
         self._start(step)
 
     def _start(self, step: int) -> None:
-        share = {"num_cpus": 0} if self.has_own_tasks else free_share()
-        # Given here, not in options, a share of a GPU ends the process with the task.
-        run = ray.remote(max_retries=NUM_RETRIES, retry_exceptions=True, **share)(_run)
+        share = {} if self.has_own_tasks else free_share()
+        run = as_task(_run, **share, max_retries=NUM_RETRIES, retry_exceptions=True)
         begun = self.folder / PENDING / STEP_FOLDER.format(step)
-        self._task = run.options(
-            scheduling_strategy="DEFAULT",  # not on the resources of a Tune trial
-        ).remote(f"{self.name} of step {step}", self.work, begun)
+        self._task = run.remote(f"{self.name} of step {step}", self.work, begun)
 
     def _check(self, seconds: float = 0) -> bool:
         """Wait up to ``seconds`` for a running task; returns whether none is running any more."""

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import ray
 from ray.exceptions import (
@@ -30,7 +30,6 @@ from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.orchestration.cluster.joining import ClusterError, is_lost
 
 GPU_SHARE = 0.25
-NUM_RETRIES = 3
 MOMENT_S = 2  # enough for Ray to answer if there is room
 PATIENCE_S = 600  # for others to give back what they hold, or for machines that start
 DECIDES_WITHIN_S = 30  # on a busy machine, whether there is room for a placement group
@@ -150,16 +149,9 @@ def worker_share(workers: WorkersConfig) -> dict[str, float]:
     return {"CPU": workers.cpus_per_worker, **gpus}
 
 
-def worker_task(
-    function: Callable[..., Any], workers: WorkersConfig, max_retries: int = NUM_RETRIES
-) -> Any:
-    """Return ``function`` as a Ray task with what a worker holds, also for use in a Tune trial."""
-    share = worker_share(workers)
-    # With num_gpus in ray.remote, not in options, its process ends with the task: an idle one would
-    # keep memory of the GPU, and might be given another one later.
-    return ray.remote(num_cpus=share["CPU"], num_gpus=share.get("GPU", 0), max_retries=max_retries)(
-        function
-    ).options(scheduling_strategy="DEFAULT")
+def task_share(workers: WorkersConfig) -> dict[str, float]:
+    """Return what a worker holds, by the names of a task's options."""
+    return {f"num_{name.lower()}s": amount for name, amount in worker_share(workers).items()}
 
 
 def check_resources(workers: WorkersConfig) -> None:

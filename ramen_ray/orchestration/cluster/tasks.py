@@ -18,6 +18,18 @@ TASKS_PER_CPU = 2  # so that none waits for this process
 MAX_ATTEMPTS = 4
 
 
+def as_task(function: Callable[..., Any], num_cpus: float = 0, **options: Any) -> Any:
+    """Return ``function`` as a Ray task, to be started by ``.remote``, also in a Tune trial.
+
+    The ``options`` are those of ``ray.remote``, among them ``num_gpus`` and ``max_retries``.
+    """
+    # With num_gpus in ray.remote, not in options, its process ends with the task: an idle one would
+    # keep memory of the GPU, and might be given another one later.
+    task = ray.remote(num_cpus=num_cpus, **options)(function)
+    # Tune's own strategy would take a trial's resources, which may have no CPU.
+    return task.options(scheduling_strategy="DEFAULT")
+
+
 def in_tasks(tasks: Sequence[Call], name: str = "working", cpus_per_task: float = 1) -> list[Any]:
     """Run functions on the cluster, which is started if need be; returns results in their order.
 
@@ -31,11 +43,7 @@ def in_tasks(tasks: Sequence[Call], name: str = "working", cpus_per_task: float 
     """
     start_ray()
     shared = ray.put(list(tasks))  # sent once for all tasks
-    run = ray.remote(_run_one).options(
-        num_cpus=cpus_per_task,
-        max_retries=MAX_ATTEMPTS,
-        scheduling_strategy="DEFAULT",  # Tune's would be a trial's own resources, without a CPU
-    )
+    run = as_task(_run_one, cpus_per_task, max_retries=MAX_ATTEMPTS)
     waiting, running = deque(range(len(tasks))), dict[ray.ObjectRef, int]()
     results = [None] * len(tasks)
 

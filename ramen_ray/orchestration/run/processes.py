@@ -47,10 +47,11 @@ from ramen_ray.orchestration.cluster.resources import (
     check_resources,
     died_too_often,
     has_room,
+    task_share,
     user_errors,
     worker_share,
-    worker_task,
 )
+from ramen_ray.orchestration.cluster.tasks import as_task
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """How long Ray Train waits for room for its workers; then that counts as one more failure."""
@@ -125,7 +126,7 @@ def train_in_one_worker(train: Train[Result], workers: WorkersConfig) -> Result:
             not sufficed for the same step twice.
         ClusterError: processes have died too often, or there is no room for another one.
     """
-    worker, failures = worker_task(train_alone, workers, max_retries=0), 0
+    worker, failures = as_task(train_alone, **task_share(workers), max_retries=0), 0
     memory = MemoryFailures()
     with user_errors():
         while True:

@@ -16,7 +16,8 @@ from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
-from ramen_ray.orchestration.cluster.resources import worker_task
+from ramen_ray.orchestration.cluster.resources import task_share
+from ramen_ray.orchestration.cluster.tasks import as_task
 from ramen_ray.orchestration.run.build import build_judgement
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
 from ramen_ray.orchestration.run.worker import WorkerResult, WorkerTask
@@ -62,7 +63,8 @@ def log_results(
             if is_worker or is_small:
                 measured = _write_retriever(*work)  # takes less time than starting a task
             else:  # a worker has ended by now, so there is room
-                measured = ray.get(worker_task(_write_retriever, config.workers).remote(*work))
+                task_of_worker = as_task(_write_retriever, **task_share(config.workers))
+                measured = ray.get(task_of_worker.remote(*work))
             queries = next(dataset.batches("queries/test", ["text"], EXAMPLE_QUERIES))["text"]
             metadata = {
                 "dataset": dataset.name,

@@ -33,6 +33,7 @@ from ramen_ray.orchestration.cluster.resources import (
     user_errors,
     worker_share,
 )
+from ramen_ray.orchestration.cluster.tasks import as_task
 from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
@@ -261,9 +262,8 @@ def _train_in_trial(config: RunConfig, parent: Run, expected: Identity) -> Train
     if not prepared_folder(dataset, cache, tokenizer).is_dir():
         # Within a trial, Ray Data's tasks would be limited to the trial's own resources, which
         # include no CPU then.
-        apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy="DEFAULT")
         with user_errors():
-            ray.get(apart.remote(dataset, cache, tokenizer))
+            ray.get(as_task(prepare).remote(dataset, cache, tokenizer))
     metric = VALIDATION + config.training.selection_metric
     if "CPU" not in ray.get_runtime_context().get_assigned_resources():
         return fit(config, parent, [_ReportValidations(metric)], expected=expected)
