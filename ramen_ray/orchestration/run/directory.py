@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
@@ -128,8 +128,7 @@ class RunDirectory:
         """Lock the folder, made if it is missing, and note what it is made from.
 
         Raises:
-            RunError: it is in use, not writable, or made from something else (see
-                :meth:`refuse_changed`).
+            RunError: it is in use, not writable, or made from something else.
         """
         self.create()
         with folder_lock(self.path) as is_ours:
@@ -140,12 +139,9 @@ class RunDirectory:
             yield
 
     def refuse_changed(self, made_from: Identity, allow_changed: bool) -> None:
-        """Check that what the folder has so far is ``made_from`` the same.
+        """Raise a RunError if what the folder has so far is ``made_from`` something else.
 
         With ``allow_changed`` a change is only said, unless it is one of the dataset.
-
-        Raises:
-            RunError: it is not.
         """
         notes = self.notes
         before = notes.get("made_from", {}) if notes else made_from
@@ -176,10 +172,9 @@ def read_run_config(file: Path) -> RunConfig:
 def run_with_id(output: Path, mlflow_run_id: str) -> RunDirectory | None:
     """Return the run in ``output`` that has this id in MLflow; None if there is none."""
     for file in sorted((output.absolute() / RUNS).glob(f"*/{RUN_FILE}")):
-        directory = RunDirectory(file.parent)
         with suppress(RunError):  # of another run, which is damaged
-            if directory.mlflow_run_id == mlflow_run_id:
-                return directory
+            if RunDirectory(file.parent).mlflow_run_id == mlflow_run_id:
+                return RunDirectory(file.parent)
     return None
 
 
@@ -195,29 +190,23 @@ def open_run_directory(
 ) -> Iterator[RunDirectory]:
     """Find the run that ``config`` starts or resumes, and lock it until the ``with`` block ends.
 
-    The same configuration on the same data resumes a run that was interrupted. It starts a new run
-    (with a number after its name) when all earlier ones are finished or in use. A name that is not
-    given begins with ``dataset_name``.
+    Without a name, the same configuration on the same data resumes an interrupted run, or starts a
+    new one (with a number after its name) if all earlier ones are finished or in use.
 
     Raises:
         RunError: the name is taken by a finished or active run, or by one with a different
             configuration, or made from something else; the message lists what differs.
     """
     identity = experiment_hash(config, made_from["dataset"])
-    names: Iterable[str] = [config.name or ""]
-    if config.name is None:
-        default = default_name(config, dataset_name, identity)
-        names = chain([default], (f"{default}-{number}" for number in count(2)))
-    for name in names:
+    default = config.name or default_name(config, dataset_name, identity)
+    for name in chain([default], (f"{default}-{number}" for number in count(2))):
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
-        with folder_lock(directory.path) as is_ours:
+        path, file = directory.path, directory.path / CONFIG_FILE
+        with folder_lock(path) as is_ours:
             if is_ours and not directory.is_finished:
-                with (
-                    told_how_to_go_on(directory.path),
-                    _undone_on_early_failure(directory.path, is_made_here),
-                ):
-                    if (file := directory.path / CONFIG_FILE).exists():
+                with told_how_to_go_on(path), _undone_on_early_failure(path, is_made_here):
+                    if file.exists():
                         _refuse_another(directory, config, made_from)
                     write_config(config, file)  # anew: the file may be damaged
                     directory.note(identity=identity, made_from=made_from)
@@ -225,8 +214,7 @@ def open_run_directory(
                 return
         reason = "is finished" if is_ours else "is in use by another process"
         if config.name is not None:
-            runs = directory.path.parent
-            raise RunError(f"the run {name!r} in {runs} {reason}; choose another name")
+            raise RunError(f"the run {name!r} in {path.parent} {reason}; choose another name")
 
 
 def default_name(config: RunConfig, dataset_name: str, identity: str) -> str:
@@ -254,15 +242,14 @@ def told_how_to_go_on(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        last = max((one.name for one in path.glob("checkpoint_*")), default=None)
-        step = None if last is None else int(last.removeprefix("checkpoint_"))
-        where = "starts anew" if step is None else f"goes on after step {step}"
+        steps = [int(one.name.removeprefix("checkpoint_")) for one in path.glob("checkpoint_*")]
+        where = f"goes on after step {max(steps)}" if steps else "starts anew"
         raise KeyboardInterrupt(f"the same command {where}") from stop
 
 
 @contextmanager
 def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
-    """Remove a new run that fails before its first checkpoint."""
+    """Remove a new run that fails before its first checkpoint, but no files of others."""
     new = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
     try:
         yield
@@ -270,9 +257,8 @@ def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
         if path / CONFIG_FILE in new and not any(path.glob("checkpoint_*")):
             if is_made_here:
                 shutil.rmtree(path)
-            else:  # it may hold files of others
-                for file in new:
-                    file.unlink(missing_ok=True)
+            for file in new:
+                file.unlink(missing_ok=True)
         raise
 
 

@@ -65,9 +65,9 @@ def fit(
     Args:
         config: what to train.
         parent: the MLflow run that this one is part of, if any; its progress is then not shown.
-        callbacks: Ray Train callbacks, called at every report.
-        on_report: given by a process that holds what the only worker needs, to train in it without
-            Ray Train; called at every report.
+        callbacks: Ray Train's, called at every report.
+        on_report: called at every report. If it is given, this process holds what the only worker
+            needs, and trains itself.
         expected: what the run must be made from, to be compared with others.
 
     Raises:
@@ -84,7 +84,7 @@ def fit(
     uri = tracking_uri(output) if parent is None else parent.uri
     if config.name is not None and (done := finished_run(config, made_from)) is not None:
         logger.info("finished already: %s; --name begins another run", shown_path(done.path))
-        return _kept_result(done, output)
+        return _result_of(done, tracking_uri(output))
     tokenizer = check_config(config, dataset)
     with open_run_directory(config, dataset.name, made_from) as directory:
         run = directory.open_run(uri, config.experiment, output, parent)
@@ -122,21 +122,20 @@ def fit(
             from ramen_ray.orchestration.run.results import log_results
 
             log_results(task, trained, dataset, data, is_worker=on_report is not None)
-        best = trained.best_checkpoint
         directory.note(
             finished=True,
-            best_checkpoint=best.name,
+            best_checkpoint=trained.best_checkpoint.name,
             part=trained.part,
             trained_seconds=trained.trained_seconds,
             waited_seconds=trained.waited_seconds,
             metrics=trained.metrics,
         )
-    return TrainResult(trained.metrics, best / ENCODER_FOLDER, directory.path, run)
+    return _result_of(directory, run.uri)
 
 
-def _kept_result(done: RunDirectory, output: Path) -> TrainResult:
-    run = Run(tracking_uri(output), done.notes["mlflow_run_id"])
-    return TrainResult(done.notes["metrics"], done.best_checkpoint / ENCODER_FOLDER, done.path, run)
+def _result_of(done: RunDirectory, uri: str) -> TrainResult:
+    encoder, run = done.best_checkpoint / ENCODER_FOLDER, Run(uri, done.notes["mlflow_run_id"])
+    return TrainResult(done.notes["metrics"], encoder, done.path, run)
 
 
 @contextmanager

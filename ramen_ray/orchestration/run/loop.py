@@ -1,7 +1,4 @@
-"""Every training, whatever the model: its plan, how it starts or goes on, and its loop.
-
-The loop has steps, validations, checkpoints and background results.
-"""
+"""Every training, whatever the model: its plan, how it starts or goes on, and its loop."""
 
 import time
 from abc import ABC, abstractmethod
@@ -146,8 +143,6 @@ class Training(Generic[Model]):
 def start_or_resume(setup: Setup[Model], logged: Run) -> Training[Model]:
     """Build the model and its training state, new or from the last checkpoint.
 
-    The training is ``logged`` in a run of MLflow.
-
     Raises:
         DamagedError: the last checkpoint is damaged.
         CheckpointError: another version of the software has written it.
@@ -156,11 +151,11 @@ def start_or_resume(setup: Setup[Model], logged: Run) -> Training[Model]:
     log = RunLog(logged, setup.folder, setup.objective, setup.plan.total_steps)
     own = checkpoints, log if world()[0] == 0 else None
     last = checkpoints.last()
+    for one in setup.background:
+        one.forget_after(0 if last is None else last.step)
     if last is None:
         model = setup.new_model()
         training = Training(setup, model, setup.new_state(model), *own)
-        for one in setup.background:
-            one.forget_after(0)
         training.state.advance()
         return training
     check_intact(last.folder)
@@ -170,7 +165,6 @@ def start_or_resume(setup: Setup[Model], logged: Run) -> Training[Model]:
         state = training.state
         training.progress = Progress(**restore_checkpoint(last.folder, state))
         for one in setup.background:
-            one.forget_after(state.step)
             state.draws = one.restore(training.progress.background[one.name], state.draws)
         return training
     except torch.OutOfMemoryError:  # a RuntimeError that says nothing of the checkpoint

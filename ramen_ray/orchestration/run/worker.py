@@ -1,8 +1,4 @@
-"""What every worker of a run does: set up, train, then evaluate the best model.
-
-A model with classifiers is evaluated by each part of its vectors and by both; validation chooses
-what the run's retriever answers with.
-"""
+"""What every worker of a run does: set up, train, then evaluate the best model."""
 
 import json
 import time
@@ -119,8 +115,6 @@ class RunSetup(Setup[DualEncoder]):
     def new_model(self) -> DualEncoder:
         """Build the model that training starts from, on this worker's device.
 
-        It is built in each attempt, and again for the evaluation at the end.
-
         Raises:
             RunError: the encoder is not the one that the run began with.
         """
@@ -217,10 +211,10 @@ def evaluate_best(
 ) -> tuple[dict[str, dict[str, dict[str, float]]], Part]:
     """Evaluate the model of the checkpoint ``best`` and the untrained one on all held-out splits.
 
-    The first worker writes the best ads of every test and validation query into the run's folder,
-    as ids (queries, k) in TEST_ADS_FILE and VALIDATION_ADS_FILE, so that runs can be compared; test
-    ads by each part of a model with classifiers are in ``test_ads_PART.npy``. Returns metrics by
-    row, split and name, and the part that answers.
+    A model with classifiers is evaluated by each part of its vectors; validation chooses the one
+    that answers. The first worker writes the best ads of test and validation queries, ids (queries,
+    k), into TEST_ADS_FILE and VALIDATION_ADS_FILE, and those of each part into
+    ``test_ads_PART.npy``. Returns metrics by row, split and name, and the part that answers.
     """
     config, splits, folder = setup.config, setup.data.splits[1:], setup.folder
     untrained = setup.new_model()
