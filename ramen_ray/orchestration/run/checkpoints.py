@@ -73,11 +73,8 @@ class Checkpoints:
     def written(self, report: Mapping[str, Any], is_shared: bool) -> Iterator[Path]:
         """Yield a folder of this worker's own; the checkpoint of ``report["step"]`` has all files.
 
-        The ``report`` has plain values, SCORE among them. If it ``is_shared``, all workers write
-        into the checkpoint, or else only the first.
-
-        Raises:
-            RunError: another process has taken over the run.
+        If it ``is_shared``, all workers write into the checkpoint, or else only the first. Raises a
+        RunError if another process has taken over the run.
         """
         rank, num_workers = world()
         aside, writes = self._asides[rank], rank == 0 or is_shared
@@ -110,7 +107,7 @@ class Checkpoints:
                 shutil.rmtree(aside)
 
     def _known_to_the_first(self, found: Checkpoint | None) -> Checkpoint | None:
-        """Return what the first worker has found, as others may see a shared folder late."""
+        """Return what the first worker has found: others may see a shared folder late."""
         step = from_first_worker(None if found is None else found.step)
         return None if step is None else _open(self._run / CHECKPOINT_FOLDER.format(step))
 

@@ -1,7 +1,6 @@
 """Train in worker processes: one Ray task, or several workers of Ray Train.
 
-For one worker, Ray Train would start a controller, a group of workers and others beside them. That
-takes seconds, and then some of a small machine's processor time while steps run.
+For one worker, the processes of Ray Train would take seconds to start, and then processor time.
 """
 
 import logging
@@ -11,7 +10,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,12 +75,10 @@ class Process:
     """What a worker's process offers: a worker of Ray Train, or the only one of a run."""
 
     device: torch.device
-    # whether it is the one of its machine's workers that copies files there
-    is_first_on_machine: bool = True
+    is_first_on_machine: bool = True  # of its workers; it copies files there
     # returns what steps call: a model, or its wrapper for several workers
-    wrap: Callable[[nn.Module], nn.Module] = field(default=lambda model: model)
-    # passes the metrics of a checkpoint on, once that outlives the process
-    report: OnReport = field(default=lambda metrics: None)
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model
+    report: OnReport = lambda metrics: None
 
 
 def prepare_process(seed: int, workers: WorkersConfig) -> None:
@@ -166,8 +163,8 @@ def train_in_workers(
 ) -> Result:
     """Train in every worker of Ray Train; returns what the first one returns.
 
-    If workers are lost, all are started anew, once there is room for them; they know by themselves
-    what they go on from. All machines can reach the run's ``folder``.
+    If workers are lost, all are started anew, once there is room for them. All machines can reach
+    the run's ``folder``.
 
     Raises:
         UserError: the first worker returned it (see :func:`train_loop_per_worker`), or a GPU's

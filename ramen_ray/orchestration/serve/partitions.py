@@ -1,13 +1,14 @@
 """Partitions of a table of queries: each is read, answered and written as a whole.
 
-A partition is a row group of a parquet file, or a piece of a large one. Its answers are a file of
-their own, with a note by which a later call sees whether that file is intact.
+A partition is a row group of a parquet file, or a piece of a large one. Its answers are a file,
+with a note by which a later call sees whether it is intact.
 """
 
 import hashlib
 import io
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -74,9 +75,10 @@ class RowGroup:
         Raises:
             DatasetError: the file cannot be read, or has changed.
         """
+        file = os.fdopen(os.memfd_create("row group"), "w+b")  # in memory; holes take none
         try:
             with self.filesystem.open_input_file(self.path) as stream:
-                content, start, data = _read(stream, self.footer, self.number, keep=True)
+                content = _hash(stream, self.footer, self.number, file)
         except OSError as error:
             raise DatasetError(f"{self.path} cannot be read: {first_line_of(error)}") from error
         if content != self.content:
@@ -84,7 +86,7 @@ class RowGroup:
                 f"{self.path} has changed since this call began; run it again, with another folder "
                 f"for the answers"
             )
-        return BoundedFile(_Excerpt(data, start), metadata=self.footer)
+        return BoundedFile(file, metadata=self.footer)
 
 
 def row_groups(filesystem: FileSystem, path: str) -> list[RowGroup]:
@@ -92,20 +94,18 @@ def row_groups(filesystem: FileSystem, path: str) -> list[RowGroup]:
     try:
         with filesystem.open_input_file(path) as stream:
             footer = open_parquet(path, opened=stream).metadata
-            numbers = range(footer.num_row_groups)
-            contents = [_read(stream, footer, number, keep=False)[0] for number in numbers]
             return [
-                RowGroup(filesystem, path, footer, number, content)
-                for number, content in zip(numbers, contents, strict=True)
+                RowGroup(filesystem, path, footer, number, _hash(stream, footer, number))
+                for number in range(footer.num_row_groups)
             ]
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {first_line_of(error)}") from error
 
 
-def _read(
-    stream: BinaryIO, footer: pq.FileMetaData, number: int, keep: bool
-) -> tuple[str, int, bytearray]:
-    """Return a hash of a row group and the footer, its first byte, and, to ``keep``, its bytes."""
+def _hash(
+    stream: BinaryIO, footer: pq.FileMetaData, number: int, copy: BinaryIO | None = None
+) -> str:
+    """Hash a row group and the footer; the row group's bytes go to their places in ``copy``."""
     group = footer.row_group(number)
     columns = [group.column(column) for column in range(group.num_columns)]
     pages = ((column.dictionary_page_offset, column.data_page_offset) for column in columns)
@@ -113,44 +113,17 @@ def _read(
     ends = [at + column.total_compressed_size for at, column in zip(starts, columns, strict=True)]
     size, start = stream.seek(0, io.SEEK_END), max(min(starts), 0)
     stream.seek(size - footer.serialized_size - 8)  # after it are its length and the magic
-    digest, kept = hashlib.blake2b(stream.read(), digest_size=16), bytearray()
-    stream.seek(start)
+    digest = hashlib.blake2b(stream.read(), digest_size=16)
+    for file in (stream, copy):
+        if file is not None:
+            file.seek(start)
     left = min(max(ends) + BYTES_BEYOND, size) - start
     while left > 0 and (block := stream.read(min(left, BYTES_PER_READ))):
         digest.update(block)
         left -= len(block)
-        if keep:
-            kept += block
-    return digest.hexdigest(), start, kept
-
-
-class _Excerpt(io.RawIOBase):
-    """A file of which only the bytes ``data`` from ``start`` on are at hand; none are after it."""
-
-    def __init__(self, data: bytearray, start: int) -> None:
-        self._data, self._start, self._at = memoryview(data), start, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origins = (0, self._at, self._start + len(self._data))
-        self._at = origins[whence] + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        begin = self._at - self._start
-        if begin < 0:
-            raise ValueError("these bytes are not at hand")
-        found = bytes(self._data[begin : len(self._data) if size < 0 else begin + size])
-        self._at += len(found)
-        return found
+        if copy is not None:
+            copy.write(block)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ class Answered:
 def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> Answered:
     """Write each query's best ads beside it, in ``output``, which all machines can reach.
 
-    A partition's file has the source's columns and those of ANSWERS, and only appears when it is
-    whole, so the same call resumes an interrupted one. ``error`` says why a row has no answer.
+    A partition's file has the source's columns and those of ANSWERS, and appears when it is whole:
+    the same call resumes an interrupted one. ``error`` says why a row has no answer.
 
     Raises:
         DatasetError: the source cannot be read.
@@ -125,7 +125,7 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
     whole = [found for found in counts.values() if found is not None]
     if len(whole) < len(pieces):
         raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
-    rows, errors = (sum(column) for column in zip(*whole, strict=True)) if whole else (0, 0)
+    rows, errors = sum(n for n, _ in whole), sum(n for _, n in whole)
     return Answered(rows, errors, len(pieces))
 
 
