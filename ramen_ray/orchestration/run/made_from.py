@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 CHANGE_NUMBERS = ("torch", "transformers")  # libraries whose other versions compute other numbers
 SETTING_OF = {"dataset": "dataset", "encoder": "encoder.pretrained"}
 """The setting that says where each part is that has no version."""
-CARRIED_FILE = "carried.npy"
-"""In a run's folder, by ad (ads,): the ad of an earlier run whose classifier it starts from, or -1.
-"""
+CARRIED_FILE = "carried.npy"  # (ads,) the ad of an earlier run whose classifier it starts from; -1
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +111,7 @@ def software() -> Identity:
 
 def check_meanwhile(expected: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Check that what is used ``now`` is what was ``expected``, or a part of it; else RunError."""
-    changed = differences(expected, {key: now.get(key) for key in expected})
-    if changed:
+    if changed := differences(expected, {key: now.get(key) for key in expected}):
         raise RunError(
             f"what is trained on has changed meanwhile: {changed}; put it back, and run the same "
             f"command again"
@@ -131,6 +128,13 @@ def _source_digest() -> str:
 def prepared_for(config: RunConfig, dataset: Dataset) -> Prepared:
     """Prepare a dataset for a run's encoder, unless that is done."""
     return prepare(dataset, Path(config.output) / "prepared", encoder_tokenizer(config.encoder))
+
+
+def prepared_at(config: RunConfig, dataset: Dataset) -> Path:
+    """Return where :func:`prepared_for` puts the dataset; it is not there before."""
+    return prepared_folder(
+        dataset, Path(config.output) / "prepared", encoder_tokenizer(config.encoder)
+    )
 
 
 def make_ready(config: RunConfig) -> None:
@@ -150,8 +154,7 @@ def is_ready(config: RunConfig) -> bool:
     Raises:
         DatasetError, EncoderError: the dataset or the encoder is missing.
     """
-    dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
-    data = prepared_folder(dataset, Path(config.output) / "prepared", tokenizer)
+    data = prepared_at(config, Dataset(config.dataset))
     if not data.is_dir():
         return False
     if not config.walk.enabled:

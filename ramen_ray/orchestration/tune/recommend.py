@@ -110,8 +110,8 @@ def recommend(settings: RecommendConfig) -> Recommendation:
     Raises:
         DatasetError, EncoderError, ConfigError, ClusterError, TrackingError: the input, the store
             or the cluster is not usable; nothing has been trained.
-        RunError: no candidate was validated within the time, another process is searching, or the
-            dataset has changed meanwhile.
+        RunError: no candidate was validated in time, another process is searching, or the dataset
+            has changed meanwhile.
     """
     first = _start(settings, settings.encoders[0], settings.dataset)
     whole, output = Dataset(first.dataset), Path(first.output)
@@ -190,7 +190,7 @@ class _Search:
 
     @property
     def used_seconds(self) -> float:
-        """Seconds that all trials have taken, in earlier calls too."""
+        """Seconds that all trials have taken, also in earlier calls."""
         return float(self.directory.notes.get("used_seconds", 0.0))
 
     def note_time(self, *_: object) -> None:

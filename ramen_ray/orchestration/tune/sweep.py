@@ -96,10 +96,9 @@ def sweep(
 ) -> SweepResult:
     """Sweep over ``space`` around ``config``, or resume the same sweep.
 
-    Resuming keeps finished trials and tries failed ones again. Every trial is a run made by
-    :func:`ramen_ray.orchestration.run.fit.fit`, and a child of the sweep's run in MLflow. The
-    selection metric on the validation split decides. ``command`` returns the command that trains
-    with a configuration.
+    Resuming keeps finished trials and tries failed ones again. Every trial is a run, and a child of
+    the sweep's run in MLflow; the selection metric on the validation split decides. ``command``
+    returns the command that trains with a configuration.
 
     Raises:
         ConfigError, DatasetError, EncoderError, ClusterError, TrackingError: the space, the input,
@@ -170,8 +169,7 @@ def own_values(config: RunConfig, space: Space) -> dict[str, Any] | None:
 def grid(distributions: Mapping[str, BaseDistribution]) -> dict[str, list[Any]]:
     """Return the values of each setting that a grid search combines.
 
-    These are all categories, or values evenly spaced from bound to bound, in the logarithm if the
-    sampler is logarithmic.
+    These are all categories, or values from bound to bound, evenly spaced as the sampler is.
     """
     values: dict[str, list[Any]] = {}
     for key, one in distributions.items():
@@ -201,11 +199,9 @@ class Sweep:
     def train(self, made_from: Identity) -> SweepResult:
         """Run all trials, or go on with them and try failed ones again, and report on them."""
         config, settings, records = self.config, self.settings, self.records
-        name = self.directory.name
+        name, tuned = self.directory.name, self.space
         # what all trials are made from, whatever is tuned
-        fixed = {
-            part: of for part, of in made_from.items() if SETTING_OF.get(part) not in self.space
-        }
+        fixed = {part: of for part, of in made_from.items() if SETTING_OF.get(part) not in tuned}
         trials = Trials(
             lambda params, trial: overlay(config, {**params, "name": joined_name(name, trial)}),
             lambda _: fixed,
@@ -248,12 +244,11 @@ class Sweep:
                 drawn = BasicVariantGenerator(random_state=seed, **first)
             case "grid":
                 drawn = BasicVariantGenerator()
+        stops = halving(training.epochs, settings.grace_epochs) if settings.stop_early else None
         return {
             **decides,
             "search_alg": drawn,
-            "scheduler": halving(training.epochs, settings.grace_epochs)
-            if settings.stop_early
-            else None,
+            "scheduler": stops,
             "num_samples": 1 if settings.search == "grid" else settings.num_samples,
             "time_budget_s": settings.time_budget,
         }

@@ -1,7 +1,7 @@
 """Runs as Ray Tune trials, as many at once as the cluster has room for.
 
-A trial trains in its own process if its run has one worker: that process stays for the next trial,
-with its libraries loaded. Otherwise it starts workers of Ray Train, and waits for them.
+A trial trains in its own process if its run has one worker; that process stays for the next trial.
+Otherwise it starts workers of Ray Train, and waits for them.
 """
 
 import logging
@@ -34,11 +34,15 @@ from ramen_ray.orchestration.cluster.resources import (
     worker_share,
 )
 from ramen_ray.orchestration.cluster.tasks import as_task
-from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
-from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.orchestration.run.made_from import check_meanwhile, is_ready, make_ready
+from ramen_ray.orchestration.run.made_from import (
+    check_meanwhile,
+    is_ready,
+    make_ready,
+    prepared_at,
+    prepared_for,
+)
 from ramen_ray.orchestration.run.processes import START_TIMEOUT, VALIDATION
 from ramen_ray.orchestration.tune.records import EPOCH, NAME, SUMMARY, Records, kept_error, name_of
 from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
@@ -90,7 +94,7 @@ def run_trials(
         folder: where Tune keeps its files meanwhile, on a disk that all machines can reach.
         expected: what runs must be made from, by the path of their dataset.
         records: of the trials, if these outlive the call; nothing of the test split is told then.
-        limits: of Tune's TuneConfig; see :func:`halving`.
+        limits: of Tune's TuneConfig.
 
     Returns:
         The errors, a line each, by name.
@@ -120,9 +124,7 @@ def run_trials(
 class _Halving(ASHAScheduler):
     """Asynchronous successive halving that lets some trials train to the end."""
 
-    def __init__(self, spared: Collection[str], **settings: Any) -> None:
-        super().__init__(**settings)
-        self.spared = spared
+    spared: Collection[str] = ()
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Take a result into account; returns what becomes of the trial."""
@@ -135,13 +137,14 @@ def halving(epochs: int, grace_epochs: int, spared: Collection[str] = ()) -> ASH
 
     Those named in ``spared`` train to the end.
     """
-    return _Halving(
-        spared,
+    scheduler = _Halving(
         time_attr=EPOCH,
         max_t=epochs + 1,  # beyond the end: no trial is stopped at its last epoch
         grace_period=min(grace_epochs, epochs),
         reduction_factor=REDUCTION_FACTOR,
     )
+    scheduler.spared = spared
+    return scheduler
 
 
 @dataclass(frozen=True)
@@ -211,9 +214,9 @@ class Trials:
         return results
 
     def _trainable(self) -> Any:
-        """Return what Tune runs, with what a trial takes: as a worker, or next to nothing.
+        """Return what Tune runs, with what a trial takes: next to nothing, unless it is a worker.
 
-        It is a worker if it trains in its own process, and needs no others before.
+        It is one if it trains in its own process, and needs no others before.
         """
         config_of, expected_of = self.config_of, self.expected_of
         records, says_test = self.records.folder, self.says_test
@@ -256,14 +259,12 @@ def _train_in_trial(config: RunConfig, parent: Run, expected: Identity) -> Train
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
     os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
-    dataset, cache = Dataset(config.dataset), Path(config.output) / "prepared"
+    dataset = Dataset(config.dataset)
     check_meanwhile(expected, {**expected, "dataset": dataset.fingerprint})  # before it is prepared
-    tokenizer = encoder_tokenizer(config.encoder)
-    if not prepared_folder(dataset, cache, tokenizer).is_dir():
-        # Within a trial, Ray Data's tasks would be limited to the trial's own resources, which
-        # include no CPU then.
+    if not prepared_at(config, dataset).is_dir():
+        # Within a trial, Ray Data would have the trial's own resources only, maybe without a CPU.
         with user_errors():
-            ray.get(as_task(prepare).remote(dataset, cache, tokenizer))
+            ray.get(as_task(prepared_for).remote(config, dataset))
     metric = VALIDATION + config.training.selection_metric
     if "CPU" not in ray.get_runtime_context().get_assigned_resources():
         return fit(config, parent, [_ReportValidations(metric)], expected=expected)
