@@ -64,10 +64,7 @@ def embed_tables(
 
     All machines can reach the folders and the file. ``resources`` are those of a task or, with a
     GPU, of an actor; ``part`` says which of the model's vectors texts get. Returns (texts of all
-    tables, D), mapped from ``file``.
-
-    Raises:
-        ClusterError: processes have died.
+    tables, D), mapped from ``file``; a ClusterError if processes have died.
     """
     shape = (sum(len(one.rows) for one in tables), load_model(model, part=part).dim)
     map_new_array(file, dtype, shape)

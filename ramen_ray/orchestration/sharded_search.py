@@ -59,11 +59,8 @@ def search_shards(
     """Find the k most similar of all shards' ads for queries whose embeddings are in a file.
 
     They are the first rows of an ``.npy`` file (rows, D) float32 that all machines can reach.
-    Actors have ``num_threads``; None shares the CPUs evenly. Yields the first query of a block, and
-    what was found for the block; in any order.
-
-    Raises:
-        ClusterError: no machine has had room for a shard, or processes have died at it.
+    Actors have ``num_threads``; None shares the CPUs evenly. Yields blocks in any order: their
+    first query, and what was found. Raises a ClusterError without room, or if processes have died.
     """
     blocks = _query_blocks(file, num_queries)
     if len(shards) == 1 and shards[0].num_bytes <= BYTES_HERE:
@@ -127,7 +124,7 @@ def through_shards(
     """Plan the search of ``shards`` for ``blocks``, a dataset with a Block in each row.
 
     All actors run at once, ``each`` with so many threads, and CPUs that Ray reserves for it. Other
-    columns of the dataset pass through. All machines can reach the folder ``attempts``.
+    columns pass through. All machines can reach the folder ``attempts``.
     """
     num_threads, cpus = each
     for shard in shards:

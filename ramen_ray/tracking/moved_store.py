@@ -23,9 +23,7 @@ def find_artifacts_beside(uri: str) -> None:
     """Point a sqlite store to the artifacts beside it, if it was moved or copied with them.
 
     Artifacts that are elsewhere on purpose are left alone: some of theirs are not beside the store.
-
-    Raises:
-        sqlite3.Error: the store cannot be written.
+    Raises a sqlite3.Error if the store cannot be written.
     """
     file = Path(unquote(uri.removeprefix(SQLITE).partition("?")[0])).absolute()
     new = file.parent / ARTIFACTS

@@ -95,9 +95,7 @@ class Registry:
         """Return (run id, model id) of a run's retriever, or of that of its best child.
 
         The validation ``metric`` says which child is best; None is each one's selection metric.
-
-        Raises:
-            RegistryError: there is no retriever, as the run did not finish.
+        Raises a RegistryError if there is no retriever, as the run did not finish.
         """
         with _registry_errors(self.uri):
             run = self._client.get_run(run_id)
@@ -133,11 +131,7 @@ class Registry:
             return dict(self._client.get_run(run_id).data.params)
 
     def check_name(self, name: str, alias: str) -> None:
-        """Check that a version can get a name and an alias; a known model may keep any name.
-
-        Raises:
-            RegistryError: a new model or alias cannot have this name.
-        """
+        """Raise a RegistryError if a new model or alias cannot have its name."""
         if fault := naming_fault(alias, dots=False):
             raise RegistryError(f"the alias: {fault}")
         fault = naming_fault(name)
@@ -183,8 +177,7 @@ class Registry:
     def restore(self, name: str, alias: str) -> tuple[str, str]:
         """Give ``alias`` back to the version that had it before; returns (from, to) versions.
 
-        Raises:
-            RegistryError: no version has the alias, no earlier one is known, or it does not answer.
+        Raises a RegistryError if no version has or is known to have had it, or does not answer.
         """
         present = self.chosen(name, alias)
         if present is None:
@@ -221,8 +214,7 @@ class Registry:
     def look_up(self, model_uri: str) -> LoggedRetriever:
         """Read the metadata of ``models:/NAME@ALIAS``, ``models:/NAME/VERSION`` or ``models:/ID``.
 
-        Raises:
-            RegistryError: it is a different kind of model.
+        Raises a RegistryError if it is a different kind of model.
         """
         with _registry_errors(self.uri):
             try:
@@ -245,8 +237,7 @@ class Registry:
     def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
         """Load a retriever; a transformer onto ``device``, by default a GPU if there is one.
 
-        Raises:
-            RegistryError: its files are damaged, or a package that they need is not installed.
+        Raises a RegistryError if its files are damaged, or a package is not installed.
         """
         try:
             with _registry_errors(self.uri):
@@ -261,8 +252,7 @@ class Registry:
     def copy(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever into ``folder``; returns where, which :meth:`load` takes for a URI.
 
-        Raises:
-            RegistryError: some of its files are gone.
+        Raises a RegistryError if some of its files are gone.
         """
         folder.mkdir(exist_ok=True)
         with _registry_errors(self.uri):
@@ -313,8 +303,7 @@ def ask(
 def matching_rows(ads: pa.Table, wanted: Mapping[str, Sequence[str]]) -> Int64s:
     """Return the rows of a retriever's table of ads that match a filter, as a request has it.
 
-    Raises:
-        RegistryError: there is no such column, or no ad has a value, or all that are wanted.
+    Raises a RegistryError if there is no such column or value, or no ad with all that are wanted.
     """
     from ramen_ray.tracking.retriever_model import columns_of, matching
 

@@ -1,8 +1,7 @@
 """The code that MLflow runs when a retriever is loaded or served: texts in, ads out.
 
-MLflow keeps this file with each model. It imports nothing from ramen_ray, so a model can be served
-without it and later versions do not change it. It imports torch only if the encoder is a
-transformer that was not compiled.
+MLflow keeps this file with each model. It imports nothing from ramen_ray, so that later versions do
+not change a model, and torch only if the encoder is a transformer that was not compiled.
 """
 
 import ctypes
@@ -110,17 +109,12 @@ class Retriever(PythonModel):
     ) -> pd.DataFrame:
         """Answer every query with its ``top_k`` best ads.
 
-        Of a table with names, MLflow hands on the first column, which must be ``query`` or
-        ``text``. ``params`` are ``top_k``; ``filter``, which says for columns which value, or one
-        of which, ads must have; ``min_score``, below which ads are left out.
-
-        Returns:
-            One row per query with ``ad_ids``, ``ads`` (their texts) and ``scores``, lists of equal
-            length with the best first, and ``error``: None, or why this query has no answer.
-
-        Raises:
-            MlflowException: the request asks for too much or has other columns, or no ad has a
-                value to filter by; a server answers with status 400.
+        Of a table, MLflow hands on the first column, which must be ``query`` or ``text``.
+        ``params`` may also have ``filter``, by column the value that ads must have, or a list of
+        which they must have one, and ``min_score``, the lowest of an ad. Returns a row per query
+        with ``ad_ids``, ``ads`` (their texts) and ``scores``, lists with the best first, and
+        ``error``: why there is no answer, or None. Raises an MlflowException, which a server
+        answers with status 400, if the request asks for too much, or has other columns or values.
         """
         now = time.monotonic()
         if self.freed_at + BETWEEN_S <= now <= self.free_until:
@@ -242,8 +236,7 @@ def columns_of(ads: pa.Table) -> Columns:
 def matching(columns: Columns, wanted: Mapping[str, Any]) -> Flags:
     """Flag the ads (ads,) that have in each column the wanted value, or one of a list of them.
 
-    Raises:
-        MlflowException: there is no such column, or no ad has a value.
+    Raises an MlflowException if there is no such column, or no ad has a value.
     """
     flags = []
     for name, given in wanted.items():

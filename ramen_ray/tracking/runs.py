@@ -1,7 +1,6 @@
 """MLflow runs: one per training, continued when the training is resumed.
 
-MLflow takes seconds to import, so it is imported only where a store is used, and not by processes
-that only pass a run on, such as Ray Train's controller.
+MLflow takes seconds to import, so processes that only pass a run on do without.
 """
 
 import json
@@ -174,8 +173,7 @@ class Run:
     def closing(self, nested: bool = False) -> Iterator[None]:
         """End the run with the block: as FINISHED, as KILLED if interrupted, or else as FAILED.
 
-        Raises:
-            TrackingError: the store has stopped answering; the run's status is as it was.
+        Raises a TrackingError if the store does not answer any more; the status is as it was.
         """
         from mlflow.exceptions import MlflowException
 
@@ -213,11 +211,7 @@ def open_run(
     run_id: str | None = None,
     parent: Run | None = None,
 ) -> Run:
-    """Create a run, as a child of ``parent`` if given, or reopen ``run_id``.
-
-    Raises:
-        TrackingError: the store cannot be read or written.
-    """
+    """Create a run, as a child of ``parent`` if given, or reopen ``run_id``; or a TrackingError."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -47,8 +47,8 @@ class StepLogger:
     """Logs losses, validations and background results, each once even if computed twice.
 
     A resumed run repeats the steps after its checkpoint; the store keeps what it has of them. While
-    the store does not answer, figures are kept in a file in the run's folder, and sent before any
-    newer ones, by this process or by one that resumes the run.
+    the store does not answer, figures are kept in a file in the run's folder, and sent before newer
+    ones, by this process or by one that resumes the run.
     """
 
     def __init__(self, run: Run, folder: Path) -> None:
@@ -71,10 +71,7 @@ class StepLogger:
     def log_losses(
         self, names: list[str], values: NDArray[Any], known: NDArray[np.bool_], last_step: int
     ) -> None:
-        """Log ``values`` (steps, names) where ``known``, of the same shape, is true.
-
-        The last row is of step ``last_step`` (from 1).
-        """
+        """Log those ``values`` (steps, names) that are ``known``, up to ``last_step`` (from 1)."""
         first = last_step - len(values) + 1
         points = [
             (names[column], float(values[row, column]), first + row)

@@ -95,10 +95,7 @@ def pruning_task(config: RunConfig, context: TaskContext) -> BackgroundTask | No
 
 @dataclass(frozen=True)
 class ShortlistMining(Work):
-    """Makes the shortlists of all train queries, each of the ``size`` nearest ads.
-
-    If ``gb_per_shard`` is given, tasks search in shards.
-    """
+    """Makes the shortlists of all train queries: ``size`` nearest ads, perhaps from shards."""
 
     data: Path  # prepared
     size: int

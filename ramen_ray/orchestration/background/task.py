@@ -98,8 +98,7 @@ class TaskContext:
 class BackgroundTask:
     """Computes results of one kind, at most one at a time, and lets a run use the newest.
 
-    The first worker submits tasks and checks on them. All workers call :meth:`advance`, and switch
-    to a new result at the same step.
+    The first worker submits tasks; all workers switch to a new result at the same step.
     """
 
     name: str  # the kind's name, in logs and metrics
@@ -121,14 +120,11 @@ class BackgroundTask:
     def advance(
         self, step: int, checkpoint: Path, draws: DrawState
     ) -> tuple[DrawState, dict[str, float]]:
-        """At the start of an epoch, start what is due and take the newest result.
+        """At the start of an epoch, start what is due, take the newest result, or wait for it.
 
-        Every worker calls this after the same steps. It waits as the schedule says. Returns what
-        batches are drawn from now on, and figures: ``waited_s``; if a result was taken, also its
-        ``step`` and the figures of its report.
-
-        Raises:
-            LateError: a result has not come for half of the epochs of the run.
+        Every worker calls this after the same steps. Returns what batches are drawn from now on,
+        and figures: ``waited_s``; of a new result, its ``step`` and the figures of its report.
+        Raises a LateError if a result has not come for half of the epochs of the run.
         """
         started, is_first = time.monotonic(), world()[0] == 0
         if is_first:
@@ -157,10 +153,7 @@ class BackgroundTask:
         return {"taken": self.taken, "waited_s": self.waited_s}
 
     def restore(self, progress: dict[str, Any], draws: DrawState) -> DrawState:
-        """Take the result that was in use when :attr:`progress` was kept, on every worker.
-
-        If it is damaged, an older one is taken, or none.
-        """
+        """Take the result that was in use when :attr:`progress` was kept, an older one, or none."""
         self.waited_s = progress["waited_s"]
         if progress["taken"] is None:
             return draws

@@ -63,11 +63,8 @@ def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
     """Join the running cluster (RAY_ADDRESS, or one on this machine), or start one.
 
     Tasks' output is shown if ``show_workers``. ``for_ray_train`` starts a dashboard, too, which its
-    actors ask about each other: a dozen processes, which small machines had better do without.
-
-    Raises:
-        NoClusterError: RAY_ADDRESS names a cluster that does not answer.
-        ClusterError: the cluster wants a token; or Ray does not start.
+    actors ask about each other: a dozen processes. Raises a NoClusterError if no cluster answers at
+    RAY_ADDRESS, or a ClusterError if it wants a token, or Ray does not start.
     """
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -22,10 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A folder on this machine's own disk that mirrors shared folders, which are copied whole.
-
-    All workers read the clicks and edges of each batch, so no part belongs to one of them.
-    """
+    """A folder on this machine's own disk that mirrors shared folders, which are copied whole."""
 
     # the shared folders' copies are here, at the same paths; None to copy nothing
     path: Path | None = None

@@ -73,11 +73,7 @@ def most_cpus() -> int:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Raise a task's UserError itself, without Ray's wrapper and Ray Data's advice.
-
-    Raises:
-        ClusterError: the process of a task died, or its machine was lost.
-    """
+    """Raise a task's UserError itself; a ClusterError if its process died, or a machine is lost."""
     try:
         yield
     except RayTaskError as error:
@@ -101,10 +97,9 @@ def user_errors() -> Iterator[None]:
 def find_room(
     needs: Callable[[Option], list[Needs]], options: Sequence[Option], what: str
 ) -> Option:
-    """Return the first of ``options`` for whose ``needs`` there is room; waits for the last.
+    """Return the first of ``options`` with room for its ``needs``; a ClusterError if none has.
 
-    Raises:
-        ClusterError: there has been none for ``what``.
+    It waits for the last; the error says for ``what``.
     """
     for option in options:
         if has_room(needs(option), MOMENT_S):

@@ -19,10 +19,7 @@ MAX_ATTEMPTS = 4
 
 
 def as_task(function: Callable[..., Any], num_cpus: float = 0, **options: Any) -> Any:
-    """Return ``function`` as a Ray task, to be started by ``.remote``, also in a Tune trial.
-
-    The ``options`` are those of ``ray.remote``, among them ``num_gpus`` and ``max_retries``.
-    """
+    """Return ``function`` as a Ray task, also in a Tune trial; ``options`` are Ray's."""
     # With num_gpus in ray.remote, not in options, its process ends with the task: an idle one would
     # keep memory of the GPU, and might be given another one later.
     task = ray.remote(num_cpus=num_cpus, **options)(function)
@@ -85,12 +82,9 @@ def _is_task() -> bool:
 
 @contextmanager
 def limited_attempts(folder: Path, work: str) -> Iterator[None]:
-    """Do ``work``, which the error names, in the block, unless MAX_ATTEMPTS processes died at it.
+    """Do ``work`` in the block; a ClusterError names it if MAX_ATTEMPTS processes died at it.
 
     An attempt leaves a mark in ``folder``, which all machines can reach, until it ends.
-
-    Raises:
-        ClusterError: they have died.
     """
     # Ray Data itself starts its tasks and actors again for ever.
     folder.mkdir(parents=True, exist_ok=True)

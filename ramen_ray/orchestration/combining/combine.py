@@ -112,11 +112,7 @@ def combine(settings: CombineSettings) -> CombineResult:
 def _open_directory(
     output: Path, settings: CombineSettings, finished: FinishedRun, siblings: list[Dataset]
 ) -> Iterator[RunDirectory]:
-    """Find the folder of a combiner by what determines its result, and lock it.
-
-    Raises:
-        RunError: it is finished, in use, or begun by another version of the software.
-    """
+    """Find the folder of a combiner by what determines its result, and lock it; or a RunError."""
     chosen = settings.model_dump_json(exclude=SAYS_WHERE)
     revealed = [one.fingerprint for one in siblings]
     key = short_hash(f"{chosen}{finished.retriever.model_id}{revealed}")

@@ -270,10 +270,7 @@ def check_sizes(settings: CombineSettings, data: Prepared, dim: int) -> None:
 def embed_texts(
     model: Path, part: Part, data: Prepared, sibling: Prepared | None, file: Path, num_threads: int
 ) -> None:
-    """Write the embeddings of all distinct queries and ads into ``file``, unless it exists.
-
-    Train queries of the one-shot ``sibling`` are among them.
-    """
+    """Write the embeddings of all texts of queries and ads into ``file``, unless it exists."""
     if file.exists():
         return
     with whole_file(file) as aside:

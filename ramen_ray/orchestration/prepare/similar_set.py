@@ -1,8 +1,7 @@
 """An anchor set of similar texts: each train query and ad is linked to its nearest texts.
 
-The anchors are the texts of the train queries and ads themselves ("similar queries/ads" of the
-RAMEN paper). Embeddings and edges go through files: memory holds a few batches, a shard of
-embeddings, and a few numbers a text.
+The anchors are these texts themselves ("similar queries/ads" of the RAMEN paper). Memory holds a
+few batches, a shard of embeddings, and a few numbers a text.
 """
 
 from collections import Counter
@@ -69,8 +68,7 @@ def add_similar(
     """Add an anchor set of similar texts to a dataset directory; similarities are edge weights.
 
     A process searches at most ``gb_per_shard`` of embeddings. Returns counts of rows written, of
-    nodes without edges and of what was left out, and the recall of an approximate search in per
-    cent.
+    nodes without edges and of what was left out, and the recall in per cent if it is not exact.
 
     Raises:
         DatasetError: the dataset is not usable, the name is taken, or there would be no edges.

@@ -1,8 +1,4 @@
-"""Walked graphs: Ray tasks walk ranges of nodes, once for each graph, settings and seed.
-
-Each side of a set, SET/{query,ad}, is walked separately, so that runs share what they have in
-common.
-"""
+"""Walked graphs: Ray tasks walk ranges of nodes, once for each graph, side, settings and seed."""
 
 import hashlib
 import logging

@@ -103,7 +103,7 @@ def build_classifiers(
 ) -> Classifiers:
     """Build the classifiers that training starts from: the head's vectors of the ads' texts.
 
-    Ads with a number in ``carried`` (ads,) start from that classifier of the encoder's own run.
+    Where ``carried`` (ads,) is not -1, an ad starts from that classifier of the encoder's own run.
     """
     num_ads = len(data.ads)
     own = own_range(num_ads)
@@ -218,10 +218,7 @@ def cluster_schedule(config: RunConfig) -> ClusterSchedule:
 def build_state(
     config: RunConfig, model: DualEncoder, trained: nn.Module, sampler: Sampler
 ) -> TrainState:
-    """Build the state that a run changes as it goes, before the first step.
-
-    Steps call ``trained``: the ``model``, on its device, or its wrapper for several workers.
-    """
+    """Build the state before the first step; steps call ``trained``, the model or its wrapper."""
     rates, regularization, device = config.optimizer, config.regularization, model.device
     num_steps = sampler.steps_per_epoch * config.training.epochs
     heads = [one for one in (model.encoder.projection, model.classifier_head) if one is not None]

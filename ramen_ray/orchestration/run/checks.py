@@ -78,11 +78,7 @@ def check_clicks(config: RunConfig, data: Prepared) -> None:
 
 
 def check_vocabulary(config: RunConfig, data: Prepared) -> None:
-    """Check that the encoder's vocabulary has what train queries and ads are written in.
-
-    Raises:
-        EncoderError: more than MOST_UNKNOWN of a table's tokens are unknown.
-    """
+    """Raise an EncoderError if more than MOST_UNKNOWN of a table's tokens are unknown."""
     name = config.encoder.pretrained
     for table in ("queries/train", "ads"):
         share = data.text_figures[table].share_unknown

@@ -59,10 +59,9 @@ class RunDirectory:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The notes: identity, made_from, mlflow_run_id; at the end finished, metrics and others.
+        """The notes: identity, made_from, mlflow_run_id; a RunError if they are damaged.
 
-        Raises:
-            RunError: they are damaged.
+        At the end also finished, best_checkpoint, metrics and others.
         """
         file = self.path / RUN_FILE
         try:
@@ -125,11 +124,7 @@ class RunDirectory:
 
     @contextmanager
     def held(self, made_from: Identity, allow_changed: bool) -> Iterator[None]:
-        """Lock the folder, made if it is missing, and note what it is made from.
-
-        Raises:
-            RunError: it is in use, not writable, or made from something else.
-        """
+        """Lock the folder, made if it is missing, and note what it is made from; or a RunError."""
         self.create()
         with folder_lock(self.path) as is_ours:
             if not is_ours:
@@ -157,11 +152,7 @@ class RunDirectory:
 
 
 def read_run_config(file: Path) -> RunConfig:
-    """Read a configuration; the ``output`` of one in a run's folder is where that folder is now.
-
-    Raises:
-        ConfigError: as :func:`~ramen_ray.config.read_config`.
-    """
+    """Read a configuration, or a ConfigError; a run's folder that was moved is its ``output``."""
     config = read_config(file)
     for folder in file.absolute().parents:
         if folder.parent.name == RUNS and RunDirectory(folder).is_run:
@@ -224,10 +215,9 @@ def default_name(config: RunConfig, dataset_name: str, identity: str) -> str:
 
 
 def finished_run(config: RunConfig, made_from: Identity) -> RunDirectory | None:
-    """Return the folder of the run that ``config`` names, or None if it is not finished.
+    """Return the folder of the run that ``config`` names; None if it is not finished.
 
-    Raises:
-        RunError: it has another configuration or other data, or is made from something else.
+    Raises a RunError if it has other settings or data, or is made from something else.
     """
     directory = RunDirectory.of(config.output, str(config.name))
     if not directory.is_finished:

@@ -92,8 +92,7 @@ def _folder_of_model(uri: str, output: Path) -> Path:
 def identity_of(config: RunConfig, dataset: Dataset) -> Identity:
     """Return what a run is made from besides its settings; take it before any of that is read.
 
-    Raises:
-        EncoderError: there is no such encoder.
+    Raises an EncoderError if there is no such encoder.
     """
     parts = {"dataset": dataset.fingerprint, "encoder": content_of(config.encoder.pretrained)}
     classifiers = Path(config.encoder.pretrained).parent / CLASSIFIER_FOLDER
@@ -138,11 +137,7 @@ def prepared_at(config: RunConfig, dataset: Dataset) -> Path:
 
 
 def make_ready(config: RunConfig) -> None:
-    """Do what a run needs other processes for before it trains: prepare its data, walk its graph.
-
-    Raises:
-        DatasetError, EncoderError, ClusterError: the data are not usable, or a process has died.
-    """
+    """Do what a run needs other processes for before it trains: prepare data, walk the graph."""
     data = prepared_for(config, Dataset(config.dataset))
     check_vocabulary(config, data)
     edges_to_train(config, data)

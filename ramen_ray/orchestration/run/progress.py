@@ -69,10 +69,9 @@ class RunLog:
     def log_steps(
         self, losses: NDArray[np.float32], weights: list[Tensor], step: int, queries_per_s: float
     ) -> None:
-        """Log the latest steps, of which ``step`` (from 1) is the last.
+        """Log the ``losses`` (steps, terms), global ones, of the steps up to ``step`` (from 1).
 
-        ``losses`` (steps, terms) are global; ``weights`` are each step's (terms,) if they are
-        adapted, else none.
+        ``weights`` are each step's (terms,) if they are adapted, else none.
         """
         latest = StepLosses.from_terms(self._objective, step - len(losses), losses)
         moved = torch.stack(weights).cpu().numpy() if weights else None

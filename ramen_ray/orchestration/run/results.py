@@ -44,10 +44,8 @@ def log_results(
 ) -> None:
     """Log a finished run, whose workers were sent ``task`` and have returned ``trained``.
 
-    ``is_worker`` says whether this process holds what a worker needs.
-
-    Raises:
-        DatasetError: the dataset has changed since the run began; no retriever is logged.
+    ``is_worker`` says whether this process holds what a worker needs. Raises a DatasetError if the
+    dataset has changed since the run began; no retriever is logged.
     """
     config, run = task.config, task.run
     folder, metrics = task.run_directory, trained.metrics

@@ -62,8 +62,7 @@ class Extended:
 def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: Path) -> Extended:
     """Log a copy of a retriever with other ads, and put it in the original's place.
 
-    If nothing would change, there is no copy. Artifacts go into ``output`` if no server keeps them.
-    See :func:`take_place`.
+    If nothing would change, there is no copy. See :func:`log_copy` and :func:`take_place`.
 
     Raises:
         DatasetError: a table cannot be read, an id is in use, or a click is not on a new ad.
@@ -145,8 +144,7 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
 
     It must be faster than the original, both on the CPU, and as good: the scores must agree within
     0.001 (not with 8-bit integers), and the selection metric on the test split must not be lower by
-    more than noise. Artifacts go into ``output`` if no server keeps them. See
-    :func:`take_place`.
+    more than noise. See :func:`log_copy` and :func:`take_place`.
 
     Raises:
         EncoderError: the encoder is a bag, or the packages for compiling are not installed.
@@ -240,9 +238,7 @@ def take_place(
     """Register a changed copy under its original's name, and move the named alias to it.
 
     A ``model_uri`` without a name (``models:/MODEL_ID``) registers nothing. Returns the copy's URI.
-
-    Raises:
-        RegistryError: the copy does not answer, or the alias was moved meanwhile.
+    Raises a RegistryError if the copy does not answer, or the alias was moved meanwhile.
     """
     named = re.fullmatch(r"models:/([^/@]+)(?:@(.+)|/\d+)", model_uri)
     if named is None:

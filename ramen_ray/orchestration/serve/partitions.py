@@ -171,10 +171,7 @@ def partitions(files: Mapping[str, FileSystem]) -> list[Partition]:
 
 @dataclass(frozen=True)
 class Answers:
-    """The files of one call's answers, one for each partition.
-
-    ``call`` identifies what is answered, and with what.
-    """
+    """The files of one call's answers, a partition each; ``call`` identifies what is answered."""
 
     folder: Path
     call: str
@@ -185,11 +182,7 @@ class Answers:
         return self.folder / ASIDE
 
     def write(self, number: int, schema: pa.Schema, batches: Iterable[pa.Table]) -> None:
-        """Write the file of a partition, whole or not at all.
-
-        The ``schema`` is that of the queries; ``batches`` have their columns, then those of
-        ANSWERS.
-        """
+        """Write the file of a partition, whole or not at all, from ``batches`` beside ANSWERS."""
         file, rows, errors = self.folder / FILE.format(number), 0, 0
         with whole_file(file, self.aside) as aside:
             with pq.ParquetWriter(aside, with_answers(schema), compression="zstd") as writer:
@@ -241,8 +234,7 @@ def with_answers(schema: pa.Schema) -> pa.Schema:
 def locked(output: Path) -> Iterator[Path]:
     """Keep other calls from writing to ``output``; yields a folder in it that is removed again.
 
-    Raises:
-        ConfigError: another call writes to it, it has files of others, or it cannot be written.
+    Raises a ConfigError if another call writes to it, it has others' files, or cannot be written.
     """
     with ExitStack() as stack:
         try:

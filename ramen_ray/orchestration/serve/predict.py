@@ -76,9 +76,8 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
 
     Raises:
         DatasetError: the source cannot be read.
-        ConfigError: ``top_k`` is more than there are ads, the retriever cannot use a GPU, another
-            call writes ``output``, or it is from a different call or from queries that have changed
-            since.
+        ConfigError: there are fewer than ``top_k`` ads, the retriever cannot use a GPU, or another
+            call writes or wrote ``output``, perhaps with other queries.
         RegistryError, TrackingError: there is no such retriever, or no ad of it matches the filter.
         ClusterError: the cluster has no room for it.
     """

@@ -100,10 +100,8 @@ def compare(
 
     Retrievers of one dataset are compared on all its test queries and ads. Otherwise, the first
     result is of the ads that both have, and of queries that the champion was not trained on; then
-    come the others, and all ads of each. ``test`` is another dataset with the test queries.
-
-    Raises:
-        DatasetError: the dataset is missing, or has changed since the candidate was trained on it.
+    come the others, and all ads of each. ``test`` is another dataset with the test queries. Raises
+    a DatasetError if the dataset is missing, or has changed since the candidate was trained on it.
     """
     dataset, (texts, judgement) = open_test_queries(registry, candidate.logged, test)
     both = [(one, one.ads_of_rows(dataset)) for one in (candidate, champion)]
@@ -152,11 +150,7 @@ def _compared(
 def open_test_queries(
     registry: Registry, retriever: LoggedRetriever, test: str | None = None
 ) -> tuple[Dataset, tuple[list[str], Judgement]]:
-    """Read the test split of a retriever's dataset, or of the dataset directory ``test``.
-
-    Raises:
-        DatasetError: the dataset is missing, or has changed since.
-    """
+    """Read the test split of a retriever's dataset, or of another, ``test``; or a DatasetError."""
     parameters = registry.parameters(retriever.run_id)
     since = f"since {retriever.uri} was trained on it; train again"
     fingerprint = retriever.metadata["dataset_fingerprint"]
@@ -220,8 +214,7 @@ def promote(
     """Register a run's retriever, and give it an alias if it beats the current champion.
 
     It does if its metric on test queries is higher by more than noise: the 95 % interval of a
-    paired bootstrap over the queries lies above zero (:func:`~.comparing.compare`). The first
-    retriever of a name becomes champion without a comparison.
+    paired bootstrap over the queries lies above zero. The first of a name is not compared.
 
     Args:
         registry: of the run's store.

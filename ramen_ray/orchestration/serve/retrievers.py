@@ -11,9 +11,7 @@ def retriever_uri(registry: Registry, named: str | None, output: Path) -> str:
     """Return the URI of a retriever that is ``named`` by it, or by a run's or sweep's folder or id.
 
     None names that of the run in ``output``, the folder that has ``runs``, that was finished last.
-
-    Raises:
-        RegistryError: there is no such folder, no finished run, or no retriever.
+    Raises a RegistryError if there is no such folder, finished run or retriever.
     """
     if named is not None and named.startswith(MODELS):
         return named
@@ -31,11 +29,7 @@ def retriever_uri(registry: Registry, named: str | None, output: Path) -> str:
 
 
 def mlflow_run_id(run: str) -> str:
-    """Return the id of the MLflow run of a run's or a sweep's folder, or ``run``, if it is an id.
-
-    Raises:
-        RegistryError: the folder does not exist, is not that of a run, or its run has not begun.
-    """
+    """Return the id of a folder's MLflow run, or ``run``, if it is an id; or a RegistryError."""
     folder = Path(run)
     if RunDirectory(folder).is_run:
         found = RunDirectory(folder).mlflow_run_id

@@ -1,7 +1,4 @@
-"""Find which part of the method helps: train variants with all seeds, and compare them.
-
-The variants are bases, the whole method, and the method without each part.
-"""
+"""Find which part of the method helps: train bases, the whole, and it without each part."""
 
 import logging
 from collections.abc import Mapping
@@ -73,10 +70,7 @@ class AblationConfig(Section):
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the comparison; the first base is compared with itself.
-
-    If ``propagated``, it trains on clicks propagated over the graph (AugGT).
-    """
+    """One row of the comparison; the first base is compared with itself."""
 
     base: str
     config: RunConfig
@@ -87,10 +81,7 @@ def variants_of(config: RunConfig, bases: tuple[BaseName, ...] = ()) -> dict[str
     """Return the variants of ``config`` by name: those of the paper's Tables 6 and 8, and more.
 
     Each base has the constants of its loss. Only parts that ``config`` uses are removed: without
-    pruning there is no ``no-pruning``.
-
-    Raises:
-        ConfigError: ``config`` uses no graph.
+    pruning there is no ``no-pruning``. Raises a ConfigError if ``config`` uses no graph.
     """
     if not used_sets(config):
         raise ConfigError("all of regularization.lambda_x and lambda_z are 0: no graph is used")

@@ -41,11 +41,8 @@ def fit_beside_base(config: RunConfig) -> Ladder:
     """Train a run's bases, then the run, unless they are trained already, and compare them.
 
     These are plain batches; the run's own base, if it is another; and the run, with the graph. Its
-    description in MLflow gets the comparison.
-
-    Raises:
-        ConfigError: the run is its own base.
-        UserError: as :func:`~ramen_ray.orchestration.run.fit.fit`.
+    description in MLflow gets the comparison. Raises a ConfigError if the run is its own base, and
+    what :func:`~ramen_ray.orchestration.run.fit.fit` raises.
     """
     config = resolved(config)
     dataset = Dataset(config.dataset)

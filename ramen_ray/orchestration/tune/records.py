@@ -77,7 +77,7 @@ def _opened(folder: Path) -> "Records":
 
 
 class Records(tune.Callback):
-    """Keeps a record of each trial that begins, in a file, and logs the progress of all.
+    """Keeps a record of each trial in a file, and logs the progress of all.
 
     What is unpickled is what this process has opened on the same folder.
     """

@@ -137,8 +137,8 @@ def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, 
     Returns Optuna's distributions of all settings.
 
     Raises:
-        ConfigError, DatasetError, EncoderError: the space is empty, a key does not fit the
-            configuration, Optuna does not know a sampler, or :func:`check_config` refuses a value.
+        ConfigError, DatasetError, EncoderError: the space is empty, Optuna does not know a sampler,
+            or a key does not fit the configuration or a value training.
     """
     if not space:
         raise ConfigError("the search space is empty: nothing would be tuned")

@@ -133,10 +133,7 @@ class _Halving(ASHAScheduler):
 
 
 def halving(epochs: int, grace_epochs: int, spared: Collection[str] = ()) -> ASHAScheduler:
-    """Return a scheduler that stops trials that lag behind others of as many epochs (ASHA).
-
-    Those named in ``spared`` train to the end.
-    """
+    """Return a scheduler that stops trials that lag behind (ASHA), but for those in ``spared``."""
     scheduler = _Halving(
         time_attr=EPOCH,
         max_t=epochs + 1,  # beyond the end: no trial is stopped at its last epoch
@@ -291,10 +288,9 @@ class _ReportValidations(TuneReportCallback):
 
 
 def num_held(workers: WorkersConfig, machines: Iterable[Mapping[str, float]]) -> int:
-    """Return how many runs of these workers fit on machines at once; at least 1.
+    """Return how many runs of these workers fit at once, at least 1, on machines' resources.
 
-    ``machines`` are the resources of each, by Ray's names. A worker is on one machine, its share of
-    a GPU on one GPU.
+    A worker is on one machine, its share of a GPU on one GPU.
     """
     per_gpu, num_workers = int(1 / workers.gpus_per_worker + 1e-9), 0
     for machine in machines:
