@@ -144,7 +144,6 @@ def run_job(job: Callable[[], int | None]) -> int:
 
     So does a full disk, or a file that the system refuses. SIGINT ends the job with code 130,
     SIGTERM with 143; both unwind, so that runs and folders are closed.
-    What the library logs is shown; of others', warnings.
     """
     logging.basicConfig(format="%(message)s")
     logging.getLogger("ramen_ray").setLevel(logging.INFO)
@@ -254,11 +253,8 @@ def parse_settings(
 ) -> Settings:
     """Parse the command line into the settings of a job, which its first word may choose.
 
-    The ``--help`` text begins with the ``description``.
-
-    Raises:
-        ConfigError: an argument is unknown, missing or bad.
-        SystemExit: with code 0 after ``--help``.
+    ``--help`` begins with the ``description``. Raises a ConfigError if an argument is unknown,
+    missing or bad.
     """
     parse: Any = tyro.extras.subcommand_cli_from_dict if isinstance(kind, Mapping) else tyro.cli
     with _errors_in_one_line():
@@ -277,13 +273,9 @@ def parse_with_run_config(
     """Parse ``[PRESET | --config FILE] [--section.key value ...]`` and the flags of ``own``.
 
     ``--dataset`` brings the λ of the preset's recipe on these data, and ``--base.kind`` and
-    ``--base.loss`` the constants of that base; other flags then change single settings.
-
-    Raises:
-        ConfigError: a preset or flag is unknown, or a value or a saved file is bad.
-        DatasetError: the dataset directory that ``--dataset`` names is missing.
-        TrackingError: ``--output`` cannot hold a store.
-        SystemExit: with code 0 after ``--help``.
+    ``--base.loss`` the constants of that base; other flags then change single settings. Raises a
+    ConfigError if a preset, flag, value or file is bad, a
+    DatasetError without the dataset, a TrackingError if ``--output`` cannot hold a store.
     """
     default, rest = _starting_config(argv)
     unprefixed = tyro.conf.arg(name="")
@@ -358,11 +350,7 @@ def _with_a_flag_for_each_set(config: RunConfig) -> RunConfig:
 
 
 def training_command(config: RunConfig) -> str:
-    """Return the command that trains with ``config``, from the preset that needs fewest flags.
-
-    Raises:
-        DatasetError: there is no such dataset directory.
-    """
+    """Return the command that trains with ``config``, from the preset that needs fewest flags."""
     own = flatten(config)
     parts = {key: own[key] for key in BASE_PARTS}
     commands: list[list[str]] = []

@@ -409,8 +409,7 @@ ConfigType = TypeVar("ConfigType", bound=Section)
 def overlay(config: ConfigType, changes: Mapping[str, Any]) -> ConfigType:
     """Return ``config`` with dotted keys changed (``{"optimizer.lr": 1e-4}``) and validated anew.
 
-    Raises:
-        ConfigError: a key is unknown or a value is bad.
+    Raises a ConfigError if a key is unknown or a value is bad.
     """
     tree = config.model_dump()
     for path, value in changes.items():
@@ -425,11 +424,7 @@ def overlay(config: ConfigType, changes: Mapping[str, Any]) -> ConfigType:
 
 
 def check_epochs(config: RunConfig) -> None:
-    """Check that what begins after some epochs of training begins before its end.
-
-    Raises:
-        ConfigError: these do not: pruned graphs, shortlists, clustered batches.
-    """
+    """Raise a ConfigError if pruned graphs, shortlists or clusters would begin after the end."""
     epochs, pruning, base = config.training.epochs, config.pruning, config.base
     # results of what runs beside the training are used an epoch later
     pruned = pruning.warmup_epochs + (pruning.mode == "asynchronous")

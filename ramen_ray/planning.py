@@ -1,8 +1,7 @@
 """What training on data of given sizes is known to need, and which machines keep its arrays.
 
-Bytes of arrays are computed as they are laid out by :mod:`ramen_ray.data.prepared`,
-:mod:`ramen_ray.method.graph.walk` and :mod:`ramen_ray.method.retrieval`. Hours are those of a
-machine that benchmarks were run on, which ``machines.toml`` keeps. Nothing is run.
+Bytes of arrays are computed as they are laid out. Hours are those of a machine that benchmarks were
+run on, which ``machines.toml`` keeps. Nothing is run.
 """
 
 import math

@@ -34,11 +34,7 @@ SOFTMAX_RATE, SOFTMAX_WEIGHT = 0.5, 10
 
 
 def with_recipe(config: RunConfig) -> RunConfig:
-    """Pull ads to the anchors of each graph that has edges of them, with adaptive λ.
-
-    Raises:
-        DatasetError: there is no such dataset directory.
-    """
+    """Pull ads to the anchors of each graph that has edges of them, with adaptive λ."""
     dataset, highest = Dataset(config.dataset), config.regularization.adaptive_max
     # Queries stay out: what a query is linked to is mostly not an answer to it.
     sets = [one for one in linked_sets(dataset)["lambda_z"] if one in dataset.strict_anchor_sets]
@@ -57,12 +53,9 @@ def _constants_of(dataset: Dataset) -> dict[str, Any]:
 
 
 def on_dataset(config: RunConfig, dataset: str) -> RunConfig:
-    """Put another dataset in place of a configuration's.
+    """Put another dataset in place of a configuration's; or a DatasetError.
 
     λ of sets that it has too stays. If none is left of those in use, the recipe holds.
-
-    Raises:
-        DatasetError: there is no such dataset directory.
     """
     moved = overlay(config, {"dataset": dataset})
     opened = Dataset(moved.dataset)

@@ -1,7 +1,4 @@
-"""How arrays move: between workers, by collectives, and to a device.
-
-Without a process group there is one worker.
-"""
+"""How arrays move: between workers (without a process group there is one), and to a device."""
 
 from collections.abc import MutableMapping
 from datetime import timedelta

@@ -34,11 +34,8 @@ UNCUT = 2**31
 def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
     """Compute the description of ``dataset``, whose tables are read as streams.
 
-    The encoder's tokenizer counts tokens; texts with more than ``max_length`` are too long.
-
-    Raises:
-        DatasetError: the dataset directory has errors; lists all of them.
-        EncoderError: there is no such encoder.
+    The encoder's tokenizer counts tokens; texts with more than ``max_length`` are too long. Raises
+    a DatasetError with all errors of the dataset directory, or an EncoderError.
     """
     with told(f"checking {shown_path(dataset.path)}"):
         check(dataset)
@@ -81,11 +78,7 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
 
 
 def log_description(description: Description, page: Path, experiment: str, output: Path) -> Run:
-    """Log the numbers and the page as a run of its own in ``experiment``, and return it.
-
-    Raises:
-        TrackingError: the MLflow store cannot be used.
-    """
+    """Log the numbers and the page as a run of its own in ``experiment``; or a TrackingError."""
     name = str(description.metadata["name"])
     run = open_run(tracking_uri(output), experiment, f"describe-{name}", output)
     with run.closing():

@@ -36,10 +36,7 @@ def drawn(file: Path, width: float, height: float) -> Iterator[Any]:
 def write_run_plots(
     folder: Path, run: Run, untrained: Mapping[str, float], trained: Mapping[str, float]
 ) -> None:
-    """Write the run's curves and head/torso/tail bars as PNG files into ``folder``, which exists.
-
-    The bars compare test metrics of the untrained and of the best encoder.
-    """
+    """Write a run's curves, and bars of two encoders' test metrics, as PNG into ``folder``."""
     losses = run.read_histories("loss/")
     named = {name.removeprefix("loss/"): curve for name, curve in losses.items()}
     _plot_curves(folder / "losses.png", named, "loss")

@@ -35,9 +35,8 @@ def write_predictions_page(
 ) -> None:
     """Write a page about the best ads of each query that has clicks.
 
-    ``found`` has the columns of :func:`~ramen_ray.data.store.predictions.predictions_schema`, ranks
-    up to AT. With the same of an ``other`` run, which may be of another dataset, the page begins
-    with the differences, by the clicks of ``found``.
+    ``found`` has the columns of predictions_schema, ranks up to AT. With the same of an ``other``
+    run, perhaps of another dataset, the page begins with differences, by the clicks of ``found``.
     """
     queries = _by_query(found)
     missed = (queries["hits"] == 0).mean()

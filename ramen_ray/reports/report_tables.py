@@ -69,8 +69,7 @@ def as_markdown(table: ReportTable) -> str:
 def metrics_table(metrics: BySplit) -> ReportTable:
     """Lay out metrics, given by row and split, in per cent.
 
-    A split that has train queries too also gets the metrics of these, of the others, and of all by
-    their clicks.
+    A split with train queries also gets the metrics of these, of the others, and by clicks.
     """
     rows = []
     for split, row, found in _in_order(metrics):
@@ -85,10 +84,7 @@ def difference_table(
     differences: Mapping[str, Difference],
     names: tuple[str, str] = ("candidate", "champion"),
 ) -> ReportTable:
-    """Lay out a retriever's test metrics beside another's, in per cent.
-
-    ``differences`` say by how much the ``metrics`` of the first exceed the other's.
-    """
+    """Lay out a retriever's test ``metrics``, in per cent, beside those that they exceed."""
     rows = []
     for name in SHOWN:
         ours, (by, low, high) = metrics[name], differences[name]

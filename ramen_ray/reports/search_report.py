@@ -143,10 +143,7 @@ def _write(folder: Path, name: str, study: optuna.Study, plot: str, **options: A
 def candidates_table(
     candidates: Mapping[str, TrialRecord], gains: Mapping[str, Mapping[str, Difference]]
 ) -> str:
-    """Return a Markdown table of candidates by name, in their order.
-
-    ``gains`` are differences of what is chosen to others: how far these are behind it.
-    """
+    """Return a Markdown table of candidates, and how far they are behind the chosen one."""
     rows = []
     for name, one in candidates.items():
         reached = [f"{100 * one.metrics[metric]:.2f}" for metric in HEADLINES]

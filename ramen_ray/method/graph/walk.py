@@ -70,8 +70,7 @@ def most_visited(graph: WalkGraph, start: int, stop: int, settings: WalkSettings
 
     Each has its ``top_k`` most visited anchors, weighted by how often it visits them. A node's walk
     depends only on the graph, the settings, the seed and the node: hop h of node v takes its four
-    32-bit numbers from ``keyed_hash((seed, v), [2 h, 2 h + 1])``: restart, anchor; node, visit
-    (high half, low half).
+    32-bit numbers from ``keyed_hash((seed, v), [2 h, 2 h + 1])``: restart, anchor; node, visit.
     """
     degrees = np.zeros(stop - start, dtype=np.int64)
     anchors = np.full((stop - start, settings.top_k), np.iinfo(np.int32).max, dtype=np.int32)

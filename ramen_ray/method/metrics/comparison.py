@@ -54,9 +54,8 @@ def paired_differences_over_seeds(
     """Return how much the metrics of ``ours`` exceed those of ``base``, as means over their runs.
 
     Runs of the two sides are paired, such as those of the same seed, and have the same queries in
-    the same order; what a run does not ask a query about is a possible gain of zero. A bootstrap
-    sample draws pairs of runs and, independently, queries: intervals include the variance between
-    runs, though they underestimate it if there are few.
+    the same order. A bootstrap sample draws pairs of runs and, independently, queries: intervals
+    include the variance between runs, though they underestimate it if there are few.
     """
     sides = mean_over_seeds(ours), mean_over_seeds(base)
     names = list(sides[0])

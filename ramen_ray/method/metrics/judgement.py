@@ -106,8 +106,7 @@ class Judgement:
     def by_query(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, PerQuery]:
         """Return ``METRICS`` by query of ad ids (queries, k), best first, -1 after the last.
 
-        If a hundredth or more were trained on, and as many not, also of either: ``seen/``,
-        ``new/``.
+        If a hundredth or more were trained on, and as many not, also ``seen/`` and ``new/``.
         """
         overall = query_metrics(topk_ad_ids, self.truth, self.inverse, KS)
         weights: dict[str, Float64s | Booleans] = {"traffic": self.traffic}
@@ -156,9 +155,8 @@ def evaluate(
 ) -> tuple[dict[str, float], TopK]:
     """Embed, search and measure one split, divided among the workers.
 
-    Each worker embeds its share of the candidates (:meth:`Prepared.candidates`) and queries and
-    searches its own ads for all queries. Every worker returns the same metrics; the first also
-    returns the best ads of each query, the others those of none.
+    Each worker embeds its share of the candidates and queries, and searches its own ads for all
+    queries. All return the same metrics; only the first also returns the best ads of each query.
     """
     judgement = Judgement.from_prepared(data, split, propensity)
     queries, own_ads = data.queries[split], model.own_share(data.candidates(split))

@@ -1,6 +1,6 @@
 """Ranking metrics of the extreme-classification literature, vectorised, and the bad match rate.
 
-Every ranking metric is a ratio of two sums over queries: the gains, and the possible gains. Both
+Every ranking metric is a ratio of two sums over queries, the gains and the possible gains, which
 are kept by query, so that two models can be compared query by query.
 """
 
@@ -58,9 +58,9 @@ def query_metrics(
     """Return P, N, R, PSP and PSN at each of ``ks`` by query.
 
     N has binary gains and discounts 1 / log2(rank + 1); gains of PSP and PSN are weighted by
-    inverse propensity. Queries without clicks have gain 0, and only P counts them. Predictions
-    (queries, at least max(ks)) are best first, -1 after the last; ``truth`` is queries x ads,
-    ``inverse`` (ads,) the inverse propensities.
+    ``inverse`` (ads,) propensity. Queries without clicks have gain 0, and only P counts them.
+    Predictions (queries, at least max(ks)) are best first, -1 after the last; ``truth`` is queries
+    x ads.
     """
     hits, most = find_hits(topk_ad_ids, truth), max(ks)
     num_clicks = np.diff(truth.indptr)
@@ -150,14 +150,12 @@ def bad_match_metrics(
 ) -> dict[str, float]:
     """Return bad match rates (fractions), such as ``brand/BMR@1``, and ``BMR@1`` for any kind.
 
-    The RAMEN paper has them from a search engine (section 4, Table 2) and does not say how they are
-    measured; this is an estimate from lists of names. A prediction is a bad match of a kind if
-    query and ad both have names of it, such as brands, but none in common. Names that are not on
-    the list are missed, and words that only look like a name are counted. A kind's rate is the
-    share of bad matches among the first k predictions (queries, at least 5), best first, -1 after
-    the last, for the queries that have a name of this kind; ``brand/named_queries`` is the share of
-    such queries. Names are (queries, named) and (ads, named) bool; ``kind_of`` (named,) is the
-    index of each in ``kinds``.
+    The RAMEN paper has them from a search engine (section 4, Table 2); this is an estimate from
+    lists of names, which misses names that are not listed. A prediction is a bad match of a kind,
+    such as brands, if query and ad both have names of it, but none in common. A rate is the share
+    of bad matches among the first k predictions (queries, at least 5), best first, -1 after the
+    last, for the queries that have a name of the kind, whose share is ``brand/named_queries``.
+    Names are (queries, named) and (ads, named) bool; ``kind_of`` (named,) are indices of ``kinds``.
     """
     shown = topk_ad_ids[:, : max(BMR_KS)]
     names_any = np.zeros(len(shown), dtype=np.bool_)

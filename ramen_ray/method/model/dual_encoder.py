@@ -1,8 +1,7 @@
 """The model: it turns queries and ads into vectors, and is trained, saved and loaded whole.
 
-Beside the encoder's embeddings it can have classifiers, a free vector for each ad, and a head for
-the queries that ask them (UniDEC, section 3). Its vectors for search are then both, one after the
-other, so that a score is a weighted mean of two cosines.
+Beside the encoder it can have classifiers, a free vector for each ad, and a head for the queries
+that ask them (UniDEC, section 3). Its vectors for search then have both, one after the other.
 """
 
 import json
@@ -55,8 +54,8 @@ class DualEncoder(nn.Module):
     Attributes:
         encoder: its embeddings are what graphs, clusters and shortlists see.
         classifier_head: makes the vectors that ask the classifiers; None without classifiers.
-        classifiers: the ads' classifiers, or a share of them; no parameters of the module, as steps
-            train a few rows only. Without them ads are asked for by their texts.
+        classifiers: of all ads, or a share; no parameters of the module, as steps train a few rows.
+            Without them ads are asked for by their texts.
         part: what ``embed_queries`` and ``embed_ads`` return.
     """
 

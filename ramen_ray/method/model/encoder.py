@@ -52,8 +52,7 @@ the neighbours of a text (ModernBERT's windows, DeBERTa's distances), and get on
 class PooledEncoder(nn.Module):
     """What both encoders share: pool, project if there is a projection, normalise.
 
-    Each has a ``token_table``, which looks up token embeddings: an :data:`EmbeddingTable`, or a
-    stand-in.
+    Each has a ``token_table``, which looks up token embeddings: an EmbeddingTable, or a stand-in.
     """
 
     add_special_tokens: bool
@@ -220,12 +219,9 @@ Encoder = TransformerEncoder | BagEncoder
 def build_transformer(
     pretrained: str, pooling: Pooling | None = None, num_layers: int | None = None
 ) -> TransformerEncoder:
-    """Load a transformer encoder and its tokenizer, or only its first layers.
+    """Load a transformer encoder and its tokenizer, or only its first layers; or an EncoderError.
 
     ``pooling`` None takes that of a sentence-transformers folder, and the mean for others.
-
-    Raises:
-        EncoderError: it cannot be loaded, or tokenizer and encoder do not fit together.
     """
     folder = read_sentence_folder(pretrained, "transformer")
     pooling = choose_pooling(pretrained, folder, pooling)

@@ -1,8 +1,7 @@
 """Heads and classifiers: what is trained beside an encoder (UniDEC, section 3).
 
-Heads are linear layers on its pooled states, one for each kind of vector. Classifiers are a free
-vector for each ad, Ψ in UniDEC. On disk each worker that held a share of them has a file
-``vectors-FIRST.npy`` of its consecutive rows; any number of workers can read them.
+Heads are linear layers on its pooled states. Classifiers are a free vector for each ad, Ψ. On disk
+each worker that held a share of them has a file ``vectors-FIRST.npy`` of its consecutive rows.
 """
 
 import json

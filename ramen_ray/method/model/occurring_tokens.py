@@ -1,7 +1,7 @@
 """The token embeddings of a dataset's tokens: what training works on in place of the vocabulary.
 
-A dataset has a part of a vocabulary, foldoc a fifth, but gradients, AdamW and its moments would go
-through the rows of all tokens. So the table is cut while a model is trained, and whole in files.
+A dataset has a part of a vocabulary, but gradients and AdamW would go through the rows of all
+tokens. So the table is cut while a model is trained, and whole in files.
 """
 
 import copy

@@ -1,7 +1,6 @@
 """Sentence-transformers folders: what one does to the states of its first module, and writing one.
 
-Training goes on with its pooling, its projection (one Dense) and its normalisation. Whatever else
-would change its vectors is refused by name.
+Training goes on with its pooling, projection (one Dense) and normalisation; others are refused.
 """
 
 import json
@@ -108,10 +107,9 @@ def choose_pooling(name: str, folder: SentenceFolder, chosen: Pooling | None) ->
 
 
 def _modules(name: str) -> list[tuple[str, str]]:
-    """Return kinds and paths of the modules; empty without a modules.json.
+    """Return kinds and paths of the modules but Dropout, which stays off; [] without modules.json.
 
-    Dropout, which stays off, is left out. Classes that are not sentence-transformers' keep their
-    full names.
+    Classes that are not sentence-transformers' keep their full names.
     """
     listed = json_of(name, "modules.json")
     if listed is None:

@@ -1,8 +1,7 @@
 """What a run trains to make a combiner, on frozen embeddings: its model, and a part of its steps.
 
-In the first steps the classifiers of the seen ads can be trained alone (NGAME's last stage). Then
-comes the combiner. IRENE's released code leaves the classifiers as they are then; its draft trains
-them too.
+In the first steps the classifiers of the seen ads can be trained alone (NGAME's last stage); then
+comes the combiner. IRENE's released code freezes the classifiers then; its draft trains them too.
 
 Shapes: N texts, U distinct texts, b queries of this worker, L ads of a step's pool, K neighbours,
 D width of a vector, S seen ads, by whose rows ads are numbered.
@@ -111,10 +110,7 @@ def training_data(
 
 
 class CombinerPart(ClassifierPart):
-    """Gives the losses the classifiers of a pool, and the combined vectors; moves the classifiers.
-
-    Until ``first_steps`` the losses get the classifiers only, and draw hard negatives.
-    """
+    """Gives the losses the classifiers of a pool and the combined vectors; moves classifiers."""
 
     def __init__(
         self,
@@ -127,9 +123,8 @@ class CombinerPart(ClassifierPart):
     ) -> None:
         """Train classifiers, alone in the first steps; then beside a combiner, if not frozen.
 
-        ``neighbours`` (S, K) are of each seen ad, -1 after the last; never an ad itself.
-        ``shortlists`` returns ads (train queries, H) to draw hard negatives from, in the first
-        steps.
+        ``neighbours`` (S, K) are of each seen ad, never itself, -1 after the last. ``shortlists``
+        returns ads (train queries, H) to draw hard negatives from in the first steps.
         """
         super().__init__(training)
         self._model, self._neighbours, self._is_frozen = model, neighbours, is_frozen
@@ -209,7 +204,7 @@ def bce(similarity_bL: Tensor, positives_bP: Tensor, is_positive_bL: Tensor) -> 
 def nearest_unclicked(
     queries: TextEmbeddings, clicks: Csr, seen: SeenAds, count: int
 ) -> NDArray[np.int32]:
-    """Find, for every train query, the nearest seen ads by text that were not clicked for it.
+    """Find every train query's nearest seen ads by text that were not clicked for it.
 
     Returns rows (train queries, count) int32; -1 where there are fewer.
     """

@@ -1,7 +1,7 @@
 """Which seen ads help to represent an ad: those near in text, or chosen by their classifiers.
 
-Seen ads are those with a classifier. They are numbered by their rows in a table; -1 stands for no
-ad. An ad is never its own neighbour, as a new ad has no classifier of its own.
+Seen ads, those with a classifier, are numbered by their rows in a table; -1 stands for no ad. An ad
+is never its own neighbour, as a new ad has no classifier.
 
 Shapes: n ads to represent, S seen ads, K neighbours, D width of a vector.
 """
@@ -100,10 +100,7 @@ def refine(near: Ranked, vectors: Vectors, classifiers: Vectors, threshold: floa
 
 
 def max_vote(lists: list[Ranked], count: int) -> Int64s:
-    """Merge lists of neighbours: first those in most lists, then those with the highest score.
-
-    Returns rows (n, count), best first, -1 after the last.
-    """
+    """Merge lists: rows (n, count) in most lists first, then of the highest score; -1 for none."""
     rows = np.concatenate([one.rows for one in lists], axis=1)
     scores = np.concatenate([one.scores for one in lists], axis=1)
     ads, places = np.nonzero(rows >= 0)
@@ -125,12 +122,11 @@ def find_neighbours(
     own: Int64s | None = None,
     revealed: tuple[Int64s, Vectors] | None = None,
 ) -> Int64s:
-    """Find the neighbours of ads, which are represented as if they were new.
+    """Find the neighbours of ads as if they were new: rows (n, K), best first, -1 after the last.
 
     The ads have ``embeddings`` (n, D), and ``own`` rows as in :meth:`SeenAds.nearest`. Of those
     with a known click, positions (r,) are ``revealed``, and the embeddings (r, D) of the clicks'
-    queries: classifiers that score the query above τ choose too, and both lists vote. Returns (n,
-    K) rows of seen ads, best first, -1 after the last.
+    queries: classifiers that score the query above τ choose too, and both lists vote.
     """
     count, threshold = lookup.neighbours, lookup.threshold
     if threshold is None and revealed is None:

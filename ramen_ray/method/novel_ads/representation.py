@@ -109,8 +109,7 @@ class CombinedAds:
         """Return the vectors (n, D) float32 of ads, given the ``embeddings`` (n, D) of their texts.
 
         Each is represented as if it were new: its own classifier, in row ``own`` (n,) of the seen
-        ads (-1 for none), is never used. See
-        :func:`~ramen_ray.method.novel_ads.neighbours.find_neighbours`.
+        ads (-1 for none), is never used. ``revealed`` is as in :func:`find_neighbours`.
         """
         return self.combine(
             embeddings, find_neighbours(self.seen, self.lookup, embeddings, own, revealed)

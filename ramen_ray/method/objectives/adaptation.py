@@ -48,10 +48,7 @@ PULLING_SHARE = 0.1
 
 
 class AdaptiveWeights(StepPart):
-    """The weights (terms,) float32 of a run's terms, the same on every worker.
-
-    Those of terms without a regulariser never move.
-    """
+    """The weights (terms,) float32 of a run's terms; without a regulariser they never move."""
 
     name = "adaptive"
     moves_weights = True

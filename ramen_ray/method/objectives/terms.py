@@ -72,10 +72,9 @@ class Objective:
         return [regularizer for regularizer in due if regularizer is not None]
 
     def losses(self, encoded: EncodedBatch, step: int) -> Tensor:
-        """Return this worker's part (terms,) of the losses of a step.
+        """Return this worker's part (terms,) of the losses of a step; 0 for terms that are not due.
 
-        Summed over the workers, however many, this is each term's mean over the global batch; 0 for
-        terms that are not due.
+        Summed over the workers, however many, this is each term's mean over the global batch.
         """
         nothing = encoded.embeddings_UD.new_zeros(())
         return torch.stack(

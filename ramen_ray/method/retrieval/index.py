@@ -1,8 +1,8 @@
 """The index that a retriever searches: exact for few ads, HNSW for more, IVF-PQ for most.
 
 Another kind, of short codes, is for millions of queries at once. All rank by the inner product of
-unit-norm embeddings. Ads come block by block: an index in cells is made in parts, of which memory
-holds one, and its file is, to the bit, what faiss writes of an index that was in memory as a whole.
+unit-norm embeddings. An index in cells is made in parts, of which memory holds one; its file is, to
+the bit, what faiss writes of an index that was in memory as a whole.
 """
 
 import math
@@ -102,10 +102,9 @@ def short_code_bytes(dim: int) -> float:
 
 
 def new_index(kind: IndexKind | BulkKind, dim: int, num_ads: int) -> Any:
-    """Make an empty index for about ``num_ads`` embeddings of width ``dim``.
+    """Make an empty index for about ``num_ads`` embeddings of width ``dim``, with its settings.
 
-    The search settings (candidates, cells) are saved with the index. One with cells must be trained
-    before ads are added, see :func:`trained_index`.
+    One with cells must be trained before ads are added, see :func:`trained_index`.
     """
     codes, short_codes = (
         max(n for n in range(1, max(dim // width, 1) + 1) if dim % n == 0)

@@ -1,7 +1,6 @@
 """The k most similar ads of each query, by faiss or torch; equally similar ads in a fixed shuffle.
 
-All searches of the library, of evaluation, and of served retrievers break ties by hashes of ids,
-so that no ad gains by its place in a table.
+All searches break ties by hashes of ids, so that no ad gains by its place in a table.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -218,8 +217,7 @@ def keep_sample(
 class TorchIndex:
     """All ads on one device, searched by torch as faiss's ``IndexFlatIP`` is.
 
-    It is for machines where faiss is missing or does not know the GPU. Memory holds the ads, and
-    the scores of all queries and a block of ads.
+    It is for machines where faiss is missing or does not know the GPU.
     """
 
     def __init__(self, ad_embeddings: NDArray[np.float32], device: torch.device) -> None:

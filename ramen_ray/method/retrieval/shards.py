@@ -1,7 +1,6 @@
 """Shards: consecutive ads, few enough for one process to hold them in an index of their own.
 
 An exact search of shards finds the same ads as one search of all, with the same scores to the bit.
-Whoever searches shards asks one for ``num_bytes``, the memory that its ads need, and to ``open``.
 """
 
 import math
@@ -27,10 +26,9 @@ BYTES_PER_NUMBER = 4
 
 
 def shard_ranges(num_ads: int, bytes_per_ad: float, gb_per_shard: float) -> list[range]:
-    """Cut ads into shards of about equal size, of at least ADS_PER_PRODUCT ads; one if all fit.
+    """Cut ads into ranges of about equal size, of at least ADS_PER_PRODUCT ads; one if all fit.
 
-    An ad takes ``bytes_per_ad`` in an index; a process may hold ``gb_per_shard`` GB of ads. Returns
-    the rows of each shard, in order.
+    An ad takes ``bytes_per_ad`` in an index; a process may hold ``gb_per_shard`` GB of ads.
     """
     num_products = max(math.ceil(num_ads / ADS_PER_PRODUCT), 1)
     most = max(int(gb_per_shard * 1e9 / bytes_per_ad) // ADS_PER_PRODUCT, 1)

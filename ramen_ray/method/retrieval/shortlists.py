@@ -1,7 +1,7 @@
 """Shortlists: of the ads that were never clicked for a query, those that an encoder ranks first.
 
-They are ANCE's hard negatives. Ads with the query's own text are left out, since training cannot
-push them away: both have the same embedding. So are ads that training must not see (novel ads).
+They are ANCE's hard negatives. Ads with the query's own text are left out, as both have the same
+embedding, and so are ads that training must not see (novel ads).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -66,8 +66,7 @@ def keep_shortlists(
 
     A row is what is left of the ``size`` nearest, best first, without a query's own ads and those
     of its own text; then -1. Blocks that were ``found`` begin at a query, and name ads by their
-    numbers among the candidates. Returns the ``recall`` of the search, against what ``exact`` finds
-    for a sample of queries, if given.
+    numbers among the candidates. Returns the ``recall``, if ``exact`` searches a sample of queries.
     """
     clicks, hashes = data.clicks["train"], data.queries["train"].hashes
     same_text = HashIndex.from_hashes(data.ads.hashes)

@@ -101,8 +101,7 @@ class EncodedBatch:
 def encode(model: nn.Module, inputs: StepInputs, use_bf16: bool = False) -> EncodedBatch:
     """Encode each distinct text of the global batch once, split over the workers.
 
-    ``model`` maps a :class:`~ramen_ray.method.model.texts.TokenBatch` to embeddings. Its gradients
-    are then those of the sum of the workers' losses.
+    Gradients of ``model``, which embeds a TokenBatch, are of the sum of the workers' losses.
     """
     device = next(model.parameters()).device
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=use_bf16):

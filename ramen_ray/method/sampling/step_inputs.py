@@ -89,10 +89,7 @@ class Pool:
 
 
 def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
-    """Return what a softmax loss sees of the pool of a global batch.
-
-    The last is the share of its ads that were clicked for none of the batch.
-    """
+    """Return figures of a global batch's pool, such as the share of ads clicked for no query."""
     drawn = [batch.ads, batch.hard_negatives]
     pool, _ = _pool(drawn, drawn)
     num_ads, links = len(pool.ids), pool.links([clicks], batch.queries)
@@ -105,10 +102,7 @@ def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """This worker's rows, and the candidates of the global batch that they are compared with.
-
-    int64 tensors on the CPU, copies of which to the step's device need no waiting.
-    """
+    """This worker's rows, and the candidates of the global batch; int64 tensors on the CPU."""
 
     pool: Pool  # the candidates
     rows: Tensor  # (n,) positions of the rows' texts among the U
@@ -135,10 +129,7 @@ class StepInputs:
 
     @classmethod
     def from_local(cls, data: TrainingData, local: Batch, device: torch.device) -> "StepInputs":
-        """Find out all about the batch that ``local`` is this worker's share of.
-
-        With several workers this is a collective of their CPUs.
-        """
+        """Find out all about this worker's ``local`` batch, by a collective of all CPUs."""
         batch = local.gathered()
         texts = BatchTexts.from_batch(batch, data.tables)
         queries, ads, hard_negatives, *rest = texts.positions

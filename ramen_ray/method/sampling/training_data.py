@@ -73,10 +73,9 @@ class TrainingData:
     def from_prepared(
         cls, data: Prepared, regularizers: Iterable[Regularizer], edges: Path | None = None
     ) -> "TrainingData":
-        """Map the arrays of a prepared dataset.
+        """Map the arrays of a prepared dataset; its own edges always count as known edges.
 
-        ``edges`` is a folder of graphs to draw from instead of the dataset's own, which still count
-        as known edges.
+        Steps draw from the graphs in the folder ``edges``, if it is given.
         """
         own_edges = data.path / "edges"
         graphs = open_graphs(own_edges if edges is None else edges, regularizers)

@@ -1,8 +1,7 @@
 """Training of classifiers: row-wise Adam, which reads and moves only the rows of a step's pool.
 
-Each worker has the gradients of its own queries for all rows of the pool; they are summed over the
-workers, and whoever holds a row moves it. Memory is three times the vectors: themselves and two
-moments.
+The workers' gradients for these rows are summed, and whoever holds a row moves it. Memory is three
+times the vectors: themselves and two moments.
 """
 
 from collections.abc import Callable

@@ -52,11 +52,8 @@ def train_steps(
 ) -> Iterator[Tensor]:
     """Train from ``state.step`` up to step ``stop``; yields this worker's losses (terms,) of each.
 
-    The yielded losses stay on the device, so that no step waits for them. All batches are drawn
-    from what ``state.draws`` is at the beginning.
-
-    Raises:
-        StepMemoryError: a step does not fit into the memory of its device.
+    The losses stay on the device, so that no step waits for them. All batches are drawn from what
+    ``state.draws`` is at the beginning. Raises a StepMemoryError if a step does not fit.
     """
     device = next(state.model.parameters()).device
     weights = torch.tensor(objective.weights, device=device)

@@ -137,7 +137,10 @@ def prepared_at(config: RunConfig, dataset: Dataset) -> Path:
 
 
 def make_ready(config: RunConfig) -> None:
-    """Do what a run needs other processes for before it trains: prepare data, walk the graph."""
+    """Do what a run needs other processes for before it trains: prepare data, walk the graph.
+
+    Raises a DatasetError or EncoderError if they are not usable, a ClusterError if a process died.
+    """
     data = prepared_for(config, Dataset(config.dataset))
     check_vocabulary(config, data)
     edges_to_train(config, data)

@@ -113,11 +113,7 @@ class RunSetup(Setup[DualEncoder]):
     made_from: Identity  # as the driver has found it
 
     def new_model(self) -> DualEncoder:
-        """Build the model that training starts from, on this worker's device.
-
-        Raises:
-            RunError: the encoder is not the one that the run began with.
-        """
+        """Build the model that training starts from; a RunError if the encoder has changed."""
         model = build_model(self.config).to(self.process.device)
         expected = {"encoder": self.made_from["encoder"]}  # compared after the model was read
         check_meanwhile(expected, {"encoder": content_of(self.config.encoder.pretrained)})

@@ -70,11 +70,7 @@ class RowGroup:
         return int(self.footer.row_group(self.number).num_rows)
 
     def open(self) -> BoundedFile:
-        """Read its bytes, all at once, and return a file that has this row group alone.
-
-        Raises:
-            DatasetError: the file cannot be read, or has changed.
-        """
+        """Copy its bytes into a file in memory; a DatasetError if they changed or are gone."""
         file = os.fdopen(os.memfd_create("row group"), "w+b")  # in memory; holes take none
         try:
             with self.filesystem.open_input_file(self.path) as stream:
@@ -253,11 +249,7 @@ def locked(output: Path) -> Iterator[Path]:
 
 
 def claim(output: Path, plan: Mapping[str, Any]) -> Answers:
-    """Note in ``output``, which is locked, what will be written there; returns the answers.
-
-    Raises:
-        ConfigError: it has something else already.
-    """
+    """Note in ``output``, locked, what will be written; a ConfigError if it has something else."""
     file = output / PLAN_FILE
     if not file.exists():
         with whole_file(file, output / ASIDE) as aside:
