@@ -38,12 +38,14 @@ from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
-from ramen_ray.method.objectives.terms import Objective, ramen_objective, task_term
-from ramen_ray.method.objectives.unidec_terms import (
+from ramen_ray.method.objectives.terms import (
+    Objective,
     bce_term,
     classifier_reverse_term,
     classifier_term,
+    ramen_objective,
     reverse_term,
+    task_term,
 )
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart

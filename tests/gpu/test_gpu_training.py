@@ -24,12 +24,13 @@ from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.texts import packed
 from ramen_ray.method.objectives.adaptation import LINKED, AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
-from ramen_ray.method.objectives.terms import ramen_objective, task_term
-from ramen_ray.method.objectives.unidec_terms import (
+from ramen_ray.method.objectives.terms import (
     bce_term,
     classifier_reverse_term,
     classifier_term,
+    ramen_objective,
     reverse_term,
+    task_term,
 )
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import DrawState, Sampler

@@ -29,7 +29,7 @@ from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds
 from ramen_ray.method.novel_ads.representation import WEIGHTS_FILE, CombinedAds, Combiner
-from ramen_ray.method.objectives.unidec_terms import CLASSIFIERS
+from ramen_ray.method.objectives.terms import CLASSIFIERS
 from ramen_ray.method.retrieval.search import drop_filtered
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch

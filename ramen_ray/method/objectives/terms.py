@@ -1,7 +1,9 @@
 """What a run minimises: a weighted sum of named terms, each a function of the encoded batch.
 
-RAMEN's terms pull nodes to their anchors. Shapes: b rows of this worker and B of the global batch,
-L candidates of a pool, n nodes of a regulariser, P ads of a query, D width of an embedding.
+RAMEN's terms pull nodes to their anchors; UniDEC's (section 3) also go from ads to queries, and by
+classifiers. Shapes: b rows of this worker and B of the global batch, L candidates of a pool, l this
+worker's share of them, n nodes of a regulariser, P ads of a query, D width of an embedding, d of a
+classifier.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +12,19 @@ from operator import attrgetter
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from ramen_ray.method.distributed import own_range, to_device
+from ramen_ray.method.model.heads import unit
 from ramen_ray.method.objectives.losses import LEFT_OUT, Loss
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.training_data import Regularizer
 
-TASK = "task"
+TASK, REVERSE = "task", "task_reverse"
+CLASSIFIER, CLASSIFIER_REVERSE, BCE = "classifier", "classifier_reverse", "classifier_bce"
+CLASSIFIERS, OF_CLASSIFIERS = "classifiers_Ld", "classifier_queries_Ud"
+"""What is added to a batch: (L, d) float32, the classifiers of the pool; (U, d) float32, the
+vectors of its texts, not normalised, that are compared with them."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +106,12 @@ def task_term(
     ``similarity_of`` returns the similarities (b, L) of this worker's queries to the ads.
     """
 
-    def share(encoded: EncodedBatch) -> Tensor:
+    def ads_loss(encoded: EncodedBatch) -> Tensor:
         similarity_bL, clicked_bL = similarity_of(encoded), encoded.own_clicked_in_pool
         losses_b = loss(similarity_bL, encoded.own_places, clicked_bL)
         return losses_b.sum() / len(encoded.batch.queries)
 
-    return Term(name, weight, share, steps=steps)
+    return Term(name, weight, ads_loss, steps=steps)
 
 
 def similarity_to_other_texts(encoded: EncodedBatch) -> Tensor:
@@ -112,12 +121,73 @@ def similarity_to_other_texts(encoded: EncodedBatch) -> Tensor:
     return encoded.own_similarity.masked_fill(has_own_text_bL & ~clicked_bL, LEFT_OUT)
 
 
+def reverse_term(loss: Loss, weight: float) -> Term:
+    """Build the term that ranks the queries with a click on an ad above all others of the batch."""
+    return Term(
+        REVERSE, weight, lambda one: _reverse_loss(loss, one, one.all_queries_BD, one.ads_LD)
+    )
+
+
+def classifier_term(loss: Loss, weight: float, by_cosine: bool = False) -> Term:
+    """Build the term that ranks the classifiers of a query's ads above all others of the pool.
+
+    ``by_cosine`` compares by cosines instead of inner products, for losses with a margin.
+    """
+
+    def similarity(encoded: EncodedBatch) -> Tensor:
+        queries_bd = _asking(encoded, encoded.inputs.task.rows)
+        classifiers_Ld = encoded.added[CLASSIFIERS]
+        if by_cosine:
+            queries_bd, classifiers_Ld = unit(queries_bd), unit(classifiers_Ld)
+        return queries_bd @ classifiers_Ld.T
+
+    return task_term(loss, weight, CLASSIFIER, similarity)
+
+
+def classifier_reverse_term(loss: Loss, weight: float) -> Term:
+    """Build :func:`reverse_term` for classifiers: queries are ranked for each of them."""
+
+    def queries_loss(encoded: EncodedBatch) -> Tensor:
+        queries_Bd = _asking(encoded, encoded.inputs.queries)
+        return _reverse_loss(loss, encoded, queries_Bd, encoded.added[CLASSIFIERS])
+
+    return Term(CLASSIFIER_REVERSE, weight, queries_loss)
+
+
+def bce_term(temperature: float, weight: float) -> Term:
+    """Build the binary cross-entropy of whether each ad of the pool was clicked for a query."""
+
+    def entropy(encoded: EncodedBatch) -> Tensor:
+        logits_bL = (
+            _asking(encoded, encoded.inputs.task.rows) @ encoded.added[CLASSIFIERS].T / temperature
+        )
+        clicked_bL = encoded.own_clicked_in_pool.to(logits_bL.dtype)
+        total = functional.binary_cross_entropy_with_logits(logits_bL, clicked_bL, reduction="sum")
+        return total / (len(encoded.batch.queries) * len(encoded.ad_pool.ids))
+
+    return Term(BCE, weight, entropy)
+
+
+def _reverse_loss(loss: Loss, encoded: EncodedBatch, queries_BD: Tensor, ads_LD: Tensor) -> Tensor:
+    """Return this worker's part of the mean loss over the ads that have a query in the batch."""
+    clicked_LB = encoded.clicked_in_pool.T
+    own = to_device(own_range(len(ads_LD)), ads_LD.device)
+    no_places_l1 = torch.full_like(own, -1)[:, None]
+    losses_l = loss(ads_LD[own] @ queries_BD.T, no_places_l1, clicked_LB[own])
+    return losses_l.sum() / clicked_LB.any(dim=1).sum().clamp(min=1)
+
+
+def _asking(encoded: EncodedBatch, positions: Tensor) -> Tensor:
+    """Return the vectors (n, d) of queries at these positions, to be compared with classifiers."""
+    return encoded.added[OF_CLASSIFIERS][encoded.copied(positions)]
+
+
 def regularizer_term(
     regularizer: Regularizer, weight: float, loss: Loss, every_steps: int = 1
 ) -> Term:
     """Build the term that ranks a node's own anchors above all others of the batch."""
 
-    def share(encoded: EncodedBatch) -> Tensor:
+    def anchors_loss(encoded: EncodedBatch) -> Tensor:
         nodes = encoded.inputs.regularizers[regularizer]
         if not len(nodes.pool.ids):
             return encoded.embeddings_UD.new_zeros(())
@@ -125,7 +195,7 @@ def regularizer_term(
         losses_n = loss(encoded.similarities(nodes), drawn_n1, linked_nL)
         return losses_n.sum() / len(encoded.batch.anchors[regularizer].nodes)
 
-    return Term(regularizer.name, weight, share, regularizer, every_steps)
+    return Term(regularizer.name, weight, anchors_loss, regularizer, every_steps)
 
 
 def ramen_objective(

@@ -18,7 +18,7 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.distributed import sum_over_workers, to_device
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER
 from ramen_ray.method.model.heads import Classifiers, read_rows, write_rows
-from ramen_ray.method.objectives.unidec_terms import CLASSIFIERS, OF_CLASSIFIERS
+from ramen_ray.method.objectives.terms import CLASSIFIERS, OF_CLASSIFIERS
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 

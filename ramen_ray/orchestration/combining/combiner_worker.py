@@ -33,8 +33,7 @@ from ramen_ray.method.novel_ads.representation import (
     open_combined_ads,
 )
 from ramen_ray.method.objectives.losses import TripletLoss
-from ramen_ray.method.objectives.terms import Objective, task_term
-from ramen_ray.method.objectives.unidec_terms import CLASSIFIERS
+from ramen_ray.method.objectives.terms import CLASSIFIERS, Objective, task_term
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_schedule, head_groups

@@ -33,16 +33,14 @@ from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import (
     Objective,
     Term,
-    own_similarity,
-    ramen_objective,
-    similarity_to_other_texts,
-    task_term,
-)
-from ramen_ray.method.objectives.unidec_terms import (
     bce_term,
     classifier_reverse_term,
     classifier_term,
+    own_similarity,
+    ramen_objective,
     reverse_term,
+    similarity_to_other_texts,
+    task_term,
 )
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
