@@ -42,13 +42,12 @@ from ramen_ray.method.novel_ads.neighbours import SeenAds, Vectors, clicked_toge
 from ramen_ray.method.novel_ads.representation import CombinedAds, Combiner
 from ramen_ray.method.retrieval.search import search
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.combining.combiner_worker import set_up
-from ramen_ray.orchestration.combining.inputs import (
+from ramen_ray.orchestration.combining.combiner_worker import combiner_setup, revealed_clicks
+from ramen_ray.orchestration.combining.settings import (
     ClassifiersConfig,
     CombinerConfig,
     CombineSettings,
     VariantName,
-    revealed_clicks,
 )
 from ramen_ray.orchestration.run.processes import Process
 from ramen_ray.presets import bag_ramen
@@ -258,7 +257,7 @@ class CombinerRun:
         settings = CombineSettings(
             run="", variant=variant, combiner=combiner, classifiers=classifiers
         )
-        self._setup = set_up(settings, embedded, None, Path(), Process(CPU))
+        self._setup = combiner_setup(settings, embedded, None, Path(), Process(CPU))
         self._model = self._setup.new_model()
         self._state = self._setup.new_state(self._model)
         self._state.advance()

@@ -27,7 +27,7 @@ def main() -> None:
     """Train, evaluate, and print how the combiner compares with texts alone."""
     with told("loading libraries"):
         from ramen_ray.orchestration.combining.combine import combine
-        from ramen_ray.orchestration.combining.inputs import CombineSettings
+        from ramen_ray.orchestration.combining.settings import CombineSettings
         from ramen_ray.reports.report_tables import combiner_table, show
         from ramen_ray.tracking.runs import ui_command
     settings = parse_settings(CombineSettings, __doc__)

@@ -10,9 +10,16 @@ import torch
 from ramen_ray.bases import Part
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.judgement import Propensity
-from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, load_model
+from ramen_ray.method.model.dual_encoder import (
+    DualEncoder,
+    TextEmbeddings,
+    load_model,
+    number_distinct,
+)
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.novel_ads.combiner_training import (
     COMBINED,
@@ -37,12 +44,8 @@ from ramen_ray.method.objectives.terms import CLASSIFIERS, Objective, task_term
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_schedule, head_groups
-from ramen_ray.orchestration.combining.inputs import (
-    CombineSettings,
-    IreneVariant,
-    open_embedded,
-    revealed_clicks,
-)
+from ramen_ray.orchestration.combining.settings import CombineSettings, IreneVariant
+from ramen_ray.orchestration.embed import embed_distinct
 from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
 from ramen_ray.orchestration.run.processes import Process, prepare_process
 from ramen_ray.tracking.runs import Run
@@ -73,7 +76,7 @@ class CombineTask:
         sibling = None if self.sibling is None else Prepared(self.sibling)
         model = load_model(self.model, part=self.part)
         embedded, of_sibling = open_embedded(model, data, sibling, self.embeddings)
-        setup = set_up(self.settings, embedded, model, folder, process)
+        setup = combiner_setup(self.settings, embedded, model, folder, process)
         training = start_or_resume(setup, self.run)
         train(training)
         if world()[0] != 0:
@@ -161,7 +164,7 @@ class CombinerSetup(Setup[CombinerModel]):
         )
 
 
-def set_up(
+def combiner_setup(
     settings: CombineSettings,
     embedded: Embedded,
     model: DualEncoder | None,
@@ -224,3 +227,40 @@ def _objective(
         similarity = compared_with(CLASSIFIERS)
         terms.append(task_term(hinge, 1.0, "combiner_classifiers", similarity, others))
     return Objective(tuple(terms))
+
+
+def revealed_clicks(sibling: Prepared) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ads (r,) and the train query rows (r,) of the clicks on a split's novel ads."""
+    clicks = sibling.clicks["train"]
+    rows, ads = clicks.gather(np.arange(clicks.num_rows))
+    is_novel = np.isin(ads, sibling.candidates("zero_shot"))
+    return np.asarray(ads[is_novel], dtype=np.int64), rows[is_novel]
+
+
+def embed_texts(
+    model: Path, part: Part, data: Prepared, sibling: Prepared | None, file: Path, num_threads: int
+) -> None:
+    """Write the embeddings of all texts of queries and ads into ``file``, unless it exists."""
+    if file.exists():
+        return
+    with whole_file(file) as aside:
+        embed_distinct(model, _tables(data, sibling), aside, False, num_threads, part)
+
+
+def open_embedded(
+    model: DualEncoder, data: Prepared, sibling: Prepared | None, file: Path
+) -> tuple[Embedded, TextEmbeddings | None]:
+    """Map what :func:`embed_texts` wrote: the dataset's, and of the sibling's train queries."""
+    tables = [TokenTable.open(folder) for folder in _tables(data, sibling)]
+    vectors = np.load(file, mmap_mode="r")
+    found = [TextEmbeddings(vectors, places) for places in number_distinct(tables)[1]]
+    queries = dict(zip(data.splits, found, strict=False))  # what follows them: ads, the sibling's
+    of_sibling = found[-1] if sibling is not None else None
+    ads = replace(found[len(queries)], scales=model.text_scales)
+    return Embedded(data, queries, ads), of_sibling
+
+
+def _tables(data: Prepared, sibling: Prepared | None) -> list[Path]:
+    queries = [data.path / "tokens" / "queries" / split for split in data.splits]
+    of_sibling = [] if sibling is None else [sibling.path / Path("tokens/queries/train")]
+    return [*queries, data.path / "tokens" / "ads", *of_sibling]

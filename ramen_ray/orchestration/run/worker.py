@@ -79,7 +79,7 @@ class WorkerTask:
     def train(self, process: Process) -> WorkerResult:
         """Train to the end in this process, then evaluate the best model and the untrained one."""
         entered_at = time.time()
-        setup = set_up(self, process)
+        setup = run_setup(self, process)
         try:
             training = start_or_resume(setup, self.run)
             train(training)
@@ -161,7 +161,7 @@ class RunSetup(Setup[DualEncoder]):
         return pool_figures(batch, self.sampler.data.clicks)
 
 
-def set_up(task: WorkerTask, process: Process) -> RunSetup:
+def run_setup(task: WorkerTask, process: Process) -> RunSetup:
     """Map the data into memory, and build what training needs besides the model."""
     config, device = task.config, process.device
     prepare_process(config.seed, config.workers)

@@ -20,8 +20,8 @@ from ramen_ray.method.novel_ads.evaluation import Embedded
 from ramen_ray.method.novel_ads.representation import CombinedAds, open_combined_ads
 from ramen_ray.method.training.state import restore_checkpoint, save_checkpoint
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.combining.combiner_worker import CombinerSetup, set_up
-from ramen_ray.orchestration.combining.inputs import CombineSettings
+from ramen_ray.orchestration.combining.combiner_worker import CombinerSetup, combiner_setup
+from ramen_ray.orchestration.combining.settings import CombineSettings
 from ramen_ray.orchestration.run.processes import Process
 
 DIM, GROUPS, SEEN, NOVEL, QUERIES = 16, 12, 10, 2, 30
@@ -55,7 +55,7 @@ class Planted:
             train_click_counts=np.bincount(self.clicks.indices, minlength=len(ids)),
         )
         embedded = Embedded(data, {"train": queries}, ads)
-        return Training(set_up(settings, embedded, None, Path(), Process(CPU)))
+        return Training(combiner_setup(settings, embedded, None, Path(), Process(CPU)))
 
     def recall(self, vectors: np.ndarray) -> float:
         """R@k of the novel ads' ``vectors``, for as many k as a group has."""
