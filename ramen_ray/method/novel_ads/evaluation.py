@@ -80,23 +80,16 @@ def compare_rows(
     propensity: Propensity,
 ) -> Evaluation:
     """Compare text alone, the sum and the combiner on the splits with novel ads."""
-    by_query: dict[str, dict[str, dict[str, PerQuery]]] = {
-        row: {split: embedded.measure(vectors, split, propensity) for split in SPLITS}
-        for row, vectors in row_vectors(combined, embedded.all_ads(), revealed)
-    }
-    metrics = {
-        row: {split: ratios(values) for split, values in by_split.items()}
-        for row, by_split in by_query.items()
-    }
-    differences = {
-        row: {
-            split: paired_differences(
-                {name: values[name] for name in COMPARED},
-                {name: by_query[TEXT][split][name] for name in COMPARED},
-            )
-            for split, values in by_split.items()
+    metrics, differences, compared = {}, {}, {}
+    for row, vectors in row_vectors(combined, embedded.all_ads(), revealed):
+        by_split = {one: embedded.measure(vectors, one, propensity) for one in SPLITS}
+        metrics[row] = {split: ratios(values) for split, values in by_split.items()}
+        compared[row] = {
+            split: {name: values[name] for name in COMPARED} for split, values in by_split.items()
         }
-        for row, by_split in by_query.items()
-        if row != TEXT
-    }
+        if row != TEXT:
+            differences[row] = {
+                split: paired_differences(compared[row][split], compared[TEXT][split])
+                for split in SPLITS
+            }
     return Evaluation(metrics, differences)

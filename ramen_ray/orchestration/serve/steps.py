@@ -16,6 +16,7 @@ from ramen_ray.method.retrieval.retriever_folder import ADS
 from ramen_ray.orchestration.cluster.tasks import limited_attempts
 from ramen_ray.orchestration.serve.partitions import Answers, Partition, with_answers
 from ramen_ray.orchestration.sharded_search import Block, SearchShard, Shard, queries_at_once
+from ramen_ray.tracking.retriever_model import Retriever, find_error
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,7 @@ class Encode:
     """Encodes the queries of one partition after another."""
 
     def __init__(self, work: Work) -> None:
-        from ramen_ray.tracking.retriever_model import Retriever, find_error
-
-        self.work, self.find_error = work, find_error
-        self.encoder = Retriever()
+        self.work, self.encoder = work, Retriever()
         self.encoder.load_encoder(work.retriever, {})
         self.dim = self.encoder.encode(["a query"]).shape[1]
 
@@ -50,7 +48,7 @@ class Encode:
         return {**row, "name": partition.name, "queries": queries}
 
     def _encode(self, texts: pa.Array) -> NDArray[np.float32]:
-        queries = [text for text in _values(texts) if self.find_error(text) is None]
+        queries = [text for text in _values(texts) if find_error(text) is None]
         return self.encoder.encode(queries) if queries else np.empty((0, self.dim), np.float32)
 
 
@@ -58,9 +56,7 @@ class Write:
     """Writes the answers of one partition after another."""
 
     def __init__(self, work: Work) -> None:
-        from ramen_ray.tracking.retriever_model import find_error
-
-        self.work, self.find_error = work, find_error
+        self.work = work
         ads = pq.read_table(work.retriever / ADS)
         self.ads = [
             ads[name].cast(pa.large_string()).combine_chunks() for name in ("ad_id", "text")
@@ -82,7 +78,7 @@ class Write:
         for batch in batches:
             for start in range(0, len(batch), at_once):
                 rows = batch.slice(start, at_once)
-                errors = [self.find_error(text) for text in _values(rows[self.work.column])]
+                errors = [find_error(text) for text in _values(rows[self.work.column])]
                 own = slice(done, done + errors.count(None))
                 done = own.stop
                 answers = self._spell_out(errors, block["ads"][own], block["scores"][own])

@@ -159,11 +159,9 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         for of, variant in variants.items():
             used = propagated if variant.propagated else dataset
             if used is not None:
+                own = overlay(variant.config, {"dataset": str(used.path)})
                 names = {seed: joined_name(name, of, f"seed{seed}") for seed in seeds}
-                runs[of] = [
-                    overlay(variant.config, {"dataset": str(used.path), "seed": seed, "name": own})
-                    for seed, own in names.items()
-                ]
+                runs[of] = [overlay(own, {"seed": n, "name": names[n]}) for n in seeds]
         return runs
 
     # a call that is refused for its name leaves the MLflow run of that name as it is
@@ -227,16 +225,11 @@ def _missing(
 def _compare(
     variants: Mapping[str, Variant], runs: Mapping[str, list[RunConfig]], data: Prepared
 ) -> dict[str, VariantFigures]:
-    scores: dict[str, list[dict[str, PerQuery]]] = {}
-    trained, waited = {}, {}
-    for name, of_variant in runs.items():
-        directories = [RunDirectory.of(run.output, str(run.name)) for run in of_variant]
-        scores[name] = [
-            _scores(run, directory.path, data)
-            for run, directory in zip(of_variant, directories, strict=True)
-        ]
-        trained[name] = np.mean([one.notes["trained_seconds"] for one in directories])
-        waited[name] = np.mean([one.notes["waited_seconds"] for one in directories])
+    scores = {name: [_scores(run, data) for run in runs[name]] for name in runs}
+    trained, waited = (
+        {name: float(np.mean([_notes(run)[key] for run in runs[name]])) for name in runs}
+        for key in ("trained_seconds", "waited_seconds")
+    )
     seconds = {name: trained[name] + waited[name] for name in runs}
     figures = {}
     for name, of_seeds in scores.items():
@@ -249,14 +242,18 @@ def _compare(
                 metric: float(np.std(of, ddof=len(of) > 1)) for metric, of in by_seed.items()
             },
             gains={} if base == name else paired_differences_over_seeds(of_seeds, scores[base]),
-            seconds_ratio=float(seconds[name] / seconds[base]),
-            share_waited=float(waited[name] / seconds[name]),
+            seconds_ratio=seconds[name] / seconds[base],
+            share_waited=waited[name] / seconds[name],
         )
     return figures
 
 
-def _scores(run: RunConfig, folder: Path, data: Prepared) -> dict[str, PerQuery]:
-    ads = np.load(folder / TEST_ADS_FILE)
+def _notes(run: RunConfig) -> dict[str, Any]:
+    return RunDirectory.of(run.output, str(run.name)).notes
+
+
+def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
+    ads = np.load(RunDirectory.of(run.output, str(run.name)).path / TEST_ADS_FILE)
     judgement = build_judgement(run, data, "test")
     tail = {f"tail/{name}": values for name, values in judgement.on_tail().by_query(ads).items()}
     scores = {**tail, **judgement.by_query(ads)}
