@@ -103,10 +103,7 @@ def dealt_rows() -> slice:
 
 
 def gather_dealt(rows: Tensor, num_rows: int) -> Tensor:
-    """Put every worker's :func:`dealt_rows` (n, D) back in order (num_rows, D).
-
-    Gradients flow back to the worker that has a row.
-    """
+    """Put all workers' :func:`dealt_rows` (n, D) back in order (num_rows, D), with gradients."""
     num_workers = world()[1]
     if num_workers == 1:
         return rows

@@ -212,10 +212,7 @@ class Registry:
             self._client.update_model_version(version.name, version.version, text)
 
     def look_up(self, model_uri: str) -> LoggedRetriever:
-        """Read the metadata of ``models:/NAME@ALIAS``, ``models:/NAME/VERSION`` or ``models:/ID``.
-
-        Raises a RegistryError if it is a different kind of model.
-        """
+        """Read the metadata of a ``models:/`` URI; a RegistryError if it is no retriever."""
         with _registry_errors(self.uri):
             try:
                 model = Model.load(model_uri)
@@ -235,10 +232,7 @@ class Registry:
         return self.trained_by(self.look_up(original))
 
     def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
-        """Load a retriever; a transformer onto ``device``, by default a GPU if there is one.
-
-        Raises a RegistryError if its files are damaged, or a package is not installed.
-        """
+        """Load a retriever, onto a GPU if there is one and no ``device``; or a RegistryError."""
         try:
             with _registry_errors(self.uri):
                 return mlflow.pyfunc.load_model(

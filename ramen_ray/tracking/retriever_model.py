@@ -234,10 +234,7 @@ def columns_of(ads: pa.Table) -> Columns:
 
 
 def matching(columns: Columns, wanted: Mapping[str, Any]) -> Flags:
-    """Flag the ads (ads,) that have in each column the wanted value, or one of a list of them.
-
-    Raises an MlflowException if there is no such column, or no ad has a value.
-    """
+    """Flag the ads (ads,) with all wanted values, or one of each list; or an MlflowException."""
     flags = []
     for name, given in wanted.items():
         if name not in columns:

@@ -41,10 +41,7 @@ COMBINED = "combined_LD"  # what is added to a batch: (L, D), the combined vecto
 
 
 class CombinerModel(nn.Module):
-    """A combiner in training, over frozen embeddings (U, D) float16 or float32 of texts.
-
-    The classifiers of the seen ads are no parameters of the module, as steps train a few rows only.
-    """
+    """A combiner in training, over frozen embeddings (U, D) float16 or float32, and classifiers."""
 
     def __init__(self, combiner: Combiner, classifiers: Classifiers, ads: TextEmbeddings) -> None:
         super().__init__()
@@ -182,10 +179,7 @@ def _taken(vectors: Tensor, places: Int64s) -> Tensor:
 
 
 def compared_with(added: str, dropout: float = 0.0) -> Callable[[EncodedBatch], Tensor]:
-    """Return the function of the inner products (b, L) of queries and what is added to a batch.
-
-    ``dropout`` is the share of a query's dimensions that are dropped.
-    """
+    """Return a similarity (b, L): queries, with dropout, times what is added to a batch."""
 
     def similarity(encoded: EncodedBatch) -> Tensor:
         return functional.dropout(encoded.queries_bD, dropout) @ encoded.added[added].T
@@ -204,10 +198,7 @@ def bce(similarity_bL: Tensor, positives_bP: Tensor, is_positive_bL: Tensor) -> 
 def nearest_unclicked(
     queries: TextEmbeddings, clicks: Csr, seen: SeenAds, count: int
 ) -> NDArray[np.int32]:
-    """Find every train query's nearest seen ads by text that were not clicked for it.
-
-    Returns rows (train queries, count) int32; -1 where there are fewer.
-    """
+    """Find every train query's nearest unclicked seen ads: rows (queries, count) int32, or -1."""
     num_queries = clicks.num_rows
     shortlists = np.full((num_queries, count), -1, dtype=np.int32)
     most = int(clicks.degrees(np.arange(num_queries)).max(initial=0))

@@ -42,10 +42,7 @@ class Lookup:
 
 
 class SeenAds:
-    """The seen ads: ids (S,), ascending, and their texts' embeddings (S, D), of unit norm.
-
-    Their ``classifiers`` (S, D) float32 may be trained in place.
-    """
+    """The seen ads: ids (S,), ascending, embeddings (S, D), unit norm, and classifiers (S, D)."""
 
     def __init__(self, ids: Int64s, embeddings: Vectors, classifiers: Vectors) -> None:
         self.ids, self.embeddings, self.classifiers = ids, embeddings, classifiers

@@ -156,10 +156,7 @@ def open_combined_ads(folder: Path) -> CombinedAds:
 
 
 def use_combiner(folder: Path, combiner: Path, embeddings: Vectors, kind: IndexKind) -> None:
-    """Give a retriever's folder a saved combiner, and an index of its ads' combined vectors.
-
-    ``embeddings`` (ads, D) are those of its ads' texts.
-    """
+    """Give a retriever's folder a combiner, and an index made of its ads' text embeddings."""
     combined = open_combined_ads(combiner)
     vectors = combined.represent(embeddings, combined.seen.rows_of(np.arange(len(embeddings))))
     # Indexes expect no vector to be longer than 1.

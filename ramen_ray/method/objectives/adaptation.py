@@ -124,10 +124,7 @@ def rivals(similarity_nL: Tensor, positive_nL: Tensor) -> Tensor:
 
 
 def leads(own_bD: Tensor, candidates_LD: Tensor, rivals_b: Tensor) -> Tensor:
-    """Return the directions (b, D) in which rows rank their own candidate above the rival.
-
-    ``rivals_b`` (b,) are places among the candidates; -1 for none, which gives zero.
-    """
+    """Return the directions (b, D) that lift rows' own candidates above rivals; 0 for rival -1."""
     return (own_bD - candidates_LD[rivals_b]) * (rivals_b >= 0)[:, None]
 
 

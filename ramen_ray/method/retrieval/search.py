@@ -215,10 +215,7 @@ def keep_sample(
 
 
 class TorchIndex:
-    """All ads on one device, searched by torch as faiss's ``IndexFlatIP`` is.
-
-    It is for machines where faiss is missing or does not know the GPU.
-    """
+    """All ads on one device, searched as faiss's ``IndexFlatIP``, which may not know the GPU."""
 
     def __init__(self, ad_embeddings: NDArray[np.float32], device: torch.device) -> None:
         """Copy the embeddings (ads, D) float32 to ``device``."""

@@ -98,10 +98,7 @@ class ClassifierTraining:
 
 
 class ClassifierPart(StepPart):
-    """Gives the losses the classifiers of a pool, and moves these.
-
-    The model's vectors have two parts: a text's embedding, and what classifiers are compared with.
-    """
+    """Gives the losses the classifiers of a pool, and what they are compared with; moves them."""
 
     name = "classifiers"
 

@@ -125,10 +125,7 @@ def build_schedule(
     decay: Decay = "linear",
     first_step: int = 0,
 ) -> LRScheduler:
-    """Raise the learning rate linearly over ``warmup_steps``, then lower it to zero.
-
-    Both begin at ``first_step``; the rate is zero before.
-    """
+    """Raise the learning rate linearly from ``first_step`` on, then lower it to zero."""
     falling = max(total_steps - warmup_steps, 1)
 
     def share_of_peak(step: int) -> float:

@@ -83,12 +83,7 @@ class CombineResult:
 
 
 def combine(settings: CombineSettings) -> CombineResult:
-    """Train a combiner, or resume one that was interrupted, evaluate it, and log a retriever.
-
-    Raises:
-        RunError, CombinerError, DatasetError, DamagedError, ClusterError, RegistryError,
-        TrackingError: the run, its data, the store or the cluster is not usable.
-    """
+    """Train a combiner, or go on with one, evaluate it, and log a retriever; or a UserError."""
     output = settings.output.absolute()
     registry = Registry(tracking_uri(output))
     finished = open_finished_run(registry, settings.run, output)

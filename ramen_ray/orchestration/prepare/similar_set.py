@@ -129,10 +129,7 @@ def _tokenize(folder: Path, number: int, tokenize: TextTokenizer) -> TableRows:
 
 
 class _Search:
-    """Searches the embeddings of all texts (:data:`SearchTexts`), approximately if it takes long.
-
-    It keeps what a search for all texts finds for a sample of them.
-    """
+    """Searches the embeddings of all texts, approximately if it takes long; keeps a sample."""
 
     def __init__(self, file: Path, gb_per_shard: float) -> None:
         self.file, self.gb_per_shard = file, gb_per_shard

@@ -57,12 +57,7 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
 
 
 def check_clicks(config: RunConfig, data: Prepared) -> None:
-    """Check that a batch can be filled with train queries that have clicks.
-
-    Raises:
-        DatasetError: there are fewer than a batch.
-        ConfigError: no query has as many clicks as are to be drawn for each.
-    """
+    """Raise a DatasetError if clicks do not fill a batch, a ConfigError if no query has enough."""
     drawn, most = config.base.parts.num_positives, int(np.diff(data.clicks["train"].indptr).max())
     if drawn > most:
         raise ConfigError(

@@ -59,10 +59,7 @@ class RunDirectory:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """The notes: identity, made_from, mlflow_run_id; a RunError if they are damaged.
-
-        At the end also finished, best_checkpoint, metrics and others.
-        """
+        """What is noted of it, such as made_from and metrics; a RunError if it is damaged."""
         file = self.path / RUN_FILE
         try:
             return parse_checked(file.read_text())

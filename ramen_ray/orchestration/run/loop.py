@@ -143,9 +143,7 @@ class Training(Generic[Model]):
 def start_or_resume(setup: Setup[Model], logged: Run) -> Training[Model]:
     """Build the model and its training state, new or from the last checkpoint.
 
-    Raises:
-        DamagedError: the last checkpoint is damaged.
-        CheckpointError: another version of the software has written it.
+    Raises a DamagedError, or a CheckpointError if another version of the software has written it.
     """
     checkpoints = Checkpoints(setup.folder, setup.process.device)
     log = RunLog(logged, setup.folder, setup.objective, setup.plan.total_steps)

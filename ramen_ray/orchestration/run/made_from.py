@@ -53,8 +53,7 @@ logger = logging.getLogger(__name__)
 def resolved(config: RunConfig) -> RunConfig:
     """Make paths absolute, and name the folder of an encoder that a run or MLflow has.
 
-    Raises:
-        RunError, RegistryError, TrackingError: there is no such encoder.
+    Raises a RunError, RegistryError or TrackingError if there is none.
     """
     name = config.encoder.pretrained
     folder = Path(name).expanduser().absolute()
@@ -147,11 +146,7 @@ def make_ready(config: RunConfig) -> None:
 
 
 def is_ready(config: RunConfig) -> bool:
-    """Say whether :func:`make_ready` has nothing to do.
-
-    Raises:
-        DatasetError, EncoderError: the dataset or the encoder is missing.
-    """
+    """Say whether :func:`make_ready` has nothing to do; or a DatasetError, or an EncoderError."""
     data = prepared_at(config, Dataset(config.dataset))
     if not data.is_dir():
         return False

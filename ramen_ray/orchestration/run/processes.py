@@ -106,10 +106,7 @@ def train_in_all_workers(
     folder: Path,
     callbacks: Sequence[UserCallback] = (),
 ) -> Result:
-    """Train in all workers, and return what the first one returns.
-
-    One process does without Ray Train, unless there are ``callbacks`` of that.
-    """
+    """Train in all workers, the only one without Ray Train; return what the first one returns."""
     if workers.num_workers == 1 and not callbacks:
         return train_in_one_worker(train, workers)
     return train_in_workers(train, workers, folder, callbacks)

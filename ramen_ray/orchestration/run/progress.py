@@ -69,10 +69,7 @@ class RunLog:
     def log_steps(
         self, losses: NDArray[np.float32], weights: list[Tensor], step: int, queries_per_s: float
     ) -> None:
-        """Log the ``losses`` (steps, terms), global ones, of the steps up to ``step`` (from 1).
-
-        ``weights`` are each step's (terms,) if they are adapted, else none.
-        """
+        """Log global ``losses`` (steps, terms) up to ``step`` (from 1), and weights that moved."""
         latest = StepLosses.from_terms(self._objective, step - len(losses), losses)
         moved = torch.stack(weights).cpu().numpy() if weights else None
         self.steps.log_losses(*latest.figures(moved, queries_per_s), step)

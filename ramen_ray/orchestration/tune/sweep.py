@@ -167,10 +167,7 @@ def own_values(config: RunConfig, space: Space) -> dict[str, Any] | None:
 
 
 def grid(distributions: Mapping[str, BaseDistribution]) -> dict[str, list[Any]]:
-    """Return the values of each setting that a grid search combines.
-
-    These are all categories, or values from bound to bound, evenly spaced as the sampler is.
-    """
+    """Return each setting's values in a grid: all categories, or evenly spaced between bounds."""
     values: dict[str, list[Any]] = {}
     for key, one in distributions.items():
         if isinstance(one, CategoricalDistribution):

@@ -57,9 +57,7 @@ A_DAY_S = 86_400
 def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) -> Iterator[Run]:
     """Hold the folder of an experiment of many runs, with Ray started and its MLflow run open.
 
-    Raises:
-        ClusterError, TrackingError: the cluster or the store is not usable.
-        RunError: another process holds the folder, or it is not ``made_from`` the same.
+    Raises a ClusterError, TrackingError, or a RunError if another process holds or made the folder.
     """
     output, dataset = Path(config.output), Dataset(config.dataset)
     with directory.held(made_from, config.allow_changed):
