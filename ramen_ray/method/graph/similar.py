@@ -21,8 +21,7 @@ FOUND = "% of nearest texts found"
 SAMPLED_TEXTS = 400  # whose nearest texts are searched exactly too, to measure what is found
 DEEPER = 8  # few rounds: an exact one indexes all texts again
 
-Found = tuple[Int64s, NDArray[np.float32]]
-"""Texts (texts, k), and cosines (texts, k); best first."""
+Found = tuple[Int64s, NDArray[np.float32]]  # texts (texts, k), and cosines (texts, k); best first
 Similar = tuple[Int64s, Int64s, NDArray[np.float32]]
 """Texts (n,), ascending, similar texts (n,), and their cosines (n,); best first for each text."""
 SearchTexts = Callable[[Int64s | range, int], Iterator[tuple[Int64s, Found]]]

@@ -41,8 +41,7 @@ from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import Regularizer
 
-LINKED = "linked_anchors"
-"""What is added to a step's inputs: by regulariser, :class:`LinkedAnchors`."""
+LINKED = "linked_anchors"  # what is added to a step's inputs: by regulariser, LinkedAnchors
 LEAST_SHARE = 0.01
 PULLING_SHARE = 0.1
 

@@ -33,8 +33,7 @@ RUN_FILE = "run.json"
 TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
 IDENTITY_FILE = "made_from.json"  # in a checkpoint: what its run is made from
 
-Identity = dict[str, str]
-"""What a run is made from besides its settings, by name; see :mod:`.made_from`."""
+Identity = dict[str, str]  # what a run is made from besides its settings, by name; see made_from
 
 
 class RunError(UserError):

@@ -61,8 +61,7 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interfaces by which several workers find each other."""
 RAY_TRAIN = ".ray_train"  # in a run's folder: Ray Train's own files, none of which outlives it
 VALIDATION = "validation/"  # begins the names of validation's metrics in reports
-OUT_OF_MEMORY = re.compile(r"out of memory in step (\d+): .*")
-"""What :class:`~ramen_ray.method.training.step.StepMemoryError` says."""
+OUT_OF_MEMORY = re.compile(r"out of memory in step (\d+): .*")  # what StepMemoryError says
 OnReport = Callable[[dict[str, Any]], None]
 """Called with the metrics of each checkpoint, once that outlives the process."""
 
