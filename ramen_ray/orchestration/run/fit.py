@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ray.train import UserCallback
 
+from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig, flatten
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -26,6 +27,7 @@ from ramen_ray.orchestration.run.directory import (
     finished_run,
     open_run_directory,
 )
+from ramen_ray.orchestration.run.loop import start_or_resume, train
 from ramen_ray.orchestration.run.made_from import (
     check_meanwhile,
     edges_to_train,
@@ -33,12 +35,73 @@ from ramen_ray.orchestration.run.made_from import (
     note_carried,
     resolved,
 )
-from ramen_ray.orchestration.run.processes import OnReport, only_worker, train_in_all_workers
+from ramen_ray.orchestration.run.processes import (
+    OnReport,
+    Process,
+    only_worker,
+    train_in_all_workers,
+)
 from ramen_ray.orchestration.run.progress import shown_progress
-from ramen_ray.orchestration.run.worker import WorkerTask
+from ramen_ray.orchestration.run.worker import evaluate_best, run_setup
 from ramen_ray.tracking.runs import Run, tracking_uri
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """What a worker returns; the driver uses that of the first. Times are seconds since 1970."""
+
+    # by row (``untrained``, ``trained``), then split, then metric name. With classifiers there are
+    # also ``encoder``, ``classifier`` and ``both``
+    metrics: dict[str, dict[str, dict[str, float]]]
+    best_checkpoint: Path  # the best model's folder
+    best_step: int  # the step after which it was written
+    part: Part  # which part of its vectors answers best on the validation split
+    trained_seconds: float  # time spent in steps, over all attempts
+    waited_seconds: float  # time spent waiting for background tasks
+    entered_at: float
+    first_step_at: float
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """What a run's workers are sent; paths are folders that all machines can reach."""
+
+    config: RunConfig
+    prepared: Path
+    edges: Path  # the graphs to train on
+    run_directory: Path
+    run: Run
+    made_from: Identity  # as the driver has found it
+
+    def train(self, process: Process) -> WorkerResult:
+        """Train to the end in this process, then evaluate the best model and the untrained one."""
+        entered_at = time.time()
+        setup = run_setup(
+            self.config, self.prepared, self.edges, self.run_directory, self.made_from, process
+        )
+        try:
+            training = start_or_resume(setup, self.run)
+            train(training)
+        finally:
+            for one in setup.background:
+                one.cancel()
+        for one in setup.background:
+            one.keep_only_taken()
+        setup.local.forget(setup.folder)
+        best = training.checkpoints.best()
+        metrics, part = evaluate_best(setup, best.folder)
+        return WorkerResult(
+            metrics,
+            best.folder,
+            best.step,
+            part,
+            training.progress.trained_seconds,
+            sum(one.waited_s for one in setup.background),
+            entered_at,
+            training.first_step_at or entered_at,
+        )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ramen_ray.orchestration.cluster.resources import task_share
 from ramen_ray.orchestration.cluster.tasks import as_task
 from ramen_ray.orchestration.run.build import build_judgement
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
-from ramen_ray.orchestration.run.worker import WorkerResult, WorkerTask
+from ramen_ray.orchestration.run.fit import WorkerResult, WorkerTask
 from ramen_ray.reports.pages import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
 from ramen_ray.reports.report_tables import as_markdown, metrics_table

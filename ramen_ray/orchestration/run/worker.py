@@ -1,7 +1,6 @@
-"""What every worker of a run does: set up, train, then evaluate the best model."""
+"""What a worker of a run trains with, and how it evaluates the best model."""
 
 import json
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,66 +40,11 @@ from ramen_ray.orchestration.run.directory import (
     VALIDATION_ADS_FILE,
     Identity,
 )
-from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
+from ramen_ray.orchestration.run.loop import Plan, Setup
 from ramen_ray.orchestration.run.made_from import CARRIED_FILE, check_meanwhile
 from ramen_ray.orchestration.run.processes import Process, prepare_process
-from ramen_ray.tracking.runs import Run
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
-
-
-@dataclass(frozen=True)
-class WorkerResult:
-    """What a worker returns; the driver uses that of the first. Times are seconds since 1970."""
-
-    # by row (``untrained``, ``trained``), then split, then metric name. With classifiers there are
-    # also ``encoder``, ``classifier`` and ``both``
-    metrics: dict[str, dict[str, dict[str, float]]]
-    best_checkpoint: Path  # the best model's folder
-    best_step: int  # the step after which it was written
-    part: Part  # which part of its vectors answers best on the validation split
-    trained_seconds: float  # time spent in steps, over all attempts
-    waited_seconds: float  # time spent waiting for background tasks
-    entered_at: float
-    first_step_at: float
-
-
-@dataclass(frozen=True)
-class WorkerTask:
-    """What a run's workers are sent; paths are folders that all machines can reach."""
-
-    config: RunConfig
-    prepared: Path
-    edges: Path  # the graphs to train on
-    run_directory: Path
-    run: Run
-    made_from: Identity  # as the driver has found it
-
-    def train(self, process: Process) -> WorkerResult:
-        """Train to the end in this process, then evaluate the best model and the untrained one."""
-        entered_at = time.time()
-        setup = run_setup(self, process)
-        try:
-            training = start_or_resume(setup, self.run)
-            train(training)
-        finally:
-            for one in setup.background:
-                one.cancel()
-        for one in setup.background:
-            one.keep_only_taken()
-        setup.local.forget(setup.folder)
-        best = training.checkpoints.best()
-        metrics, part = evaluate_best(setup, best.folder)
-        return WorkerResult(
-            metrics,
-            best.folder,
-            best.step,
-            part,
-            training.progress.trained_seconds,
-            sum(one.waited_s for one in setup.background),
-            entered_at,
-            training.first_step_at or entered_at,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,15 +105,21 @@ class RunSetup(Setup[DualEncoder]):
         return pool_figures(batch, self.sampler.data.clicks)
 
 
-def run_setup(task: WorkerTask, process: Process) -> RunSetup:
+def run_setup(
+    config: RunConfig,
+    prepared: Path,
+    edges: Path,
+    folder: Path,
+    made_from: Identity,
+    process: Process,
+) -> RunSetup:
     """Map the data into memory, and build what training needs besides the model."""
-    config, device = task.config, process.device
+    device = process.device
     prepare_process(config.seed, config.workers)
     objective = build_objective(config)
     regularizers = objective.regularizers
     on_disk = None if config.local_folder is None else Path(config.local_folder)
     local = LocalFolder(on_disk, process.is_first_on_machine, device)
-    prepared, edges, folder = task.prepared, task.edges, task.run_directory
     data = Prepared(local.copy_of(prepared))
     if edges.is_relative_to(prepared):  # not walked, and copied with the other arrays
         graphs = data.path / edges.relative_to(prepared)
@@ -198,7 +148,7 @@ def run_setup(task: WorkerTask, process: Process) -> RunSetup:
         config=config,
         data=data,
         local=local,
-        made_from=task.made_from,
+        made_from=made_from,
     )
 
 
