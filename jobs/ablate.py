@@ -16,8 +16,9 @@ Run the same command again to resume an interrupted comparison.
 
 import sys
 
-from ramen_ray.command_line import parse_with_run_config, run_job, training_command
+from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.errors import shown_path
+from ramen_ray.printed_commands import training_command
 from ramen_ray.told import told
 
 

@@ -13,8 +13,9 @@ from typing import Annotated
 
 import tyro
 
-from ramen_ray.command_line import FilterSettings, StoreSettings, in_store, parse_settings, run_job
+from ramen_ray.command_line import FilterSettings, StoreSettings, parse_settings, run_job
 from ramen_ray.config import ConfigError, Positive
+from ramen_ray.printed_commands import in_store
 from ramen_ray.told import told
 
 

@@ -18,8 +18,9 @@ authors (docs/how_to/new_ads.md); find out whether you may use it before you do.
 
 import sys
 
-from ramen_ray.command_line import asking, parse_settings, run_job
+from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.errors import shown_path
+from ramen_ray.printed_commands import asking
 from ramen_ray.told import told
 
 

@@ -11,7 +11,8 @@ takes over the alias if one was given; jobs/promote.py --restore moves the alias
 
 import sys
 
-from ramen_ray.command_line import ModelSettings, asking, parse_settings, run_job
+from ramen_ray.command_line import ModelSettings, parse_settings, run_job
+from ramen_ray.printed_commands import asking
 from ramen_ray.told import told
 
 

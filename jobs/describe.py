@@ -11,11 +11,12 @@ from pathlib import Path
 
 import tyro
 
-from ramen_ray.command_line import parse_settings, run_job, training_on
+from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import DEFAULT_EXPERIMENT, Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import printable
 from ramen_ray.presets import MINILM
+from ramen_ray.printed_commands import training_on
 from ramen_ray.told import told
 from ramen_ray.tracking.runs import ui_command
 

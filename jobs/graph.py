@@ -16,12 +16,13 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from ramen_ray.command_line import parse_settings, run_job, training_on
+from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_events import SessionLog
 from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
 from ramen_ray.method.graph.similar import SimilarSettings
+from ramen_ray.printed_commands import training_on
 from ramen_ray.told import told
 
 

@@ -19,8 +19,9 @@ from typing import Annotated
 
 import tyro
 
-from ramen_ray.command_line import ModelSettings, asking, parse_settings, run_job
+from ramen_ray.command_line import ModelSettings, parse_settings, run_job
 from ramen_ray.data.tables.new_ads import NewAds
+from ramen_ray.printed_commands import asking
 from ramen_ray.told import told
 
 

@@ -16,8 +16,9 @@ from typing import Annotated
 
 import tyro
 
-from ramen_ray.command_line import StoreSettings, asking, parse_settings, run_job
+from ramen_ray.command_line import StoreSettings, parse_settings, run_job
 from ramen_ray.config import ConfigError
+from ramen_ray.printed_commands import asking
 from ramen_ray.told import told
 
 NOT_PROMOTED = 3

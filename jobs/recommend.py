@@ -16,9 +16,10 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from ramen_ray.command_line import parse_settings, run_job, training_command
+from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import DatasetPath
 from ramen_ray.errors import shown_path
+from ramen_ray.printed_commands import training_command
 from ramen_ray.told import told
 
 

@@ -20,16 +20,11 @@ from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from ramen_ray.command_line import (
-    asking,
-    in_store,
-    parse_with_run_config,
-    run_job,
-    training_command,
-)
+from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.config import RunConfig, Section, check_epochs
 from ramen_ray.errors import shown_path
 from ramen_ray.orchestration.cluster.joining import start_ray
+from ramen_ray.printed_commands import asking, in_store, training_command
 
 if TYPE_CHECKING:
     from ramen_ray.orchestration.run.fit import TrainResult

@@ -12,9 +12,10 @@ Run the same command again to resume an interrupted sweep. Spaces are functions 
 
 import sys
 
-from ramen_ray.command_line import in_store, parse_with_run_config, run_job, training_command
+from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.config import ConfigError
 from ramen_ray.errors import shown_path
+from ramen_ray.printed_commands import in_store, training_command
 from ramen_ray.reports.search_report import TrialRecord, said_of_equals
 from ramen_ray.told import told
 

@@ -9,11 +9,10 @@ import logging
 import os
 import re
 import select
-import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from itertools import dropwhile, takewhile
 from pathlib import Path
@@ -42,10 +41,8 @@ from ramen_ray.config import (
     ConfigError,
     RunConfig,
     Section,
-    flatten,
     message_of,
     overlay,
-    shown_dataset,
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.errors import (
@@ -55,7 +52,6 @@ from ramen_ray.errors import (
     no_room_message,
     printable,
     redacted,
-    shown_path,
 )
 from ramen_ray.orchestration.run.directory import read_run_config
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, linked_sets, on_dataset, with_base
@@ -64,7 +60,6 @@ from ramen_ray.tracking.runs import sqlite_uri, tracking_uri
 if TYPE_CHECKING:
     from ramen_ray.tracking.registry import Registry
 
-UNADVISED_LAMBDA = 0.3
 BASE_PARTS = ("base.kind", "base.loss")  # they bring constants of other settings with them
 Settings = TypeVar("Settings", bound=Section)
 
@@ -347,68 +342,6 @@ def _with_a_flag_for_each_set(config: RunConfig) -> RunConfig:
     return config.model_copy(
         update={"regularization": config.regularization.model_copy(update=weights)}
     )
-
-
-def training_command(config: RunConfig) -> str:
-    """Return the command that trains with ``config``, from the preset that needs fewest flags."""
-    own = flatten(config)
-    parts = {key: own[key] for key in BASE_PARTS}
-    commands: list[list[str]] = []
-    for name, preset in PRESETS.items():
-        start = preset(config.dataset)
-        before = flatten(start)
-        base = _flags({key: before[key] for key in parts}, parts)
-        others = _flags(flatten(with_base(start, parts)), own)
-        data = ["--dataset", shown_dataset(config.dataset)]
-        commands.append(["python", "jobs/train.py", name, *data, *base, *others])
-    shortest = min(commands, key=len)
-    return shlex.join(shortest)
-
-
-def asking(model: str | Path, output: str | Path) -> str:
-    """Return the command that asks a run or a retriever, in the store of ``output``, one query."""
-    return in_store(output, "jobs/ask.py", "a query", "--model", str(model))
-
-
-def in_store(output: str | Path, *words: str) -> str:
-    """Return the command of a job, with the ``output`` folder if that is not the default."""
-    is_default = Path(output).absolute() == StoreSettings().output.absolute()
-    flag = [] if is_default else ["--output", shown_path(output)]
-    return shlex.join(["python", *words, *flag])
-
-
-def training_on(dataset: Path, added: Iterable[str]) -> str:
-    """Return the command that trains on a dataset directory, with its ``added`` tables."""
-    used = lambdas(PRESETS[DEFAULT_PRESET](str(dataset)))["lambda_z"]
-    command = shlex.join(["python", "jobs/train.py", "--dataset", shown_path(dataset)])
-    flags = {"query": "lambda-x", "ad": "lambda-z"}
-    tables = sorted(
-        (table.split("/") for table in added if table.startswith("edges/")), reverse=True
-    )
-    sides = {name: flags[side] for _, name, side in tables if side in flags}  # of two, the ads'
-    for name in sorted(sides.keys() - used):
-        flag = f"--regularization.{sides[name]}.{name.replace('_', '-')} {UNADVISED_LAMBDA}"
-        command += f"\n{name} stays out, as on this side a graph gains little; try it: {flag}"
-    return command
-
-
-def _flags(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the settings that differ as flags; a weight that is missing becomes 0."""
-    gone = {key: 0 for key in before if key not in after}
-    words = []
-    for key, value in {**after, **gone}.items():
-        is_same_path = key == "output" and Path(before[key]).absolute() == Path(value)
-        if key in {"dataset", "allow_changed"} or is_same_path or before.get(key) == value:
-            continue
-        *sections, leaf = key.replace("_", "-").split(".")
-        if isinstance(value, bool):
-            words.append(f"--{'.'.join([*sections, leaf if value else f'no-{leaf}'])}")
-        else:
-            flag = f"--{'.'.join([*sections, leaf])}"
-            values = list(map(str, value if isinstance(value, list | tuple) else [value]))
-            reads_as_flag = isinstance(value, str) and value.startswith("-")
-            words += [f"{flag}={value}"] if reads_as_flag else [flag, *values]
-    return words
 
 
 @contextmanager

@@ -4,8 +4,8 @@ import shlex
 import shutil
 
 from jobs import describe, export, ingest, validate
-from ramen_ray.command_line import asking
 from ramen_ray.errors import shown_path
+from ramen_ray.printed_commands import asking
 
 
 def _next(said: str) -> list[str]:

@@ -18,7 +18,6 @@ from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from support import WAITS_FOR_TASKS, contents_of, text_table, wait_until
 
-from ramen_ray.command_line import training_command
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.method.retrieval.search import TopK, search
@@ -34,6 +33,7 @@ from ramen_ray.orchestration.run.processes import START_TIMEOUT
 from ramen_ray.orchestration.serve.predict import Answered, Asked, predict
 from ramen_ray.orchestration.sharded_search import put_together, search_shards
 from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
+from ramen_ray.printed_commands import training_command
 from ramen_ray.tracking.registry import Registry, uri_of
 from tune_spaces import SPACES
 

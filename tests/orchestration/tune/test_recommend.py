@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 from support import run_config_of
 
-from ramen_ray.command_line import training_command
 from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.tune import recommend as module
 from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
 from ramen_ray.presets import PRESETS
+from ramen_ray.printed_commands import training_command
 from ramen_ray.reports.search_report import TrialRecord, candidates_table, verdict
 from ramen_ray.tracking.runs import Run
 

@@ -26,7 +26,6 @@ from support import ROOT, node_edges, query_table, run_config_of, text_table, wa
 from transformers import BertConfig, BertTokenizer
 
 from jobs import tune as tune_job
-from ramen_ray.command_line import training_command
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay, write_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
@@ -43,6 +42,7 @@ from ramen_ray.orchestration.tune.sweep import (
 )
 from ramen_ray.orchestration.tune.trials import num_held
 from ramen_ray.presets import PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
+from ramen_ray.printed_commands import training_command
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep
 from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run, tracking_uri
 from tune_spaces import SPACES
