@@ -40,13 +40,11 @@ DROPOUT = 0.1
 class Combiner(nn.Module):
     """Maps text embeddings (N, D), neighbours' vectors (N, K, D) and a mask (N, K) to (N, D).
 
-    A kind mixes an ad's text with its neighbours and averages the mixed vectors.
-
-    ``mean`` mixes nothing and has no parameters: up to scale, it is the sum. ``attention`` is one
-    layer of self-attention and a linear map (IRENE's draft), added to the text. The map starts at
-    zero, so the combiner starts as the text alone, which a short training must not fall below.
-    ``transformer`` is a layer of a transformer, normalised after each part (IRENE's released code).
-    Both add one vector to the text and another to the neighbours, to tell them apart.
+    A kind mixes an ad's text with its neighbours and averages the mixed vectors. ``mean`` mixes
+    nothing: up to scale, it is the sum. ``attention`` is one layer of self-attention and a linear
+    map (IRENE's draft), added to the text; the map starts at zero, so the combiner starts as the
+    text alone. ``transformer`` is a layer of a transformer (IRENE's released code). Both add one
+    vector to the text and another to the neighbours, to tell them apart.
     """
 
     def __init__(self, kind: CombinerKind, dim: int, heads: int = 4) -> None:

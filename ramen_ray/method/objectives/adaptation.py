@@ -1,24 +1,20 @@
 """Regulariser weights that are adapted during training, by how well each one serves the task.
 
-RAMEN adjusts its reliance on the graph during training by "bandits" of learning rate 0.01 (section
-1.1, appendix A); it says no more. Our reading:
+RAMEN adjusts its reliance on the graph by "bandits" of learning rate 0.01 (section 1.1, appendix
+A); it says no more. Our reading:
 
 - One weight per (side, anchor set): a graph can be right for queries and wrong for ads.
 - The task ranks a query's own ad above its rival, the nearest ad of the step without a click from
   the query; seen from the ad, its own query above the nearest query without a click on it. A
   regulariser pulls a row to its anchors. Its *gain* says how much this widens the lead:
   (own - rival) · (anchor - mean anchor of the step), the second factor projected off the row, as
-  unit vectors cannot move along themselves. A random graph's anchors are the mean on average: it
-  gains nothing, whatever all texts share.
-- Only the nearest rival counts: a pull towards the query's own topic helps against most ads, but it
+  unit vectors cannot move along themselves. A random graph's anchors are the mean, without gain.
+- Only the nearest rival counts: a pull towards the query's own topic helps against most ads, but
   can hurt against the few that outrank the right one.
-- A step adds the learning rate times the sum of its rows' gains to the logarithm of a weight, so
-  the pace depends on the evidence, not on the number of steps. 0.01 is too slow in runs of minutes;
-  we use 0.02.
-- Reliance is earned: gains are measured before there is a pull. What a weight has earned starts at
-  a hundredth of the highest value, whatever λ is, and never falls below, so it can recover; from a
-  tenth on it is the weight, which is 0 until then. A random graph does not get there, and one that
-  serves the task is at the highest within some epochs.
+- A step adds the rate (0.02, as 0.01 is too slow in runs of minutes) times the sum of its rows'
+  gains to the logarithm of a weight, so the pace depends on the evidence.
+- Reliance is earned: what a weight has earned starts at a hundredth of the highest value, whatever
+  λ is, and never falls below, so it can recover; from a tenth on it is the weight, before that 0.
 - With a triplet loss it starts at that tenth, and is never 0: its rivals are soon overtaken without
   the graph, whose gains are then too small to earn anything.
 

@@ -2,8 +2,8 @@
 
 All draws are pure functions of seed, epoch and query, whatever the number of workers. A batch takes
 one query from each of ``batch_size`` slots, and a worker owns whole slots. In random order slot i
-is the i-th equal share of the globally shuffled queries, so a worker needs only its own share. In
-clustered order, which keeps similar queries together, a slot takes queries from all of them.
+is the i-th equal share of the globally shuffled queries, so a worker needs only its own share; in
+clustered order a slot takes queries from all of them.
 
 Shapes: b queries of this worker and B of the global batch, P ads and H hard negatives per query, n
 nodes of a regulariser. A key is (seed, epoch), or (seed, step) for nodes; where a row has too few

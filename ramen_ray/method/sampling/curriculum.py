@@ -60,8 +60,7 @@ class Curriculum(StepPart):
     Attributes:
         clusters: the current ones; None while the order is random.
         seen: (train queries with clicks, D) float16, the embeddings that this epoch has seen so
-            far (on a GPU less those of the last steps), zeros for others; None if there are none
-            yet, on other workers, and if no clusters are due next.
+            far, zeros for others; None without any, on other workers, or if no clusters are due.
     """
 
     name = "curriculum"
@@ -142,9 +141,8 @@ def balanced_clusters(
     """Cut the rows in two, then each part, until every part is one of ``num_clusters``, at most N.
 
     Cutting is spherical 2-means with sides of given sizes: rows are ordered by how much more
-    similar they are to one centre than to the other. ``embeddings`` (N, D) are unit-norm, of any
-    float type and on any device; a row of zeros is similar to nothing and may end up in any
-    cluster. They go to ``device`` a part at a time; None for where they are.
+    similar they are to one centre than to the other. ``embeddings`` (N, D), unit-norm or zeros, of
+    any float type and on any device, go to ``device`` a part at a time; None for where they are.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.arange(len(embeddings), device=device or embeddings.device)

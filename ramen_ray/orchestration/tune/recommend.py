@@ -1,8 +1,8 @@
 """Find what is best for some data within some minutes, on the validation split only.
 
 First all bases, each with and without the graph, with the recipe's constants; then what is near the
-best of them: more epochs, learning rates, single anchor sets, highest λ. What lags behind is
-stopped early. The recipe is recommended unless something is better by more than noise.
+best of them. What lags behind is stopped early. The recipe is recommended unless something is
+better by more than noise.
 """
 
 import logging
