@@ -175,8 +175,6 @@ class Run:
 
         Raises a TrackingError if the store does not answer any more; the status is as it was.
         """
-        from mlflow.exceptions import MlflowException
-
         try:
             yield
             self.close("FINISHED")
@@ -184,7 +182,7 @@ class Run:
             if not nested:  # else the sweep that stops its process sets it
                 self._close_if_possible("KILLED")
             raise
-        except MlflowException as error:
+        except mlflow_error() as error:
             self._close_if_possible("FAILED")
             if not any(sign in str(error) for sign in SIGNS_OF_NO_STORE):
                 raise
@@ -197,9 +195,7 @@ class Run:
 
     def _close_if_possible(self, status: str) -> None:
         """End the run because of an error, which must not be hidden by one of the store."""
-        from mlflow.exceptions import MlflowException
-
-        with few_retries(), suppress(MlflowException, OSError):
+        with few_retries(), suppress(mlflow_error(), OSError):
             self.close(status)
 
 
@@ -212,8 +208,6 @@ def open_run(
     parent: Run | None = None,
 ) -> Run:
     """Create a run, as a child of ``parent`` if given, or reopen ``run_id``; or a TrackingError."""
-    from mlflow.exceptions import MlflowException
-
     try:
         find_artifacts_beside(uri)
         client = new_client(uri)
@@ -232,7 +226,7 @@ def open_run(
         )
         created = client.create_run(experiment_id, run_name=name, tags=_origin(parent))
         return Run(uri, str(created.info.run_id))
-    except (MlflowException, OSError, ImportError, sqlite3.Error) as error:
+    except (mlflow_error(), OSError, ImportError, sqlite3.Error) as error:
         is_gone = run_id is not None and getattr(error, "error_code", "") == NO_SUCH_RUN
         hint = "; bring back the store that has this run, or choose another name" * is_gone
         # no cause, as it may contain a password
@@ -251,15 +245,20 @@ def _origin(parent: Run | None) -> dict[str, str]:
 
 
 def _new_experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
-    from mlflow.exceptions import MlflowException
-
     try:
         return str(client.create_experiment(name, artifacts, MODEL_TRAINING))
-    except MlflowException:
+    except mlflow_error():
         made_meanwhile = client.get_experiment_by_name(name)
         if made_meanwhile is None:
             raise
         return str(made_meanwhile.experiment_id)
+
+
+def mlflow_error() -> type[Exception]:
+    """Return the class of MLflow's errors, which takes as long to import as all of it."""
+    from mlflow.exceptions import MlflowException
+
+    return MlflowException
 
 
 def new_client(uri: str) -> "MlflowClient":

@@ -19,6 +19,7 @@ from ramen_ray.tracking.runs import (
     TrackingError,
     cannot_use,
     few_retries,
+    mlflow_error,
     mlflow_metrics,
 )
 
@@ -86,18 +87,14 @@ class StepLogger:
 
     def send_unsent(self) -> None:
         """Send what has been kept; a TrackingError if the store does not answer."""
-        from mlflow.exceptions import MlflowException
-
         try:
             with few_retries():
                 self._send([])
-        except (MlflowException, OSError) as error:
+        except (mlflow_error(), OSError) as error:
             again = "run the same command again when it answers"
             raise TrackingError(f"{cannot_use(self._run.uri, error)}; {again}") from None
 
     def _log(self, points: list[Point], tag: str, step: int) -> None:
-        from mlflow.exceptions import MlflowException
-
         if not points:
             return
         figures = _Figures(tag, step, time.time(), points)
@@ -107,7 +104,7 @@ class StepLogger:
         try:
             with few_retries():
                 self._send([figures])
-        except (MlflowException, OSError) as error:
+        except (mlflow_error(), OSError) as error:
             if not self._next_try:
                 what = f"figures are kept in {self._unsent} until it answers"
                 logger.warning("warning: %s; %s", cannot_use(self._run.uri, error), what)
