@@ -33,7 +33,7 @@ SOFTMAX_RATE, SOFTMAX_WEIGHT = 0.5, 10
 
 
 def with_recipe(config: RunConfig) -> RunConfig:
-    """Pull ads to the anchors of each graph that has edges of them, with adaptive λ."""
+    """Pull ads to the anchors of each graph with their edges, by adaptive λ; or a DatasetError."""
     dataset, highest = Dataset(config.dataset), config.regularization.adaptive_max
     # Queries stay out: what a query is linked to is mostly not an answer to it.
     sets = [one for one in linked_sets(dataset)["lambda_z"] if one in dataset.strict_anchor_sets]

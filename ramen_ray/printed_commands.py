@@ -14,7 +14,7 @@ UNADVISED_LAMBDA = 0.3
 
 
 def training_command(config: RunConfig) -> str:
-    """Return the command that trains with ``config``, from the preset that needs fewest flags."""
+    """Return the command that trains with ``config``, in fewest flags; or a DatasetError."""
     own = flatten(config)
     parts = {key: own[key] for key in BASE_PARTS}
     commands: list[list[str]] = []

@@ -95,7 +95,7 @@ def pruning_task(config: RunConfig, context: TaskContext) -> BackgroundTask | No
 
 @dataclass(frozen=True)
 class ShortlistMining(Work):
-    """Makes the shortlists of all train queries: ``size`` nearest ads, perhaps from shards."""
+    """Makes all train queries' shortlists of ``size`` ads; searches shards, if given their GB."""
 
     data: Path  # prepared
     size: int

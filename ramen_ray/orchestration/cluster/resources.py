@@ -99,7 +99,7 @@ def find_room(
 ) -> Option:
     """Return the first of ``options`` with room for its ``needs``; a ClusterError if none has.
 
-    It waits for the last; the error says for ``what``.
+    It waits for the last of them; the error says ``what`` needs room.
     """
     for option in options:
         if has_room(needs(option), MOMENT_S):

@@ -148,7 +148,7 @@ class RunDirectory:
 
 
 def read_run_config(file: Path) -> RunConfig:
-    """Read a configuration, or a ConfigError; a run's folder that was moved is its ``output``."""
+    """Read a configuration, or raise a ConfigError; ``output`` is where its run's folder is now."""
     config = read_config(file)
     for folder in file.absolute().parents:
         if folder.parent.name == RUNS and RunDirectory(folder).is_run:

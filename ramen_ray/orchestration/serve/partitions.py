@@ -178,7 +178,7 @@ class Answers:
         return self.folder / ASIDE
 
     def write(self, number: int, schema: pa.Schema, batches: Iterable[pa.Table]) -> None:
-        """Write the file of a partition, whole or not at all, from ``batches`` beside ANSWERS."""
+        """Write a partition's file, whole or not at all: columns of ``schema``, then ANSWERS."""
         file, rows, errors = self.folder / FILE.format(number), 0, 0
         with whole_file(file, self.aside) as aside:
             with pq.ParquetWriter(aside, with_answers(schema), compression="zstd") as writer:
