@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import select
+import shlex
 import signal
 import sys
 import threading
