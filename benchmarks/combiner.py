@@ -130,7 +130,8 @@ def measured(
         found = rows_with_true(embedded, epochs) if with_true else rows
         return {row: by_test_query(embedded, vectors) for row, vectors in found}, {}
 
-    content = [VERSION, flatten(config), data.path.name, CombinerConfig(epochs=epochs), with_true]
+    combiner = CombinerConfig(epochs=epochs) if epochs else None
+    content = [VERSION, flatten(config), data.path.name, combiner, with_true]
     return kept(STORE, content, measure)[0]
 
 
