@@ -63,11 +63,11 @@ class Schedule:
     wait: bool
     wait_flag: str = ""
 
-    def is_due(self, step: int, newest: int | None) -> bool:
-        """Say whether to compute from the checkpoint of ``step``, after that of ``newest``."""
+    def is_due(self, step: int, newest: int) -> bool:
+        """Say whether to compute from the checkpoint of ``step``, after ``newest``, -1 for none."""
         epoch = step // self.steps_per_epoch
         taken_at = epoch if self.wait else epoch + 1
-        due = self.first if newest is None else newest // self.steps_per_epoch + self.every
+        due = self.first if newest < 0 else newest // self.steps_per_epoch + self.every
         return due <= epoch and taken_at < self.num_epochs
 
 
@@ -109,9 +109,9 @@ class BackgroundTask:
     local: LocalFolder = field(default_factory=LocalFolder)  # has a copy of the result in use
     taken: int | None = None  # step of the checkpoint that the result in use was made from
     waited_s: float = 0.0  # seconds that training has waited for results so far
+    # the newest result when another became due (-1 for none), and the step at which it did
+    due: tuple[int, int] | None = None
     _task: ray.ObjectRef | None = field(default=None, init=False)
-    # what is pending, and the step at which this process first saw it
-    _seen: tuple[int, int] | None = field(default=None, init=False)
 
     def result(self, step: int) -> Path:
         """Return the folder of the result from the checkpoint of ``step``."""
@@ -129,12 +129,11 @@ class BackgroundTask:
         started, is_first = time.monotonic(), world()[0] == 0
         if is_first:
             self._check()
+            self._submit_if_due(step, checkpoint)
         if late := from_first_worker(self._epochs_late(step) if is_first else 0):
             self._wait_for_late(step, late)
-        if is_first and self._pending is None:
-            newest = max(_steps(self.folder), default=None)
-            if self.schedule.is_due(step, newest):
-                self._submit(step, checkpoint)
+            if is_first:
+                self._submit_if_due(step, checkpoint)
         if self.schedule.wait:
             self._wait(step)
         newest = self._newest_intact()
@@ -150,11 +149,12 @@ class BackgroundTask:
     @property
     def progress(self) -> dict[str, Any]:
         """What a checkpoint keeps of this task."""
-        return {"taken": self.taken, "waited_s": self.waited_s}
+        return {"taken": self.taken, "waited_s": self.waited_s, "due": self.due}
 
     def restore(self, progress: dict[str, Any], draws: DrawState) -> DrawState:
         """Take the result that was in use when :attr:`progress` was kept, an older one, or none."""
-        self.waited_s = progress["waited_s"]
+        self.waited_s, due = progress["waited_s"], progress.get("due")
+        self.due = None if due is None else (due[0], due[1])
         if progress["taken"] is None:
             return draws
         step = self._newest_intact(progress["taken"])
@@ -178,20 +178,22 @@ class BackgroundTask:
         return draws
 
     def _epochs_late(self, step: int) -> int:
-        """Return for how many epochs a result has been pending if it is time to wait for it."""
-        pending = self._pending
-        if pending is None:
+        """Return for how many epochs a result has been due, if it is time to wait for it.
+
+        Attempts that failed, and processes that were interrupted, count too.
+        """
+        newest, schedule = self._newest, self.schedule
+        if self.due is None or self.due[0] != newest:
+            self.due = (newest, step) if schedule.is_due(step, newest) else None
             return 0
-        if self._seen is None or self._seen[0] != pending:
-            self._seen = pending, step
-        steps, schedule = step - self._seen[1], self.schedule
-        epochs = steps // schedule.steps_per_epoch
+        epochs = (step - self.due[1]) // schedule.steps_per_epoch
         is_last = self.taken is None and step // schedule.steps_per_epoch == schedule.num_epochs - 1
         return epochs if epochs % schedule.every == 0 or is_last else 0
 
     def _wait_for_late(self, step: int, epochs: int) -> None:
         # Epochs of seconds on a GPU would all be over before a task's process has started.
-        if self._wait(step, PATIENCE_S):
+        self._wait(step, PATIENCE_S)
+        if from_first_worker(self.due is not None and self._newest != self.due[0]):
             return
         share = "leave them a CPU (workers.num_workers, workers.cpus_per_worker)"
         if self.local.device.type == "cuda":
@@ -256,12 +258,17 @@ class BackgroundTask:
         begun = set(_steps(self.folder / PENDING))  # one that has its result was cut off below
         return max(begun.difference(_steps(self.folder)), default=None)
 
-    def _submit(self, step: int, checkpoint: Path) -> None:
+    @property
+    def _newest(self) -> int:
+        return max(_steps(self.folder), default=-1)
+
+    def _submit_if_due(self, step: int, checkpoint: Path) -> None:
+        if self._pending is not None or not self.schedule.is_due(step, self._newest):
+            return
         pending = self.folder / PENDING
         shutil.rmtree(pending, ignore_errors=True)
         copy_model(checkpoint, pending / "copy")
         (pending / "copy").rename(pending / STEP_FOLDER.format(step))  # begun only once it is whole
-        self._seen = step, step
         self._start(step)
 
     def _start(self, step: int) -> None:

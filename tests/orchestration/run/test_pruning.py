@@ -1,6 +1,7 @@
 """Pruning against a plain loop; its task, killed and failing."""
 
 import errno
+import json
 import os
 import signal
 import time
@@ -214,9 +215,9 @@ def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(cluster, tmp_pat
     kept = sorted(path.name for path in second.folder.iterdir())
     assert kept == [f"step_{step * EPOCH:09d}" for step in (3, 4)], "no epoch could use another"
     resumed = _task(tmp_path, waits, schedule)
-    draws = resumed.restore({"taken": 3 * EPOCH, "waited_s": 2.5}, DrawState({}))
-    assert draws.shortlists is not None
-    assert resumed.progress == {"taken": 3 * EPOCH, "waited_s": 2.5}
+    kept = {"taken": 3 * EPOCH, "waited_s": 2.5}
+    assert resumed.restore(kept, DrawState({})).shortlists is not None
+    assert resumed.progress == {**kept, "due": None}
     resumed.cancel()
     resumed.keep_only_taken()
     assert list(second.folder.iterdir()) == [second.result(3 * EPOCH)]
@@ -237,11 +238,27 @@ def test_a_late_result_is_told_and_one_that_misses_half_of_the_run_ends_it(
         assert "counting have not come for 2 of 8 epochs" in caplog.text
         with pytest.raises(LateError, match=r"for 4 of 8 .*cpus_per_worker.*\(a\.flag synchr"):
             _advance(task, 5 * EPOCH)
-    task.cancel()
-    resumed = _task(tmp_path, waits, schedule)
-    _advance(resumed, 7 * EPOCH)
+        task.cancel()
+        resumed = _task(tmp_path, waits, schedule)
+        resumed.restore(json.loads(json.dumps(task.progress)), DrawState({}))
+        with pytest.raises(LateError, match="for 6 of 8 "):
+            _advance(resumed, 7 * EPOCH)
     resumed.cancel()
     gate.touch()
+
+
+def test_a_task_that_fails_each_time_ends_the_run_at_its_half(cluster, tmp_path, caplog):
+    def fails(model: Path, folder: Path) -> dict[str, float]:
+        raise ValueError("no room on the GPU")
+
+    schedule = Schedule(1, 1, num_epochs=6, steps_per_epoch=EPOCH, wait=False)
+    task = _task(tmp_path, fails, schedule)
+    for epoch in (1, 2, 3):
+        _advance(task, epoch * EPOCH)
+    assert "counting have not come for 2 of 6 epochs" in caplog.text
+    assert "no room on the GPU" in caplog.text
+    with pytest.raises(LateError, match="for 3 of 6 "):
+        _advance(task, 4 * EPOCH)
 
 
 @pytest.mark.parametrize(("every", "num_epochs"), [(2, 8), (3, 4)])
