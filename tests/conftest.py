@@ -204,6 +204,12 @@ def dataset_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_dataset(path, tables, name="handmade").path
 
 
+@pytest.fixture
+def copied(dataset_path: Path, tmp_path: Path) -> Path:
+    """A copy of the handmade dataset, to be changed."""
+    return Path(shutil.copytree(dataset_path, tmp_path / "mine"))
+
+
 @pytest.fixture(scope="session")
 def split_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A zero-shot split of the handmade dataset whose queries and ads have ids of the user's."""

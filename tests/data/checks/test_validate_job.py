@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +15,6 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration.prepare import pipeline
-
-
-@pytest.fixture
-def copied(dataset_path: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(dataset_path, tmp_path / "mine")
 
 
 def test_warnings_alone_end_in_exit_code_0(copied, done):

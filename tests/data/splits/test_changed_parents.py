@@ -29,17 +29,14 @@ MAKERS: list[tuple[ModuleType, Make]] = [
 
 
 @pytest.mark.parametrize(("module", "make"), MAKERS)
-def test_a_parent_that_changes_meanwhile_is_refused(
-    module, make, dataset_path, tmp_path, monkeypatch
-):
-    parent = Path(shutil.copytree(dataset_path, tmp_path / "parent"))
+def test_a_parent_that_changes_meanwhile_is_refused(module, make, copied, tmp_path, monkeypatch):
     check: Callable[..., Any] = module.check
 
     def change_after(dataset: Dataset) -> None:
         check(dataset)
-        shutil.copy(parent / "queries/validation.parquet", parent / "queries/test.parquet")
+        shutil.copy(copied / "queries/validation.parquet", copied / "queries/test.parquet")
 
     monkeypatch.setattr(module, "check", change_after)
-    with pytest.raises(DatasetError, match="parent has changed while it was read; run the same"):
-        make(parent, tmp_path / "made")
+    with pytest.raises(DatasetError, match="mine has changed while it was read; run the same"):
+        make(copied, tmp_path / "made")
     assert not (tmp_path / "made").exists()

@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import threading
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,17 +37,16 @@ def test_a_table_streams_in_the_order_of_its_ids(tmp_path_factory, ids, cut, is_
     assert streamed.to_pylist() == [{"ad_id": n, "text": f"ad {n}"} for n in range(6)]
 
 
-def test_a_dataset_is_unchanged_until_a_table_that_it_had_is_another(dataset_path, tmp_path):
-    path = Path(shutil.copytree(dataset_path, tmp_path / "copied"))
-    ads, before = path / "ads.parquet", (path / "ads.parquet").read_bytes()
-    opened = Dataset(path)
+def test_a_dataset_is_unchanged_until_a_table_that_it_had_is_another(copied):
+    ads, before = copied / "ads.parquet", (copied / "ads.parquet").read_bytes()
+    opened = Dataset(copied)
     with opened.unchanged("meanwhile"):
         ads.write_bytes(before)
-        shutil.copytree(path / "edges" / "links", path / "edges" / "more")
+        shutil.copytree(copied / "edges" / "links", copied / "edges" / "more")
     os.utime(ads, (0, 0))
     for change in (lambda: ads.write_bytes(before[:-1] + b"!"), ads.unlink):
         with (
-            pytest.raises(DatasetError, match="copied has changed meanwhile"),
+            pytest.raises(DatasetError, match="mine has changed meanwhile"),
             opened.unchanged("meanwhile"),
         ):
             change()
@@ -56,35 +54,32 @@ def test_a_dataset_is_unchanged_until_a_table_that_it_had_is_another(dataset_pat
     ads.write_bytes(before)
     with pytest.raises(KeyError), opened.unchanged("meanwhile"):
         raise KeyError("another error")
-    assert open_unchanged(path, Dataset(path).fingerprint, "since").path == path
-    with pytest.raises(DatasetError, match="copied has changed since then"):
-        open_unchanged(path, opened.fingerprint, "since then")
+    assert open_unchanged(copied, Dataset(copied).fingerprint, "since").path == copied
+    with pytest.raises(DatasetError, match="mine has changed since then"):
+        open_unchanged(copied, opened.fingerprint, "since then")
 
 
-def test_tables_in_linked_folders_are_tables(dataset_path, tmp_path):
-    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+def test_tables_in_linked_folders_are_tables(copied, dataset_path, tmp_path):
     for name in ("anchors", "edges"):
-        (path / name).rename(tmp_path / name)
-        (path / name).symlink_to(tmp_path / name)
-    assert Dataset(path).tables == Dataset(dataset_path).tables
-    assert Dataset(path).fingerprint == Dataset(dataset_path).fingerprint
+        (copied / name).rename(tmp_path / name)
+        (copied / name).symlink_to(tmp_path / name)
+    assert Dataset(copied).tables == Dataset(dataset_path).tables
+    assert Dataset(copied).fingerprint == Dataset(dataset_path).fingerprint
 
 
-def test_links_that_go_round_come_to_an_end(dataset_path, tmp_path):
-    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+def test_links_that_go_round_come_to_an_end(copied, dataset_path):
     for name in ("one", "other"):
-        (path / name).symlink_to(path)
-    assert set(Dataset(dataset_path).tables) <= set(Dataset(path).tables)
+        (copied / name).symlink_to(copied)
+    assert set(Dataset(dataset_path).tables) <= set(Dataset(copied).tables)
 
 
-def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(dataset_path, tmp_path):
-    path = Path(shutil.copytree(dataset_path, tmp_path / "copied"))
-    (path / "ads.parquet").rename(path / "whole.parquet")
-    (path / "ads.parquet").mkdir()
-    (path / "whole.parquet").rename(path / "ads.parquet" / "part-0.parquet")
-    known = Dataset(path).fingerprint
-    os.mkfifo(path / "ads.parquet" / "part-1.parquet")
-    assert Dataset(path).fingerprint == known
+def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(copied):
+    (copied / "ads.parquet").rename(copied / "whole.parquet")
+    (copied / "ads.parquet").mkdir()
+    (copied / "whole.parquet").rename(copied / "ads.parquet" / "part-0.parquet")
+    known = Dataset(copied).fingerprint
+    os.mkfifo(copied / "ads.parquet" / "part-1.parquet")
+    assert Dataset(copied).fingerprint == known
 
 
 def test_the_same_rows_give_the_same_bytes_however_they_come(tmp_path, monkeypatch):

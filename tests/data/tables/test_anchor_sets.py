@@ -20,31 +20,26 @@ AD_EDGES = [("7", "a ship", 1.0)]
 SIDES = ("query", "ad")
 
 
-@pytest.fixture
-def path(dataset_path: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
-
-
 def _add(
-    path: Path, name: str, sides: Sequence[str] = SIDES, replace: bool = False
+    copied: Path, name: str, sides: Sequence[str] = SIDES, replace: bool = False
 ) -> dict[str, int]:
     given = {}
     for side, rows in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
         if side in sides:
-            table = path.parent / f"{name.replace('/', '-')}-{side}.csv"
+            table = copied.parent / f"{name.replace('/', '-')}-{side}.csv"
             given[f"{side}_edges"] = write_rows(table, f"{side} anchor weight", rows)
     columns = EdgeColumns(edges_ad="ad", edges_weight="weight")
-    return add_edge_list(path, name, EdgeList(**given, columns=columns), replace)
+    return add_edge_list(copied, name, EdgeList(**given, columns=columns), replace)
 
 
-def _content(path: Path) -> dict[str, bytes]:
-    return {table: Dataset(path).files(table)[0].read_bytes() for table in Dataset(path).tables}
+def _content(copied: Path) -> dict[str, bytes]:
+    return {table: Dataset(copied).files(table)[0].read_bytes() for table in Dataset(copied).tables}
 
 
-def test_a_set_is_added_and_nothing_else_changes(path):
-    before = _content(path)
-    counts = _add(path, "more")
-    dataset = Dataset(path)
+def test_a_set_is_added_and_nothing_else_changes(copied):
+    before = _content(copied)
+    counts = _add(copied, "more")
+    dataset = Dataset(copied)
     anchors = dataset.read("anchors/more")["text"].to_pylist()
     assert sorted(anchors) == ["a bird", "a ship", "a tree"]
     for side, given in zip(SIDES, (QUERY_EDGES, AD_EDGES), strict=True):
@@ -58,8 +53,8 @@ def test_a_set_is_added_and_nothing_else_changes(path):
     assert counts["ads without edges"] == 39
     assert dataset.metadata["anchor_sets"]["more"]["made_by"] == "edges"
     assert dataset.metadata["num_rows"]["anchors/more"] == 3
-    assert {table: _content(path)[table] for table in before} == before
-    assert [file.name for file in path.rglob(".*")] == [".lock"]
+    assert {table: _content(copied)[table] for table in before} == before
+    assert [file.name for file in copied.rglob(".*")] == [".lock"]
     assert errors_in(dataset) == []
 
 
@@ -70,16 +65,16 @@ def test_a_set_is_added_and_nothing_else_changes(path):
         ("a/b", "letters, digits"),
     ],
 )
-def test_what_cannot_be_added_changes_nothing(path, name, message):
-    before = _content(path)
+def test_what_cannot_be_added_changes_nothing(copied, name, message):
+    before = _content(copied)
     with pytest.raises(DatasetError, match=message):
-        _add(path, name)
-    assert _content(path) == before
+        _add(copied, name)
+    assert _content(copied) == before
 
 
-def test_a_set_is_replaced_whole(path):
-    _add(path, "links", ["query"], replace=True)
-    dataset = Dataset(path)
+def test_a_set_is_replaced_whole(copied):
+    _add(copied, "links", ["query"], replace=True)
+    dataset = Dataset(copied)
     assert dataset.num_rows("anchors/links") == 2
     assert not dataset.has("edges/links/ad")
     assert dataset.has("edges/topics/ad")
@@ -88,7 +83,7 @@ def test_a_set_is_replaced_whole(path):
 
 @pytest.mark.parametrize("name", ["more", "links"])
 @pytest.mark.parametrize("call", [1, 2, 3])
-def test_an_interruption_leaves_a_sound_dataset(path, name, call, monkeypatch):
+def test_an_interruption_leaves_a_sound_dataset(copied, name, call, monkeypatch):
     calls = []
     rename = Path.rename
 
@@ -101,28 +96,28 @@ def test_an_interruption_leaves_a_sound_dataset(path, name, call, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            _add(path, name, replace=True)
-    dataset = Dataset(path)
+            _add(copied, name, replace=True)
+    dataset = Dataset(copied)
     assert name not in dataset.anchor_sets
     assert not dataset.has(f"edges/{name}/query")
     assert errors_in(dataset) == []
-    _add(path, name)
-    assert Dataset(path).num_rows(f"anchors/{name}") == 3
+    _add(copied, name)
+    assert Dataset(copied).num_rows(f"anchors/{name}") == 3
 
 
 @pytest.mark.parametrize("replaced", [[], ["links"]])
-def test_jobs_that_run_at_once_keep_each_others_sets(path, replaced, monkeypatch):
+def test_jobs_that_run_at_once_keep_each_others_sets(copied, replaced, monkeypatch):
     others = ["first", "second", *replaced]
     write = edges.write_edge_list
 
     def slow(*arguments: Any) -> Any:
         while others:  # these begin later and end earlier
-            _add(path, others.pop(), replace=True)
+            _add(copied, others.pop(), replace=True)
         return write(*arguments)
 
     monkeypatch.setattr(edges, "write_edge_list", slow)
-    _add(path, "more")
-    dataset = Dataset(path)
+    _add(copied, "more")
+    dataset = Dataset(copied)
     made_by = dataset.metadata["anchor_sets"]
     assert {name for name in made_by if made_by[name].get("made_by") == "edges"} == {
         *("first", "second", "more", *replaced)
@@ -130,42 +125,42 @@ def test_jobs_that_run_at_once_keep_each_others_sets(path, replaced, monkeypatch
     counts = {table: dataset.num_rows(table) for table in dataset.tables}
     assert dataset.metadata["num_rows"] == counts
     assert counts["anchors/more"] == counts["anchors/first"] == 3
-    remove_anchor_set(path, "first")
-    assert "first" not in Dataset(path).metadata["anchor_sets"]
-    assert "more" in Dataset(path).metadata["anchor_sets"]
-    assert errors_in(Dataset(path)) == []
+    remove_anchor_set(copied, "first")
+    assert "first" not in Dataset(copied).metadata["anchor_sets"]
+    assert "more" in Dataset(copied).metadata["anchor_sets"]
+    assert errors_in(Dataset(copied)) == []
 
 
-def test_what_killed_processes_left_is_no_table_and_is_removed(path, caplog):
-    tables = Dataset(path).tables
-    with folder_beside(Dataset(path), "links") as left:
-        shutil.copytree(path / "anchors", left / "anchors")
-        killed = shutil.copytree(left, path / ".topics-0a1b_c2d")
-        assert Dataset(path).tables == tables
+def test_what_killed_processes_left_is_no_table_and_is_removed(copied, caplog):
+    tables = Dataset(copied).tables
+    with folder_beside(Dataset(copied), "links") as left:
+        shutil.copytree(copied / "anchors", left / "anchors")
+        killed = shutil.copytree(left, copied / ".topics-0a1b_c2d")
+        assert Dataset(copied).tables == tables
         caplog.set_level("INFO")
-        _add(path, "more")
+        _add(copied, "more")
         assert left.exists()
         assert not killed.exists()
         assert f"{killed}: left by a killed process, and removed" in caplog.messages
-    counted = json.loads((path / "dataset.json").read_text())["num_rows"]
+    counted = json.loads((copied / "dataset.json").read_text())["num_rows"]
     assert set(counted) == {*tables, "anchors/more", "edges/more/ad", "edges/more/query"}
 
 
-def test_edges_are_not_added_to_other_nodes_than_they_were_made_for(path):
-    dataset = Dataset(path)
+def test_edges_are_not_added_to_other_nodes_than_they_were_made_for(copied):
+    dataset = Dataset(copied)
     before = dataset.tables
     with folder_beside(dataset, "more") as aside:
         rows = dataset.read("ads")
-        pq.write_table(rows.set_column(1, "text", rows["text"][::-1]), path / "ads.parquet")
+        pq.write_table(rows.set_column(1, "text", rows["text"][::-1]), copied / "ads.parquet")
         with pytest.raises(DatasetError, match="has changed while it was read; run the same"):
             put_in_place(aside, dataset, "more", {}, {}, replace=False)
-    assert Dataset(path).tables == before
+    assert Dataset(copied).tables == before
 
 
-def test_what_others_wrote_meanwhile_is_not_deleted(path):
-    dataset = Dataset(path)
+def test_what_others_wrote_meanwhile_is_not_deleted(copied):
+    dataset = Dataset(copied)
     with folder_beside(dataset, "more") as aside:
-        theirs = path / "edges" / "more" / "query.parquet"
+        theirs = copied / "edges" / "more" / "query.parquet"
         theirs.parent.mkdir()
         theirs.write_bytes(b"the only copy")
         with pytest.raises(DatasetError, match=r"edges/more exists already; move it away"):

@@ -1,6 +1,5 @@
 """Edges that join a query to its answer are left out of graphs or kept, as loops find."""
 
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -138,16 +137,16 @@ def test_a_users_edges_are_strict_by_default(rows, listed, shop, tmp_path):
     assert made["settings"]["protocol"] == "as-published"
 
 
-def test_similar_texts_of_a_held_out_query_and_its_answer_are_not_linked(dataset_path, tmp_path):
-    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+def test_similar_texts_of_a_held_out_query_and_its_answer_are_not_linked(copied):
+    dataset = Dataset(copied)
     for protocol in PROTOCOLS:
-        add_similar(path, protocol, SimilarSettings(top_k=9, protocol=protocol))
-    strict, published = (_edges(Dataset(path), protocol) for protocol in PROTOCOLS)
-    leaking = _leaking(published, _held_out_pairs(Dataset(path)))
+        add_similar(copied, protocol, SimilarSettings(top_k=9, protocol=protocol))
+    strict, published = (_edges(dataset, protocol) for protocol in PROTOCOLS)
+    leaking = _leaking(published, _held_out_pairs(dataset))
     assert leaking
     assert strict == published - leaking
-    assert not _warnings(Dataset(path), "strict")[0]
-    assert _warnings(Dataset(path), "as-published")[0]
+    assert not _warnings(dataset, "strict")[0]
+    assert _warnings(dataset, "as-published")[0]
 
 
 def test_ads_of_one_session_that_form_a_held_out_click_are_not_linked(shop, tmp_path):
