@@ -1,5 +1,6 @@
 """What a dataset directory holds, written out with texts in place of ids."""
 
+from itertools import repeat
 from typing import Any
 
 from ramen_ray.data.store.dataset import Dataset
@@ -29,15 +30,26 @@ def clicked_pairs(dataset: Dataset, *splits: str) -> set[tuple[str, str]]:
     return {(row["text"], ads[ad]) for rows in tables for row in rows for ad in row["ad_ids"]}
 
 
-def pairs_of(dataset: Dataset, table: str, left: str, right: str) -> set[tuple[str, str]]:
-    """Write out a table of id pairs with the texts of the tables ``left`` and ``right``."""
+def weights_of(dataset: Dataset, table: str, left: str, right: str) -> dict[tuple[str, str], float]:
+    """Write out a table of id pairs with the texts of the tables ``left`` and ``right``.
+
+    Each has its weight, which is 1 in a table without weights.
+    """
     left_texts, right_texts = column_of(dataset, left), column_of(dataset, right)
-    columns = dataset.read(table).columns
-    pairs = zip(columns[0].to_pylist(), columns[1].to_pylist(), strict=True)
-    return {(left_texts[a], right_texts[b]) for a, b in pairs}
+    from_ids, to_ids, *weights = dataset.read(table).to_pydict().values()
+    pairs = ((left_texts[a], right_texts[b]) for a, b in zip(from_ids, to_ids, strict=True))
+    return dict(zip(pairs, *weights or [repeat(1.0)], strict=False))
+
+
+def pairs_of(dataset: Dataset, table: str, left: str, right: str) -> set[tuple[str, str]]:
+    return set(weights_of(dataset, table, left, right))
+
+
+def edge_weights_of(dataset: Dataset, name: str, side: str) -> dict[tuple[str, str], float]:
+    held_out = {name: f"queries/{split}" for split, name in HELD_OUT_SIDES.items()}
+    nodes = {"query": "queries/train", "ad": "ads", **held_out}[side]
+    return weights_of(dataset, f"edges/{name}/{side}", nodes, f"anchors/{name}")
 
 
 def edges_of(dataset: Dataset, name: str, side: str) -> set[tuple[str, str]]:
-    held_out = {name: f"queries/{split}" for split, name in HELD_OUT_SIDES.items()}
-    nodes = {"query": "queries/train", "ad": "ads", **held_out}[side]
-    return pairs_of(dataset, f"edges/{name}/{side}", nodes, f"anchors/{name}")
+    return set(edge_weights_of(dataset, name, side))

@@ -29,6 +29,7 @@ from ramen_ray.data.prepared.stages import TablePart, join_parts, text_rows
 from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import SPLITS, schema_of
+from ramen_ray.method.metrics.judgement import Judgement, Propensity, read_test_queries
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.orchestration.run.checks import check_clicks, check_vocabulary
 from ramen_ray.presets import tiny
@@ -125,8 +126,12 @@ def test_train_clicks_keep_their_weights(
     for split in SPLITS[1:]:
         rows = Dataset(path).read(f"queries/{split}").sort_by("query_id").to_pylist()
         assert found.traffic(split).tolist() == [sum(row["weights"]) for row in rows]
+        measured = Judgement.from_prepared(found, split, Propensity()).traffic
+        assert measured.tolist() == found.traffic(split).tolist()
         del before[f"clicks/{split}/traffic.npy"], after[f"clicks/{split}/traffic.npy"]
     assert after == before
+    _, judgement = read_test_queries(Dataset(path), Propensity())
+    assert judgement.traffic.tolist() == found.traffic("test").tolist()
     for split in SPLITS:
         assert found.clicks[split].cumulative_weights is None
         assert rows_of(found.clicks[split]) == rows_of(prepared.clicks[split])
@@ -152,19 +157,18 @@ def test_edges_are_the_sorted_anchors_with_their_weights(prepared, dataset_path,
 
 @pytest.mark.parametrize("num_blocks", [1, 5])
 def test_edges_of_held_out_queries_are_carried_and_change_nothing_else(
-    prepared, dataset_path, encoder_path, tmp_path, num_blocks
+    prepared, copied, encoder_path, tmp_path, num_blocks
 ):
-    path = shutil.copytree(dataset_path, tmp_path / "with_oracle")
     links = [[] if query % 3 == 1 else [query, (7 * query + 3) % 30] for query in range(12)]
     for split, of_queries in (("validation", links), ("test", links[::-1])):
         rows = node_edges("query_id", of_queries)
         pq.write_table(
             rows.cast(schema_of(f"edges/links/{split}_query")),
-            path / "edges" / "links" / f"{split}_query.parquet",
+            copied / "edges" / "links" / f"{split}_query.parquet",
         )
-    write_metadata(path, Dataset(path).metadata)
-    assert not errors_in(Dataset(path))
-    found = _prepare(path, encoder_path, tmp_path / "out", num_blocks=num_blocks)
+    write_metadata(copied, Dataset(copied).metadata)
+    assert not errors_in(Dataset(copied))
+    found = _prepare(copied, encoder_path, tmp_path / "out", num_blocks=num_blocks)
     for split, of_queries in (("validation", links), ("test", links[::-1])):
         assert rows_of(found.held_out_edges("links", split)) == [sorted(row) for row in of_queries]
         assert found.held_out_edges("topics", split) is None
@@ -175,14 +179,13 @@ def test_edges_of_held_out_queries_are_carried_and_change_nothing_else(
     assert _arrays(found) == _arrays(prepared)
 
 
-def test_filters_are_the_pairs_of_the_table_or_none(prepared, dataset_path, encoder_path, tmp_path):
-    dataset = Dataset(dataset_path)
+def test_filters_are_the_pairs_of_the_table_or_none(prepared, copied, encoder_path, tmp_path):
+    dataset = Dataset(copied)
     for split in ("validation", "test"):
         pairs = [list(row.values()) for row in dataset.read(f"filters/{split}").to_pylist()]
         assert prepared.filters(split).tolist() == pairs
-    bare = shutil.copytree(dataset_path, tmp_path / "bare")
-    shutil.rmtree(bare / "filters")
-    unfiltered = _prepare(bare, encoder_path, tmp_path / "out")
+    shutil.rmtree(copied / "filters")
+    unfiltered = _prepare(copied, encoder_path, tmp_path / "out")
     assert unfiltered.filters("test").shape == (0, 2)
 
 

@@ -16,16 +16,8 @@ import pytest
 from duckdb.func import ARROW
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import (
-    PATIENCE_S,
-    ROOT,
-    errors_in,
-    import_in_process,
-    prepare_in_process,
-    wait_until,
-    write_rows,
-)
-from written_out import clicked_pairs, plain
+from support import PATIENCE_S, ROOT, errors_in, import_in_process, wait_until, write_rows
+from written_out import clicked_pairs, edge_weights_of, plain
 
 from jobs import ingest
 from ramen_ray.data.engine import engine, run
@@ -34,8 +26,6 @@ from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 from ramen_ray.data.tables.reading import lines
-from ramen_ray.method.metrics.judgement import Judgement, Propensity, read_test_queries
-from ramen_ray.presets import MINILM
 
 Clicks = dict[str, dict[str, float]]
 
@@ -118,47 +108,6 @@ def _random_shop(folder: Path, name: str = "out", **changes: Any) -> Dataset:
     return import_tables(UserTables(str(folder / "clicks.csv"), **changes), folder / name)
 
 
-def test_a_next_week_is_measured_apart_for_trained_and_new_queries(tmp_path):
-    draw = np.random.default_rng(5)
-    words = [f"{a} {b}" for a in ("hash", "list", "tree") for b in ("table", "sort", "search")]
-    rows = [
-        (words[query], words[8 - ad], 1 + count, f"2026-03-{day:02d}")
-        for query, ad, count, day in draw.integers([0, 0, 0, 1], [9, 5, 4, 10], (40, 4)).tolist()
-        if query < 6 or day > 6
-    ]
-    write_rows(tmp_path / "clicks.csv", "query ad n day", rows)
-    splits = Splits(validation_from="2026-03-05", test_from="2026-03-07", held_out="later-clicks")
-    columns = Columns(clicks_weight="n", clicks_time="day")
-    dataset = _random_shop(tmp_path, columns=columns, splits=splits)
-    data = prepare_in_process(dataset, tmp_path / "prepared", MINILM, 16, False)
-    found = Judgement.from_prepared(data, "test", Propensity())
-    queries = dataset.read("queries/test")["text"].to_pylist()
-    ads = dataset.read("ads")["text"].to_pylist()
-    topk = np.stack([draw.permutation(len(ads)) for _ in queries])
-    metrics = found.metrics(topk)
-
-    def last_week(query: str) -> dict[str, int]:
-        clicks = defaultdict[str, int](int)
-        for text, ad, count, day in rows:
-            if text == query and day >= "2026-03-07":
-                clicks[ad] += count
-        return clicks
-
-    trained = {query for query, _, _, day in rows if day < "2026-03-05"}
-    hits = {query: ads[topk[row, 0]] in last_week(query) for row, query in enumerate(queries)}
-    traffic = {query: sum(last_week(query).values()) for query in queries}
-    assert sorted(queries) == sorted({query for query, _, _, day in rows if day >= "2026-03-07"})
-    assert 0 < len(trained & {*queries}) < len(queries)
-    assert metrics["traffic/P@1"] == pytest.approx(
-        sum(traffic[query] for query in queries if hits[query]) / sum(traffic.values())
-    )
-    for name, of in (("seen", trained), ("new", {*queries} - trained)):
-        expected = np.mean([hits[query] for query in queries if query in of])
-        assert metrics[f"{name}/P@1"] == pytest.approx(expected)
-    week = read_test_queries(dataset, Propensity())[1].metrics(topk)
-    assert week["traffic/P@1"] == pytest.approx(metrics["traffic/P@1"])
-
-
 def test_reversed_clicks_are_left_out_on_request(tmp_path):
     draw = np.random.default_rng(1)
     names = [f"Page {n}" for n in range(60)]
@@ -210,14 +159,6 @@ def test_a_random_split_keeps_every_click_once_and_texts_apart(tmp_path, caplog)
     assert errors_in(dataset) == []
 
 
-def _bytes_of(dataset: Dataset) -> dict[str, bytes]:
-    return {
-        str(file.relative_to(dataset.path)): file.read_bytes()
-        for table in dataset.tables
-        for file in dataset.files(table)
-    }
-
-
 def test_the_same_tables_give_the_same_bytes_with_any_number_of_threads(tmp_path, monkeypatch):
     """Fractions are added in one order, wherever blocks of lines end; the seed gives the split."""
     rng = np.random.default_rng(0)
@@ -232,10 +173,10 @@ def test_the_same_tables_give_the_same_bytes_with_any_number_of_threads(tmp_path
     for threads, block_size in ((1, 1 << 24), (4, 30_000)):
         monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, n=threads: set(range(n)))
-        found.append(_bytes_of(_random_shop(tmp_path, f"out-{threads}", columns=columns)))
+        found.append(_random_shop(tmp_path, f"out-{threads}", columns=columns).fingerprint)
     assert found[0] == found[1]
     other = _random_shop(tmp_path, "other", columns=columns, splits=Splits(seed=1))
-    assert _bytes_of(other)["queries/test.parquet"] != found[0]["queries/test.parquet"]
+    assert other.fingerprint != found[0]
 
 
 def test_minimum_counts_are_those_of_plain_loops(tmp_path):
@@ -323,14 +264,6 @@ def test_settings_that_do_not_fit_are_refused(message, tmp_path):
         _shop(tmp_path, **BAD_SETTINGS[message])
 
 
-def _edges_of(dataset: Dataset, name: str, side: str) -> dict[tuple[str, str], float]:
-    """Return an anchor set's edges by the texts of node and anchor."""
-    nodes = dataset.read("queries/train" if side == "query" else "ads")["text"].to_pylist()
-    anchors = dataset.read(f"anchors/{name}")["text"].to_pylist()
-    rows = dataset.read(f"edges/{name}/{side}").to_pylist()
-    return {(nodes[r[f"{side}_id"]], anchors[r["anchor_id"]]): r["weight"] for r in rows}
-
-
 def test_edges_come_in_with_the_clicks(tmp_path):
     """A query that has two ids has the edges of both; socks and gloves are held out.
 
@@ -375,8 +308,8 @@ def test_edges_come_in_with_the_clicks(tmp_path):
             expected[text, ["even", "odd"][number % 2]] += 1.0 + number
     assert len(train) == 6
     assert [text for text, ads in train.items() if not ads] == ["HAT"]
-    assert _edges_of(dataset, "topics", "query") == expected
-    assert _edges_of(dataset, "topics", "ad") == {
+    assert edge_weights_of(dataset, "topics", "query") == expected
+    assert edge_weights_of(dataset, "topics", "ad") == {
         ("ad number 0", "even"): 4.0,
         ("ad number 1", "odd"): 2.0,
         ("ad number 6", "odd"): 2.0,
@@ -396,7 +329,7 @@ def test_edges_name_texts_if_the_clicks_do(tmp_path):
     normal = _random_shop(tmp_path, **edges, normalize_texts=True, skip_bad_rows=True)
     train = normal.read("queries/train")["text"].to_pylist()
     expected = {(text, "anything"): 1.0 for text in train if text.startswith("query")}
-    assert _edges_of(normal, "links", "query") == expected
+    assert edge_weights_of(normal, "links", "query") == expected
     assert normal.metadata["num_rows"]["edges/links/query"] == len(expected)
 
 

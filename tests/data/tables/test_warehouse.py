@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import ROOT
+from written_out import column_of, edge_weights_of
 
 from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store.dataset import Dataset
@@ -123,21 +124,15 @@ def _finished(folder: Path) -> Dataset:
 def _content(dataset: Dataset) -> dict[str, Any]:
     """Return a dataset directory's content by texts, whatever its ids are."""
     ads = dataset.read("ads").to_pylist()
-    texts = {"ad": [ad["text"] for ad in ads]}
-    texts["query"] = dataset.read("queries/train")["text"].to_pylist()
-    anchors = dataset.read("anchors/links")["text"].to_pylist()
     content: dict[str, Any] = {"ads": {ad["source_id"]: ad["text"] for ad in ads}}
-    content["anchors"] = sorted(anchors)
+    content["anchors"] = sorted(column_of(dataset, "anchors/links"))
     for split in SPLITS:
         content[split] = {
             query["text"]: sorted(ads[ad]["source_id"] for ad in query["ad_ids"])
             for query in dataset.read(f"queries/{split}").to_pylist()
         }
     for side in ("query", "ad"):
-        content[side] = {
-            (texts[side][edge[f"{side}_id"]], anchors[edge["anchor_id"]]): edge["weight"]
-            for edge in dataset.read(f"edges/links/{side}").to_pylist()
-        }
+        content[side] = edge_weights_of(dataset, "links", side)
     return content
 
 

@@ -12,7 +12,7 @@ import pytest
 from random_datasets import random_dataset
 from scipy import sparse
 from support import run_config_of
-from written_out import plain
+from written_out import pairs_of, plain, weights_of
 from xc_world import (
     NUM_ADS,
     NUM_TEST,
@@ -60,18 +60,6 @@ def _clicks(dataset: Dataset, split: str) -> dict[tuple[str, str], float]:
     }
 
 
-def _pairs(dataset: Dataset, table: str, left: str, right: str) -> dict[tuple[str, str], float]:
-    """A table's pairs of ids, by the texts of the tables that the ids belong to."""
-    from_texts, to_texts = _texts(dataset, left), _texts(dataset, right)
-    rows = dataset.read(table).to_pydict()
-    columns = list(rows.values())
-    weights = rows.get("weight", [1.0] * len(columns[0]))
-    return {
-        (from_texts[a], to_texts[b]): weight
-        for a, b, weight in zip(columns[0], columns[1], weights, strict=True)
-    }
-
-
 def _entries(matrix: Any, left: Sequence[str], right: Sequence[str]) -> dict[Any, float]:
     matrix = matrix.tocoo()
     entries = zip(matrix.coords[0], matrix.coords[1], matrix.data, strict=True)
@@ -95,7 +83,7 @@ def _assert_is(dataset: Dataset) -> None:
     ):
         kept = set(_texts(dataset, f"queries/{split}"))
         expected = {(texts[q], WORLD.ads[a]) for q, a in pairs if texts[q] in kept}
-        assert set(_pairs(dataset, f"filters/{split}", f"queries/{split}", "ads")) == expected
+        assert pairs_of(dataset, f"filters/{split}", f"queries/{split}", "ads") == expected
 
 
 def _assert_graphs(dataset: Dataset) -> None:
@@ -106,8 +94,8 @@ def _assert_graphs(dataset: Dataset) -> None:
     for name in dataset.anchor_sets:
         anchors = f"anchors/{name}"
         assert _texts(dataset, anchors) == WORLD.anchors
-        assert _pairs(dataset, f"edges/{name}/query", "queries/train", anchors) == in_train
-    ad_edges = _pairs(dataset, "edges/hyper_link/ad", "ads", "anchors/hyper_link")
+        assert weights_of(dataset, f"edges/{name}/query", "queries/train", anchors) == in_train
+    ad_edges = weights_of(dataset, "edges/hyper_link/ad", "ads", "anchors/hyper_link")
     assert ad_edges == _entries(WORLD.links["lbl"], WORLD.ads, WORLD.anchors)
     assert not dataset.has("edges/category/ad")
     assert not dataset.has("edges/hyper_link/test_query")
@@ -201,8 +189,7 @@ def test_irene(tmp_path):
         zero = _entries(novel, WORLD.test, WORLD.ads[num_seen:])
         assert _clicks(dataset, "zero_shot") == zero
         assert dataset.read("novel_ads")["ad_id"].to_pylist() == list(range(num_seen, NUM_ADS))
-        pairs = _pairs(dataset, "filters/zero_shot", "queries/zero_shot", "ads")
-        assert set(pairs) == {
+        assert pairs_of(dataset, "filters/zero_shot", "queries/zero_shot", "ads") == {
             (WORLD.test[rows[q]], WORLD.ads[num_seen + a]) for q, a in zero_filters
         }
 
@@ -283,11 +270,11 @@ def test_nodes_without_text_are_left_out_with_their_pairs(oak, caplog):
     clicks = without(_entries(WORLD.train_clicks, WORLD.train, WORLD.ads), *gone)
     assert _clicks(dataset, "train") | _clicks(dataset, "validation") == clicks
     ad_edges = without(_entries(WORLD.links["lbl"], WORLD.ads, WORLD.anchors), *gone)
-    assert _pairs(dataset, "edges/hyper_link/ad", "ads", "anchors/hyper_link") == ad_edges
+    assert weights_of(dataset, "edges/hyper_link/ad", "ads", "anchors/hyper_link") == ad_edges
     kept = set(_texts(dataset, "queries/train"))
     edges = without(_entries(WORLD.links["trn"], WORLD.train, WORLD.anchors), WORLD.anchors[4])
     edges = {pair: weight for pair, weight in edges.items() if pair[0] in kept}
-    assert _pairs(dataset, "edges/category/query", "queries/train", "anchors/category") == edges
+    assert weights_of(dataset, "edges/category/query", "queries/train", "anchors/category") == edges
     assert "label.raw.txt, row 1: 2 ads have no text" in caplog.text
     assert "category.raw.txt, row 5: 1 anchors have no text" in caplog.text
 
@@ -303,13 +290,6 @@ def _contents(dataset: Dataset) -> dict[str, list[dict[str, Any]]]:
                 row["ad_ids"] = sorted(zip(row["ad_ids"], weights, strict=True))
         found[table] = sorted(rows, key=lambda row: list(row.values())[:2])
     return found
-
-
-def _same(first: Dataset, second: Dataset) -> None:
-    assert first.tables == second.tables
-    for table in first.tables:
-        assert first.schema(table) == second.schema(table)
-        assert first.read(table).equals(second.read(table)), table
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -338,9 +318,10 @@ def test_the_size_of_blocks_does_not_matter(monkeypatch, oak, tmp_path):
     monkeypatch.setattr(matrices, "BLOCK_BYTES", 100)
     monkeypatch.setattr(matrices, "ROWS_AT_ONCE", 7)
     monkeypatch.setattr("ramen_ray.data.tables.reading.lines.BYTES_PER_BLOCK", 100)
-    _same(whole, import_xc(oak, tmp_path / "parts"))
+    assert import_xc(oak, tmp_path / "parts").fingerprint == whole.fingerprint
     export_xc(whole, tmp_path / "again")
-    _same(whole, import_xc(tmp_path / "again", tmp_path / "parts again"))
+    again = import_xc(tmp_path / "again", tmp_path / "parts again")
+    assert again.fingerprint == whole.fingerprint
 
 
 def test_jobs(oak, tmp_path, done, refused, caplog):
@@ -351,6 +332,6 @@ def test_jobs(oak, tmp_path, done, refused, caplog):
     assert "label.raw.txt, row 1: 1 lines are not UTF-8" in caplog.text
     printed = done(export, "xc", made, "--output", exported)
     assert printed.startswith(f"wrote {exported}\nnext: ")
-    _same(Dataset(made), import_xc(exported, tmp_path / "c"))
+    assert import_xc(exported, tmp_path / "c").fingerprint == Dataset(made).fingerprint
     error = refused(export, "xc", tmp_path / "none", "--output", tmp_path / "d")
     assert error.startswith("error: there is no dataset directory")
