@@ -195,17 +195,6 @@ def test_a_long_table_of_edges_needs_little_memory(path, tmp_path):
     assert weights.to_pylist() == [400_000.0] * 3
 
 
-def test_the_users_ids_take_precedence(path_with_ids, tmp_path):
-    links = pd.DataFrame({"q": ["7", "red shoes"], "to": ["numbers", "footwear"]})
-    source = write_frame(links, tmp_path / "links.csv")
-    _add(path_with_ids, query_edges=source, edges_query="q", edges_anchor="to")
-    assert _edges(path_with_ids, "query") == {
-        (0, "numbers"): 1.0,
-        (0, "footwear"): 1.0,
-        (2, "footwear"): 1.0,
-    }
-
-
 def test_anchors_by_id_and_both_sides(path, tmp_path):
     anchors = pd.DataFrame({"anchor_id": [30, 10, 20], "text": ["wool", "felt", "unused"]})
     queries = pd.DataFrame({"query": ["blue hat"], "anchor": [10]})
@@ -312,12 +301,14 @@ def test_held_out_queries_bring_no_edges(path, tmp_path):
     assert {node for node, _ in _edges(path, "query")} == {0, 1, 2, 3}
 
 
-def test_the_id_of_a_held_out_query_takes_precedence_over_the_text_of_a_train_query(
+def test_the_users_ids_take_precedence_over_texts_also_those_of_held_out_queries(
     path_with_ids, tmp_path
 ):
-    links = pd.DataFrame({"query": ["blue hat", "8"], "anchor": ["of the test query", "mine"]})
-    counts = _add(path_with_ids, query_edges=write_frame(links, tmp_path / "links.csv"))
-    assert _edges(path_with_ids, "query") == {(1, "mine"): 1.0}
+    links = pd.DataFrame({"q": ["7", "red shoes", "blue hat", "8"], "to": [*"abcd"]})
+    source = write_frame(links, tmp_path / "links.csv")
+    counts = _add(path_with_ids, query_edges=source, edges_query="q", edges_anchor="to")
+    expected = ((0, "a"), (0, "b"), (2, "b"), (1, "d"))
+    assert _edges(path_with_ids, "query") == dict.fromkeys(expected, 1.0)
     assert counts["query edges of validation and test queries"] == 1
 
 

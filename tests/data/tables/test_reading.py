@@ -75,18 +75,6 @@ def test_every_format_gives_the_cells_that_were_written(name, block_size, tmp_pa
     assert [int(count) for count in found["clicks"]] == frame["clicks"].tolist()
 
 
-@pytest.mark.parametrize("block_size", [10, 1 << 20])
-def test_line_breaks_within_quotes_are_kept(block_size, tmp_path, monkeypatch):
-    """Lines are counted as an editor does, wherever a block ends."""
-    monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
-    texts = ["one\ntwo", "three", 'a "quoted"\n\nword, "', "four"]
-    frame = pd.DataFrame({"query": texts, "n": range(4)})
-    write_frame(frame, tmp_path / "a.csv")
-    rows = _rows(tmp_path / "a.csv", "query", "n")
-    assert [text for batch in rows for text in batch.cells["query"].to_pylist()] == texts
-    assert [row for batch in rows for row in batch.numbers.tolist()] == [2, 4, 5, 8]
-
-
 def test_folders_and_globs_are_read_in_the_order_of_their_names(tmp_path):
     for name in ("b/part-2.csv", "b/part-1.csv", "a.csv", ".hidden.csv", "_SUCCESS", "b/notes.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -177,6 +165,13 @@ READ: dict[str, tuple[str, bytes, dict[str, list[Any]], list[int], str]] = {
         [1, 2],
         "",
     ),
+    "line breaks within quotes": (
+        "a.csv",
+        b'query,n\n"one\ntwo",0\nthree,1\n"a ""quoted""\n\nword, ",2\nfour,3\n',
+        {"query": ["one\ntwo", "three", 'a "quoted"\n\nword, ', "four"], "n": [*"0123"]},
+        [2, 4, 5, 8],
+        "",
+    ),
     "blank lines": (
         "a.csv",
         b"query,ad\n\na,1\n \t \n,2\n\n",
@@ -187,13 +182,17 @@ READ: dict[str, tuple[str, bytes, dict[str, list[Any]], list[int], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("block_size", [10, 1 << 20])
 @pytest.mark.parametrize("case", READ)
-def test_odd_bytes_are_read_and_lines_counted_as_editors_do(case, tmp_path):
+def test_odd_bytes_are_read_and_lines_counted_as_editors_do(
+    case, block_size, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(lines, "BYTES_PER_BLOCK", block_size)
     name, content, cells, numbers, finding = READ[case]
     (tmp_path / name).write_bytes(content)
-    (rows,) = _rows(tmp_path / name, *cells)
-    assert rows.cells.to_pydict() == cells
-    assert rows.numbers.tolist() == numbers
+    rows = _rows(tmp_path / name, *cells)
+    assert pa.concat_tables(batch.cells for batch in rows).to_pydict() == cells
+    assert [number for batch in rows for number in batch.numbers.tolist()] == numbers
     found = [f"{one.severity}: {one}" for one in _findings(tmp_path / name, *cells)]
     assert len(found) == bool(finding)
     assert all(line.startswith("warning: ") and finding in line for line in found)

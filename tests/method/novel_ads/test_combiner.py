@@ -77,17 +77,3 @@ def test_a_combiner_is_what_a_plain_loop_computes(kind):
             if combiner.output is not None:
                 expected = text[row] + combiner.output(expected)
             torch.testing.assert_close(found[row], expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["attention", "transformer", "mean"])
-def test_the_order_of_neighbours_does_not_matter(kind):
-    combiner = _random(kind)
-    text, neighbours, is_there = _inputs()
-    order = torch.tensor([2, 0, 1])
-    with torch.no_grad():
-        torch.testing.assert_close(
-            combiner(text, neighbours[:, order], is_there[:, order]),
-            combiner(text, neighbours, is_there),
-            atol=1e-5,
-            rtol=1e-5,
-        )
