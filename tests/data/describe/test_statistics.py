@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 from support import ROOT, query_table, text_table
 
@@ -15,18 +16,15 @@ DATASETS = ROOT / "datasets"
 def _statistics_by_loops(dataset: Dataset) -> dict[str, float]:
     clicks = {split: dataset.read(f"queries/{split}")["ad_ids"].to_pylist() for split in SPLITS}
     num_ads, num_queries = dataset.num_rows("ads"), len(clicks["train"])
-    queries_of_ad = [0] * num_ads
-    for ads in clicks["train"]:
-        for ad in ads:
-            queries_of_ad[ad] += 1
+    queries_of_ad = np.bincount(np.concatenate(clicks["train"]), minlength=num_ads)
     found: dict[str, float] = {"num_ads": num_ads}
     for split in SPLITS:
         found[f"num_{split}_queries"] = len(clicks[split])
         found[f"num_{split}_clicks"] = sum(len(ads) for ads in clicks[split])
     found["clicks_per_query"] = sum(len(ads) for ads in clicks["train"]) / num_queries
-    found["queries_per_ad"] = sum(queries_of_ad) / num_ads
-    found["share_ads_without_click"] = queries_of_ad.count(0) / num_ads
-    found["share_ads_with_one_click"] = queries_of_ad.count(1) / num_ads
+    found["queries_per_ad"] = queries_of_ad.mean()
+    found["share_ads_without_click"] = (queries_of_ad == 0).mean()
+    found["share_ads_with_one_click"] = (queries_of_ad == 1).mean()
     for name in dataset.anchor_sets:
         for side, nodes in (("query", num_queries), ("ad", num_ads)):
             anchors: dict[int, set[int]] = {node: set() for node in range(nodes)}

@@ -2,6 +2,7 @@
 
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,22 +33,24 @@ SPELLINGS = pytest.mark.parametrize("case", OTHER_SPELLINGS)
 BUT_FOR = "only for case, spaces, leading zeros or a final .0, as "
 
 
+def _ads(folder: Path, name: Callable[[int], str] = str, first: int = 0) -> str:
+    rows = ((name(n), f"ad {n}") for n in range(first, 6))
+    return write_rows(folder / "ads.csv", "ad_id text", rows)
+
+
 def _shop(folder: Path, name: Callable[[int], str] = str) -> Dataset:
     """A dataset whose 60 queries and 6 ads have ids, which ``name`` spells."""
-    queries = write_rows(
-        folder / "q.csv", "query_id text", ((name(n), f"query {n}") for n in NUMBERS)
-    )
-    ads = write_rows(folder / "ads.csv", "ad_id text", ((name(n), f"ad {n}") for n in range(6)))
-    clicks = write_rows(
-        folder / "c.csv", "query_id ad_id", ((name(n), name(n % 6)) for n in NUMBERS)
-    )
-    return import_in_process(UserTables(clicks, queries, ads), folder / "shop")[0]
+    texts = ((name(n), f"query {n}") for n in NUMBERS)
+    clicked = ((name(n), name(n % 6)) for n in NUMBERS)
+    queries = write_rows(folder / "q.csv", "query_id text", texts)
+    clicks = write_rows(folder / "c.csv", "query_id ad_id", clicked)
+    return import_in_process(UserTables(clicks, queries, _ads(folder, name)), folder / "shop")[0]
 
 
 @SPELLINGS
 def test_an_import_says_that_ids_are_known_in_another_spelling(case, tmp_path):
     listed, clicked = OTHER_SPELLINGS[case]
-    ads = write_rows(tmp_path / "ads.csv", "ad_id text", ((listed(n), f"ad {n}") for n in range(6)))
+    ads = _ads(tmp_path, listed)
     rows = [*((f"query {n}", clicked(n % 6)) for n in NUMBERS), ("query", "none")]
     clicks = write_rows(tmp_path / "clicks.csv", "query ad_id", rows)
     with pytest.raises(DatasetError) as error:
@@ -60,17 +63,14 @@ def test_an_import_says_that_ids_are_known_in_another_spelling(case, tmp_path):
 def test_edges_say_that_names_are_known_in_another_spelling(case, tmp_path):
     listed, named = OTHER_SPELLINGS[case]
     shop = _shop(tmp_path, listed)
-    anchors = write_rows(
-        tmp_path / "a.csv", "anchor_id text", ((listed(n), f"text {n}") for n in range(6))
-    )
+    texts = ((listed(n), f"text {n}") for n in range(6))
+    anchors = write_rows(tmp_path / "a.csv", "anchor_id text", texts)
     rows = ((named(n).strip(), named(n % 6).strip()) for n in NUMBERS)
     links = write_rows(tmp_path / "links.csv", "query anchor", rows)
     with pytest.raises(DatasetError) as error:
         add_edge_list(shop.path, "links", EdgeList(query_edges=links, anchors=anchors))
-    assert f"60 rows name queries that the dataset does not have, 60 of them {BUT_FOR}" in str(
-        error.value
-    )
-    assert f"of anchors does not have, 60 of them {BUT_FOR}" in str(error.value)
+    for unknown in ("60 rows name queries that the dataset", "of anchors"):
+        assert f"{unknown} does not have, 60 of them {BUT_FOR}" in str(error.value)
 
 
 @SPELLINGS
@@ -91,16 +91,11 @@ def test_sessions_count_names_in_another_spelling(case, tmp_path):
 def test_an_index_is_not_changed_by_ids_in_another_spelling(given, case, tmp_path):
     known, named = OTHER_SPELLINGS[case]
     ads = pa.table({"ad_id": [known(n) for n in range(6)], "text": [f"ad {n}" for n in range(6)]})
-    table = write_rows(
-        tmp_path / "ads.csv", "ad_id text", ((named(n), f"ad {n}") for n in range(1, 6))
-    )
-    with pytest.raises(
-        DatasetError, match=r"row 2, column 'ad_id': 5 ids are those of ads but for"
-    ):
+    table = _ads(tmp_path, named, 1)
+    with pytest.raises(DatasetError, match="row 2, column 'ad_id': 5 ids are those of ads but for"):
         read_changes(NewAds(**{given: table}), ads)
-    few = write_rows(
-        tmp_path / "few.csv", "ad_id text", [(named(1), "ad 1"), ("new", "x"), ("y", "y")]
-    )
+    rows = [(named(1), "ad 1"), ("new", "x"), ("y", "y")]
+    few = write_rows(tmp_path / "few.csv", "ad_id text", rows)
     assert read_changes(NewAds(**{given: few}), ads).num_unknown == (3 if given == "remove" else 0)
 
 
@@ -121,25 +116,19 @@ def test_names_of_edges_that_lost_digits_are_refused(tmp_path):
     shop = _shop(tmp_path)
     rows = [(f"1.{n}E+18", f"2.{n}E+18") for n in range(9)]
     links = write_rows(tmp_path / "links.csv", "query anchor", rows)
-    anchors = write_rows(
-        tmp_path / "a.csv", "anchor_id text", ((to, f"text {to}") for _, to in rows)
-    )
+    texts = ((to, f"text {to}") for _, to in rows)
+    anchors = write_rows(tmp_path / "a.csv", "anchor_id text", texts)
     with pytest.raises(DatasetError) as error:
         add_edge_list(shop.path, "links", EdgeList(query_edges=links, anchors=anchors))
     for file, column in (("links", "query"), ("links", "anchor"), ("a", "anchor_id")):
         assert f"{file}.csv, row 2, column '{column}': 9 {ROUNDED}" in str(error.value)
 
 
-def _by_text(folder: Path) -> Dataset:
-    clicks = write_rows(
-        folder / "c.csv", "query ad", ((f"query {n}", f"ad {n % 6}") for n in NUMBERS)
-    )
-    return import_in_process(UserTables(clicks), folder / "shop")[0]
-
-
 def test_a_text_of_digits_is_no_number_among_texts(tmp_path):
     """A dataset without ids takes numbers from tables that have nothing else."""
-    shop = _by_text(tmp_path)
+    rows = ((f"query {n}", f"ad {n % 6}") for n in NUMBERS)
+    clicks = write_rows(tmp_path / "c.csv", "query ad", rows)
+    shop, _ = import_in_process(UserTables(clicks), tmp_path / "shop")
     train = shop.read("queries/train")["text"].to_pylist()
     names = [train[0], train[3], "2", "no such query"]
     links = write_rows(tmp_path / "links.csv", "query anchor", ((name, "a") for name in names))
@@ -155,31 +144,26 @@ def test_a_text_of_digits_is_no_number_among_texts(tmp_path):
 
 @pytest.mark.parametrize("type", [pa.float16(), pa.float32(), pa.float64()])
 def test_ids_that_are_no_numbers_are_empty(type, tmp_path):
-    ads = write_rows(tmp_path / "ads.csv", "ad_id text", ((n, f"ad {n}") for n in range(6)))
     ids = np.array([*(n % 6 for n in NUMBERS), np.nan], type.to_pandas_dtype())
     queries = [*(f"query {n}" for n in NUMBERS), "last"]
     pq.write_table(pa.table({"query": queries, "ad_id": pa.array(ids)}), tmp_path / "c.parquet")
     with pytest.raises(DatasetError, match="row 60, column 'ad_id': 1 cells are empty"):
-        import_in_process(UserTables(str(tmp_path / "c.parquet"), ads=ads), tmp_path / "out")
+        import_in_process(
+            UserTables(str(tmp_path / "c.parquet"), ads=_ads(tmp_path)), tmp_path / "out"
+        )
 
 
 def test_words_for_nothing_are_left_out_of_joined_texts(tmp_path):
     words = ["NULL", r"\N", "cheap", "", "N/A", "none left"]
-    ads = write_rows(
-        tmp_path / "ads.csv",
-        "ad_id text more",
-        ((n, f"ad {n}", words[n]) for n in range(6)),
-    )
+    rows = ((n, f"ad {n}", word) for n, word in enumerate(words))
+    ads = write_rows(tmp_path / "ads.csv", "ad_id text more", rows)
     rows = ((f"query {n}", n % 6) for n in NUMBERS)
     clicks = write_rows(tmp_path / "c.csv", "query ad_id", rows)
-    columns = Columns(ad_text=("text", "more"))
-    tables = UserTables(clicks, ads=ads, columns=columns)
+    tables = UserTables(clicks, ads=ads, columns=Columns(ad_text=("text", "more")))
     dataset, (finding,) = import_in_process(tables, tmp_path / "out")
     texts = dataset.read("ads")["text"].to_pylist()
     assert texts == ["ad 0", "ad 1", "ad 2 cheap", "ad 3", "ad 4", "ad 5 none left"]
     assert (finding.row, finding.column) == (2, "more")
     assert finding.message.startswith("3 cells are words for nothing, and are left out of the text")
-    kept, _ = import_in_process(
-        UserTables(clicks, ads=ads, columns=columns, null_words="keep"), tmp_path / "kept"
-    )
+    kept, _ = import_in_process(replace(tables, null_words="keep"), tmp_path / "kept")
     assert kept.read("ads")["text"].to_pylist()[0] == "ad 0 NULL"

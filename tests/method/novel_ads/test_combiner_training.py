@@ -154,11 +154,8 @@ def _trained(data: Planted, settings: CombineSettings) -> CombinedAds:
 def _short(
     settings: CombineSettings, epochs: int, first_epochs: int | None = None
 ) -> CombineSettings:
-    changes = {"combiner.epochs": epochs}
-    return overlay(
-        settings,
-        changes if first_epochs is None else {**changes, "classifiers.epochs": first_epochs},
-    )
+    first = {} if first_epochs is None else {"classifiers.epochs": first_epochs}
+    return overlay(settings, {"combiner.epochs": epochs, **first})
 
 
 @VARIANTS

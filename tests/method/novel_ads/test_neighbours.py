@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support import csr_of
+from support import csr_of, unit_rows
 
 from ramen_ray.method.novel_ads.neighbours import (
     Lookup,
@@ -17,18 +17,12 @@ from ramen_ray.method.novel_ads.neighbours import (
 DIM = 8
 
 
-def _unit(draw: np.random.Generator, count: int, dim: int = DIM) -> np.ndarray:
-    points = draw.normal(size=(count, dim))
-    return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
-
-
 @pytest.fixture
 def seen() -> SeenAds:
     """60 seen ads, every third of a hundred; rows 3, 7, 20 and 21 have the same text."""
-    draw = np.random.default_rng(3)
-    embeddings = _unit(draw, 60)
+    embeddings = unit_rows(60, DIM, 3)
     embeddings[[7, 20, 21]] = embeddings[3]
-    return SeenAds(np.arange(0, 180, 3), embeddings, _unit(draw, 60))
+    return SeenAds(np.arange(0, 180, 3), embeddings, unit_rows(60, DIM, 4))
 
 
 def _nearest(vector: np.ndarray, seen: SeenAds, own: int, count: int) -> list[int]:
@@ -49,7 +43,7 @@ def test_the_nearest_are_those_of_brute_force_without_the_ad_itself(seen, count)
 
 
 def test_an_ad_with_many_equal_texts_is_still_not_its_own_neighbour():
-    embeddings = np.repeat(_unit(np.random.default_rng(0), 1), 40, axis=0)
+    embeddings = np.repeat(unit_rows(1, DIM, 0), 40, axis=0)
     seen = SeenAds(np.arange(40), embeddings, embeddings.copy())
     found = seen.nearest(embeddings, 3, np.arange(40)).rows
     assert (found >= 0).all()
@@ -57,7 +51,7 @@ def test_an_ad_with_many_equal_texts_is_still_not_its_own_neighbour():
 
 
 def test_one_by_one_and_all_at_once_are_the_same(seen):
-    new = _unit(np.random.default_rng(5), 50)
+    new = unit_rows(50, DIM, 5)
     together = find_neighbours(seen, Lookup(3, 20, 0.1), new)
     alone = [find_neighbours(seen, Lookup(3, 20, 0.1), new[row : row + 1])[0] for row in range(50)]
     np.testing.assert_array_equal(together, alone)
@@ -68,7 +62,7 @@ def test_rows_of_ads_that_are_not_seen_are_missing(seen):
 
 
 def test_refinement_keeps_ads_whose_classifiers_choose(seen):
-    new = _unit(np.random.default_rng(6), 30)
+    new = unit_rows(30, DIM, 6)
     near = seen.nearest(new, 20)
     found = refine(near, new, seen.classifiers, 0.2)
     for row, vector in enumerate(new):
@@ -93,10 +87,9 @@ def test_votes_count_first_and_the_highest_score_next():
 
 @pytest.mark.parametrize("threshold", [None, 0.1])
 def test_a_revealed_click_changes_the_neighbours_of_its_ad_only(seen, threshold):
-    draw = np.random.default_rng(8)
-    new, lookup = _unit(draw, 6), Lookup(3, 40, threshold)
+    new, lookup = unit_rows(6, DIM, 8), Lookup(3, 40, threshold)
     without = find_neighbours(seen, lookup, new)
-    (query,) = _unit(draw, 1)
+    (query,) = unit_rows(1, DIM, 9)
     found = find_neighbours(seen, lookup, new, revealed=(np.array([4]), query[None]))
     changed = (found != without).any(axis=1)
     assert changed.tolist() == [False, False, False, False, True, False]
@@ -124,7 +117,7 @@ def test_a_revealed_click_changes_the_neighbours_of_its_ad_only(seen, threshold)
 
 
 def test_ads_clicked_together_are_ordered_by_text():
-    embeddings = _unit(np.random.default_rng(9), 6)
+    embeddings = unit_rows(6, DIM, 9)
     clicks = csr_of([[0, 1, 2, 3], [0, 4], [], [5], [1, 2]])
     found = clicked_together(clicks, embeddings, 3)
     expected = {0: [1, 2, 3, 4], 1: [0, 2, 3], 2: [0, 1, 3], 3: [0, 1, 2], 4: [0], 5: []}

@@ -182,21 +182,14 @@ def test_nodes_follow_the_graph_that_they_are_drawn_from():
         assert set(found.tolist()) == expected
 
 
-def _made(clicks: Csr, graphs: Graphs) -> TrainingData:
-    """Ten copies of query row 0, or the rows of ``clicks``."""
-    num_queries = 10 if clicks.num_rows == 1 else clicks.num_rows
-    if clicks.num_rows == 1:
-        clicks = csr_of(rows_of(clicks) * num_queries)
-        graphs = {
-            one: csr_of(rows_of(edges) * num_queries) if edges.num_rows == 1 else edges
-            for one, edges in graphs.items()
-        }
-    return TrainingData(np.arange(num_queries), clicks, graphs, {}, {})
+def _ten(clicked: list[int], graphs: Graphs) -> TrainingData:
+    """Ten queries with the same clicks."""
+    return TrainingData(np.arange(10), csr_of([clicked] * 10), graphs, {}, {})
 
 
-def _epochs(data: TrainingData, seed: int = 0, **settings) -> np.ndarray:
+def _epochs(data: TrainingData, **settings) -> np.ndarray:
     """Draws of all queries in many epochs."""
-    sampler = Sampler(data, len(data.query_ids), seed=seed, **settings)
+    sampler = Sampler(data, len(data.query_ids), seed=0, **settings)
     draws = DrawState(data.graphs)
     found = [sampler.draw(epoch, draws, list(data.graphs)) for epoch in range(NUM_EPOCHS)]
     return np.concatenate([_columns(batch)[np.argsort(batch.queries)] for batch in found])
@@ -214,7 +207,7 @@ def test_ads_are_drawn_uniformly_and_anchors_by_weight():
     anchors, rows = np.tile([3, 1, 0, 6], 10), np.repeat(np.arange(10), 4)
     query_edges = Csr.from_pairs(rows, anchors, 10, weights)
     graphs = dict(zip(REGULARIZERS, (query_edges, csr_of([[0, 2, 5]] * 8)), strict=False))
-    drawn = _epochs(_made(csr_of([[0, 1, 2, 4, 7]]), graphs), nodes="clicked")
+    drawn = _epochs(_ten([0, 1, 2, 4, 7], graphs), nodes="clicked")
     _assert_shares(drawn[:, 1], {0: 1, 1: 1, 2: 1, 4: 1, 7: 1})
     _assert_shares(drawn[:, 2], {3: 1.0, 1: 2.0, 0: 5.0, 6: 0.5})
     _assert_shares(drawn[:, 3], {0: 1, 2: 1, 5: 1})
@@ -223,15 +216,13 @@ def test_ads_are_drawn_uniformly_and_anchors_by_weight():
 def test_ads_are_drawn_in_proportion_to_their_clicks_on_request():
     rows, ads = np.repeat(np.arange(10), 3), np.tile([0, 1, 4], 10)
     weighted = Csr.from_pairs(rows, ads, 10, np.tile([1.0, 6.0, 3.0], 10))
-    drawn = _epochs(_made(csr_of([[0, 1, 4]]), {}), clicks=weighted)
+    drawn = _epochs(_ten([0, 1, 4], {}), clicks=weighted)
     _assert_shares(drawn[:, 1], {0: 1, 1: 6, 4: 3})
 
 
 def test_the_draws_of_one_query_are_independent_of_each_other():
     edges = csr_of([[0, 1, 2, 3]] * 10)
-    drawn = _epochs(
-        _made(csr_of([[0, 1, 2, 3]]), dict.fromkeys(REGULARIZERS, edges)), nodes="clicked"
-    )
+    drawn = _epochs(_ten([0, 1, 2, 3], dict.fromkeys(REGULARIZERS, edges)), nodes="clicked")
     for one, other in combinations(range(1, 6), 2):
         table = stats.contingency.crosstab(drawn[:, one], drawn[:, other]).count
         assert stats.chi2_contingency(table).pvalue > 0.001

@@ -110,10 +110,12 @@ def test_an_error_is_raised_in_the_place_of_its_item():
 
 def test_a_thread_makes_the_same_inputs(prepared_bag):
     sampler = _sampler(prepared_bag)
-    steps = range(1, 3 * sampler.steps_per_epoch)
-    draws = _sources(sampler)
+    _assert_same_ahead(sampler, range(1, 3 * sampler.steps_per_epoch))
+
+
+def _assert_same_ahead(sampler: Sampler, steps: range) -> None:
     plain, ahead = (
-        [_arrays(inputs) for inputs in of(_made(_sampler(prepared_bag), draws, steps))]
+        [_arrays(inputs) for inputs in of(_made(sampler, _sources(sampler), steps))]
         for of in (iter, prefetched)
     )
     assert len(plain) == len(steps)
@@ -123,12 +125,7 @@ def test_a_thread_makes_the_same_inputs(prepared_bag):
 
 def _worker(rank: int, folder: Path, prepared: Path, encoder: Path) -> None:
     sampler = _sampler(Prepared(prepared))
-    plain, ahead = (
-        [_arrays(inputs) for inputs in of(_made(sampler, _sources(sampler), range(5)))]
-        for of in (iter, prefetched)
-    )
-    assert ahead == plain
-    assert len(plain) == 5
+    _assert_same_ahead(sampler, range(5))
     losses = [_train(sampler, encoder, on) for on in (False, True)]
     assert losses[0] == losses[1]
     assert not _threads()
