@@ -223,10 +223,7 @@ READINGS: dict[str, tuple[dict[str, Any], str]] = {
     "queries": ({"sides": ("query",)}, "no edges of ads, where a graph gains most"),
     "void": ({"shared": Shared(1000, 1000, 50.0)}, "made from the clicks themselves"),
     "chance": ({"shared": Shared(1000, 60, 50.0)}, "says little about clicks"),
-    "texts": (
-        {"shared_beyond_words": Shared(500, 30, 25.0)},
-        "only where their texts already do",
-    ),
+    "texts": ({"shared_beyond_words": Shared(500, 30, 25.0)}, "only where their texts already do"),
     "few": ({"shared_beyond_words": Shared(500, 9, 1.0)}, "only 1.8%"),
     "some": ({"shared_beyond_words": Shared(500, 75, 25.0)}, "let λ adapt"),
     "reach": ({"reached_clicks": 310}, "31% of the test clicks are on ads that are learnt from it"),

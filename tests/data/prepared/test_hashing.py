@@ -1,6 +1,6 @@
 """The stateless random numbers and hashes: known values, uniformity, and forged texts."""
 
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +22,6 @@ from ramen_ray.data.prepared.tokens import TokenTable, write_hashes
 
 WORD = 1 << 64
 texts_strategy = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1)
-
-
-def _flat(texts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    offsets = np.cumsum([0, *map(len, texts)])
-    return np.array([token for text in texts for token in text], dtype=np.uint16), offsets
 
 
 @given(st.lists(st.integers(0, WORD - 1), min_size=1))
@@ -57,7 +52,8 @@ def test_a_hash_depends_on_its_key_and_value_only(key, values):
 
 @given(texts_strategy, texts_strategy)
 def test_texts_hash_equally_exactly_when_they_are_equal(texts, others):
-    tokens, offsets = _flat(texts + others)
+    tokens = np.array([*chain(*texts, *others)], dtype=np.uint16)
+    offsets = np.cumsum([0, *map(len, texts + others)])
     middle = offsets[len(texts)]
     here = hash_texts(tokens[:middle], offsets[: len(texts) + 1]).tolist()
     there = hash_texts(tokens[middle:].astype(np.int32), offsets[len(texts) :]).tolist()

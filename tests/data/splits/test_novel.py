@@ -13,7 +13,6 @@ from support import MAX_LENGTH, errors_in, node_edges, prepare_in_process, query
 from written_out import plain
 
 from jobs import ingest
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
@@ -223,10 +222,8 @@ def test_a_graph_that_loses_all_edges_is_dropped(tmp_path):
     ],
 )
 def test_an_impossible_split_is_one_clear_line(flags, message, dataset_path, tmp_path, refused):
-    given_flags = dict(zip(flags[::2], flags[1::2], strict=True))
-    known = {"--dataset": str(dataset_path), "--output": str(tmp_path / "split"), **given_flags}
-    arguments = [word for pair in known.items() for word in pair]
-    assert message in refused(ingest, "novel", *arguments)
+    known = ["--dataset", dataset_path, "--output", tmp_path / "split"]
+    assert message in refused(ingest, "novel", *known, *flags)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -236,25 +233,18 @@ def test_a_split_is_not_split_again(dataset_path, tmp_path):
         make_novel_split(split.path, tmp_path / "again", NovelSettings(0.3))
 
 
-@pytest.fixture(scope="module")
-def split_prepared(
-    split_path: Path, encoder_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Prepared:
-    folder = tmp_path_factory.mktemp("prepared") / "novel"
-    return prepare_in_process(Dataset(split_path), folder, str(encoder_path), MAX_LENGTH, True)
-
-
 def test_each_split_is_searched_among_its_ads_less_the_filter_pairs(
-    split_path, split_prepared, prepared, encoder_path
+    split_path, prepared, encoder_path, tmp_path
 ):
     dataset, encoder = Dataset(split_path), DualEncoder(build_transformer(str(encoder_path)))
+    data = prepare_in_process(dataset, tmp_path, str(encoder_path), MAX_LENGTH, True)
     novel = set(dataset.read("novel_ads")["ad_id"].to_pylist())
     every = set(range(40))
     assert len(novel) == 12
     for split, ads in (("validation", every - novel), ("test", every), ("zero_shot", novel)):
         dropped = {tuple(row.values()) for row in rows_in(dataset, f"filters/{split}")}
         assert dropped
-        _, (found, _) = evaluate(encoder, split_prepared, split, Propensity())
+        _, (found, _) = evaluate(encoder, data, split, Propensity())
         for query, row in enumerate(found.tolist()):
             shown = [ad for ad in row if ad >= 0]
             assert sorted(shown) == sorted(ad for ad in ads if (query, ad) not in dropped)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import errors_in, query_table, text_table, write_frame
+from support import contents_of, errors_in, query_table, text_table, write_frame
 
 from ramen_ray.data.engine import engine, stream
 from ramen_ray.data.store import dataset as store
@@ -180,8 +180,7 @@ def test_any_number_of_threads_writes_the_same_bytes(path, tmp_path):
         folder = tmp_path / f"by_{threads}"
         folder.mkdir()
         _write_edges(folder, Dataset(path), edge_list, threads)
-        files = sorted(folder.rglob("*.parquet"))
-        written.append({file.relative_to(folder): file.read_bytes() for file in files})
+        written.append(contents_of(folder))
     assert len(written[0]) == 3
     assert written[0] == written[1]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support import errors_in, import_in_process, write_rows
-from written_out import plain
+from written_out import clicks_of, pairs_of, plain
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
@@ -72,16 +72,15 @@ class Shop:
 
 
 def _contents(dataset: Dataset) -> tuple[Any, Any]:
-    ads = dataset.read("ads")["text"].to_pylist()
-    queries, filters = {}, {}
+    queries = {
+        split: {query: set(ads) for query, ads in clicks_of(dataset, split).items()}
+        for split in SPLITS
+    }
+    filters = {}
     for split in SPLITS:
-        rows = dataset.read(f"queries/{split}").to_pylist()
-        queries[split] = {row["text"]: {ads[ad] for ad in row["ad_ids"]} for row in rows}
-        if dataset.has(f"filters/{split}"):
-            pairs = dataset.read(f"filters/{split}").to_pylist()
-            assert len({tuple(pair.values()) for pair in pairs}) == len(pairs)
-            texts = {row["query_id"]: row["text"] for row in rows}
-            filters[split] = {(texts[pair["query_id"]], ads[pair["ad_id"]]) for pair in pairs}
+        if dataset.has(table := f"filters/{split}"):
+            filters[split] = pairs_of(dataset, table, f"queries/{split}", "ads")
+            assert len(filters[split]) == dataset.num_rows(table)
     return queries, {split: pairs for split, pairs in filters.items() if pairs}
 
 
@@ -135,55 +134,39 @@ def test_without_a_given_validation_split_train_queries_are_held_out(tmp_path):
     assert len(found["validation"]) == pytest.approx(48, abs=20)
 
 
-BAD_ROWS: dict[str, tuple[str, str, list[str]]] = {
-    "unknown split": ("splits.csv", "q6,dev\n", ["1 cells are not one of train", "'dev'"]),
-    "no split": ("splits.csv", "q6,\n", ["1 cells are not one of train"]),
-    "split of an unknown query": (
-        "splits.csv",
-        "zz,test\n",
-        ["1 rows name a query that is not in", "'zz'"],
-    ),
-    "two splits": (
-        "splits.csv",
-        "q3,test\nq4,train\n",
-        ["column 'query_id': 1 rows give a query another split"],
-    ),
-    "filter of an unknown query": (
-        "filters.csv",
-        "zz,1,1,\n",
-        ["1 rows name a query that is not in", "'zz'"],
-    ),
-    "filter of an unknown ad": (
-        "filters.csv",
-        "q1,77,1,\n",
-        ["1 rows name an ad that is not in", "ads.csv", "'77'"],
-    ),
-    "half a pair": ("filters.csv", "q1,,1,\n", ["column 'ad_id': 1 cells are empty"]),
-    **{
-        name: ("clicks.csv", f"{row}\n", ["clicks.csv, row 42", *fragments])
-        for name, row, fragments in (
-            ("empty query", " ,1,1,2026-03-01", ["'query_id': 1 cells are empty"]),
-            ("empty ad", "q1,,1,2026-03-01", ["'ad_id': 1 cells are empty"]),
-            ("no weight", "q1,1,few,2026-03-01", ["'count'", "not positive numbers", ": 'few'"]),
-            ("negative weight", "q1,1,-1,2026-03-01", ["'count'", "not positive", "'-1'"]),
-            ("huge weight", "q1,1,1e99,2026-03-01", ["'count'", "up to 1e+30: '1e99'"]),
-            ("infinite weight", "q1,1,inf,2026-03-01", ["'count'", "'inf'"]),
-            ("no time", "q1,1,1,today", ["'day'", "are not times", "'today'"]),
-            ("unknown ad", "q1,77,1,2026-03-01", ["'ad_id': 1 rows name an ad that", "'77'"]),
-            ("unknown query", "zz,1,1,2026-03-01", ["'query_id': 1 rows name a query", "'zz'"]),
-            ("too few cells", "q1,1", ["2 cells instead of 4"]),
-            ("too many cells", "q1,1,1,2026-03-01,more", ["5 cells instead of 4"]),
+BAD_ROWS = [
+    ("splits.csv", "q6,dev", "1 cells are not one of train", "'dev'"),
+    ("splits.csv", "q6,", "1 cells are not one of train"),
+    ("splits.csv", "zz,test", "1 rows name a query that is not in", "'zz'"),
+    ("splits.csv", "q3,test\nq4,train", "column 'query_id': 1 rows give a query another split"),
+    ("filters.csv", "zz,1,1,", "1 rows name a query that is not in", "'zz'"),
+    ("filters.csv", "q1,77,1,", "1 rows name an ad that is not in", "ads.csv", "'77'"),
+    ("filters.csv", "q1,,1,", "column 'ad_id': 1 cells are empty"),
+    *(
+        ("clicks.csv", row, "clicks.csv, row 42", *fragments)
+        for row, *fragments in (
+            (" ,1,1,2026-03-01", "'query_id': 1 cells are empty"),
+            ("q1,,1,2026-03-01", "'ad_id': 1 cells are empty"),
+            ("q1,1,few,2026-03-01", "'count'", "not positive numbers", ": 'few'"),
+            ("q1,1,-1,2026-03-01", "'count'", "not positive", "'-1'"),
+            ("q1,1,1e99,2026-03-01", "'count'", "up to 1e+30: '1e99'"),
+            ("q1,1,inf,2026-03-01", "'count'", "'inf'"),
+            ("q1,1,1,today", "'day'", "are not times", "'today'"),
+            ("q1,77,1,2026-03-01", "'ad_id': 1 rows name an ad that", "'77'"),
+            ("zz,1,1,2026-03-01", "'query_id': 1 rows name a query", "'zz'"),
+            ("q1,1", "2 cells instead of 4"),
+            ("q1,1,1,2026-03-01,more", "5 cells instead of 4"),
         )
-    },
-}
+    ),
+]
 
 
-@pytest.mark.parametrize("case", BAD_ROWS)
+@pytest.mark.parametrize("case", BAD_ROWS, ids=lambda case: f"{case[0]} {case[1]!r}")
 def test_bad_rows_are_refused_or_left_out(case, tmp_path):
-    file, rows, fragments = BAD_ROWS[case]
+    file, rows, *fragments = case
     tables = SHOP.write(tmp_path, own_table=True)
     with (tmp_path / file).open("a") as table:
-        table.write(rows)
+        table.write(f"{rows}\n")
     with pytest.raises(DatasetError) as error:
         import_tables(tables, tmp_path / "out")
     assert not [path for path in tmp_path.iterdir() if "out" in path.name]

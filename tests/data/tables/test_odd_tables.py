@@ -25,6 +25,7 @@ from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.loading import UserTable
 
 CLICKS = [(f"query {n}", f"ad {n % 7}") for n in range(300)]
+FRAME = pd.DataFrame(CLICKS, columns=["query", "ad"])
 LINES = "".join(f"{query},{ad}\n" for query, ad in CLICKS)
 
 
@@ -117,8 +118,7 @@ UNITS: dict[str, Callable[[int], object]] = {
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("unit", UNITS)
 def test_times_in_other_units_are_refused_with_the_unit(unit, kind, tmp_path):
-    frame = pd.DataFrame(CLICKS, columns=["query", "ad"])
-    frame["t"] = [UNITS[unit](n // 10) for n in range(300)]
+    frame = FRAME.assign(t=[UNITS[unit](n // 10) for n in range(300)])
     splits = Splits(validation_from="2026-04-20", test_from="2026-04-25")
     columns = Columns(clicks_time="t")
     with pytest.raises(DatasetError) as error:
@@ -145,8 +145,7 @@ ODD_TIMES: dict[str, tuple[Callable[[int], object], str]] = {
 @pytest.mark.parametrize("case", ODD_TIMES)
 def test_what_is_no_time_is_refused(case, tmp_path):
     of_row, message = ODD_TIMES[case]
-    frame = pd.DataFrame(CLICKS, columns=["query", "ad"])
-    frame["t"] = [of_row(n) for n in range(300)]
+    frame = FRAME.assign(t=[of_row(n) for n in range(300)])
     with pytest.raises(DatasetError, match=f"a.parquet.*'t'.*{message}"):
         _import(tmp_path, "a.parquet", frame, columns=Columns(clicks_time="t"))
 
@@ -165,10 +164,7 @@ def test_hours_as_numbers_are_not_seconds(tmp_path):
 def _write_parts(folder: Path, *names: str) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(
-            pa.table(dict(zip(("query", "ad"), zip(*CLICKS, strict=True), strict=True))),
-            folder / name,
-        )
+        FRAME.to_parquet(folder / name)
 
 
 LOGS = {
@@ -261,12 +257,8 @@ def test_values_to_filter_by_are_trimmed(tmp_path):
 
 
 def test_a_header_cell_may_have_a_line_break(tmp_path):
-    dataset, _ = _import(
-        tmp_path,
-        "a.csv",
-        '"my\nquery",ad\n' + LINES,
-        columns=Columns(clicks_query="my query"),
-    )
+    content, columns = '"my\nquery",ad\n' + LINES, Columns(clicks_query="my query")
+    dataset, _ = _import(tmp_path, "a.csv", content, columns=columns)
     assert clicked_pairs(dataset) == set(CLICKS)
 
 
@@ -361,10 +353,8 @@ def test_nuls_are_doubted_and_texts_of_no_width_are_empty(name, tmp_path):
     def written(odd: list[tuple[str, str]]) -> pd.DataFrame:
         return pd.DataFrame([*CLICKS, *odd], columns=["query", "ad"])
 
-    nul, odd = (
-        [("a\0b", f"ad {n}") for n in range(4)],
-        [("\u200b\ufeff", "ad 1"), ("\u2060", "ad 2")],
-    )
+    nul = [("a\0b", f"ad {n}") for n in range(4)]
+    odd = [("\u200b\ufeff", "ad 1"), ("\u2060", "ad 2")]
     air = [("air\u200bbed\u2060", "ad 1"), ("airbed", "ad 2")]
     dataset, found = _import(tmp_path, name, written([*nul[:3], *air]))
     assert clicked_pairs(dataset) == {*CLICKS, *nul[:3], *air}
@@ -433,8 +423,7 @@ def test_sessions_that_lost_their_names_are_not_one(session, tmp_path):
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
 def test_a_column_of_file_and_folder_is_read_from_the_file(name, tmp_path, caplog):
-    frame = pd.DataFrame(CLICKS, columns=["query", "ad"])
-    dataset, _ = _import(tmp_path / "ad=other" / "day=1", name, frame)
+    dataset, _ = _import(tmp_path / "ad=other" / "day=1", name, FRAME)
     assert clicked_pairs(dataset) == set(CLICKS)
     assert "the columns 'ad' are in the file and in the name of its folder" in caplog.text
 

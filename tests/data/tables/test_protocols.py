@@ -1,6 +1,5 @@
 """Edges that join a query to its answer are left out of graphs or kept, as loops find."""
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,9 @@ QUERIES = {
 ANCHORS = ["SILK", "shoe shop", "hat  Shop", "Wool Hat", "silk tie", "felt", "gloves", "ÄRMEL"]
 
 
+Edge = tuple[str, str, str]
+
+
 def _held_out_pairs(dataset: Dataset) -> set[tuple[str, str]]:
     """The texts of each held-out query and its answers, in both orders."""
     clicks = clicked_pairs(dataset, *dataset.splits[1:])
@@ -38,7 +40,7 @@ def _held_out_pairs(dataset: Dataset) -> set[tuple[str, str]]:
     return pairs | {(answer, query) for query, answer in pairs}
 
 
-def _edges(dataset: Dataset, name: str) -> set[tuple[str, str, str]]:
+def _edges(dataset: Dataset, name: str) -> set[Edge]:
     """Side, node and anchor of all edges; nodes of equal text have equal edges."""
     sides = [side for side in ("query", "ad") if dataset.has(f"edges/{name}/{side}")]
     found = {(side, *edge) for side in sides for edge in edges_of(dataset, name, side)}
@@ -46,15 +48,11 @@ def _edges(dataset: Dataset, name: str) -> set[tuple[str, str, str]]:
     return found
 
 
-def _leaking(
-    edges: Collection[tuple[str, str, str]], pairs: set[tuple[str, str]]
-) -> set[tuple[str, str, str]]:
+def _leaking(edges: set[Edge], pairs: set[tuple[str, str]]) -> set[Edge]:
     return {edge for edge in edges if (plain(edge[1]), plain(edge[2])) in pairs}
 
 
-def _repeating(
-    edges: Collection[tuple[str, str, str]], dataset: Dataset
-) -> set[tuple[str, str, str]]:
+def _repeating(edges: set[Edge], dataset: Dataset) -> set[Edge]:
     clicks = clicked_pairs(dataset, "train")
     repeats = {("query", query, plain(ad)) for query, ad in clicks}
     repeats |= {("ad", ad, plain(query)) for query, ad in clicks}

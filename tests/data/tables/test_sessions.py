@@ -22,19 +22,8 @@ from ramen_ray.data.tables.graphs.sessions import SessionSettings, create_edges,
 TRAIN = ["red shoes", "blue hat", "green coat", "blue hat", "Wool Socks", "grey scarf"]
 ADS = ["shoe shop", "hat shop", "coat shop", "shoe shop"]
 HELD_OUT = {"validation": ["Wool  socks"], "test": ["silk tie"]}  # train's Wool Socks is one too
-QUERIES = [
-    *TRAIN,
-    "q0",
-    "q1",
-    "q4",
-    " red shoes ",
-    "Silk  TIE",
-    "t0",
-    "v0",
-    "new",
-    "other new",
-    "NEW",
-]
+NAMES = ["q0", "q1", "q4", "t0", "v0", "new", "NEW"]
+QUERIES = [*TRAIN, *NAMES, " red shoes ", "Silk  TIE", "other new"]
 CLICKS = [*ADS, "a0", "a2", "unknown shop", "", None]
 START = 1.7e9
 COLUMNS = ["session_id", "time", "query", "ad_id"]
@@ -147,9 +136,7 @@ def _expected(rows: list[Row], limits: SessionSettings) -> tuple[Edges, Edges]:
 
 
 def _expected_side(
-    sessions: list[list[tuple[float, str]]],
-    texts: list[str],
-    limits: SessionSettings,
+    sessions: list[list[tuple[float, str]]], texts: list[str], limits: SessionSettings
 ) -> Edges:
     single = Counter(item for items in sessions for item in {item for _, item in items})
     both = Counter(

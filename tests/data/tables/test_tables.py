@@ -233,9 +233,7 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "must be a time, not 'spring'": {"splits": Splits(test_from="spring")},
     "needs splits.test": {"splits": Splits(validation_from=SPLIT)},
-    "needs splits.validation_from": {
-        "splits": Splits(test_from=SPLIT, held_out="later-clicks"),
-    },
+    "needs splits.validation_from": {"splits": Splits(test_from=SPLIT, held_out="later-clicks")},
     "'a/b' is not a valid name": {"ad_edges": {"a/b": "x.csv"}},
     "anchors links: give query_edges": {"anchors": {"links": "x.csv"}},
     "is not before splits.test_from": {
@@ -321,10 +319,7 @@ def test_edges_name_texts_if_the_clicks_do(tmp_path):
     links = ((f"query \u00a0{n}", "anything") for n in range(400))
     source = write_rows(tmp_path / "links.csv", "query anchor", links)
     edges = {"query_edges": {"links": source}}
-    with pytest.raises(
-        DatasetError,
-        match=r"row 2, column 'query': .*354 rows name queries that",
-    ):
+    with pytest.raises(DatasetError, match=r"row 2, column 'query': .*354 rows name queries that"):
         _random_shop(tmp_path, **edges)
     normal = _random_shop(tmp_path, **edges, normalize_texts=True, skip_bad_rows=True)
     train = normal.read("queries/train")["text"].to_pylist()
@@ -429,8 +424,7 @@ def test_ctrl_c_passes_through_the_engine(where, tmp_path):
         return batches
 
     rows = pa.RecordBatchReader.from_batches(
-        pa.schema([("n", pa.int64())]),
-        (interrupt(pa.record_batch({"n": [n]})) for n in range(9)),
+        pa.schema([("n", pa.int64())]), (interrupt(pa.record_batch({"n": [n]})) for n in range(9))
     )
     with pytest.raises(KeyboardInterrupt), engine(tmp_path) as connection:
         if where == "stream":

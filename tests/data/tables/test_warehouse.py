@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -69,23 +70,18 @@ def tables(tmp_path: Path) -> Path:
     links += [("no such query", "anchor 1")]
     ad_links = [(int(draws.integers(45)), anchor) for _, anchor in links[:2000]]
     ad_links += [(UNKNOWN_AD, "anchor 1")]
-    columns = {
-        "clicks": _columns("query ad day", clicks),
-        "catalogue": _columns("ad text", catalogue),
-        "query_links": _columns("query anchor", links),
-        "ad_links": _columns("ad anchor", ad_links),
+    frames = {
+        "clicks": pd.DataFrame(clicks, columns=["query", "ad", "day"]),
+        "catalogue": pd.DataFrame(catalogue, columns=["ad", "text"]),
+        "query_links": pd.DataFrame(links, columns=["query", "anchor"]),
+        "ad_links": pd.DataFrame(ad_links, columns=["ad", "anchor"]),
     }
-    columns["clicks"]["day"] = [FIRST_DAY + timedelta(day) for day in columns["clicks"]["day"]]
+    frames["clicks"]["day"] = [FIRST_DAY + timedelta(day) for day in frames["clicks"]["day"]]
     for name in NAMES[2:]:
-        number = len(columns[name]["anchor"])
-        columns[name]["weight"] = draws.integers(1, 4, number).astype(float)
-    for name in NAMES:
-        pq.write_table(pa.table(columns[name]), tmp_path / f"{name}.parquet")
+        frames[name]["weight"] = draws.integers(1, 4, len(frames[name])).astype(float)
+    for name, frame in frames.items():
+        frame.to_parquet(tmp_path / f"{name}.parquet", index=False)
     return tmp_path
-
-
-def _columns(names: str, rows: list[tuple[Any, ...]]) -> dict[str, Any]:
-    return dict(zip(names.split(), map(list, zip(*rows, strict=True)), strict=True))
 
 
 def _hash_split(query: str) -> str:

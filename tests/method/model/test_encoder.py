@@ -156,10 +156,7 @@ def test_bf16_is_close_to_fp32(kind, encoder_path):
     [
         ("/nowhere/at/all", "no encoder folder at /nowhere/at/all"),
         ("./nowhere", "no encoder folder at ./nowhere"),
-        (
-            "package:no_such_package/model",
-            "is not installed; install it (pip install no-such-package)",
-        ),
+        ("package:no_such/model", "is not installed; install it (pip install no-such)"),
         ("package:", "write package:MODULE/FOLDER"),
         ("package:numpy/no_such_folder", "no_such_folder"),
     ],

@@ -15,7 +15,6 @@ from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
 from ramen_ray.method.training.state import restore_checkpoint
 
-KINDS = ["transformer", "bag"]
 OBJECTIVE = ramen_objective(TripletLoss(0.3, 4), {"links": 0.3}, {"links": 0.2})
 STEPS = 6
 CLOSE = {"rtol": 1e-6, "atol": 1e-7}
@@ -33,19 +32,11 @@ def _metrics(model: DualEncoder, data: Prepared) -> dict[str, float]:
     return evaluate(model, data, "test", Propensity())[0]
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def data(kind: str, prepared: Prepared, prepared_bag: Prepared) -> Prepared:
-    return prepared_bag if kind == "bag" else prepared
-
-
+@pytest.mark.parametrize("kind", ["transformer", "bag"])
 def test_losses_metrics_and_saved_weights_are_those_of_all_tokens(
-    kind, data, encoder_path, tmp_path
+    kind, encoder_path, tmp_path, request
 ):
+    data = request.getfixturevalue("prepared_bag" if kind == "bag" else "prepared")
     whole = _begin(data, build_encoder(kind, encoder_path), is_cut=False)
     cut = _begin(data, build_encoder(kind, encoder_path), is_cut=True)
     start = build_encoder(kind, encoder_path).token_embeddings

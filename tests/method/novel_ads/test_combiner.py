@@ -6,26 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramen_ray.method.novel_ads.representation import Combiner, CombinerKind
+from ramen_ray.method.novel_ads.representation import Combiner
 
 DIM, ADS, NEIGHBOURS = 6, 5, 3
-
-
-def _inputs() -> tuple[Tensor, Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(1)
-    text = torch.randn(ADS, DIM, generator=draw)
-    neighbours = torch.randn(ADS, NEIGHBOURS, DIM, generator=draw)
-    is_there = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]]).bool()
-    return text, neighbours, is_there
-
-
-def _random(kind: CombinerKind, heads: int = 2) -> Combiner:
-    torch.manual_seed(2)
-    combiner = Combiner(kind, DIM, heads).eval()
-    with torch.no_grad():
-        for parameter in combiner.parameters():
-            parameter.copy_(0.5 * torch.randn_like(parameter))
-    return combiner
 
 
 def _attend(combiner: Combiner, tokens: list[Tensor]) -> list[Tensor]:
@@ -56,9 +39,14 @@ def _layer(combiner: Combiner, tokens: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("kind", ["attention", "transformer", "mean"])
 def test_a_combiner_is_what_a_plain_loop_computes(kind):
-    combiner = _random(kind, heads=1)
-    text, neighbours, is_there = _inputs()
+    draw = torch.manual_seed(1)
+    combiner = Combiner(kind, DIM, heads=1).eval()
+    text = torch.randn(ADS, DIM, generator=draw)
+    neighbours = torch.randn(ADS, NEIGHBOURS, DIM, generator=draw)
+    is_there = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]]).bool()
     with torch.no_grad():
+        for parameter in combiner.parameters():
+            parameter.copy_(0.5 * torch.randn_like(parameter))
         found = combiner(text, neighbours, is_there)
         noise = torch.where(is_there[..., None], neighbours, torch.nan)
         assert torch.equal(combiner(text, noise, is_there), found), "what is not there"

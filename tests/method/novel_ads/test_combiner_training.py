@@ -119,12 +119,7 @@ class Training:
 
 RELEASE = overlay(
     CombineSettings(run=""),
-    {
-        "combiner.lr": 1e-3,
-        "combiner.epochs": 20,
-        "combiner.batch_size": 60,
-        "classifiers.lr": 1e-2,
-    },
+    {"combiner.lr": 1e-3, "combiner.epochs": 20, "combiner.batch_size": 60, "classifiers.lr": 1e-2},
 )
 DRAFT = overlay(
     RELEASE,

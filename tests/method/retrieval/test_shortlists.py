@@ -1,7 +1,5 @@
 """Shortlists, and the hard negatives that are drawn from them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,24 +7,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from support import rows_of
 
-from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
 from ramen_ray.method.sampling.batches import draw_hard_negatives
 
 
-@pytest.fixture(scope="module")
-def shortlists(prepared_bag: Prepared, encoder_path: Path, tmp_path_factory) -> np.ndarray:
-    file = tmp_path_factory.mktemp("shortlists") / "shortlists.npy"
-    write_shortlists(DualEncoder(build_bag(str(encoder_path))), prepared_bag, 12, file)
-    return open_shortlists(file)
-
-
 def test_shortlists_are_the_nearest_ads_without_the_positives_and_the_own_text(
-    shortlists, prepared_bag, encoder_path
+    prepared_bag, encoder_path, tmp_path
 ):
     encoder, data = DualEncoder(build_bag(str(encoder_path))), prepared_bag
+    write_shortlists(encoder, data, 12, tmp_path / "shortlists.npy")
+    shortlists = open_shortlists(tmp_path / "shortlists.npy")
     queries = encoder.embed_texts(data.queries["train"], np.arange(len(shortlists)))
     ads = encoder.embed_texts(data.ads, np.arange(len(data.ads)))
     assert shortlists.dtype == np.int32

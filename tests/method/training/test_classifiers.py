@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from short_runs import ConfiguredRun, run_two_workers
+from support import rows_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -66,13 +67,10 @@ def test_terms_equal_loops_over_the_printed_sums(config, prepared_bag):
     encoded = run.part.before(encode(run.model, inputs))
     losses = run.objective.losses(encoded, step=1)
     found = dict(zip(run.objective.names, losses.tolist(), strict=True))
-    clicks, batch = prepared_bag.clicks["train"], encoded.batch
+    clicks, batch = rows_of(prepared_bag.clicks["train"]), encoded.batch
     drawn = np.concatenate([batch.ads.ravel(), batch.hard_negatives.ravel()])
     pool = sorted({ad for ad in drawn.tolist() if ad >= 0})
-    clicked = [
-        set(clicks.indices[clicks.indptr[row] : clicks.indptr[row + 1]].tolist())
-        for row in batch.queries
-    ]
+    clicked = [set(clicks[row]) for row in batch.queries]
     assert any((ads & set(pool)) - set(own) for ads, own in zip(clicked, batch.ads, strict=True))
 
     pooled = {
@@ -206,11 +204,8 @@ def test_each_part_alone_learns_a_small_set_by_heart(part, config, prepared_bag)
     queries = run.model.embed_queries(texts, rows)
     ads = run.model.embed_ads(prepared_bag.ads, np.arange(len(prepared_bag.ads)))
     best = (queries @ ads.T).argmax(axis=1)
-    clicks = prepared_bag.clicks["train"]
-    hits = [
-        ad in clicks.indices[clicks.indptr[row] : clicks.indptr[row + 1]]
-        for row, ad in zip(rows, best, strict=True)
-    ]
+    clicks = rows_of(prepared_bag.clicks["train"])
+    hits = [ad in clicked for clicked, ad in zip(clicks, best.tolist(), strict=True)]
     assert np.mean(hits) > 0.9  # a few queries have the same words, but other clicks
 
 

@@ -51,10 +51,7 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def _inputs(
-    sampler: Sampler,
-    step: int,
-    objective: Objective = OBJECTIVE,
-    draws: DrawState | None = None,
+    sampler: Sampler, step: int, objective: Objective = OBJECTIVE, draws: DrawState | None = None
 ) -> StepInputs:
     """Return what a step computes on."""
     draws, steps = draws or DrawState(sampler.data.graphs), range(step, step + 1)
