@@ -217,7 +217,8 @@ def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path):
     assert merged == {f"q {n}": {"a b": 2.0} for n in range(30)}
 
 
-SPLIT = "2026-03-01"
+SPLIT, PART = "2026-03-01", Columns(query_split="part")
+BY_TIME = Splits(test_from=SPLIT)
 BAD_SETTINGS: dict[str, dict[str, Any]] = {
     "columns.clicks_query and columns.clicks_ad are both 'id'": {
         "columns": Columns(clicks_query="id", clicks_ad="id")
@@ -227,10 +228,7 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
     "min_click_weight is inf; it must be a number": {"min_click_weight": math.inf},
     "min_click_weight is -1; it must be a number": {"min_click_weight": -1.0},
     "splits.test_fraction is 0": {"splits": Splits(0.0, 0.2)},
-    "needs a column of times: set columns.clicks_time": {
-        "splits": Splits(test_from=SPLIT),
-        "columns": Columns(),
-    },
+    "needs a column of times: set columns.clicks_time": {"splits": BY_TIME, "columns": Columns()},
     "must be a time, not 'spring'": {"splits": Splits(test_from="spring")},
     "needs splits.test": {"splits": Splits(validation_from=SPLIT)},
     "needs splits.validation_from": {"splits": Splits(test_from=SPLIT, held_out="later-clicks")},
@@ -241,18 +239,9 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "clicks_from is '20260405', outside the years 1990 to 2100": {"clicks_from": "20260405"},
     "splits.test_from is '20260405', outside the years": {"splits": Splits(test_from="20260405")},
-    "columns.query_split needs the table that has it": {
-        "columns": Columns(query_split="part"),
-        "queries": None,
-    },
-    "columns.query_split and query_splits both say": {
-        "columns": Columns(query_split="part"),
-        "query_splits": "s.csv",
-    },
-    "query_splits and splits.test_from both say": {
-        "query_splits": "s.csv",
-        "splits": Splits(test_from=SPLIT),
-    },
+    "columns.query_split needs the table that has it": {"columns": PART, "queries": None},
+    "columns.query_split and query_splits both say": {"columns": PART, "query_splits": "s.csv"},
+    "query_splits and splits.test_from both say": {"query_splits": "s.csv", "splits": BY_TIME},
 }
 
 

@@ -125,11 +125,7 @@ MALFORMED: list[tuple[str, Change | bytes | None, list[str]]] = [
     (LINKS, _more("one more\n"), ["hyper_link_trn_X_Y.txt", "60 and 16 texts"]),
     (LINKS, None, ["raw_data/hyper_link.raw.txt or hyper_link"]),
     ("raw_data/test.raw.txt", _more("one more\n"), ["tst_X_Y.txt", "21 and 25 texts"]),
-    (
-        "raw_data/train.raw.txt",
-        None,
-        ["no train texts of any known layout", "trn.json.gz", "Y.trn"],
-    ),
+    (QUERIES, None, ["no train texts of any known layout", "trn.json.gz", "Y.trn"]),
     (ADS, b"\n \n", ["label.raw.txt", "no text"]),
     (ADS, None, ["label.raw.txt is missing", "layout oak"]),
     (ADS, _lines(*["größe".encode("cp1252")] * 25), ["25 lines are not UTF-8, too many", "iconv"]),
