@@ -68,9 +68,7 @@ def _prepare(path: Path, encoder: Path) -> Prepared:
     return pipeline.prepare(Dataset(path), path.parent / "cache", tokenizer)
 
 
-def test_a_job_logs_the_warnings_of_a_dataset_once(
-    cluster, copied, encoder_path, caplog, monkeypatch
-):
+def test_a_job_logs_warnings_of_a_dataset_once(cluster, copied, encoder_path, caplog, monkeypatch):
     set_cells("queries/test", "text", 0, "an old\ufffd heron")(copied)
     (copied / "spare.parquet").write_bytes(b"")
     monkeypatch.setattr(pipeline, "MAX_WARNINGS_SHOWN", 5)

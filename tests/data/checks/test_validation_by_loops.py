@@ -68,9 +68,7 @@ def _in_another_spelling(values):
     PAIRS,
     st.integers(1, 9),
 )
-def test_cross_table_findings_are_those_of_plain_loops(
-    train, test, ads, anchors, edges, filters, batch
-):
+def test_cross_table_findings_are_those_of_loops(train, test, ads, anchors, edges, filters, batch):
     def queries(rows):
         return query_table([text for text, _ in rows], [sorted(ad_ids) for _, ad_ids in rows])
 
@@ -195,9 +193,7 @@ def changes(draw: st.DrawFn) -> Change:
 
 @settings(max_examples=12)
 @given(made=st.lists(changes(), min_size=1, max_size=3))
-def test_any_damage_gives_findings_and_without_errors_a_dataset_can_be_trained_on(
-    dataset_path, encoder_path, made
-):
+def test_damage_gives_findings_or_data_that_can_be_prepared(dataset_path, encoder_path, made):
     with tempfile.TemporaryDirectory() as folder:
         path = shutil.copytree(dataset_path, Path(folder) / "changed")
         for change in made:

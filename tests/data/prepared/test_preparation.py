@@ -105,9 +105,7 @@ def _with_weights(path: Path, folder: Path, weight_of: Callable[[int, int], floa
 
 
 @pytest.mark.parametrize("num_blocks", [1, 7])
-def test_train_clicks_keep_their_weights(
-    prepared, dataset_path, encoder_path, tmp_path, num_blocks
-):
+def test_clicks_keep_their_weights(prepared, dataset_path, encoder_path, tmp_path, num_blocks):
     def weight_of(query: int, ad: int) -> float:
         return 1 + query % 3 + ad / 4
 
@@ -295,9 +293,7 @@ def _prepared_of(
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_unknown_tokens_and_texts_of_the_same_tokens_are_counted_and_told(
-    special, encoder_path, tmp_path
-):
+def test_unknown_tokens_and_texts_of_the_same_tokens_are_counted(special, encoder_path, tmp_path):
     thai, long = ["\u0e40\u0e08\u0e49\u0e2d", "\u0e19\u0e01"], "robin" + " old" * MAX_LENGTH
     texts = ["robin", "Robin", " ".join(thai), f"robin {thai[1]}", long, f"{long} rare"]
     found = _prepared_of(["old robin", "robin"], texts, encoder_path, tmp_path, special)
@@ -320,9 +316,7 @@ def test_unknown_tokens_and_texts_of_the_same_tokens_are_counted_and_told(
     ]
 
 
-def test_texts_in_a_language_that_the_vocabulary_lacks_are_not_trained_on(
-    encoder_path, prepared, tmp_path
-):
+def test_texts_in_a_language_the_vocabulary_lacks_are_refused(encoder_path, prepared, tmp_path):
     check_vocabulary(tiny(), prepared)
     thai = ["\u0e40\u0e08\u0e49\u0e2d", "\u0e19\u0e01 robin"]
     found = _prepared_of(thai, ["robin", "old robin"], encoder_path, tmp_path, special=True)

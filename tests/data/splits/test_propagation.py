@@ -171,9 +171,7 @@ def test_hubs_are_left_out(tmp_path):
         (["--dataset", "no/such/folder"], "there is no dataset directory at"),
     ],
 )
-def test_what_cannot_be_propagated_is_one_clear_line(
-    flags, message, dataset_path, tmp_path, refused
-):
+def test_what_cannot_be_propagated_is_one_line(flags, message, dataset_path, tmp_path, refused):
     known = ["--dataset", dataset_path, "--output", tmp_path / "output"]
     assert message in refused(ingest, "propagate", *known, *flags)
     assert list(tmp_path.iterdir()) == []

@@ -105,9 +105,7 @@ EDGE_ROWS = st.lists(
 
 @settings(max_examples=7, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=EDGE_ROWS, rows_per_batch=st.integers(1, 40), listed=st.booleans())
-def test_edges_in_batches_are_those_of_a_plain_loop(
-    rows, rows_per_batch, listed, path, tmp_path_factory
-):
+def test_edges_in_batches_are_those_of_a_loop(rows, rows_per_batch, listed, path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("edges")
     expected: dict[tuple[int, str], float] = defaultdict(float)
     for query, anchor, weight in rows:
@@ -300,9 +298,7 @@ def test_held_out_queries_bring_no_edges(path, tmp_path):
     assert {node for node, _ in _edges(path, "query")} == {0, 1, 2, 3}
 
 
-def test_the_users_ids_take_precedence_over_texts_also_those_of_held_out_queries(
-    path_with_ids, tmp_path
-):
+def test_the_users_ids_precede_texts_also_those_of_held_out_queries(path_with_ids, tmp_path):
     links = pd.DataFrame({"q": ["7", "red shoes", "blue hat", "8"], "to": [*"abcd"]})
     source = write_frame(links, tmp_path / "links.csv")
     counts = _add(path_with_ids, query_edges=source, edges_query="q", edges_anchor="to")

@@ -33,9 +33,7 @@ def _metrics(model: DualEncoder, data: Prepared) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind", ["transformer", "bag"])
-def test_losses_metrics_and_saved_weights_are_those_of_all_tokens(
-    kind, encoder_path, tmp_path, request
-):
+def test_losses_metrics_and_weights_are_those_of_all_tokens(kind, encoder_path, tmp_path, request):
     data = request.getfixturevalue("prepared_bag" if kind == "bag" else "prepared")
     whole = _begin(data, build_encoder(kind, encoder_path), is_cut=False)
     cut = _begin(data, build_encoder(kind, encoder_path), is_cut=True)

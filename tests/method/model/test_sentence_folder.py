@@ -115,9 +115,7 @@ DENSES = {
     ("name", "pooling", "dense"),
     [*product(MODELS, ["mean", "cls"], ["none"]), *product(["Bert"], ["mean"], list(DENSES)[1:])],
 )
-def test_what_sentence_transformers_saved_is_encoded_as_there_and_back(
-    name, pooling, dense, tmp_path
-):
+def test_what_sentence_transformers_saved_is_encoded_alike_and_back(name, pooling, dense, tmp_path):
     _theirs(_plain(tmp_path / "plain", name), pooling, *DENSES[dense]()).save(
         str(tmp_path / "theirs")
     )
@@ -418,9 +416,7 @@ def test_a_folder_of_the_hub_is_read_alike(tmp_path, monkeypatch, caplog):
     assert "'mine/tiny': cannot ask the hub for modules.json" in caplog.text
 
 
-def test_an_encoder_that_cannot_be_trained_as_it_is_is_refused_at_the_start(
-    dataset_path, tmp_path, caplog
-):
+def test_an_encoder_that_cannot_be_trained_is_refused_at_the_start(dataset_path, tmp_path, caplog):
     plain = {name: _plain(tmp_path / name, name) for name in ("Bert", "Roberta")}
     no_padding = _plain(tmp_path / "no padding", "Bert", _tokenizer())
     folders = {

@@ -34,9 +34,7 @@ def _orders_of_workers(num_queries, batch_size, seed, epoch, num_workers):
 
 
 @given(shapes(), st.sampled_from([2, 4]))
-def test_an_epoch_takes_each_query_once_but_for_a_remainder_whatever_the_workers(
-    shape, num_workers
-):
+def test_an_epoch_takes_each_query_once_but_a_remainder_whatever_the_workers(shape, num_workers):
     num_queries, batch_size, _, _ = shape
     orders = _orders_of_workers(*shape, num_workers)
     (whole,) = _orders_of_workers(*shape, 1)
@@ -77,9 +75,7 @@ def _nodes(batch: Batch) -> np.ndarray:
 @pytest.mark.parametrize(
     ("clustered", "nodes"), [(False, "all"), (False, "rare"), (True, "clicked")]
 )
-def test_global_batches_do_not_depend_on_the_workers(
-    prepared, num_workers, clustered, nodes, monkeypatch
-):
+def test_batches_do_not_depend_on_the_workers(prepared, num_workers, clustered, nodes, monkeypatch):
     data = TrainingData.from_prepared(prepared, REGULARIZERS)
     num_queries, draw = len(data.query_ids), np.random.default_rng(0)
     clusters = batches.Clusters(draw.permutation(num_queries), 8) if clustered else None

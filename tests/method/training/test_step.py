@@ -55,9 +55,7 @@ class Shift(StepPart):
         return draws
 
 
-def test_a_part_from_outside_adds_to_a_batch_learns_and_is_restored(
-    prepared_bag, encoder_path, tmp_path
-):
+def test_a_part_from_outside_adds_learns_and_is_restored(prepared_bag, encoder_path, tmp_path):
     """Its term pulls the mean query, moved by the vector, towards ones; the vector gets there."""
     task = [
         Term("pull", 1.0, lambda encoded: (encoded.added["moved"] - 1).square().sum(dim=1).mean())
