@@ -109,14 +109,13 @@ def test_an_error_is_raised_in_the_place_of_its_item():
 
 
 def test_a_thread_makes_the_same_inputs(prepared_bag):
-    sampler = _sampler(prepared_bag)
-    _assert_same_ahead(sampler, range(1, 3 * sampler.steps_per_epoch))
+    _assert_same_ahead(prepared_bag, range(1, 3 * _sampler(prepared_bag).steps_per_epoch))
 
 
-def _assert_same_ahead(sampler: Sampler, steps: range) -> None:
+def _assert_same_ahead(data: Prepared, steps: range) -> None:
     plain, ahead = (
         [_arrays(inputs) for inputs in of(_made(sampler, _sources(sampler), steps))]
-        for of in (iter, prefetched)
+        for of, sampler in ((iter, _sampler(data)), (prefetched, _sampler(data)))
     )
     assert len(plain) == len(steps)
     assert ahead == plain
@@ -125,7 +124,7 @@ def _assert_same_ahead(sampler: Sampler, steps: range) -> None:
 
 def _worker(rank: int, folder: Path, prepared: Path, encoder: Path) -> None:
     sampler = _sampler(Prepared(prepared))
-    _assert_same_ahead(sampler, range(5))
+    _assert_same_ahead(Prepared(prepared), range(5))
     losses = [_train(sampler, encoder, on) for on in (False, True)]
     assert losses[0] == losses[1]
     assert not _threads()
