@@ -9,13 +9,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
+from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.told import beside
 
 if TYPE_CHECKING:  # gpu_step runs where pydantic is missing
     from ramen_ray.config import EncoderConfig
@@ -171,7 +172,7 @@ def sampled() -> Iterator[dict[str, float]]:
     ``driver_own`` and ``below`` what is not shared.
     """
     found = dict.fromkeys(("driver", "driver_own", "below", "object_store", "processor_s"), 0.0)
-    here, used, stop = psutil.Process(), dict[psutil.Process, float](), threading.Event()
+    here, used = psutil.Process(), dict[psutil.Process, float]()
     stored_before = shutil.disk_usage("/dev/shm").used
 
     def look() -> None:
@@ -185,20 +186,16 @@ def sampled() -> Iterator[dict[str, float]]:
         now["object_store"] = shutil.disk_usage("/dev/shm").used - stored_before
         found.update({name: max(value, found[name]) for name, value in now.items()})
 
-    def sample() -> None:
-        while not stop.wait(0.2):
+    def sample(ended: Event) -> None:
+        while not ended.wait(0.2):
             look()
 
     look()
-    before, thread = sum(used.values()), threading.Thread(target=sample)
-    thread.start()
-    try:
+    before = sum(used.values())
+    with beside(sample):
         yield found
-    finally:
-        stop.set()
-        thread.join()
-        look()
-        found["processor_s"] = sum(used.values()) - before
+    look()
+    found["processor_s"] = sum(used.values()) - before
 
 
 def prepared(dataset: str, encoder: "EncoderConfig") -> Prepared:

@@ -13,11 +13,11 @@ import http.client
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from benchmarks.retriever import DATASET, logged, make_retriever
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.presets import MINILM
+from ramen_ray.told import beside
 
 JSON, PATIENCE_S = "application/json", 120
 Request = tuple[bytes, str]
@@ -78,19 +80,18 @@ def serving(folder: Path, uri: str) -> Iterator[tuple[int, psutil.Process]]:
             env=environment,
             stdout=said,
             stderr=said,
+            start_new_session=True,
         )
-    server = psutil.Process(started.pid)
     try:
         while started.poll() is None:
             with suppress(OSError):
                 if post(port, single("a query"))[0] == 200:
                     break
             time.sleep(0.5)
-        yield port, server
+        yield port, psutil.Process(started.pid)
     finally:
-        for process in [*server.children(recursive=True), server]:
-            with suppress(psutil.NoSuchProcess):
-                process.terminate()
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGTERM)
         started.wait()
 
 
@@ -114,18 +115,14 @@ def measure(
     server: psutil.Process, clients: int, ask: Callable[[int], list[Answered | int]]
 ) -> dict[str, Any]:
     """Run a round of all clients; returns its times, statuses and the server's memory."""
-    most, stop = [0.0], threading.Event()
+    most = [0.0]
 
-    def watch() -> None:
-        while not stop.wait(0.2):
+    def watch(ended: Event) -> None:
+        while not ended.wait(0.2):
             most.append(memory_mb(server))
 
-    watching = threading.Thread(target=watch)
-    watching.start()
-    with ThreadPoolExecutor(clients) as pool:
+    with beside(watch), ThreadPoolExecutor(clients) as pool:
         found = [one for of_client in pool.map(ask, range(clients)) for one in of_client]
-    stop.set()
-    watching.join()
     single_ms = [one[1] for one in found if isinstance(one, tuple) and one[0] == 200]
     p50, p99 = np.quantile(single_ms, (0.5, 0.99)).tolist()
     failed = sum(isinstance(one, tuple) and one[0] != 200 for one in found)
