@@ -22,14 +22,13 @@ import torch
 
 from benchmarks.common import finish, options
 from benchmarks.graph_gain import GraphVariant, dataset_of, measured
-from benchmarks.in_process import Run, begin_on, dealt, renewed
+from benchmarks.in_process import Run, all_steps, begin_on, dealt
 from benchmarks.tables import compared, write
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData, anchor_table
-from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.run.build import build_objective
 from ramen_ray.presets import bag_unidec, linked_sets
 
@@ -97,18 +96,13 @@ def judged(config: RunConfig, side: str) -> list[dict[str, str]]:
     run = silent(with_sets([f"{one} {kind}" for one in sets for kind in KINDS]), with_sets(sets))
     (adaptive,) = [part for part in run.state.parts if isinstance(part, AdaptiveWeights)]
     pulling, most = dict[str, float](), dict[str, float]()
-    steps = run.sampler.steps_per_epoch
     start = adaptive.save(run.data.path)
-    run.state.advance()
-    for epoch in range(config.training.epochs):
-        run.state.draws = renewed(run, run.state.draws, epoch)
-        for _ in train_steps(run.state, run.sampler, run.objective, steps * (epoch + 1)):
-            for name, earned in adaptive.save(run.data.path).items():
-                powers = math.log10(earned / start[name])
-                most[name] = max(most.get(name, 0.0), powers)
-                if powers >= 1:
-                    pulling.setdefault(name, run.state.step / steps)
-        run.state.advance()
+    for _ in all_steps(run):
+        for name, earned in adaptive.save(run.data.path).items():
+            powers = math.log10(earned / start[name])
+            most[name] = max(most.get(name, 0.0), powers)
+            if powers >= 1:
+                pulling.setdefault(name, run.state.step / run.sampler.steps_per_epoch)
     lines = []
     for term in run.objective.terms:
         if term.regularizer is not None:

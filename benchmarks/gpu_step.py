@@ -36,17 +36,9 @@ from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.heads import Classifiers, Head
+from ramen_ray.method.objectives import terms
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
-from ramen_ray.method.objectives.terms import (
-    Objective,
-    bce_term,
-    classifier_reverse_term,
-    classifier_term,
-    ramen_objective,
-    reverse_term,
-    task_term,
-)
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
@@ -67,8 +59,9 @@ WARMUP_STEPS = 2
 scheduled = partial(build_schedule, warmup_steps=10, total_steps=10_000)
 WEIGHTS = dict.fromkeys(("links", "categories"), 0.1)
 SOFTMAX = SoftmaxLoss(0.05)
-TASK = [task_term(SOFTMAX), reverse_term(SOFTMAX, 0.5), bce_term(1.0, 0.5)]
-TASK += [build(SoftmaxLoss(1.0), 0.5) for build in (classifier_term, classifier_reverse_term)]
+OF_CLASSIFIERS = (terms.classifier_term, terms.classifier_reverse_term)
+TASK = [terms.task_term(SOFTMAX), terms.reverse_term(SOFTMAX, 0.5), terms.bce_term(1.0, 0.5)]
+TASK += [build(SoftmaxLoss(1.0), 0.5) for build in OF_CLASSIFIERS]
 
 
 def main() -> int:
@@ -168,7 +161,7 @@ class Run:
 
     state: TrainState
     sampler: Sampler
-    objective: Objective
+    objective: terms.Objective
     clock: Clock
 
 
@@ -184,7 +177,7 @@ def _build(
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
     model = DualEncoder(TransformerEncoder(backbone, tokenizer)).to(device)
-    objective = ramen_objective(TripletLoss(0.3, 10), weights, weights, task=TASK * has_all)
+    objective = terms.ramen_objective(TripletLoss(0.3, 10), weights, weights, task=TASK * has_all)
     data = made_data(num_texts, 3, dict.fromkeys(objective.regularizers, 3))
     clock = Clock(device)
     parts: list[StepPart] = [clock]

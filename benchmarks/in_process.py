@@ -1,11 +1,12 @@
 """A whole training in this process, without Ray: for benchmarks of many short runs."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.csr import Csr
@@ -81,15 +82,21 @@ def begin_on(training_data: TrainingData, config: RunConfig, data: Prepared) -> 
 
 def train_all_epochs(run: Run) -> DualEncoder:
     """Train a run to its last epoch; returns its model."""
-    config, state, steps_per_epoch = run.config, run.state, run.sampler.steps_per_epoch
-    state.advance()
-    for epoch in range(config.training.epochs):
-        state.draws = renewed(run, state.draws, epoch)
-        list(train_steps(state, run.sampler, run.objective, steps_per_epoch * (epoch + 1)))
-        state.advance()
+    for _ in all_steps(run):
+        pass
     encoder = run.model.encoder
     encoder.set_token_table(encoder.token_table.whole())
     return run.model
+
+
+def all_steps(run: Run) -> Iterator[Tensor]:
+    """Train a run to its last epoch; yields after each step."""
+    state, steps_per_epoch = run.state, run.sampler.steps_per_epoch
+    state.advance()
+    for epoch in range(run.config.training.epochs):
+        state.draws = renewed(run, state.draws, epoch)
+        yield from train_steps(state, run.sampler, run.objective, steps_per_epoch * (epoch + 1))
+        state.advance()
 
 
 def renewed(run: Run, draws: DrawState, epoch: int) -> DrawState:

@@ -207,11 +207,9 @@ def measure(
     threads, splits = how
     corpus = Corpus.read(dataset)
     before = psutil.Process().memory_info().rss
-    started = time.monotonic()
     with sampled() as found:
         fitted = rival.fit(corpus, prepared, settings, seed, threads)
     figures = {
-        "seconds": time.monotonic() - started,
         "processor_s": found["processor_s"],
         "memory_bytes": max(found["driver"] - before, 0) + found["below"],
         "model_bytes": fitted.model_bytes,
