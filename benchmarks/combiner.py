@@ -1,17 +1,13 @@
 """What graphs and combiners bring for new ads on the built-in datasets.
 
-Zero-shot splits of each set (a tenth of the ads novel, seeds 0, 1, ...). On each, encoders are
-trained, with the split's seed: the base and RAMEN; RAMEN with the novel ads' edges kept; the base
-with a revealed click of each novel ad; and the first two without the train queries that have a
-novel ad's text. On the first two also seen ads' own classifiers, sums and the maximum of text and
-neighbours, and IRENE's combiner in both variants, the draft's also at ten times the rate in four
-times the epochs (trained longer) and of neighbours' texts in place of their classifiers, without
-and with the revealed clicks; on the first splits only, as these take longest. Every encoder is
-kept, so that the same command continues where it was stopped. In this process, without Ray Train.
-Sets may be made ones (benchmarks.made_sets). Text alone is compared with that of the base, others
-with the text alone of their encoder. With `--true-neighbours` the base only, with what true
-neighbours in place of the nearest by text would bring. `ratio` is R@10 of new ads of the last row
-over the first, of the last set.
+Zero-shot splits of each set, which may be a made one (benchmarks.made_sets). On each, the encoders
+ENCODERS are trained, with the split's seed; on the first splits also seen ads' own classifiers,
+sums and the maximum of text and neighbours, and IRENE's combiner in both variants, the draft's also
+at ten times the rate in four times the epochs (trained longer) and of neighbours' texts in place of
+their classifiers, without and with the revealed clicks. Every run is kept, so that the same command
+goes on. Text alone is compared with that of the base, others with the text alone of their encoder.
+With `--true-neighbours` the base only, with what true neighbours in place of the nearest by text
+would bring. `ratio` is R@10 of new ads of the last row over the first, of the last set.
 
     python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 40]
         [--encoders base RAMEN] [--into docs/evidence]

@@ -1,12 +1,11 @@
 """Which graphs earn a pull: good, half-random, shuffled and misleading ones, of ads and of queries.
 
 The preset bag-unidec trains without a graph, while graphs of every kind beside it are measured as
-adaptive λ measures them, but never pull; so one training judges all of a side. *Shuffled* has the
-anchors of all edges dealt out anew, *half-random* those of half; in *misleading*, nodes that share
-anchors do so as before, but every node has those of another. The table has the epoch from which a
-graph would pull, if ever, and the most that it earned, in powers of ten of its start; it pulls from
-1 on. `ratio` is the most that a shuffled or misleading graph earned. With `--train`, good and
-half-random graphs of ads do pull, and a second table has what they bring on validation and test.
+adaptive λ measures them, but never pull; so one training judges all of a side. In *misleading*
+graphs every node has the anchors of another. The table has the epoch from which a graph would pull,
+if ever, and the most that it earned, in powers of ten of its start; it pulls from 1 on. `ratio` is
+the most that a shuffled or misleading graph earned. With `--train`, good and half-random graphs of
+ads do pull, and a second table has what they bring on validation and test.
 
     python -m benchmarks.earned [--sets rdocs foldoc debian] [--into docs/evidence]
         [--train] [--seeds 3]

@@ -1,11 +1,10 @@
 """The training step on a GPU: share of the bf16 matmul rate, time by part, memory. Needs no Ray.
 
-A DistilBERT-size encoder with random weights, batch 1024, generated texts of 3 to 12 tokens, two
-anchor sets, bf16 autocast. `ratio` compares the step's useful operations (6 per token and encoder
-weight, plus attention; tokens of distinct texts, no padding) per second with those of a large bf16
-matrix product. Steps whose next batch is made on a thread meanwhile, steps without, steps that also
-have classifiers, losses from ads to queries and adaptive λ, steps without a graph, and products are
-measured in turns; `--compiled` adds steps of an encoder that torch.compile compiled.
+A DistilBERT-size encoder with random weights, generated texts of 3 to 12 tokens, two anchor sets,
+bf16 autocast. `ratio` compares the step's useful operations (6 per token and encoder weight, plus
+attention; no padding) per second with those of a large bf16 matrix product. `step_with_all` also
+has classifiers, losses from ads to queries and adaptive λ; `step_without_thread` makes no batch
+meanwhile; `--compiled` adds an encoder that torch.compile compiled.
 By part: `host_` is how long the processor was at it, of `inputs` how long it waited for them, and
 `device_` how long the GPU was. The host is ahead of the GPU if `ms_per_step` is the GPU's sum.
 

@@ -2,11 +2,9 @@
 
 The preset bag-ramen without walk and pruning, in batch, under both protocols (strict, as
 published); beside it the other bases, walk, pruning, a quarter of the clicks, shuffled edges and
-AugGT. `--parts` has unidec without each of its parts in their place. In this process, one thread,
-without Ray Train. Every run is kept, so that the same command continues where it was stopped. The
-table has the metrics of each variant and, where it is compared with a base, differences with 95 %
-intervals over queries and seeds. `ratio` is R@10 of the second variant (the preset's recipe) over
-the first (its base), of the last dataset.
+AugGT. `--parts` has unidec without each of its parts in their place. Every run is kept, so that the
+same command goes on. `ratio` is R@10 of the second variant (the preset's recipe) over the first
+(its base), of the last dataset.
 
     python -m benchmarks.graph_gain [--sets foldoc debian rdocs] [--seeds 3] [--split test]
         [--parts] [--into docs/evidence]

@@ -2,10 +2,8 @@
 
 Both sides train all-MiniLM-L6-v2 (all six layers, fp32, at most 32 tokens, 2 CPU threads, fused
 AdamW) on the same batches of 256 query-ad pairs: ours by `train_steps` with the triplet loss and no
-graph, theirs by `SentenceTransformerTrainer` with `MultipleNegativesRankingLoss` and with saving,
-evaluation, logging and gradient clipping off. Rounds alternate; the first steps of each round are
-not timed. `ratio` is our queries per second over theirs on the last set; debian has longer texts.
-`--precision bf16` has both sides under bf16 autocast.
+graph, theirs by `SentenceTransformerTrainer` with `MultipleNegativesRankingLoss`. `ratio` is our
+queries per second over theirs on the last set. `--precision bf16` has both under bf16 autocast.
 
     python -m benchmarks.sentence_transformers [--rounds 3] [--steps 6] [--sets debian foldoc]
 """

@@ -1,12 +1,11 @@
 """The packages that a user may have today beside ours: quality, seconds, memory, size, speed.
 
-Rivals: TF-IDF, BM25, MiniLM zero-shot; sentence-transformers' trainer; PECOS XR-Linear, napkinXC
-PLT, omikuji's Parabel and Bonsai, in environments that are made by name and version; and our bases,
-each with and without RAMEN, OAK and AugGT. All get the same queries, ads and clicks, lose the same
-filter pairs, and are measured by the same code. Settings are chosen on validation by P@1 + R@10,
-within the same budget of processor seconds for each; test is asked once. Every try and every run is
-kept, so that the same command continues where it was stopped. `ratio` is the P@1 of the best of
-ours over that of the best rival, both by validation, on the last dataset.
+Rivals: lexical search, sentence-transformers' trainer, label trees in environments of their own,
+and our bases, each with and without RAMEN, OAK and AugGT. All get the same queries, ads and clicks,
+lose the same filter pairs, and are measured by the same code. Settings are chosen on validation
+within the same budget for each; test is asked once. Every try and every run is kept, so that the
+same command goes on. `ratio` is the P@1 of the best of ours over that of the best rival, both by
+validation, on the last dataset.
 
     python -m benchmarks.peers [--sets foldoc debian rdocs] [--seeds 3] [--rivals NAME ...]
         [--into docs/evidence]
