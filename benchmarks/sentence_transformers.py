@@ -87,8 +87,7 @@ def run_ours(config: RunConfig, data: Prepared, steps: int, use_bf16: bool) -> d
 
 
 def run_theirs(pairs: Pairs, use_bf16: bool) -> dict[str, float]:
-    model = minilm()
-    ends: list[float] = []
+    model, ends = minilm(), list[float]()
     clock = TrainerCallback()
     clock.on_step_end = lambda *_, **__: ends.append(time.perf_counter())
     with tempfile.TemporaryDirectory() as folder:
@@ -103,13 +102,8 @@ def run_theirs(pairs: Pairs, use_bf16: bool) -> dict[str, float]:
             max_grad_norm=0.0,
             bf16=use_bf16,
         )
-        SentenceTransformerTrainer(
-            model=model,
-            args=arguments,
-            train_dataset=pairs,
-            loss=MultipleNegativesRankingLoss(model),
-            callbacks=[clock],
-        ).train()
+        loss = MultipleNegativesRankingLoss(model)
+        SentenceTransformerTrainer(model, arguments, pairs, loss=loss, callbacks=[clock]).train()
     return _rate(ends)
 
 

@@ -114,12 +114,8 @@ def fit_trained(corpus: Corpus, _: None, settings: Settings, seed: int, threads:
             batch_sampler=BatchSamplers.NO_DUPLICATES,
             seed=seed,
         )
-        SentenceTransformerTrainer(
-            model=model,
-            args=arguments,
-            train_dataset=pairs,
-            loss=LOSSES[settings["loss"]](model),
-        ).train()
+        loss = LOSSES[settings["loss"]](model)
+        SentenceTransformerTrainer(model, arguments, pairs, loss=loss).train()
     return Embedded(model, corpus.ads)
 
 

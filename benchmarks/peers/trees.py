@@ -35,11 +35,11 @@ class Environment:
     """Packages by name and version; nothing else is installed, so all that is needed is named."""
 
     name: str
-    packages: tuple[str, ...]
+    packages: str
 
     def python(self, _: Corpus) -> Path:
         """Return its Python, made now by uv (pip install uv) or earlier."""
-        key = hashlib.blake2b(" ".join(self.packages).encode(), digest_size=4).hexdigest()
+        key = hashlib.blake2b(self.packages.encode(), digest_size=4).hexdigest()
         folder = ENVIRONMENTS / f"{self.name}-{key}"
         if not folder.exists():
             ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
@@ -47,27 +47,21 @@ class Environment:
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
             run_python("-m", "uv", "venv", "--relocatable", "--python", version, aside / "made")
             to = ("--no-deps", "--python", aside / "made" / "bin" / "python")
-            run_python("-m", "uv", "pip", "install", *to, *self.packages)
+            run_python("-m", "uv", "pip", "install", *to, *self.packages.split())
             (aside / "made").rename(folder)
             aside.rmdir()
         return folder / "bin" / "python"
 
 
-NUMERIC = ("numpy==2.4.6", "scipy==1.17.1")
+NUMERIC = "numpy==2.4.6 scipy==1.17.1"
 PECOS = Environment(
     "pecos",  # its other dependencies serve its transformers only
-    (
-        "libpecos==1.2.8",
-        "numpy==1.26.4",
-        "scipy==1.13.1",
-        "scikit-learn==1.5.2",
-        "joblib==1.4.2",
-        "threadpoolctl==3.5.0",
-    ),
+    "libpecos==1.2.8 numpy==1.26.4 scipy==1.13.1 scikit-learn==1.5.2 joblib==1.4.2 "
+    "threadpoolctl==3.5.0",
 )
-NAPKINXC = Environment("napkinxc", ("napkinxc==0.7.2", *NUMERIC))
+NAPKINXC = Environment("napkinxc", f"napkinxc==0.7.2 {NUMERIC}")
 OMIKUJI = Environment(
-    "omikuji", ("omikuji==0.5.2", "milksnake==0.1.6", "cffi==2.1.1", "pycparser==3.12", *NUMERIC)
+    "omikuji", f"omikuji==0.5.2 milksnake==0.1.6 cffi==2.1.1 pycparser==3.12 {NUMERIC}"
 )
 
 

@@ -37,10 +37,7 @@ from ramen_ray.data.store.dataset import Dataset
 DATA = {"text_s": "texts", "edge_s": "edges"}
 COUNTED = {
     "clicks": {"row_s": "rows"},
-    "edges": DATA,
-    "validate": DATA,
-    "describe": DATA,
-    "prepare": DATA,
+    **dict.fromkeys(("edges", "validate", "describe", "prepare"), DATA),
     "walk": {"hop_s": "rows"},
     "train": {"text_s": "texts", "pair_s": "pairs"},
     "prune": {"edge_s": "rows"},
