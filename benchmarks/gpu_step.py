@@ -165,10 +165,7 @@ class Run:
 
 
 def _build(
-    device: torch.device,
-    smoke: bool,
-    has_all: bool = False,
-    weights: Mapping[str, float] = WEIGHTS,
+    device: torch.device, smoke: bool, has_all: bool = False, weights: Mapping[str, float] = WEIGHTS
 ) -> Run:
     num_texts, batch = (2_000, 32) if smoke else (NUM_TEXTS, BATCH_SIZE)
     sizes = {"n_layers": 1, "dim": 64, "hidden_dim": 128, "n_heads": 4} if smoke else {}

@@ -77,10 +77,7 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 def _forest(
-    name: str,
-    lines: Mapping[str, str],
-    meaning: str,
-    metrics: tuple[str, str] = ("P@1", "R@10"),
+    name: str, lines: Mapping[str, str], meaning: str, metrics: tuple[str, str] = ("P@1", "R@10")
 ) -> None:
     """Draw differences with their intervals, for each line and dataset."""
     found: dict[tuple[str, str, str], dict[str, str]] = {}
