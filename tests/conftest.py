@@ -322,6 +322,20 @@ def small_run(
 
 
 @pytest.fixture(scope="module")
+def config(request: pytest.FixtureRequest, small_run: RunConfig) -> RunConfig:
+    """The run of a module, whose ``CHANGES`` are those of a small run."""
+    return overlay(small_run, request.module.CHANGES)
+
+
+@pytest.fixture(scope="module")
+def unharmed(cluster: None, config: RunConfig) -> Any:
+    """What the run of a module gives where nothing disturbs it."""
+    from ramen_ray.orchestration.run.fit import fit
+
+    return fit(overlay(config, {"name": "unharmed"}))
+
+
+@pytest.fixture(scope="module")
 def cluster() -> None:
     """A Ray cluster in this process, all of whose CPUs are free.
 

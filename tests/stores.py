@@ -1,12 +1,18 @@
 """A store with retrievers that were made by hand, some better than others."""
 
-from collections.abc import Callable
+import json
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from conftest import free_port
 from mlflow.tracking import MlflowClient
-from support import MAX_LENGTH
+from support import MAX_LENGTH, PATIENCE_S, running
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -19,6 +25,28 @@ from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run
 
 BLIND = 1000.0  # all texts are alike
+FLAT = RetrieverSettings("flat", MAX_LENGTH, 1.0)
+
+
+@contextmanager
+def served_by_mlflow(uri: str, log: Path, **options: Any) -> Iterator[Callable[..., Any]]:
+    """Serve a model until the block ends; yields what posts a request, and returns predictions."""
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local"]
+    command += ["--model-uri", uri, "--host", "127.0.0.1", "--port", str(port)]
+
+    def post(body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            f"{address}/invocations",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return json.load(answer)["predictions"]
+
+    with running(command, log, f"{address}/ping", **options):
+        yield post
 
 
 @dataclass
@@ -58,13 +86,7 @@ class Store:
         self.model(noise).save(folder / "model", MAX_LENGTH)
         opened = Dataset(dataset)
         made = folder / "made"
-        write_retriever(
-            made,
-            load_model(folder / "model"),
-            opened,
-            self.data,
-            RetrieverSettings("flat", MAX_LENGTH, 1.0),
-        )
+        write_retriever(made, load_model(folder / "model"), opened, self.data, FLAT)
         metadata = {"dataset_fingerprint": opened.fingerprint, "num_ads": 40}
         log_retriever(run, made, ["robin"], metadata)
         run.log_metrics({"best/validation/R@10": 1 / (1 + noise)})

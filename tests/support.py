@@ -14,10 +14,11 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -45,6 +46,8 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.reading import loading
+
+Ended = TypeVar("Ended")
 
 ROOT = Path(__file__).parent.parent
 MAX_LENGTH = 16
@@ -92,15 +95,46 @@ def begin_training(config: RunConfig, folder: Path, **options: Any) -> subproces
     return subprocess.Popen(command, cwd=ROOT, **options)
 
 
-def kill_train_worker() -> bool:
-    """Kill a worker that trains below this process; says whether there was one."""
+def kill_process(*words: str) -> bool:
+    """Kill a process below this one whose command has a word; says whether there was one."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             command = " ".join(process.cmdline())
-            if "RayTrainWorker" in command or "train_alone" in command:
+            if any(word in command for word in words):
                 process.kill()
                 return True
     return False
+
+
+def kill_train_worker() -> bool:
+    """Kill a worker that trains below this process; says whether there was one."""
+    return kill_process("RayTrainWorker", "train_alone")
+
+
+def meanwhile(disturb: Callable[[], object], job: Callable[[], Ended]) -> Ended:
+    """Do a job, and ``disturb()`` in another thread, which must succeed."""
+    with ThreadPoolExecutor(1) as pool:
+        disturbed = pool.submit(disturb)
+        ended = job()
+        disturbed.result()
+    return ended
+
+
+def ended_by(number: int, code: str, **environment: str) -> tuple[int, str]:
+    """Run code, and send it a signal when it has printed "begun"; returns its code and errors."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "begun\n"
+        job.send_signal(number)
+        _, said = job.communicate(timeout=PATIENCE_S)
+    return job.returncode, said
 
 
 def run_in_two_processes(worker: Callable[..., None], *arguments: object) -> None:
@@ -123,13 +157,17 @@ def answers(url: str) -> bool:
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server and its child processes until the block ends; its output goes to ``log``."""
+def running(
+    command: Sequence[str], log: Path, url: str, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server, which must answer at ``url``, until the block ends; it writes to ``log``."""
     with log.open("wb") as output:
         server = subprocess.Popen(
             command, stdout=output, stderr=output, start_new_session=True, **options
         )
     try:
+        wait_until(lambda: answers(url) or server.poll() is not None, log.read_text)
+        assert server.poll() is None, log.read_text()
         yield server
     finally:
         with suppress(ProcessLookupError):

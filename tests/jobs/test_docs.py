@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import Head
 from screenshots import take_screenshots
-from support import PATIENCE_S, ROOT, answers, running, wait_until
+from support import PATIENCE_S, ROOT, running
 
 SERVERS = ("mlflow ui", "jobs/serve.py")
 NOT_RUN = "text"
@@ -63,12 +63,8 @@ def test_first_hour_next_week_and_own_tables(project, environment):
     assert "wrote shop to" in printed
     assert "errors: 0" in printed
     assert (outputs / "descriptions" / "shop.html").exists()
-    assert {path.stem for path in (outputs / "shop" / "anchors").iterdir()} == {
-        "category",
-        "co_click",
-        "co_session",
-        "similar",
-    }
+    anchor_sets = {path.stem for path in (outputs / "shop" / "anchors").iterdir()}
+    assert anchor_sets == {"category", "co_click", "co_session", "similar"}
     assert (project / "predictions.html").exists()
     for name in ("shop-by-time", "shop-as-given", "shop-again"):
         assert (outputs / name / "dataset.json").exists()
@@ -87,10 +83,10 @@ def test_from_sweep_to_service(project, environment):
             with socket.socket() as probe:
                 taken = not probe.connect_ex(("127.0.0.1", int(port)))
             assert not taken, f"another server has port {port}, which the guide uses; end it first"
-            servers.enter_context(
-                running(["bash", "-ec", block], log, cwd=project, env=environment)
-            )
-            wait_until(lambda p=port: answers(f"http://127.0.0.1:{p}/health"), log.read_text)
+            health = f"http://127.0.0.1:{port}/health"
+            command = ["bash", "-ec", block]
+            server = running(command, log, health, cwd=project, env=environment)
+            servers.enter_context(server)
             if "mlflow ui" in block:
                 pictures = Path(os.environ.get("SCREENSHOTS", project))
                 take_screenshots(f"http://127.0.0.1:{port}", "first-search", pictures)

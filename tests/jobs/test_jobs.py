@@ -23,6 +23,8 @@ from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import DESCRIPTION_TAG
 
+TOO_FEW_EPOCHS = "training.epochs 2 is too few, as these would never be used: pruned graphs after"
+
 
 def _flags(encoder_path: Path, output: Path) -> list[str]:
     """Train on little data, so slowly that the second validation is no better than the first."""
@@ -42,11 +44,10 @@ def mlflow_server(empty_store: Path, tmp_path: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--workers", "1"]
     command += ["--artifacts-destination", str(tmp_path / "kept")]
-    log = tmp_path / "server.log"
+    address, log = f"http://127.0.0.1:{port}", tmp_path / "server.log"
     no_job_runners = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with running(command, log, env=no_job_runners):
-        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), log.read_text)
-        yield f"http://127.0.0.1:{port}"
+    with running(command, log, f"{address}/health", env=no_job_runners):
+        yield address
 
 
 def _submit(
@@ -157,27 +158,20 @@ def test_the_upload_is_the_project_without_a_users_data(head, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("flag", "value", "message"),
     [
-        (["tiny", "--encoder.pretrained", "./no/encoder"], "no encoder folder at ./no/encoder"),
-        (
-            ["tiny", "--training.global-batch-size", "100000"],
-            "fewer than training.global_batch_size 100000",
-        ),
-        (["tiny", "--training.selection-metric", "P@2"], "training.selection_metric 'P@2'"),
-        (
-            ["tiny", "--pruning.mode", "asynchronous"],
-            "training.epochs 2 is too few, as these would never be used: pruned graphs after",
-        ),
-        (["tiny", "--index.kind", "ivf_pq"], "index.kind ivf_pq learns its cells from at least"),
-        (["tiny", "--output", "/proc/nowhere"], "cannot write"),
+        ("encoder.pretrained", "./no/encoder", "no encoder folder at ./no/encoder"),
+        ("training.global-batch-size", "100000", "fewer than training.global_batch_size 100000"),
+        ("training.selection-metric", "P@2", "training.selection_metric 'P@2'"),
+        ("pruning.mode", "asynchronous", TOO_FEW_EPOCHS),
+        ("index.kind", "ivf_pq", "index.kind ivf_pq learns its cells from at least"),
+        ("output", "/proc/nowhere", "cannot write"),
     ],
 )
-def test_bad_input_is_one_clear_line(arguments, message, tmp_path, refused, monkeypatch):
-    if "--output" not in arguments:
-        arguments = [*arguments, "--output", str(tmp_path / "outputs")]
+def test_bad_input_is_one_clear_line(flag, value, message, tmp_path, refused, monkeypatch):
+    given = {"output": tmp_path / "outputs", flag: value}.items()
     monkeypatch.setattr(train, "start_ray", lambda **_: None)  # none of these needs it
-    assert message in refused(train, *arguments)
+    assert message in refused(train, "tiny", *(f"--{one}={other}" for one, other in given))
     assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("checkpoint*"))
 
 

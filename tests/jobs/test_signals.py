@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
-from support import PATIENCE_S, ROOT, wait_until
+from support import PATIENCE_S, ROOT, ended_by, wait_until
 
 from ramen_ray.command_line import RAY_IS_LOST
 from ramen_ray.config import RunConfig, overlay, write_config
@@ -54,15 +54,7 @@ time.sleep = fork
 @pytest.mark.parametrize("begins", ["", HANGS, FORKS])
 @pytest.mark.parametrize("number", CODES)
 def test_a_job_ends_with_the_code_of_its_signal(number, begins):
-    command = [sys.executable, "-c", begins + SLEEPS]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as job:
-        assert job.stdout is not None
-        assert job.stdout.readline() == "begun\n"
-        job.send_signal(number)
-        _, said = job.communicate(timeout=PATIENCE_S)
-    assert (job.returncode, said) == (CODES[number], "interrupted\n")
+    assert ended_by(number, begins + SLEEPS) == (CODES[number], "interrupted\n")
 
 
 def test_ctrl_c_while_a_job_loads_its_libraries_is_one_line():

@@ -1,9 +1,7 @@
 """Runs in Postgres, retrievers in an S3-compatible store: train, sweep, promote, answer, serve."""
 
-import json
 import shutil
 import sys
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,8 @@ import pytest
 import ray
 from conftest import RunHere, free_port
 from mlflow.tracking import MlflowClient
-from support import PATIENCE_S, answers, running, running_postgres, the_error, wait_until
+from stores import served_by_mlflow
+from support import running, running_postgres, the_error
 
 from jobs import predict, promote, train, tune
 from ramen_ray.config import RunConfig, overlay, write_config
@@ -81,11 +80,9 @@ def stores(
         environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
         environment.setenv("MLFLOW_S3_ENDPOINT_URL", s3)
         environment.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
-        with running(s3_command, folder / "s3.log"):
-            wait_until(lambda: answers(f"{s3}/moto-api/"), (folder / "s3.log").read_text)
+        with running(s3_command, folder / "s3.log", f"{s3}/moto-api/"):
             boto3.client("s3", endpoint_url=s3).create_bucket(Bucket=BUCKET)
-            with running(command, folder / "server.log"):
-                wait_until(lambda: answers(f"{server}/health"), (folder / "server.log").read_text)
+            with running(command, folder / "server.log", f"{server}/health"):
                 ray.shutdown()  # the processes of another module's know nothing of these servers
                 request.getfixturevalue("cluster")
                 yield Stores(database, s3, server)
@@ -131,22 +128,9 @@ def test_a_team_trains_sweeps_promotes_answers_and_serves(
     done(predict, *flags, "--top-k", 3)
     expected = Registry(stores.server).load(CHAMPION).predict(texts, params={"top_k": 3})
     assert pq.read_table(answered)["ads"].to_pylist() == expected["ads"].tolist()
-    assert _served(texts, tmp_path / "serving.log") == expected["ads"].tolist()
-
-
-def _served(texts: list[str], log: Path) -> list[list[str]]:
-    """Return the answers of a server that loads the champion."""
-    port = free_port()
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "--model-uri", CHAMPION]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--env-manager", "local"]
-    body = json.dumps({"inputs": texts, "params": {"top_k": 3}}).encode()
-    asked = urllib.request.Request(
-        f"http://127.0.0.1:{port}/invocations", body, {"Content-Type": "application/json"}
-    )
-    with running(command, log):
-        wait_until(lambda: answers(f"http://127.0.0.1:{port}/ping"), log.read_text)
-        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as response:
-            return [row["ads"] for row in json.load(response)["predictions"]]
+    with served_by_mlflow(CHAMPION, tmp_path / "serving.log") as post:
+        rows = post({"inputs": texts, "params": {"top_k": 3}})
+    assert [row["ads"] for row in rows] == expected["ads"].tolist()
 
 
 def test_artifacts_that_cannot_be_kept_are_told_before_anything_is_trained(

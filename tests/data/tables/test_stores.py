@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from conftest import free_port
 from fsspec.implementations.memory import MemoryFileSystem
-from support import answers, running, the_error, wait_until
+from support import running, the_error
 from written_out import clicks_of
 
 from jobs import ingest
@@ -43,8 +43,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log, port = tmp_path_factory.mktemp("store") / "s3.log", free_port()
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with pytest.MonkeyPatch.context() as environment, running(command, log):
-        wait_until(lambda: answers(f"{address}/moto-api/"), log.read_text)
+    serving = running(command, log, f"{address}/moto-api/")
+    with pytest.MonkeyPatch.context() as environment, serving:
         environment.setenv("AWS_ACCESS_KEY_ID", "us")
         environment.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
         environment.setenv("AWS_DEFAULT_REGION", "us-east-1")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import mlflow
 import numpy as np
@@ -16,7 +16,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from support import WAITS_FOR_TASKS, contents_of, text_table, wait_until
+from support import WAITS_FOR_TASKS, Ended, contents_of, text_table, wait_until
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
@@ -47,8 +47,6 @@ AMID = {
     "pruning": "runs/*/graphs/.pending/step_*",
 }
 """What is in a run's output while it does something."""
-
-Ended = TypeVar("Ended")
 
 
 class Machines:

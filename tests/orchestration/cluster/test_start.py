@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from support import PATIENCE_S, ROOT
+from support import ended_by
 
 from ramen_ray.orchestration.cluster import joining
 from ramen_ray.orchestration.cluster.joining import DASHBOARD_ADDRESS, start_ray
@@ -116,16 +116,5 @@ def test_sigterm_while_no_cluster_answers_ends_a_job():
         "from ramen_ray.orchestration.cluster.joining import start_ray\n"
         "sys.exit(run_job(lambda: [print('begun', flush=True), start_ray()]))"
     )
-    environment = {**os.environ, "RAY_ADDRESS": "127.0.0.1:1", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as job:
-        assert job.stdout is not None
-        assert job.stdout.readline() == "begun\n"
-        job.send_signal(signal.SIGTERM)
-        _, said = job.communicate(timeout=PATIENCE_S)
-    assert (job.returncode, said) == (143, "interrupted\n")
+    ended = ended_by(signal.SIGTERM, code, RAY_ADDRESS="127.0.0.1:1")
+    assert ended == (143, "interrupted\n")

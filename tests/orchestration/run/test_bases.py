@@ -1,6 +1,5 @@
 """The bases: what each needs in a configuration, and whole runs of each."""
 
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from ray.train import Checkpoint, UserCallback
 from short_runs import ConfiguredRun
-from support import WAITS_FOR_TASKS, kill_train_worker, wait_until
+from support import WAITS_FOR_TASKS, kill_train_worker, meanwhile, wait_until
 
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WalkConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
@@ -99,25 +98,19 @@ def test_a_base_that_cannot_work_is_refused(changes, fragment, dataset_path, enc
 STEPS_PER_EPOCH, NUM_EPOCHS = 7, 3
 PRUNED_AFTER = (1,)  # epochs
 
-
-@pytest.fixture(scope="module")
-def config(small_run: RunConfig) -> RunConfig:
-    return overlay(
-        small_run,
-        {
-            "encoder.kind": "transformer",
-            "optimizer.lr": 1e-3,
-            "regularization.adaptive": True,
-            "regularization.adaptive_step": 0.9,
-            "regularization.every_steps": 2,
-            **WAITS_FOR_TASKS,
-            "base.cluster_size": 2,
-            "base.double_cluster_size_at": (2,),
-            "pruning.every_epochs": 2,
-            "training.epochs": NUM_EPOCHS,
-            "training.checkpoint_every_steps": 3,
-        },
-    )
+CHANGES = {
+    "encoder.kind": "transformer",
+    "optimizer.lr": 1e-3,
+    "regularization.adaptive": True,
+    "regularization.adaptive_step": 0.9,
+    "regularization.every_steps": 2,
+    **WAITS_FOR_TASKS,
+    "base.cluster_size": 2,
+    "base.double_cluster_size_at": (2,),
+    "pruning.every_epochs": 2,
+    "training.epochs": NUM_EPOCHS,
+    "training.checkpoint_every_steps": 3,
+}
 
 
 Points = dict[str, list[tuple[int, float]]]
@@ -210,9 +203,4 @@ def _fit_killing_a_worker(config: RunConfig, at_step: int) -> TrainResult:
             while metrics[0]["step"] == at_step and not killed.exists():
                 time.sleep(0.05)
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    result = fit(config, callbacks=[Holds()])
-    killer.join()
-    assert killed.exists()
-    return result
+    return meanwhile(kill, lambda: fit(config, callbacks=[Holds()]))

@@ -4,14 +4,13 @@ import os
 import shutil
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
-from support import PATIENCE_S, WAITS_FOR_TASKS, begin_training, resize, the_error
+from support import PATIENCE_S, WAITS_FOR_TASKS, begin_training, meanwhile, resize, the_error
 
 from jobs import train
 from ramen_ray.config import RunConfig, overlay, write_config
@@ -30,24 +29,13 @@ begun, real = time.monotonic(), time.time
 time.time = lambda: real() - (3600 if time.monotonic() - begun > {after_s} else 0)
 """
 
-
-@pytest.fixture(scope="module")
-def config(small_run: RunConfig) -> RunConfig:
-    return overlay(
-        small_run,
-        {
-            "walk.enabled": True,
-            **WAITS_FOR_TASKS,
-            "base.refresh_every": 2,
-            "pruning.every_epochs": 2,
-            "training.checkpoint_every_steps": 3,
-        },
-    )
-
-
-@pytest.fixture(scope="module")
-def unharmed(cluster: None, config: RunConfig) -> TrainResult:
-    return fit(overlay(config, {"name": "unharmed"}))
+CHANGES = {
+    "walk.enabled": True,
+    **WAITS_FOR_TASKS,
+    "base.refresh_every": 2,
+    "pruning.every_epochs": 2,
+    "training.checkpoint_every_steps": 3,
+}
 
 
 def _kill_task(folder: Path, kind: str) -> bool:
@@ -77,11 +65,7 @@ def _kill_both_tasks(config: RunConfig) -> TrainResult:
                 is_killed = _kill_task(folder, kind)
                 time.sleep(0.02)
 
-    with ThreadPoolExecutor(1) as pool:
-        killed = pool.submit(kill)
-        ended = fit(config)
-        killed.result()
-    return ended
+    return meanwhile(kill, lambda: fit(config))
 
 
 def test_killed_background_tasks_change_nothing_where_training_waits(config, unharmed):
@@ -90,13 +74,9 @@ def test_killed_background_tasks_change_nothing_where_training_waits(config, unh
 
 
 def test_killed_background_tasks_are_run_again_while_training_goes_on(cluster, config):
-    meanwhile = {
-        "name": "tasks-killed-meanwhile",
-        "pruning.mode": "asynchronous",
-        "base.refresh_mode": "asynchronous",
-        "training.epochs": 60,
-    }
-    killed = _kill_both_tasks(overlay(config, meanwhile))
+    goes_on = {"pruning.mode": "asynchronous", "base.refresh_mode": "asynchronous"}
+    changes = {**goes_on, "name": "tasks-killed-meanwhile", "training.epochs": 60}
+    killed = _kill_both_tasks(overlay(config, changes))
     for kind in ("graph", "shortlists"):
         assert killed.run.read_history(f"{kind}/step")[0], kind
 

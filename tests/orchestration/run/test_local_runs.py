@@ -1,14 +1,13 @@
 """A run with copies on its machine's disk reads nothing else in its steps, to the same numbers."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 
 import psutil
 import pytest
-from support import WAITS_FOR_TASKS, kill_train_worker, wait_until
+from support import WAITS_FOR_TASKS, kill_train_worker, meanwhile, wait_until
 
 from ramen_ray.config import overlay
 from ramen_ray.data.store.checksums import find_damage
@@ -45,15 +44,8 @@ def _kill_one(run: Path) -> None:
 
 
 def test_steps_read_the_machines_own_copies_to_the_same_numbers(cluster, small_run, tmp_path):
-    config = overlay(
-        small_run,
-        {
-            "walk.enabled": True,
-            **WAITS_FOR_TASKS,
-            "training.epochs": 5,
-            "workers.num_workers": 2,
-        },
-    )
+    changes = {"walk.enabled": True, "training.epochs": 5, "workers.num_workers": 2}
+    config = overlay(small_run, {**changes, **WAITS_FOR_TASKS})
     output, disk = Path(config.output), tmp_path / "disk"
     with _watched_workers() as mapped:
         plain = fit(overlay(config, {"name": "plain"}))
@@ -61,10 +53,8 @@ def test_steps_read_the_machines_own_copies_to_the_same_numbers(cluster, small_r
 
     local = overlay(config, {"name": "local", "local_folder": str(disk)})
     run = RunDirectory.of(local.output, "local").path
-    with ThreadPoolExecutor(1) as pool, _watched_workers() as mapped:
-        killed = pool.submit(_kill_one, run)
-        copied = fit(local)
-        killed.result()
+    with _watched_workers() as mapped:
+        copied = meanwhile(lambda: _kill_one(run), lambda: fit(local))
     assert copied.metrics == plain.metrics
     mirrored = f"{disk}{output}"
     assert {path for path in mapped if not path.startswith(f"{mirrored}/")} == set()

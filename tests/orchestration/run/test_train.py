@@ -4,17 +4,17 @@ import json
 import re
 import shutil
 import subprocess
-import threading
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pruned import assert_same, half, kept_by_a_loop
-from support import WAITS_FOR_TASKS, begin_training, kill_train_worker, wait_until
+from support import WAITS_FOR_TASKS, begin_training, kill_train_worker, meanwhile, wait_until
 
 from jobs import train
-from ramen_ray.config import RunConfig, overlay, read_config, write_config
+from ramen_ray.config import overlay, read_config, write_config
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.checksums import checksum_files, with_checksum
@@ -25,7 +25,7 @@ from ramen_ray.method.training.state import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, RunDirectory
-from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.tracking.runs import Run
 
 EPOCH = 7  # steps of an epoch of the made dataset
@@ -38,28 +38,17 @@ REGULARIZERS = [
     Regularizer("topics", "query"),
 ]
 
-
-@pytest.fixture(scope="module")
-def config(small_run: RunConfig) -> RunConfig:
-    return overlay(
-        small_run,
-        {
-            "encoder.kind": "transformer",
-            "regularization.lambda_z": {"links": 0.1, "topics": 0.0},
-            "regularization.adaptive": True,
-            "regularization.every_steps": 2,
-            "optimizer.lr": 1e-3,
-            **WAITS_FOR_TASKS,
-            "pruning.prune_threshold": THRESHOLD,
-            "training.epochs": NUM_STEPS // EPOCH,
-            "training.checkpoint_every_steps": 3,
-        },
-    )
-
-
-@pytest.fixture(scope="module")
-def unharmed(cluster: None, config: RunConfig) -> TrainResult:
-    return fit(overlay(config, {"name": "unharmed"}))
+CHANGES = {
+    "encoder.kind": "transformer",
+    "regularization.lambda_z": {"links": 0.1, "topics": 0.0},
+    "regularization.adaptive": True,
+    "regularization.every_steps": 2,
+    "optimizer.lr": 1e-3,
+    **WAITS_FOR_TASKS,
+    "pruning.prune_threshold": THRESHOLD,
+    "training.epochs": NUM_STEPS // EPOCH,
+    "training.checkpoint_every_steps": 3,
+}
 
 
 def test_a_run_leaves_a_tracked_model(unharmed, config):
@@ -168,7 +157,7 @@ def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed):
 
 
 def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
-    config, unharmed, run_here, joining, tmp_path
+    config, unharmed, done, joining, tmp_path
 ):
     named = overlay(config, {"name": "killed"})
     run_directory = Path(config.output) / "runs" / "killed"
@@ -178,12 +167,8 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     first.wait()
     before = RunDirectory(run_directory).notes
     assert not before.get("finished")
-    killed: list[bool] = []
-    killer = threading.Thread(target=_kill_worker_late, args=(run_directory, killed))
-    killer.start()
-    code, printed = run_here(train, "--config", tmp_path / "killed.json")
-    killer.join()
-    assert (code, len(killed)) == (0, 1), printed
+    again = partial(done, train, "--config", tmp_path / "killed.json")
+    meanwhile(partial(_kill_worker_late, run_directory), again)
     after = RunDirectory(run_directory).notes
     best = unharmed.encoder.parent.name
     assert after.items() >= {**before, "finished": True, "best_checkpoint": best}.items()
@@ -249,7 +234,7 @@ def _history(run: Run, metric: str) -> list[tuple[int, float]]:
     return [*zip(*run.read_history(metric), strict=True)]
 
 
-def _kill_worker_late(run_directory: Path, killed: list[bool]) -> None:
+def _kill_worker_late(run_directory: Path) -> None:
     """Kill the worker amid the third epoch, or the second if the driver's death came early."""
     late = [run_directory / f"checkpoint_{step:09d}" for step in (15, 18)]
 
@@ -257,4 +242,3 @@ def _kill_worker_late(run_directory: Path, killed: list[bool]) -> None:
         return any(checkpoint.exists() for checkpoint in late) and kill_train_worker()
 
     wait_until(kill, "no worker to kill")
-    killed.append(True)

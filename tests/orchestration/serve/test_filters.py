@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PyFuncModel
-from stores import Store
+from stores import FLAT, Store
 from support import MAX_LENGTH, prepare_in_process, write_rows
 
 from jobs import ask, index, ingest, predict, promote, validate
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.retrieval import shards
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
-from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
+from ramen_ray.method.retrieval.retriever_folder import write_retriever
 from ramen_ray.notebook import load_retriever
 from ramen_ray.tracking.registry import Registry, RegistryError
 from ramen_ray.tracking.registry import ask as ask_retriever
@@ -253,9 +253,8 @@ def large(
 ) -> Large:
     kind: IndexKind = request.param
     folder, draw = tmp_path_factory.mktemp(kind), np.random.default_rng(3)
-    dataset = Dataset(shop)
     model = store.model(0.0)
-    write_retriever(folder, model, dataset, store.data, RetrieverSettings("flat", MAX_LENGTH, 1.0))
+    write_retriever(folder, model, Dataset(shop), store.data, FLAT)
     vectors = draw.standard_normal((MANY, model.dim)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     made = filled_index(kind, vectors)

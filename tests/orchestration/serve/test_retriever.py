@@ -3,9 +3,7 @@
 import json
 import math
 import os
-import sys
 import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -18,10 +16,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import free_port
 from mlflow.exceptions import MlflowException
 from sentence_transformers import SentenceTransformer
-from support import MAX_LENGTH, PATIENCE_S, answers, running, wait_until
+from stores import FLAT, served_by_mlflow
+from support import MAX_LENGTH
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -36,11 +34,7 @@ from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.model.texts import Prompts
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS, new_index
-from ramen_ray.method.retrieval.retriever_folder import (
-    RetrieverSettings,
-    text_embedder,
-    write_retriever,
-)
+from ramen_ray.method.retrieval.retriever_folder import text_embedder, write_retriever
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.retriever_model import Retriever
 from ramen_ray.tracking.runs import Run, open_run
@@ -104,8 +98,7 @@ def logged(
         DualEncoder(build_bag(str(encoder_path))).save(trained, MAX_LENGTH)
     else:
         _save_with_classifiers(build_transformer(str(encoder_path)), data, trained)
-    settings = RetrieverSettings("flat", MAX_LENGTH, 1.0)
-    measured = write_retriever(made, load_model(trained), dataset, data, settings)
+    measured = write_retriever(made, load_model(trained), dataset, data, FLAT)
     run = open_run(f"sqlite:///{output}/mlflow.db", "tests", kind, output)
     texts = dataset.read("queries/test")["text"].to_pylist()[:2]
     model_id = log_retriever(run, made, texts, {"dataset": dataset.name})
@@ -144,7 +137,7 @@ def test_prompts_stand_before_served_queries_and_before_ads_that_are_added(
     encoder = build_bag(str(encoder_path))
     encoder.prompts = Prompts(f"{ads[0]}: ", f"{ads[1]}: ")
     made_from = DualEncoder(encoder), Dataset(dataset_path), prepared_bag
-    write_retriever(tmp_path, *made_from, RetrieverSettings("flat", MAX_LENGTH, 1.0))
+    write_retriever(tmp_path, *made_from, FLAT)
     served: Any = Retriever()
     served.load_context(SimpleNamespace(artifacts={"retriever": str(tmp_path)}, model_config={}))
     theirs = SentenceTransformer(str(tmp_path / ENCODER_FOLDER), device="cpu")
@@ -289,17 +282,11 @@ def test_serving_answers_over_http_without_ray_and_the_library(logged, queries, 
     for name in ("ray", "ramen_ray"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('not served here')")
-    port = free_port()
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local"]
-    command += ["--model-uri", f"models:/{logged.model_id}", "--port", str(port)]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": logged.run.uri, "PYTHONPATH": str(tmp_path)}
-    log = tmp_path / "server.log"
-    with running([*command, "--host", "127.0.0.1"], log, env=environment, cwd=tmp_path) as server:
-        ping = f"http://127.0.0.1:{port}/ping"
-        wait_until(lambda: answers(ping) or server.poll() is not None, log.read_text)
-        assert server.poll() is None, log.read_text()
+    uri, log = f"models:/{logged.model_id}", tmp_path / "server.log"
+    with served_by_mlflow(uri, log, env=environment, cwd=tmp_path) as post:
         request = {"inputs": queries[:3], "params": {"top_k": 3}}
-        answered = _post(port, request)["predictions"]
+        answered = post(request)
         expected = logged.model.predict(queries[:3], params={"top_k": 3})
         assert [row["ad_ids"] for row in answered] == expected["ad_ids"].tolist()
         assert [row["ads"] for row in answered] == expected["ads"].tolist()
@@ -311,30 +298,20 @@ def test_serving_answers_over_http_without_ray_and_the_library(logged, queries, 
             *({"inputs": mixed}, {"instances": mixed}, {"dataframe_split": split}),
             *({"inputs": objects}, {"instances": objects}),
         ):
-            rows = _post(port, {**body, "params": {"top_k": None}})["predictions"]
+            rows = post({**body, "params": {"top_k": None}})
             errors = [None, *(f"the query is {what}" for what in WRONG)]
             assert [row["error"] for row in rows] == errors, body
             assert [len(row["ad_ids"]) for row in rows] == [10, 0, 0, 0]
             assert rows[0]["ad_ids"][:3] == answered[0]["ad_ids"]
-        assert _post(port, {"dataframe_split": {**split, "data": []}})["predictions"] == []
-        broken, whole = _post(port, {"inputs": ["\ud800", queries[0]]})["predictions"]
+        assert post({"dataframe_split": {**split, "data": []}}) == []
+        broken, whole = post({"inputs": ["\ud800", queries[0]]})
         assert broken["error"] == "the query has half of a surrogate pair, which is no character"
         assert whole["ad_ids"] == rows[0]["ad_ids"]
         with pytest.raises(urllib.error.HTTPError) as refused:
-            _post(port, {"inputs": ["robin"], "params": {"top_k": 1000}})
+            post({"inputs": ["robin"], "params": {"top_k": 1000}})
         assert refused.value.code == 400
         assert "top_k is 1000; this retriever" in refused.value.read().decode()
-        assert _post(port, request)["predictions"] == answered
-
-
-def _post(port: int, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/invocations",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-        return dict(json.loads(answer.read()))
+        assert post(request) == answered
 
 
 @pytest.mark.parametrize("dim", [1, 3, 32, 384, 768, 50])

@@ -10,13 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from pyarrow.fs import LocalFileSystem
-from support import MAX_LENGTH, splitmix64
+from stores import FLAT
+from support import splitmix64
 
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import Propensity, evaluate, read_test_queries
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
-from ramen_ray.method.retrieval.retriever_folder import INDEX, RetrieverSettings, write_retriever
+from ramen_ray.method.retrieval.retriever_folder import INDEX, write_retriever
 from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.orchestration.serve.partitions import FILE, Answers, partitions
 from ramen_ray.orchestration.serve.promotion import Answering
@@ -35,9 +36,7 @@ def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
     weights[:] = torch.eye(weights.shape[1])[torch.arange(len(weights)) % kinds_of_tokens]
     model, dataset = DualEncoder(encoder), Dataset(dataset_path)
     folder = tmp_path / "retriever"
-    write_retriever(
-        folder, model, dataset, prepared_bag, RetrieverSettings("flat", MAX_LENGTH, 1.0)
-    )
+    write_retriever(folder, model, dataset, prepared_bag, FLAT)
     served: Any = Retriever()
     served.load_context(SimpleNamespace(artifacts={"retriever": str(folder)}, model_config={}))
     texts, judgement = read_test_queries(dataset, Propensity())

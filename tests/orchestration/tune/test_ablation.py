@@ -123,17 +123,12 @@ def test_every_preset_and_every_example_can_be_ablated(monkeypatch):
             check_config(variant.config, Dataset(config.dataset))
 
 
-@pytest.fixture(scope="module")
-def config(small_run: RunConfig) -> RunConfig:
-    return overlay(
-        small_run,
-        {
-            "regularization.lambda_x": {"links": 0.1},
-            "regularization.lambda_z": {},
-            "training.epochs": 1,
-            "name": "parts",
-        },
-    )
+CHANGES = {
+    "regularization.lambda_x": {"links": 0.1},
+    "regularization.lambda_z": {},
+    "training.epochs": 1,
+    "name": "parts",
+}
 
 
 ABLATION = AblationConfig(seeds=1, bases=("in_batch",))

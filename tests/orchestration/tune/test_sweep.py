@@ -44,6 +44,7 @@ from ramen_ray.orchestration.tune.trials import num_held
 from ramen_ray.presets import PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
 from ramen_ray.printed_commands import training_command
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep
+from ramen_ray.told import beside
 from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run, tracking_uri
 from tune_spaces import SPACES
 
@@ -206,22 +207,15 @@ def test_progress_is_told_while_trials_run(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("flag", "value", "message"),
     [
-        (
-            ["tiny", "--space", "all"],
-            "--space all: there are only regularization, optimizer, mining",
-        ),
-        (["tiny", "--num-samples", "0"], "num_samples: Input should be greater than 0"),
-        (["tiny", "--training.selection-metric", "Q@1"], "'Q@1' is not one of P@1"),
-        (
-            ["tiny", "--space", "optimizer", "--optimizer.lr", "0"],
-            "optimizer.lr: Input should be greater than 0",
-        ),
+        ("--space", "all", "--space all: there are only regularization, optimizer, mining"),
+        ("--num-samples", "0", "num_samples: Input should be greater than 0"),
+        ("--training.selection-metric", "Q@1", "'Q@1' is not one of P@1"),
     ],
 )
-def test_bad_input_is_one_clear_line(arguments, message, refused):
-    assert message in refused(tune_job, *arguments)
+def test_bad_input_is_one_clear_line(flag, value, message, refused):
+    assert message in refused(tune_job, "tiny", flag, value)
 
 
 @pytest.mark.parametrize(
@@ -253,19 +247,14 @@ def test_a_command_gives_back_the_configuration(config, changes, words):
     assert words is None or command[2:] == words.split()
 
 
-@pytest.fixture(scope="module")
-def config(small_run: RunConfig) -> RunConfig:
-    return overlay(
-        small_run,
-        {
-            "regularization.lambda_x": {"links": 0.1},
-            "regularization.lambda_z": {"links": 0.1},
-            "walk.enabled": True,
-            "training.epochs": 2,
-            "training.selection_metric": "R@10",
-            "name": "search",
-        },
-    )
+CHANGES = {
+    "regularization.lambda_x": {"links": 0.1},
+    "regularization.lambda_z": {"links": 0.1},
+    "walk.enabled": True,
+    "training.epochs": 2,
+    "training.selection_metric": "R@10",
+    "name": "search",
+}
 
 
 def test_a_name_stands_for_one_sweep(config):
@@ -462,17 +451,13 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
     name = "unknown to Tune"
     lost = open_run(parent.uri, config.experiment, name, tmp_path, parent=parent)
     seen: set[str] = set()
-    is_over = threading.Event()
 
-    def watch() -> None:
-        while not is_over.wait(0.05):
+    def watch(ended: threading.Event) -> None:
+        while not ended.wait(0.05):
             seen.update(checkpoints_under_way())
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    printed = done(tune_job, *words)
-    is_over.set()
-    watcher.join()
+    with beside(watch):
+        printed = done(tune_job, *words)
     assert min(seen - known) > max(known)
     after = notes()
     assert len(after) == 1

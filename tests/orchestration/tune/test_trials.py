@@ -3,17 +3,14 @@
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
-from support import kill_train_worker, wait_until
+from support import Ended, kill_process, kill_train_worker, meanwhile, wait_until
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
@@ -28,24 +25,12 @@ from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 pytestmark = pytest.mark.slow
 
 SHOWN = ("loss/task", "loss/total", "validation/P_at_1")
-Ended = TypeVar("Ended")
 
-
-@pytest.fixture(scope="module")
-def config(small_run: RunConfig) -> RunConfig:
-    return overlay(
-        small_run,
-        {
-            "training.checkpoint_every_steps": 3,
-            "pruning.mode": "synchronous",
-            "workers.cpus_per_worker": 2,  # all of them
-        },
-    )
-
-
-@pytest.fixture(scope="module")
-def unharmed(cluster: None, config: RunConfig) -> TrainResult:
-    return fit(overlay(config, {"name": "unharmed"}))
+CHANGES = {
+    "training.checkpoint_every_steps": 3,
+    "pruning.mode": "synchronous",
+    "workers.cpus_per_worker": 2,  # all of them
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +62,7 @@ def _in_trial(config: RunConfig, parent: Run) -> dict[str, str]:
 
 def _kill_trial() -> bool:
     """Kill the process of a trial below this process; says whether there was one."""
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if "ImplicitFunc" in " ".join(process.cmdline()):
-                process.kill()
-                return True
-    return False
+    return kill_process("ImplicitFunc")
 
 
 def _disturbed(
@@ -97,11 +77,7 @@ def _disturbed(
             wait_until(lambda: {*folder.glob("checkpoint_0*")} - before, "no checkpoint")
         wait_until(kill, "no process to kill")
 
-    with ThreadPoolExecutor(1) as pool:
-        disturbed = pool.submit(disturb)
-        ended = job()
-        disturbed.result()
-    return ended
+    return meanwhile(disturb, job)
 
 
 def test_a_trial_that_dies_too_often_says_so_and_one_that_may_die_goes_on(config, unharmed, parent):
