@@ -148,10 +148,6 @@ def test_edges_of_the_users_own(path, tmp_path, done, refused):
         ("session_id,time,query\n", "it has session_id, time, query; flags --columns.* say what"),
         ("session_id,time,query,ad_id\n", "Found: nothing"),
         ("session_id,time,query,ad_id\ns1,1.7e9,old robin,\n", "gives no edges"),
-        (
-            "session_id,time,query,ad_id\n,1.7e9,old robin,\n",
-            "Found: 1 rows without a session",
-        ),
         ('session_id,time,query,ad_id\ns1,1.7e9,"old robin,\n', "Found: 1 unreadable lines"),
     ],
 )
