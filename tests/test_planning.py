@@ -124,15 +124,9 @@ def test_prepared_bytes_are_those_of_the_files(made):
 def test_a_step_is_as_large_as_those_of_a_sampler(nodes, base, made):
     data, sizes = made
     batch = 64
-    changes = {
-        "base.kind": base,
-        "regularization.nodes": nodes,
-        "training.global_batch_size": batch,
-    }
-    config = overlay(tiny(), changes)
-    regularizers = [
-        Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")
-    ]
+    changes = {"base.kind": base, "regularization.nodes": nodes}
+    config = overlay(tiny(), {**changes, "training.global_batch_size": batch})
+    regularizers = [Regularizer(name, side) for name in OF_SET for side in ("query", "ad")]
     training_data = TrainingData.from_prepared(data, regularizers)
     sampler = build_sampler(config, data, training_data)
     planned = batch_of(config, sizes)
@@ -199,13 +193,8 @@ def test_operations_are_those_that_torch_counts():
 @pytest.mark.parametrize("use_bf16", [False, True])
 def test_activations_are_those_that_torch_saves(use_bf16):
     """Two layers of MiniLM's width on a CPU, whose eager attention under bf16 saves most."""
-    config = BertConfig(
-        vocab_size=100,
-        hidden_size=384,
-        num_hidden_layers=2,
-        num_attention_heads=12,
-        intermediate_size=1536,
-    )
+    sizes = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
+    config = BertConfig(vocab_size=100, num_hidden_layers=2, **sizes)
     tokenizer = BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3})
     encoder = TransformerEncoder(BertModel(config, add_pooling_layer=False), tokenizer)
     weights = {parameter.untyped_storage().data_ptr() for parameter in encoder.parameters()}

@@ -114,27 +114,20 @@ def test_settings(case, run_here, tmp_path, dataset_path, monkeypatch):
 
 
 RUNS_CODE = {"AutoConfig": "own.C", "AutoModel": "own.M", "AutoTokenizer": ["own.T", "own.T"]}
+BERT, OWN = '{"model_type": "bert"}', json.dumps({"model_type": "own", "auto_map": RUNS_CODE})
+OWN_TOKENIZER = json.dumps({"auto_map": RUNS_CODE, "tokenizer_class": "T"})
 ENCODERS: dict[str, tuple[dict[str, str], str]] = {
     "without end": ({"config.json": DEEP}, "cannot load an encoder"),
     "a list": ({"config.json": "[]"}, "cannot load an encoder"),
     "null": ({"config.json": "null"}, "cannot load an encoder"),
-    "its own code": (
-        {"config.json": json.dumps({"model_type": "own", "auto_map": RUNS_CODE})},
-        "cannot load an encoder",
-    ),
-    "modules without end": (
-        {"config.json": '{"model_type": "bert"}', "modules.json": DEEP},
-        "modules.json is no JSON",
-    ),
+    "its own code": ({"config.json": OWN}, "cannot load an encoder"),
+    "modules without end": ({"config.json": BERT, "modules.json": DEEP}, "modules.json is no JSON"),
     "a tokenizer without end": (
-        {"config.json": '{"model_type": "bert"}', "tokenizer.json": DEEP},
+        {"config.json": BERT, "tokenizer.json": DEEP},
         "cannot load a tokenizer",
     ),
     "its own tokenizer": (
-        {
-            "config.json": '{"model_type": "bert"}',
-            "tokenizer_config.json": json.dumps({"auto_map": RUNS_CODE, "tokenizer_class": "T"}),
-        },
+        {"config.json": BERT, "tokenizer_config.json": OWN_TOKENIZER},
         "cannot load a tokenizer|has no",
     ),
 }

@@ -83,11 +83,7 @@ def _check_text_row(printed: str, config: RunConfig, trained: TrainResult) -> No
 
 
 def _check_resumed(
-    directory: RunDirectory,
-    again: list[object],
-    done: Done,
-    refused: Refused,
-    tmp_path: Path,
+    directory: RunDirectory, again: list[object], done: Done, refused: Refused, tmp_path: Path
 ) -> None:
     """A run whose end is deleted continues from its last checkpoint, to the same result."""
     folder, made_from = directory.path, directory.notes["made_from"]

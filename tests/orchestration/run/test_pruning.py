@@ -30,12 +30,7 @@ from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration import embed as embedding
 from ramen_ray.orchestration.background import task as background
 from ramen_ray.orchestration.background.from_checkpoints import GraphPruning
-from ramen_ray.orchestration.background.task import (
-    BackgroundTask,
-    LateError,
-    Schedule,
-    read_report,
-)
+from ramen_ray.orchestration.background.task import BackgroundTask, LateError, Schedule, read_report
 from ramen_ray.orchestration.embed import embed_distinct
 
 SIDES = ("query", "ad")

@@ -13,11 +13,7 @@ from support import wait_until
 
 from ramen_ray import told
 from ramen_ray.orchestration.run import progress
-from ramen_ray.orchestration.run.progress import (
-    LiveProgress,
-    read_progress,
-    shown_progress,
-)
+from ramen_ray.orchestration.run.progress import LiveProgress, read_progress, shown_progress
 
 Lines = Callable[[], list[str]]
 

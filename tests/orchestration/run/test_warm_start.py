@@ -55,10 +55,7 @@ def config(small_run: RunConfig) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def last_week(
-    cluster: None,
-    config: RunConfig,
-    dataset_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    cluster: None, config: RunConfig, dataset_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> LastWeek:
     """A run that is the champion."""
     num_ads = Dataset(dataset_path).num_rows("ads")

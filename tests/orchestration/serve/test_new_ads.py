@@ -48,14 +48,8 @@ def test_a_retriever_gets_exactly_the_ads_of_a_catalogue(
     for old, new in zip(
         _answers(store, first, len(before)), _answers(store, champion, len(wanted)), strict=True
     ):
-        of_old, of_new = (
-            {
-                ad: score
-                for ad, score in zip(one["ad_ids"], one["scores"], strict=True)
-                if ad in unchanged
-            }
-            for one in (old, new)
-        )
+        scores = (dict(zip(one["ad_ids"], one["scores"], strict=True)) for one in (old, new))
+        of_old, of_new = ({ad: of[ad] for ad in of if ad in unchanged} for of in scores)
         assert of_new == pytest.approx(of_old, abs=1e-6)
         assert list(new["scores"]) == sorted(new["scores"], reverse=True)
 

@@ -331,10 +331,7 @@ def test_an_alias_that_was_moved_meanwhile_is_left_alone(store, dataset_path):
     [
         ("ad_id,text\n", "holds no ads"),
         ("ad_id\n7\n", "has no column 'text'; it has ad_id"),
-        (
-            "ad_id,text\na,robin\na,heron\n",
-            "1 ids are in use or repeated: 'a'",
-        ),
+        ("ad_id,text\na,robin\na,heron\n", "1 ids are in use or repeated: 'a'"),
         ("ad_id,text\na,robin\nb,  \n", "row 3, column 'text': 1 cells are empty"),
         ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': 1 ids are in use or repeated: '5'"),
     ],
