@@ -305,20 +305,18 @@ def small_run(
     shutil.copy(empty_store, output)
     (output / "prepared").symlink_to(prepared_by_runs)
     weights = {"links": 0.1, "topics": 0.2}
-    return overlay(
-        tiny(),
-        {
-            "dataset": str(dataset_path),
-            "output": str(output),
-            "encoder.pretrained": str(encoder_path),
-            "regularization.lambda_x": weights,
-            "regularization.lambda_z": weights,
-            "regularization.adaptive": False,
-            "training.epochs": 4,
-            "training.global_batch_size": 8,
-            "workers.cpus_per_worker": 1,
-        },
-    )
+    changes = {
+        "dataset": str(dataset_path),
+        "output": str(output),
+        "encoder.pretrained": str(encoder_path),
+        "regularization.lambda_x": weights,
+        "regularization.lambda_z": weights,
+        "regularization.adaptive": False,
+        "training.epochs": 4,
+        "training.global_batch_size": 8,
+        "workers.cpus_per_worker": 1,
+    }
+    return overlay(tiny(), changes)
 
 
 @pytest.fixture(scope="module")

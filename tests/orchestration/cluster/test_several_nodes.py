@@ -115,18 +115,16 @@ def config(
     more = [" ".join(pair) for pair in product(words, words)][:FEW_TEXTS]
     tables["ads"] = text_table("ad_id", [*tables["ads"]["text"].to_pylist(), *more])
     larger = write_dataset(tmp_path_factory.mktemp("larger") / "larger", tables, name="larger")
-    return overlay(
-        small_run,
-        {
-            "dataset": str(larger.path),
-            "output": str(tmp_path_factory.mktemp("outputs")),
-            "walk.enabled": True,
-            **WAITS_FOR_TASKS,
-            "training.checkpoint_every_steps": 3,
-            "workers.num_workers": 2,  # on machines of one CPU: one on each
-            "workers.startup_timeout_s": 600,
-        },
-    )
+    changes = {
+        "dataset": str(larger.path),
+        "output": str(tmp_path_factory.mktemp("outputs")),
+        "walk.enabled": True,
+        **WAITS_FOR_TASKS,
+        "training.checkpoint_every_steps": 3,
+        "workers.num_workers": 2,  # on machines of one CPU: one on each
+        "workers.startup_timeout_s": 600,
+    }
+    return overlay(small_run, changes)
 
 
 @pytest.fixture(scope="module")

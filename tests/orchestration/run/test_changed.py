@@ -33,15 +33,13 @@ def config(
     cluster: None, small_run: RunConfig, dataset_path: Path, encoder_path: Path, tmp_path: Path
 ) -> RunConfig:
     """A run of an epoch on a dataset and an encoder of its own."""
-    return overlay(
-        small_run,
-        {
-            "dataset": str(shutil.copytree(dataset_path, tmp_path / "handmade")),
-            "encoder.pretrained": str(shutil.copytree(encoder_path, tmp_path / "encoder")),
-            "training.epochs": 1,
-            "name": tmp_path.name,
-        },
-    )
+    changes = {
+        "dataset": str(shutil.copytree(dataset_path, tmp_path / "handmade")),
+        "encoder.pretrained": str(shutil.copytree(encoder_path, tmp_path / "encoder")),
+        "training.epochs": 1,
+        "name": tmp_path.name,
+    }
+    return overlay(small_run, changes)
 
 
 def _renumber_ads(dataset: str) -> bytes:

@@ -46,21 +46,19 @@ def _rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def config(split_path: Path, small_run: RunConfig) -> RunConfig:
-    return overlay(
-        small_run,
-        {
-            "dataset": str(split_path),
-            "walk.enabled": True,
-            "walk.max_anchor_degree": 20,
-            "walk.top_k": 6,
-            "name": "walked",
-            "optimizer.lr": 1e-3,
-            "pruning.mode": "asynchronous",
-            "pruning.prune_threshold": ALIKE,
-            "training.epochs": NUM_EPOCHS,
-            "training.validate_every": NUM_EPOCHS,
-        },
-    )
+    changes = {
+        "dataset": str(split_path),
+        "walk.enabled": True,
+        "walk.max_anchor_degree": 20,
+        "walk.top_k": 6,
+        "name": "walked",
+        "optimizer.lr": 1e-3,
+        "pruning.mode": "asynchronous",
+        "pruning.prune_threshold": ALIKE,
+        "training.epochs": NUM_EPOCHS,
+        "training.validate_every": NUM_EPOCHS,
+    }
+    return overlay(small_run, changes)
 
 
 @pytest.fixture(scope="module")
