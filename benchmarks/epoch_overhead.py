@@ -1,30 +1,25 @@
 """What Ray, MLflow and memory-mapped data cost per epoch, against a bare loop in memory.
 
 One side is the whole project: the preset minilm on foldoc with all-MiniLM cut to two layers and
-both anchor sets, batches of 256, two threads, a fresh output folder, every step's losses logged to
-MLflow; with validations and checkpoints, an epoch is the time between two validations. The other is
-`benchmarks.bare_epochs`, a hand-written loop in a fresh process. If both sides' losses differ, the
-benchmark fails. `ratio` is project over bare in seconds per epoch.
+both anchor sets, batches of 256, two threads in all, a fresh output folder, every step's losses
+logged to MLflow; with validations and checkpoints, an epoch is the time between two validations.
+The other is `benchmarks.bare_epochs`, a hand-written loop in as many fresh processes as the project
+has workers: with two, DDP on gloo beside Ray Train, a thread each. If both sides' losses differ,
+the benchmark fails. `ratio` is project over bare in seconds per epoch.
 
-    python -m benchmarks.epoch_overhead [--rounds 3] [--epochs 2]
+    python -m benchmarks.epoch_overhead [--workers 1] [--rounds 3] [--epochs 2]
 """
 
+import json
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bare_epochs
-from benchmarks.common import (
-    NUM_THREADS,
-    ROOT,
-    alternate,
-    finish,
-    in_fresh_process,
-    medians,
-    options,
-    run_python,
-)
+from mlflow.tracking import MlflowClient
+
+from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, options, run_python
 from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.presets import minilm
 from ramen_ray.tracking.runs import Run, sqlite_uri
@@ -34,11 +29,15 @@ WEIGHTS = {"links": 0.1, "categories": 0.1}
 
 
 def main() -> None:
-    asked = options(__doc__, rounds=3, epochs=2)
+    asked = options(__doc__, workers=1, rounds=3, epochs=2)
     with tempfile.TemporaryDirectory() as folder:
-        config = make_config(Path(folder), asked.epochs)
-        sides = {"project": lambda: run_project(config), "bare": lambda: run_bare(config)}
-        results = alternate(asked.rounds, sides)
+        config = make_config(Path(folder), asked.epochs, asked.workers)
+        file = Path(folder) / "config.json"
+        write_config(config, file)
+        results = alternate(
+            asked.rounds,
+            {"project": lambda: run_project(config, file), "bare": lambda: run_bare(config, file)},
+        )
     runs = [run["losses"] for run in results["project"] + results["bare"]]
     if len({len(losses) for losses in runs}) > 1:
         sys.exit("the two sides differ in their number of steps")
@@ -53,7 +52,7 @@ def main() -> None:
     finish(project["seconds_per_epoch"] / bare["seconds_per_epoch"], {**figures, "rounds": rows})
 
 
-def make_config(output: Path, epochs: int) -> RunConfig:
+def make_config(output: Path, epochs: int, num_workers: int) -> RunConfig:
     changes = {
         "dataset": str(ROOT / "datasets" / "foldoc"),
         "output": str(output),
@@ -66,16 +65,13 @@ def make_config(output: Path, epochs: int) -> RunConfig:
         "regularization.adaptive": False,  # the bare loop has fixed weights
         "training.epochs": epochs,
         "training.precision": "fp32",
-        "workers.cpus_per_worker": NUM_THREADS,
+        "workers.num_workers": num_workers,
+        "workers.cpus_per_worker": NUM_THREADS // num_workers,
     }
     return overlay(minilm("foldoc"), changes)
 
 
-def run_project(config: RunConfig) -> dict[str, Any]:
-    from mlflow.tracking import MlflowClient  # which the bare side does not import
-
-    file = Path(config.output) / "config.json"
-    write_config(config, file)
+def run_project(config: RunConfig, file: Path) -> dict[str, Any]:
     run_python("jobs/train.py", "--config", file)
     client = MlflowClient(tracking_uri=sqlite_uri(Path(config.output)))
     experiment = client.get_experiment_by_name(config.experiment)
@@ -90,10 +86,17 @@ def run_project(config: RunConfig) -> dict[str, Any]:
     return {"figures": figures, "losses": losses}
 
 
-def run_bare(config: RunConfig) -> dict[str, Any]:
+def run_bare(config: RunConfig, file: Path) -> dict[str, Any]:
+    """Train through the hand-written loop, in as many processes as the project has workers."""
     (data,) = (Path(config.output) / "prepared").glob("foldoc-*")
-    seconds, losses = in_fresh_process(bare_epochs.train, data, config)
-    return {"figures": {"seconds_per_epoch": seconds / config.training.epochs}, "losses": losses}
+    count = config.workers.num_workers
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
+        groups = [[rank, f"{folder}/store"] for rank in range(count)] if count > 1 else [[]]
+        command = ["-m", "benchmarks.bare_epochs", data, file]
+        said, *_ = pool.map(lambda group: run_python(*command, *group), groups)
+    result = json.loads(said.splitlines()[-1])
+    figures = {"seconds_per_epoch": result["seconds"] / config.training.epochs}
+    return {"figures": figures, "losses": result["losses"]}
 
 
 if __name__ == "__main__":
