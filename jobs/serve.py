@@ -7,12 +7,15 @@ Examples:
 Before you open the port to others: docs/reference/security.md.
 """
 
+import shlex
+import socket
 import sys
 from typing import Annotated
 
 from pydantic import Field
 
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
+from ramen_ray.config import ConfigError
 from ramen_ray.told import told
 
 
@@ -32,16 +35,30 @@ def main() -> None:
         import uvicorn
 
         from ramen_ray.orchestration.serve.server import app_of
+    listening = _listening(settings.host, settings.port)
     with told(f"loading {settings.model}"):
         app = app_of(settings.registry(), settings.model)
-    url = f"http://{settings.host}:{settings.port}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{settings.port}"
     print(f"serving: {settings.model} at {url}")
     print(
-        f"ask:     curl --silent --header 'Content-Type: application/json' {url}/invocations "
+        f"ask:     curl --silent --header 'Content-Type: application/json' "
+        f"{shlex.quote(f'{url}/invocations')} "
         """--data '{"inputs": ["a query"], "params": {"top_k": 3}}'""",
         flush=True,
     )
-    uvicorn.run(app, host=settings.host, port=settings.port, log_level="warning")
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Take the port before what takes long, or raise a ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {host}, port {port}: {error.strerror}; give another --host or --port"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """A retriever over HTTP: what is wrong or too large is refused in one sentence."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from ramen_ray.tracking.registry import Registry, RegistryError, ask
+from ramen_ray.tracking.retriever_model import MAX_QUERIES, find_error
 
 MAX_BODY_BYTES = 16_000_000  # of two million characters, of which each may take six bytes or more
 MOST_SAID = 500  # characters of a request that are told back
@@ -27,7 +28,7 @@ class Params(BaseModel, extra="forbid"):
 class Asked(BaseModel, extra="forbid"):
     """The body of a request."""
 
-    inputs: list[Any]
+    inputs: Annotated[list[Any], Field(max_length=MAX_QUERIES)]
     params: Params = Params()
 
 
@@ -36,7 +37,7 @@ def app_of(registry: Registry, model_uri: str) -> FastAPI:
 
     As with `mlflow models serve`, `POST /invocations` answers `{"inputs": [text, ...], "params":
     {...}}` by `{"predictions": [...]}`, and `GET /health` by null. What is wrong with a
-    request has a status from 400 to 499, and `{"error": sentence}`.
+    request has a status from 400 to 499, and a sentence.
     """
     retriever = registry.load(model_uri)
     app = FastAPI(openapi_url=None, max_body_size=MAX_BODY_BYTES)
@@ -46,7 +47,11 @@ def app_of(registry: Registry, model_uri: str) -> FastAPI:
 
     @app.post("/invocations")
     def invocations(asked: Asked) -> JSONResponse:
-        answers = ask(retriever, asked.inputs, asked.params.model_dump())
+        # Of lists and objects MLflow would make a table, of any width, and answer its first column.
+        texts: list[Any] = [None if isinstance(one, list | dict) else one for one in asked.inputs]
+        answers = ask(retriever, texts, asked.params.model_dump())
+        for query, answer in zip(asked.inputs, answers, strict=True):
+            answer["error"] = find_error(query)
         return JSONResponse({"predictions": answers})
 
     @app.exception_handler(RegistryError)

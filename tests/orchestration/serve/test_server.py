@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -46,6 +47,11 @@ def test_a_query_that_is_no_text_has_an_error_in_its_row(client):
         "the query is bool, not a text",
     ]
     assert [len(row["ads"]) for row in rows] == [10, *[0] * 8]
+    for odd in ([], {}, ["id", "oak"], {"query": "oak"}, ["x"] * 100_000):
+        answered = client.post("/invocations", json={"inputs": [odd, *[["y"]] * 9_000]})
+        (first, *_, last) = answered.json()["predictions"]
+        assert not first["ads"]
+        assert last["error"] == "the query is a list, not a text"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +92,9 @@ def test_the_job_serves_until_it_is_stopped(store, logged_retriever, tmp_path):
     address = f"http://127.0.0.1:{port}"
     with running(command, log, f"{address}/health", env=environment, cwd=tmp_path) as server:
         assert f"serving: {logged_retriever} at {address}" in log.read_text()
+        second = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True)
+        assert second.returncode == 2
+        assert f"error: cannot listen at 127.0.0.1, port {port}: Add".encode() in second.stderr
         server.terminate()
-        assert server.wait(30) == 0
+        assert server.wait(30) == 143
     assert "Traceback" not in log.read_text()
