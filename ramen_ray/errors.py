@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _PASSWORD = re.compile(r"(\w+://[^\s:/?#@]*):\S*@")  # to the last @, as a password may contain one
+_WITHOUT_SCHEME = re.compile(r"(?<![\w:/@.-])([\w.-]+):[^\s:/@]+@(?=[\w.-]+)")
 _SECRET = re.compile(r"(?i)([?&](?:password|passwd|pwd|token|secret\w*)=)[^&#\s]*")
 _ACTS_ON_TERMINALS = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -41,7 +42,8 @@ def first_line_of(error: Exception) -> str:
 
 def redacted(text: str) -> str:
     """Return ``text`` without the passwords in its addresses, fit to be shown or stored."""
-    return _PASSWORD.sub(r"\1:***@", _SECRET.sub(r"\1***", text))
+    without_secrets = _SECRET.sub(r"\1***", text)
+    return _PASSWORD.sub(r"\1:***@", _WITHOUT_SCHEME.sub(r"\1:***@", without_secrets))
 
 
 def printable(text: str) -> str:

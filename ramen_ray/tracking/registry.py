@@ -1,6 +1,5 @@
 """The model registry: versions of retrievers under a name, and the aliases that choose one."""
 
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from mlflow.models import Model
 from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.store.checksums import content_digest
+from ramen_ray.data.store.checksums import checksum_files, content_digest, find_damage
 from ramen_ray.errors import UserError, first_line_of, redacted
 from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.moved_store import find_artifacts_beside
@@ -30,6 +29,7 @@ from ramen_ray.tracking.runs import (
     kept_environment,
     metric_name,
     new_client,
+    store_errors,
 )
 
 ARTIFACTS = "artifacts"  # key of a model's artifacts in its pyfunc flavor
@@ -88,7 +88,7 @@ class Registry:
         try:
             find_artifacts_beside(uri)
             self._client = new_client(uri)
-        except (MlflowException, ImportError, OSError, sqlite3.Error) as error:
+        except store_errors() as error:
             raise TrackingError(cannot_use(uri, error)) from None  # it may contain a password
 
     def find_logged(self, run_id: str, metric: str | None) -> tuple[str, str]:
@@ -234,9 +234,10 @@ class Registry:
     def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
         """Load a retriever, onto a GPU if there is one and no ``device``; or a RegistryError."""
         try:
+            fetched = self._fetch(model_uri, None)
             with _registry_errors(self.uri):
                 return mlflow.pyfunc.load_model(
-                    model_uri, model_config={DEVICE: device} if device else None
+                    str(fetched), model_config={DEVICE: device} if device else None
                 )
         except FileNotFoundError as error:
             raise RegistryError(f"{model_uri} cannot be loaded: {LOST} ({error})") from error
@@ -246,15 +247,21 @@ class Registry:
     def copy(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever into ``folder``; returns where, which :meth:`load` takes for a URI.
 
-        Raises a RegistryError if some of its files are gone.
+        Raises a RegistryError if some of its files are gone or damaged.
         """
         folder.mkdir(exist_ok=True)
+        return self._fetch(model_uri, str(folder))
+
+    def _fetch(self, model_uri: str, folder: str | None) -> Path:
         with _registry_errors(self.uri):
-            copied = Path(download_artifacts(model_uri, dst_path=str(folder)))
-            own = own_folder(copied)
+            fetched = Path(download_artifacts(model_uri, dst_path=folder))
+            own = own_folder(fetched)
         if missing := [name for name in FILES if not (own / name).exists()]:
             raise RegistryError(f"{model_uri} has no {', '.join(missing)}; {LOST}")
-        return copied
+        # those of earlier versions have no checksums
+        if checksum_files(own) and (damage := find_damage(own)):
+            raise RegistryError(f"{model_uri} is damaged: {damage}; {LOST}")
+        return fetched
 
     def download(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever into ``folder``; returns the path of its own folder."""

@@ -14,6 +14,7 @@ from mlflow.pyfunc import save_model
 from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import AnyType, Array, Object, Property
 
+from ramen_ray.data.store.checksums import write_checksums
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.tracking.runs import Run
 
@@ -50,6 +51,7 @@ def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[
     # What a process that was killed has begun is finished.
     begun = next((one for one in of_run if one.status == LoggedModelStatus.PENDING), None)
     model = begun or client.create_logged_model(experiment_id, NAME, run.id, model_type=NAME)
+    write_checksums(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
         path = Path(aside) / "model"
         save_model(

@@ -38,8 +38,7 @@ RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's
 STORE_VARIABLE = "MLFLOW_TRACKING_URI"
 NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # MLflow prints them with the password
 LONGEST_DIGEST = 36  # of a dataset
-NOT_A_PATH = re.compile(r"%[0-9A-Fa-f]{2}|\?")
-"""What MLflow takes for a part of an address: a quoted character, or the beginning of a query."""
+NOT_IN_PATHS = "%?"  # MLflow takes them for parts of an address: a quoted character, and a query
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 Point = tuple[str, float, int]  # a metric's name, its value and the step
@@ -60,7 +59,7 @@ def tracking_uri(output: Path) -> str:
     if given := os.environ.get(STORE_VARIABLE):
         return given
     path = str(output.absolute())
-    if found := NOT_A_PATH.search(path):
+    if found := [character for character in NOT_IN_PATHS if character in path]:
         raise TrackingError(
             f"--output {path}: MLflow takes {found[0]} in it for a part of an address; rename the "
             f"folder, or choose another"
@@ -69,8 +68,8 @@ def tracking_uri(output: Path) -> str:
 
 
 def sqlite_uri(folder: Path) -> str:
-    """Return the URI of the sqlite store in ``folder``; SQLAlchemy unquotes it."""
-    return f"{SQLITE}{str(folder.absolute()).replace('%', '%25')}/mlflow.db"
+    """Return the URI of the sqlite store in ``folder``."""
+    return f"{SQLITE}{folder.absolute()}/mlflow.db"
 
 
 @dataclass(frozen=True)
@@ -226,7 +225,7 @@ def open_run(
         )
         created = client.create_run(experiment_id, run_name=name, tags=_origin(parent))
         return Run(uri, str(created.info.run_id))
-    except (mlflow_error(), OSError, ImportError, sqlite3.Error) as error:
+    except store_errors() as error:
         is_gone = run_id is not None and getattr(error, "error_code", "") == NO_SUCH_RUN
         hint = "; bring back the store that has this run, or choose another name" * is_gone
         # no cause, as it may contain a password
@@ -271,7 +270,13 @@ def new_client(uri: str) -> "MlflowClient":
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("mlflow.store.db.utils", "mlflow.utils.git_utils"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # raises what it logs; there is no git
+    logging.getLogger("urllib3.connectionpool").addFilter(_without_secrets)  # what it tries again
     return MlflowClient(tracking_uri=uri)
+
+
+def _without_secrets(record: logging.LogRecord) -> bool:
+    record.msg, record.args = redacted(record.getMessage()), ()
+    return True
 
 
 def mlflow_metrics(
@@ -316,6 +321,13 @@ def prefixed(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
 def metric_name(name: str) -> str:
     """Return a metric's name as MLflow allows it: ``P@1`` becomes ``P_at_1``."""
     return name.replace("@", "_at_")
+
+
+def store_errors() -> tuple[type[Exception], ...]:
+    """Return what MLflow raises if a store cannot be used; ValueError is of a malformed address."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return mlflow_error(), SQLAlchemyError, OSError, ImportError, ValueError, sqlite3.Error
 
 
 def cannot_use(uri: str, error: Exception) -> str:

@@ -63,7 +63,7 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
     "undecodable dataset": (train, ["--dataset", "x\udcff"], "is not UTF-8"),
     "undecodable output": (train, ["tiny", "--output", "\udcff"], "is not UTF-8"),
     "output in a bucket": (train, ["tiny", "--output", "s3://bucket"], "must be a folder"),
-    "output with a quoted letter": (train, ["tiny", "--output", "a%41b"], "takes %41 in it for"),
+    "output with a quoted letter": (train, ["tiny", "--output", "a%41b"], "takes % in it for"),
     "output of two lines": (
         train,
         ["tiny", "--output", "a\nb"],
@@ -94,6 +94,11 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
         ["--checkpoint", "outputs/nothing"],
         "outputs/nothing does not exist; give one such as outputs/runs/NAME",
     ),
+    "malformed driver address": (
+        predict,
+        ["--model", "models:/a@b", "--queries", "q", "--answers", "a"],
+        r"cannot use the MLflow store .*Invalid IPv6 URL",
+    ),
     "no driver for the store": (
         predict,
         ["--model", "models:/a@b", "--queries", "q", "--answers", "a"],
@@ -107,7 +112,10 @@ def test_settings(case, run_here, tmp_path, dataset_path, monkeypatch):
     job, arguments, message = SETTINGS[case]
     monkeypatch.chdir(tmp_path)
     if "driver" in case:  # the fixture has taken it away by now
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", "mysql://ann:s3cret@host/runs")
+        address = (
+            "http://ann:s3cret@[::1" if "malformed" in case else "mysql://ann:s3cret@host/runs"
+        )
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     filled = [str(word).replace("{dataset}", str(dataset_path)) for word in arguments]
     _expect(run_here(job, *filled), message)
     assert list(tmp_path.iterdir()) == []
