@@ -55,9 +55,10 @@ def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot listen at {host}, port {port}: {error.strerror}; give another --host or --port"
+            f"cannot listen at {host}, port {port}: {reason}; give another --host or --port"
         ) from error
 
 

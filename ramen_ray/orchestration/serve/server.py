@@ -51,7 +51,8 @@ def app_of(registry: Registry, model_uri: str) -> FastAPI:
         texts: list[Any] = [None if isinstance(one, list | dict) else one for one in asked.inputs]
         answers = ask(retriever, texts, asked.params.model_dump())
         for query, answer in zip(asked.inputs, answers, strict=True):
-            answer["error"] = find_error(query)
+            if isinstance(query, list | dict):
+                answer["error"] = find_error(query)
         return JSONResponse({"predictions": answers})
 
     @app.exception_handler(RegistryError)
