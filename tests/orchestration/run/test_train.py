@@ -30,7 +30,8 @@ from ramen_ray.tracking.runs import Run
 
 EPOCH = 7  # steps of an epoch of the made dataset
 NUM_STEPS = 3 * EPOCH
-AMID_SECOND_EPOCH = "checkpoint_000000009"
+# steps of checkpoints; at 14 the next epoch waits for background tasks, the others are soon gone
+SECOND_EPOCH, THIRD_EPOCH = (9, 12, 14), (14, 15, 18)
 THRESHOLD = 0.3  # drops some edges of the made dataset, not all
 REGULARIZERS = [
     Regularizer("links", "query"),
@@ -162,7 +163,7 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     named = overlay(config, {"name": "killed"})
     run_directory = Path(config.output) / "runs" / "killed"
     first = begin_training(named, tmp_path, stdout=subprocess.DEVNULL, env=joining)
-    wait_until((run_directory / AMID_SECOND_EPOCH).exists, "no checkpoint amid an epoch")
+    wait_until(partial(_has_reached, run_directory, SECOND_EPOCH), "no checkpoint amid an epoch")
     first.kill()
     first.wait()
     before = RunDirectory(run_directory).notes
@@ -234,11 +235,14 @@ def _history(run: Run, metric: str) -> list[tuple[int, float]]:
     return [*zip(*run.read_history(metric), strict=True)]
 
 
+def _has_reached(run_directory: Path, steps: tuple[int, ...]) -> bool:
+    return any((run_directory / f"checkpoint_{step:09d}").exists() for step in steps)
+
+
 def _kill_worker_late(run_directory: Path) -> None:
-    """Kill the worker amid the third epoch, or the second if the driver's death came early."""
-    late = [run_directory / f"checkpoint_{step:09d}" for step in (15, 18)]
+    """Kill the worker amid the third epoch, or before it, if the driver's death came late."""
 
     def kill() -> bool:
-        return any(checkpoint.exists() for checkpoint in late) and kill_train_worker()
+        return _has_reached(run_directory, THIRD_EPOCH) and kill_train_worker()
 
     wait_until(kill, "no worker to kill")
