@@ -209,8 +209,9 @@ def test_several_processes_may_make_the_experiment_at_once(run, output):
     ],
 )
 def test_a_store_that_cannot_be_used_is_named_within_seconds_without_its_password(
-    uri, run_id, message, output, capfd
+    uri, run_id, message, output, capfd, tmp_path, monkeypatch
 ):
+    monkeypatch.chdir(tmp_path)  # where MLflow makes folders of what it takes for a path
     started = time.monotonic()
     with pytest.raises(TrackingError, match=message) as error:
         address = uri.format(output=output, port=free_port())
