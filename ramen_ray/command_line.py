@@ -270,8 +270,8 @@ def parse_with_run_config(
 
     ``--dataset`` brings the λ of the preset's recipe on these data, and ``--base.kind`` and
     ``--base.loss`` the constants of that base; other flags then change single settings. Raises a
-    ConfigError if a preset, flag, value or file is bad, a
-    DatasetError without the dataset, a TrackingError if ``--output`` cannot hold a store.
+    ConfigError if a preset, flag, value or file is bad, a DatasetError without the dataset, and a
+    TrackingError if ``--output`` cannot hold a store.
     """
     default, rest = _starting_config(argv)
     unprefixed = tyro.conf.arg(name="")

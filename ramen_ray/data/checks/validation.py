@@ -185,7 +185,7 @@ class _Tables:
             self._connection.execute(f"DROP TABLE {of_table}")
             return
         kept = {*schema_of(table).names} - (set() if self._warns else {"text"})
-        for column in {*columns} - kept:
+        for column in sorted({*columns} - kept):
             drop = f"ALTER TABLE {of_table} DROP COLUMN {name_literal(column)}"
             self._connection.execute(drop)
         self.loaded.add(table)
@@ -222,9 +222,9 @@ class _Tables:
         """Return the file that has a row of the table, and the row's number there."""
         for path in self._dataset.files(table):
             if row < (num_rows := read_footer(path).num_rows):
-                break
+                return path.relative_to(self._dataset.path), row
             row -= num_rows
-        return path.relative_to(self._dataset.path), row
+        raise AssertionError(f"{table} has no row {row} more")
 
 
 def _this(table: str) -> str:
