@@ -4,19 +4,23 @@ Zero-shot splits of each set, which may be a made one (benchmarks.made_sets). On
 ENCODERS are trained, with the split's seed; on the first splits also seen ads' own classifiers,
 sums and the maximum of text and neighbours, and IRENE's combiner in both variants, the draft's also
 at ten times the rate in four times the epochs (trained longer) and of neighbours' texts in place of
-their classifiers, without and with the revealed clicks. Every run is kept, so that the same command
-goes on. Text alone is compared with that of the base, others with the text alone of their encoder.
-With `--true-neighbours` the base only, with what true neighbours in place of the nearest by text
-would bring. `ratio` is R@10 of new ads of the last row over the first, of the last set.
+their classifiers, without and with the revealed clicks; as controls, the release's without scores,
+and the draft's in random order. Every run is kept, so that the same command goes on. Text alone is
+compared with that of the base, others with the text alone of their encoder. With `--rows true` the
+base only, with what true neighbours in place of the nearest by text would bring; with `--rows
+settings` too, by settings, on validation, where each ad is represented as if it were new. `ratio`
+is R@10 (of new ads) of the last row over the first, of the last set.
 
     python -m benchmarks.combiner [--sets rdocs foldoc] [--splits 5] [--epochs 40]
         [--encoders base RAMEN] [--into docs/evidence]
-    python -m benchmarks.combiner --true-neighbours --splits 3 --epochs 5
+    python -m benchmarks.combiner --rows true --splits 3 --epochs 5
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,24 +36,25 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.method.metrics.judgement import Judgement, Propensity
-from ramen_ray.method.metrics.ranking import PerQuery
+from ramen_ray.method.metrics.ranking import PerQuery, query_metrics
 from ramen_ray.method.novel_ads.evaluation import Embedded, RevealedClicks
-from ramen_ray.method.novel_ads.neighbours import SeenAds, Vectors, clicked_together
+from ramen_ray.method.novel_ads.neighbours import (
+    Lookup,
+    SeenAds,
+    Vectors,
+    clicked_together,
+    find_neighbours,
+)
 from ramen_ray.method.novel_ads.representation import CombinedAds, Combiner
 from ramen_ray.method.retrieval.search import search
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.combining.combiner_worker import combiner_setup, revealed_clicks
-from ramen_ray.orchestration.combining.settings import (
-    ClassifiersConfig,
-    CombinerConfig,
-    CombineSettings,
-    VariantName,
-)
+from ramen_ray.orchestration.combining.settings import CombinerConfig, CombineSettings, VariantName
 from ramen_ray.orchestration.run.processes import Process
 from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
-VERSION = 8  # of what is kept; a change of what a row computes makes the rows anew
+VERSION = 9  # of what is kept; a change of what a row computes makes the rows anew
 NOVEL_FRACTION = 0.1
 KINDS: dict[str, dict[str, bool]] = {
     "zero-shot": {},
@@ -57,8 +62,14 @@ KINDS: dict[str, dict[str, bool]] = {
     "edges-kept": {"keep_ad_edges": True},
     "unseen": {"unseen_texts": True},
 }
-MEASURED = ("P@1", "P@5", "R@10", "R@100")
+MEASURED = ("P@1", "P@5", "P@30", "P@50", "R@10", "R@100")
+KS = (1, 5, 10, 30, 50, 100)
 NEIGHBOURS = 3
+LOOKUPS = [
+    Lookup(count, threshold=threshold)
+    for threshold in (None, 0.0, 0.2, 0.4)
+    for count in (NEIGHBOURS, 1, 5, 10)
+]
 CLICKED_TOGETHER = 100  # of which those without train clicks are left out
 SHARE = 0.6  # of the classifiers' mean, added to the text
 CPU = torch.device("cpu")
@@ -86,19 +97,19 @@ def main() -> None:
         combined_splits=3,
         epochs=40,
         encoders=list(ENCODERS),
-        true_neighbours=False,
+        rows="combiners",
         into="",
     )
     torch.set_num_threads(1)
-    encoders = ["base"] if asked.true_neighbours else asked.encoders
+    whole = asked.rows == "combiners"
     lines, gain = list[dict[str, str]](), 1.0
     for name in asked.sets:
         rows, over = dict[str, list[ByQuery]](), dict[str, str]()
         for seed in range(asked.splits):
-            for encoder in encoders:
+            for encoder in asked.encoders if whole else ["base"]:
                 is_combined = encoder in COMBINED and seed < asked.combined_splits
-                epochs = asked.epochs if is_combined or asked.true_neighbours else 0
-                found = measured(name, seed, encoder, epochs, asked.true_neighbours)
+                epochs = asked.epochs if is_combined or not whole else 0
+                found = measured(name, seed, encoder, epochs, asked.rows)
                 for row, values in found.items():
                     rows.setdefault(f"{encoder}: {row}", []).append(values)
                     base = encoder if row != TEXT else COMPARED_WITH.get(encoder, "base")
@@ -107,13 +118,14 @@ def main() -> None:
             other = over[row] if over[row] in rows and over[row] != row else ""
             lines += compared(name, row, runs, other, rows.get(other, ()))
         first, *_, last = rows.values()
-        gain = mean(last, "R@10 of new ads") / mean(first, "R@10 of new ads")
-    write("new_ads", lines, asked.into)
+        metric = "R@10" if asked.rows == "settings" else "R@10 of new ads"
+        gain = mean(last, metric) / mean(first, metric)
+    write("new_ads" if whole else asked.rows, lines, asked.into)
     finish(gain, {})
 
 
 def measured(
-    name: str, seed: int, encoder: str, epochs: int, with_true: bool
+    name: str, seed: int, encoder: str, epochs: int, kind_of_rows: str
 ) -> Mapping[str, ByQuery]:
     """Return the rows of an encoder on a split; no combiner in 0 epochs."""
     kind, changes = ENCODERS[encoder]
@@ -122,12 +134,15 @@ def measured(
 
     def measure() -> Found:
         embedded, revealed = embedded_by(config, data, split_of(name, "one-shot", seed))
+        if kind_of_rows == "settings":
+            found = rows_of_settings(embedded, epochs)
+            return {row: by_query(embedded, vectors, "validation") for row, vectors in found}, {}
         rows = rows_of(embedded, revealed, epochs)
-        found = rows_with_true(embedded, epochs) if with_true else rows
+        found = rows_with_true(embedded, epochs) if kind_of_rows == "true" else rows
         return {row: by_test_query(embedded, vectors) for row, vectors in found}, {}
 
     combiner = CombinerConfig(epochs=epochs) if epochs else None
-    content = [VERSION, flatten(config), data.path.name, combiner, with_true]
+    content = [VERSION, flatten(config), data.path.name, combiner, kind_of_rows]
     return kept(STORE, content, measure)[0]
 
 
@@ -180,11 +195,19 @@ def rows_of(
     neighbours = seen.nearest(text, NEIGHBOURS, places).rows
     yield "weighted sum", added(text, seen.classifiers, neighbours)
     yield "maximum", np.maximum(text, seen.classifiers[neighbours].max(axis=1))
+    unscored = CombinerRun(embedded, "release", epochs)
+    unscored.leave_scores_out()
+    draft = partial(CombinerRun, embedded, "draft")
+    longer = {"combiner.lr": 10 * CombinerConfig().lr}
+    # classifiers begin as the ads' texts, and at this rate stay so
+    of_texts = {"classifiers.lr": 1e-12}
     for run, row in (
         (release, "combiner (release)"),
-        (CombinerRun(embedded, "draft", epochs), "combiner (draft)"),
-        (CombinerRun(embedded, "draft", 4 * epochs, times=10), "combiner (draft), trained longer"),
-        (CombinerRun(embedded, "draft", epochs, of_texts=True), "combiner (draft) of texts"),
+        (unscored, "combiner (release), without scores"),
+        (draft(epochs), "combiner (draft)"),
+        (draft(epochs, has_clusters=False), "combiner (draft), in random order"),
+        (draft(4 * epochs, longer), "combiner (draft), trained longer"),
+        (draft(epochs, of_texts), "combiner (draft) of texts"),
     ):
         run.train(with_combiner=True)
         combined = run.combined_ads()
@@ -211,6 +234,34 @@ def rows_with_true(embedded: Embedded, epochs: int) -> Iterator[tuple[str, Vecto
         yield f"text and classifiers, up to {count} true", added(text, classifiers, neighbours)
 
 
+def rows_of_settings(embedded: Embedded, epochs: int) -> Iterator[tuple[str, Vectors]]:
+    """Yield the vectors of all ads by row: weighted sums, and the draft's combiner."""
+    text = embedded.all_ads()
+    yield TEXT, text
+    trainings: dict[str, dict[str, Any]] = {
+        "": {},
+        ", classifiers of 3 x the epochs": {"classifiers.epochs": 60},
+        ", the same with dropout 0.8": {"classifiers.epochs": 60, "classifiers.dropout": 0.8},
+    }
+    for row, changes in trainings.items():
+        release = CombinerRun(embedded, "release", epochs, changes)
+        release.train(with_combiner=False)
+        seen = release.combined_ads().seen
+        own = seen.rows_of(np.arange(len(text)))
+        for lookup in LOOKUPS if not row else LOOKUPS[:1]:
+            chosen = "nearest" if lookup.threshold is None else f"above {lookup.threshold}"
+            neighbours = find_neighbours(seen, lookup, text, own)
+            title = f"weighted sum, {lookup.neighbours} {chosen}{row}"
+            yield title, added(text, seen.classifiers, neighbours)
+    for count in (3, 10):
+        for threshold in (0.0, 0.2):
+            changes = {"combiner.neighbours": count, "combiner.threshold": threshold}
+            run = CombinerRun(embedded, "draft", epochs, changes)
+            run.train(with_combiner=True)
+            row = f"combiner (draft), {count} above {threshold}"
+            yield row, run.combined_ads().represent(text, own)
+
+
 def true_neighbours(embedded: Embedded, seen: SeenAds) -> Int64s:
     """Return, by ad, rows (ads, NEIGHBOURS) of seen ads that a test query clicks too, then -1.
 
@@ -218,7 +269,7 @@ def true_neighbours(embedded: Embedded, seen: SeenAds) -> Int64s:
     neighbours that fail, not the combiner.
     """
     clicks = embedded.data.clicks["test"]
-    together = clicked_together(clicks, embedded.all_ads(), CLICKED_TOGETHER)
+    together = clicked_together(clicks, embedded.all_ads(), CLICKED_TOGETHER).rows
     return _first_distinct(np.where(together >= 0, seen.rows_of(np.maximum(together, 0)), -1))
 
 
@@ -245,19 +296,21 @@ class CombinerRun:
         embedded: Embedded,
         variant: VariantName,
         epochs: int,
-        times: int = 1,
-        of_texts: bool = False,
+        changes: Mapping[str, Any] = MappingProxyType({}),
+        **of_variant: Any,
     ):
-        combiner = CombinerConfig(epochs=epochs, lr=times * CombinerConfig().lr)
-        # classifiers begin as the ads' texts, and at this rate stay so
-        classifiers = ClassifiersConfig(lr=1e-12) if of_texts else ClassifiersConfig()
-        settings = CombineSettings(
-            run="", variant=variant, combiner=combiner, classifiers=classifiers
-        )
-        self._setup = combiner_setup(settings, embedded, None, Path(), Process(CPU))
+        settings = CombineSettings(run="", variant=variant)
+        settings = overlay(settings, {"combiner.epochs": epochs, **changes})
+        setup = combiner_setup(settings, embedded, None, Path(), Process(CPU))
+        self._setup = replace(setup, variant=replace(setup.variant, **of_variant))
         self._model = self._setup.new_model()
         self._state = self._setup.new_state(self._model)
         self._state.advance()
+
+    def leave_scores_out(self) -> None:
+        """Keep the vectors that tell scores apart at zero, as they begin."""
+        assert self._model.combiner.score_types is not None, "the release has them"
+        self._model.combiner.score_types.requires_grad_(False)
 
     def train(self, with_combiner: bool) -> None:
         """Train the classifiers, to where the combiner's steps begin, or all."""
@@ -270,6 +323,14 @@ class CombinerRun:
         return self._setup.combined_ads(self._model)
 
 
+def by_query(embedded: Embedded, vectors: Vectors, split: str) -> ByQuery:
+    """Measure ad vectors on a split, with more ranks than the library's metrics have."""
+    judgement = Judgement.from_prepared(embedded.data, split, Propensity())
+    found = judgement.shown(embedded.search(vectors, split, judgement.depth))[0]
+    values = query_metrics(found, judgement.truth, judgement.inverse, KS)
+    return {metric: values[metric] for metric in MEASURED}
+
+
 def by_test_query(embedded: Embedded, vectors: Vectors) -> ByQuery:
     """Measure ad vectors; for new ads, queries without a click on one count nothing."""
     data = embedded.data
@@ -280,7 +341,7 @@ def by_test_query(embedded: Embedded, vectors: Vectors) -> ByQuery:
     found: dict[str, PerQuery] = {}
     every = np.arange(clicks.num_rows)
     for split, title, places in (("zero_shot", "new ads", asked), ("test", "all ads", every)):
-        values = embedded.measure(vectors, split, Propensity())
+        values = by_query(embedded, vectors, split)
         for metric in MEASURED:
             gained, possible = np.zeros((2, clicks.num_rows))
             gained[places], possible[places] = values[metric]

@@ -73,7 +73,7 @@ def gather_at_first(rows: NDArray[Any]) -> list[NDArray[Any]]:
 
 
 def array_from_first_worker(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the first worker's ``array`` on every worker; all pass arrays of the same shape."""
+    """Return the first worker's ``array`` on all workers, whose own it overwrites; shapes agree."""
     if world()[1] > 1:
         array = np.ascontiguousarray(array)
         distributed.broadcast(torch.from_numpy(array), src=0, group=group_of_cpus())

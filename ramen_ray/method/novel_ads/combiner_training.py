@@ -27,7 +27,7 @@ from ramen_ray.method.distributed import dealt_rows, gather_dealt, sum_over_work
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, TextEmbeddings
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.texts import TokenBatch
-from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds
+from ramen_ray.method.novel_ads.neighbours import Lookup, Ranked, SeenAds
 from ramen_ray.method.novel_ads.representation import WEIGHTS_FILE, CombinedAds, Combiner
 from ramen_ray.method.objectives.terms import CLASSIFIERS
 from ramen_ray.method.retrieval.search import drop_filtered
@@ -56,11 +56,11 @@ class CombinerModel(nn.Module):
         vectors = self.embeddings[texts.token_ids].astype(np.float32)
         return to_device(vectors, self.combiner.text_type.device)
 
-    def combine(self, texts_ND: Tensor, neighbours_NKD: Tensor, is_there_NK: Tensor) -> Tensor:
+    def combine(self, texts_ND: Tensor, neighbours_NKD: Tensor, cosines_NK: Tensor) -> Tensor:
         """Return the combined vectors (N, D) of ads, given their texts' embeddings."""
         if self._ad_scales is not None:
             texts_ND = texts_ND * self._ad_scales
-        combined: Tensor = self.combiner(texts_ND, neighbours_NKD, is_there_NK)
+        combined: Tensor = self.combiner(texts_ND, neighbours_NKD, cosines_NK)
         return combined
 
     def save(self, folder: Path) -> None:
@@ -113,19 +113,19 @@ class CombinerPart(ClassifierPart):
         self,
         model: CombinerModel,
         training: ClassifierTraining,
-        neighbours: Int64s,
+        neighbours: Ranked,
         first_steps: int,
-        shortlists: Callable[[], NDArray[np.int32]],
+        draws: Callable[[DrawState, bool], DrawState],
         is_frozen: bool,
     ) -> None:
         """Train classifiers, alone in the first steps; then beside a combiner, if not frozen.
 
-        ``neighbours`` (S, K) are of each seen ad, never itself, -1 after the last. ``shortlists``
-        returns ads (train queries, H) to draw hard negatives from in the first steps.
+        ``neighbours`` (S, K) are of each seen ad, never itself, with cosines. ``draws`` sets what
+        steps draw from, given whether they are of the first.
         """
         super().__init__(training)
         self._model, self._neighbours, self._is_frozen = model, neighbours, is_frozen
-        self._first_steps, self._shortlists = first_steps, shortlists
+        self._first_steps, self._draws = first_steps, draws
         self._step = 0
 
     def before(self, encoded: EncodedBatch) -> EncodedBatch:
@@ -134,7 +134,7 @@ class CombinerPart(ClassifierPart):
         if self._step < self._first_steps:
             self._moved = pool, self.training.rows(pool)
             return replace(encoded, added={CLASSIFIERS: self._moved[1]})
-        near_LK = self._neighbours[pool]
+        near_LK, cosines_LK = self._neighbours.rows[pool], self._neighbours.scores[pool]
         rows = np.unique(np.concatenate([pool, near_LK[near_LK >= 0]]))
         vectors = self.training.rows(rows)
         self._moved = rows, vectors
@@ -143,8 +143,8 @@ class CombinerPart(ClassifierPart):
         mine = dealt_rows()  # each worker combines a share
         text = encoded.vectors(encoded.copied(encoded.inputs.task.candidates)[mine])
         places = np.searchsorted(rows, near_LK[mine].clip(min=rows[0]))
-        is_there = to_device(near_LK[mine] >= 0, vectors.device)
-        own = self._model.combine(text, _taken(vectors, places), is_there)
+        cosines = to_device(cosines_LK[mine], vectors.device)
+        own = self._model.combine(text, _taken(vectors, places), cosines)
         combined_LD = gather_dealt(own, len(near_LK))
         return replace(encoded, added={CLASSIFIERS: own_LD, COMBINED: combined_LD})
 
@@ -155,13 +155,9 @@ class CombinerPart(ClassifierPart):
             self.training.update(rows, vectors.grad)
 
     def advance(self, step: int, draws: DrawState) -> DrawState:
-        """Draw hard negatives in the first steps."""
+        """Let the steps that follow draw from what is theirs."""
         self._step = step
-        if step >= self._first_steps:
-            return replace(draws, shortlists=None)
-        return (
-            draws if draws.shortlists is not None else replace(draws, shortlists=self._shortlists())
-        )
+        return self._draws(draws, step < self._first_steps)
 
     def save(self, folder: Path) -> Any:
         """Write the classifiers and their moments."""

@@ -14,7 +14,7 @@ from ramen_ray.method.metrics.ranking import PerQuery, ratios
 from ramen_ray.method.model.dual_encoder import TextEmbeddings
 from ramen_ray.method.novel_ads.neighbours import Vectors
 from ramen_ray.method.novel_ads.representation import CombinedAds, Combiner
-from ramen_ray.method.retrieval.search import search
+from ramen_ray.method.retrieval.search import TopK, search
 
 SPLITS = (ZERO_SHOT, "test")
 TEXT, SUM, COMBINER, ONE_SHOT = "text", "sum", "combiner", "combiner one-shot"
@@ -46,14 +46,16 @@ class Embedded:
         """Return the embeddings (ads, D) float32 of all ads' texts."""
         return self.ads.take(np.arange(len(self.data.ads)))
 
+    def search(self, vectors: Vectors, split: str, depth: int) -> TopK:
+        """Search ad ``vectors`` (ads, D) for the queries of a split."""
+        queries = self.queries[split].take(np.arange(len(self.data.queries[split])))
+        candidates = self.data.candidates(split)
+        return search(queries, vectors[candidates], depth, ids=candidates)
+
     def measure(self, vectors: Vectors, split: str, propensity: Propensity) -> dict[str, PerQuery]:
         """Return the metrics of ad ``vectors`` (ads, D) on a split, query by query."""
-        data = self.data
-        queries = self.queries[split].take(np.arange(len(data.queries[split])))
-        candidates = data.candidates(split)
-        judgement = Judgement.from_prepared(data, split, propensity)
-        found = search(queries, vectors[candidates], judgement.depth, ids=candidates)
-        return judgement.measure(found)
+        judgement = Judgement.from_prepared(self.data, split, propensity)
+        return judgement.measure(self.search(vectors, split, judgement.depth))
 
 
 def row_vectors(

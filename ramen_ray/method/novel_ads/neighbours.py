@@ -149,11 +149,11 @@ def _first(ranked: Ranked, count: int) -> Ranked:
     return Ranked(ranked.rows[:, :count], ranked.scores[:, :count])
 
 
-def clicked_together(clicks: Csr, embeddings: Vectors, count: int) -> Int64s:
+def clicked_together(clicks: Csr, embeddings: Vectors, count: int) -> Ranked:
     """Find, of the ads that share a train query with a seen ad, the ``count`` nearest by text.
 
-    ``clicks`` are train query rows x seen rows; ``embeddings`` (S, D) have unit norm. Returns rows
-    (S, K), best first, -1 after the last; never the ad itself.
+    ``clicks`` are train query rows x seen rows; ``embeddings`` (S, D) have unit norm. An ad is
+    never its own neighbour.
     """
     num_ads = len(embeddings)
     queries, ads = clicks.gather(np.arange(clicks.num_rows))
@@ -163,7 +163,8 @@ def clicked_together(clicks: Csr, embeddings: Vectors, count: int) -> Int64s:
     together = (matrix.T @ matrix).tocoo()
     own, other = (side[together.row != together.col] for side in (together.row, together.col))
     cosines = np.einsum("pd,pd->p", embeddings[own], embeddings[other]).round(DECIMALS)
-    found = np.full((num_ads, count), -1)
+    found = Ranked(np.full((num_ads, count), -1), np.full((num_ads, count), -np.inf))
     kept, ranks = best_of_each(own, count, -cosines, other)
-    found[own[kept], ranks] = other[kept]
+    found.rows[own[kept], ranks] = other[kept]
+    found.scores[own[kept], ranks] = cosines[kept]
     return found

@@ -21,9 +21,16 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds, Vectors, find_neighbours
+from ramen_ray.method.novel_ads.neighbours import (
+    Lookup,
+    SeenAds,
+    Vectors,
+    find_neighbours,
+    similarities,
+)
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
 from ramen_ray.method.retrieval.retriever_folder import INDEX
 
@@ -35,16 +42,20 @@ CombinerKind = Literal["attention", "transformer", "mean"]
 
 HIDDEN = 2048
 DROPOUT = 0.1
+SCORES = 11  # tenths of a cosine, 0 to 10
 
 
 class Combiner(nn.Module):
-    """Maps text embeddings (N, D), neighbours' vectors (N, K, D) and a mask (N, K) to (N, D).
+    """Maps text embeddings (N, D), neighbours' vectors (N, K, D) and cosines (N, K) to (N, D).
+
+    Cosines are of an ad's text and its neighbours' texts, -inf where no neighbour is.
 
     A kind mixes an ad's text with its neighbours and averages the mixed vectors. ``mean`` mixes
     nothing: up to scale, it is the sum. ``attention`` is one layer of self-attention and a linear
     map (IRENE's draft), added to the text; the map starts at zero, so the combiner starts as the
     text alone. ``transformer`` is a layer of a transformer (IRENE's released code). Both add one
-    vector to the text and another to the neighbours, to tell them apart.
+    vector to the text and another to the neighbours, to tell them apart; ``transformer`` also adds
+    one to each neighbour by its cosine, in tenths.
     """
 
     def __init__(self, kind: CombinerKind, dim: int, heads: int = 4) -> None:
@@ -53,22 +64,27 @@ class Combiner(nn.Module):
         self.kind, self.dim, self.heads = kind, dim, heads
         self.text_type = nn.Parameter(torch.zeros(dim))
         self.neighbour_type = nn.Parameter(torch.zeros(dim))
+        self.score_types: nn.Parameter | None = None
         self.mix: nn.Module | None = None
         self.output: nn.Linear | None = None
         if kind == "transformer":
             self.mix = nn.TransformerEncoderLayer(dim, heads, HIDDEN, DROPOUT, batch_first=True)
+            self.score_types = nn.Parameter(torch.zeros(SCORES, dim))
         elif kind == "attention":
             self.mix = nn.MultiheadAttention(dim, heads, batch_first=True)
             self.output = nn.Linear(dim, dim)
             nn.init.zeros_(self.output.weight)
             nn.init.zeros_(self.output.bias)
 
-    def forward(self, text_ND: Tensor, neighbours_NKD: Tensor, is_there_NK: Tensor) -> Tensor:
-        """Return the ads' vectors (N, D); masked neighbours have no influence."""
+    def forward(self, text_ND: Tensor, neighbours_NKD: Tensor, cosines_NK: Tensor) -> Tensor:
+        """Return the ads' vectors (N, D); neighbours that are not there have no influence."""
+        is_there_NK = torch.isfinite(cosines_NK)
         neighbours_NKD = torch.where(is_there_NK[..., None], neighbours_NKD, 0.0)
-        tokens_NTD = torch.cat(
-            [(text_ND + self.text_type)[:, None], neighbours_NKD + self.neighbour_type], dim=1
-        )
+        types = self.neighbour_type
+        if self.score_types is not None:
+            scores_NK = (cosines_NK.clamp(0, 1) * (SCORES - 1)).long()
+            types = types + functional.embedding(scores_NK, self.score_types)
+        tokens_NTD = torch.cat([(text_ND + self.text_type)[:, None], neighbours_NKD + types], dim=1)
         has_text_N1 = is_there_NK.new_ones((len(text_ND), 1))
         mask_NT = torch.cat([has_text_N1, is_there_NK], dim=1)
         mixed_NTD = self._mixed(tokens_NTD, ~mask_NT)
@@ -120,9 +136,9 @@ class CombinedAds:
         for start in range(0, len(embeddings), ADS_PER_PASS):
             part = slice(start, start + ADS_PER_PASS)
             classifiers = torch.from_numpy(self.seen.classifiers[neighbours[part]])
-            is_there = torch.from_numpy(neighbours[part] >= 0)
+            cosines = similarities(embeddings[part], self.seen.embeddings, neighbours[part])
             text = torch.from_numpy(np.ascontiguousarray(embeddings[part]))
-            vectors[part] = self.combiner(text, classifiers, is_there).numpy()
+            vectors[part] = self.combiner(text, classifiers, torch.from_numpy(cosines)).numpy()
         return vectors / np.float32(self.scale)
 
     def save(self, folder: Path) -> None:

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 
 from ramen_ray.bases import Part
-from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.whole_files import whole_file
-from ramen_ray.method.distributed import world
+from ramen_ray.method.distributed import array_from_first_worker, world
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.dual_encoder import (
     DualEncoder,
@@ -32,7 +31,12 @@ from ramen_ray.method.novel_ads.combiner_training import (
     training_data,
 )
 from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation, RevealedClicks, compare_rows
-from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds, clicked_together
+from ramen_ray.method.novel_ads.neighbours import (
+    Lookup,
+    Ranked,
+    SeenAds,
+    clicked_together,
+)
 from ramen_ray.method.novel_ads.representation import (
     COMBINER_FOLDER,
     CombinedAds,
@@ -41,7 +45,8 @@ from ramen_ray.method.novel_ads.representation import (
 )
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import CLASSIFIERS, Objective, task_term
-from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.batches import Clusters, DrawState, Sampler
+from ramen_ray.method.sampling.curriculum import balanced_clusters
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_schedule, head_groups
 from ramen_ray.orchestration.combining.settings import CombineSettings, IreneVariant
@@ -53,6 +58,7 @@ from ramen_ray.tracking.runs import Run
 NUM_CHECKPOINTS = 10
 NUM_NEGATIVES = 10
 WEIGHT_DECAY = 0.01
+CLUSTERS_PER_BATCH = 8  # as in the released code, up to rounding
 
 
 @dataclass(frozen=True)
@@ -128,13 +134,12 @@ class CombinerSetup(Setup[CombinerModel]):
             first.lr,
             partial(build_schedule, warmup_steps=0, total_steps=num_moved),
         )
-        clicks, count = self.sampler.data.clicks, first.hard_negatives
         part = CombinerPart(
             model,
             training,
             self._neighbours(),
             start,
-            lambda: nearest_unclicked(self.queries, clicks, self.seen, count),
+            self._draws,
             is_frozen,
         )
         groups = head_groups([model], own.lr, WEIGHT_DECAY)
@@ -148,13 +153,33 @@ class CombinerSetup(Setup[CombinerModel]):
         """Write the combiner; the part that trains the classifiers writes these."""
         model.save(checkpoint)
 
-    def _neighbours(self) -> Int64s:
+    def _neighbours(self) -> Ranked:
         """Return the neighbours (S, K) of the seen ads in training."""
         seen, own = self.seen, self.settings.combiner
         if self.variant.neighbours_by == "clicks":
             clicks = self.sampler.data.clicks
             return clicked_together(clicks, seen.embeddings, own.neighbours)
-        return seen.nearest(seen.embeddings, own.neighbours, np.arange(len(seen.ids))).rows
+        return seen.nearest(seen.embeddings, own.neighbours, np.arange(len(seen.ids)))
+
+    def _draws(self, draws: DrawState, are_first: bool) -> DrawState:
+        """Let steps draw hard negatives if they are of the first, or else from clusters."""
+        if are_first and draws.shortlists is None:
+            clicks, count = self.sampler.data.clicks, self.settings.classifiers.hard_negatives
+            shortlists = nearest_unclicked(self.queries, clicks, self.seen, count)
+            return replace(draws, shortlists=shortlists)
+        if not are_first and self.variant.has_clusters and draws.clusters is None:
+            return replace(draws, shortlists=None, clusters=self._clusters())
+        return draws if are_first else replace(draws, shortlists=None)
+
+    def _clusters(self) -> Clusters:
+        """Cluster the train queries, for negatives that are hard; a batch holds several."""
+        clicked = self.sampler.data.clicked_rows
+        count = CLUSTERS_PER_BATCH * self.sampler.steps_per_epoch
+        rows = np.empty_like(clicked)
+        if world()[0] == 0:
+            vectors = torch.from_numpy(self.queries.take(clicked))
+            rows = balanced_clusters(vectors, count, self.settings.seed).rows
+        return Clusters(array_from_first_worker(rows), count)
 
     def combined_ads(self, model: CombinerModel) -> CombinedAds:
         """Return the representation of ads by what has been trained."""

@@ -1,6 +1,6 @@
 """The settings of a combiner's training, and IRENE's two variants of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,11 +23,12 @@ class IreneVariant:
     neighbours_by: NeighboursBy
     threshold: float | None
     classifier_epochs: int
+    has_clusters: bool  # whether the combiner's batches are clusters of queries
 
 
 VARIANTS: dict[VariantName, IreneVariant] = {
-    "draft": IreneVariant("attention", "triplet", "clicks", 0.2, 0),
-    "release": IreneVariant("transformer", "bce", "text", None, 20),
+    "draft": IreneVariant("attention", "triplet", "clicks", 0.2, 0, True),
+    "release": IreneVariant("transformer", "bce", "text", None, 20, False),
 }
 
 
@@ -107,10 +108,11 @@ class CombineSettings(Section):
         """Return the variant, with what is set instead; a run's own classifiers are not trained."""
         variant, own, first = VARIANTS[self.variant], self.combiner, self.classifiers
         epochs = 0 if has_classifiers else variant.classifier_epochs
-        return IreneVariant(
-            own.kind or variant.kind,
-            own.loss or variant.loss,
-            own.neighbours_by or variant.neighbours_by,
-            variant.threshold if own.threshold is None else own.threshold,
-            epochs if first.epochs is None else first.epochs,
+        return replace(
+            variant,
+            kind=own.kind or variant.kind,
+            loss=own.loss or variant.loss,
+            neighbours_by=own.neighbours_by or variant.neighbours_by,
+            threshold=variant.threshold if own.threshold is None else own.threshold,
+            classifier_epochs=epochs if first.epochs is None else first.epochs,
         )

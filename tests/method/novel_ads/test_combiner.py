@@ -44,12 +44,14 @@ def test_a_combiner_is_what_a_plain_loop_computes(kind):
     text = torch.randn(ADS, DIM, generator=draw)
     neighbours = torch.randn(ADS, NEIGHBOURS, DIM, generator=draw)
     is_there = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]]).bool()
+    cosines = torch.where(is_there, torch.tensor([0.99, 0.31, -0.2]), -torch.inf)
+    scores = [9, 3, 0]
     with torch.no_grad():
         for parameter in combiner.parameters():
             parameter.copy_(0.5 * torch.randn_like(parameter))
-        found = combiner(text, neighbours, is_there)
+        found = combiner(text, neighbours, cosines)
         noise = torch.where(is_there[..., None], neighbours, torch.nan)
-        assert torch.equal(combiner(text, noise, is_there), found), "what is not there"
+        assert torch.equal(combiner(text, noise, cosines), found), "what is not there"
         for row in range(ADS):
             tokens = [text[row] + combiner.text_type]
             tokens += [
@@ -57,6 +59,9 @@ def test_a_combiner_is_what_a_plain_loop_computes(kind):
                 for place in range(NEIGHBOURS)
                 if is_there[row, place]
             ]
+            if kind == "transformer":
+                for place in range(1, len(tokens)):
+                    tokens[place] = tokens[place] + combiner.score_types[scores[place - 1]]
             if kind == "attention":
                 tokens = _attend(combiner, tokens)
             elif kind == "transformer":

@@ -209,6 +209,15 @@ def test_a_resumed_training_equals_an_uninterrupted_one(data, settings, break_at
         assert torch.equal(one, other)
 
 
+def test_the_drafts_batches_are_clusters_of_queries(data):
+    training = data.training(_short(overlay(RELEASE, {"variant": "draft"}), 1))
+    training.run(0)
+    clusters = training.state.draws.clusters
+    assert clusters.num_clusters == 8 * training.setup.sampler.steps_per_epoch
+    groups = np.array_split(data.query_groups[clusters.rows], clusters.num_clusters)
+    assert np.mean([len(np.unique(one)) for one in groups]) < 2, "of 5.8 in random order"
+
+
 def test_threads_do_not_change_the_numbers_from_run_to_run():
     """Wide vectors, as PyTorch shares the work of narrow ones not among threads."""
     wide, before = planted(dim=512), torch.get_num_threads()
@@ -233,7 +242,8 @@ def _train_on_a_worker(rank: int, store: str, settings: CombineSettings, file: P
 @pytest.mark.slow
 def test_two_workers_compute_what_one_does(data, tmp_path):
     # each worker drops its own
-    short = overlay(_short(DRAFT, 1, 1), {"classifiers.dropout": 0.0})
+    settings = overlay(RELEASE, {"variant": "draft", "classifiers.dropout": 0.0})
+    short = _short(settings, 1, 1)
     file = tmp_path / "vectors.npy"
     run_in_two_processes(_train_on_a_worker, f"file://{tmp_path}/store", short, file)
     expected = _trained(data, short).represent(data.novel)

@@ -123,4 +123,7 @@ def test_ads_clicked_together_are_ordered_by_text():
     expected = {0: [1, 2, 3, 4], 1: [0, 2, 3], 2: [0, 1, 3], 3: [0, 1, 2], 4: [0], 5: []}
     for row, others in expected.items():
         ordered = sorted(others, key=lambda other: -float(embeddings[row] @ embeddings[other]))[:3]
-        assert found[row].tolist() == ordered + [-1] * (3 - len(ordered))
+        missing = 3 - len(ordered)
+        assert found.rows[row].tolist() == ordered + [-1] * missing
+        cosines = [*(embeddings[row] @ embeddings[ordered].T), *[-np.inf] * missing]
+        np.testing.assert_allclose(found.scores[row], cosines, atol=1e-5)
