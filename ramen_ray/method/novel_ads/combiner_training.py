@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,13 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.distributed import dealt_rows, gather_dealt, sum_over_workers, to_device
+from ramen_ray.method.distributed import (
+    dealt_rows,
+    gather_dealt,
+    staged,
+    sum_over_workers,
+    to_device,
+)
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, TextEmbeddings
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.texts import TokenBatch
@@ -33,6 +39,7 @@ from ramen_ray.method.objectives.terms import CLASSIFIERS
 from ramen_ray.method.retrieval.search import drop_filtered
 from ramen_ray.method.sampling.batches import DrawState
 from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 
@@ -106,6 +113,15 @@ def training_data(
     return TrainingData(query_ids, clicks, {}, {}, {QUERIES: table(queries), ADS: table(seen)})
 
 
+class _Used(NamedTuple):
+    """The classifiers that a step of the combiner uses, by the places of its ads among them."""
+
+    rows: Int64s  # (n,) ascending
+    own: Tensor  # (L,) places of the pool's ads
+    near: Tensor  # (l, K) places of the neighbours of this worker's share of the pool, if any
+    cosines: Tensor  # (l, K) float32, of their texts; -inf where no neighbour is
+
+
 class CombinerPart(ClassifierPart):
     """Gives the losses the classifiers of a pool and the combined vectors; moves classifiers."""
 
@@ -128,24 +144,37 @@ class CombinerPart(ClassifierPart):
         self._first_steps, self._draws = first_steps, draws
         self._step = 0
 
+    def prepare(self, inputs: StepInputs) -> StepInputs:
+        """Return the inputs with the neighbours of the pool's ads, after the first steps."""
+        if self._step < self._first_steps:
+            return inputs
+        pool, mine = inputs.task.pool.ids, dealt_rows()  # each worker combines a share
+        near_LK, cosines_LK = self._neighbours.rows[pool], self._neighbours.scores[pool]
+        rows = np.unique(np.concatenate([pool, near_LK[near_LK >= 0]]))
+        near = np.searchsorted(rows, near_LK[mine].clip(min=rows[0]))
+        found = np.searchsorted(rows, pool), near, cosines_LK[mine].astype(np.float32)
+        device = self._model.combiner.text_type.device
+        used = _Used(rows, *(staged(array, device) for array in found))
+        return replace(inputs, added={**inputs.added, COMBINED: used})
+
     def before(self, encoded: EncodedBatch) -> EncodedBatch:
         """Return the batch with the classifiers of its pool, and later the combined vectors."""
         pool = encoded.ad_pool.ids
-        if self._step < self._first_steps:
+        used: _Used | None = encoded.inputs.added.get(COMBINED)
+        if used is None:
             self._moved = pool, self.training.rows(pool)
             return replace(encoded, added={CLASSIFIERS: self._moved[1]})
-        near_LK, cosines_LK = self._neighbours.rows[pool], self._neighbours.scores[pool]
-        rows = np.unique(np.concatenate([pool, near_LK[near_LK >= 0]]))
-        vectors = self.training.rows(rows)
-        self._moved = rows, vectors
+        vectors = self.training.rows(used.rows)
+        self._moved = used.rows, vectors
         vectors = vectors.detach() if self._is_frozen else vectors
-        own_LD = _taken(vectors, np.searchsorted(rows, pool))
-        mine = dealt_rows()  # each worker combines a share
-        text = encoded.vectors(encoded.copied(encoded.inputs.task.candidates)[mine])
-        places = np.searchsorted(rows, near_LK[mine].clip(min=rows[0]))
-        cosines = to_device(cosines_LK[mine], vectors.device)
-        own = self._model.combine(text, _taken(vectors, places), cosines)
-        combined_LD = gather_dealt(own, len(near_LK))
+        # with indexing, threads would add gradients in any order
+        own_LD, near = (
+            functional.embedding(encoded.copied(places), vectors)
+            for places in (used.own, used.near)
+        )
+        text = encoded.vectors(encoded.copied(encoded.inputs.task.candidates)[dealt_rows()])
+        own = self._model.combine(text, near, encoded.copied(used.cosines))
+        combined_LD = gather_dealt(own, len(pool))
         return replace(encoded, added={CLASSIFIERS: own_LD, COMBINED: combined_LD})
 
     def after(self, encoded: EncodedBatch) -> None:
@@ -167,11 +196,6 @@ class CombinerPart(ClassifierPart):
         """Restore the moments; the model has the classifiers."""
         super().restore(folder, content, draws)
         return self.advance(content["next_step"], draws)
-
-
-def _taken(vectors: Tensor, places: Int64s) -> Tensor:
-    """Return the vectors at some places; with indexing, threads add gradients in any order."""
-    return functional.embedding(to_device(places, vectors.device), vectors)
 
 
 def compared_with(added: str, dropout: float = 0.0) -> Callable[[EncodedBatch], Tensor]:
