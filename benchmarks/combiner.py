@@ -67,7 +67,7 @@ KS = (1, 5, 10, 30, 50, 100)
 NEIGHBOURS = 3
 LOOKUPS = [
     Lookup(count, threshold=threshold)
-    for threshold in (None, 0.0, 0.2, 0.4)
+    for threshold in (None, 0.2, 0.4)
     for count in (NEIGHBOURS, 1, 5, 10)
 ]
 CLICKED_TOGETHER = 100  # of which those without train clicks are left out
@@ -253,13 +253,10 @@ def rows_of_settings(embedded: Embedded, epochs: int) -> Iterator[tuple[str, Vec
             neighbours = find_neighbours(seen, lookup, text, own)
             title = f"weighted sum, {lookup.neighbours} {chosen}{row}"
             yield title, added(text, seen.classifiers, neighbours)
-    for count in (3, 10):
-        for threshold in (0.0, 0.2):
-            changes = {"combiner.neighbours": count, "combiner.threshold": threshold}
-            run = CombinerRun(embedded, "draft", epochs, changes)
-            run.train(with_combiner=True)
-            row = f"combiner (draft), {count} above {threshold}"
-            yield row, run.combined_ads().represent(text, own)
+    for count in (NEIGHBOURS, 10):
+        run = CombinerRun(embedded, "draft", epochs, {"combiner.neighbours": count})
+        run.train(with_combiner=True)
+        yield f"combiner (draft), {count} above 0.2", run.combined_ads().represent(text, own)
 
 
 def true_neighbours(embedded: Embedded, seen: SeenAds) -> Int64s:
@@ -315,9 +312,10 @@ class CombinerRun:
     def train(self, with_combiner: bool) -> None:
         """Train the classifiers, to where the combiner's steps begin, or all."""
         setup = self._setup
-        stop = setup.plan.total_steps if with_combiner else setup.first_steps
-        list(train_steps(self._state, setup.sampler, setup.objective, stop))
-        self._state.advance()
+        stops = [setup.first_steps, setup.plan.total_steps]
+        for stop in stops if with_combiner else stops[:1]:
+            list(train_steps(self._state, setup.sampler, setup.objective, stop))
+            self._state.advance()
 
     def combined_ads(self) -> CombinedAds:
         return self._setup.combined_ads(self._model)
