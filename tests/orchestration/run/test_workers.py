@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from ray.exceptions import ActorDiedError
@@ -18,6 +19,7 @@ from support import wait_until
 from ramen_ray.config import WorkersConfig
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import UserError, is_disk_full
+from ramen_ray.method.distributed import gather_rows, group_of_cpus, world
 from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run import processes
@@ -108,6 +110,22 @@ class _Died(Exception):
 
 DIED = _Died("A worker has died.\nIts logs")
 TOO_OFTEN = r"workers have died 3 times, once more than .*\(A worker has died\.\)$"
+
+
+@pytest.mark.slow
+def test_several_workers_meet_by_the_interface_that_the_driver_names(
+    cluster, tmp_path, monkeypatch
+):
+    """Ray's processes, started before, do not know it; one group serves all that ask for it."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+    def meet(process: Process) -> tuple[str | None, int, list[int]]:
+        groups = {group_of_cpus() for _ in range(3)}
+        ranks = gather_rows(np.array([world()[0]]))
+        return os.environ.get("GLOO_SOCKET_IFNAME"), len(groups), ranks.tolist()
+
+    held = WorkersConfig(num_workers=2, cpus_per_worker=1)
+    assert processes.train_in_workers(meet, held, tmp_path) == ("lo", 1, [0, 1])
 
 
 def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
