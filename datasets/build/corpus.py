@@ -152,7 +152,7 @@ def _anchor_tables(name: str, edges: Edges, texts: Mapping[str, str]) -> dict[st
     tables = {f"anchors/{name}": _text_table(f"anchors/{name}", [texts[a] for a in anchors])}
     for side, pairs in edges.items():
         rows = sorted((node, anchor_ids[anchor]) for node, anchor in pairs if anchor in anchor_ids)
-        if side in HELD_OUT_SIDES.values() and not rows:
+        if not rows:
             continue
         tables[f"edges/{name}/{side}"] = pa.table(
             [[node for node, _ in rows], [anchor for _, anchor in rows], [1.0] * len(rows)],
