@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from ramen_ray.method.metrics.comparison import in_points
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.reports.pages import PIXELS_PER_INCH
-from ramen_ray.reports.report_tables import ReportTable, as_markdown
+from ramen_ray.reports.report_tables import ReportTable, as_list, as_markdown
 
 TAIL = "tail/"
 PLOTTED = ("P@1", "R@10", "tail/P@1", "tail/R@10")
@@ -30,19 +30,13 @@ class VariantFigures:
     seconds_ratio: float
     share_waited: float  # share of these seconds that were spent waiting
 
-    @property
-    def logged(self) -> dict[str, float]:
-        """The figures to log as metrics."""
-        seconds = {"seconds_ratio": self.seconds_ratio, "share_waited": self.share_waited}
-        return {**self.means, **seconds}
-
 
 def write_ablation_report(folder: Path, variants: Mapping[str, VariantFigures]) -> None:
     """Write the tables as Markdown and the plot as PNG into ``folder``."""
     folder.mkdir(exist_ok=True)
-    said = "".join(f"- {sentence}\n" for sentence in verdict(variants))
-    parts = [f"## {title}\n\n{table}\n" for title, table in ablation_tables(variants).items()]
-    (folder / TABLES_FILE).write_text("\n".join([f"## What it says\n\n{said}", *parts]))
+    parts = {"What it says": as_list(verdict(variants)), **ablation_tables(variants)}
+    said = [f"## {title}\n\n{part}\n" for title, part in parts.items()]
+    (folder / TABLES_FILE).write_text("\n".join(said))
     plot_differences(folder / PLOT_FILE, variants)
 
 
@@ -99,11 +93,10 @@ def _difference(difference: tuple[float, float, float]) -> str:
 def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None:
     """Plot each variant's differences with their intervals, one panel per metric."""
     compared = {variant: figures for variant, figures in variants.items() if figures.gains}
-    places = range(len(compared))
     figure = Figure(figsize=(13, 1 + 0.4 * len(compared)), layout="constrained")
     panels = figure.subplots(1, len(PLOTTED), sharey=True)
     for axes, name in zip(panels, PLOTTED, strict=True):
-        for place, figures in zip(places, compared.values(), strict=True):
+        for place, figures in enumerate(compared.values()):
             value, low, high = (100 * bound for bound in figures.gains[name])
             axes.plot([low, high], [place, place], color="C0", linewidth=2)
             axes.plot(value, place, "o", color="C0")
@@ -111,6 +104,6 @@ def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None
         axes.set_xlabel(f"test {name}, difference (points)")
         axes.grid(axis="x", alpha=0.3)
     names = [f"{variant} over {figures.base}" for variant, figures in compared.items()]
-    panels[0].set_yticks(places, names)
+    panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     figure.savefig(file, dpi=PIXELS_PER_INCH)

@@ -147,10 +147,7 @@ def _degree_plots(description: Description) -> list[Plot]:
         elif degrees.distribution.total:
             lines.setdefault(f"edges per {degrees.per}", {})[degrees.of] = degrees.distribution
     return [
-        Plot(
-            x_label=label,
-            lines={name: _tail(found) for name, found in by_name.items()},
-        )
+        Plot(label, {name: _tail(found) for name, found in by_name.items()})
         for label, by_name in lines.items()
     ]
 
@@ -196,12 +193,6 @@ def _tokens(description: Description) -> ReportTable:
         for table, tokens in description.tokens.items()
     ]
     lines = {table: _tail(tokens.lengths) for table, tokens in description.tokens.items()}
-    plot = Plot(
-        x_label="tokens per text",
-        lines=lines,
-        log_y=False,
-        mark=(limit, f"{limit} tokens"),
-    )
     return ReportTable(
         "Token lengths",
         (
@@ -213,7 +204,7 @@ def _tokens(description: Description) -> ReportTable:
         " Larger tables are sampled with a fixed seed. Unknown is the share of tokens that its"
         " vocabulary does not have; repeated, of texts that begin with the same"
         f" {limit} tokens as an earlier one.",
-        plots=[plot],
+        plots=[Plot("tokens per text", lines, log_y=False, mark=(limit, f"{limit} tokens"))],
     )
 
 

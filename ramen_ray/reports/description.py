@@ -22,7 +22,7 @@ from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import measure_tokens
 from ramen_ray.told import told
-from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from ramen_ray.tracking.runs import Run, open_run, prefixed, tracking_uri
 
 SEED = 0
 NUM_HUBS = 5
@@ -84,7 +84,6 @@ def log_description(description: Description, page: Path, experiment: str, outpu
     with run.closing():
         settings = {"tokenizer": description.tokenizer, "max_length": description.max_length}
         run.log_parameters(settings, {"dataset": name})
-        metrics = {f"dataset.{key}": value for key, value in description.metrics.items()}
-        run.log_metrics(metrics)
+        run.log_metrics(prefixed("dataset.", description.metrics))
         run.log_artifacts(page)
     return run

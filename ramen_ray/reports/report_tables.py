@@ -1,6 +1,6 @@
 """Tables, for a terminal, Markdown or a page; and what those of metrics and answers show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,11 @@ def as_markdown(table: ReportTable) -> str:
     num_numbers = len(table.columns) - table.text_columns
     rules = ["---"] * table.text_columns + ["--:"] * num_numbers
     return "\n".join(f"| {' | '.join(row)} |" for row in (table.columns, rules, *table.rows))
+
+
+def as_list(sentences: Iterable[str]) -> str:
+    """Return sentences as a list in Markdown."""
+    return "\n".join(f"- {sentence}" for sentence in sentences)
 
 
 def metrics_table(metrics: BySplit) -> ReportTable:

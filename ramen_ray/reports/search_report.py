@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.reports.pages import PIXELS_PER_INCH, drawn
-from ramen_ray.reports.report_tables import ReportTable, as_markdown
+from ramen_ray.reports.report_tables import ReportTable, as_list, as_markdown
 
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
@@ -150,12 +150,9 @@ def candidates_table(
         behind = [in_points(gains[name][of], 1) if name in gains else "" for of in HEADLINES]
         end = "" if one.is_whole else one.end or "out of time"
         rows.append([name, *reached, *behind, f"{one.epochs:g}", f"{one.seconds:.0f}", end])
-    columns = (
-        "candidate",
-        *(f"validation {name}" for name in HEADLINES),
-        *(f"{name} behind" for name in HEADLINES),
-    )
-    return as_markdown(ReportTable("", (*columns, "epochs", "seconds", ""), rows))
+    columns = ["candidate", *(f"validation {of}" for of in HEADLINES)]
+    columns += [*(f"{of} behind" for of in HEADLINES), "epochs", "seconds", ""]
+    return as_markdown(ReportTable("", columns, rows))
 
 
 def verdict(
@@ -173,28 +170,15 @@ def verdict(
     why = "best by the mean of both metrics"
     if chosen != best:
         why = f"the default; {best} is no better by more than noise, or was not trained to the end"
-    compared = {
-        other: ", ".join(f"{metric} {in_points(by[metric], digits=1)}" for metric in HEADLINES)
-        for other, by in gains.items()
-    }
-    matters = [
-        other
-        for other, by in gains.items()
-        if any(low > 0 or high < 0 for _, low, high in (by[of] for of in HEADLINES))
-    ]
-    level = [other for other in gains if other not in matters]
-    said = {
-        "what matters": matters,
-        "what does not show": level,
-    }
+    said: dict[str, list[str]] = {"what matters": [], "what does not show": []}
+    for other, by in gains.items():
+        shows = any(low > 0 or high < 0 for _, low, high in (by[of] for of in HEADLINES))
+        figures = ", ".join(f"{of} {in_points(by[of], digits=1)}" for of in HEADLINES)
+        said["what matters" if shows else "what does not show"].append(f"over {other}: {figures}")
     finished = sum(one.is_whole for one in candidates.values())
     return [
         f"train: {chosen}, {why}",
-        *(
-            f"{title}: " + "; ".join(f"over {other}: {compared[other]}" for other in others)
-            for title, others in said.items()
-            if others
-        ),
+        *(f"{title}: {'; '.join(others)}" for title, others in said.items() if others),
         f"how sure: {finished} of {len(candidates)} candidates trained to the end, with one seed, "
         f"on {num_queries:,} validation queries; the best of many looks better than it is, so "
         f"repeat it with other seeds before you rely on small differences",
@@ -206,8 +190,7 @@ def write_recommendation(
 ) -> None:
     """Write the table with the sentences as Markdown, and a plot of all candidates as PNG."""
     folder.mkdir(exist_ok=True)
-    said = "".join(f"- {sentence}\n" for sentence in sentences)
-    (folder / "recommendation.md").write_text(f"{table}\n\n{said}")
+    (folder / "recommendation.md").write_text(f"{table}\n\n{as_list(sentences)}\n")
     places = range(len(candidates))
     with drawn(folder / "recommendation.png", 9, 1 + 0.3 * len(candidates)) as axes:
         for metric in HEADLINES:

@@ -49,7 +49,7 @@ from ramen_ray.orchestration.tune.records import failures
 from ramen_ray.orchestration.tune.trials import parent_run, run_trials
 from ramen_ray.presets import lambdas, used_sets, with_base
 from ramen_ray.reports.ablation_report import TABLES_FILE, VariantFigures, write_ablation_report
-from ramen_ray.tracking.runs import Run
+from ramen_ray.tracking.runs import Run, prefixed
 
 logger = logging.getLogger(__name__)
 
@@ -188,9 +188,9 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         write_ablation_report(report, figures)
         run.log_artifacts(report)
         run.describe((report / TABLES_FILE).read_text())
-        for variant_name, of_variant in figures.items():
-            logged = of_variant.logged.items()
-            run.log_metrics({f"{variant_name}/{metric}": value for metric, value in logged})
+        for row, of in figures.items():
+            seconds = {"seconds_ratio": of.seconds_ratio, "share_waited": of.share_waited}
+            run.log_metrics(prefixed(f"{row}/", {**of.means, **seconds}))
         return AblationResult(figures, report, run)
 
 

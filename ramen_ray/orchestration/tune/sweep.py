@@ -49,7 +49,7 @@ from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.records import OUT_OF_TIME, Records
 from ramen_ray.orchestration.tune.trials import Trials, halving, parent_run
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep, write_sweep_report
-from ramen_ray.tracking.runs import Run
+from ramen_ray.tracking.runs import Run, prefixed
 
 logger = logging.getLogger(__name__)
 
@@ -284,8 +284,7 @@ class Sweep:
         self.run.log_artifacts(self.report)
         self.run.describe(describe_sweep(trials, metric, command))
         if best.value is not None:
-            named = {f"importance/{key}": share for key, share in shares.items()}
-            named[f"best/{metric}"] = best.value
+            named = {**prefixed("importance/", shares), f"best/{metric}": best.value}
             self.run.log_metrics(named, self.records.num_ended())
 
     def on_end(self, ended: TrialRecord, status: str) -> None:
