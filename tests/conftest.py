@@ -405,7 +405,7 @@ def output(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Any:
+def shared_store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Any:
     """A store of retrievers that are bags, on ``output``."""
     from stores import Store
 
@@ -413,17 +413,18 @@ def store(prepared_bag: Prepared, encoder_path: Path, output: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def logged_retriever(
-    prepared_bag: Prepared, encoder_path: Path, dataset_path: Path, output: Path
-) -> str:
-    """The URI of a retriever in the store of ``output``."""
-    from stores import Store
+def store(shared_store: Any) -> Any:
+    """The store of a module, in whose place some have their own."""
+    return shared_store
 
+
+@pytest.fixture(scope="session")
+def logged_retriever(shared_store: Any, dataset_path: Path) -> str:
+    """The URI of a retriever in the store of ``output``."""
     from ramen_ray.tracking.registry import Registry, uri_of
 
-    # not the fixture, in whose place modules have stores of their own
-    store = Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
-    return uri_of(Registry(store.uri).find_logged(store.run(0.0, dataset_path), None)[1])
+    run_id = shared_store.run(0.0, dataset_path)
+    return uri_of(Registry(shared_store.uri).find_logged(run_id, None)[1])
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from html import unescape
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -362,6 +364,18 @@ def table_with_code(file: Path, nested: str) -> pa.Table:
     return pa.table(
         [["a query"], pa.array([value], field.type)], pa.schema([("text", "string"), field])
     )
+
+
+def tables_of_page(page: Path) -> dict[str, list[list[str]]]:
+    """Read the rows of cells of each table of a report's page, by its title."""
+    html, tables = page.read_text(encoding="utf-8"), {}
+    for title, table in re.findall(r"<summary>(.*?)</summary>(.*?)</details>", html, re.DOTALL):
+        rows = re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)[1:]
+        tables[unescape(title)] = [
+            [unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)]
+            for row in rows
+        ]
+    return tables
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import TOPICS
 from numpy.typing import NDArray
-from short_runs import run_two_workers
+from short_runs import ConfiguredRun, run_two_workers
 from support import ROOT, node_edges, prepare_in_process, query_table, text_table
 from torch import distributed
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -30,7 +30,6 @@ from ramen_ray.method.model.texts import TokenBatch, packed
 from ramen_ray.method.retrieval.index import filled_index
 from ramen_ray.method.sampling.batches import Batch, DrawState
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
-from ramen_ray.method.training.state import save_checkpoint
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.run.build import (
     build_encoder,
@@ -257,9 +256,8 @@ def test_what_a_worker_holds_and_saves_for_each_weight(made, tmp_path):
     """Weights, gradients and two moments are in memory; all but gradients in a checkpoint."""
     data, sizes = made
     run = _planned(sizes, **{"regularization.lambda_x": {}, "regularization.lambda_z": {}})
-    model = DualEncoder(build_encoder(EncoderConfig(kind="bag", pretrained=MINILM)))
-    sampler = build_sampler(run.config, data, TrainingData.from_prepared(data, []))
-    state = build_state(run.config, model, model, sampler)
+    trained = ConfiguredRun(run.config, data)
+    model, state = trained.model, trained.state
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     state.optimizer.step()
@@ -268,8 +266,7 @@ def test_what_a_worker_holds_and_saves_for_each_weight(made, tmp_path):
     assert sum(one.nbytes for one in held) == pytest.approx(
         planning.STATES * run.encoder.weights, rel=0.01
     )
-    model.save(tmp_path / "one", 16)
-    save_checkpoint(tmp_path / "one", state, {})
+    trained.save(tmp_path / "one")
     saved = sum(file.stat().st_size for file in (tmp_path / "one").rglob("*") if file.is_file())
     assert _need(run, "checkpoints").disk == pytest.approx(3 * saved, rel=0.02)
 

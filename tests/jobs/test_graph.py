@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from short_runs import Run, build_sampler
 from support import errors_in, prepare_in_process, run_config_of
 
 from jobs import graph
@@ -18,11 +19,6 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
-from ramen_ray.method.sampling.batches import DrawState, Sampler
-from ramen_ray.method.sampling.training_data import TrainingData
-from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
-from ramen_ray.method.training.step import train_steps
-from ramen_ray.method.training.step_losses import global_losses
 
 START = 1.7e9
 
@@ -102,13 +98,10 @@ def _share_of_loss_left(
     data = prepare_in_process(Dataset(path), tmp_path / "prepared", str(encoder_path), 16, False)
     weights = dict.fromkeys(anchor_sets, 0.5)
     objective = ramen_objective(TripletLoss(0.3, 4), weights, weights)
-    encoder = build_bag(str(encoder_path))
-    optimizer = build_optimizer(encoder, 1e-2, weight_decay=0.0)
-    sampler = Sampler(TrainingData.from_prepared(data, objective.regularizers), 16, seed=3)
-    draws, schedule = DrawState(sampler.data.graphs), build_schedule(optimizer, 1, 40)
-    state = TrainState(encoder, optimizer, schedule, draws)
-    losses = global_losses(list(train_steps(state, sampler, objective, 40)))
-    return float(losses[-8:].mean() / losses[:8].mean())
+    encoder, sampler = build_bag(str(encoder_path)), build_sampler(data, objective)
+    run = Run(encoder, sampler, objective, rates=(1e-2, 0.0, None), schedule=(1, 40))
+    losses = run.train(40)
+    return float(np.mean(losses[-8:]) / np.mean(losses[:8]))
 
 
 def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(path, tmp_path, done):

@@ -1,13 +1,10 @@
 """The page of predictions, against what is counted by hand."""
 
-import re
-from html import unescape
-from pathlib import Path
-
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support import tables_of_page
 
 from ramen_ray.data.store.predictions import predictions_schema
 from ramen_ray.errors import UserError
@@ -45,19 +42,6 @@ def _found(shown: dict[str, list[str]]) -> pd.DataFrame:
     return _table(shown).to_pandas()
 
 
-def _tables(file: Path) -> dict[str, list[list[str]]]:
-    """Return the rows of cells of each table of a page, by its title."""
-    page = file.read_text(encoding="utf-8")
-    tables = {}
-    for part in re.findall(r"<details.*?</details>", page, re.DOTALL):
-        (title,) = re.findall(r"<summary>(.*?)</summary>", part)
-        rows = re.findall(r"<tr>(.*?)</tr>", part, re.DOTALL)[1:]
-        tables[unescape(title)] = [
-            [unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in rows
-        ]
-    return tables
-
-
 def test_the_worst_queries_and_the_most_harmful_ads_are_first(tmp_path):
     shown = {
         "robin": ["maple", "heron"],
@@ -67,7 +51,7 @@ def test_the_worst_queries_and_the_most_harmful_ads_are_first(tmp_path):
     }
     file = tmp_path / "page.html"
     write_predictions_page(file, "mine", _found(shown))
-    page, tables = file.read_text(encoding="utf-8"), _tables(file)
+    page, tables = file.read_text(encoding="utf-8"), tables_of_page(file)
     assert tables["Worst queries"] == [
         ["<b>", "waltz", "maple; wren", "no", "0 of 1"],
         ["robin", "wren; heron", "maple; ✓ heron", "no", "1 of 2"],
@@ -99,7 +83,7 @@ def test_what_another_run_finds_is_told_as_won_and_lost(other_dataset, tmp_path)
         clicked = other["clicked_ads"].map(lambda ads: ["maple", *ads])
         other = other.assign(query_id="q-robin", ad_id="a", clicked_ads=clicked, hit=True)
     write_predictions_page(tmp_path / "page.html", "mine", mine, other)
-    tables = _tables(tmp_path / "page.html")
+    tables = tables_of_page(tmp_path / "page.html")
     by_heron, by_maple = "heron (head, train clicks 1)", "maple (head, train clicks 4)"
     assert tables["Won: queries that find more"] == [
         [
@@ -121,7 +105,7 @@ def test_what_another_run_finds_is_told_as_won_and_lost(other_dataset, tmp_path)
     assert "Of 3 queries of both runs, 1 find more" in page
     assert "1 less, 1 as much" in page
     write_predictions_page(tmp_path / "page.html", "mine", mine, mine)
-    tables = _tables(tmp_path / "page.html")
+    tables = tables_of_page(tmp_path / "page.html")
     assert [tables[name] for name in tables if name.startswith(("Why", "Won", "Lost"))] == [[]] * 3
 
 
