@@ -42,7 +42,6 @@ class Machine:
     """One machine; ``memory`` and ``gpu_memory`` in bytes, ``costs`` of stages in seconds."""
 
     name: str
-    cores: int
     memory: float
     gpus: int = 0
     gpu_memory: float = 0
@@ -112,11 +111,11 @@ def known_machines() -> dict[str, Machine]:
     """Return the machines of ``machines.toml`` and the present one, whose GPUs are not counted."""
     rows = tomllib.loads(MACHINES.read_text(encoding="utf-8"))
     present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    known = {THIS: Machine(THIS, len(os.sched_getaffinity(0)), present)}
+    known = {THIS: Machine(THIS, present)}
     for name, row in rows.items():
         gpus, of_gpu = row.get("gpus", 0), GIB * row.get("gpu_memory_gib", 0)
         memory = GIB * row["memory_gib"]
-        known[name] = Machine(name, row["cores"], memory, gpus, of_gpu, row.get("costs", {}))
+        known[name] = Machine(name, memory, gpus, of_gpu, row.get("costs", {}))
     return known
 
 

@@ -53,8 +53,8 @@ from ramen_ray.planning import (
 )
 from ramen_ray.presets import MINILM, PRESETS, tiny
 
-SMALL = Machine("small", cores=4, memory=16 * GIB)
-WITH_GPU = Machine("gpu", 8, 64 * GIB, 1, 24 * GIB)
+SMALL = Machine("small", 16 * GIB)
+WITH_GPU = Machine("gpu", 64 * GIB, 1, 24 * GIB)
 
 
 NUM_QUERIES, NUM_ADS = 1_000, 500
