@@ -28,7 +28,7 @@ def main() -> None:
         from ramen_ray.orchestration.tune.ablation import AblationConfig, ablate
         from ramen_ray.reports.ablation_report import ablation_tables, verdict
         from ramen_ray.tracking.runs import ui_command
-    ablation, config = parse_with_run_config(AblationConfig(), __doc__ or "")
+    ablation, config = parse_with_run_config(AblationConfig(), __doc__)
     result = ablate(config, ablation)
     for title, table in ablation_tables(result.variants).items():
         print(f"\n{title}\n\n{table}")

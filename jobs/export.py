@@ -72,7 +72,7 @@ EXPORTS: dict[str, type[ExportRetriever | ExportXC]] = {
 
 def main() -> None:
     """Write what the first word names."""
-    print(parse_settings(EXPORTS, __doc__ or "").write())
+    print(parse_settings(EXPORTS, __doc__).write())
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ ANCHOR_SETS: dict[str, type[CoSession | Similar | Edges]] = {
 
 def main() -> None:
     """Make the anchor set that the command line names, and print what was made."""
-    settings = parse_settings(ANCHOR_SETS, __doc__ or "")
+    settings = parse_settings(ANCHOR_SETS, __doc__)
     counts = settings.add()
     written = [what for what, count in counts.items() if count]
     for what in written:

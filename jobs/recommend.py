@@ -35,7 +35,7 @@ def main() -> None:
         dataset: Annotated[Positional[DatasetPath], arg(metavar="DATASET")]
         """The dataset directory; or rdocs, foldoc or debian, which are built in."""
 
-    result = recommend(parse_settings(JobSettings, __doc__ or ""))
+    result = recommend(parse_settings(JobSettings, __doc__))
     print(f"\n{result.table}\n")
     for sentence in result.sentences:
         print(sentence)

@@ -46,7 +46,7 @@ class JobSettings(Section):
 
 def main() -> None:
     """Parse, train, and print the results and where to find them."""
-    job, config = parse_with_run_config(JobSettings(), __doc__ or "")
+    job, config = parse_with_run_config(JobSettings(), __doc__)
     if job.print_config:
         print(config.model_dump_json(indent=2))
         return

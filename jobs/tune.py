@@ -26,7 +26,7 @@ def main() -> None:
         from ramen_ray.orchestration.tune.sweep import SweepConfig, sweep
         from ramen_ray.tracking.runs import ui_command
         from tune_spaces import SPACES
-    settings, config = parse_with_run_config(SweepConfig(), __doc__ or "")
+    settings, config = parse_with_run_config(SweepConfig(), __doc__)
     if settings.space not in SPACES:
         raise ConfigError(f"--space {settings.space}: there are only {', '.join(SPACES)}")
     space = SPACES[settings.space](config)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
-from support import PATIENCE_S, ROOT, ended_by, wait_until
+from support import PATIENCE_S, ROOT, begin_training, ended_by, wait_until
 
 from ramen_ray.command_line import RAY_IS_LOST
 from ramen_ray.config import RunConfig, overlay, write_config
@@ -142,9 +142,8 @@ def test_training_whose_own_ray_loses_its_control_process_ends_in_one_line_and_g
 ):
     config, file = _long(small_run, "lost", tmp_path)
     run = RunDirectory.of(config.output, "lost")
-    command = [sys.executable, str(ROOT / "jobs" / "train.py"), "--config", str(file)]
     environment = {**os.environ, "RAY_ADDRESS": "local"}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as job:
+    with begin_training(config, tmp_path, env=environment, stderr=subprocess.PIPE) as job:
         wait_until(lambda: any(run.path.glob("checkpoint_0*")), "no checkpoint")
         below = psutil.Process(job.pid).children(recursive=True)
         (control,) = [one for one in below if one.name() == "gcs_server"]
