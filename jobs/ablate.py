@@ -17,8 +17,7 @@ Run the same command again to resume an interrupted comparison.
 import sys
 
 from ramen_ray.command_line import parse_with_run_config, run_job
-from ramen_ray.errors import shown_path
-from ramen_ray.printed_commands import training_command
+from ramen_ray.printed_commands import looking_at, training_command
 from ramen_ray.told import told
 
 
@@ -27,14 +26,12 @@ def main() -> None:
     with told("loading libraries"):
         from ramen_ray.orchestration.tune.ablation import AblationConfig, ablate
         from ramen_ray.reports.ablation_report import ablation_tables, verdict
-        from ramen_ray.tracking.runs import ui_command
     ablation, config = parse_with_run_config(AblationConfig(), __doc__)
     result = ablate(config, ablation)
     for title, table in ablation_tables(result.variants).items():
         print(f"\n{title}\n\n{table}")
     print("\n" + "\n".join(verdict(result.variants)))
-    print(f"\nreport:  {shown_path(result.report)} (MLflow run {result.run.id})")
-    print(f"look at: {ui_command(result.run.uri)}")
+    print(f"\n{looking_at(result.report, result.run)}")
     print(f"next:    {training_command(config)}")
 
 

@@ -18,8 +18,7 @@ from tyro.conf import Positional, arg
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import DatasetPath
-from ramen_ray.errors import shown_path
-from ramen_ray.printed_commands import training_command
+from ramen_ray.printed_commands import looking_at, training_command
 from ramen_ray.told import told
 
 
@@ -27,7 +26,6 @@ def main() -> None:
     """Parse, search, and print what was found and how to train with it."""
     with told("loading libraries"):
         from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
-        from ramen_ray.tracking.runs import ui_command
 
     class JobSettings(RecommendConfig):
         """What to look for, and for how long."""
@@ -39,8 +37,7 @@ def main() -> None:
     print(f"\n{result.table}\n")
     for sentence in result.sentences:
         print(sentence)
-    print(f"report:  {shown_path(result.report)} (MLflow run {result.run.id})")
-    print(f"look at: {ui_command(result.run.uri)}")
+    print(looking_at(result.report, result.run))
     print(f"next:    {training_command(result.config)}")
 
 

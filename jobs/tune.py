@@ -15,7 +15,7 @@ import sys
 from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.config import ConfigError
 from ramen_ray.errors import shown_path
-from ramen_ray.printed_commands import in_store, training_command
+from ramen_ray.printed_commands import in_store, looking_at, training_command
 from ramen_ray.reports.search_report import TrialRecord, said_of_equals
 from ramen_ray.told import told
 
@@ -24,7 +24,6 @@ def main() -> None:
     """Parse, sweep, and print the results and where to find them."""
     with told("loading libraries"):
         from ramen_ray.orchestration.tune.sweep import SweepConfig, sweep
-        from ramen_ray.tracking.runs import ui_command
         from tune_spaces import SPACES
     settings, config = parse_with_run_config(SweepConfig(), __doc__)
     if settings.space not in SPACES:
@@ -38,9 +37,7 @@ def main() -> None:
     for said in said_of_equals(result.trials):
         print(said)
     print(f"best:    {result.command}")
-    report = shown_path(result.report)
-    print(f"report:  {report} (MLflow run {result.run.id})")
-    print(f"look at: {ui_command(result.run.uri)}")
+    print(looking_at(result.report, result.run))
     of_best = "jobs/promote.py", shown_path(result.report.parent), "--name", "NAME"
     print(f"next:    {in_store(config.output, *of_best)}")
 

@@ -9,6 +9,7 @@ from ramen_ray.command_line import BASE_PARTS, StoreSettings
 from ramen_ray.config import RunConfig, flatten, shown_dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, with_base
+from ramen_ray.tracking.runs import Run, ui_command
 
 UNADVISED_LAMBDA = 0.3
 
@@ -39,6 +40,11 @@ def in_store(output: str | Path, *words: str) -> str:
     is_default = Path(output).absolute() == StoreSettings().output.absolute()
     flag = [] if is_default else ["--output", shown_path(output)]
     return shlex.join(["python", *words, *flag])
+
+
+def looking_at(report: Path, run: Run) -> str:
+    """Say where the report on many runs is, and their parent in MLflow."""
+    return f"report:  {shown_path(report)} (MLflow run {run.id})\nlook at: {ui_command(run.uri)}"
 
 
 def training_on(dataset: Path, added: Iterable[str]) -> str:
