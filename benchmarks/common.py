@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -139,16 +141,16 @@ def run_python(*words: object) -> str:
     return done.stdout
 
 
-def milliseconds_each(answer: Callable[[Any], Any], queries: Any) -> list[float]:
-    """Return the milliseconds of each query, after ten that are not counted."""
+def latencies(answer: Callable[[Any], Any], queries: Any) -> dict[str, float]:
+    """Return quantiles of the milliseconds of a query, after ten that are not counted."""
     for query in queries[:10]:
         answer(query)
-    found = []
-    for query in queries:
-        started = time.perf_counter()
-        answer(query)
-        found.append(1000 * (time.perf_counter() - started))
-    return found
+    return quantiles([1000 * seconds_of(partial(answer, query)) for query in queries])
+
+
+def quantiles(milliseconds: Sequence[float]) -> dict[str, float]:
+    p50, p99 = np.quantile(milliseconds, (0.5, 0.99)).tolist()
+    return {"p50_ms": p50, "p99_ms": p99}
 
 
 def write_queries(file: Path, known: Sequence[str], count: int, per_group: int) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.common import finish, options
 from benchmarks.graph_gain import GraphVariant, dataset_of, measured
-from benchmarks.in_process import Run, all_steps, begin_on, dealt
+from benchmarks.in_process import Run, all_steps, begin_on, dealt, with_graphs
 from benchmarks.made_sets import made
 from benchmarks.tables import compared, write
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
@@ -52,7 +52,7 @@ USELESS = ("shuffled", "misleading")
 
 def main() -> None:
     sets = ["rdocs", "foldoc", "debian"]
-    asked = options(__doc__ or "", sets=sets, train=False, seeds=3, into="")
+    asked = options(__doc__, sets=sets, train=False, seeds=3, into="")
     torch.set_num_threads(1)
     if asked.train:
         lines = [line for dataset in asked.sets for line in gains(dataset, asked.seeds)]
@@ -127,8 +127,7 @@ def silent(config: RunConfig, own: RunConfig) -> Run:
         anchor_table(one.anchor_set): whole.tables[anchor_table(one.anchor_set.rsplit(" ", 1)[0])]
         for one in graphs
     }
-    known = {one: [edges] for one, edges in graphs.items()}
-    made = replace(whole, graphs=graphs, known_edges=known, tables={**whole.tables, **tables})
+    made = with_graphs(replace(whole, tables={**whole.tables, **tables}), graphs)
     run = begin_on(made, config, data)
     terms = [
         replace(term, loss=lambda encoded: encoded.embeddings_UD.new_zeros(()))

@@ -53,7 +53,7 @@ STATIC, STATIC_WIDTH = "static, 1,024 dimensions", 1024
 
 
 def main() -> None:
-    asked = options(__doc__ or "", rounds=3, texts=64, into="")
+    asked = options(__doc__, rounds=3, texts=64, into="")
     torch.set_num_threads(1)
     tokenizer = load_transformer_tokenizer(MINILM)
     texts = Dataset(ROOT / "datasets" / "debian").read("queries/test")["text"].to_pylist()

@@ -30,6 +30,8 @@ WEIGHTS = {"links": 0.1, "categories": 0.1}
 
 def main() -> None:
     asked = options(__doc__, workers=1, rounds=3, epochs=2)
+    if asked.epochs < 2:
+        sys.exit("--epochs: give at least 2, as an epoch is the time between two validations")
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(Path(folder), asked.epochs, asked.workers)
         file = Path(folder) / "config.json"

@@ -54,7 +54,7 @@ from ramen_ray.method.training.state import TrainState, build_optimizer, build_s
 from ramen_ray.method.training.step import train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
-WARMUP_STEPS = 2
+WARMUP_STEPS, PRODUCTS = 2, 10
 scheduled = partial(build_schedule, warmup_steps=10, total_steps=10_000)
 WEIGHTS = dict.fromkeys(("links", "categories"), 0.1)
 SOFTMAX = SoftmaxLoss(0.05)
@@ -253,16 +253,16 @@ def _steps(run: Run, steps: int, prefetch: bool = True) -> dict[str, float]:
     return figures
 
 
-def _matmul(size: int, device: torch.device, repeats: int = 10) -> dict[str, float]:
+def _matmul(size: int, device: torch.device) -> dict[str, float]:
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     for _ in range(3):
         left @ right
     _wait(device)
     started = time.perf_counter()
-    for _ in range(repeats):
+    for _ in range(PRODUCTS):
         left @ right
     _wait(device)
-    return {"flops_per_s": repeats * 2 * size**3 / (time.perf_counter() - started)}
+    return {"flops_per_s": PRODUCTS * 2 * size**3 / (time.perf_counter() - started)}
 
 
 def _wait(device: torch.device) -> None:

@@ -12,7 +12,7 @@ same command goes on. `ratio` is R@10 of the second variant (the preset's recipe
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -216,8 +216,8 @@ def measured(preset: RunConfig, variant: GraphVariant, seed: int, split: str) ->
 def trained(config_json: str, share: float = 1.0, shuffled: float = 0.0) -> DualEncoder:
     """Train a configuration on a share of the queries, with a share of the edges shuffled."""
     config = RunConfig.model_validate_json(config_json)
-    changes = [random_edges(shuffled, seed=7)] if shuffled else []
-    changes += [first_queries(share)] if share < 1 else []
+    changes = [partial(random_edges, share=shuffled)] if shuffled else []
+    changes += [partial(first_queries, share=share)] if share < 1 else []
     return train(config, dataset_of(config.dataset, config.encoder), *changes)
 
 

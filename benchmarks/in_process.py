@@ -30,6 +30,7 @@ from ramen_ray.orchestration.run.build import (
     build_state,
 )
 
+EDGE_SEED = 7
 Change = Callable[[TrainingData], TrainingData]
 """Replaces a run's training data before it begins."""
 
@@ -134,19 +135,15 @@ def embedded_texts(model: DualEncoder, tables: list[TokenTable]) -> list[TextEmb
     return [TextEmbeddings(vectors, places) for places in positions]
 
 
-def first_queries(share: float) -> Change:
+def first_queries(whole: TrainingData, share: float) -> TrainingData:
     """Keep the first train queries, which lie in shuffled order, and drop the others."""
-
-    def change(whole: TrainingData) -> TrainingData:
-        count = round(share * len(whole.query_ids))
-        graphs = {
-            one: prefix(edges, count) if one.side == "query" else edges
-            for one, edges in whole.graphs.items()
-        }
-        ids, clicks = whole.query_ids[:count], prefix(whole.clicks, count)
-        return with_graphs(replace(whole, query_ids=ids, clicks=clicks), graphs)
-
-    return change
+    count = round(share * len(whole.query_ids))
+    graphs = {
+        one: prefix(edges, count) if one.side == "query" else edges
+        for one, edges in whole.graphs.items()
+    }
+    ids, clicks = whole.query_ids[:count], prefix(whole.clicks, count)
+    return with_graphs(replace(whole, query_ids=ids, clicks=clicks), graphs)
 
 
 def prefix(csr: Csr, num_rows: int) -> Csr:
@@ -155,15 +152,12 @@ def prefix(csr: Csr, num_rows: int) -> Csr:
     return Csr(csr.indptr[: num_rows + 1], csr.indices[:end], kept)
 
 
-def random_edges(share: float, seed: int) -> Change:
+def random_edges(whole: TrainingData, share: float) -> TrainingData:
     """Deal the anchors of a share of the edges out anew; 1 leaves nothing but the degrees."""
-
-    def change(whole: TrainingData) -> TrainingData:
-        draw = np.random.default_rng(seed)
-        graphs = {one: dealt(edges, draw, share) for one, edges in whole.graphs.items()}
-        return with_graphs(whole, graphs)
-
-    return change
+    draw = np.random.default_rng(EDGE_SEED)
+    return with_graphs(
+        whole, {one: dealt(edges, draw, share) for one, edges in whole.graphs.items()}
+    )
 
 
 def dealt(edges: Csr, draw: np.random.Generator, share: float) -> Csr:

@@ -49,7 +49,7 @@ SETTINGS = [
 
 
 def main() -> None:
-    asked = options(__doc__ or "", sets=SETS, into="")
+    asked = options(__doc__, sets=SETS, into="")
     torch.set_num_threads(1)
     found = {one: {name: outcome(name, one) for name in asked.sets} for one in SETTINGS}
     best = {name: max(value(of[name]) for of in found.values()) for name in asked.sets}

@@ -31,7 +31,7 @@ from benchmarks.common import (
     ROOT,
     finish,
     in_fresh_process,
-    milliseconds_each,
+    latencies,
     options,
     prepared,
     run_python,
@@ -145,12 +145,11 @@ def make_retriever(folder: Path, data: Path, config: EncoderConfig) -> Path:
 
 def measure_model(model: Any, queries: list[str]) -> dict[str, float]:
     """Ask one query at a time, then many at once."""
-    answered = milliseconds_each(lambda query: model.predict([query]), queries[:NUM_QUERIES])
+    single = latencies(lambda query: model.predict([query]), queries[:NUM_QUERIES])
     starts = range(0, len(queries), QUERIES_AT_ONCE)
     blocks = [queries[start : start + QUERIES_AT_ONCE] for start in starts]
     seconds = seconds_of(lambda: [model.predict(block) for block in blocks])
-    p50, p99 = np.quantile(answered, (0.5, 0.99)).tolist()
-    return {"p50_ms": p50, "p99_ms": p99, "queries_per_s": len(queries) / seconds}
+    return {**single, "queries_per_s": len(queries) / seconds}
 
 
 def measure_indexes(path: Path, config: EncoderConfig, num_ads: int) -> dict[str, dict[str, float]]:
@@ -180,12 +179,12 @@ def measure_index(
     started = time.monotonic()
     index = filled_index(kind, ads)
     seconds = time.monotonic() - started
-    ms = milliseconds_each(lambda query: index.search(query[None], RECALL_AT), queries)
+    single = latencies(lambda query: index.search(query[None], RECALL_AT), queries)
     _, found = index.search(queries, RECALL_AT)
     return {
         "mb_per_million_ads": faiss.serialize_index(index).nbytes / len(ads),
         "recall_at_100": share_found(found, exact),
-        "search_p50_ms": float(np.median(ms)),
+        "search_p50_ms": single["p50_ms"],
         "build_s": seconds,
     }
 

@@ -28,10 +28,17 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import numpy as np
 import psutil
 
-from benchmarks.common import ENVIRONMENT, ROOT, finish, in_fresh_process, options, prepared
+from benchmarks.common import (
+    ENVIRONMENT,
+    ROOT,
+    finish,
+    in_fresh_process,
+    options,
+    prepared,
+    quantiles,
+)
 from benchmarks.retriever import DATASET, logged, make_retriever
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
@@ -115,20 +122,20 @@ def measure(
     server: psutil.Process, clients: int, ask: Callable[[int], list[Answered | int]]
 ) -> dict[str, Any]:
     """Run a round of all clients; returns its times, statuses and the server's memory."""
-    most = [0.0]
+    taken = [memory_mb(server)]
 
     def watch(ended: Event) -> None:
         while not ended.wait(0.2):
-            most.append(memory_mb(server))
+            taken.append(memory_mb(server))
 
     with beside(watch), ThreadPoolExecutor(clients) as pool:
         found = [one for of_client in pool.map(ask, range(clients)) for one in of_client]
     single_ms = [one[1] for one in found if isinstance(one, tuple) and one[0] == 200]
-    p50, p99 = np.quantile(single_ms, (0.5, 0.99)).tolist()
     failed = sum(isinstance(one, tuple) and one[0] != 200 for one in found)
-    statuses = Counter(str(one) for one in found if isinstance(one, int))
-    memory = {"memory_mb": memory_mb(server), "most_mb": max(most)}
-    return {"p50_ms": p50, "p99_ms": p99, "failed": failed, **memory, "hostile": dict(statuses)}
+    taken.append(memory_mb(server))
+    memory = {"memory_mb": taken[-1], "most_mb": max(taken)}
+    hostile = dict(Counter(str(one) for one in found if isinstance(one, int)))
+    return {**quantiles(single_ms), "failed": failed, **memory, "hostile": hostile}
 
 
 def memory_mb(server: psutil.Process) -> float:

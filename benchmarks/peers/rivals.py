@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks.common import CACHE, in_fresh_process, milliseconds_each, sampled
+from benchmarks.common import CACHE, in_fresh_process, latencies, sampled
 from benchmarks.tables import ByQuery, Found, kept, kept_file
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
@@ -222,9 +222,7 @@ def measure(
         figures["queries_per_s"] = len(corpus.queries[split]) / (time.monotonic() - started)
     if "test" in splits:
         asked = corpus.queries["test"][:SINGLE_QUERIES]
-        ms = milliseconds_each(lambda query: fitted.answer([query], DEPTH), asked)
-        p50, p99 = np.quantile(ms, (0.5, 0.99)).tolist()
-        figures |= {"p50_ms": p50, "p99_ms": p99}
+        figures |= latencies(lambda query: fitted.answer([query], DEPTH), asked)
     return metrics, figures
 
 
