@@ -140,8 +140,11 @@ def check_name(dataset: Dataset, name: str, replace: bool) -> None:
 @contextmanager
 def folder_beside(dataset: Dataset, name: str) -> Iterator[Path]:
     """Yield a hidden folder to write set ``name`` in; removes those of killed processes."""
-    for left in dataset.path.glob(f".*-????????/{NODES}"):
-        _delete_if_unused(left.parent)
+    for left in (file.parent for file in dataset.path.glob(f".*-????????/{NODES}")):
+        with suppress(FileNotFoundError), folder_lock(left) as is_unused:
+            if is_unused:
+                logger.info("%s: left by a killed process, and removed", left)
+                shutil.rmtree(left, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=dataset.path))
     try:
         with folder_lock(aside):
@@ -149,13 +152,6 @@ def folder_beside(dataset: Dataset, name: str) -> Iterator[Path]:
             yield aside
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _delete_if_unused(folder: Path) -> None:
-    with suppress(FileNotFoundError), folder_lock(folder) as is_unused:
-        if is_unused:
-            logger.info("%s: left by a killed process, and removed", folder)
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_in_place(
@@ -172,7 +168,8 @@ def put_in_place(
     tables. Raises a DatasetError if there is a set of this name, unless ``replace`` is set, or if
     queries or ads have changed.
     """
-    with _as_it_is_now(dataset.path) as now:
+    with FileLock(dataset.path / ".lock"):  # others may have changed it since it was opened
+        now = Dataset(dataset.path)
         if _content_of_nodes(now) != (aside / NODES).read_text():
             raise DatasetError(f"{dataset.path} has changed {WHILE_READ}")
         places = _places(now.path, name)
@@ -193,13 +190,14 @@ def put_in_place(
 
 def remove_anchor_set(dataset_path: Path, name: str) -> None:
     """Remove an anchor set from a dataset directory, if it exists."""
-    with _as_it_is_now(dataset_path) as now:
+    with FileLock(dataset_path / ".lock"):
+        now = Dataset(dataset_path)
         if name not in now.anchor_sets:
             return
         with _hidden(now.path, name):
-            made_by = {**now.metadata.get("anchor_sets", {})}
-            made_by.pop(name, None)
-            write_metadata(now.path, {**now.metadata, "anchor_sets": made_by})
+            made_by = now.metadata.get("anchor_sets", {})
+            others = {other: made for other, made in made_by.items() if other != name}
+            write_metadata(now.path, {**now.metadata, "anchor_sets": others})
             _delete(now.path, name)
 
 
@@ -216,13 +214,6 @@ def _content_of_nodes(dataset: Dataset) -> str:
 
 
 @contextmanager
-def _as_it_is_now(path: Path) -> Iterator[Dataset]:
-    """Open a dataset directory anew, and keep other jobs from changing it until the block ends."""
-    with FileLock(path / ".lock"):
-        yield Dataset(path)
-
-
-@contextmanager
 def _hidden(folder: Path, name: str) -> Iterator[None]:
     """Hide the set from readers until all its tables are in place; one unlink then reveals it."""
     marker = folder / f"{UNFINISHED}{name}"
@@ -236,8 +227,6 @@ def _places(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def _delete(folder: Path, name: str) -> None:
-    edges, anchors = _places(folder, name)
-    shutil.rmtree(edges, ignore_errors=True)
-    if anchors.is_dir():
-        shutil.rmtree(anchors)
-    anchors.unlink(missing_ok=True)
+    for place in _places(folder, name):  # the anchors may be a folder of files, too
+        shutil.rmtree(place, ignore_errors=True)
+        place.unlink(missing_ok=True)
