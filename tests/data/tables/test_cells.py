@@ -79,43 +79,33 @@ OTHERS = [
 
 @pytest.mark.parametrize("text", WESTERN)
 def test_windows_1252_is_read_as_itself(text):
-    found = decoded(f"a\n{text}\nb\n".encode("cp1252"))
-    assert found.data.decode() == f"a\n{text}\nb\n"
-    assert found.damaged_lines == [1]
-    assert found.are_windows_1252
+    lines = f"a\n{text}\nb\n"
+    assert decoded(lines.encode("cp1252")) == (lines.encode(), [1], [])
 
 
 @pytest.mark.parametrize(
     ("encoding", "text"), [(encoding, text) for encoding, texts in OTHERS for text in texts]
 )
 def test_other_encodings_are_told_from_windows_1252(encoding, text):
-    assert not decoded(f"shoes\n{text}\n".encode(encoding)).are_windows_1252
+    assert decoded(f"shoes\n{text}\n".encode(encoding))[1:] == ([], [1])
 
 
 def test_only_bytes_that_are_not_utf8_are_read_in_another_way():
     line = "日本 привет café ".encode() + "café “x”".encode("cp1252")
     found = decoded(line + b"\n" + "éé".encode())
-    assert found.data.decode() == "日本 привет café café “x”\néé"
-    assert found.damaged_lines == [0]
-    assert found.are_windows_1252
+    assert found == ("日本 привет café café “x”\néé".encode(), [0], [])
     for text in ("日本", "привет", "größe", "παπούτσι"):  # cut in the middle of a letter
-        cut = decoded(text.encode()[:-1] + b"\n")
-        assert cut.data.decode().startswith(text[:-1])
-        assert cut.are_windows_1252
-
-
-def test_bytes_that_windows_1252_lacks_are_refused():
-    found = decoded(b"one \x81 byte")
-    assert found.data.decode() == "one \x81 byte"
-    assert not found.are_windows_1252
+        cut, _, strange = decoded(text.encode()[:-1] + b"\n")
+        assert cut.decode().startswith(text[:-1])
+        assert not strange
+    assert decoded(b"one \x81 byte") == ("one \x81 byte".encode(), [], [0])
 
 
 @given(st.lists(st.binary(max_size=9), max_size=9))
 def test_any_bytes_become_utf8_line_by_line(lines):
     content = b"\n".join(lines)
-    found = decoded(content)
-    assert found.data.decode().count("\n") == content.count(b"\n")
-    whole = content.split(b"\n")
-    damaged = set(range(len(whole))) - set(found.damaged_lines)
-    for row, line in enumerate(found.data.split(b"\n")):
-        assert (line == whole[row]) == (row in damaged)
+    found, western, strange = decoded(content)
+    assert found.decode().count("\n") == content.count(b"\n")
+    changed = zip(content.split(b"\n"), found.split(b"\n"), strict=True)
+    assert western + strange == [row for row, (one, other) in enumerate(changed) if one != other]
+    assert not (western and strange)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,7 @@ from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.schemas import PLURAL, Side
 from ramen_ray.data.tables.graphs import anchor_sets, nodes
-from ramen_ray.data.tables.reading.columns import (
-    NullWords,
-    text_column,
-    weight_column,
-    without_rounded,
-)
+from ramen_ray.data.tables.reading.columns import NullWords, text_column, weight_column
 from ramen_ray.data.tables.reading.loading import UserTable
 
 PLACES_OF_A_SIDE = 1 << 62
@@ -152,13 +148,13 @@ def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, U
         raise DatasetError("there are no edges; give query_edges, ad_edges or both")
     columns, null_words = edge_list.columns, edge_list.null_words
     is_listed = edge_list.anchors is not None and null_words == "refuse"  # NA may be a name
-    anchor = text_column(columns.edges_anchor, "keep" if is_listed else null_words)
+    have_ids = bool(edge_list.anchors) and columns.anchor_text != (columns.anchor_id,)
+    as_name = partial(text_column, are_ids=have_ids)
+    anchor = as_name(columns.edges_anchor, "keep" if is_listed else null_words)
     tables: dict[str, UserTable] = {}
     if edge_list.anchors:
-        of_anchors = {"name": text_column(columns.anchor_id, null_words)}
-        if columns.anchor_text != (columns.anchor_id,):
-            anchor = without_rounded(anchor)
-            of_anchors["name"] = without_rounded(of_anchors["name"])
+        of_anchors = {"name": as_name(columns.anchor_id, null_words)}
+        if have_ids:
             of_anchors["text"] = text_column(columns.anchor_text, null_words)
         tables["anchors"] = UserTable(edge_list.anchors, of_anchors, edge_list.skip_bad_rows)
     ends = {"query": columns.edges_query or "query", "ad": columns.edges_ad or "ad_id"}

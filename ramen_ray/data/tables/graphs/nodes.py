@@ -14,7 +14,7 @@ from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.same_texts import normalized
 from ramen_ray.data.store.schemas import NODE_TABLES, PLURAL, Side, schema_of
-from ramen_ray.data.tables.reading.columns import Column, NullWords, text_column, without_rounded
+from ramen_ray.data.tables.reading.columns import Column, NullWords, text_column
 
 HELD_OUT_NODE = -1
 LEFT_OUT_NODE = -2
@@ -25,7 +25,7 @@ def node_names(metadata: Mapping[str, Any], side: Side, name: str, null_words: N
     """Read a column that names nodes of ``side``; texts are normalised if the dataset's were."""
     imported = metadata.get("imported", {})
     if imported.get(PLURAL[side]):
-        return without_rounded(text_column(name, null_words))
+        return text_column(name, null_words, are_ids=True)
     is_normal = imported.get("normalize_texts")
     return text_column(name, null_words, normalized if is_normal else pc.utf8_trim_whitespace)
 

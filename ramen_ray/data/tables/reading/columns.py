@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -57,10 +56,10 @@ NullWords = Literal["refuse", "leave-out", "keep"]
 
 @dataclass(frozen=True)
 class Doubt:
-    """Values that are likely wrong."""
+    """Values that are likely wrong: of texts an Arrow array (n,), else one of NumPy."""
 
     flags: Callable[[Any], Booleans]
-    kind: Callable[[Any], Kind]  # of the flagged values
+    kind: Callable[[Any, Booleans], Kind]  # of the values and these flags
     leave_out: bool = False  # their rows are no finding, and are only counted
 
 
@@ -109,20 +108,22 @@ def text_column(
     name: str | tuple[str, ...],
     null_words: NullWords = "keep",
     change: Callable[[pa.Array], pa.Array] = pc.utf8_trim_whitespace,
+    are_ids: bool = False,
 ) -> Column:
-    """Read a column of texts, or several to join; none are empty, and ``change`` is applied."""
-    return _named(Column(name, _texts(change)), null_words)
+    """Read a column of texts, or several to join; none are empty, and ``change`` is applied.
+
+    Doubtful are NULs, words for nothing, which may be left out, and ids that have lost digits.
+    """
+    doubts = [Doubt(is_scientific, lambda *_: ROUNDED)] if are_ids else []
+    doubts += [Doubt(has_nul, lambda *_: NULS)]
+    if null_words != "keep":
+        doubts += [Doubt(is_null_word, lambda *_: NULL_WORDS, null_words == "leave-out")]
+    return Column(name, _texts(change), null_words=null_words, doubts=tuple(doubts))
 
 
 def id_column(name: str, null_words: NullWords = "keep") -> Column:
-    """Read a column of ids, none of them empty or rounded."""
-    return without_rounded(_named(Column(name), null_words))
-
-
-def without_rounded(column: Column) -> Column:
-    """Doubt what has lost digits in a column of ids."""
-    rounded = Doubt(is_scientific, lambda _: ROUNDED)
-    return replace(column, doubts=(rounded, *column.doubts))
+    """Read a column of ids as they are, none of them empty or rounded."""
+    return text_column(name, null_words, lambda ids: ids, are_ids=True)
 
 
 def filter_columns(names: Collection[str]) -> dict[str, Column]:
@@ -143,21 +144,20 @@ def weight_column(name: str, zeros: str = "") -> Column:
         return numbers, bad | (wrong & (numbers != 0) if zeros else wrong)
 
     fault = f"are not positive numbers up to {LARGEST_WEIGHT:g}"
-    unwanted = _unwanted(zeros, lambda numbers: numbers == 0) if zeros else ()
-    return Column(name, convert, fault, pa.float64(), doubts=unwanted)
+    unwanted = Doubt(lambda numbers: numbers == 0, lambda *_: Kind(zeros), leave_out=True)
+    return Column(name, convert, fault, pa.float64(), doubts=(unwanted,) if zeros else ())
 
 
 def time_column(name: str, unit: TimeUnit, flag: str) -> Column:
     """Read a column of times as float64 seconds since 1970; ``flag`` sets the unit of numbers."""
 
-    def outside(seconds: Any) -> Kind:
-        other = fitting_unit(np.asarray(seconds), unit)
+    def outside(seconds: Any, flags: Booleans) -> Kind:
+        other = fitting_unit(seconds[flags], unit)
         advice = f"they fit as {other}: set {flag} {other}" if other else ADVICE
         return Kind("cells are outside the years 1990 to 2100", advice, always=bool(other))
 
-    doubts = [Doubt(lambda seconds: ~in_our_time(np.asarray(seconds)), outside)]
-    if unit == "s":
-        doubts.append(Doubt(lambda seconds: are_hours(np.asarray(seconds)), lambda _: HOURS))
+    doubts = [Doubt(lambda seconds: ~in_our_time(seconds), outside)]
+    doubts += [Doubt(are_hours, lambda *_: HOURS)] if unit == "s" else []
     counted = "days as yyyymmdd" if unit == "yyyymmdd" else f"{unit} since 1970"
     return Column(
         name,
@@ -170,9 +170,9 @@ def time_column(name: str, unit: TimeUnit, flag: str) -> Column:
 
 def within(column: Column, first: float, last: float, reasons: tuple[str, str]) -> Column:
     """Leave out rows of times before ``first`` and from ``last`` on, for these ``reasons``."""
-    before = _unwanted(reasons[0], lambda seconds: seconds < first)
-    after = _unwanted(reasons[1], lambda seconds: seconds >= last)
-    return replace(column, doubts=(*column.doubts, *before, *after))
+    before = Doubt(lambda seconds: seconds < first, lambda *_: Kind(reasons[0]), leave_out=True)
+    after = Doubt(lambda seconds: seconds >= last, lambda *_: Kind(reasons[1]), leave_out=True)
+    return replace(column, doubts=(*column.doubts, before, after))
 
 
 def _texts(change: Callable[[pa.Array], pa.Array]) -> Convert:
@@ -181,15 +181,3 @@ def _texts(change: Callable[[pa.Array], pa.Array]) -> Convert:
         return change(texts), empty
 
     return convert
-
-
-def _unwanted(reason: str, flags: Callable[[Any], Booleans]) -> tuple[Doubt]:
-    """Leave out rows of numbers (n,) that are flagged."""
-    return (Doubt(lambda numbers: flags(np.asarray(numbers)), lambda _: Kind(reason), True),)
-
-
-def _named(column: Column, null_words: NullWords) -> Column:
-    """Doubt NULs and words for nothing in a column of names or texts, or leave these out."""
-    doubt = Doubt(is_null_word, lambda _: NULL_WORDS, leave_out=null_words == "leave-out")
-    doubts = (Doubt(has_nul, lambda _: NULS), *([doubt] if null_words != "keep" else []))
-    return replace(column, null_words=null_words, doubts=doubts)

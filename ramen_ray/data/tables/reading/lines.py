@@ -142,23 +142,21 @@ def read_start(stream: BinaryIO) -> bytes | None:
         raise DatasetError("has NUL bytes in its first line, as UTF-16 has; save it as UTF-8")
     if not start.strip(MARK + b"\r\n\t "):
         return None
-    text = decoded(start + b"\n" * (len(start) < MAX_HEADER_BYTES)).data
+    text, *_ = decoded(start + b"\n" * (len(start) < MAX_HEADER_BYTES))
     return _with_line_feeds(text.replace(MARK, b""))
 
 
 def _as_utf8(data: bytes, *, is_start: bool) -> tuple[bytes, dict[Kind, list[int]]]:
     """Convert lines to UTF-8 with line feeds alone; returns also which ones, from 0, were odd."""
-    text = decoded(data)
-    clean = text.data.removeprefix(MARK) if is_start else text.data
-    found = {
-        WINDOWS_1252: [],
-        STRANGE: _lines_with(clean, ISO_2022),
-        MARKS: _lines_with(clean, MARK),
+    text, western, strange = decoded(data)
+    text = text.removeprefix(MARK) if is_start else text
+    clean = _with_line_feeds(text.replace(MARK, b""))
+    return clean.replace(b"\r", b" "), {
+        WINDOWS_1252: western,
+        STRANGE: _lines_with(text, ISO_2022) + strange,
+        MARKS: _lines_with(text, MARK),
+        LONE_RETURN: _lines_with(clean, b"\r"),
     }
-    found[WINDOWS_1252 if text.are_windows_1252 else STRANGE] += text.damaged_lines
-    clean = _with_line_feeds(clean.replace(MARK, b""))
-    found[LONE_RETURN] = _lines_with(clean, b"\r")
-    return clean.replace(b"\r", b" "), found
 
 
 def _with_line_feeds(data: bytes) -> bytes:
@@ -200,22 +198,18 @@ def whole_lines(stream: BinaryIO, path: object, block_bytes: int, line: int = 1)
         yield rest + b"\n"
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """Lines of text as UTF-8; those that were not are numbered from 0."""
+def decoded(content: bytes) -> tuple[bytes, list[int], list[int]]:
+    """Convert whole lines to UTF-8: what is UTF-8 stays, other bytes are read as Windows-1252.
 
-    data: bytes
-    damaged_lines: list[int]
-    are_windows_1252: bool = True  # these can be so, not GBK, Big5, Shift-JIS, EUC-KR, KOI8 ...
-
-
-def decoded(content: bytes) -> Decoded:
-    """Convert whole lines to UTF-8: what is UTF-8 stays, other bytes are read as Windows-1252."""
+    Returns also which lines, from 0, have such bytes, if they can be Windows-1252; and which, if
+    they cannot: they are GBK, Big5, Shift-JIS, EUC-KR, KOI8 ...
+    """
     if is_utf8(content):
-        return Decoded(content, [])
+        return content, [], []
     damaged = [row for row, line in enumerate(content.split(b"\n")) if not is_utf8(line)]
     text = content.decode("utf-8", "surrogateescape")
-    return Decoded(text.translate(_AS_WINDOWS_1252).encode(), damaged, _can_be_windows_1252(text))
+    western, strange = (damaged, []) if _can_be_windows_1252(text) else ([], damaged)
+    return text.translate(_AS_WINDOWS_1252).encode(), western, strange
 
 
 def _can_be_windows_1252(escaped: str) -> bool:

@@ -193,7 +193,7 @@ class UserTable:
         except (pa.ArrowException, ValueError) as error:
             message = f"{cells.type} cannot be read: {first_line_of(error)}"
             raise error_at(path, message, column=column.shown) from error
-        values, fine = pa.array(found), good & ~bad
+        fine = good & ~bad
         for name, flags in left_out.items():
             kind = replace(NULL_PARTS, column=name)
             self._note(path, rows.numbers, rows.cells[name], kind, flags)
@@ -202,14 +202,14 @@ class UserTable:
             self._note(path, rows.numbers, cells, kind, good & bad)
             self.left_out[kind.message] += int((good & bad).sum())
         for doubt in column.doubts:
-            if (flags := fine & doubt.flags(values)).any():
-                kind = replace(doubt.kind(values.filter(pa.array(flags))), column=column.shown)
+            if (flags := fine & doubt.flags(found)).any():
+                kind = replace(doubt.kind(found, flags), column=column.shown)
                 if not doubt.leave_out:
                     self._note(path, rows.numbers, cells, kind, flags)
                 if doubt.leave_out or self.skip_bad_rows:
                     self.left_out[kind.message] += int(flags.sum())
                     fine &= ~flags
-        return values, fine
+        return pa.array(found), fine
 
     def _readable(self, rows: Rows, file: TableFile) -> Booleans:
         """Note lines that could not be read, and headers; returns which rows (n,) are neither."""
