@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import duckdb
 import psutil
@@ -64,10 +65,9 @@ def engine(
             # in a notebook without ipywidgets there is no bar, and turning it off is an error
             if count(connection, "SELECT current_setting('enable_progress_bar')"):
                 connection.execute("SET enable_progress_bar = false")
-            functions = {"fold": fold, "nearly": nearly, "trimmed": pc.utf8_trim_whitespace}
-            for name, function in functions.items():
-                on_batches = _on_batches(function)
-                connection.create_function(name, on_batches, ["VARCHAR"], "VARCHAR", type=ARROW)
+            add_function(connection, "fold", fold)
+            add_function(connection, "nearly", nearly)
+            add_function(connection, "trimmed", pc.utf8_trim_whitespace)
             if dataset is not None:
                 _create_views(connection, dataset)
             yield connection
@@ -82,6 +82,21 @@ def engine(
             raise
         finally:
             connection.close()
+
+
+def add_function(
+    connection: Connection,
+    name: str,
+    function: Callable[[pa.Array], Any],
+    takes: str = "VARCHAR",
+    gives: str = "VARCHAR",
+) -> None:
+    """Give SQL a ``function`` of values (n,), which returns as many, by Arrow or NumPy."""
+
+    def of_batches(values: pa.ChunkedArray) -> pa.Array:
+        return pa.array(function(values.combine_chunks()))
+
+    connection.create_function(name, of_batches, [takes], gives, type=ARROW)
 
 
 def run(connection: Connection, what: str, sql: str) -> None:
@@ -124,7 +139,3 @@ def name_literal(name: str) -> str:
     """Write a table's name as SQL does; names that differ in case only stay apart."""
     marked = re.sub("[A-Z^]", r"^\g<0>", name).replace('"', '""')
     return f'"{marked}"'
-
-
-def _on_batches(function: Callable[[pa.Array], pa.Array]) -> Callable[[pa.ChunkedArray], pa.Array]:
-    return lambda texts: function(texts.combine_chunks())

@@ -16,9 +16,6 @@ from ramen_ray.data.splits.kept import Kept, lowest, new_dataset_from, write_kep
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT
 
-ChosenClicks = Callable[[Int64s, Int64s], Booleans]
-"""Takes the query and the ad of each click, (clicks,) ids each; flags the clicks to keep."""
-
 _NOVEL, _ONE_SHOT = range(2)  # keys of the two draws
 _MADE_FROM = {"train": "train", "validation": "validation", ZERO_SHOT: "test"}
 """By split that is written, the parent's split that it has queries of."""
@@ -72,10 +69,12 @@ def make_novel_split(
             write_kept(parent, table, {}, writer)
         writer.write("novel_ads", pa.table({"ad_id": np.flatnonzero(novel)}))
 
-        def visible(queries: Int64s, ads: Int64s) -> Booleans:
-            return ~hidden[ads] | (revealed[ads] == queries)
+        def visible(rows: pa.RecordBatch) -> pa.RecordBatch:
+            rows = rows.filter(pa.array(~left_out[rows["query_id"]]))
+            queries, ads = click_pairs(rows)
+            return _keep_clicks(rows, ~hidden[ads] | (revealed[ads] == queries))
 
-        train = _write_queries(parent, "train", visible, writer, left_out)
+        train = _write_queries(parent, "train", visible, writer)
         _write_held_out(parent, "validation", ~novel, writer)
         _write_held_out(parent, ZERO_SHOT, novel, writer)
         cut = {table: rows & (not settings.keep_ad_edges) for table, rows in of_novel_text.items()}
@@ -136,21 +135,14 @@ def _draw_revealed_queries(
 def _write_queries(
     parent: Dataset,
     target: str,
-    chosen: ChosenClicks,
+    change: Callable[[pa.RecordBatch], pa.RecordBatch],
     writer: DatasetWriter,
-    left_out: Booleans | None = None,
 ) -> Kept:
-    """Write the queries that do not lose all clicks, nor are ``left_out``; returns which."""
+    """Write what ``change``, applied to batches, leaves of a split's queries; returns which."""
     split = _MADE_FROM[target]
     table = f"queries/{split}"
-
-    def with_clicks(rows: pa.RecordBatch) -> pa.RecordBatch:
-        if left_out is not None:
-            rows = rows.filter(pa.array(~left_out[rows["query_id"]]))
-        return _keep_clicks(rows, chosen(*click_pairs(rows)))
-
     kept, num_clicks = np.zeros(parent.num_rows(table), dtype=bool), 0
-    for batch in map(with_clicks, parent.batches(table)):
+    for batch in map(change, parent.batches(table)):
         kept[batch["query_id"]] = True
         num_clicks += len(batch["ad_ids"].flatten())
     if not num_clicks:
@@ -159,13 +151,17 @@ def _write_queries(
             f"no {split} query of {parent.path} has a click on a {which} ad; choose another novel "
             f"fraction or seed"
         )
-    write_kept(parent, table, {table: kept}, writer, with_clicks, f"queries/{target}")
+    write_kept(parent, table, {table: kept}, writer, change, f"queries/{target}")
     return {table: kept}
 
 
 def _write_held_out(parent: Dataset, target: str, chosen: Booleans, writer: DatasetWriter) -> None:
     """Write a split's queries, and filter pairs, with the ``chosen`` ads (ads,) only."""
-    kept = _write_queries(parent, target, lambda _, ads: chosen[ads], writer)
+
+    def answered(rows: pa.RecordBatch) -> pa.RecordBatch:
+        return _keep_clicks(rows, chosen[click_pairs(rows)[1]])
+
+    kept = _write_queries(parent, target, answered, writer)
 
     def of_ads(pairs: pa.RecordBatch) -> pa.RecordBatch:
         return pairs.filter(pa.array(chosen[pairs["ad_id"]]))

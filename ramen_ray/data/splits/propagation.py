@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-from duckdb.func import ARROW
 
+from ramen_ray.data.arrays import UInt64s
 from ramen_ray.data.checks.structure import read_tables
-from ramen_ray.data.engine import Connection, engine, name_literal, run, stream
+from ramen_ray.data.engine import Connection, add_function, engine, name_literal, run, stream
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.splits.kept import edges_of_sets, new_dataset_from
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -103,10 +103,10 @@ def _find_ads(
     """Create ``added``: each ``query_id`` with its ``ad_id`` by ``rank``, from 1."""
 
     # the upper 16 bits, as earlier versions drew, so that a seed gives the same clicks as then
-    def draws(pairs: pa.ChunkedArray) -> pa.Array:
-        return pa.array(keyed_hash((settings.seed,), pairs.to_numpy()) >> np.uint64(48))
+    def draws(pairs: pa.Array) -> UInt64s:
+        return keyed_hash((settings.seed,), pairs) >> np.uint64(48)
 
-    connection.create_function("draw", draws, ["BIGINT"], "UBIGINT", type=ARROW)
+    add_function(connection, "draw", draws, "BIGINT", "UBIGINT")
     reached = {
         "ad-edges": "SELECT node AS ad_id, anchor, weight FROM ad_edges",
         "clicks": """SELECT ad_id, anchor, sum(weight) AS weight

@@ -27,10 +27,7 @@ Then clicks are summed:
 
 from collections.abc import Sequence
 
-import pyarrow as pa
-from duckdb.func import ARROW
-
-from ramen_ray.data.engine import Connection, count, run
+from ramen_ray.data.engine import Connection, add_function, count, run
 from ramen_ray.data.findings import FEW
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.same_texts import fold
@@ -44,12 +41,8 @@ LARGEST_EXACT = 1 << 40  # whole weights up to this can be summed as integers
 
 def register_key(connection: Connection) -> None:
     """Give SQL ``key``: a hash of a folded text, which stays the same in all versions."""
-
     # of the engine's hash() nobody says so, and splits are drawn by keys
-    def key(texts: pa.ChunkedArray) -> pa.Array:
-        return pa.array(hash_strings(fold(texts.combine_chunks())))
-
-    connection.create_function("key", key, ["VARCHAR"], "UBIGINT", type=ARROW)
+    add_function(connection, "key", lambda texts: hash_strings(fold(texts)), gives="UBIGINT")
 
 
 def number_nodes(connection: Connection, side: Side, *, listed: bool) -> dict[str, int]:

@@ -11,15 +11,15 @@ A query is in one split, and so are all of its clicks; but if all later clicks a
 in each split in whose period it is clicked.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from duckdb.func import ARROW
 
 from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.engine import Connection, count, run
+from ramen_ray.data.engine import Connection, add_function, count, run
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
@@ -190,8 +190,5 @@ _LEFT_OUT = "SELECT count(*) FROM {0} ANTI JOIN kept_{0} USING (number)"
 
 def _register_draws(connection: Connection, seed: int) -> None:
     """Give SQL ``draw``: a number in [0, 1) for each key, the same for the same key and seed."""
-
-    def draws(keys: pa.ChunkedArray) -> pa.Array:
-        return pa.array(uniforms((seed, _KEY), keys.to_numpy()))
-
-    connection.create_function("draw", draws, ["UBIGINT"], "DOUBLE", type=ARROW)
+    draws = partial(uniforms, (seed, _KEY))
+    add_function(connection, "draw", draws, "UBIGINT", "DOUBLE")
