@@ -20,7 +20,7 @@ from scipy.sparse import csr_array
 from ramen_ray.data.arrays import click_pairs
 from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.store.checksums import content_digest
-from ramen_ray.data.store.parquet_files import open_parquet, read_footer
+from ramen_ray.data.store.parquet_files import open_parquet, read_footer, row_groups
 from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
 from ramen_ray.data.store.whole_files import new_folder, whole_file
 from ramen_ray.errors import DatasetError as DatasetError
@@ -29,8 +29,6 @@ from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
 FORMAT_VERSION = 1
 WHILE_READ = "while it was read; run the same command again"
 """For :meth:`Dataset.unchanged`: when it has changed, and what to do."""
-ROWS_PER_GROUP = 1 << 20  # rows of a parquet row group
-BYTES_PER_GROUP = 1 << 30  # an Arrow array cannot have more than 2 GiB of texts
 MIN_EXPANDED = 1 << 30
 MAX_EXPANSION = 100
 """How many times its size on disk a table may take in memory, from MIN_EXPANDED bytes on."""
@@ -262,30 +260,6 @@ def _sorted(rows: pa.Table, column: str) -> Iterator[pa.RecordBatch]:
     large = pa.schema([one.with_type(as_large.get(one.type, one.type)) for one in rows.schema])
     for batch in rows.cast(large).sort_by(column).to_batches(65_536):
         yield batch.cast(rows.schema)
-
-
-def row_groups(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Regroup a stream of rows into groups of one chunk, cut where only the rows decide."""
-    waiting: list[pa.Table] = []
-    num_waiting = 0
-    for batch in batches:
-        waiting.append(batch)
-        num_waiting += len(batch)
-        while num_waiting >= ROWS_PER_GROUP:
-            rows = pa.concat_tables(waiting)
-            yield from _of_one_chunk(rows[:ROWS_PER_GROUP])
-            waiting, num_waiting = [rows[ROWS_PER_GROUP:]], num_waiting - ROWS_PER_GROUP
-    if num_waiting:
-        yield from _of_one_chunk(pa.concat_tables(waiting))
-
-
-def _of_one_chunk(rows: pa.Table) -> Iterator[pa.Table]:
-    """Halve rows until an array can hold each half's texts."""
-    if rows.nbytes <= BYTES_PER_GROUP or len(rows) == 1:
-        yield rows.combine_chunks()
-        return
-    for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-        yield from _of_one_chunk(half)
 
 
 def _conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:

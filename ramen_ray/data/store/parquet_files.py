@@ -1,4 +1,4 @@
-"""Parquet from anyone: opened only if reading it runs no code, and read in bounded memory.
+"""Parquet from anyone: opened only if reading it runs no code; read and written in bounded memory.
 
 A file can ask for an Arrow extension type whose values are programs: Ray registers
 ``ray.data.arrow_pickled_object``, which unpickles each cell that is looked at.
@@ -29,6 +29,8 @@ BYTES_PER_BATCH = 1 << 27
 MAX_LISTED = 1 << 27
 """Entries that the lists of one row group may have: one row may have all of them."""
 BYTES_PER_READ = 1 << 16
+ROWS_PER_GROUP = 1 << 20  # rows of a parquet row group
+BYTES_PER_GROUP = 1 << 30  # an Arrow array cannot have more than 2 GiB of texts
 
 
 class BoundedFile(pq.ParquetFile):
@@ -98,6 +100,30 @@ def open_parquet(
         parquet.close()
         raise DatasetError(f"{file}: {too_long}")
     return parquet
+
+
+def row_groups(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Regroup a stream of rows into groups of one chunk, cut where only the rows decide."""
+    waiting: list[pa.Table] = []
+    num_waiting = 0
+    for batch in batches:
+        waiting.append(batch)
+        num_waiting += len(batch)
+        while num_waiting >= ROWS_PER_GROUP:
+            rows = pa.concat_tables(waiting)
+            yield from _of_one_chunk(rows[:ROWS_PER_GROUP])
+            waiting, num_waiting = [rows[ROWS_PER_GROUP:]], num_waiting - ROWS_PER_GROUP
+    if num_waiting:
+        yield from _of_one_chunk(pa.concat_tables(waiting))
+
+
+def _of_one_chunk(rows: pa.Table) -> Iterator[pa.Table]:
+    """Halve rows until an array can hold each half's texts."""
+    if rows.nbytes <= BYTES_PER_GROUP or len(rows) == 1:
+        yield rows.combine_chunks()
+        return
+    for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+        yield from _of_one_chunk(half)
 
 
 def read_footer(file: Path) -> pq.FileMetaData:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramen_ray.data.store import dataset as store
+from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import (
     FORMAT_VERSION,
     Dataset,
@@ -84,8 +84,8 @@ def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(copied):
 
 def test_the_same_rows_give_the_same_bytes_however_they_come(tmp_path, monkeypatch):
     """Also where texts are too many for one array: then row groups are cut by their bytes."""
-    monkeypatch.setattr(store, "ROWS_PER_GROUP", 100)
-    monkeypatch.setattr(store, "BYTES_PER_GROUP", 4000)
+    monkeypatch.setattr(parquet_files, "ROWS_PER_GROUP", 100)
+    monkeypatch.setattr(parquet_files, "BYTES_PER_GROUP", 4000)
     texts = [f"text {n} " * (1 + n % 17) for n in range(1000)]
     rows = pa.table({"ad_id": range(1000), "text": texts})
     for name, size in (("one", 1000), ("many", 7)):
@@ -101,7 +101,7 @@ def test_a_failed_write_has_ended_the_thread_that_reads_ahead(tmp_path, monkeypa
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "ROWS_PER_GROUP", 1)
+    monkeypatch.setattr(parquet_files, "ROWS_PER_GROUP", 1)
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
     batches = (pa.table({"ad_id": [n], "text": ["robin"]}) for n in range(3))
     with pytest.raises(OSError, match="No space") as failed:

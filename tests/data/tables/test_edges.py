@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support import contents_of, errors_in, query_table, text_table, write_frame
 
 from ramen_ray.data.engine import engine, stream
-from ramen_ray.data.store import dataset as store
+from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import (
     Dataset,
     DatasetError,
@@ -123,7 +123,7 @@ def test_edges_in_batches_are_those_of_a_loop(rows, rows_per_batch, listed, path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(anchor_sets, "stream", sliced)
-        patch.setattr(store, "ROWS_PER_GROUP", rows_per_batch)
+        patch.setattr(parquet_files, "ROWS_PER_GROUP", rows_per_batch)
         counts = _add(
             path,
             replace=True,

@@ -256,12 +256,6 @@ def test_values_to_filter_by_are_trimmed(tmp_path):
     assert dataset.read("ads")["filter_market"].to_pylist() == [None, "DE"] * 3 + [None]
 
 
-def test_a_header_cell_may_have_a_line_break(tmp_path):
-    content, columns = '"my\nquery",ad\n' + LINES, Columns(clicks_query="my query")
-    dataset, _ = _import(tmp_path, "a.csv", content, columns=columns)
-    assert clicked_pairs(dataset) == set(CLICKS)
-
-
 def test_a_log_as_companies_have_it(tmp_path, caplog):
     """Impressions, other months and a bot are left out, and texts are of two columns."""
     caplog.set_level("INFO", "ramen_ray.data.tables.clicks.import_tables")
@@ -486,8 +480,3 @@ def test_a_file_that_changes_after_it_was_found_is_refused(tmp_path):
         (tmp_path / name).write_text(content + content.splitlines(keepends=True)[-1])
         with pytest.raises(DatasetError, match=f"{name} has changed while it was read"):
             table.read()
-
-
-def test_a_table_without_a_name_is_refused(tmp_path):
-    with pytest.raises(DatasetError, match="the name of a table is empty"):
-        import_in_process(UserTables(""), tmp_path / "out")

@@ -336,13 +336,22 @@ def test_many_bad_rows_of_many_files_are_one_line(tmp_path, caplog):
     assert sum("cells instead of" in line for line in caplog.messages) == 1
 
 
-def test_a_table_without_rows_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("clicks", CLICKS, "clicks.csv has no rows that can be used"),
+        ("queries", "query_id,text\n", "queries.csv has no rows that can be used"),
+        ("clicks", f"{CLICKS}zz,1,1,2026-03-01\n", "are query_id and ad_id the right columns"),
+    ],
+)
+def test_tables_without_rows_or_clicks_that_match_nothing_are_refused(
+    name, content, message, tmp_path
+):
     _write_shop(tmp_path, [(0, 0, 1, 1)])
-    for name, header in (("clicks", CLICKS), ("queries", "query_id,text\n")):
-        (tmp_path / f"{name}.csv").write_text(header)
-        tables = _shop(tmp_path, **{name: str(tmp_path / f"{name}.csv")})
-        with pytest.raises(DatasetError, match=f"{name}.csv has no rows that can be used"):
-            import_tables(tables, tmp_path / "out")
+    (tmp_path / f"{name}.csv").write_text(content)
+    tables = _shop(tmp_path, **{name: str(tmp_path / f"{name}.csv")}, skip_bad_rows=True)
+    with pytest.raises(DatasetError, match=message):
+        import_tables(tables, tmp_path / "out")
 
 
 def test_outputs_that_cannot_be_written(tmp_path):
@@ -371,14 +380,6 @@ def test_bad_edges_leave_no_dataset(tmp_path):
         with pytest.raises(DatasetError, match=message):
             _random_shop(tmp_path, query_edges={"links": str(tmp_path / name)})
     assert {path.name for path in tmp_path.iterdir()} == {"clicks.csv", *files}
-
-
-def test_clicks_that_match_nothing_are_refused(tmp_path):
-    _write_shop(tmp_path, [(0, 0, 1, 1)])
-    (tmp_path / "clicks.csv").write_text(CLICKS + "zz,1,1,2026-03-01\n")
-    tables = _shop(tmp_path, clicks=str(tmp_path / "clicks.csv"), skip_bad_rows=True)
-    with pytest.raises(DatasetError, match="are query_id and ad_id the right columns"):
-        import_tables(tables, tmp_path / "out")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
