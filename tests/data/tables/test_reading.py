@@ -27,9 +27,10 @@ from ramen_ray.data.tables.reading.lines import MAX_CELL_BYTES, MAX_LINE_BYTES, 
 from ramen_ray.data.tables.reading.loading import UserTable
 from ramen_ray.data.tables.reading.table_file import read_file
 
-CELLS = st.text(
-    st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=12
-)
+NO_LETTERS = ("Cc", "Cs", "Zl", "Zp")
+# byte order marks are taken out, and said
+LETTERS = st.characters(codec="utf-8", exclude_categories=NO_LETTERS, exclude_characters="\ufeff")
+CELLS = st.text(LETTERS, max_size=12)
 ROWS = st.lists(st.tuples(CELLS, CELLS, st.integers(-9, 9)), min_size=1, max_size=40)
 
 
