@@ -146,7 +146,7 @@ MALFORMED: list[tuple[str, Change | bytes | None, list[str]]] = [
     (TEST_NPZ, _npz(shape=np.array([20, 26])), ["20 rows and 26 columns", "20 and 25 texts"]),
     (JSON_ADS, None, ["lbl.json.gz or lbl.json is missing", "layout json"]),
     (JSON_TRAIN, lambda content: content[:-40], ["damaged or cut off"]),
-    (JSON_TRAIN, gzip.compress(b""), ["trn.json.gz"]),
+    (JSON_TRAIN, gzip.compress(b"", mtime=0), ["trn.json.gz"]),
     (JSON_TRAIN, _line(5, b'{"a": ' + b"[" * 100_000), ["row 5", "nested too deep"]),
     (JSON_TRAIN, _json(), ["row 5", "no target_ind"]),
     (JSON_TRAIN, _json(target_ind=3), ["row 5", "list of whole numbers"]),
