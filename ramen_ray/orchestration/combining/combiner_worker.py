@@ -163,18 +163,20 @@ class CombinerSetup(Setup[CombinerModel]):
 
     def _draws(self, draws: DrawState, are_first: bool) -> DrawState:
         """Let steps draw hard negatives if they are of the first, or else from clusters."""
-        if are_first and draws.shortlists is None:
+        shortlists, clusters = draws.shortlists, draws.clusters
+        if are_first and shortlists is None:
             clicks, count = self.sampler.data.clicks, self.settings.classifiers.hard_negatives
             shortlists = nearest_unclicked(self.queries, clicks, self.seen, count)
-            return replace(draws, shortlists=shortlists)
-        if not are_first and self.variant.has_clusters and draws.clusters is None:
-            return replace(draws, shortlists=None, clusters=self._clusters())
-        return draws if are_first else replace(draws, shortlists=None)
+        if not are_first:
+            shortlists = None
+            if self.variant.has_clusters and clusters is None:
+                clusters = self._clusters()
+        return replace(draws, shortlists=shortlists, clusters=clusters)
 
     def _clusters(self) -> Clusters:
         """Cluster the train queries, for negatives that are hard; a batch holds several."""
         clicked = self.sampler.data.clicked_rows
-        count = CLUSTERS_PER_BATCH * self.sampler.steps_per_epoch
+        count = min(CLUSTERS_PER_BATCH * self.sampler.steps_per_epoch, len(clicked))
         rows = np.empty_like(clicked)
         if world()[0] == 0:
             vectors = torch.from_numpy(self.queries.take(clicked))
