@@ -3,9 +3,10 @@
 The recipe of `graph_gain`, in batch, on validation: in every N-th step, with rare nodes, and with
 few nodes in each step, which is no option of the library: N times fewer than queries, drawn in
 proportion to a power of 1 / (1 + clicks), the same for all graphs or not, and also negatives of the
-task or not. Every run is kept. With `--cost bag`, or a number of layers of MiniLM, it measures
-instead the processor time of a step, in turns. `ratio` is R@10, or the time, of the last row over
-those of no graph, on the last dataset.
+task or not. Nor are anchors' own vectors, which begin as those of their texts and are moved by
+row-wise Adam (as OAK's bank), so that no anchor's text is encoded. Every run is kept. With `--cost
+bag`, or a number of layers of MiniLM, it measures instead the processor time of a step, in turns.
+`ratio` is R@10, or the time, of the last row over those of no graph, on the last dataset.
 
     OMP_NUM_THREADS=1 python -m benchmarks.graph_price [--sets rdocs foldoc debian] [--seeds 3]
         [--only WORDS ...] [--cost ""] [--rounds 3] [--into docs/evidence]
@@ -35,17 +36,24 @@ from benchmarks.graph_gain import (
     measured_by_query,
     recipe,
 )
-from benchmarks.in_process import Run, begin, train_all_epochs
+from benchmarks.in_process import Run, begin, embedded_texts, train_all_epochs
 from benchmarks.tables import ByQuery, Found, compared, kept, mean, write
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum
 from ramen_ray.data.prepared.hashing import uniforms
+from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.method.model.heads import Classifiers, unit
 from ramen_ray.method.sampling.batches import Batch, DrawState, NodeAnchors, Sampler, Stream
-from ramen_ray.method.sampling.training_data import Regularizer
+from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
+from ramen_ray.method.sampling.step_inputs import StepInputs
+from ramen_ray.method.sampling.training_data import Regularizer, anchor_table
+from ramen_ray.method.training.classifier_training import ClassifierTraining
+from ramen_ray.method.training.state import build_schedule
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.presets import minilm
 
 BASE, WHOLE = "no graph", "each step"
+ANCHOR_RATE = 1e-2
 TRIPLED = {"regularization.adaptive_max": 0.9}
 UNPULLED = {"regularization.adaptive_max": 1e-6}
 
@@ -58,6 +66,7 @@ class Few:
     power: float = 0.0  # of 1 / (1 + clicks)
     are_shared: bool = False  # the same for all graphs, of all ads that have edges in any
     are_negatives: bool = False  # of the task, too
+    own_vectors: bool = False  # of the anchors, whose texts are not encoded
 
 
 Row = tuple[Mapping[str, Any], Few | None]
@@ -74,6 +83,7 @@ def rows() -> dict[str, Row]:
     tripled, eighth = {**with_graph, **TRIPLED}, f"{WHOLE}, an eighth of the nodes"
     squared = "by the square of rare, highest λ 0.9"
     shared = f"{squared}, negatives too, one draw for all graphs"
+    vectors = "anchors' own vectors"
     found |= {
         eighth: (with_graph, Few()),
         f"{eighth}, rare, highest λ 0.9": (tripled, Few(power=1)),
@@ -81,6 +91,11 @@ def rows() -> dict[str, Row]:
         f"{eighth}, {squared}, negatives too": (tripled, Few(power=2, are_negatives=True)),
         f"{eighth}, {shared}": (tripled, Few(8, 2, True, True)),
         f"{WHOLE}, a tenth of the nodes, {shared}": (tripled, Few(10, 2, True, True)),
+        f"{WHOLE}, {vectors}": (with_graph, Few(1, own_vectors=True)),
+        f"{WHOLE}, a sixth of the nodes, {shared}, {vectors}": (
+            tripled,
+            Few(6, 2, True, True, own_vectors=True),
+        ),
         f"{eighth}, {shared}, nothing pulled": ({**with_graph, **UNPULLED}, Few(8, 2, True, True)),
     }
     return found
@@ -122,11 +137,66 @@ class FewNodes(Sampler):
         return Csr(np.array([0, len(linked)]), linked, cumulative_sum(weights))
 
 
+class AnchorVectors(StepPart):
+    """Compares nodes with vectors of the anchors' own, and moves these."""
+
+    name = "anchors"
+
+    def __init__(self, run: Run) -> None:
+        total = run.sampler.steps_per_epoch * run.config.training.epochs
+        schedule = partial(build_schedule, warmup_steps=0, total_steps=total)
+        self._of: dict[Regularizer, ClassifierTraining] = {}
+        for one in run.sampler.data.graphs:
+            (texts,) = embedded_texts(run.model, [run.data.anchors(one.anchor_set)])
+            vectors = torch.from_numpy(texts.take(np.arange(len(texts.positions))))
+            table = Classifiers(vectors, 0, np.ones(len(vectors), dtype=bool))
+            self._of[one] = ClassifierTraining(table, ANCHOR_RATE, schedule)
+
+    def prepare(self, inputs: StepInputs) -> StepInputs:
+        """Return the inputs with anchors whose vectors lie behind the texts' embeddings."""
+        compared, first = {}, len(inputs.texts.rows)
+        for one, comparison in inputs.regularizers.items():
+            places = torch.arange(first, first + len(comparison.pool.ids))
+            compared[one] = replace(comparison, candidates=places)
+            first += len(places)
+        return replace(inputs, regularizers=compared)
+
+    def before(self, encoded: EncodedBatch) -> EncodedBatch:
+        """Return the batch with the anchors' vectors."""
+        compared = encoded.inputs.regularizers
+        self._moved = {one: self._of[one].rows(compared[one].pool.ids) for one in compared}
+        vectors = [encoded.embeddings_UD, *map(unit, self._moved.values())]
+        return replace(encoded, embeddings_UD=torch.cat(vectors))
+
+    def after(self, encoded: EncodedBatch) -> None:
+        """Move the vectors that were compared."""
+        for one, rows in self._moved.items():
+            if rows.grad is not None:
+                self._of[one].update(encoded.inputs.regularizers[one].pool.ids, rows.grad)
+
+
 def begun(config: RunConfig, few: Few | None) -> Run:
     run = begin(config, dataset_of(config.dataset, config.encoder))
-    if few is not None:
-        run.sampler = FewNodes(run.sampler.data, run.sampler.batch_size, run.sampler.seed, few=few)
+    if few is None:
+        return run
+    data = run.sampler.data
+    if few.own_vectors:
+        run.state.parts = [AnchorVectors(run), *run.state.parts]
+        unread = {
+            anchor_table(one.anchor_set): _alike(data.tables[anchor_table(one.anchor_set)])
+            for one in data.graphs
+        }
+        data = replace(data, tables={**data.tables, **unread})
+    run.sampler = FewNodes(data, run.sampler.batch_size, run.sampler.seed, few=few)
     return run
+
+
+def _alike(table: TokenTable) -> TokenTable:
+    """Return as many texts, all of the same one token: a step encodes it once."""
+    count = len(table)
+    return TokenTable(
+        np.full(count, table.token_ids[0]), np.arange(count + 1), np.zeros(count, dtype=np.uint64)
+    )
 
 
 def main() -> None:
