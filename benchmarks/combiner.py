@@ -16,6 +16,7 @@ is R@10 (of new ads) of the last row over the first, of the last set.
     python -m benchmarks.combiner --rows true --splits 3 --epochs 5
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -73,6 +74,7 @@ LOOKUPS = [
 CLICKED_TOGETHER = 100  # of which those without train clicks are left out
 SHARE = 0.6  # of the classifiers' mean, added to the text
 CPU = torch.device("cpu")
+ROWS = ("combiners", "true", "settings")
 PLAIN: Mapping[str, Any] = {**IN_BATCH, **UNWALKED}
 WITHOUT: Mapping[str, Any] = {**IN_BATCH, **WITHOUT_GRAPH}
 ENCODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -100,6 +102,8 @@ def main() -> None:
         rows="combiners",
         into="",
     )
+    if asked.rows not in ROWS:
+        sys.exit(f"--rows {asked.rows}: give one of {', '.join(ROWS)}")
     torch.set_num_threads(1)
     whole = asked.rows == "combiners"
     lines, gain = list[dict[str, str]](), 1.0
