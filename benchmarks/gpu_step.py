@@ -3,10 +3,10 @@
 A DistilBERT-size encoder with random weights, generated texts of 3 to 12 tokens, two anchor sets,
 bf16 autocast. `ratio` compares the step's useful operations (6 per token and encoder weight, plus
 attention; no padding) per second with those of a large bf16 matrix product. `step_with_all` also
-has classifiers, losses from ads to queries and adaptive λ; `step_without_thread` makes no batch
-meanwhile; `--compiled` adds an encoder that torch.compile compiled.
-By part: `host_` is how long the processor was at it, of `inputs` how long it waited for them, and
-`device_` how long the GPU was. The host is ahead of the GPU if `ms_per_step` is the GPU's sum.
+has classifiers, losses from ads to queries and adaptive λ; `--compiled` adds an encoder that
+torch.compile compiled.
+By part: `host_` is how long the processor was at it, and `device_` how long the GPU was. The host
+is ahead of the GPU if `ms_per_step` is the GPU's sum.
 
     python -m benchmarks.gpu_step [--rounds 3] [--steps 20] [--compiled]
         [--smoke: tiny sizes, on the CPU]
@@ -15,7 +15,7 @@ By part: `host_` is how long the processor was at it, of `inputs` how long it wa
 import os
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -28,7 +28,6 @@ from torch import Tensor
 from transformers import BertTokenizer, DistilBertConfig, DistilBertModel
 
 from benchmarks.common import alternate, finish, medians, options
-from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
@@ -51,7 +50,7 @@ from ramen_ray.method.sampling.training_data import (
 from ramen_ray.method.training import step as step_module
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
-from ramen_ray.method.training.step import train_steps
+from ramen_ray.method.training.step import step_inputs, train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
 WARMUP_STEPS, PRODUCTS = 2, 10
@@ -78,7 +77,6 @@ def main() -> int:
         runs["step_compiled"] = build()
         runs["step_compiled"].state.model.encoder.backbone.compile(dynamic=True)  # as runs do
     sides = {name: partial(_steps, run, asked.steps) for name, run in runs.items()}
-    sides["step_without_thread"] = partial(_steps, runs["step"], asked.steps, prefetch=False)
     sides["matmul"] = partial(_matmul, 512 if asked.smoke else 8192, device)
     found = {side: medians(rows) for side, rows in alternate(asked.rounds, sides).items()}
     finish(found["step"]["flops_per_s"] / found["matmul"]["flops_per_s"], found)
@@ -135,17 +133,14 @@ class LastPart(StepPart):
 
 
 class Watched:
-    """Takes the place of ``ahead_for``: counts what steps compute on, and marks their inputs."""
+    """Takes the place of ``step_inputs``: counts what steps compute on, and marks their inputs."""
 
-    def __init__(self, prefetch: bool, clock: Clock) -> None:
-        self._of = prefetched if prefetch else iter
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.texts, self.tokens, self.squares = 0, 0, 0
 
-    def __call__(
-        self, device: torch.device, items: Iterator[StepInputs]
-    ) -> Generator[StepInputs, None, None]:
-        for one in self._of(items):
+    def __call__(self, *arguments: Any) -> Iterator[StepInputs]:
+        for one in step_inputs(*arguments):
             self._clock.mark("inputs")
             lengths = one.tokens.lengths
             self.texts += len(lengths)
@@ -221,17 +216,17 @@ def made_texts(draw: np.random.Generator, count: int) -> TokenTable:
     return TokenTable(token_ids, offsets, hash_texts(token_ids, offsets))
 
 
-def _steps(run: Run, steps: int, prefetch: bool = True) -> dict[str, float]:
+def _steps(run: Run, steps: int) -> dict[str, float]:
     """Time ``steps`` steps after two untimed ones, and count the encoder's operations."""
     state, device = run.state, run.state.model.device
     list(train_steps(state, run.sampler, run.objective, state.step + WARMUP_STEPS, use_bf16=True))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    watched = Watched(prefetch, run.clock)
+    watched = Watched(run.clock)
     _wait(device)
     run.clock.ms(steps)
     started = time.perf_counter()
-    with patch.object(step_module, "ahead_for", watched):
+    with patch.object(step_module, "step_inputs", watched):
         stop = state.step + steps
         list(train_steps(state, run.sampler, run.objective, stop, use_bf16=True))
     _wait(device)

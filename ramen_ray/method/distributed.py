@@ -27,7 +27,7 @@ def world() -> tuple[int, int]:
 def group_of_cpus() -> distributed.ProcessGroup | None:
     """Return the group by which arrays in memory go from worker to worker; None for one worker.
 
-    A thread may use it amid the collectives of a step. All workers ask for it first together.
+    All workers ask for it first together.
     """
     if world()[1] == 1:
         return None

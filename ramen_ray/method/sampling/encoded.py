@@ -147,7 +147,7 @@ class StepPart:
     moves_weights: bool = False  # whether :meth:`weigh` changes them, so that they are logged
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
-        """Return a step's inputs with what this part needs of them; a thread may call it."""
+        """Return a step's inputs with what this part needs of them."""
         return inputs
 
     def before(self, encoded: EncodedBatch) -> EncodedBatch:

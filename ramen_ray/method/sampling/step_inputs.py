@@ -1,6 +1,6 @@
 """What a step computes on: all that is known of a batch before its texts are encoded.
 
-None of it needs the model, so a thread can make it while a GPU computes the step before. Shapes: b
+None of it needs the model, so it is made while a GPU still computes the step before. Shapes: b
 rows of this worker and B of the global batch, U distinct texts, L candidates of a pool, n nodes.
 """
 

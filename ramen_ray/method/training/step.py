@@ -1,19 +1,13 @@
-"""The training step: take a batch, encode its distinct texts once, compute losses, update.
+"""The training step: take a batch, encode its distinct texts once, compute losses, update."""
 
-While a GPU computes a step, a thread makes what the next one needs.
-"""
-
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.prepared.hashing import keyed_hash
-from ramen_ray.method.distributed import group_of_cpus, world
+from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import DrawState, Sampler
 from ramen_ray.method.sampling.encoded import StepPart, encode
@@ -21,7 +15,6 @@ from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.training.state import TrainState
 
 DROPOUT_KEY = 1
-T = TypeVar("T")
 
 
 class StepMemoryError(RuntimeError):
@@ -59,22 +52,21 @@ def train_steps(
     weights = torch.tensor(objective.weights, device=device)
     times = torch.tensor(objective.times, device=device)
     steps = range(state.step, stop)
-    made = step_inputs(sampler, state.draws, objective, steps, device, state.parts)
-    with closing(ahead_for(device, made)) as batches:
-        for inputs in batches:
-            state.weights = weights
-            # What a step drops depends on nothing else, so that a resumed run drops the same.
-            key = sampler.seed, state.step, DROPOUT_KEY
-            hashed = keyed_hash(key, np.array([world()[0]]))
-            torch.manual_seed(int(hashed[0] >> np.uint64(1)))
-            try:
-                losses = _step(state, inputs, objective, times, use_bf16, max_gradient_norm)
-            except torch.OutOfMemoryError as error:
-                lengths = inputs.tokens.lengths
-                number = state.step + 1
-                raise StepMemoryError(number, len(lengths), int(lengths.sum())) from error
-            state.step += 1
-            yield losses
+    # No thread makes them ahead: it would take Python's lock from the host as it feeds the GPU.
+    for inputs in step_inputs(sampler, state.draws, objective, steps, device, state.parts):
+        state.weights = weights
+        # What a step drops depends on nothing else, so that a resumed run drops the same.
+        key = sampler.seed, state.step, DROPOUT_KEY
+        hashed = keyed_hash(key, np.array([world()[0]]))
+        torch.manual_seed(int(hashed[0] >> np.uint64(1)))
+        try:
+            losses = _step(state, inputs, objective, times, use_bf16, max_gradient_norm)
+        except torch.OutOfMemoryError as error:
+            lengths = inputs.tokens.lengths
+            number = state.step + 1
+            raise StepMemoryError(number, len(lengths), int(lengths.sum())) from error
+        state.step += 1
+        yield losses
 
 
 def _step(
@@ -103,14 +95,6 @@ def _step(
     return losses.detach()
 
 
-def ahead_for(device: torch.device, items: Generator[T, None, None]) -> Generator[T, None, None]:
-    """Return ``items``, :func:`prefetched` for a GPU; a CPU is busy with the step itself."""
-    if device.type != "cuda":
-        return items
-    group_of_cpus()  # all workers make it now, as the thread needs it amid the steps' collectives
-    return prefetched(items)
-
-
 def step_inputs(
     sampler: Sampler,
     draws: DrawState,
@@ -118,7 +102,7 @@ def step_inputs(
     steps: range,
     device: torch.device,
     parts: Sequence[StepPart] = (),
-) -> Generator[StepInputs, None, None]:
+) -> Iterator[StepInputs]:
     """Yield what each of ``steps`` computes on ``device``, prepared by the ``parts``."""
     for step in steps:
         local = sampler.draw(step, draws, objective.regularizers_at(step))

@@ -1,0 +1,61 @@
+"""Items that a thread makes ahead."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from ramen_ray.data.prefetching import prefetched
+
+PATIENCE_S = 900.0
+
+
+def _threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith("prefetched")]
+
+
+@pytest.mark.parametrize("how_many", [0, 1, 7])
+def test_items_come_in_order_from_another_thread(how_many):
+    makers = []
+
+    def items() -> Iterator[int]:
+        for number in range(how_many):
+            makers.append(threading.current_thread())
+            yield number
+
+    assert list(prefetched(items())) == list(range(how_many))
+    assert threading.current_thread() not in makers
+    assert len(set(makers)) == min(how_many, 1)
+    assert not _threads()
+
+
+def test_the_next_item_is_made_meanwhile_and_no_other():
+    begun = [threading.Event() for _ in range(4)]
+
+    def items() -> Iterator[int]:
+        for number, event in enumerate(begun):
+            event.set()
+            yield number
+
+    with closing(prefetched(items())) as ahead:
+        assert next(ahead) == 0
+        assert begun[1].wait(PATIENCE_S)
+        assert next(ahead) == 1
+        assert begun[2].wait(PATIENCE_S)
+        assert not begun[3].is_set()
+    assert not begun[3].is_set()
+    assert not _threads()
+
+
+def test_an_error_is_raised_in_the_place_of_its_item():
+    def items() -> Iterator[int]:
+        yield from (1, 2)
+        raise ValueError("the third")
+
+    ahead, found = prefetched(items()), []
+    with pytest.raises(ValueError, match="the third"):
+        for item in ahead:
+            found.append(item)
+    assert found == [1, 2]
+    assert not _threads()
