@@ -185,6 +185,7 @@ def _unwinding_at_signals() -> Iterator[list[signal.Signals]]:
         yield came
     finally:
         signal.signal(signal.SIGINT, of_ctrl_c)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # amid the exit there is nothing to unwind
 
 
 def _ended_by(number: signal.Signals, advice: str) -> int:
