@@ -217,6 +217,15 @@ def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path):
     assert merged == {f"q {n}": {"a b": 2.0} for n in range(30)}
 
 
+@pytest.mark.parametrize("weight", [0.1, 0.3, 0.7])
+def test_weights_at_a_limit_are_within_it(weight, tmp_path):
+    rows = [(f"q {n}", f"ad {n % 7}", weight) for n in range(60) for _ in range(2)]
+    write_rows(tmp_path / "clicks.csv", "query ad n", rows)
+    limits = {"min_click_weight": 2 * weight, "max_clicks_per_query": 2 * weight}
+    dataset = _random_shop(tmp_path, columns=Columns(clicks_weight="n"), **limits)
+    assert sum(dataset.num_rows(f"queries/{split}") for split in SPLITS) == 60
+
+
 SPLIT, PART = "2026-03-01", Columns(query_split="part")
 BY_TIME = Splits(test_from=SPLIT)
 BAD_SETTINGS: dict[str, dict[str, Any]] = {

@@ -142,12 +142,16 @@ def sum_clicks(connection: Connection) -> None:
 def leave_out(connection: Connection, tables: UserTables) -> dict[str, int]:
     """Leave out what has too many clicks, too few, or an ad of the query's text; counts them."""
     counts = {}
+    # as FLOAT, as weights are kept: a weight of 0.7 is no less than a limit of 0.7
+    total, limit = "sum(weight)::FLOAT", "least({0!r}, 1e38)::FLOAT"
     if (most := tables.max_clicks_per_query) is not None:
-        busy = f"SELECT query FROM sums GROUP BY query HAVING sum(weight) > {most!r}"
+        above = f"{total} > {limit.format(most)}"
+        busy = f"SELECT query FROM sums GROUP BY query HAVING {above}"
         what = f"queries left out for more than {most:g} clicks"
         counts[what] = _drop(connection, "query", busy)
     if least := tables.min_click_weight:
-        light = f"SELECT query, ad FROM sums GROUP BY query, ad HAVING sum(weight) < {least!r}"
+        below = f"{total} < {limit.format(least)}"
+        light = f"SELECT query, ad FROM sums GROUP BY query, ad HAVING {below}"
         counts["pairs left out for their low weight"] = _drop(connection, "query, ad", light)
     if tables.drop_own_text:
         own = """SELECT DISTINCT sums.query, sums.ad FROM sums
