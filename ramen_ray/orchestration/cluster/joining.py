@@ -32,7 +32,7 @@ GCS, LOOKS_EVERY_S = "gcs_server", 0.5
 RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
-    # Train learns of a checkpoint soon after it is written.
+    # Train notices soon what workers report, and that they have ended.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     # Keep idle processes: loading their libraries again takes longer than most of our tasks.
     "RAY_idle_worker_killing_time_threshold_ms": "60000",
