@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from duckdb.func import ARROW
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import PATIENCE_S, ROOT, errors_in, import_in_process, wait_until, write_rows
-from written_out import clicked_pairs, edge_weights_of, plain
+from written_out import clicked_pairs, clicks_of, column_of, edge_weights_of, plain
 
 from jobs import ingest
 from ramen_ray.data.engine import engine, run
@@ -59,7 +60,7 @@ def _shop(folder: Path, **changes: Any) -> UserTables:
 
 
 def _clicks_of(dataset: Dataset, split: str) -> Clicks:
-    texts = dataset.read("ads")["text"].to_pylist()
+    texts = column_of(dataset, "ads")
     return {
         row["text"]: dict(zip((texts[ad] for ad in row["ad_ids"]), row["weights"], strict=True))
         for row in dataset.read(f"queries/{split}").to_pylist()
@@ -70,7 +71,7 @@ def _by_loops(
     events: list[tuple[int, int, int, int]], validation: int, test: int, all_clicks: bool = False
 ) -> Any:
     """Split by time with loops; returns {split: {query: {ad: weight}}}."""
-    text_of = [*QUERY_TEXTS, QUERY_TEXTS[2], QUERY_TEXTS[3]]
+    text_of = [*QUERY_TEXTS, *QUERY_TEXTS[2:4]]
     period_of = {day: (day >= validation) + (day >= test) for day in range(1, 32)}
     first: dict[str, int] = defaultdict(lambda: 9)
     for query, _, _, day in events:
@@ -113,13 +114,8 @@ def test_reversed_clicks_are_left_out_on_request(tmp_path):
     names = [f"Page {n}" for n in range(60)]
     pairs = [(names[a], names[b].lower()) for a, b in draw.integers(0, 60, (500, 2)).tolist()]
     write_rows(tmp_path / "clicks.csv", "query ad", pairs)
-    whole, kept = (
-        {split: clicked_pairs(dataset, split) for split in SPLITS}
-        for dataset in (
-            _random_shop(tmp_path),
-            _random_shop(tmp_path, "kept", drop_reversed_clicks=True),
-        )
-    )
+    made = _random_shop(tmp_path), _random_shop(tmp_path, "kept", drop_reversed_clicks=True)
+    whole, kept = ({split: clicked_pairs(one, split) for split in SPLITS} for one in made)
     answers = {(ad, query.lower()) for query, ad in whole["test"] | whole["validation"]}
     left = {one for one in whole["train"] if (one[0].lower(), one[1]) not in answers}
     assert 0 < len(left) < len(whole["train"])
@@ -142,17 +138,14 @@ def test_a_random_split_keeps_every_click_once_and_texts_apart(tmp_path, caplog)
     known = f"1,600 rows of known queries and ads, {len(set(pairs)):,} different pairs"
     assert f"clicks: {known}" in caplog.text
     assert dataset.metadata["imported"]["splits"]["test_fraction"] == 0.2
-    ads = dataset.read("ads")["text"].to_pylist()
-    assert ads == list(dict.fromkeys(ad for _, ad in pairs))
-    found, folded = set(), []
+    assert column_of(dataset, "ads") == list(dict.fromkeys(ad for _, ad in pairs))
+    assert clicked_pairs(dataset) == set(pairs)
+    folded = []
     for split in SPLITS:
         rows = dataset.read(f"queries/{split}").to_pylist()
-        found |= {(row["text"], ads[ad]) for row in rows for ad in row["ad_ids"]}
         folded.append({plain(row["text"]) for row in rows})
         assert all(row["ad_ids"] == sorted(set(row["ad_ids"])) for row in rows)
-        assert "source_id" not in rows[0]
-        assert "weights" not in rows[0]
-    assert found == set(pairs)
+        assert rows[0].keys() == {"query_id", "text", "ad_ids"}
     assert not (folded[0] & folded[1] | folded[0] & folded[2] | folded[1] & folded[2])
     assert len(folded[2]) == pytest.approx(80, abs=25)
     assert len(folded[1]) == pytest.approx(40, abs=20)
@@ -193,10 +186,9 @@ def test_minimum_counts_are_those_of_plain_loops(tmp_path):
     assert 0 < len(kept_ads) < 37
     assert 0 < len(expected) < len({query for query, _ in pairs})
     dataset = _random_shop(tmp_path, min_queries_per_ad=40, min_ads_per_query=2)
-    ads = dataset.read("ads")["text"].to_pylist()
-    assert set(ads) == kept_ads
-    rows = [row for split in SPLITS for row in dataset.read(f"queries/{split}").to_pylist()]
-    assert {row["text"]: {ads[ad] for ad in row["ad_ids"]} for row in rows} == expected
+    assert set(column_of(dataset, "ads")) == kept_ads
+    found = [click for split in SPLITS for click in clicks_of(dataset, split).items()]
+    assert {query: set(ads) for query, ads in found} == expected
     with pytest.raises(DatasetError, match="lower the minimum counts"):
         _random_shop(tmp_path, "few", min_ads_per_query=99)
 
@@ -212,9 +204,8 @@ def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path):
         tmp_path, "normal", columns=columns, normalize_texts=True, min_click_weight=2
     )
     assert normal.read("ads")["text"].to_pylist() == ["a b"]
-    clicks = [_clicks_of(normal, split) for split in SPLITS]
-    merged = {query: ads for split in clicks for query, ads in split.items()}
-    assert merged == {f"q {n}": {"a b": 2.0} for n in range(30)}
+    merged = [click for split in SPLITS for click in _clicks_of(normal, split).items()]
+    assert dict(merged) == {f"q {n}": {"a b": 2.0} for n in range(30)}
 
 
 @pytest.mark.parametrize("weight", [0.1, 0.3, 0.7])
@@ -269,22 +260,14 @@ def test_edges_come_in_with_the_clicks(tmp_path):
     _write_shop(tmp_path, [*events, (0, 6, 1, 1)])
     with (tmp_path / "queries.csv").open("a") as queries:
         queries.write("q8,boots\n")
-    links = pd.DataFrame({"query_id": [f"q{n}" for n in range(9)]})
-    links["topic"] = [n % 2 for n in range(9)]
-    links["w"] = [1.0 + n for n in range(9)]
+    rows = [(f"q{n}", n % 2, 1.0 + n) for n in range(9)]
+    links = pd.DataFrame(rows, columns=["query_id", "topic", "w"])
     links.to_json(tmp_path / "links.jsonl", orient="records", lines=True)
     ad_links = pd.DataFrame({"item": [100, 101, 106, 105, 100], "topic": [0, 1, 1, 0, 0], "w": 2})
     ad_links.to_parquet(tmp_path / "ad_links.parquet")
     topics = write_rows(tmp_path / "topics.csv", "key title", enumerate(["even", "odd"]))
-    columns = Columns(
-        clicks_weight="count",
-        clicks_time="day",
-        edges_ad="item",
-        edges_anchor="topic",
-        edges_weight="w",
-        anchor_id="key",
-        anchor_text="title",
-    )
+    listed = {"anchor_id": "key", "anchor_text": "title"}
+    columns = replace(WITH_IDS, edges_ad="item", edges_anchor="topic", edges_weight="w", **listed)
     shop = _shop(
         tmp_path,
         columns=columns,
@@ -375,12 +358,8 @@ def test_outputs_that_cannot_be_written(tmp_path):
 
 def test_bad_edges_leave_no_dataset(tmp_path):
     _write_log(tmp_path)
-    files = {
-        "links.csv": "query,anchor\nquery 0,a\nnobody asked this,b\n",
-        "open.csv": 'query,anchor\nquery 0,"a\n',
-    }
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
+    (tmp_path / "links.csv").write_text("query,anchor\nquery 0,a\nnobody asked this,b\n")
+    (tmp_path / "open.csv").write_text('query,anchor\nquery 0,"a\n')
     for name, message in (
         ("links.csv", "row 3, column 'query': 1 rows name queries that"),
         ("open.csv", "open.csv, row 2: 1 lines begin a record with a quote"),
@@ -388,7 +367,7 @@ def test_bad_edges_leave_no_dataset(tmp_path):
     ):
         with pytest.raises(DatasetError, match=message):
             _random_shop(tmp_path, query_edges={"links": str(tmp_path / name)})
-    assert {path.name for path in tmp_path.iterdir()} == {"clicks.csv", *files}
+    assert {path.name for path in tmp_path.iterdir()} == {"clicks.csv", "links.csv", "open.csv"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
