@@ -60,18 +60,6 @@ def path(tmp_path: Path) -> Path:
     return write_dataset(tmp_path / "shop", tables, name="shop").path
 
 
-@pytest.fixture
-def path_with_ids(path: Path, tmp_path: Path) -> Path:
-    tables = {name: Dataset(path).read(name) for name in Dataset(path).tables}
-    for name, ids in (
-        ("queries/train", ["7", "8", "9", "10"]),
-        ("queries/test", ["blue hat"]),
-        ("ads", ["x", "y", "z"]),
-    ):
-        tables[name] = tables[name].append_column("source_id", [ids])
-    return write_dataset(tmp_path / "shop_with_ids", tables, name="shop").path
-
-
 def _edges(path: Path, side: str, name: str = "mine") -> dict[tuple[int, str], float]:
     dataset = Dataset(path)
     assert errors_in(dataset) == []
@@ -91,10 +79,14 @@ def _add(path: Path, **given: Any) -> dict[str, int]:
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_every_format_gives_the_edges(suffix, path, tmp_path):
     source = write_frame(LINKS, tmp_path / f"links{suffix}")
-    counts = _add(path, query_edges=source, edges_weight="weight")
+    links = {"ad_id": [1, 0, 1], "anchor": ["wool", "wool", "footwear"], "weight": 2}
+    ad_edges = write_frame(pd.DataFrame(links), tmp_path / f"ad_links{suffix}")
+    counts = _add(path, query_edges=source, ad_edges=ad_edges, edges_weight="weight")
     assert _edges(path, "query") == QUERY_EDGES
+    # "0" is the text of ad 2
+    assert _edges(path, "ad") == {(1, "wool"): 2.0, (2, "wool"): 2.0, (1, "footwear"): 2.0}
     assert counts["repeated query edges merged"] == 2
-    assert counts["anchors/mine"] == 4
+    assert counts["anchors/mine"] == 5
     assert Dataset(path).metadata["anchor_sets"]["mine"]["made_by"] == "edges"
 
 
@@ -146,15 +138,9 @@ def _many_edges(folder: Path) -> EdgeList:
     given = {}
     for side, column, texts in (("query", "query", TRAIN), ("ad", "ad_id", ADS)):
         for part in range(2):
-            rows = pa.table(
-                {
-                    column: draw.choice(texts, 100_000),
-                    "anchor": np.char.add(
-                        "anchor ", draw.integers(30_000, size=100_000).astype(str)
-                    ),
-                    "weight": 10.0 ** draw.uniform(-6, 6, 100_000),
-                }
-            )
+            nodes, anchors = draw.choice(texts, 100_000), draw.integers(30_000, size=100_000)
+            names, weights = [f"anchor {n}" for n in anchors], 10.0 ** draw.uniform(-6, 6, 100_000)
+            rows = pa.table({column: nodes, "anchor": names, "weight": weights})
             file = folder / f"{side}_edges" / f"{part}.parquet"
             file.parent.mkdir(exist_ok=True)
             pq.write_table(rows, file, row_group_size=10_000)
@@ -190,21 +176,6 @@ def test_a_long_table_of_edges_needs_little_memory(path, tmp_path):
     _write_edges(tmp_path, Dataset(path), edge_list, 1, "60MB")
     weights = pq.read_table(tmp_path / "edges" / "mine" / "query.parquet")["weight"]
     assert weights.to_pylist() == [400_000.0] * 3
-
-
-def test_anchors_by_id_and_both_sides(path, tmp_path):
-    anchors = pd.DataFrame({"anchor_id": [30, 10, 20], "text": ["wool", "felt", "unused"]})
-    queries = pd.DataFrame({"query": ["blue hat"], "anchor": [10]})
-    ads = pd.DataFrame({"ad_id": [1, 0, 1], "anchor": [30, 30, 10]})
-    _add(
-        path,
-        anchors=write_frame(anchors, tmp_path / "anchors.parquet"),
-        query_edges=write_frame(queries, tmp_path / "queries.jsonl"),
-        ad_edges=write_frame(ads, tmp_path / "ads.parquet"),
-    )
-    assert _edges(path, "query") == {(1, "felt"): 1.0}
-    # "0" is the text of ad 2
-    assert _edges(path, "ad") == {(1, "wool"): 1.0, (2, "wool"): 1.0, (1, "felt"): 1.0}
 
 
 def test_anchors_may_be_listed_by_their_texts(path, tmp_path):
@@ -298,64 +269,57 @@ def test_held_out_queries_bring_no_edges(path, tmp_path):
     assert {node for node, _ in _edges(path, "query")} == {0, 1, 2, 3}
 
 
-def test_the_users_ids_precede_texts_also_those_of_held_out_queries(path_with_ids, tmp_path):
-    links = pd.DataFrame({"q": ["7", "red shoes", "blue hat", "8"], "to": [*"abcd"]})
-    source = write_frame(links, tmp_path / "links.csv")
-    counts = _add(path_with_ids, query_edges=source, edges_query="q", edges_anchor="to")
-    expected = ((0, "a"), (0, "b"), (2, "b"), (1, "d"))
-    assert _edges(path_with_ids, "query") == dict.fromkeys(expected, 1.0)
-    assert counts["query edges of validation and test queries"] == 1
-
-
 def test_no_edges_are_an_error(path, tmp_path):
     with pytest.raises(DatasetError, match="give query_edges"):
         _add(path)
-    source = write_frame(LINKS.assign(query="none"), tmp_path / "links.csv")
-    with pytest.raises(DatasetError, match=r"links.csv has no rows that can be used"):
-        _add(path, query_edges=source, skip_bad_rows=True)
-    held_out = write_frame(LINKS.assign(query="silk"), tmp_path / "held_out.csv")
-    with pytest.raises(DatasetError, match="no edges: 6 query edges of validation and test quer"):
-        _add(path, query_edges=held_out)
-    broken = tmp_path / "broken.csv"
-    broken.write_text("query,anchor\nred shoes\n")
+    for name, links, message in (
+        ("none.csv", LINKS.assign(query="none"), "none.csv has no rows that can be used"),
+        ("silk.csv", LINKS.assign(query="silk"), "no edges: 6 query edges of validation and test"),
+        ("empty.csv", LINKS[:0], "empty.csv has no rows that can be used"),
+    ):
+        source = write_frame(links, tmp_path / name)
+        with pytest.raises(DatasetError, match=message):
+            _add(path, query_edges=source, skip_bad_rows=True)
+    (tmp_path / "broken.csv").write_text("query,anchor\nred shoes\n")
     with pytest.raises(DatasetError, match="row 2: 1 lines have 1 cells instead of 2"):
-        _add(path, query_edges=str(broken))
-    header_only = write_frame(LINKS[:0], tmp_path / "empty.csv")
-    with pytest.raises(DatasetError, match=r"empty.csv has no rows that can be used"):
-        _add(path, query_edges=header_only)
+        _add(path, query_edges=str(tmp_path / "broken.csv"))
+    source, none_listed = write_frame(LINKS, tmp_path / "links.csv"), str(tmp_path / "empty.csv")
+    columns = {"anchor_id": "query", "anchor_text": "anchor"}
     with pytest.raises(DatasetError, match="6 rows name anchors that the table"):
-        _add(
-            path,
-            query_edges=write_frame(LINKS, tmp_path / "links.csv"),
-            anchors=header_only,
-            anchor_id="query",
-            anchor_text="anchor",
-        )
+        _add(path, query_edges=source, anchors=none_listed, **columns)
     shutil.rmtree(path / "queries")
     with pytest.raises(DatasetError, match="no table 'queries/train'"):
         _add(path, query_edges=source)
 
 
-def test_names_that_the_import_merged_or_left_out(path_with_ids, tmp_path):
-    aliases = {
-        "query": {"m7": "7", "m of test": "blue hat", "gone": None, "red shoes": "8"},
-        "ad": {"mx": "x", "gone": None},
+def test_ids_precede_texts_also_those_that_the_import_merged_or_left_out(path, tmp_path):
+    tables = {name: Dataset(path).read(name) for name in Dataset(path).tables}
+    ids = {"queries/train": [*"789", "10"], "queries/test": ["blue hat"], "ads": [*"xyz"]}
+    for table, own in ids.items():
+        tables[table] = tables[table].append_column("source_id", [own])
+    merged = {
+        "query": {"m7": "7", "m of test": "blue hat", "gone": None},
+        "ad": {"mx": "x", "gone": None, "hat shop": "x"},
     }
-    (path_with_ids / "aliases").mkdir()
-    for side, of in aliases.items():
-        rows = pa.table([[*of], [*of.values()]], schema_of(f"aliases/{side}"))
-        pq.write_table(rows, path_with_ids / "aliases" / f"{side}.parquet")
-    queries = pd.DataFrame({"query": ["m7", "7", "m of test", "gone", "gone", "red shoes"]})
-    ads = pd.DataFrame({"ad_id": ["mx", "gone", "y"]})
+    for side, of in merged.items():
+        schema = schema_of(f"aliases/{side}")
+        tables[f"aliases/{side}"] = pa.table([[*of], [*of.values()]], schema)
+    shop = write_dataset(tmp_path / "shop_with_ids", tables, name="shop").path
+    queries = ["7", "red shoes", "blue hat", "8", "m7", "m of test", "gone", "gone"]
+    links = pd.DataFrame({"q": queries, "to": [*"abcdefgh"]})
+    ad_links = pd.DataFrame({"ad_id": ["mx", "gone", "y", "hat shop"], "to": [*"abcd"]})
     counts = _add(
-        path_with_ids,
-        query_edges=write_frame(queries.assign(anchor="felt"), tmp_path / "queries.csv"),
-        ad_edges=write_frame(ads.assign(anchor="felt"), tmp_path / "ads.csv"),
+        shop,
+        query_edges=write_frame(links, tmp_path / "links.csv"),
+        ad_edges=write_frame(ad_links, tmp_path / "ad_links.csv"),
+        edges_query="q",
+        edges_anchor="to",
     )
-    assert _edges(path_with_ids, "query") == {(0, "felt"): 2.0, (1, "felt"): 1.0}
-    assert _edges(path_with_ids, "ad") == {(0, "felt"): 1.0, (1, "felt"): 1.0}
+    of_queries = [(0, "a"), (0, "b"), (2, "b"), (1, "d"), (0, "e")]
+    assert _edges(shop, "query") == dict.fromkeys(of_queries, 1.0)
+    assert _edges(shop, "ad") == {(0, "a"): 1.0, (1, "c"): 1.0, (0, "d"): 1.0}
     assert {what: n for what, n in counts.items() if " edges of " in what} == {
-        "query edges of validation and test queries": 1,
+        "query edges of validation and test queries": 2,
         "query edges of queries that the import left out": 2,
         "ad edges of ads that the import left out": 1,
     }
@@ -363,9 +327,8 @@ def test_names_that_the_import_merged_or_left_out(path_with_ids, tmp_path):
 
 @pytest.mark.parametrize("by_text", [True, False])
 def test_texts_are_normalized_if_those_of_the_dataset_were(by_text, path, tmp_path):
-    dataset = Dataset(path)
     imported = {"normalize_texts": True, "queries": None if by_text else "queries.csv"}
-    write_metadata(path, {**dataset.metadata, "imported": imported})
+    write_metadata(path, {**Dataset(path).metadata, "imported": imported})
     links = pd.DataFrame({"query": ["blue \u00a0 hat", "ｂlue hat"], "anchor": ["felt", "felt"]})
     source = write_frame(links, tmp_path / "links.csv")
     if by_text:
