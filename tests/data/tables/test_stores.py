@@ -73,14 +73,12 @@ def _files() -> dict[str, bytes]:
     "source", ["days", "days/day=2026-03-0?/*.parquet", "täglich [1]", "t*/2026-03-0[1-5].csv.gz"]
 )
 def test_clicks_in_s3_are_imported(source, address, tmp_path):
-    settings = UserTables(
-        clicks=f"s3://{BUCKET}/{source}", columns=Columns(clicks_time="day"), splits=BY_TIME
-    )
+    clicks, columns = f"s3://{BUCKET}/{source}", Columns(clicks_time="day")
     expected: dict[str, Any] = {split: {} for split in SPLITS}
     for day, rows in DAYS.items():
         split = "test" if day >= "2026-03-04" else "train" if day < "2026-03-03" else "validation"
         expected[split] |= {query: [ad] for query, ad in rows}
-    made = import_tables(settings, tmp_path / "made")
+    made = import_tables(UserTables(clicks, columns=columns, splits=BY_TIME), tmp_path / "made")
     assert {split: clicks_of(made, split) for split in SPLITS} == expected
 
 
@@ -91,9 +89,8 @@ def test_an_address_may_name_its_store_and_a_bad_one_is_one_line_without_secrets
     host = address.removeprefix("http://")
     clicks = f"s3://us:s3cret@{BUCKET}/days?scheme=http&endpoint_override={host}"
     assert len(find_files(clicks, ["query", "day"])) == len(DAYS)
-    assert (
-        "s3cret" not in UserTable(clicks, {"query": text_column("query", "refuse")}, False).source
-    )
+    table = UserTable(clicks, {"query": text_column("query", "refuse")}, skip_bad_rows=False)
+    assert "s3cret" not in table.source
     closed = f"127.0.0.1:{free_port()}"
     misspelt = clicks.replace(BUCKET, "misspelt")
     for bad in (misspelt, clicks.replace("days", "none"), clicks.replace(host, closed)):
@@ -115,14 +112,6 @@ def test_a_google_store_that_does_not_answer_is_given_up_soon(monkeypatch):
     assert time.monotonic() - start < SECONDS_TO_GIVE_UP
 
 
-def test_other_stores_are_opened_by_fsspec():
-    with fsspec.open("memory://shop/day=1/clicks.csv", "wt") as file:
-        file.write("query,ad\nhat,1\n")
-    (file,) = find_files("memory://shop", ["query", "ad", "day"])
-    assert file.partitions == {"day": "1"}
-    assert file.header == ("query", "ad")
-
-
 class PartOfAStore(MemoryFileSystem):
     """A store that lists what is below one folder only, and has errors of its own."""
 
@@ -142,13 +131,14 @@ class PartOfAStore(MemoryFileSystem):
         return super().find(path, **options)
 
 
-def test_a_store_that_may_not_be_listed_is_read_or_refused_in_one_line(caplog):
+def test_other_stores_are_opened_by_fsspec_also_if_they_may_not_be_listed(caplog):
     fsspec.register_implementation("part", PartOfAStore)
-    with fsspec.open("part://shop/clicks/a.csv", "wt") as file:
-        file.write("query,ad\nhat,1\n")
-    assert [file.header for file in find_files("part://shop/clicks", ["query"])] == [
-        ("query", "ad")
-    ]
-    assert "cannot see whether it has a log of which files are alive (HTTP 403" in caplog.text
+    with fsspec.open("part://shop/clicks/day=1/a.csv", "wt") as written:
+        written.write("query,ad\nhat,1\n")
+    for store in ("memory", "part"):  # the same files
+        (file,) = find_files(f"{store}://shop/clicks", ["query", "day"])
+        assert (file.header, file.partitions) == (("query", "ad"), {"day": "1"})
+    (said,) = caplog.messages
+    assert "cannot see whether it has a log of which files are alive (HTTP 403" in said
     with pytest.raises(DatasetError, match=r"^cannot open part://shop/other: HTTP 403"):
         find_files("part://shop/other", ["query"])
