@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -18,7 +17,6 @@ from xc_world import (
     NUM_TEST,
     WORLD,
     imported,
-    put_graphs,
     put_json,
     put_matrix,
     put_oak,
@@ -26,18 +24,13 @@ from xc_world import (
 )
 
 from ramen_ray.data.store.dataset import DatasetError, write_dataset
+from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.xc import importing
 from ramen_ray.data.xc.exporting import export_xc
 from ramen_ray.data.xc.importing import import_xc
 from ramen_ray.data.xc.text_files import TextFile
 
 FEW = settings(max_examples=12)
-
-
-@pytest.fixture
-def oak(tmp_path: Path) -> Path:
-    """The world in the layout oak, with its graphs."""
-    return put_oak(tmp_path)
 
 
 def test_zero_shot_rows_must_be_the_test_queries_with_novel_ads(tmp_path):
@@ -171,8 +164,7 @@ def test_malformed_folders(name, change, words, tmp_path):
         put_json(folder, ".gz")
         words = [*words, name]
     else:
-        put_raw(folder, "oak", ".txt")
-        put_graphs(folder, ".txt")
+        put_oak(tmp_path)
     if name == TEST_NPZ:
         (folder / TEST).unlink()
     if change is None:
@@ -182,8 +174,7 @@ def test_malformed_folders(name, change, words, tmp_path):
         (folder / name).write_bytes(new)
     with pytest.raises(DatasetError) as caught:
         imported(folder)
-    for word in words:
-        assert word in str(caught.value)
+    assert all(word in str(caught.value) for word in words), caught.value
     assert [path.name for path in tmp_path.iterdir()] == ["xc"]
 
 
@@ -202,19 +193,18 @@ ONE, TWO = text_table("anchor_id", ["a"]), text_table("ad_id", ["a", "b"])
     ],
 )
 def test_what_cannot_be_exported(tmp_path, table, change, message):
-    tables = {f"queries/{split}": query_table(["x"], [[0]]) for split in ("train", "test")}
-    tables |= {"queries/validation": query_table(["x"], [[0]]), table: change}
-    tables.setdefault("ads", text_table("ad_id", ["a"]))
-    tables["anchors/links"] = ONE
-    tables.setdefault("edges/links/ad", node_edges("ad_id", [[0]]))
+    tables = {f"queries/{split}": query_table(["x"], [[0]]) for split in SPLITS}
+    tables |= {"ads": text_table("ad_id", ["a"]), "anchors/links": ONE}
+    tables |= {"edges/links/ad": node_edges("ad_id", [[0]]), table: change}
     dataset = write_dataset(tmp_path / "in", tables, name="x")
     with pytest.raises(DatasetError, match=message):
         export_xc(dataset, tmp_path / "xc")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_a_folder_that_changes_while_it_is_imported_is_refused(oak, monkeypatch):
-    scan, ads = importing.scan, oak / "raw_data" / "label.raw.txt"
+def test_a_folder_that_changes_while_it_is_imported_is_refused(tmp_path, monkeypatch):
+    oak, scan = put_oak(tmp_path), importing.scan
+    ads = oak / "raw_data" / "label.raw.txt"
 
     def change_after(file: TextFile) -> Any:
         found = scan(file)
@@ -226,7 +216,8 @@ def test_a_folder_that_changes_while_it_is_imported_is_refused(oak, monkeypatch)
         imported(oak)
 
 
-def test_nothing_is_overwritten(oak, tmp_path):
+def test_nothing_is_overwritten(tmp_path):
+    oak = put_oak(tmp_path)
     dataset = imported(oak)
     with pytest.raises(DatasetError, match="exists already"):
         imported(oak)
@@ -262,8 +253,7 @@ FUZZED = {
 def test_damaged_files_are_read_or_refused(kind, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
     if kind in (".txt", ".npz"):
-        put_raw(folder / "xc", "oak", kind)
-        put_graphs(folder / "xc", kind)
+        put_oak(folder, kind)
     else:
         put_json(folder / "xc", kind.removesuffix(".json") or "")
     file = folder / "xc" / data.draw(st.sampled_from(FUZZED[kind]))

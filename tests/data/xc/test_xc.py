@@ -12,7 +12,7 @@ import pytest
 from random_datasets import random_dataset
 from scipy import sparse
 from support import run_config_of
-from written_out import pairs_of, plain, weights_of
+from written_out import edge_weights_of, pairs_of, plain
 from xc_world import (
     NUM_ADS,
     NUM_TEST,
@@ -67,7 +67,7 @@ def _entries(matrix: Any, left: Sequence[str], right: Sequence[str]) -> dict[Any
 
 
 def _assert_is(dataset: Dataset) -> None:
-    """Compare with what scipy holds; validation queries are train queries with ads."""
+    """Compare with what scipy holds, graphs too; validation queries are train ones with ads."""
     check_structure(dataset)
     assert _texts(dataset, "ads") == WORLD.ads
     train, held_out = _clicks(dataset, "train"), _clicks(dataset, "validation")
@@ -84,19 +84,15 @@ def _assert_is(dataset: Dataset) -> None:
         kept = set(_texts(dataset, f"queries/{split}"))
         expected = {(texts[q], WORLD.ads[a]) for q, a in pairs if texts[q] in kept}
         assert pairs_of(dataset, f"filters/{split}", f"queries/{split}", "ads") == expected
-
-
-def _assert_graphs(dataset: Dataset) -> None:
     assert dataset.anchor_sets == ["category", "hyper_link"]
     kept = set(_texts(dataset, "queries/train"))
     edges = _entries(WORLD.links["trn"], WORLD.train, WORLD.anchors)
     in_train = {pair: weight for pair, weight in edges.items() if pair[0] in kept}
     for name in dataset.anchor_sets:
-        anchors = f"anchors/{name}"
-        assert _texts(dataset, anchors) == WORLD.anchors
-        assert weights_of(dataset, f"edges/{name}/query", "queries/train", anchors) == in_train
-    ad_edges = weights_of(dataset, "edges/hyper_link/ad", "ads", "anchors/hyper_link")
-    assert ad_edges == _entries(WORLD.links["lbl"], WORLD.ads, WORLD.anchors)
+        assert _texts(dataset, f"anchors/{name}") == WORLD.anchors
+        assert edge_weights_of(dataset, name, "query") == in_train
+    ad_edges = _entries(WORLD.links["lbl"], WORLD.ads, WORLD.anchors)
+    assert edge_weights_of(dataset, "hyper_link", "ad") == ad_edges
     assert not dataset.has("edges/category/ad")
     assert not dataset.has("edges/hyper_link/test_query")
 
@@ -111,7 +107,6 @@ def test_raw_texts_with_matrices(tmp_path, layout, suffix, caplog):
     dataset = imported(folder)
     assert dataset.name == "Some-Titles"
     _assert_is(dataset)
-    _assert_graphs(dataset)
     without_ads = sum(np.diff(WORLD.train_clicks.indptr) == 0)
     assert f"{without_ads} queries have no ads and take part in the graph only" in caplog.text
 
@@ -123,7 +118,6 @@ def test_json(tmp_path, suffix):
     put_matrix(tmp_path / "LF-Wiki" / "trn_X_Y", WORLD.train_clicks, ".txt")
     dataset = imported(tmp_path / "LF-Wiki")
     _assert_is(dataset)
-    _assert_graphs(dataset)
     ids = dataset.read("queries/test").to_pylist()
     assert all(WORLD.test[int(row["source_id"][1:])] == row["text"] for row in ids)
     assert "weights" not in dataset.schema("queries/train").names
@@ -270,11 +264,11 @@ def test_nodes_without_text_are_left_out_with_their_pairs(oak, caplog):
     clicks = without(_entries(WORLD.train_clicks, WORLD.train, WORLD.ads), *gone)
     assert _clicks(dataset, "train") | _clicks(dataset, "validation") == clicks
     ad_edges = without(_entries(WORLD.links["lbl"], WORLD.ads, WORLD.anchors), *gone)
-    assert weights_of(dataset, "edges/hyper_link/ad", "ads", "anchors/hyper_link") == ad_edges
+    assert edge_weights_of(dataset, "hyper_link", "ad") == ad_edges
     kept = set(_texts(dataset, "queries/train"))
     edges = without(_entries(WORLD.links["trn"], WORLD.train, WORLD.anchors), WORLD.anchors[4])
     edges = {pair: weight for pair, weight in edges.items() if pair[0] in kept}
-    assert weights_of(dataset, "edges/category/query", "queries/train", "anchors/category") == edges
+    assert edge_weights_of(dataset, "category", "query") == edges
     assert "label.raw.txt, row 1: 2 ads have no text" in caplog.text
     assert "category.raw.txt, row 5: 1 anchors have no text" in caplog.text
 

@@ -97,10 +97,10 @@ def put_raw(folder: Path, layout: str, suffix: str, world: World = WORLD) -> Non
     put_pairs(folder / test, world.test_filters)
 
 
-def put_oak(folder: Path) -> Path:
+def put_oak(folder: Path, suffix: str = ".txt") -> Path:
     """Write the world in the layout oak, with its graphs; returns its folder within ``folder``."""
-    put_raw(folder / "xc", "oak", ".txt")
-    put_graphs(folder / "xc", ".txt")
+    put_raw(folder / "xc", "oak", suffix)
+    put_graphs(folder / "xc", suffix)
     return folder / "xc"
 
 
