@@ -57,17 +57,12 @@ def _tokens_by_id(dataset: Dataset, table: str, encoder: Path, special: bool) ->
 def test_token_tables_hold_every_text(special, request, dataset_path, encoder_path):
     prepared = request.getfixturevalue("prepared" if special else "prepared_bag")
     dataset = Dataset(dataset_path)
-    tables = {
-        "ads": prepared.ads,
-        "queries/validation": prepared.queries["validation"],
-        "queries/test": prepared.queries["test"],
-        **{f"anchors/{name}": prepared.anchors(name) for name in SETS},
-    }
+    tables = {"ads": prepared.ads, **{f"anchors/{name}": prepared.anchors(name) for name in SETS}}
+    tables |= {f"queries/{split}": prepared.queries[split] for split in SPLITS}
     for name, table in tables.items():
-        assert _texts_of(table) == _tokens_by_id(dataset, name, encoder_path, special)
-    by_id = _tokens_by_id(dataset, "queries/train", encoder_path, special)
-    found = _texts_of(prepared.queries["train"])
-    assert found == [by_id[query] for query in prepared.query_ids.tolist()]
+        texts = _tokens_by_id(dataset, name, encoder_path, special)
+        order = prepared.query_ids.tolist() if name == "queries/train" else range(len(texts))
+        assert _texts_of(table) == [texts[row] for row in order]
 
 
 def test_occurring_tokens_are_those_of_all_texts(prepared_bag):
@@ -159,11 +154,9 @@ def test_edges_of_held_out_queries_are_carried_and_change_nothing_else(
 ):
     links = [[] if query % 3 == 1 else [query, (7 * query + 3) % 30] for query in range(12)]
     for split, of_queries in (("validation", links), ("test", links[::-1])):
-        rows = node_edges("query_id", of_queries)
-        pq.write_table(
-            rows.cast(schema_of(f"edges/links/{split}_query")),
-            copied / "edges" / "links" / f"{split}_query.parquet",
-        )
+        table = f"edges/links/{split}_query"
+        rows = node_edges("query_id", of_queries).cast(schema_of(table))
+        pq.write_table(rows, copied / f"{table}.parquet")
     write_metadata(copied, Dataset(copied).metadata)
     assert not errors_in(Dataset(copied))
     found = _prepare(copied, encoder_path, tmp_path / "out", num_blocks=num_blocks)
