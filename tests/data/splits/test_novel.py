@@ -168,12 +168,11 @@ def test_the_seed_decides(tmp_path):
 
 def test_ads_and_the_queries_of_an_ad_are_drawn_about_equally_often(tmp_path):
     draws = 30
-    ads = text_table("ad_id", [f"ad {a}" for a in range(4)])
-    every = [[0, 1, 2, 3]] * 5
-    tables = {
-        f"queries/{s}": query_table([f"{s} {q}" for q in range(5)], every) for s in SPLIT_SIZES
-    }
-    parent = write_dataset(tmp_path / "parent", {"ads": ads, **tables}, name="even").path
+    tables = {"ads": text_table("ad_id", [f"ad {a}" for a in range(4)])}
+    for split in SPLIT_SIZES:
+        texts = [f"{split} {query}" for query in range(5)]
+        tables[f"queries/{split}"] = query_table(texts, [[0, 1, 2, 3]] * 5)
+    parent = write_dataset(tmp_path / "parent", tables, name="even").path
     novel, revealed, together = Counter[int](), Counter[str](), 0
     for seed in range(draws):
         drawn = NovelSettings(0.5, one_shot=True, seed=seed)
@@ -227,10 +226,9 @@ def test_an_impossible_split_is_one_clear_line(flags, message, dataset_path, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_split_is_not_split_again(dataset_path, tmp_path):
-    split = make_novel_split(dataset_path, tmp_path / "split", NovelSettings(0.3))
+def test_a_split_is_not_split_again(split_path, tmp_path):
     with pytest.raises(DatasetError, match="has novel ads already"):
-        make_novel_split(split.path, tmp_path / "again", NovelSettings(0.3))
+        make_novel_split(split_path, tmp_path / "again", NovelSettings(0.3))
 
 
 def test_each_split_is_searched_among_its_ads_less_the_filter_pairs(
