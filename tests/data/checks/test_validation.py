@@ -29,7 +29,6 @@ from support import query_table
 
 from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.checks.validation import check, validate
-from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 
 
@@ -113,11 +112,6 @@ def test_a_sound_dataset_has_warnings_only_and_its_rows_are_counted(copied):
     assert _lines(copied) == DOUBTS
 
 
-NO_CLICKS = [
-    set_cells("queries/train", column, row, [])
-    for column in ("ad_ids", "weights")
-    for row in (3, 5)
-]
 BROKEN: dict[str, dict[Change, str]] = {
     "tables that are missing, and files that are damaged": {
         remove("ads"): "E ads there is no table 'ads'",
@@ -196,8 +190,11 @@ E queries/train:2:ad_ids no value: [1, None]
 E queries/train:2:weights other number of weights than of ad_ids: 1""",
         set_cells("queries/train", "text", 8, ""): "E queries/train:8:text empty text: ''",
         set_cells("aliases/query", "name", 0, None): "E aliases/query:0:name no value: null",
-        in_turn(*NO_CLICKS): """
-W queries/train:3:ad_ids train query without a click (2 of 60, 3.3%): 3, 5 (row 5)""",
+        in_turn(
+            set_cells("queries/train", "ad_ids", 3, [], []),
+            set_cells("queries/train", "weights", 3, [], []),
+        ): """
+W queries/train:3:ad_ids train query without a click (2 of 60, 3.3%): 3, 4 (row 4)""",
         in_turn(
             set_cells("queries/train", "ad_ids", 0, [1, 7], [2, 8]),
             set_cells("queries/train", "weights", 0, [1.0, float("nan")], [-2.0, 1.0]),
@@ -232,7 +229,6 @@ E queries/train:5:weights other number of weights than of ad_ids: 3, 2 (row 6)""
         set_cells("ads", "ad_id", 0, -1): "E ads:0:ad_id id outside 0..39: -1",
         set_cells("queries/train", "query_id", 5, 6): """
 E queries/train:6:query_id id that an earlier row has: 6""",
-        set_cells("ads", "ad_id", 3, 39): "E ads:39:ad_id id that an earlier row has: 39",
         set_cells("anchors/links", "anchor_id", 1, 0): """
 E anchors/links:1:anchor_id id that an earlier row has: 0""",
         set_cells("novel_ads", "ad_id", 0, 40): """
@@ -309,30 +305,28 @@ def test_what_is_wrong_is_found_and_nothing_else(copied, group):
     assert sorted(found) == sorted(expected)
 
 
-UNOPENED: dict[str, tuple[Change, list[str]]] = {
-    "missing directory": (shutil.rmtree, ["no dataset directory", "broken"]),
-    "no dataset.json": (lambda path: (path / "dataset.json").unlink(), ["broken", "dataset.json"]),
-    "bad JSON": (write("dataset.json", b"{'name'"), ["dataset.json", "not valid JSON"]),
-    "deep JSON": (write("dataset.json", b"[" * 100_000), ["dataset.json", "not valid JSON"]),
-    "JSON list": (write("dataset.json", b"[]"), ["format_version"]),
-    "other version": (change_json(format_version=7), ["dataset.json", "format_version is 7"]),
-    "no version": (change_json(format_version=None), ["format_version is None"]),
-    "no name": (change_json(name=None), ["dataset.json", "'name'"]),
+UNOPENED: dict[str, tuple[Change, str]] = {
+    "missing directory": (shutil.rmtree, "no dataset directory .*broken"),
+    "no dataset.json": (lambda path: (path / "dataset.json").unlink(), r"broken.*dataset\.json"),
+    "bad JSON": (write("dataset.json", b"{'name'"), r"dataset\.json.* not valid JSON"),
+    "deep JSON": (write("dataset.json", b"[" * 100_000), r"dataset\.json.* not valid JSON"),
+    "JSON list": (write("dataset.json", b"[]"), "format_version"),
+    "other version": (change_json(format_version=7), r"dataset\.json.* format_version is 7"),
+    "no version": (change_json(format_version=None), "format_version is None"),
+    "no name": (change_json(name=None), r"dataset\.json.*'name'"),
     "name of another place": (
         change_json(name="../../evil"),
-        ["dataset.json: 'name': '../../evil' is not a valid name"],
+        r"dataset\.json: 'name': '\.\./\.\./evil' is not a valid name",
     ),
 }
 
 
 @pytest.mark.parametrize("case", UNOPENED)
 def test_a_folder_that_is_no_dataset_directory_is_not_opened(copied, case):
-    change, fragments = UNOPENED[case]
+    change, message = UNOPENED[case]
     change(copied)
-    with pytest.raises(DatasetError) as error:
+    with pytest.raises(DatasetError, match=message):
         Dataset(copied)
-    for fragment in fragments:
-        assert fragment in str(error.value)
 
 
 def test_rows_keep_their_numbers_in_large_tables_of_several_files(copied):
@@ -349,18 +343,6 @@ def test_rows_keep_their_numbers_in_large_tables_of_several_files(copied):
     (finding,) = [found for found in validate(Dataset(copied)) if found.severity == "error"]
     assert (finding.file, finding.row) == ("ads.parquet/0.parquet", again[0])
     assert ": 7, 8 (1.parquet, row 1), 9 (1.parquet, row 99999)" in finding.message
-
-
-def test_columns_that_may_run_code_are_named_and_not_read(copied):
-    rows = pq.read_table(copied / "ads.parquet")
-    name = {parquet_files.NAME_KEY: b"ray.data.arrow_pickled_object"}
-    kind = pa.struct([pa.field("inner", pa.binary(), metadata=name)])
-    cells = pa.array([{"inner": b"cos\nsystem\n"}] * len(rows), kind)
-    pq.write_table(rows.append_column(pa.field("code", kind), cells), copied / "ads.parquet")
-    (error,) = [found for found in validate(Dataset(copied)) if found.severity == "error"]
-    assert str(error).startswith(
-        "ads.parquet, column 'code.inner': the column is of the type ray.data.arrow_pickled_object"
-    )
 
 
 def test_nothing_is_written_into_the_dataset_directory(copied):

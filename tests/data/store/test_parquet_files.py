@@ -18,7 +18,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.orchestration.serve.partitions import partitions
 
-NESTED = ["plainly", "struct", "list", "map"]
+NESTED = {"plainly": "", "struct": ".inner", "list": ".element", "map": ".code.value"}
 OPEN_WITH_RAY = """
 import sys, ray.data
 from ramen_ray.data.store.dataset import DatasetError
@@ -129,11 +129,14 @@ def test_no_table_of_a_dataset_may_hold_code(nested, tmp_path):
     code = table_with_code(tmp_path / "run", nested)
     ads = ads.append_column(code.schema.field("code"), code["code"])
     pq.write_table(ads, dataset.path / "ads.parquet")
+    column = f"'code{NESTED[nested]}'"
     for read in (
         lambda: Dataset(dataset.path).num_rows("ads"),
         lambda: Dataset(dataset.path).read("ads"),
         lambda: list(Dataset(dataset.path).batches("ads", ["text"])),
     ):
-        refused = r"ads\.parquet.*'code.*ray\.data\.arrow_pickled_object"
-        with pytest.raises(DatasetError, match=refused):
+        with pytest.raises(DatasetError, match=rf"ads\.parquet.*{column} \(ray\.data\.arrow_pickl"):
             read()
+    (error,) = (found for found in validate(Dataset(dataset.path)) if found.file == "ads.parquet")
+    said = f"ads.parquet, column {column}: the column is of the type ray.data.arrow_pickled_object"
+    assert str(error).startswith(said)
