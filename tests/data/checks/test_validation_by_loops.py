@@ -110,7 +110,15 @@ def test_cross_table_findings_are_those_of_loops(train, test, ads, anchors, edge
     def filters_where(hits):
         return [(row, f"query_id {query} ad_id {ad}") for row, (query, ad) in hits]
 
+    leaks = edges_where(lambda ad, anchor: (plain(ads[ad]), anchor) in either)
     repeats = edges_where(lambda ad, anchor: (ad, anchor) in led_to)
+    repeats = repeats if 10 * len(repeats) >= len(edges) else []
+    turned = [
+        (row, f"query {text!r} ad {ads[ad]!r}")
+        for row, text, ad in clicks
+        if (plain(ads[ad]), plain(text)) in asked
+    ]
+    respelt = [(row, repr(text)) for row, text in _in_another_spelling(ads)]
     seen = [(row, repr(text)) for row, (text, _) in enumerate(test) if plain(text) in trained]
     right = [(row, pair) for row, pair in enumerate(filters) if pair in answers]
     twice = [(row, f"ad_id {ad} anchor_id {to}") for row, (ad, to) in _again(edges)]
@@ -118,35 +126,15 @@ def test_cross_table_findings_are_those_of_loops(train, test, ads, anchors, edge
         ("pair that an earlier row has", twice, None),
         ("pair that an earlier row has", filters_where(_again(filters)), len(filters)),
         ("text that an earlier ad has", [(r, repr(text)) for r, text in _again(ads)], 12),
-        (
-            "text that an earlier ad has, up to case and white space",
-            [(row, repr(text)) for row, text in _in_another_spelling(ads)],
-            12,
-        ),
+        ("text that an earlier ad has, up to case and white space", respelt, 12),
         ("query that queries/train has too, up to case and white space", seen, len(test)),
         ("train query without a click", unclicked, len(train)),
         ("train query without a click or an edge", unclicked, len(train)),
         ("ad without a train click", [(ad, ad) for ad in range(12) if ad not in clicked], 12),
         ("pair that is a right answer in queries/test", filters_where(right), len(filters)),
-        (
-            "edge that joins a held-out query to its answer",
-            edges_where(lambda ad, anchor: (plain(ads[ad]), anchor) in either),
-            len(edges),
-        ),
-        (
-            "edge that repeats a train click",
-            repeats if 10 * len(repeats) >= len(edges) else [],
-            len(edges),
-        ),
-        (
-            "train click that is a held-out click reversed",
-            [
-                (row, f"query {text!r} ad {ads[ad]!r}")
-                for row, text, ad in clicks
-                if (plain(ads[ad]), plain(text)) in asked
-            ],
-            len(clicks),
-        ),
+        ("edge that joins a held-out query to its answer", leaks, len(edges)),
+        ("edge that repeats a train click", repeats, len(edges)),
+        ("train click that is a held-out click reversed", turned, len(clicks)),
     ]
     expected = [line for what, rows, whole in hits for line in _expected(what, rows, whole)]
     expected += [] if clicked else ["no train query has a click"]

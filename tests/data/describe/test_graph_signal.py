@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
+from written_out import column_of
 
 from ramen_ray.data.describe import graph_signal
 from ramen_ray.data.describe.content import GraphSignal, Shared
@@ -137,11 +138,8 @@ def test_shuffles_find_the_share_that_chance_would_have(tied, tmp_path):
     signal = _signals(dataset)["links"]
     assert signal.is_void == tied, "it was made from the clicks"
     found = signal.shared
-    clicks = [
-        (row["query_id"], ad)
-        for row in dataset.read("queries/train").to_pylist()
-        for ad in row["ad_ids"]
-    ]
+    ads = column_of(dataset, "queries/train", "ad_ids")
+    clicks = [(query, ad) for query, (ad,) in enumerate(ads)]
     of_query, of_ad = (_edges_by_node(dataset, "links", side) for side in ("query", "ad"))
     _, shared, by_chance = _shared_by_loops(of_query, of_ad, clicks)
     assert found.by_chance == pytest.approx(by_chance, rel=0.1)
@@ -190,10 +188,9 @@ def test_a_set_of_one_side_is_measured_by_the_pairs_that_it_joins(case, tmp_path
     for left, right in zip(*found, strict=True):
         direct = {by_text.get(f"{'q' if side == 'query' else 'ad'}{right}")} & set(edges[left])
         assert left != right and (direct or set(edges[left]) & set(edges[right]))
-    clicked = [set() for _ in range(20 if side == "ad" else 40)]
-    for query, row in enumerate(dataset.read("queries/train").to_pylist()):
-        for ad in row["ad_ids"]:
-            clicked[ad if side == "ad" else query].add(query if side == "ad" else ad)
+    clicked = [set(ads) for ads in clicks]
+    if side == "ad":
+        clicked = [{q for q, ads in enumerate(clicks) if ad in ads} for ad in range(20)]
     expected = sum(bool(clicked[left] & clicked[right]) for left, right in zip(*found, strict=True))
     assert (signal.shared.pairs, signal.shared.shared) == (count, expected)
     assert expected >= least

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import query_table, text_table
+from written_out import plain
 
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
@@ -104,8 +105,8 @@ def _query_text(cell: str) -> str:
 
 
 def _is_held_out(cell: str) -> bool:
-    folded = {" ".join(text.lower().split()) for texts in HELD_OUT.values() for text in texts}
-    return cell in ("t0", "v0") or " ".join(_query_text(cell).lower().split()) in folded
+    folded = {plain(text) for texts in HELD_OUT.values() for text in texts}
+    return cell in ("t0", "v0") or plain(_query_text(cell)) in folded
 
 
 def _ad_text(cell: str | None) -> str | None:
