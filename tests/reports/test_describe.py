@@ -17,18 +17,19 @@ from hypothesis import strategies as st
 from mlflow.tracking import MlflowClient
 from support import node_edges, query_table, tables_of_page, text_table
 from transformers import AutoTokenizer
+from written_out import column_of
 
 from jobs import describe as job
 from jobs import validate as validating
 from ramen_ray.data.describe.content import Description
-from ramen_ray.data.describe.counts import dataset_statistics, sample_ids
+from ramen_ray.data.describe.counts import sample_ids
 from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.schemas import SIDES, SPLITS
 from ramen_ray.reports import description as describing
 from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words
 from ramen_ray.reports.description import describe
 from ramen_ray.reports.pages import write_page
 
-SPLITS = ("train", "validation", "test")
 QUANTILES = {"median": "0.5", "p90": "0.9", "p99": "0.99", "max": "1"}
 MAX_LENGTH = 5
 
@@ -82,10 +83,12 @@ def _edges_by_loops(dataset: Dataset, num_nodes: dict[str, int]) -> tuple[dict[s
             of_anchor.update(edge["anchor_id"] for edge in edges)
             linked[side] |= degrees.keys()
             values = [degrees[node] for node in range(count)]
+            found[f"{name}_anchors_per_{side}"] = sum(values) / count
             found |= _quantiles_by_counting(f"{name}_anchors_per_{side}", values)
             kind = {"query": "queries", "ad": "ads"}[side]
             found[f"share_{name}_{kind}_without_edge"] = values.count(0) / count
         values = [of_anchor[anchor] for anchor in range(dataset.num_rows(f"anchors/{name}"))]
+        found[f"{name}_num_anchors"] = len(values)
         found |= _quantiles_by_counting(f"{name}_nodes_per_anchor", values)
         found[f"share_{name}_anchors_without_edge"] = values.count(0) / len(values)
     return found, linked
@@ -97,9 +100,16 @@ def _metrics_by_loops(dataset: Dataset, encoder: Path, max_length: int) -> dict[
     of_ad = {s: Counter(ad for ads in rows for ad in ads) for s, rows in clicks.items()}
     train = [of_ad["train"][ad] for ad in range(num_nodes["ad"])]
     num_clicks = {split: counts.total() for split, counts in of_ad.items()}
-    found = dict(dataset_statistics(dataset))  # has its own test against loops
+    found: dict[str, float] = {"num_ads": len(train)}
+    for split in SPLITS:
+        found[f"num_{split}_queries"] = len(clicks[split])
+        found[f"num_{split}_clicks"] = num_clicks[split]
     found |= _quantiles_by_counting("clicks_per_query", [len(ads) for ads in clicks["train"]])
     found |= _quantiles_by_counting("queries_per_ad", train)
+    found["clicks_per_query"] = num_clicks["train"] / num_nodes["query"]
+    found["queries_per_ad"] = num_clicks["train"] / len(train)
+    found["share_ads_without_click"] = train.count(0) / len(train)
+    found["share_ads_with_one_click"] = train.count(1) / len(train)
     found["share_queries_without_click"] = clicks["train"].count([]) / num_nodes["query"]
     for words, wanted in (("without_click", 0), ("with_one_click", 1)):
         num_found = sum(train[ad] == wanted for ads in clicks["test"] for ad in ads)
@@ -189,17 +199,13 @@ def test_numbers_of_any_tiny_dataset_equal_loops(tables, encoder_path, tmp_path_
 def test_hubs_are_the_anchors_with_most_edges(description, dataset_path):
     dataset = Dataset(dataset_path)
     for name, hubs in description.hubs.items():
-        texts = dataset.read(f"anchors/{name}")["text"].to_pylist()
-        ends = {
-            side: Counter(dataset.read(f"edges/{name}/{side}")["anchor_id"].to_pylist())
-            for side in ("query", "ad")
-        }
-        both = ends["query"] + ends["ad"]
+        texts = column_of(dataset, f"anchors/{name}")
+        ends = [column_of(dataset, f"edges/{name}/{side}", "anchor_id") for side in SIDES]
+        queries, ads = map(Counter, ends)
+        both = queries + ads
         ranked = sorted(range(len(texts)), key=lambda anchor: (-both[anchor], anchor))[:5]
-        assert [(hub.text, hub.num_queries, hub.num_ads) for hub in hubs] == [
-            (texts[anchor], ends["query"][anchor], ends["ad"][anchor]) for anchor in ranked
-        ]
-        assert [hub.share for hub in hubs] == [both[a] / both.total() for a in ranked]
+        expected = [(texts[a], queries[a], ads[a], both[a] / both.total()) for a in ranked]
+        assert [(hub.text, hub.num_queries, hub.num_ads, hub.share) for hub in hubs] == expected
 
 
 def test_samples_show_a_query_with_its_ads_and_anchors(description, dataset_path):
@@ -239,10 +245,10 @@ def test_sampled_rows_are_distinct_and_ascending(num_rows, size, seed):
 
 def test_the_page_holds_all_rows_and_refers_to_nothing_outside(description, tmp_path):
     sections = dataset_tables(description)
-    for name in ("one.html", "two.html"):
-        words, note = dataset_words(description), dataset_note(description)
-        write_page(tmp_path / "pages" / name, "handmade", note, words, sections)
+    words, note = dataset_words(description), dataset_note(description)
     one, two = (tmp_path / "pages" / name for name in ("one.html", "two.html"))
+    for file in (one, two):
+        write_page(file, "handmade", note, words, sections)
     assert one.read_bytes() == two.read_bytes()
     assert sorted(one.parent.iterdir()) == [one, two]
     page = one.read_text(encoding="utf-8")
