@@ -3,7 +3,7 @@
 import json
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import ramen_ray
-from ramen_ray.config import RunConfig, overlay, read_config, with_absolute_paths
+from ramen_ray.config import RunConfig, flatten, overlay, read_config, with_absolute_paths
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import content_digest
@@ -98,6 +98,19 @@ def identity_of(config: RunConfig, dataset: Dataset) -> Identity:
     if config.base.parts.heads == "classifier" and classifiers.is_dir():
         parts["classifiers"] = content_of(str(classifiers))
     return {**parts, **software()}
+
+
+def trained_on(parameters: Mapping[str, str], fingerprint: str) -> Iterator[tuple[str, str]]:
+    """Yield (path, fingerprint) of a run's dataset, and of those that its encoder saw before.
+
+    ``parameters`` are those of the run, by dotted key. Only encoders in the folders of runs are
+    known to have been trained.
+    """
+    yield parameters["dataset"], fingerprint
+    checkpoint = Path(parameters.get("encoder.pretrained", "")).parent
+    if (file := checkpoint / IDENTITY_FILE).is_file():
+        before = flatten(read_config(checkpoint / CONFIG_FILE))
+        yield from trained_on(before, json.loads(file.read_text())["dataset"])
 
 
 def software() -> Identity:

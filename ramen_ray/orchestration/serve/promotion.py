@@ -14,11 +14,13 @@ from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import Dataset, DatasetError, open_unchanged
 from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.data.store.same_texts import fold
+from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
 from ramen_ray.method.metrics.judgement import METRICS, Judgement, Propensity, read_test_queries
 from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
 from ramen_ray.method.retrieval.search import TopK, search_index
-from ramen_ray.orchestration.serve.retrievers import mlflow_run_id
+from ramen_ray.orchestration.run.made_from import trained_on
+from ramen_ray.orchestration.serve.retrievers import find_logged
 from ramen_ray.told import told, told_of
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
@@ -57,18 +59,25 @@ class Answering:
         """Say whether it was trained on a dataset as it is now."""
         return bool(self.logged.metadata["dataset_fingerprint"] == dataset.fingerprint)
 
+    def num_lost_to(self, other: "Answering") -> int:
+        """Return how many more ads another retriever of the same dataset has, added since."""
+        own, others = self.logged.metadata, other.logged.metadata
+        is_same = own["dataset_fingerprint"] == others["dataset_fingerprint"]
+        return int(others["num_ads"] - own["num_ads"]) if is_same else 0
+
     def ads_of_rows(self, dataset: Dataset) -> Int64s:
         """Return which ad of a dataset is in each row (rows,) of its index; -1 for none.
 
-        Ads of another dataset are found by the user's ids, or by texts if it has none.
+        Ads of another dataset are found by the user's ids, or by texts if none has such an id.
         """
         own = self.model.unwrap_python_model()
         ads = dataset.read("ads").sort_by("ad_id").combine_chunks()
-        if "source_id" in ads.column_names or self.is_made_from(dataset):
-            names, known = own.ad_ids, users_ids(ads)
-        else:
-            names, known = own.ad_texts, ads["text"]
-        found = pc.index_in(names, known.cast(names.type).combine_chunks())
+        has_ids = "source_id" in ads.column_names or self.is_made_from(dataset)
+        by_ids, by_texts = (own.ad_ids, users_ids(ads)), (own.ad_texts, ads["text"])
+        for names, known in [by_ids, by_texts] if has_ids else [by_texts]:
+            found = pc.index_in(names, known.cast(names.type).combine_chunks())
+            if found.null_count < len(found):
+                break
         return np.asarray(pc.fill_null(found, -1), dtype=np.int64)
 
     def retrieve(
@@ -98,18 +107,24 @@ def compare(
 ) -> list[Compared]:
     """Compare two retrievers on the candidate's test queries; the first result decides.
 
-    Retrievers of one dataset are compared on all its test queries and ads. Otherwise, the first
-    result is of the ads that both have, and of queries that the champion was not trained on; then
-    come the others, and all ads of each. ``test`` is another dataset with the test queries. Raises
-    a DatasetError if the dataset is missing, or has changed since the candidate was trained on it.
+    It is of the queries that neither was trained on; then come the others. Retrievers of one
+    dataset are compared on all of its ads; else on those that both have, and at last on all ads of
+    each. ``test`` is another dataset with the test queries.
+
+    Raises:
+        DatasetError: the dataset is missing, or has changed since the candidate was trained on it.
+        RegistryError: no ad is in both, or no test query is new to both.
     """
     dataset, (texts, judgement) = open_test_queries(registry, candidate.logged, test)
+    seen, is_known = _seen(registry, [candidate, champion], dataset, texts)
     both = [(one, one.ads_of_rows(dataset)) for one in (candidate, champion)]
     if all(one.is_made_from(dataset) for one, _ in both):
         answers = [one.retrieve(texts, judgement.depth, ads) for one, ads in both]
-        return [_compared("the test split", [judgement.measure(found) for found in answers])]
+        return _by_novelty("the test split", [judgement.measure(found) for found in answers], seen)
     has = [np.isin(np.arange(len(judgement.inverse)), ads) for _, ads in both]
     shared = has[0] & has[1]
+    if not shared.any():
+        raise RegistryError(f"they have no ad of {dataset.path} in common, by id or by text")
     of_both = [np.append(shared, False)[ads] for _, ads in both]  # rows of each index
     of_shared = replace(judgement, truth=clicks_on(judgement.truth, shared))
     measured = [
@@ -117,16 +132,8 @@ def compare(
         for (one, ads), rows in zip(both, of_both, strict=True)
     ]
     among = f"test queries of {dataset.name}, among the {int(shared.sum()):,} ads that both have"
-    seen = _seen(registry, champion.logged, texts)
-    if seen is None or not seen.any():
-        note = "" if seen is not None else "; whether the champion was trained on some is not known"
-        found = [_compared(f"{len(texts):,} {among}{note}", measured)]
-    else:
-        parts = {
-            f"{int((~seen).sum()):,} {among}, that are new to the champion": ~seen,
-            f"{int(seen.sum()):,} that the champion was trained on": seen,
-        }
-        found = [_compared(of, measured, flags) for of, flags in parts.items()]
+    note = "" if is_known else "; whether one of the two was trained on some is not known"
+    found = _by_novelty(f"{int((~seen).sum()):,} {among}{note}", measured, seen)
     if all(rows.all() for rows in of_both):
         return found  # neither has any other ad
     whole = [
@@ -134,6 +141,21 @@ def compare(
         for one, ads in both
     ]
     return [*found, _compared("all of these queries, with all ads that each has", whole)]
+
+
+def _by_novelty(of: str, measured: list[dict[str, PerQuery]], seen: Booleans) -> list[Compared]:
+    """Compare what two get on queries that neither has ``seen`` (queries,), then on the others."""
+    if seen.all():
+        raise RegistryError(
+            "one of them was trained on all of the test queries; --test names a dataset with others"
+        )
+    if not seen.any():
+        return [_compared(of, measured)]
+    others = f"{int(seen.sum()):,} that one of the two was trained on"
+    return [
+        _compared(f"{of}, that neither was trained on", measured, ~seen),
+        _compared(others, measured, seen),
+    ]
 
 
 def _compared(
@@ -163,15 +185,32 @@ def open_test_queries(
         return dataset, read_test_queries(dataset, Propensity(*constants))
 
 
-def _seen(registry: Registry, champion: LoggedRetriever, texts: list[str]) -> Booleans | None:
-    """Flag the texts that a retriever was trained on; None if its dataset has gone or changed."""
-    path = registry.parameters(champion.run_id)["dataset"]
-    try:
-        dataset = open_unchanged(path, champion.metadata["dataset_fingerprint"], "since")
-    except DatasetError:
-        return None
-    trained = fold(dataset.read("queries/train")["text"].combine_chunks())
-    return np.asarray(pc.is_in(fold(pa.array(texts)), trained))
+def _seen(
+    registry: Registry, both: list[Answering], dataset: Dataset, texts: list[str]
+) -> tuple[Booleans, bool]:
+    """Flag the texts (n,) that one of two was trained on, or the encoders that it began with.
+
+    Of the ``dataset`` itself, train queries are no test queries. Returns also whether all data that
+    they were trained on are still there.
+    """
+    trained = {
+        of
+        for one in both
+        for of in trained_on(
+            registry.parameters(one.logged.run_id), one.logged.metadata["dataset_fingerprint"]
+        )
+        if of[1] != dataset.fingerprint
+    }
+    folded, is_known = fold(pa.array(texts)), True
+    seen = np.zeros(len(texts), dtype=bool)
+    for path, fingerprint in sorted(trained):
+        try:
+            queries = open_unchanged(path, fingerprint, "since").read(TRAIN)
+        except DatasetError:
+            is_known = False
+        else:
+            seen |= np.asarray(pc.is_in(folded, fold(queries["text"].combine_chunks())))
+    return seen, is_known
 
 
 @dataclass(frozen=True)
@@ -193,6 +232,8 @@ class Promotion:
         """Describe in one line what decided."""
         if self.champion is None:
             return "the first of its name"
+        if self.champion == self.version:
+            return "as before"
         if self.obstacle is not None:
             return f"not compared with version {self.champion}: {self.obstacle}"
         decisive = self.compared[0]
@@ -228,7 +269,7 @@ def promote(
 
     Raises:
         RegistryError: a name is not valid, there is no such metric or no retriever, it is the
-            champion already, or it does not answer.
+            champion already and would get another alias, or it does not answer.
         IncomparableError: the champion is no retriever or cannot be loaded, without ``force``.
         DatasetError: the dataset that the run was trained on is missing, or has changed since.
     """
@@ -237,12 +278,14 @@ def promote(
     if metric is not None and metric not in METRICS:
         raise RegistryError(f"the metric {metric!r} is not one of {', '.join(METRICS)}")
     registry.check_name(name, alias)
-    run_id = mlflow_run_id(run)
-    source, model_id = registry.find_logged(run_id, metric)
+    run_id, (source, model_id) = find_logged(registry, run, metric)
     metric = metric or registry.parameters(source)["training.selection_metric"]
     champion = registry.chosen(name, CHAMPION)
     if champion is not None and champion.source == uri_of(model_id):
-        raise RegistryError(f"this retriever is the champion already: version {champion.version}")
+        number = str(champion.version)
+        if alias != CHAMPION:
+            raise RegistryError(f"this retriever is the champion already: version {number}")
+        return Promotion(number, number, metric, promoted=True)
     compared: list[Compared] = []
     lost, obstacle = 0, None
     ours = Answering.load(registry, uri_of(model_id))
@@ -250,9 +293,7 @@ def promote(
     if champion is not None:
         try:
             base = Answering.load(registry, f"models:/{name}/{champion.version}")
-            compared = compare(registry, ours, base, test)
-            if len(compared) == 1:
-                lost = base.logged.metadata["num_ads"] - ours.logged.metadata["num_ads"]
+            compared, lost = compare(registry, ours, base, test), ours.num_lost_to(base)
         except (RegistryError, TrackingError, DatasetError) as error:
             if not force:
                 raise IncomparableError(

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from ramen_ray.errors import shown_path
 from ramen_ray.orchestration.run.directory import RUN_FILE, RUNS, RunDirectory
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
-from ramen_ray.tracking.runs import MODELS
+from ramen_ray.tracking.runs import MODELS, TrackingError, sqlite_uri
 
 
 def retriever_uri(registry: Registry, named: str | None, output: Path) -> str:
@@ -25,7 +26,20 @@ def retriever_uri(registry: Registry, named: str | None, output: Path) -> str:
                 f"retriever, such as models:/NAME@champion"
             )
         named = str(last.parent)
-    return uri_of(registry.find_logged(mlflow_run_id(named), None)[1])
+    return uri_of(find_logged(registry, named, None)[1][1])
+
+
+def find_logged(registry: Registry, run: str, metric: str | None) -> tuple[str, tuple[str, str]]:
+    """Return a run's id, and what :meth:`Registry.find_logged` returns; or its errors."""
+    run_id = mlflow_run_id(run)
+    try:
+        return run_id, registry.find_logged(run_id, metric)
+    except TrackingError as error:
+        beside = Path(run).absolute().parent.parent
+        if registry.uri == sqlite_uri(beside) or not Path(beside, "mlflow.db").is_file():
+            raise
+        hint = f"give --output {shown_path(beside)}, whose store has the run"
+        raise TrackingError(f"{error}; {hint}") from None
 
 
 def mlflow_run_id(run: str) -> str:

@@ -64,7 +64,8 @@ def test_only_a_better_retriever_replaces_the_champion_and_it_can_be_restored(
         assert code == 3, "no error, and not promoted"
         assert printed.splitlines()[-2].startswith(f"version 1 is not promoted: {metric} -")
     assert _champion(store, "shop") == good
-    code, printed = job(good, "--name", "shop")
+    assert promoted(good, "--name", "shop").startswith("shop@champion is version 2: as before\n")
+    code, printed = job(good, "--name", "shop@challenger")
     assert (code, printed) == (2, "error: this retriever is the champion already: version 2\n")
     promoted(bad, "--name", "shop", "--force")
     assert _champion(store, "shop") == bad

@@ -1,17 +1,22 @@
 """A run on this week's data against the champion of last week's: catalogues and queries differ."""
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from stores import Store
 from support import MAX_LENGTH, prepare_in_process, write_rows
 
 from jobs import promote
+from ramen_ray.config import write_config
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Splits, UserTables
+from ramen_ray.presets import bag
 from ramen_ray.tracking.registry import Registry
 
 WORDS = ("robin", "oak", "elm", "ship", "saw", "waltz", "wren", "pine", "brig", "rasp")
@@ -101,8 +106,8 @@ def test_retrievers_of_two_catalogues_are_compared_on_what_both_have(stores, wee
     titles = [line for line in printed.splitlines() if line.startswith("on ")]
     assert titles == [
         f"on {len(new)} test queries of dataset, among the {len(shared)} ads that both have, that "
-        "are new to the champion:",
-        f"on {len(known)} that the champion was trained on:",
+        "neither was trained on:",
+        f"on {len(known)} that one of the two was trained on:",
         "on all of these queries, with all ads that each has:",
     ]
     rows = [line.strip("│").split("│") for line in printed.splitlines() if line.startswith("│")]
@@ -127,7 +132,65 @@ def test_another_dataset_can_decide_and_a_champion_whose_data_are_gone_is_compar
     assert run_here(promote, champion, *to)[0] == 0
     moved.path.rename(tmp_path / "elsewhere")
     _, printed = run_here(promote, candidate, *to)
-    assert "whether the champion was trained on some is not known" in printed
+    assert "whether one of the two was trained on some is not known" in printed
     _, printed = run_here(promote, candidate, *to, "--test", weeks[0].path)
     assert f"among the {len(TEXTS) - NEW - ENDED} ads that both have" in printed
-    assert f"on {weeks[0].num_rows('queries/test')} test queries of dataset" in printed
+    tested, trained = (
+        week.read(f"queries/{split}")["text"].to_pylist()
+        for week, split in zip(weeks, ("test", "train"), strict=True)
+    )
+    known = set(tested) & set(trained)
+    assert known
+    assert f"on {len(tested) - len(known)} test queries of dataset" in printed
+    assert f"on {len(known)} that one of the two was trained on:" in printed
+
+
+def _changed(week: Dataset, folder: Path, **changes: pa.Table) -> Dataset:
+    tables = {name: week.read(name) for name in week.tables}
+    return write_dataset(folder, {**tables, **changes}, name="changed")
+
+
+@pytest.mark.parametrize("by", ["the champion", "the encoder that the candidate began with"])
+def test_retrievers_are_not_compared_on_queries_that_one_was_trained_on(
+    by, stores, weeks, run_here, tmp_path
+):
+    this = stores[1]
+    train, test = (weeks[1].read(f"queries/{split}") for split in ("train", "test"))
+    splits = {"queries/train": test, "queries/test": train}
+    swapped = _changed(weeks[1], tmp_path / "swapped", **splits)
+    champion = this.run(1.5, swapped.path if by == "the champion" else weeks[1].path)
+    candidate = this.run(0.125, weeks[1].path)
+    if by != "the champion":
+        checkpoint = tmp_path / "checkpoint"
+        checkpoint.mkdir()
+        write_config(bag(str(swapped.path)), checkpoint / "config.json")
+        made_from = json.dumps({"dataset": swapped.fingerprint})
+        (checkpoint / "made_from.json").write_text(made_from)
+        this.client.log_param(candidate, "encoder.pretrained", checkpoint / "encoder")
+    to = ("--name", by.split()[1], "--output", this.output)
+    assert run_here(promote, champion, *to)[0] == 0
+    code, printed = run_here(promote, candidate, *to)
+    assert code == 2
+    assert "one of them was trained on all of the test queries" in printed
+    code, printed = run_here(promote, candidate, *to, "--force")
+    assert code == 0
+    assert "not compared with version 1: one of them was trained on all" in printed
+
+
+def test_ads_of_other_ids_are_found_by_their_texts(stores, weeks, run_here, tmp_path):
+    this = stores[1]
+    candidate, ads = this.run(0.0625, weeks[1].path), weeks[1].read("ads")
+    place = ads.column_names.index("source_id")
+    ids = ads.set_column(place, "source_id", pc.binary_join_element_wise("B", ads["source_id"], ""))
+    texts = ids.set_column(1, "text", pc.binary_join_element_wise(ads["text"], "new", " "))
+    for name, changed in (("ids", ids), ("texts", texts)):
+        champion = this.run(1.25, _changed(weeks[1], tmp_path / name, ads=changed).path)
+        to = ("--name", name, "--output", this.output)
+        assert run_here(promote, champion, *to)[0] == 0
+        code, printed = run_here(promote, candidate, *to)
+        if name == "ids":
+            assert code in (0, 3)
+            assert f"among the {len(ads)} ads that both have" in printed
+        else:
+            assert code == 2
+            assert "have no ad of" in printed
