@@ -129,6 +129,12 @@ class RunDirectory:
             self.note(made_from=made_from)
             yield
 
+    def refuse_another(self, plan: Mapping[str, Any], what: str) -> None:
+        """Raise a RunError if the folder holds another ``what``, such as a sweep, of other plan."""
+        now = json.loads(json.dumps(plan))  # as notes are read
+        if changed := differences(self.notes.get("plan", now), now):
+            raise RunError(f"{self.path} holds another {what}: {changed}; choose another name")
+
     def refuse_changed(self, made_from: Identity, allow_changed: bool) -> None:
         """Raise a RunError if what the folder has so far is ``made_from`` something else.
 

@@ -16,6 +16,7 @@ from ramen_ray.bases import BaseName
 from ramen_ray.config import (
     DEFAULT_EXPERIMENT,
     WITHOUT_GRAPH,
+    ConfigError,
     DatasetPath,
     Name,
     Positive,
@@ -34,10 +35,15 @@ from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.method.metrics.ranking import PerQuery
-from ramen_ray.naming import joined_name
+from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
-from ramen_ray.orchestration.run.directory import RunDirectory, RunError, experiment_hash
+from ramen_ray.orchestration.run.directory import (
+    RunDirectory,
+    RunError,
+    deciding_settings,
+    experiment_hash,
+)
 from ramen_ray.orchestration.run.made_from import check_meanwhile, identity_of, prepared_for
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.records import Records, failures
@@ -116,50 +122,77 @@ def recommend(settings: RecommendConfig) -> Recommendation:
     first = _start(settings, settings.encoders[0], settings.dataset)
     whole, output = Dataset(first.dataset), Path(first.output)
     made_from = identity_of(first, whole)
+    size = _num_queries(settings, first, whole)
     check_config(first, whole)
-    key = experiment_hash(first, whole.fingerprint)
+    plan = {**deciding_settings(first), "train queries": size}
+    key = short_hash(f"{experiment_hash(first, whole.fingerprint)}{size}")
     name = settings.name or joined_name(whole.name, "recommend", key)
     directory = RunDirectory(output / "recommendations" / name)
+    directory.refuse_another(plan, "search")
     with parent_run(directory, first, made_from) as run:
+        directory.note(plan=plan)
         run.log_parameters(flatten(settings), {"dataset": whole.name})
         dataset = whole
-        if whole.num_rows(TRAIN) > settings.max_queries:
-            kept, size, seed = directory.path / "sample", settings.max_queries, settings.seed
+        if size < whole.num_rows(TRAIN):
+            kept = directory.path / "sample"
             is_made = kept.is_dir()
-            dataset = Dataset(kept) if is_made else sample_dataset(whole.path, kept, size, seed)
+            dataset = (
+                Dataset(kept) if is_made else sample_dataset(whole.path, kept, size, settings.seed)
+            )
         data = prepared_for(first, dataset)  # what is wrong with it is told once
         search = _Search(settings, directory, run, dataset)
         search.train(search.bases(), FIRST_STAGE)
         search.train(search.near() or search.bases(), 1.0)
-        validated = search.validated
-        if not validated:
-            raise RunError(f"{settings.minutes:g} minutes are too few: no candidate was validated")
+        if not search.validated:
+            why = search.failed or f"{settings.minutes:g} minutes are too few"
+            raise RunError(f"no candidate was validated: {why}")
         check_meanwhile(made_from, identity_of(first, Dataset(first.dataset)))
-        chosen = search.choice(data)
-        gains, num_queries = search.gains(chosen, data), len(data.queries["validation"])
-        table = candidates_table(validated, gains)
-        named = {one: gains[one] for one in search.rungs(chosen) if one in gains}
-        sentences = verdict(validated, chosen, named, num_queries)
-        if dataset is not whole:
-            counts = [
-                f"{dataset.num_rows(table):,} of {whole.num_rows(table):,} {what}"
-                for what, table in (("train queries", TRAIN), ("ads", "ads"))
-            ]
-            times = whole.num_rows(TRAIN) / dataset.num_rows(TRAIN)
-            sentences.append(
-                f"on a sample: {' and '.join(counts)}, with the clicks and edges among them; with "
-                f"fewer ads to choose from, figures are higher than on all data, where a training "
-                f"takes about {times:.0f} times the seconds"
-            )
-        report = directory.path / "report"
-        write_recommendation(report, validated, table, sentences)
-        run.log_artifacts(report)
-        run.describe("\n\n".join([table, *sentences]))
-        reached = validated[chosen].metrics
-        run.log_metrics({f"best/{name}": reached[name] for name in HEADLINES})
-        workers = WorkersConfig() if settings.workers == WORKERS else settings.workers
-        config = overlay(search.config_of(chosen), {"dataset": str(whole.path), "workers": workers})
-        return Recommendation(config, table, sentences, report, run)
+        return _report(search, data, whole)
+
+
+def _report(search: "_Search", data: Prepared, whole: Dataset) -> Recommendation:
+    """Choose among the validated candidates, and log what was found on ``data``."""
+    settings, validated, chosen = search.settings, search.validated, search.choice(data)
+    gains, num_queries = search.gains(chosen, data), len(data.queries["validation"])
+    table = candidates_table(validated, gains)
+    named = {one: gains[one] for one in search.rungs(chosen) if one in gains}
+    sentences = verdict(validated, chosen, named, num_queries)
+    if search.dataset is not whole:
+        sentences.append(_on_sample(search.dataset, whole))
+    report, run = search.directory.path / "report", search.run
+    write_recommendation(report, validated, table, sentences)
+    run.log_artifacts(report)
+    run.describe("\n\n".join([table, *sentences]))
+    reached = validated[chosen].metrics
+    run.log_metrics({f"best/{name}": reached[name] for name in HEADLINES})
+    workers = WorkersConfig() if settings.workers == WORKERS else settings.workers
+    config = overlay(search.config_of(chosen), {"dataset": str(whole.path), "workers": workers})
+    return Recommendation(config, table, sentences, report, run)
+
+
+def _num_queries(settings: RecommendConfig, first: RunConfig, whole: Dataset) -> int:
+    """Return how many train queries candidates are trained on; a ConfigError if too few."""
+    size, batch = min(settings.max_queries, whole.num_rows(TRAIN)), first.training.global_batch_size
+    if size < batch:
+        raise ConfigError(
+            f"{size} train queries are fewer than the {batch} of a candidate's batch; raise "
+            f"max_queries, or train on so few by jobs/train.py --training.global-batch-size"
+        )
+    return size
+
+
+def _on_sample(dataset: Dataset, whole: Dataset) -> str:
+    """Say what candidates were trained on, and what that means."""
+    counts = [
+        f"{dataset.num_rows(table):,} of {whole.num_rows(table):,} {what}"
+        for what, table in (("train queries", TRAIN), ("ads", "ads"))
+    ]
+    times = whole.num_rows(TRAIN) / dataset.num_rows(TRAIN)
+    return (
+        f"on a sample: {' and '.join(counts)}, with the clicks and edges among them; with "
+        f"fewer ads to choose from, figures are higher than on all data, where a training "
+        f"takes about {times:.0f} times the seconds"
+    )
 
 
 def _start(settings: RecommendConfig, encoder: str, dataset: str) -> RunConfig:
@@ -180,6 +213,7 @@ class _Search:
     def __post_init__(self) -> None:
         self.candidates: dict[str, RunConfig] = {}
         self.began = time.monotonic() - self.used_seconds
+        self.failed = ""  # what has failed, in words
         training = _start(self.settings, self.settings.encoders[0], self.settings.dataset).training
         self.records = Records(
             self.directory.path / "trials",
@@ -279,7 +313,8 @@ class _Search:
         )
         self.note_time()
         if errors:
-            logger.warning(failures(errors, len(configs)))
+            self.failed = failures(errors, len(configs))
+            logger.warning(self.failed)
 
     @property
     def spared(self) -> set[str]:

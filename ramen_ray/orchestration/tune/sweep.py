@@ -36,7 +36,6 @@ from ramen_ray.orchestration.run.directory import (
     RunDirectory,
     RunError,
     deciding_settings,
-    differences,
 )
 from ramen_ray.orchestration.run.made_from import (
     SETTING_OF,
@@ -111,19 +110,17 @@ def sweep(
     made_from = identity_of(config, dataset)
     check_config(config, dataset)
     distributions = check_space(config, space, dataset)
-    same = {  # what must be so to resume a sweep
+    plan = {  # what must be so to resume a sweep
         "sweep format": SWEEP_FORMAT,
         **deciding_settings(config),
         "dataset": dataset.fingerprint,
         **settings.model_dump(exclude={"at_once"}),
         **{f"sampler of {key}": str(sampled) for key, sampled in distributions.items()},
     }
-    plan: dict[str, Any] = json.loads(json.dumps(same))  # as it is read from notes
     key = short_hash(json.dumps(plan, sort_keys=True))
     name = config.name or joined_name(dataset.name, settings.space, key)
     directory = RunDirectory(Path(config.output) / "sweeps" / name)
-    if changed := differences(directory.notes.get("plan", plan), plan):
-        raise RunError(f"{directory.path} holds another sweep: {changed}; choose another name")
+    directory.refuse_another(plan, "sweep")
     with parent_run(directory, config, made_from) as run:
         directory.note(plan=plan)
         run.log_parameters(settings.model_dump(), {"dataset": dataset.name})

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from support import run_config_of
 
-from ramen_ray.config import overlay
+from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.tune import recommend as module
 from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
 from ramen_ray.presets import PRESETS
@@ -118,3 +118,14 @@ def test_a_search_ends_in_time_with_a_command_and_goes_on_where_it_stopped(
     again = recommend(settings)
     assert (again.table, again.config, again.run.id) == (found.table, found.config, found.run.id)
     assert set(tmp_path.glob("runs/*/checkpoint_*")) == trained
+
+
+def test_a_search_is_not_mixed_with_one_of_other_queries_or_begun_with_too_few(tmp_path):
+    settings = {"dataset": "foldoc", "output": str(tmp_path)}
+    directory = RunDirectory(tmp_path / "recommendations" / "mine")
+    directory.create()
+    directory.note(plan={"train queries": 1000})
+    with pytest.raises(RunError, match=r"another search: .*train queries \(1000 there, 2000 now\)"):
+        recommend(RecommendConfig(**settings, name="mine", max_queries=2000))
+    with pytest.raises(ConfigError, match="100 train queries are fewer than the 256 of a"):
+        recommend(RecommendConfig(**settings, max_queries=100))
