@@ -39,6 +39,7 @@ from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.tracking.runs import Run, prefixed
 
 STEPS_PER_LOG = 50
+IS_LAST = "is_last"  # in what is reported: whether the training has reached its last step
 NOT_VALIDATED = -1.0  # the score of a model that was not validated: below all others
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -260,7 +261,8 @@ def write_checkpoint(training: Training[Model], metrics: dict[str, float]) -> No
     score = metrics.get(setup.plan.metric, NOT_VALIDATED)
     epoch = state.step / setup.plan.steps_per_epoch
     named = prefixed(VALIDATION, metrics)
-    reported = {"step": state.step, "epoch": epoch, SCORE: score, **named}
+    is_last = state.step == setup.plan.total_steps
+    reported = {"step": state.step, "epoch": epoch, IS_LAST: is_last, SCORE: score, **named}
     is_shared = any(part.is_shared for part in state.parts)
     with training.checkpoints.written(reported, is_shared) as folder:
         if world()[0] == 0:

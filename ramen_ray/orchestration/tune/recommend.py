@@ -298,7 +298,6 @@ class _Search:
         self.records.ends_at = time.monotonic() + left
         self.began = time.monotonic() - self.used_seconds
         first = next(iter(configs.values()))
-        most = max(one.training.epochs for one in configs.values())
         grace = max(round(GRACE * self.records.training.epochs), 1)
         errors = run_trials(
             configs,
@@ -309,7 +308,7 @@ class _Search:
             metric=VALIDATION + first.training.selection_metric,
             mode="max",
             time_budget_s=left,
-            scheduler=halving(most, grace, self.spared),
+            scheduler=halving(grace, self.spared),
         )
         self.note_time()
         if errors:

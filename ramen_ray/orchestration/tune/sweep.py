@@ -238,7 +238,7 @@ class Sweep:
                 drawn = BasicVariantGenerator(random_state=seed, **first)
             case "grid":
                 drawn = BasicVariantGenerator()
-        stops = halving(training.epochs, settings.grace_epochs) if settings.stop_early else None
+        stops = halving(settings.grace_epochs) if settings.stop_early else None
         return {
             **decides,
             "search_alg": drawn,

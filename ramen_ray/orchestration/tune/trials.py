@@ -6,6 +6,7 @@ Otherwise it starts workers of Ray Train, and waits for them.
 
 import logging
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -36,6 +37,7 @@ from ramen_ray.orchestration.cluster.resources import (
 from ramen_ray.orchestration.cluster.tasks import as_task
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.loop import IS_LAST
 from ramen_ray.orchestration.run.made_from import (
     check_meanwhile,
     is_ready,
@@ -120,22 +122,23 @@ def run_trials(
 
 
 class _Halving(ASHAScheduler):
-    """Asynchronous successive halving that lets some trials train to the end."""
+    """Asynchronous successive halving that lets some trials, and those at their end, go on."""
 
     spared: Collection[str] = ()
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         """Take a result into account; returns what becomes of the trial."""
         action: str = super().on_trial_result(tune_controller, trial, result)
-        return self.CONTINUE if name_of(trial) in self.spared else action
+        goes_on = result.get(IS_LAST) or name_of(trial) in self.spared
+        return self.CONTINUE if goes_on else action
 
 
-def halving(epochs: int, grace_epochs: int, spared: Collection[str] = ()) -> ASHAScheduler:
+def halving(grace_epochs: int, spared: Collection[str] = ()) -> ASHAScheduler:
     """Return a scheduler that stops trials that lag behind (ASHA), but for those in ``spared``."""
     scheduler = _Halving(
         time_attr=EPOCH,
-        max_t=epochs + 1,  # beyond the end: no trial is stopped at its last epoch
-        grace_period=min(grace_epochs, epochs),
+        max_t=sys.maxsize,  # trials end by themselves
+        grace_period=grace_epochs,
         reduction_factor=REDUCTION_FACTOR,
     )
     scheduler.spared = spared

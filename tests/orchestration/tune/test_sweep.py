@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import mlflow.entities
 import pandas as pd
@@ -21,6 +21,8 @@ from conftest import SPECIAL_TOKENS
 from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from ray import tune
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import TrialScheduler
 from ray.tune.search.optuna import OptunaSearch
 from support import ROOT, node_edges, query_table, run_config_of, text_table, wait_until
 from transformers import BertConfig, BertTokenizer
@@ -40,7 +42,7 @@ from ramen_ray.orchestration.tune.sweep import (
     own_values,
     sweep,
 )
-from ramen_ray.orchestration.tune.trials import num_held
+from ramen_ray.orchestration.tune.trials import halving, num_held
 from ramen_ray.presets import PRESETS, bag, bag_unidec, minilm, minilm_6, tiny, with_base
 from ramen_ray.printed_commands import training_command
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep
@@ -298,6 +300,31 @@ def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
     directory.note(made_from={**directory.notes["made_from"], "torch": "1.0"})
     with pytest.raises(RunError, match=r"torch \('1.0' there, .* now\).*--allow-changed"):
         sweep(ours, SETTINGS, space, training_command)
+
+
+def test_trials_are_stopped_when_they_lag_behind_but_not_at_their_end():
+    scheduler = halving(1, spared={"ladder"})
+    assert scheduler.set_search_properties("score", "max")
+    trials = {
+        name: cast(Trial, SimpleNamespace(config={"name": name}, trial_id=name))
+        for name in ("best", "good", "fair", "poor", "ladder", "late")
+    }
+    for trial in trials.values():
+        scheduler.on_trial_add(None, trial)
+
+    def reports(name: str, score: float, epoch: float, is_last: bool = False) -> str:
+        found = {"score": score, "epoch": epoch, "is_last": is_last}
+        return scheduler.on_trial_result(None, trials[name], found)
+
+    for epoch in (1, 3, 9):
+        for name, score in (("best", 0.9), ("good", 0.8), ("fair", 0.7)):
+            reports(name, score, epoch)
+    goes_on = TrialScheduler.CONTINUE
+    assert reports("poor", 0.1, 1) == TrialScheduler.STOP
+    assert reports("ladder", 0.1, 1) == goes_on
+    assert reports("late", 0.95, 1) == reports("late", 0.95, 2) == goes_on
+    assert reports("late", 0.2, 3, is_last=True) == goes_on
+    assert reports("late", 0.2, 9) == TrialScheduler.STOP
 
 
 def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
