@@ -166,20 +166,26 @@ REVERSED_CLICKS = warning(
 )
 
 
+_LOST_TEXTS = {
+    "share_unknown": (
+        "of the tokens are unknown to the encoder's vocabulary",
+        "take an encoder for these texts",
+    ),
+    "share_repeated": (
+        "of the texts have the tokens of an earlier one, so the encoder cannot tell them apart",
+        "raise encoder.max_length if their ends differ, or drop repeated texts",
+    ),
+}
+
+
 def text_findings(figures: Mapping[str, TextFigures]) -> list[Finding]:
-    """Warn of the tables with many unknown tokens, or many texts of the same tokens."""
+    """Warn of many unknown tokens, and of many texts of the same tokens; the worst table first."""
     found = []
-    for table, of in figures.items():
-        if of.share_unknown >= MANY_TEXTS:
-            message = (
-                f"{of.share_unknown:.1%} of the tokens are unknown to the encoder's vocabulary"
-            )
-            found.append(Finding("warning", table, message, "take an encoder for these texts"))
-        if of.share_repeated >= MANY_TEXTS:
-            message = (
-                f"{of.share_repeated:.1%} of the texts have the tokens of an earlier one, so the"
-                " encoder cannot tell them apart"
-            )
-            advice = "raise encoder.max_length if their ends differ, or drop repeated texts"
-            found.append(Finding("warning", table, message, advice))
+    for name, (message, advice) in _LOST_TEXTS.items():
+        shares = {table: getattr(of, name) for table, of in figures.items()}
+        many = {table: share for table, share in shares.items() if share >= MANY_TEXTS}
+        tables = sorted(many, key=lambda table: -many[table])
+        if tables:
+            most = f"{'up to ' * (len(tables) > 1)}{many[tables[0]]:.1%}"
+            found.append(Finding("warning", ", ".join(tables), f"{most} {message}", advice))
     return found

@@ -43,7 +43,7 @@ from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
 from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
 from ramen_ray.told import told, warn_once
 
-PREPARED_VERSION = 10
+PREPARED_VERSION = 11
 GROUPS_PER_TASK = 4
 ROWS_PER_BATCH = 131_072  # so that a word is tokenised once for many texts
 MAX_WARNINGS_SHOWN = 3
@@ -75,12 +75,14 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     prepared = Prepared(target)
     of_content = [Finding(**finding) for finding in prepared.metadata["findings"]]
     findings = structure.findings + of_content
-    warnings = [str(finding) for finding in findings if finding.severity == "warning"]
+    warnings = [finding for finding in findings if finding.severity == "warning"]
+    place = shown_path(dataset.path)
     for warning in warnings[:MAX_WARNINGS_SHOWN]:
-        warn_once(f"warning: {shown_path(dataset.path)}/{warning}")
+        warn_once(f"warning: {place}/{warning}")
     if (rest := len(warnings) - MAX_WARNINGS_SHOWN) > 0:
-        command = shlex.join(["python", "jobs/validate.py", shown_path(dataset.path)])
-        warn_once(f"and {rest} more: {command}")
+        warn_once(f"and {rest} more: {shlex.join(['python', 'jobs/validate.py', place])}")
+    for warning in text_findings(prepared.text_figures):
+        warn_once(f"warning: {place}/{warning}")
     return prepared
 
 
@@ -116,7 +118,7 @@ def _prepare_into(
         "anchor_sets": dataset.anchor_sets,
         "statistics": statistics,
         "texts": {table: asdict(of_table) for table, of_table in figures.items()},
-        "findings": [asdict(finding) for finding in findings + text_findings(figures)],
+        "findings": [asdict(finding) for finding in findings],
     }
     (folder / "prepared.json").write_text(json.dumps(description, indent=2) + "\n")
     write_checksums(folder)
