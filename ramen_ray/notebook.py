@@ -10,7 +10,7 @@
 ``evaluate`` need Ray, which they start if none runs. docs/reference/python.md has it all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -152,7 +152,7 @@ class Retriever:
 
     def search(
         self,
-        queries: Sequence[str],
+        queries: str | Iterable[str],
         top_k: int = 10,
         filter: Mapping[str, str | Sequence[str]] | None = None,
         min_score: float | None = None,
@@ -160,7 +160,7 @@ class Retriever:
         """Return each query's best ads: columns query, rank (from 1), ad_id, ad, score.
 
         Args:
-            queries: texts.
+            queries: texts, or one.
             top_k: ads per query; fewer if fewer match.
             filter: by column, the value that ads must have, or a list of values of which one:
                 ``{"market": "DE"}``.
@@ -171,7 +171,8 @@ class Retriever:
                 such column or value.
         """
         rows, params = [], {"top_k": top_k, "filter": filter, "min_score": min_score}
-        for query, answer in zip(queries, ask(self._model, queries, params), strict=True):
+        texts = _texts(queries)
+        for query, answer in zip(texts, ask(self._model, texts, params), strict=True):
             if answer["error"]:
                 raise RegistryError(f"the query {query!r}: {answer['error']}")
             found = zip(answer["ad_ids"], answer["ads"], answer["scores"], strict=True)
@@ -179,10 +180,14 @@ class Retriever:
         columns = zip(*rows, strict=True) if rows else [()] * len(ANSWERS)
         return pa.table([list(one) for one in columns], schema=ANSWERS)
 
-    def embed(self, queries: Sequence[str]) -> NDArray[np.float32]:
+    def embed(self, queries: str | Iterable[str]) -> NDArray[np.float32]:
         """Return the queries' vectors (queries, D), unit norm, to search an exported index with."""
-        vectors: NDArray[np.float32] = self._model.unwrap_python_model().encode(list(queries))
+        vectors: NDArray[np.float32] = self._model.unwrap_python_model().encode(_texts(queries))
         return vectors
+
+
+def _texts(queries: str | Iterable[str]) -> list[str]:
+    return [queries] if isinstance(queries, str) else list(queries)
 
 
 def load_retriever(named: str | Path | None = None, output: str | Path = "outputs") -> Retriever:

@@ -47,6 +47,8 @@ def test_a_wrong_row_is_told_and_leaves_nothing(tmp_path):
     for wrong in (mixed, pd.concat([mixed, mixed], axis=1), 7):
         with pytest.raises(DatasetError, match="clicks is no table: "):
             write_dataset(tmp_path / "mine", wrong)
+    with pytest.raises(DatasetError, match=r"columns\.ad_text is a tuple of names: \('title',\)"):
+        Columns(ad_text="title")
     with pytest.raises(DatasetError, match="'a/b' is not a valid name"):
         write_dataset(tmp_path / "mine", pa.table(CLICKS), ad_edges={"a/b": pa.table(CLICKS)})
     assert not list(tmp_path.iterdir())
@@ -65,6 +67,10 @@ def test_a_retriever_answers_with_a_table(store, dataset_path, tmp_path, monkeyp
     for column, name in (("ad_id", "ad_ids"), ("ad", "ads"), ("score", "scores")):
         assert found[column] == [*expected[0][name], *expected[1][name]]
     assert retriever.search([]).num_rows == 0
+    asked = ["robin"]
+    for one in ("robin", pd.Series(asked, index=[7])):
+        assert retriever.search(one, 3) == retriever.search(asked, 3)
+        assert (retriever.embed(one) == retriever.embed(asked)).all()
     with pytest.raises(RegistryError, match="the query '': "):
         retriever.search(["robin", ""])
 

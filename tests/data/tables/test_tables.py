@@ -223,7 +223,7 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
     "columns.clicks_query and columns.clicks_ad are both 'id'": {
         "columns": Columns(clicks_query="id", clicks_ad="id")
     },
-    "the sum of both is 1.1": {"splits": Splits(0.9, 0.2)},
+    r"test_fraction \+ splits.validation_fraction is 1.1": {"splits": Splits(0.9, 0.2)},
     "max_clicks_per_query is nan; it must be a number": {"max_clicks_per_query": math.nan},
     "min_click_weight is inf; it must be a number": {"min_click_weight": math.inf},
     "min_click_weight is -1; it must be a number": {"min_click_weight": -1.0},

@@ -60,6 +60,12 @@ class Columns(EdgeColumns, AdColumns):
     filters_ad: str | None = None
     """Ad of a filter pair, named as the clicks name it; default the clicks' column."""
 
+    def __post_init__(self) -> None:
+        """Raise a DatasetError for a text in place of a tuple: its letters would be columns."""
+        for name in ("query_text", "ad_text", "ad_filters"):
+            if isinstance(one := getattr(self, name), str):
+                raise DatasetError(f"columns.{name} is a tuple of names: ({one!r},)")
+
     def of_edges(self, query: str, ad: str) -> EdgeColumns:
         """Return the names in tables of edges, which name queries and ads as the clicks do."""
         own = {one.name: getattr(self, one.name) for one in fields(EdgeColumns)}
@@ -185,8 +191,8 @@ class UserTables:
         fractions = {
             "splits.test_fraction": splits.test_fraction,
             "splits.validation_fraction": splits.validation_fraction,
-            "the sum of both": splits.test_fraction + splits.validation_fraction,
         }
+        fractions[" + ".join(fractions)] = sum(fractions.values())
         for name, fraction in fractions.items():
             if not 0 < fraction < 1:
                 yield f"{name} is {fraction:g}; it must be between 0 and 1"
