@@ -66,8 +66,8 @@ def evaluate_checkpoint(
     opened = _open_dataset(checkpoint, config, dataset, part)
     if not opened.has(f"queries/{split}"):
         raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
-    if predictions is not None and (predictions.is_dir() or not predictions.parent.is_dir()):
-        raise ConfigError(f"predictions {predictions} must be a file in a folder that exists")
+    if predictions is not None and not _can_be_written(predictions):
+        raise ConfigError(f"predictions {predictions} must be NAME.parquet in a folder that exists")
     name_list = None if names is None else read_names(names)
     start_ray()
     check_resources(config.workers)
@@ -82,6 +82,12 @@ def evaluate_checkpoint(
         with opened.unchanged(WHILE_READ):
             metrics |= _measure_bad_matches(name_list, opened, split, shown)
     return metrics
+
+
+def _can_be_written(predictions: Path) -> bool:
+    """Tell whether it is no folder, nor the page that is written beside it, NAME.html."""
+    is_parquet = predictions.suffix == ".parquet" and not predictions.is_dir()
+    return is_parquet and predictions.parent.is_dir()
 
 
 def scores_of_run(

@@ -171,10 +171,14 @@ def _assert_bad_matches(metrics: dict[str, float], rows: list[dict[str, Any]]) -
     [
         (["--names", "/no/such/names.csv"], "there is no file or folder /no/such/names.csv"),
         (["--split", "zero_shot"], "handmade has no zero_shot split"),
-        (["--predictions", "/no/such/folder/file.parquet"], "must be a file in a folder"),
-        (["--predictions", "/tmp"], "must be a file in a folder"),
+        (["--predictions", "/no/such/folder/file.parquet"], "must be NAME.parquet in a folder"),
+        (["--predictions", "/tmp"], "must be NAME.parquet in a folder"),
+        (["--predictions", "page.html"], "must be NAME.parquet in a folder"),
         (["--against", "none.parquet"], "--against compares --predictions"),
-        (["--predictions", "p", "--against", "/no/such"], "/no/such has no predictions of jobs"),
+        (
+            ["--predictions", "p.parquet", "--against", "/no/such"],
+            "/no/such has no predictions of jobs",
+        ),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_clear_line(trained, flags, message, dataset_path, refused):
