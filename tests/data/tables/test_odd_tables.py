@@ -58,6 +58,8 @@ def test_quotes_of_tsv_are_letters(tmp_path):
         _import(tmp_path / "2", "b.tsv", start + '"a ""b"""\tc\n')
     with pytest.raises(DatasetError, match=r"3 cells instead of 2.*; TSV has no quoting"):
         _import(tmp_path / "3", "b.tsv", start + '"a\tb"\tc\n')
+    with pytest.raises(DatasetError, match="has no column 'query', 'ad'; it has \"query\", \"ad\""):
+        _import(tmp_path / "4", "b.tsv", '"query"\t"ad"\n' + start)
 
 
 def test_records_are_told_apart_wherever_quotes_are_wrong(tmp_path):
