@@ -90,6 +90,8 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     run = tracked.get_run(run_id)
     validated = tracked.get_metric_history(run_id, "validation/P_at_1")
     assert sorted(point.step for point in validated) == [7, 14]
+    (report,) = (tmp_path / "runs" / "submitted").glob("checkpoint_0*/report.json")
+    assert json.loads(report.read_text())["is_last"], "no trial is stopped here"
     assert run.info.status == "FINISHED"
     assert not (tmp_path / "mlflow.db").exists()
     assert not [name for name in run.data.metrics if name.startswith("graph/")]

@@ -39,7 +39,7 @@ from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.tracking.runs import Run, prefixed
 
 STEPS_PER_LOG = 50
-IS_LAST = "is_last"  # in what is reported: whether the training has reached its last step
+IS_LAST = "is_last"  # in what is reported: whether the training ends here
 NOT_VALIDATED = -1.0  # the score of a model that was not validated: below all others
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -140,6 +140,13 @@ class Training(Generic[Model]):
     progress: Progress = field(default_factory=Progress)
     first_step_at: float | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has done its last step, or was validated often enough without a better one."""
+        plan = self.setup.plan
+        is_patient = plan.patience is None or self.progress.validations_since_best < plan.patience
+        return self.state.step == plan.total_steps or not is_patient
+
 
 def start_or_resume(setup: Setup[Model], logged: Run) -> Training[Model]:
     """Build the model and its training state, new or from the last checkpoint.
@@ -180,7 +187,7 @@ def train(training: Training[Model]) -> None:
     """Train from the present step to the last, with validations and checkpoints on the way."""
     setup, state, plan = training.setup, training.state, training.setup.plan
     for stop in [step for step in plan.checkpoints if step > state.step]:
-        if plan.patience is not None and training.progress.validations_since_best >= plan.patience:
+        if training.is_over:
             return
         if state.step and state.step % plan.steps_per_epoch == 0:  # a checkpoint may lie within
             take_background_results(training)
@@ -261,8 +268,8 @@ def write_checkpoint(training: Training[Model], metrics: dict[str, float]) -> No
     score = metrics.get(setup.plan.metric, NOT_VALIDATED)
     epoch = state.step / setup.plan.steps_per_epoch
     named = prefixed(VALIDATION, metrics)
-    is_last = state.step == setup.plan.total_steps
-    reported = {"step": state.step, "epoch": epoch, IS_LAST: is_last, SCORE: score, **named}
+    found = {IS_LAST: training.is_over, SCORE: score, **named}
+    reported = {"step": state.step, "epoch": epoch, **found}
     is_shared = any(part.is_shared for part in state.parts)
     with training.checkpoints.written(reported, is_shared) as folder:
         if world()[0] == 0:

@@ -229,8 +229,8 @@ class Trials:
                 figures = ", ".join(f"{one} {100 * reached['test'][one]:.2f}" for one in HEADLINES)
                 said = f"test {figures}" if says_test else "trained to the end"
                 named = prefixed(VALIDATION, reached["validation"])
-                epochs = config.training.epochs
-                tune.report({**named, SUMMARY: f"{said} ({seconds})", EPOCH: epochs})
+                told = {SUMMARY: f"{said} ({seconds})", EPOCH: config.training.epochs}
+                tune.report({**named, **told, IS_LAST: True})
 
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         at_once = self.at_once or num_held(self.workers, machines)
