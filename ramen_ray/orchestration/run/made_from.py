@@ -103,14 +103,16 @@ def identity_of(config: RunConfig, dataset: Dataset) -> Identity:
 def trained_on(parameters: Mapping[str, str], fingerprint: str) -> Iterator[tuple[str, str]]:
     """Yield (path, fingerprint) of a run's dataset, and of those that its encoder saw before.
 
-    ``parameters`` are those of the run, by dotted key. Only encoders in the folders of runs are
-    known to have been trained.
+    ``parameters`` are those of the run, by dotted key. Of an encoder that we trained, but whose
+    run has gone, its own folder stands for the dataset, which is not known.
     """
     yield parameters["dataset"], fingerprint
-    checkpoint = Path(parameters.get("encoder.pretrained", "")).parent
-    if (file := checkpoint / IDENTITY_FILE).is_file():
-        before = flatten(read_config(checkpoint / CONFIG_FILE))
+    encoder = Path(parameters.get("encoder.pretrained", ""))
+    if (file := encoder.parent / IDENTITY_FILE).is_file():
+        before = flatten(read_config(encoder.parent / CONFIG_FILE))
         yield from trained_on(before, json.loads(file.read_text())["dataset"])
+    elif encoder.name == ENCODER_FOLDER:
+        yield str(encoder), "not known"
 
 
 def software() -> Identity:

@@ -117,10 +117,12 @@ def compare(
     """
     dataset, (texts, judgement) = open_test_queries(registry, candidate.logged, test)
     seen, is_known = _seen(registry, [candidate, champion], dataset, texts)
+    note = "" if is_known else "; whether one of the two was trained on some is not known"
     both = [(one, one.ads_of_rows(dataset)) for one in (candidate, champion)]
     if all(one.is_made_from(dataset) for one, _ in both):
         answers = [one.retrieve(texts, judgement.depth, ads) for one, ads in both]
-        return _by_novelty("the test split", [judgement.measure(found) for found in answers], seen)
+        measured = [judgement.measure(found) for found in answers]
+        return _by_novelty(f"the test split{note}", measured, seen)
     has = [np.isin(np.arange(len(judgement.inverse)), ads) for _, ads in both]
     shared = has[0] & has[1]
     if not shared.any():
@@ -132,7 +134,6 @@ def compare(
         for (one, ads), rows in zip(both, of_both, strict=True)
     ]
     among = f"test queries of {dataset.name}, among the {int(shared.sum()):,} ads that both have"
-    note = "" if is_known else "; whether one of the two was trained on some is not known"
     found = _by_novelty(f"{int((~seen).sum()):,} {among}{note}", measured, seen)
     if all(rows.all() for rows in of_both):
         return found  # neither has any other ad

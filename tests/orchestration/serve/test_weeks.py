@@ -177,6 +177,17 @@ def test_retrievers_are_not_compared_on_queries_that_one_was_trained_on(
     assert "not compared with version 1: one of them was trained on all" in printed
 
 
+def test_an_encoder_whose_run_has_gone_may_have_seen_the_test_queries(stores, weeks, run_here):
+    this = stores[1]
+    champion, candidate = this.run(1.75, weeks[1].path), this.run(0.375, weeks[1].path)
+    to = ("--name", "copied", "--output", this.output)
+    assert run_here(promote, champion, *to)[0] == 0
+    assert "not known" not in run_here(promote, candidate, *to)[1]
+    copied = this.run(0.4375, weeks[1].path)
+    this.client.log_param(copied, "encoder.pretrained", "/no/such/encoders/m-1/encoder")
+    assert "the test split; whether one of the two was" in run_here(promote, copied, *to)[1]
+
+
 def test_ads_of_other_ids_are_found_by_their_texts(stores, weeks, run_here, tmp_path):
     this = stores[1]
     candidate, ads = this.run(0.0625, weeks[1].path), weeks[1].read("ads")
