@@ -11,7 +11,6 @@ Examples:
         --ad-edges links ad_links.csv --anchors links anchors.csv --output datasets/mine
     python jobs/ingest.py tables --clicks clicks.csv --query-splits splits.csv \
         --filters filters.csv --drop-own-text --output datasets/mine
-    python jobs/ingest.py xc --source downloads/LF-AmazonTitles-131K --output datasets/titles-131k
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-zero-shot
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-one-shot --one-shot
     python jobs/ingest.py links --dataset datasets/foldoc --anchor-sets links --output foldoc-links
@@ -24,7 +23,7 @@ import shlex
 import sys
 from abc import abstractmethod
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -36,9 +35,7 @@ from ramen_ray.data.splits.propagation import PropagationSettings, propagate_cli
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
-from ramen_ray.data.xc.importing import import_xc
 from ramen_ray.errors import shown_path
-from ramen_ray.told import told
 
 
 class Import(Section):
@@ -65,28 +62,6 @@ class Tables(Import):
     def run(self) -> Dataset:
         """Import the tables."""
         return import_tables(self.tables, self.output.absolute(), self.name, self.memory)
-
-
-class Xc(Import):
-    """Import a folder of the XC repository, in any of its layouts, with its graphs."""
-
-    source: Path
-    """Folder with the data set's files."""
-    name: str | None = None
-    """Name of the data set; by default that of the folder."""
-    text: Literal["title", "title+content"] | None = None
-    """A JSON object's text; by default title if the name contains "titles", else title+content."""
-    validation_fraction: float = 0.1
-    """Share of the train queries to hold out, in (0, 1)."""
-    seed: int = 0
-    """Seed of the choice of held-out queries."""
-
-    def run(self) -> Dataset:
-        """Import the folder."""
-        with told(f"reading {self.source}"):
-            return import_xc(
-                self.source, self.output, self.name, self.text, self.validation_fraction, self.seed
-            )
 
 
 class Novel(Import):
@@ -130,7 +105,6 @@ class Propagate(Import):
 
 IMPORTS: dict[str, type[Import]] = {
     "tables": Tables,
-    "xc": Xc,
     "novel": Novel,
     "links": Links,
     "propagate": Propagate,

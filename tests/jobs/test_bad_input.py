@@ -83,7 +83,6 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
         ],
         "needs more memory than 1KB; give more with --memory",
     ),
-    "long source": (ingest, ["xc", "--source", "x" * 300, "--output", "out"], "too long"),
     "long output": (
         ingest,
         ["novel", "--dataset", "{dataset}", "--output", "x" * 300],

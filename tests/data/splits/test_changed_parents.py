@@ -14,8 +14,6 @@ from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.xc import exporting
-from ramen_ray.data.xc.exporting import export_xc
 
 Make = Callable[[Path, Path], object]
 
@@ -24,7 +22,6 @@ MAKERS: list[tuple[ModuleType, Make]] = [
     (kept, lambda parent, output: make_novel_split(parent, output, NovelSettings(0.3))),
     (kept, lambda parent, output: propagate_clicks(Dataset(parent), output, PropagationSettings())),
     (kept, lambda parent, output: sample_dataset(parent, output, 20)),
-    (exporting, lambda parent, output: export_xc(Dataset(parent), output)),
 ]
 
 

@@ -26,7 +26,7 @@ def retriever(logged_retriever: str, output: Path) -> Retriever:
 
 
 def test_others_find_the_same_in_what_is_exported(retriever, output, done, refused, tmp_path):
-    to, words = tmp_path / "made", ("retriever", retriever.uri, "--output", output)
+    to, words = tmp_path / "made", (retriever.uri, "--output", output)
     printed = done(export, *words, "--to", to)
     assert printed.startswith(f"wrote {to}: 40 ads of {retriever.uri}\nnext: ")
     files = {"ads.parquet", "vectors.npy", "index.faiss", "encoder"}
@@ -72,7 +72,7 @@ def test_the_recipe_for_pgvector_finds_the_same(retriever, output, done, tmp_pat
     initdb = max(Path(server.__file__).parent.glob("pginstall*/bin/initdb"))
     (tmp_path / "outputs").symlink_to(output)
     monkeypatch.chdir(tmp_path)
-    done(export, "retriever", retriever.uri, "--to", "exports/shop")
+    done(export, retriever.uri, "--to", "exports/shop")
     guide = (ROOT / "docs" / "how_to" / "other_engines.md").read_text(encoding="utf-8")
     (recipe,) = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     names: dict[str, list[tuple[str, str, float]]] = {}

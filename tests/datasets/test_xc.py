@@ -1,0 +1,405 @@
+"""Folders of the XC repository: every layout read, what is exported read back, faults named."""
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from random_datasets import random_dataset
+from scipy import sparse
+from support import run_config_of
+from written_out import column_of, edge_weights_of, pairs_of, plain
+
+import xc
+from ramen_ray.data.checks.structure import check_structure
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.schemas import schema_of
+
+NUM_TRAIN, NUM_TEST, NUM_ADS, NUM_ANCHORS = 60, 20, 25, 15
+
+
+def _random(draw: np.random.Generator, rows: int, columns: int, weighted: bool) -> Any:
+    matrix = sparse.random_array((rows, columns), density=0.15, rng=draw, format="csr")
+    matrix.data = draw.integers(1, 6, matrix.nnz) / 4 if weighted else np.ones(matrix.nnz)
+    matrix.sort_indices()
+    return matrix.astype(np.float32)
+
+
+DRAW = np.random.default_rng(3)
+TRAIN = [f"query {n} \u2028 Zürich" for n in range(NUM_TRAIN)]
+TEST = [f"asked {n} 漢字" for n in range(NUM_TEST)]
+ADS = [f"ad {n}" for n in range(NUM_ADS)]
+ANCHORS = [f"anchor {n}" for n in range(NUM_ANCHORS)]
+TRAIN_CLICKS = _random(DRAW, NUM_TRAIN, NUM_ADS, weighted=False)
+TEST_CLICKS = _random(DRAW, NUM_TEST, NUM_ADS, weighted=True)
+TRAIN_FILTERS = [(n, n % NUM_ADS) for n in range(NUM_TRAIN)]
+TEST_FILTERS = [(n, n) for n in range(NUM_TEST)]
+LINKS = {
+    part: _random(DRAW, size, NUM_ANCHORS, weighted=True)
+    for part, size in {"trn": NUM_TRAIN, "tst": NUM_TEST, "lbl": NUM_ADS}.items()
+}
+
+
+def put(path: Path, texts: Sequence[object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(f"{text}\n" for text in texts).encode())
+
+
+def put_matrix(stem: Path, matrix: Any, suffix: str = ".txt") -> None:
+    """Write a matrix with scipy, or number by number."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    if suffix == ".npz":
+        sparse.save_npz(f"{stem}.npz", matrix)
+        return
+    rows = [f"{matrix.shape[0]} {matrix.shape[1]}"]
+    for row in matrix.toarray():
+        rows.append(" ".join(f"{column}:{row[column]:.5f}" for column in np.flatnonzero(row)))
+    put(Path(f"{stem}.txt"), rows)
+
+
+def put_raw(folder: Path, layout: str, suffix: str = ".txt") -> Path:
+    """Write the data set in a layout of raw texts, with its graphs."""
+    names = {
+        "ngame": ("trn.raw.txt", "tst.raw.txt", "lbl.raw.txt"),
+        "renee": ("trn_X.txt", "tst_X.txt", "Y.txt"),
+        "oak": ("raw_data/train.raw.txt", "raw_data/test.raw.txt", "raw_data/label.raw.txt"),
+        "dexml": ("raw/trn_X.txt", "raw/tst_X.txt", "raw/Y.txt"),
+    }[layout]
+    for name, texts in zip(names, (TRAIN, TEST, ADS), strict=True):
+        put(folder / name, texts)
+    train, test = ("Y.trn", "Y.tst") if layout == "dexml" else ("trn_X_Y", "tst_X_Y")
+    put_matrix(folder / train, TRAIN_CLICKS, suffix)
+    put_matrix(folder / test, TEST_CLICKS, suffix)
+    train, test = "filter_labels_train.txt", "filter_labels_test.txt"
+    if layout == "renee":
+        train, test = "trn_filter_labels.txt", "tst_filter_labels.txt"
+    put_filters(folder / train, TRAIN_FILTERS)
+    put_filters(folder / test, TEST_FILTERS)
+    put_graphs(folder, suffix, "" if layout == "ngame" else "raw_data/")
+    return folder
+
+
+def put_filters(path: Path, pairs: Sequence[tuple[int, int]]) -> None:
+    put(path, [f"{query} {ad}" for query, ad in pairs])
+
+
+def put_graphs(folder: Path, suffix: str, texts: str = "raw_data/") -> None:
+    put(folder / f"{texts}hyper_link.raw.txt", ANCHORS)
+    put(folder / f"{texts}category.raw.txt", ANCHORS)
+    for part, matrix in LINKS.items():
+        put_matrix(folder / f"hyper_link_{part}_X_Y", matrix, suffix)
+    put_matrix(folder / "category_trn_X_Y", LINKS["trn"], suffix)
+    put_matrix(folder / "hyper_link_renee_tst_X_Y", LINKS["tst"], ".npz")
+    put_matrix(folder / "hyper_link_renee_mean_trn_X_Y", LINKS["trn"])
+
+
+def _objects(texts: Sequence[str], clicks: Any = None) -> Iterator[str]:
+    for row, text in enumerate(texts):
+        title, _, content = text.rpartition(" ")
+        node = {"uid": row, "title": title, "content": content}
+        if clicks is not None:
+            start, stop = clicks.indptr[row : row + 2]
+            node["target_ind"] = clicks.indices[start:stop].tolist()[::-1]
+            node["target_rel"] = clicks.data[start:stop].tolist()[::-1]
+        yield json.dumps(node)
+
+
+def put_json(folder: Path, suffix: str = ".gz") -> Path:
+    files = {
+        "trn": _objects(TRAIN, TRAIN_CLICKS),
+        "tst": _objects(TEST, TEST_CLICKS),
+        "lbl": _objects(ADS),
+    }
+    for name, lines in files.items():
+        put(file := folder / f"{name}.json{suffix}", list(lines))
+        if suffix:
+            file.write_bytes(gzip.compress(file.read_bytes()))
+    put_filters(folder / "filter_labels_train.txt", TRAIN_FILTERS)
+    put_filters(folder / "filter_labels_test.txt", TEST_FILTERS)
+    put_graphs(folder, ".txt")
+    return folder
+
+
+def imported(folder: Path, output: str = "out", **settings: Any) -> Dataset:
+    """Import a folder into ``output`` beside it."""
+    settings = {"validation_fraction": 0.3, **settings}
+    return xc.import_xc(xc.Import(source=folder, output=folder.parent / output, **settings))
+
+
+def _clicks(dataset: Dataset, *splits: str) -> dict[tuple[str, str], float]:
+    """The splits' (query, ad) pairs by their texts, with their weights."""
+    ads = column_of(dataset, "ads")
+    return {
+        (row["text"], ads[ad]): weight
+        for split in splits
+        for row in dataset.read(f"queries/{split}").to_pylist()
+        for ad, weight in zip(
+            row["ad_ids"], row.get("weights") or [1.0] * len(row["ad_ids"]), strict=True
+        )
+    }
+
+
+def _entries(matrix: Any, left: Sequence[str], right: Sequence[str]) -> dict[Any, float]:
+    matrix = matrix.tocoo()
+    entries = zip(matrix.coords[0], matrix.coords[1], matrix.data, strict=True)
+    return {(left[row], right[column]): float(value) for row, column, value in entries}
+
+
+def _assert_is_whole(dataset: Dataset) -> None:
+    """Compare with what scipy holds, graphs too; validation queries are train ones with ads."""
+    check_structure(dataset)
+    assert column_of(dataset, "ads") == ADS
+    clicks = _clicks(dataset, "train", "validation")
+    assert clicks == _entries(TRAIN_CLICKS, TRAIN, ADS)
+    train, validation = (
+        column_of(dataset, f"queries/{split}") for split in ("train", "validation")
+    )
+    assert sorted(train + validation) == sorted(TRAIN)
+    assert {query for query, _ in _clicks(dataset, "validation")} == set(validation)
+    assert _clicks(dataset, "test") == _entries(TEST_CLICKS, TEST, ADS)
+    for split, texts, pairs in (
+        ("validation", TRAIN, TRAIN_FILTERS),
+        ("test", TEST, TEST_FILTERS),
+    ):
+        kept = set(column_of(dataset, f"queries/{split}"))
+        expected = {(texts[query], ADS[ad]) for query, ad in pairs if texts[query] in kept}
+        assert pairs_of(dataset, f"filters/{split}", f"queries/{split}", "ads") == expected
+    assert dataset.anchor_sets == ["category", "hyper_link"]
+    edges = _entries(LINKS["trn"], TRAIN, ANCHORS)
+    in_train = {pair: weight for pair, weight in edges.items() if pair[0] in set(train)}
+    for name in dataset.anchor_sets:
+        assert column_of(dataset, f"anchors/{name}") == ANCHORS
+        assert edge_weights_of(dataset, name, "query") == in_train
+    assert edge_weights_of(dataset, "hyper_link", "ad") == _entries(LINKS["lbl"], ADS, ANCHORS)
+    assert not dataset.has("edges/category/ad")
+    assert not dataset.has("edges/hyper_link/test_query")
+
+
+@pytest.mark.parametrize(
+    ("layout", "suffix"), [("ngame", ".txt"), ("renee", ".npz"), ("oak", ".txt"), ("dexml", ".npz")]
+)
+def test_raw_texts_with_matrices(tmp_path, layout, suffix):
+    dataset = imported(put_raw(tmp_path / "Some-Titles", layout, suffix))
+    assert dataset.name == "Some-Titles"
+    _assert_is_whole(dataset)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_json(tmp_path, suffix):
+    folder = put_json(tmp_path / "LF-Wiki", suffix)
+    put_matrix(folder / "trn_X_Y", TRAIN_CLICKS)
+    dataset = imported(folder)
+    _assert_is_whole(dataset)
+    ids = dataset.read("queries/test").to_pylist()
+    assert all(TEST[int(row["source_id"])] == row["text"] for row in ids)
+    assert "weights" not in dataset.schema("queries/train").names
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "first", "propensities"),
+    [
+        ("LF-WikiTITLES-500K", None, "ad", (0.5, 0.4)),
+        ("LF-AmazonTitles-131K", "title+content", "ad 0", (0.6, 2.6)),
+        ("LF-WikiSeeAlso-320K", None, "ad 0", (0.55, 1.5)),
+    ],
+)
+def test_the_name_says_which_text_counts_and_brings_the_constants_of_the_repository(
+    name, text, first, propensities, tmp_path
+):
+    dataset = imported(put_json(tmp_path / "xc"), name, name=name, text=text)
+    assert column_of(dataset, "ads")[0] == first
+    evaluation = run_config_of(["tiny", "--dataset", str(dataset.path)]).evaluation
+    assert (evaluation.propensity_a, evaluation.propensity_b) == propensities
+
+
+@pytest.mark.parametrize("variant", ["rows with novel ads", "own texts", "all rows"])
+def test_seen_and_novel_ads(variant, tmp_path):
+    folder, num_seen = tmp_path / "xc", 20
+    novel = TEST_CLICKS[:, num_seen:]
+    rows = np.flatnonzero(np.diff(novel.indptr))
+    assert 0 < len(rows) < NUM_TEST
+    for name, texts in (("trn_X", TRAIN), ("tst_X", TEST), ("Y", ADS)):
+        put(folder / "raw" / f"{name}.txt", texts)
+    put_matrix(folder / "Y.trn", TRAIN_CLICKS[:, :num_seen], ".npz")
+    put_matrix(folder / "Y.tst_full", TEST_CLICKS, ".npz")
+    put_matrix(folder / "Y.tst_zero", novel if variant == "all rows" else novel[rows], ".npz")
+    if variant == "own texts":
+        put(folder / "raw" / "tst_X_zero.txt", [TEST[row] for row in rows])
+    filtered = [(place, place % 5) for place in range(len(rows))]
+    pairs = [(int(rows[q]), a) if variant == "all rows" else (q, a) for q, a in filtered]
+    put_filters(folder / "filter_labels_test_zero.txt", pairs)
+    dataset = imported(folder)
+    check_structure(dataset)
+    seen = _entries(TRAIN_CLICKS[:, :num_seen], TRAIN, ADS)
+    assert _clicks(dataset, "train", "validation") == seen
+    assert _clicks(dataset, "test") == _entries(TEST_CLICKS, TEST, ADS)
+    assert _clicks(dataset, "zero_shot") == _entries(novel, TEST, ADS[num_seen:])
+    assert column_of(dataset, "novel_ads", "ad_id") == list(range(num_seen, NUM_ADS))
+    assert pairs_of(dataset, "filters/zero_shot", "queries/zero_shot", "ads") == {
+        (TEST[rows[query]], ADS[num_seen + ad]) for query, ad in filtered
+    }
+    if variant == "rows with novel ads":
+        put_matrix(folder / "Y.tst_zero", novel[rows[::-1]], ".npz")
+        with pytest.raises(DatasetError, match=r"Y\.tst_zero\.npz"):
+            imported(folder, "again")
+
+
+def test_validation_queries_share_no_text_with_train(tmp_path):
+    texts = [f"{'Same' if n % 2 else 'sAME '} {n // 4}" for n in range(400)]
+    clicks = sparse.csr_array(np.ones((400, 1), dtype=np.float32))
+    folder = tmp_path / "xc"
+    for name, written in (("train", texts), ("test", ["a"]), ("label", ["b"])):
+        put(folder / "raw_data" / f"{name}.raw.txt", written)
+    put_matrix(folder / "trn_X_Y", clicks)
+    put_matrix(folder / "tst_X_Y", clicks[:1])
+    drawn = []
+    for number, seed in enumerate((0, 0, 1)):
+        dataset = imported(folder, str(number), seed=seed, validation_fraction=0.1)
+        drawn.append([column_of(dataset, f"queries/{split}") for split in ("train", "validation")])
+        train, validation = ({plain(text) for text in texts} for texts in drawn[-1])
+        assert not train & validation
+        assert 0.04 < len(validation) / 100 < 0.18
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_nodes_without_text_are_left_out_with_their_pairs(tmp_path):
+    oak = put_raw(tmp_path / "xc", "oak")
+    put(oak / "raw_data" / "label.raw.txt", ["", *ADS[1:7], " \t", *ADS[8:]])
+    put(oak / "raw_data" / "train.raw.txt", [*TRAIN[:9], "", *TRAIN[10:]])
+    put(oak / "raw_data" / "category.raw.txt", [*ANCHORS[:4], "", *ANCHORS[5:]])
+    dataset = imported(oak)
+    check_structure(dataset)
+
+    def without(pairs: dict[Any, float], *texts: str) -> dict[Any, float]:
+        return {pair: weight for pair, weight in pairs.items() if not {*pair} & {*texts}}
+
+    gone = ADS[0], ADS[7], TRAIN[9]
+    clicks = without(_entries(TRAIN_CLICKS, TRAIN, ADS), *gone)
+    assert _clicks(dataset, "train", "validation") == clicks
+    ad_edges = without(_entries(LINKS["lbl"], ADS, ANCHORS), *gone)
+    assert edge_weights_of(dataset, "hyper_link", "ad") == ad_edges
+    kept = set(column_of(dataset, "queries/train"))
+    edges = without(_entries(LINKS["trn"], TRAIN, ANCHORS), ANCHORS[4])
+    edges = {pair: weight for pair, weight in edges.items() if pair[0] in kept}
+    assert edge_weights_of(dataset, "category", "query") == edges
+
+
+def _rows(dataset: Dataset, table: str) -> list[tuple[object, ...]]:
+    """All rows in the order of their ids, and the ads of each query in theirs, with weights."""
+    rows = []
+    for row in dataset.read(table).to_pylist():
+        weights = row.get("weights") or [1.0] * len(row.get("ad_ids", ()))
+        clicks = sorted(zip(row.get("ad_ids", ()), weights, strict=True))
+        names = [*schema_of(table).names, "weight"]
+        rows.append((*(row[name] for name in names if name in row and name != "ad_ids"), *clicks))
+    return sorted(rows)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_is_exported_is_read_back(weighted, tmp_path, done, refused):
+    dataset = random_dataset(tmp_path / "in", 1, 12, weighted=weighted)
+    done(xc, "export", "--dataset", dataset.path, "--output", tmp_path / "xc")
+    done(xc, "import", "--source", tmp_path / "xc", "--output", tmp_path / "out")
+    again = Dataset(tmp_path / "out")
+    assert again.anchor_sets == dataset.anchor_sets
+    for table in again.tables:
+        assert _rows(again, table) == _rows(dataset, table)
+    exists = refused(xc, "export", "--dataset", dataset.path, "--output", tmp_path / "xc")
+    assert "exists already" in exists
+
+
+Change = Callable[[bytes], bytes]
+
+
+class Fault(NamedTuple):
+    file: str
+    change: Change | bytes | None  # None: the file is removed
+    place: str
+
+
+def _line(number: int, text: str | bytes) -> Change:
+    """Replace a line (from 1) of a text file, which may be gzipped."""
+    new = text.encode() if isinstance(text, str) else text
+
+    def change(content: bytes) -> bytes:
+        is_packed = content.startswith(b"\x1f\x8b")
+        lines = (gzip.decompress(content) if is_packed else content).split(b"\n")
+        content = b"\n".join([*lines[: number - 1], new, *lines[number:]])
+        return gzip.compress(content) if is_packed else content
+
+    return change
+
+
+def _json(**fields: Any) -> Change:
+    return _line(5, json.dumps({"uid": "a", "title": "x", **fields}))
+
+
+CLICKS, LABELS = "trn_X_Y.txt", "raw_data/label.raw.txt"
+FAULTS = [
+    Fault(CLICKS, _line(1, "0:1.0 1:1.0"), "trn_X_Y.txt, row 1"),
+    Fault(CLICKS, _line(1, "60 26"), "trn_X_Y.txt"),
+    Fault(CLICKS, _line(5, "3:1 25:1"), "trn_X_Y.txt, row 5, column '25'"),
+    Fault(CLICKS, _line(6, "3:1 3:1"), "trn_X_Y.txt, row 6, column '3'"),
+    Fault(CLICKS, _line(8, "4:1 x:1"), "trn_X_Y.txt, row 8"),
+    Fault(CLICKS, _line(9, "4:nan"), "trn_X_Y.txt, row 9"),
+    Fault(CLICKS, _line(9, "4:0.0"), "trn_X_Y.txt, row 9, column '4'"),
+    Fault(CLICKS, lambda content: content[:200], "trn_X_Y.txt, row"),
+    Fault(CLICKS, None, "trn_X_Y is missing (layout oak)"),
+    Fault(LABELS, _line(3, "größe".encode("cp1252")), "label.raw.txt, row 3"),
+    Fault(LABELS, b"\n \n", "trn_X_Y.txt"),
+    Fault("raw_data/train.raw.txt", None, "no train texts"),
+    Fault("raw_data/hyper_link.raw.txt", None, "hyper_link.raw.txt is missing"),
+    Fault("trn_X.txt", b"a\n", "renee and oak are mixed"),
+    Fault("trn_X_Y.npz", b"x", "trn_X_Y.txt and trn_X_Y.npz both match"),
+    Fault("train_trn_X_Y.txt", b"", "cannot be named 'train'"),
+    Fault("filter_labels_test.txt", _line(3, "3 25"), "filter_labels_test.txt, row 3"),
+    Fault("hyper_link_lbl_X_Y.txt", _line(2, "15:1"), "hyper_link_lbl_X_Y.txt, row 2"),
+    Fault("category_lbl_X_Y.npz", b"PK\3\4 not a zip", "category_lbl_X_Y.npz"),
+    Fault("trn.json.gz", lambda content: content[:-40], "trn.json.gz"),
+    Fault("trn.json.gz", _json(), "trn.json.gz, row 5, column 'target_ind'"),
+    Fault("trn.json.gz", _json(target_ind=[None]), "trn.json.gz"),
+    Fault("trn.json.gz", _json(target_ind=[25]), "trn.json.gz, row 5, column '25'"),
+    Fault("tst.json.gz", _json(target_ind=[2, 3], target_rel=[1]), "tst.json.gz, row 5"),
+    Fault("lbl.json.gz", _line(5, '{"uid": "a"'), "lbl.json.gz, row 5"),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_and_leaves_nothing(fault, tmp_path):
+    folder = tmp_path / "xc"
+    if ".json" in fault.file:
+        put_json(folder)
+    else:
+        put_raw(folder, "oak")
+    file = folder / fault.file
+    if fault.change is None:
+        file.unlink()
+    else:
+        is_new = isinstance(fault.change, bytes)
+        file.write_bytes(fault.change if is_new else fault.change(file.read_bytes()))
+    with pytest.raises(DatasetError) as caught:
+        imported(folder)
+    assert fault.place in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["xc"]
+
+
+def test_an_encoding_is_named(tmp_path):
+    oak = put_raw(tmp_path / "xc", "oak")
+    for file in (oak / "raw_data").iterdir():
+        latin = file.read_text(encoding="utf-8").encode("latin-1", "replace")
+        file.write_bytes(latin)
+    assert "Zürich" in column_of(imported(oak, encoding="latin-1"), "queries/train")[0]
+
+
+def test_a_text_with_a_line_break_is_not_exported(tmp_path, refused):
+    dataset = random_dataset(tmp_path / "in", 1, 12)
+    tables = {name: dataset.read(name) for name in dataset.tables}
+    texts = ["a\nb", *column_of(dataset, "ads")[1:]]
+    tables["ads"] = tables["ads"].set_column(1, "text", [texts])
+    broken = write_dataset(tmp_path / "broken", tables, name="broken")
+    words = "export", "--dataset", broken.path, "--output", tmp_path / "xc"
+    assert "ads.parquet, column 'text'" in refused(xc, *words)
+    assert not (tmp_path / "xc").exists()
