@@ -38,7 +38,7 @@ from benchmarks.common import (
     seconds_of,
     write_queries,
 )
-from ramen_ray.config import GB_PER_SHARD, EncoderConfig
+from ramen_ray.config import EncoderConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
@@ -138,7 +138,7 @@ def make_retriever(folder: Path, data: Path, config: EncoderConfig) -> Path:
     made, dataset = folder / "torch", Dataset(DATASET)
     model = load_model(folder / "model")
     write_retriever(
-        made, model, dataset, Prepared(data), RetrieverSettings("flat", config.max_length, 1.0)
+        made, model, dataset, Prepared(data), RetrieverSettings("flat", config.max_length)
     )
     return made
 
@@ -228,7 +228,7 @@ def add(folder: Path, texts: list[str], combined: CombinedAds | None) -> int:
     """Add ads to a retriever; returns how many it has."""
     ads = pa.table({"ad_id": [f"new {number}" for number in range(len(texts))], "text": texts})
     represent = None if combined is None else lambda _, vectors: combined.represent(vectors)
-    return add_ads(folder, ads, GB_PER_SHARD, represent)
+    return add_ads(folder, ads, represent)
 
 
 def new_texts(texts: list[str], count: int) -> list[str]:

@@ -66,7 +66,7 @@ Settings = TypeVar("Settings", bound=Section)
 
 USER_ERROR_CODE = 2
 RAY_IS_LOST = "Ray's control process (gcs_server) has died; run the same command again to go on"
-SECONDS_TO_END, MOMENT_S = 20.0, 0.05
+SECONDS_TO_END = 20.0
 RAYS_COPIES = "working_dir_files"  # a folder with Ray's copies of the files of submitted jobs
 
 _OF_PYDANTIC = re.compile(
@@ -168,11 +168,7 @@ def _unwinding_at_signals() -> Iterator[list[signal.Signals]]:
     """Raise KeyboardInterrupt at a signal that ends a job; what is yielded then ends with it."""
     came = [signal.SIGINT]
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_globals["__name__"] == "logging":
-            # Python drops what is raised in its hooks around a fork, and the lock would stay held.
-            threading.Timer(MOMENT_S, signal.raise_signal, [number]).start()
-            return
+    def interrupt(number: int, _: FrameType | None) -> None:
         came.append(signal.Signals(number))
         raise KeyboardInterrupt  # Ray's blocking calls let this one through
 

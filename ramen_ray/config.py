@@ -1,7 +1,6 @@
 """The configuration: one frozen tree, changed by overlays of dotted keys, written as JSON."""
 
 import json
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -471,8 +470,6 @@ def write_config(config: RunConfig, file: Path) -> None:
 def read_config(file: Path) -> RunConfig:
     """Read what :func:`write_config` wrote; a ConfigError if it is missing or not valid."""
     try:
-        if stat.S_ISFIFO(mode := file.stat().st_mode) or stat.S_ISCHR(mode):
-            raise ConfigError(f"{file} is a pipe or a device; write what it gives to a file")
         tree = json.loads(file.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read the config file {file}: {error.strerror}") from error

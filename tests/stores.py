@@ -25,7 +25,7 @@ from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run
 
 BLIND = 1000.0  # all texts are alike
-FLAT = RetrieverSettings("flat", MAX_LENGTH, 1.0)
+FLAT = RetrieverSettings("flat", MAX_LENGTH)
 
 
 @contextmanager

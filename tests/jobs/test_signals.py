@@ -48,18 +48,7 @@ sys.exit(run_job(lambda: 0))
 """
 
 
-FORKS = """
-import os, time
-def fork(_):
-    while True:
-        if not (child := os.fork()):
-            os._exit(0)
-        os.waitpid(child, 0)
-time.sleep = fork
-"""
-
-
-@pytest.mark.parametrize("begins", ["", HANGS, FORKS])
+@pytest.mark.parametrize("begins", ["", HANGS])
 @pytest.mark.parametrize("number", CODES)
 def test_a_job_ends_with_the_code_of_its_signal(number, begins):
     assert ended_by(number, begins + SLEEPS) == (CODES[number], "interrupted\n")

@@ -49,8 +49,6 @@ from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.retrieval.index import (
     ADS_PER_BLOCK,
     IndexKind,
-    extended_index_file,
-    index_file,
     trained_index,
     with_rows_only,
 )
@@ -76,7 +74,6 @@ class RetrieverSettings:
 
     kind: IndexKind
     max_length: int  # tokens of a text
-    gb_of_index: float  # of one in cells that memory holds; a larger one goes through files
 
 
 def write_retriever(
@@ -132,9 +129,7 @@ def write_ads(folder: Path, ads: pa.Table) -> None:
     pq.write_table(ads, folder / ADS, compression="zstd")
 
 
-def add_ads(
-    folder: Path, ads: pa.Table, gb_of_index: float, represent: Represent | None = None
-) -> int:
+def add_ads(folder: Path, ads: pa.Table, represent: Represent | None = None) -> int:
     """Add ads, a table with a retriever's columns, to it; returns how many it has now.
 
     Its encoder and its index's cells do not change. ``represent`` makes the vectors that are
@@ -142,10 +137,12 @@ def add_ads(
     """
     embed = text_embedder(folder)
     starts = range(0, len(ads), ADS_PER_BLOCK)
-    with extended_index_file(folder / INDEX, gb_of_index) as add:
-        for start in told_of("embedding ads", starts, lambda _: ADS_PER_BLOCK, len(ads)):
-            vectors = embed(ads["text"][start : start + ADS_PER_BLOCK].to_pylist())
-            add(vectors if represent is None else represent(start, vectors))
+    index = faiss.read_index(str(folder / INDEX))
+    for start in told_of("embedding ads", starts, lambda _: ADS_PER_BLOCK, len(ads)):
+        vectors = embed(ads["text"][start : start + ADS_PER_BLOCK].to_pylist())
+        index.add(vectors if represent is None else represent(start, vectors))
+    with whole_file(folder / INDEX) as aside:
+        faiss.write_index(index, str(aside))
     known = known_ads(folder)
     write_ads(folder, pa.concat_tables([known, ads.select(known.column_names).cast(known.schema)]))
     return len(known) + len(ads)
@@ -273,12 +270,11 @@ def _write_index(
         settings.kind, model.dim, len(data.ads), lambda some: model.embed_ads(data.ads, some)
     )
     exact: list[TopK] = []
-    with index_file(file, index, settings.gb_of_index) as add:
-        starts = range(0, len(data.ads), ADS_PER_BLOCK)
-        for start in told_of("indexing ads", starts, lambda _: ADS_PER_BLOCK, len(data.ads)):
-            ads = np.arange(start, min(start + ADS_PER_BLOCK, len(data.ads)))
-            block = model.embed_ads(data.ads, ads)
-            add(block)
-            exact = [merge_topk([*exact, search(queries, block, RECALL_AT, ids=ads)], RECALL_AT)]
-    written = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
-    return share_found(search_index(written, queries, RECALL_AT)[0], exact[0][0])
+    starts = range(0, len(data.ads), ADS_PER_BLOCK)
+    for start in told_of("indexing ads", starts, lambda _: ADS_PER_BLOCK, len(data.ads)):
+        ads = np.arange(start, min(start + ADS_PER_BLOCK, len(data.ads)))
+        block = model.embed_ads(data.ads, ads)
+        index.add(block)
+        exact = [merge_topk([*exact, search(queries, block, RECALL_AT, ids=ads)], RECALL_AT)]
+    faiss.write_index(index, str(file))
+    return share_found(search_index(index, queries, RECALL_AT)[0], exact[0][0])

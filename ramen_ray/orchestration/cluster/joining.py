@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import tempfile
 import threading
 import time
@@ -21,10 +20,7 @@ from ray.exceptions import AuthenticationError
 
 from ramen_ray.errors import LOST, UserError, first_line_of
 from ramen_ray.told import told
-from ramen_ray.tracking.runs import kept_environment
 
-LOOPBACK, DASHBOARD_PORT = "127.0.0.1", 8265
-DASHBOARD_ADDRESS = "RAY_API_SERVER_ADDRESS"
 TOO_SLOW = "timed out during startup"
 TRIES = 3  # Ray gives its processes half a minute each time, and starts faster from warm files
 ANSWERS_WITHIN_S = 20
@@ -74,13 +70,12 @@ def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
         check_that_it_answers()
         keep_token_private()
         try:
-            with told("starting Ray"), kept_handler(signal.SIGTERM), _known_dashboard() as port:
+            with told("starting Ray"), kept_handler(signal.SIGTERM):
                 joined = in_a_few_tries(
                     lambda: ray.init(
                         logging_level=logging.ERROR,
                         log_to_driver=show_workers,
                         include_dashboard=for_ray_train,
-                        dashboard_port=port,
                     )
                 )
         except Exception as error:
@@ -107,22 +102,6 @@ def kept_handler(number: signal.Signals) -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread() and callable(handler):
             signal.signal(number, handler)
-
-
-@contextmanager
-def _known_dashboard() -> Iterator[int]:
-    """Choose the dashboard's port, and tell the processes of a cluster that starts in the block."""
-    # Ray Train's actors, which would look for it, may find that of another job's Ray.
-    with kept_environment(DASHBOARD_ADDRESS), socket.socket() as held:
-        try:
-            held.bind((LOOPBACK, DASHBOARD_PORT))
-        except OSError:  # another's
-            held.bind((LOOPBACK, 0))
-        # From now on the dashboard can have the port, but no other job can choose it.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        port: int = held.getsockname()[1]
-        os.environ[DASHBOARD_ADDRESS] = f"http://{LOOPBACK}:{port}"
-        yield port
 
 
 def keep_token_private() -> None:

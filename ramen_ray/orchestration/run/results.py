@@ -54,8 +54,7 @@ def log_results(
     with scratch_folder(folder / ".retriever") as aside:
         with dataset.unchanged(SINCE_IT_BEGAN):
             predictions = _predictions(task, dataset, data)
-            shard = config.workers.gb_per_shard
-            settings = RetrieverSettings(kind, config.encoder.max_length, shard)
+            settings = RetrieverSettings(kind, config.encoder.max_length)
             work = (aside / RETRIEVER, trained, dataset, data, settings)
             is_small = len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu
             if is_worker or is_small:

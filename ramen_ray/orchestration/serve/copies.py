@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.tables.new_ads import NewAds, read_changes, read_first_clicks
 from ramen_ray.errors import UserError
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
@@ -93,7 +92,7 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
             keep_ads(folder, changes.rows)
         write_ads(folder, changes.kept)
         if len(new):
-            add_ads(folder, new, GB_PER_SHARD, represent)
+            add_ads(folder, new, represent)
         texts = known_ads(folder)["text"][-EXAMPLE_ADS:].to_pylist()
         sources = {"new_ads": given.ads, "removed_ads": given.remove, "all_ads": given.sync}
         made: dict[str, object] = {key: one for key, one in sources.items() if one is not None}

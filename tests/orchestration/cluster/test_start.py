@@ -14,7 +14,7 @@ import ray
 from support import ended_by
 
 from ramen_ray.orchestration.cluster import joining
-from ramen_ray.orchestration.cluster.joining import DASHBOARD_ADDRESS, start_ray
+from ramen_ray.orchestration.cluster.joining import start_ray
 
 JOB = SimpleNamespace(main=start_ray)
 
@@ -33,16 +33,11 @@ JOB = SimpleNamespace(main=start_ray)
     ],
 )
 def test_a_ray_that_does_not_start_is_told_in_one_line(error, message, refused, monkeypatch):
-    ports: set[int] = set()
-
-    def fails(dashboard_port: int, **_: object) -> None:
-        ports.add(dashboard_port)
+    def fails(**_: object) -> None:
         raise error
 
     _without_ray(monkeypatch, fails)
-    monkeypatch.setenv(DASHBOARD_ADDRESS, "of the user")
     assert refused(JOB).startswith(f"error: cannot join the Ray cluster: {message}")
-    assert len(ports) == 1
 
 
 def _without_ray(monkeypatch: pytest.MonkeyPatch, init: Any) -> None:
