@@ -21,7 +21,8 @@ from ray.exceptions import AuthenticationError
 from ramen_ray.errors import LOST, UserError, first_line_of
 from ramen_ray.told import told
 
-TOO_SLOW = "timed out during startup"
+TOO_SLOW = ("timed out during startup", "start a dashboard", "dashboard.log", "dashboard.err")
+"""What Ray says where its processes, of which the dashboard is one, have not started in time."""
 TRIES = 3  # Ray gives its processes half a minute each time, and starts faster from warm files
 ANSWERS_WITHIN_S = 20
 GCS, LOOKS_EVERY_S = "gcs_server", 0.5
@@ -115,7 +116,7 @@ def keep_token_private() -> None:
 
 def _advice(error: Exception) -> str:
     said = first_line_of(error).rstrip(".")
-    if TOO_SLOW in said:
+    if _is_too_slow(error):
         return "Ray has not started in time; is the machine too busy? Run the same command again"
     if isinstance(error, AuthenticationError) or os.environ.get("RAY_AUTH_MODE") != "token":
         said += (  # which the cluster does not say
@@ -177,7 +178,7 @@ def in_a_few_tries(start: Callable[[], Joined]) -> Joined:
         try:
             return start()
         except Exception as error:  # Ray has no class for its own start that takes too long
-            if TOO_SLOW not in str(error):
+            if not _is_too_slow(error):
                 raise
         logger.warning("warning: Ray has not started in time, on a busy machine; trying again")
         ray.shutdown()
@@ -187,6 +188,10 @@ def in_a_few_tries(start: Callable[[], Joined]) -> Joined:
                 process.kill()
         psutil.wait_procs(list(left), timeout=ANSWERS_WITHIN_S)
     return start()
+
+
+def _is_too_slow(error: Exception) -> bool:
+    return any(sign in str(error) for sign in TOO_SLOW)
 
 
 def is_lost() -> bool:

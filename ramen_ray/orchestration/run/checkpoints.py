@@ -4,6 +4,7 @@ The run's folder is on a disk that all machines can reach, so Ray Train is told 
 """
 
 import json
+import logging
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -17,15 +18,16 @@ import torch
 from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.distributed import from_first_worker, sum_over_workers, world
-from ramen_ray.orchestration.run.directory import RunError
+from ramen_ray.orchestration.run.directory import RunError, checkpoint_folders, step_of
 
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
-CHECKPOINTS = "checkpoint_[0-9]*"
 ASIDE = ".checkpoint-{}"
 REPORT_FILE = "report.json"  # in a checkpoint: what was reported with it
 WRITER_FILE = ".writer"
 """In a run's folder: the token of whoever may write checkpoints, the latest to begin."""
 SCORE = "score"  # in a report: the higher, the better
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Checkpoint:
     @property
     def step(self) -> int:
         """The number of steps done when it was written."""
-        return int(self.folder.name.rpartition("_")[2])
+        return step_of(self.folder)
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -123,18 +125,29 @@ def _move_into(folder: Path, share: Path) -> None:
 
 def kept_in(run: Path) -> list[Checkpoint]:
     """Return the checkpoints in a run's folder, from old to new."""
-    return [_open(folder) for folder in sorted(run.glob(CHECKPOINTS))]
+    return list(map(_open, checkpoint_folders(run)))
 
 
-def keep_intact_checkpoints(run: Path) -> None:
-    """Remove the damaged checkpoints of a run before it is resumed, with a warning each."""
-    found, kept = sorted(run.glob(CHECKPOINTS)), list[Path]()
-    for folder in found:
-        otherwise = "the run goes on from " + (kept[-1].name if kept else "its start")
-        if folder != found[-1]:
+def keep_intact_checkpoints(run: Path) -> list[Checkpoint]:
+    """Remove the damaged checkpoints of a run before it is resumed, with a warning each.
+
+    A copy under the name of another step is renamed, so that it counts as none. Returns the others.
+    """
+    folders = checkpoint_folders(run)
+    kept: list[Checkpoint] = []
+    for folder in folders:
+        otherwise = "the run goes on from " + (kept[-1].folder.name if kept else "its start")
+        if folder != folders[-1]:
             otherwise = f"the best model so far is lost; to train from the start, delete {run}"
-        if is_intact(folder, otherwise):
-            kept.append(folder)
+        if not is_intact(folder, otherwise):
+            continue
+        checkpoint = _open(folder)
+        if (step := checkpoint.report["step"]) == checkpoint.step:
+            kept.append(checkpoint)
+            continue
+        aside = folder.rename(f"{folder}.{secrets.token_hex(4)}")
+        logger.warning("warning: %s is of step %d, so it is now %s", folder, step, aside.name)
+    return kept
 
 
 def _open(folder: Path) -> Checkpoint:

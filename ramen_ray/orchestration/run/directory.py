@@ -1,6 +1,7 @@
 """A run's folder: its name, its configuration, its lock, and whether it is finished."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ RUNS = "runs"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
 TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
+CHECKPOINT = re.compile(r"checkpoint_\d{9,}")  # the name of a checkpoint's folder
 IDENTITY_FILE = "made_from.json"  # in a checkpoint: what its run is made from
 
 Identity = dict[str, str]  # what a run is made from besides its settings, by name; see made_from
@@ -136,21 +138,49 @@ class RunDirectory:
             raise RunError(f"{self.path} holds another {what}: {changed}; choose another name")
 
     def refuse_changed(self, made_from: Identity, allow_changed: bool) -> None:
-        """Raise a RunError if what the folder has so far is ``made_from`` something else.
-
-        With ``allow_changed`` a change is only said, unless it is one of the dataset.
-        """
+        """Raise a RunError if what the folder has so far is ``made_from`` something else."""
         notes = self.notes
         before = notes.get("made_from", {}) if notes else made_from
-        changed = differences(before, made_from)
-        is_same_data = before.get("dataset", made_from["dataset"]) == made_from["dataset"]
-        if changed and not (allow_changed and is_same_data):
-            allow = ", or give --allow-changed to go on all the same" if is_same_data else ""
-            raise RunError(
-                f"what {self.path} is made from has changed: {changed}; choose another name{allow}"
-            )
-        if changed:
-            warn_once(f"warning: goes on, although what it is made from has changed: {changed}")
+        _refuse_changed(self.path, before, made_from, allow_changed)
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, from old to new."""
+    named = (folder for folder in run.glob("checkpoint_*") if CHECKPOINT.fullmatch(folder.name))
+    return sorted(folder for folder in named if folder.is_dir())
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the number of steps done when a checkpoint was written, by its folder's name."""
+    return int(checkpoint.name.rpartition("_")[2])
+
+
+def refuse_another_runs(checkpoint: Path, config: RunConfig, made_from: Identity) -> None:
+    """Raise a RunError if a checkpoint is of other settings, or made from something else."""
+    settings = deciding_settings(read_config(checkpoint / CONFIG_FILE))
+    if changed := differences(settings, deciding_settings(config)):
+        raise RunError(
+            f"{checkpoint} is another run's: {changed}; move it away, and run the same command "
+            f"again"
+        )
+    before = json.loads((checkpoint / IDENTITY_FILE).read_text())
+    _refuse_changed(checkpoint, before, made_from, config.allow_changed)
+
+
+def _refuse_changed(path: Path, before: Identity, now: Identity, allow_changed: bool) -> None:
+    """Raise a RunError if a folder was made from something else than what is there ``now``.
+
+    With ``allow_changed`` a change is only said, unless it is one of the dataset.
+    """
+    changed = differences(before, now)
+    is_same_data = before.get("dataset", now["dataset"]) == now["dataset"]
+    if changed and not (allow_changed and is_same_data):
+        allow = ", or give --allow-changed to go on all the same" if is_same_data else ""
+        raise RunError(
+            f"what {path} is made from has changed: {changed}; choose another name{allow}"
+        )
+    if changed:
+        warn_once(f"warning: goes on, although what it is made from has changed: {changed}")
 
 
 def read_run_config(file: Path) -> RunConfig:
@@ -234,8 +264,8 @@ def told_how_to_go_on(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        steps = [int(one.name.removeprefix("checkpoint_")) for one in path.glob("checkpoint_*")]
-        where = f"goes on after step {max(steps)}" if steps else "starts anew"
+        checkpoints = checkpoint_folders(path)
+        where = f"goes on after step {step_of(checkpoints[-1])}" if checkpoints else "starts anew"
         raise KeyboardInterrupt(f"the same command {where}") from stop
 
 
@@ -246,7 +276,7 @@ def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if path / CONFIG_FILE in new and not any(path.glob("checkpoint_*")):
+        if path / CONFIG_FILE in new and not checkpoint_folders(path):
             if is_made_here:
                 shutil.rmtree(path)
             for file in new:

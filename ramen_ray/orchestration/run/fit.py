@@ -26,6 +26,7 @@ from ramen_ray.orchestration.run.directory import (
     RunDirectory,
     finished_run,
     open_run_directory,
+    refuse_another_runs,
 )
 from ramen_ray.orchestration.run.loop import start_or_resume, train
 from ramen_ray.orchestration.run.made_from import (
@@ -150,8 +151,9 @@ def fit(
         return _result_of(done, tracking_uri(output))
     tokenizer = check_config(config, dataset)
     with open_run_directory(config, dataset.name, made_from) as directory:
+        for checkpoint in keep_intact_checkpoints(directory.path):
+            refuse_another_runs(checkpoint.folder, config, made_from)
         run = directory.open_run(uri, config.experiment, output, parent)
-        keep_intact_checkpoints(directory.path)
         with run.closing(is_nested):
             run.log_first_artifact(directory.path / CONFIG_FILE)
             seconds: dict[str, float] = {}

@@ -17,14 +17,14 @@ from jobs import train
 from ramen_ray.config import overlay, read_config, write_config
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.data.store.checksums import checksum_files, with_checksum
+from ramen_ray.data.store.checksums import checksum_files, with_checksum, write_checksums
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.method.training.state import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
-from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, RunDirectory
+from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.tracking.runs import Run
 
@@ -188,13 +188,30 @@ def test_a_damaged_run_goes_on_from_what_is_whole_to_the_same_numbers(config, un
     begun = {name: notes[name] for name in ("identity", "made_from")}
     (run / "run.json").write_text(with_checksum(begun))
     newest = run / f"checkpoint_{NUM_STEPS:09d}"
+    for copy in (f"{newest.name}.bak", f"checkpoint_{NUM_STEPS + 1:09d}"):
+        shutil.copytree(newest, run / copy)
+    (run / f"checkpoint_{NUM_STEPS + 2:09d}").write_text("")
     file = run / "config.json"
     file.write_bytes(file.read_bytes()[:50])
     (newest / "state.pt").write_bytes(b"")
     resumed = fit(overlay(config, {"name": "damaged"}))
     assert "state.pt has 0 bytes instead of" in caplog.text
+    assert f"checkpoint_{NUM_STEPS + 1:09d} is of step {NUM_STEPS}" in caplog.text
     assert resumed.metrics == unharmed.metrics
     assert RunDirectory(run).notes["finished"]
+
+
+@pytest.mark.parametrize(("changed", "now"), [("seed", "7"), ("dataset", "'\\w+'")])
+def test_a_checkpoint_of_another_run_is_refused_by_name(changed, now, config, unharmed):
+    trained, run = unharmed.encoder.parent, unharmed.run_directory.with_name(f"another-{changed}")
+    checkpoint = shutil.copytree(trained, run / trained.name)
+    if changed == "dataset":
+        made_from = json.loads((checkpoint / "made_from.json").read_text())
+        (checkpoint / "made_from.json").write_text(json.dumps({**made_from, "dataset": "abc"}))
+        write_checksums(checkpoint)
+    seed = 7 if changed == "seed" else 0
+    with pytest.raises(RunError, match=rf"{checkpoint} .*: {changed} \(.* there, {now} now\)"):
+        fit(overlay(config, {"name": run.name, "seed": seed}))
 
 
 @pytest.mark.slow
