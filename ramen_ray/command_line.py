@@ -13,6 +13,7 @@ import shlex
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from itertools import dropwhile, takewhile
@@ -20,13 +21,23 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from ramen_ray.errors import LOST, UserError, is_disk_full, no_room_message, printable, redacted
+
+
+class _Redacting(logging.Formatter):
+    """Shows no secrets of the addresses that libraries log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(super().format(record))
+
 
 def _show_uncaught(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """Show an error with its traceback, but Ctrl-C in one line, with its exit code."""
     if not issubclass(kind, KeyboardInterrupt):
-        sys.__excepthook__(kind, error, trace)
+        shown = redacted("".join(traceback.format_exception(kind, error, trace)))
+        print(shown, end="", file=sys.stderr)  # noqa: T201
         return
     print("interrupted", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(128 + signal.SIGINT)
@@ -46,14 +57,6 @@ from ramen_ray.config import (
     overlay,
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.errors import (
-    LOST,
-    UserError,
-    is_disk_full,
-    no_room_message,
-    printable,
-    redacted,
-)
 from ramen_ray.orchestration.run.directory import read_run_config
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, linked_sets, on_dataset, with_base
 from ramen_ray.tracking.runs import sqlite_uri, tracking_uri
@@ -141,7 +144,9 @@ def run_job(job: Callable[[], int | None]) -> int:
     So does a full disk, or a file that the system refuses. SIGINT ends the job with code 130,
     SIGTERM with 143; both unwind, so that runs and folders are closed.
     """
-    logging.basicConfig(format="%(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Redacting("%(message)s"))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("ramen_ray").setLevel(logging.INFO)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -210,7 +215,7 @@ def _unread() -> int:
 def _what_to_do_about(error: Exception) -> str | None:
     """Return one line for the user; None if the error is a fault of this program."""
     if isinstance(error, UserError):
-        return redacted(str(error))
+        return str(error)
     if is_disk_full(error):
         return no_room_message(sys.argv[1:])
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:

@@ -7,10 +7,19 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-_PASSWORD = re.compile(r"(\w+://[^\s:/?#@]*):\S*@")  # to the last @, as a password may contain one
-_WITHOUT_SCHEME = re.compile(r"(?<![\w:/@.-])([\w.-]+):[^\s:/@]+@(?=[\w.-]+)")
-_SECRET = re.compile(r"(?i)([?&](?:password|passwd|pwd|token|secret\w*)=)[^&#\s]*")
+_END = r"(?=[])}>'\",.:;]*(?:\s|$))"
+_IN_TEXT = re.compile(
+    r"(\w[\w+.-]*://)"
+    # a password may have spaces, but what looks like a port and then words is a port
+    rf"([^\s/@]*:(?!\d+(?:\W|$))\S[^\n@]*@\S*?|\S*?){_END}"
+)
+_WHOLE = re.compile(r"(\w[\w+.-]*://)(.*)", re.DOTALL)
+_HOSTS = re.compile(r"(?:(?:[\w.-]*|\[[\da-fA-F:.]+\])(?::\d*)?(?:,|(?=/|$)))*(?:/|$)")
+_AFTER_PATH = re.compile(r"([?#;]|%3[bf]|%23)(.*)", re.DOTALL | re.IGNORECASE)
+_WITHOUT_SCHEME = re.compile(r"(?<![\w:/@.-])[\w.-]+:[^\s:/@]+@(?=[\w.-]+)")
+_QUERY = re.compile(rf"(?<=[^\s?])\?[\w.%~+-]+=\S*?{_END}")
 _ACTS_ON_TERMINALS = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -30,6 +39,10 @@ LOST = signal.SIGUSR1
 class UserError(ValueError):
     """Input cannot be used; the message says what is wrong, where, and what to do."""
 
+    def __init__(self, message: str) -> None:
+        """Keep the ``message``, :func:`redacted`."""
+        super().__init__(redacted(message))
+
 
 class DatasetError(UserError):
     """A dataset or a table is missing, incomplete or inconsistent; the message says where."""
@@ -41,9 +54,35 @@ def first_line_of(error: Exception) -> str:
 
 
 def redacted(text: str) -> str:
-    """Return ``text`` without the passwords in its addresses, fit to be shown or stored."""
-    without_secrets = _SECRET.sub(r"\1***", text)
-    return _PASSWORD.sub(r"\1:***@", _WITHOUT_SCHEME.sub(r"\1:***@", without_secrets))
+    """Return ``text``, of whose addresses scheme, host, port and path are shown, and no more."""
+    return _QUERY.sub("?***", _WITHOUT_SCHEME.sub("***@", _IN_TEXT.sub(_allowed, text)))
+
+
+def shown_address(address: str) -> str:
+    """Return what may be shown of a text that is an address from its first letter to its last."""
+    whole = _WHOLE.fullmatch(address)
+    return redacted(address) if whole is None else _allowed(whole)
+
+
+def redacted_reason(reason: str, address: str) -> str:
+    """Return what a library says of ``address``, without the words of it that are not shown."""
+    secret = set(re.findall(r"\w+", f"{address} {unquote(address)}"))
+    for word in secret - set(re.findall(r"\w+", shown_address(address))):
+        reason = re.sub(rf"\b{word}\b", "***", reason)
+    return redacted(reason)
+
+
+def _allowed(address: re.Match[str]) -> str:
+    """Return what may be shown of a match's scheme and rest; only the scheme, if in doubt."""
+    scheme, rest = address.groups()
+    if scheme == "sqlite://":  # a file, in whose name all may stand
+        return scheme + rest
+    path, mark, query = [*_AFTER_PATH.split(rest, maxsplit=1), "", ""][:3]
+    has_host = not path.startswith("/")
+    place = path.rpartition("@")[2] if has_host else path
+    if "@" in query or not _HOSTS.match(place):
+        return f"{scheme}***"
+    return scheme + "***@" * (place != path) + place + f"{mark}***" * bool(mark)
 
 
 def printable(text: str) -> str:
@@ -58,11 +97,11 @@ def shown_path(path: str | Path) -> str:
     return f"./{shown}" if shown.startswith("-") else shown  # commands would read it as a flag
 
 
-def without_passwords(value: Any) -> Any:
-    """Return settings, which may be dicts of dicts, with all texts :func:`redacted`."""
+def without_secrets(value: Any) -> Any:
+    """Return settings, which may be dicts of dicts, with what may be shown of all addresses."""
     if isinstance(value, dict):
-        return {key: without_passwords(one) for key, one in value.items()}
-    return redacted(value) if isinstance(value, str) else value
+        return {key: without_secrets(setting) for key, setting in value.items()}
+    return shown_address(value) if isinstance(value, str) else value
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.checksums import checksum_files, content_digest, find_damage
-from ramen_ray.errors import UserError, first_line_of, redacted
+from ramen_ray.errors import UserError, first_line_of, redacted_reason, shown_address
 from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.moved_store import find_artifacts_beside
 from ramen_ray.tracking.retriever import DEVICE, NAME, NO_COLUMNS, RUNTIME
@@ -72,7 +72,8 @@ def _registry_errors(uri: str) -> Iterator[None]:
         yield
     except MlflowException as error:
         lost = f"; {LOST}" if error.message.startswith(NO_FILE) else ""
-        message = redacted(f"the MLflow store {uri}: {error.message.splitlines()[0]}{lost}")
+        reason = redacted_reason(error.message.splitlines()[0], uri)
+        message = f"the MLflow store {shown_address(uri)}: {reason}{lost}"
         raise TrackingError(message) from None  # the cause may contain a password
 
 

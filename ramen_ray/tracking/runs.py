@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramen_ray.errors import UserError, first_line_of, is_disk_full, redacted
+from ramen_ray.errors import (
+    UserError,
+    first_line_of,
+    is_disk_full,
+    redacted,
+    redacted_reason,
+    shown_address,
+)
 from ramen_ray.tracking.moved_store import ARTIFACTS, SQLITE, find_artifacts_beside
 
 if TYPE_CHECKING:
@@ -90,7 +97,11 @@ class Run:
 
         client = self.client
         known = client.get_run(self.id).data.params
-        new = [Param(key, str(value)) for key, value in parameters.items() if key not in known]
+        new = [
+            Param(key, shown_address(str(value)))
+            for key, value in parameters.items()
+            if key not in known
+        ]
         client.log_batch(self.id, params=new)
         for key, value in tags.items():
             client.set_tag(self.id, key, value)
@@ -131,9 +142,10 @@ class Run:
         except Exception as error:  # each store of artifacts has classes of its own
             if is_disk_full(error):
                 raise
-            where = redacted(self.client.get_run(self.id).info.artifact_uri)
-            reason = first_line_of(error)
-            raise TrackingError(f"cannot write artifacts to {where}: {reason}") from error
+            where = self.client.get_run(self.id).info.artifact_uri
+            reason = redacted_reason(first_line_of(error), where)
+            message = f"cannot write artifacts to {shown_address(where)}: {reason}"
+            raise TrackingError(message) from None  # the cause may contain a password
 
     def link_to(self, artifact: str) -> str:
         """Return a link, in Markdown, by which the UI opens one of the run's artifacts."""
@@ -237,7 +249,7 @@ def _origin(parent: Run | None) -> dict[str, str]:
     from mlflow.tracking.context.registry import resolve_tags
 
     if parent is None:
-        return dict(resolve_tags())
+        return {name: redacted(value) for name, value in resolve_tags().items()}
     known = parent.client.get_run(parent.id).data.tags
     names = [name for name in known if name.startswith(ORIGIN_TAGS)]
     return {PARENT_TAG: parent.id, **{name: known[name] for name in names}}
@@ -337,13 +349,13 @@ def cannot_use(uri: str, error: Exception) -> str:
         reason = of_database[1]  # SQLAlchemy's own advice comes first
     if isinstance(error, ImportError) and error.name:
         reason = f"it needs the package {error.name!r}, which is not installed"
-    return f"cannot use the MLflow store {redacted(uri)}: {redacted(reason)}"
+    return f"cannot use the MLflow store {shown_address(uri)}: {redacted_reason(reason, uri)}"
 
 
 def ui_command(uri: str) -> str:
-    """Return the command that shows the store in a browser; without a password."""
+    """Return the command that shows the store in a browser; without secrets."""
     here = sqlite_uri(Path()).removesuffix("mlflow.db")
-    uri = redacted(uri).replace(here, SQLITE)
+    uri = shown_address(uri).replace(here, SQLITE)
     if uri.startswith("http"):
         return shlex.join(["open", uri])
     return shlex.join(["mlflow", "ui", "--host", "127.0.0.1", "--backend-store-uri", uri])

@@ -13,7 +13,8 @@ import pytest
 from conftest import free_port
 from mlflow.tracking import MlflowClient
 
-from ramen_ray.errors import redacted
+from ramen_ray import command_line
+from ramen_ray.errors import UserError, redacted_reason, shown_address
 from ramen_ray.tracking.runs import Run, TrackingError, open_run, tracking_uri, ui_command
 from ramen_ray.tracking.step_logger import UNSENT_FILE, StepLogger
 
@@ -75,19 +76,39 @@ def test_a_store_is_where_its_folder_is_whatever_its_name(monkeypatch, tmp_path,
 @pytest.mark.parametrize(
     ("address", "shown"),
     [
-        ("mysql+pymysql://ann:s3cret@h/db", "mysql+pymysql://ann:***@h/db"),
-        ("http://ann:p@ss:w/rd@host:5000/x", "http://ann:***@host:5000/x"),
-        ("postgresql://h/db?user=a&password=abc&x=1", "postgresql://h/db?user=a&password=***&x=1"),
-        ("ann:s3cret@host/x", "ann:***@host/x"),
+        ("mysql+pymysql://ann:s3cret@h/db", "mysql+pymysql://***@h/db"),
+        ("mysql://ann:my s3cret@h:3306/db", "mysql://***@h:3306/db"),
+        ("http://ann:p@ss:w/rd@host:5000/x", "http://***@host:5000/x"),
+        ("http://ann:s3?cret@host/x", "http://***"),
+        ("http://ann:s3cret", "http://***"),
+        ("http://TOKEN@host", "http://***@host"),
+        ("databricks://TOKEN:x@", "databricks://***@"),
+        ("postgresql://h1:1,h2:2/db?user=a&sslpassword=abc", "postgresql://h1:1,h2:2/db?***"),
+        ("mssql+pyodbc:///?odbc_connect=A%3D1%3BPWD%3Dx", "mssql+pyodbc:///?***"),
+        ("https://host/x.csv?X-Amz-Signature=abc&sig=d", "https://host/x.csv?***"),
+        ("https://host/x%3Faccess_token=abc", "https://host/x%3F***"),
+        ("https://host/x#access_token=abc", "https://host/x#***"),
+        ("ann:s3cret@host/x", "***@host/x"),
+        ("with url /api?access_token=abc", "with url /api?***"),
+        ("file:///home/ann@corp/x", "file:///home/ann@corp/x"),
         ("models:/shop@champion", "models:/shop@champion"),
         ("http://host:5000", "http://host:5000"),
         ("sqlite:////tmp/mlflow.db", "sqlite:////tmp/mlflow.db"),
     ],
 )
-def test_passwords_are_not_shown(address, shown):
-    assert redacted(address) == shown
-    assert redacted(f"cannot open {address} now") == f"cannot open {shown} now"
+def test_of_an_address_only_scheme_host_port_and_path_are_shown(address, shown, capsys):
+    assert shown_address(address) == shown_address(shown) == shown
+    assert str(UserError(f"cannot open {address} now")) == f"cannot open {shown} now"
     assert shown in ui_command(address)
+    error = ConnectionError(f"cannot open {address} now")
+    command_line.sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err.strip() == f"ConnectionError: cannot open {shown} now"
+
+
+def test_of_what_a_library_says_the_words_of_a_secret_are_not_shown():
+    address = "postgresql://ann:pass%20word@s3cret@host:5432/db"
+    reason = "bad port 'word@s3cret' of host:5432, user ann"
+    assert redacted_reason(reason, address) == "bad port '***@***' of host:5432, user ***"
 
 
 def test_a_run_travels_to_workers_without_mlflow(run):
@@ -123,9 +144,10 @@ def test_a_run_ends_with_its_block(error, nested, status, run):
 
 def test_parameters_may_be_logged_twice(run):
     for _ in range(2):
-        run.log_parameters({"optimizer.lr": 0.1, "name": None}, {"dataset": "made"})
+        parameters = {"optimizer.lr": 0.1, "name": None, "source": "s3://me:s3cret@b/x"}
+        run.log_parameters(parameters, {"dataset": "made"})
     logged = MlflowClient(run.uri).get_run(run.id).data
-    assert logged.params == {"optimizer.lr": "0.1", "name": "None"}
+    assert logged.params == {"optimizer.lr": "0.1", "name": "None", "source": "s3://***@b/x"}
 
 
 def test_repeated_steps_are_logged_once(run, tmp_path):
@@ -192,7 +214,7 @@ def test_several_processes_may_make_the_experiment_at_once(run, output):
         (
             "mysql://ann:s3cret@host/db",
             None,
-            r"store mysql://ann:\*\*\*@host/db: it needs the package 'MySQLdb'",
+            r"store mysql://\*\*\*@host/db: it needs the package 'MySQLdb'",
         ),
         ("http://127.0.0.1:{port}", None, r"cannot use the MLflow store http://127\.0\.0\.1"),
         (

@@ -165,5 +165,5 @@ def test_what_others_wrote_meanwhile_is_not_deleted(copied):
 def test_how_a_set_was_made_names_no_password():
     edge_list = EdgeList("s3://me:secret@bucket/edges.csv", columns=EdgeColumns(edges_query="q"))
     made = anchor_sets.made_by("edges", edge_list)
-    assert made["settings"]["query_edges"] == "s3://me:***@bucket/edges.csv"
+    assert made["settings"]["query_edges"] == "s3://***@bucket/edges.csv"
     assert made["settings"]["columns"]["edges_query"] == "q"

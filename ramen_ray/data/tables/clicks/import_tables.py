@@ -30,7 +30,7 @@ from ramen_ray.data.tables.reading.columns import (
     within,
 )
 from ramen_ray.data.tables.reading.loading import UserTable
-from ramen_ray.errors import redacted, without_passwords
+from ramen_ray.errors import shown_address, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +48,9 @@ def import_tables(
     lists = tables.edge_lists
     metadata = {
         "name": dataset_name(name, output),
-        "source": redacted(tables.clicks),
+        "source": shown_address(tables.clicks),
         "licence": "",
-        "imported": without_passwords(asdict(tables)),
+        "imported": without_secrets(asdict(tables)),
         "anchor_sets": {key: made_by("edges", one) for key, one in lists.items()},
     }
     opened = open_tables(tables)  # all of them, to report errors before the work begins

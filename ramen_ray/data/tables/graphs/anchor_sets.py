@@ -32,7 +32,7 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.schemas import NODE_TABLES
 from ramen_ray.data.store.whole_files import folder_lock
-from ramen_ray.errors import without_passwords
+from ramen_ray.errors import without_secrets
 from ramen_ray.naming import naming_fault
 
 NODES = "nodes"
@@ -204,7 +204,7 @@ def remove_anchor_set(dataset_path: Path, name: str) -> None:
 def made_by(how: str, *settings: Any) -> dict[str, Any]:
     """Say in ``dataset.json`` by what and with which dataclasses of settings a set was made."""
     given = {name: value for one in settings for name, value in asdict(one).items()}
-    return {"made_by": how, "settings": without_passwords(given)}
+    return {"made_by": how, "settings": without_secrets(given)}
 
 
 def _content_of_nodes(dataset: Dataset) -> str:

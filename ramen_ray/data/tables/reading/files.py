@@ -21,7 +21,14 @@ from ramen_ray.data.tables.reading.table_file import (
     open_file,
     suffixes,
 )
-from ramen_ray.errors import DatasetError, first_line_of, printable, redacted
+from ramen_ray.errors import (
+    DatasetError,
+    first_line_of,
+    printable,
+    redacted,
+    redacted_reason,
+    shown_address,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +67,7 @@ def find_files(source: str, columns: Sequence[str], advice: str = "") -> list[Ta
             files += [file] if file else []
     if not files and not faults:
         faults.append((listed[0].path, "is empty"))
-    raise_errors(f"the source {redacted(source)}", _one_of_each(faults))
+    raise_errors(f"the source {shown_address(source)}", _one_of_each(faults))
     if twice := [file for file in files if file.given_twice]:
         logger.warning(
             "%s: the columns %s are in the file and in the name of its folder; the file's are read"
@@ -74,7 +81,7 @@ def find_files(source: str, columns: Sequence[str], advice: str = "") -> list[Ta
 
 def _listed(source: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     """Return the files of ``source``, in the order of their names, and what they are on."""
-    shown = redacted(source)
+    shown = shown_address(source)
     try:
         filesystem, path = _filesystem(source)
         listed = _list(filesystem, path, shown)
@@ -86,7 +93,8 @@ def _listed(source: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     except UnicodeError as error:
         raise DatasetError(f"{shown!r}: a name is not UTF-8; rename the file or folder") from error
     except Exception as error:  # each store's library has its own
-        raise DatasetError(f"cannot open {shown}: {first_line_of(error)}") from error
+        reason = redacted_reason(first_line_of(error), source)
+        raise DatasetError(f"cannot open {shown}: {reason}") from None  # it may have a password
 
 
 def _copies(filesystem: fs.FileSystem, listed: Sequence[fs.FileInfo]) -> Iterator[tuple[str, str]]:

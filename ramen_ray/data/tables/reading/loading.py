@@ -21,7 +21,7 @@ from ramen_ray.data.tables.reading.columns import ADVICE, NULL_PARTS, Column
 from ramen_ray.data.tables.reading.files import find_files, warn_of_copies
 from ramen_ray.data.tables.reading.lines import Rows
 from ramen_ray.data.tables.reading.table_file import TableFile, read_file
-from ramen_ray.errors import DatasetError, first_line_of, redacted, shown_path
+from ramen_ray.errors import DatasetError, first_line_of, shown_address, shown_path
 
 CORRECT = "correct these rows"
 NAMED_BY = "; flags --columns.* say what yours are called (--help lists them)"
@@ -51,7 +51,7 @@ class UserTable:
 
         Bad rows are left out, or :meth:`check` refuses them; if it is None, no flag is advised.
         """
-        self.source = redacted(source)
+        self.source = shown_address(source)
         self.columns = dict(columns)
         self.skip_bad_rows = bool(skip_bad_rows)
         self._advice = CORRECT if skip_bad_rows is None else ADVICE
