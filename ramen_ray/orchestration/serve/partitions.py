@@ -1,33 +1,23 @@
 """Partitions of a table of queries: each is read, answered and written as a whole.
 
-A partition is a row group of a parquet file, or a piece of a large one. Its answers are a file,
-with a note by which a later call sees whether it is intact.
+A partition is a row group of a parquet file, or a piece of a large one. Its answers are a file that
+is whole or absent.
 """
 
 import hashlib
-import io
-import json
-import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
 from ramen_ray.config import ConfigError
-from ramen_ray.data.store.checksums import (
-    find_difference,
-    parse_checked,
-    size_and_checksum,
-    with_checksum,
-)
+from ramen_ray.data.store.checksums import parse_checked, with_checksum
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.parquet_files import BoundedFile, open_parquet
 from ramen_ray.data.store.whole_files import folder_lock, scratch_folder, whole_file
@@ -35,13 +25,11 @@ from ramen_ray.errors import first_line_of
 
 QUERIES_PER_BATCH = 4096
 QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
-BYTES_PER_READ = 16 << 20
-BYTES_BEYOND = 100
-"""How far beyond a column Arrow may read, for files of old writers that give its size too small."""
+FOOTER_END = 8  # bytes after a footer: its length and the magic
 PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
 FILE = "part-{:06d}.parquet"
-ASIDE, NOTES = ".attempts", ".notes"
-"""Folders for what is needed until all is answered, and for a note of each file."""
+ASIDE = ".attempts"  # a folder for what is needed until all is answered
+ERRORS = "ramen_ray.errors"  # key of a file's metadata: how many of its rows have no answer
 ANSWERS = pa.schema(
     [
         ("ad_ids", pa.list_(pa.string())),
@@ -51,105 +39,77 @@ ANSWERS = pa.schema(
     ]
 )
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
-class RowGroup:
-    """A row group of a parquet file, as it was when the call began."""
+class QueryFile:
+    """A parquet file of queries, as it was when the call began."""
 
     filesystem: FileSystem
     path: str
     footer: pq.FileMetaData
-    number: int
-    content: str  # a hash of its bytes and the footer's
+    identity: str  # of its size, time and footer
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of the group."""
-        return int(self.footer.row_group(self.number).num_rows)
+    @contextmanager
+    def open(self) -> Iterator[BoundedFile]:
+        """Open it; a DatasetError if it is gone, or is or becomes another within the block."""
+        self._check()
+        with self.filesystem.open_input_file(self.path) as stream:
+            yield open_parquet(self.path, opened=stream)
+        self._check()
 
-    def open(self) -> BoundedFile:
-        """Copy its bytes into a file in memory; a DatasetError if they changed or are gone."""
-        file = os.fdopen(os.memfd_create("row group"), "w+b")  # in memory; holes take none
-        try:
-            with self.filesystem.open_input_file(self.path) as stream:
-                content = _hash(stream, self.footer, self.number, file)
-        except OSError as error:
-            raise DatasetError(f"{self.path} cannot be read: {first_line_of(error)}") from error
-        if content != self.content:
+    def _check(self) -> None:
+        if query_file(self.filesystem, self.path).identity != self.identity:
             raise DatasetError(
                 f"{self.path} has changed since this call began; run it again, with another folder "
                 f"for the answers"
             )
-        return BoundedFile(file, metadata=self.footer)
 
 
-def row_groups(filesystem: FileSystem, path: str) -> list[RowGroup]:
-    """Read a parquet file once, and note what its row groups hold; DatasetError if it cannot be."""
+def query_file(filesystem: FileSystem, path: str) -> QueryFile:
+    """Read the footer of a parquet file, or raise a DatasetError."""
     try:
+        info = filesystem.get_file_info(path)
         with filesystem.open_input_file(path) as stream:
             footer = open_parquet(path, opened=stream).metadata
-            return [
-                RowGroup(filesystem, path, footer, number, _hash(stream, footer, number))
-                for number in range(footer.num_row_groups)
-            ]
+            stream.seek(info.size - footer.serialized_size - FOOTER_END)
+            digest = hashlib.blake2b(stream.read(), digest_size=16)
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {first_line_of(error)}") from error
-
-
-def _hash(
-    stream: BinaryIO, footer: pq.FileMetaData, number: int, copy: BinaryIO | None = None
-) -> str:
-    """Hash a row group and the footer; the row group's bytes go to their places in ``copy``."""
-    group = footer.row_group(number)
-    columns = [group.column(column) for column in range(group.num_columns)]
-    pages = ((column.dictionary_page_offset, column.data_page_offset) for column in columns)
-    starts = [min(filter(None, offsets), default=0) for offsets in pages]
-    ends = [at + column.total_compressed_size for at, column in zip(starts, columns, strict=True)]
-    size, start = stream.seek(0, io.SEEK_END), max(min(starts), 0)
-    stream.seek(size - footer.serialized_size - 8)  # after it are its length and the magic
-    digest = hashlib.blake2b(stream.read(), digest_size=16)
-    for file in (stream, copy):
-        if file is not None:
-            file.seek(start)
-    left = min(max(ends) + BYTES_BEYOND, size) - start
-    while left > 0 and (block := stream.read(min(left, BYTES_PER_READ))):
-        digest.update(block)
-        left -= len(block)
-        if copy is not None:
-            copy.write(block)
-    return digest.hexdigest()
+    digest.update(f"{info.size} {info.mtime_ns}".encode())
+    return QueryFile(filesystem, path, footer, digest.hexdigest())
 
 
 @dataclass(frozen=True)
 class Partition:
     """Rows ``start`` to ``stop`` of a row group."""
 
-    group: RowGroup
+    file: QueryFile
+    group: int
     start: int
     stop: int
 
     @property
     def name(self) -> str:
         """How errors name it."""
-        return f"{self.group.path}, row group {self.group.number}, rows from {self.start}"
+        return f"{self.file.path}, row group {self.group}, rows from {self.start}"
 
-    def batches(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """Open the row group; returns its schema and the rows batch by batch, or a DatasetError."""
-        parquet = self.group.open()
-        return parquet.schema_arrow, self._read(parquet)
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the file."""
+        return self.file.footer.schema.to_arrow_schema()
 
-    def _read(self, parquet: BoundedFile) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows batch by batch, or raise a DatasetError."""
         first = 0
         try:
-            for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[self.group.number]):
-                begin, end = max(self.start - first, 0), min(self.stop - first, len(rows))
-                if begin < end:
-                    yield rows.slice(begin, end - begin)
-                first += len(rows)
-                if first >= self.stop:
-                    return
+            with self.file.open() as parquet:
+                for rows in parquet.iter_batches(QUERIES_PER_BATCH, row_groups=[self.group]):
+                    begin, end = max(self.start - first, 0), min(self.stop - first, len(rows))
+                    if begin < end:
+                        yield rows.slice(begin, end - begin)
+                    first += len(rows)
+                    if first >= self.stop:
+                        break
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DatasetError(f"{self.name}: cannot be read: {first_line_of(error)}") from error
 
@@ -157,20 +117,21 @@ class Partition:
 def partitions(files: Mapping[str, FileSystem]) -> list[Partition]:
     """Cut the row groups of parquet files, on their file systems, into partitions."""
     with ThreadPoolExecutor() as threads:
-        groups = list(chain.from_iterable(threads.map(row_groups, files.values(), files)))
+        opened = list(threads.map(query_file, files.values(), files))
     return [
-        Partition(group, start, min(start + QUERIES_PER_PARTITION, group.num_rows))
-        for group in groups
-        for start in range(0, max(group.num_rows, 1), QUERIES_PER_PARTITION)
+        Partition(file, group, start, min(start + QUERIES_PER_PARTITION, num_rows))
+        for file in opened
+        for group in range(file.footer.num_row_groups)
+        for num_rows in [file.footer.row_group(group).num_rows]
+        for start in range(0, max(num_rows, 1), QUERIES_PER_PARTITION)
     ]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The files of one call's answers, a partition each; ``call`` identifies what is answered."""
+    """The files of one call's answers, a partition each; a file's footer counts its errors."""
 
     folder: Path
-    call: str
 
     @property
     def aside(self) -> Path:
@@ -179,46 +140,27 @@ class Answers:
 
     def write(self, number: int, schema: pa.Schema, batches: Iterable[pa.Table]) -> None:
         """Write a partition's file, whole or not at all: columns of ``schema``, then ANSWERS."""
-        file, rows, errors = self.folder / FILE.format(number), 0, 0
-        with whole_file(file, self.aside) as aside:
-            with pq.ParquetWriter(aside, with_answers(schema), compression="zstd") as writer:
-                for batch in batches:
-                    writer.write_table(batch)
-                    rows += len(batch)
-                    errors += len(batch) - batch[batch.num_columns - 1].null_count
-            content = {"call": self.call, "rows": rows, "errors": errors}
-            content["file"] = size_and_checksum(aside)
-        note = self._note(number)
-        note.parent.mkdir(exist_ok=True)
-        with whole_file(note, self.aside) as aside:
-            aside.write_text(with_checksum(content), encoding="utf-8")
+        errors = 0
+        with (
+            whole_file(self.folder / FILE.format(number), self.aside) as aside,
+            pq.ParquetWriter(aside, with_answers(schema), compression="zstd") as writer,
+        ):
+            for batch in batches:
+                writer.write_table(batch)
+                errors += len(batch) - batch[batch.num_columns - 1].null_count
+            writer.add_key_value_metadata({ERRORS: str(errors)})
 
     def counts(self, numbers: Sequence[int]) -> dict[int, tuple[int, int] | None]:
-        """Return rows, and rows without an answer, by partition; None where a file is not intact.
-
-        Of files that are there but not as they were written, one is named in a warning.
-        """
+        """Return rows, and rows without an answer, by partition; None where there is no file."""
         with ThreadPoolExecutor() as threads:
-            counts = dict(zip(numbers, threads.map(self._count, numbers), strict=True))
-        names = (FILE.format(number) for number, found in counts.items() if found is None)
-        damaged = [name for name in names if (self.folder / name).exists()]
-        if damaged:
-            rest = f" and {len(damaged) - 1} more parts" if damaged[1:] else ""
-            logger.warning("warning: %s%s: damaged, and made again", self.folder / damaged[0], rest)
-        return counts
+            return dict(zip(numbers, threads.map(self._count, numbers), strict=True))
 
     def _count(self, number: int) -> tuple[int, int] | None:
         try:
-            note = parse_checked(self._note(number).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            footer = pq.read_metadata(self.folder / FILE.format(number))
+            return footer.num_rows, int(footer.metadata[ERRORS.encode()])
+        except (OSError, pa.ArrowException, KeyError):
             return None
-        file = self.folder / FILE.format(number)
-        if note.get("call") != self.call or find_difference(file, note["file"]) is not None:
-            return None
-        return note["rows"], note["errors"]
-
-    def _note(self, number: int) -> Path:
-        return self.folder / NOTES / f"{FILE.format(number)}.json"
 
 
 def with_answers(schema: pa.Schema) -> pa.Schema:
@@ -264,5 +206,4 @@ def claim(output: Path, plan: Mapping[str, Any]) -> Answers:
             f"{output} has predictions of a different call ({', '.join(differ)} "
             f"differ); choose another folder"
         )
-    content = json.dumps(plan, sort_keys=True).encode()
-    return Answers(output, hashlib.blake2b(content, digest_size=16).hexdigest())
+    return Answers(output)

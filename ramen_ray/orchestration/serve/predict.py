@@ -104,7 +104,7 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             "min_score": asked.min_score,
             "column": asked.column,
             "queries": [
-                [one.group.path, one.group.number, one.start, one.group.content] for one in pieces
+                [piece.file.path, piece.group, piece.start, piece.file.identity] for piece in pieces
             ],
         }
         answers = claim(output, plan)

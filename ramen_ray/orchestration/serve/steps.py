@@ -43,7 +43,7 @@ class Encode:
         """Make a block of a partition's queries, less those that cannot be answered."""
         partition = self.work.partitions[row["partition"]]
         with limited_attempts(self.work.answers.aside, f"{partition.name}, encoding"):
-            parts = [self._encode(rows[self.work.column]) for rows in partition.batches()[1]]
+            parts = [self._encode(rows[self.work.column]) for rows in partition.batches()]
         queries = np.concatenate([np.empty((0, self.dim), np.float32), *parts])
         return {**row, "name": partition.name, "queries": queries}
 
@@ -67,8 +67,8 @@ class Write:
         work, number = self.work, int(block["partition"])
         partition = work.partitions[number]
         with limited_attempts(work.answers.aside, f"{partition.name}, writing"):
-            schema, batches = partition.batches()
-            work.answers.write(number, schema, self._beside(batches, schema, block))
+            answered = self._beside(partition.batches(), partition.schema, block)
+            work.answers.write(number, partition.schema, answered)
         return {"partition": number}
 
     def _beside(
