@@ -325,6 +325,22 @@ def test_ids_precede_texts_also_those_that_the_import_merged_or_left_out(path, t
     }
 
 
+@pytest.mark.parametrize("table", ["queries/train", "ads"])
+def test_anchors_that_are_ids_are_said_with_the_flag_for_their_texts(table, path, tmp_path, caplog):
+    tables = {name: Dataset(path).read(name) for name in Dataset(path).tables}
+    ids = [f"id {n}" for n in range(len(tables[table]))]
+    tables[table] = tables[table].append_column("source_id", [ids])
+    shop = write_dataset(tmp_path / "shop_with_ids", tables, name="shop").path
+    for anchors, number in (([*ids, "felt"], len(ids)), ([ids[0], "felt"], 0), (ADS, 0)):
+        links = pd.DataFrame({"query": [TRAIN[1]] * len(anchors), "anchor": anchors})
+        source = write_frame(links, tmp_path / "links.csv")
+        caplog.clear()
+        _add(shop, query_edges=source, replace=True)
+        what = table.partition("/")[0]
+        said = [f"{number} of {number + 1} anchors are ids of {what}", "--anchors", "'anchor'"]
+        assert all(words in caplog.text for words in said) if number else not caplog.records
+
+
 @pytest.mark.parametrize("by_text", [True, False])
 def test_texts_are_normalized_if_those_of_the_dataset_were(by_text, path, tmp_path):
     imported = {"normalize_texts": True, "queries": None if by_text else "queries.csv"}

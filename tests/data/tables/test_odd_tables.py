@@ -453,3 +453,19 @@ def test_a_file_that_changes_after_it_was_found_is_refused(tmp_path):
         (tmp_path / name).write_text(content + content.splitlines(keepends=True)[-1])
         with pytest.raises(DatasetError, match=f"{name} has changed while it was read"):
             table.read()
+
+
+@pytest.mark.parametrize("place", [0, 300])
+@pytest.mark.parametrize("skips", [True, False])
+def test_a_row_of_totals_is_doubted_and_left_out_with_other_bad_rows(skips, place, tmp_path):
+    weights = [1.0 + n % 3 for n in range(300)]
+    rows = FRAME.assign(n=weights).values.tolist()
+    rows.insert(place, ["Total", "Total", sum(weights)])
+    frame, columns = pd.DataFrame(rows, columns=["query", "ad", "n"]), Columns(clicks_weight="n")
+    dataset, found = _import(tmp_path, "a.csv", frame, columns=columns, skip_bad_rows=skips)
+    assert f"a.csv, row {place + 2}, column 'n': 1 rows" in found
+    assert ("Total", "Total") not in clicked_pairs(dataset) or not skips
+    assert ("Total" in dataset.read("ads")["text"].to_pylist()) == (not skips)
+    rows[place][2] -= 1
+    frame = pd.DataFrame(rows, columns=["query", "ad", "n"])
+    assert _import(tmp_path / "2", "a.csv", frame, columns=columns)[1] == ""

@@ -40,6 +40,16 @@ EVENTS = st.lists(
     max_size=80,
 )
 
+VALIDATION_DAY, TEST_DAY = 5, 9
+Limits = dict[str, float]
+SOME_LIMITS = st.fixed_dictionaries(
+    {
+        "max_clicks_per_query": st.sampled_from([1000.0, 9.0]),
+        "min_click_weight": st.sampled_from([0.0, 3.0]),
+        "min_queries_per_ad": st.sampled_from([0, 2]),
+    }
+)
+
 
 def _write_shop(folder: Path, events: list[tuple[int, int, int, int]]) -> None:
     """Write the three tables; queries 8 and 9 have ids of earlier ones."""
@@ -67,39 +77,53 @@ def _clicks_of(dataset: Dataset, split: str) -> Clicks:
     }
 
 
-def _by_loops(
-    events: list[tuple[int, int, int, int]], validation: int, test: int, all_clicks: bool = False
-) -> Any:
-    """Split by time with loops; returns {split: {query: {ad: weight}}}."""
+def _by_loops(events: list[tuple[int, int, int, int]], all_clicks: bool, limits: Limits) -> Any:
+    """Split by time with loops; returns {split: {query: {ad: weight}}}, and which ads are kept."""
     text_of = [*QUERY_TEXTS, *QUERY_TEXTS[2:4]]
-    period_of = {day: (day >= validation) + (day >= test) for day in range(1, 32)}
-    first: dict[str, int] = defaultdict(lambda: 9)
-    for query, _, _, day in events:
-        group = plain(text_of[query])
-        first[group] = min(first[group], period_of[day])
-    found: dict[str, Any] = {split: defaultdict(lambda: defaultdict(float)) for split in SPLITS}
+    sums: dict[tuple[str, int, int], float] = defaultdict(float)
     for query, ad, count, day in events:
-        text = text_of[query]
-        if all_clicks or period_of[day] == first[plain(text)]:
-            found[SPLITS[period_of[day]]][text][f"ad number {ad}"] += count
-    return {split: {q: dict(ads) for q, ads in rows.items()} for split, rows in found.items()}
+        sums[text_of[query], ad, (day >= VALIDATION_DAY) + (day >= TEST_DAY)] += count
+    until_then: dict[tuple[str, int], float] = defaultdict(float)
+    for (text, _, period), weight in sums.items():
+        for later in range(period, 3):
+            until_then[text, later] += weight
+    light, most = limits["min_click_weight"], limits["max_clicks_per_query"]
+    sums = {
+        (text, ad, period): weight
+        for (text, ad, period), weight in sums.items()
+        if weight >= light and until_then[text, period] <= most
+    }
+    first: dict[str, int] = defaultdict(lambda: 9)
+    for text, _, period in sums:
+        first[plain(text)] = min(first[plain(text)], period)
+    counted = [key for key in sums if all_clicks or key[2] == first[plain(key[0])]]
+    train_ads = [ad for _, ad, period in counted if period == 0]
+    kept_ads = [ad for ad in range(7) if train_ads.count(ad) >= limits["min_queries_per_ad"]]
+    found: dict[str, Clicks] = {split: defaultdict(dict) for split in SPLITS}
+    for text, ad, period in counted:
+        if ad in kept_ads:
+            found[SPLITS[period]][text][f"ad number {ad}"] = sums[text, ad, period]
+    return found, kept_ads
 
 
-@settings(max_examples=10)
-@given(events=EVENTS, held_out=st.sampled_from(["new-queries", "later-clicks"]))
-def test_a_split_by_time_is_that_of_plain_loops(events, held_out, tmp_path_factory):
+@settings(max_examples=30)
+@given(events=EVENTS, held_out=st.sampled_from(["new-queries", "later-clicks"]), limits=SOME_LIMITS)
+def test_a_split_by_time_is_that_of_plain_loops(events, held_out, limits, tmp_path_factory):
+    """What is held out decides on nothing that is trained on."""
     folder = tmp_path_factory.mktemp("shop")
     _write_shop(folder, events)
-    splits = Splits(validation_from="2026-03-05", test_from="2026-03-09", held_out=held_out)
-    expected = _by_loops(events, 5, 9, held_out == "later-clicks")
+    days = (f"2026-03-{day:02d}" for day in (VALIDATION_DAY, TEST_DAY))
+    splits = Splits(validation_from=next(days), test_from=next(days), held_out=held_out)
+    shop = _shop(folder, splits=splits, **limits)
+    expected, kept_ads = _by_loops(events, held_out == "later-clicks", limits)
     if not all(expected.values()):
         with pytest.raises(DatasetError, match="split would have no queries"):
-            import_in_process(_shop(folder, splits=splits), folder / "out")
+            import_in_process(shop, folder / "out")
         return
-    dataset, findings = import_in_process(_shop(folder, splits=splits), folder / "out")
+    dataset, findings = import_in_process(shop, folder / "out")
     assert findings == []
     assert {split: _clicks_of(dataset, split) for split in SPLITS} == expected
-    assert dataset.read("ads")["source_id"].to_pylist() == [str(n) for n in range(100, 107)]
+    assert dataset.read("ads")["source_id"].to_pylist() == [str(100 + ad) for ad in kept_ads]
     for split in SPLITS:
         for row in dataset.read(f"queries/{split}").to_pylist():
             assert QUERY_TEXTS[int(row["source_id"][1:])] == row["text"]
@@ -174,9 +198,11 @@ def test_the_same_tables_give_the_same_bytes_with_any_number_of_threads(tmp_path
 
 def test_minimum_counts_are_those_of_plain_loops(tmp_path):
     pairs = _write_log(tmp_path)
+    train_queries = clicks_of(_random_shop(tmp_path, "whole"), "train")
     queries_of = defaultdict(set)
     for query, ad in pairs:
-        queries_of[ad].add(query)
+        if query in train_queries:
+            queries_of[ad].add(query)
     kept_ads = {ad for ad, queries in queries_of.items() if len(queries) >= 40}
     ads_of = defaultdict(set)
     for query, ad in pairs:

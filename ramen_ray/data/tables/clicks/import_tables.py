@@ -163,8 +163,7 @@ class _Import:
             self.opened[side].load(connection, f"{side}_rows", f"SELECT *{key} FROM source")
             self._finish(side)
         if len(listed) < len(SIDES):
-            table.load(connection, "click_rows", rows)
-            self._finish("clicks")
+            self._load_clicks("click_rows", rows)
         for side in SIDES:
             counts = numbering.number_nodes(connection, side, listed=side in listed)
             if counts["rows repeat an id"]:
@@ -177,8 +176,7 @@ class _Import:
             run(connection, "numbering clicks", clicks)
             connection.execute("DROP TABLE click_rows")
         else:
-            table.load(connection, "clicks", with_numbers(f"({rows})"))
-            self._finish("clicks")
+            self._load_clicks("clicks", with_numbers(f"({rows})"))
         self._report_unknown("clicks", SIDES)
         numbering.sum_clicks(connection)
         if not (num_clicks := count(connection, "SELECT sum(clicks) FROM sums")):
@@ -193,6 +191,13 @@ class _Import:
         )
         known = {"rows of known queries and ads": num_clicks}
         _log("clicks", known | {"different pairs of query and ad among them": pairs})
+
+    def _load_clicks(self, table: str, query: str) -> None:
+        clicks = self.opened["clicks"]
+        clicks.load(self.connection, table, query)
+        self._finish("clicks")
+        if "weight" in clicks.columns:
+            numbering.check_totals(self.connection, clicks, table)
 
     def _finish(self, what: str) -> None:
         """Refuse or log what was wrong with a table's rows, and count them."""
@@ -223,7 +228,7 @@ class _Import:
         """Decide what is kept, and in which split."""
         tables, connection = self.tables, self.connection
         all_periods = tables.splits.held_out == "later-clicks"
-        splits.keep_ads(connection, tables.min_queries_per_ad, all_periods=all_periods)
+        splits.count_clicks(connection, all_periods=all_periods)
         counts: dict[str, int] = {}
         if tables.given_splits:
             given = numbering.numbered(["query"], "place, split,", "source")
@@ -232,6 +237,7 @@ class _Import:
             splits.split_as_given(connection, self.opened["splits"], tables.splits)
         else:
             splits.split_by_draws(connection, tables.splits)
+        splits.keep_ads(connection, tables.min_queries_per_ad, all_periods=all_periods)
         keep = partial(splits.keep_queries, connection, tables.fewest_ads, all_periods=all_periods)
         left_out = keep()
         if tables.drop_reversed_clicks:

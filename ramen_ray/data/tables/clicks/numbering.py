@@ -33,9 +33,10 @@ from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import PLURAL, Side
 from ramen_ray.data.tables.clicks.settings import UserTables
-from ramen_ray.data.tables.reading.loading import UserTable
+from ramen_ray.data.tables.reading.loading import ROWS_PER_FILE, UserTable
 
 LARGEST_SHARE_OF_OTHER_TEXTS = 0.05
+FEWEST_WITH_TOTAL = 10  # among fewer rows, one is as heavy as the others by chance
 LARGEST_EXACT = 1 << 40  # whole weights up to this can be summed as integers
 
 
@@ -43,6 +44,24 @@ def register_key(connection: Connection) -> None:
     """Give SQL ``key``: a hash of a folded text, which stays the same in all versions."""
     # of the engine's hash() nobody says so, and splits are drawn by keys
     add_function(connection, "key", lambda texts: hash_strings(fold(texts)), gives="UBIGINT")
+
+
+def check_totals(connection: Connection, table: UserTable, rows: str) -> None:
+    """Note a row that has the weight of all others of its file; leave it out if bad ones are.
+
+    ``rows`` names the table that was loaded, with ``place`` and ``weight``.
+    """
+    totals = connection.sql(
+        f"""SELECT arg_max(place, weight) AS place, max(weight) AS weight
+        FROM {rows} GROUP BY place // {ROWS_PER_FILE} HAVING count(*) >= {FEWEST_WITH_TOTAL}
+            AND abs(sum(weight) - 2 * max(weight)) <= 1e-9 * max(weight)"""
+    ).to_arrow_table()
+    message = "rows have as much weight as all others of their file together"
+    advice = "are they totals? Take them out, or leave them out with --skip-bad-rows"
+    table.report_rows("weight", message, advice, totals, most=FEW)
+    if table.skip_bad_rows:
+        places = totals["place"].to_pylist()
+        connection.execute(f"DELETE FROM {rows} WHERE list_contains(?, place)", [places])
 
 
 def number_nodes(connection: Connection, side: Side, *, listed: bool) -> dict[str, int]:
@@ -140,30 +159,37 @@ def sum_clicks(connection: Connection) -> None:
 
 
 def leave_out(connection: Connection, tables: UserTables) -> dict[str, int]:
-    """Leave out what has too many clicks, too few, or an ad of the query's text; counts them."""
+    """Leave out what has too many clicks, too few, or an ad of the query's text; counts them.
+
+    No later period's clicks decide on those of an earlier one.
+    """
     counts = {}
     # as FLOAT, as weights are kept: a weight of 0.7 is no less than a limit of 0.7
-    total, limit = "sum(weight)::FLOAT", "least({0!r}, 1e38)::FLOAT"
+    limit = "least({0!r}, 1e38)::FLOAT"
     if (most := tables.max_clicks_per_query) is not None:
-        above = f"{total} > {limit.format(most)}"
-        busy = f"SELECT query FROM sums GROUP BY query HAVING {above}"
+        until_then = "(sum(sum(weight)) OVER (PARTITION BY query ORDER BY period))::FLOAT"
+        busy = f"""SELECT query, period FROM sums GROUP BY query, period
+            QUALIFY {until_then} > {limit.format(most)}"""
         what = f"queries left out for more than {most:g} clicks"
-        counts[what] = _drop(connection, "query", busy)
+        counts[what] = _drop(connection, ["query", "period"], busy)
     if least := tables.min_click_weight:
-        below = f"{total} < {limit.format(least)}"
-        light = f"SELECT query, ad FROM sums GROUP BY query, ad HAVING {below}"
-        counts["pairs left out for their low weight"] = _drop(connection, "query, ad", light)
+        light = f"""SELECT query, ad, period FROM sums GROUP BY query, ad, period
+            HAVING sum(weight)::FLOAT < {limit.format(least)}"""
+        what = "pairs left out for their low weight"
+        counts[what] = _drop(connection, ["query", "ad", "period"], light)
     if tables.drop_own_text:
         own = """SELECT DISTINCT sums.query, sums.ad FROM sums
             JOIN queries ON queries.number = sums.query JOIN ads ON ads.number = sums.ad
             WHERE fold(queries.text) = fold(ads.text)"""
         what = "pairs left out as an ad of the query's own text"
-        counts[what] = _drop(connection, "query, ad", own)
+        counts[what] = _drop(connection, ["query", "ad"], own)
     return counts
 
 
-def _drop(connection: Connection, key: str, unwanted: str) -> int:
-    """Delete the sums whose ``key`` the query selects; returns how many different ones it gives."""
+def _drop(connection: Connection, key: Sequence[str], unwanted: str) -> int:
+    """Delete the sums whose ``key`` the query selects; counts different ones, periods aside."""
+    columns = ", ".join(key)
     connection.execute(f"CREATE OR REPLACE TABLE unwanted AS {unwanted}")
-    connection.execute(f"DELETE FROM sums WHERE ({key}) IN (SELECT {key} FROM unwanted)")
-    return count(connection, "SELECT count(*) FROM unwanted")
+    connection.execute(f"DELETE FROM sums WHERE ({columns}) IN (SELECT {columns} FROM unwanted)")
+    counted = ", ".join(name for name in key if name != "period")
+    return count(connection, f"SELECT count(*) FROM (SELECT DISTINCT {counted} FROM unwanted)")

@@ -127,15 +127,17 @@ class UserTables:
     clicks_until: str | None = None
     """Clicks from this time on are left out."""
     max_clicks_per_query: float | None = None
-    """Queries with a larger sum of click weights are left out, as bots' are."""
+    """Queries with a larger sum of click weights are left out, as bots' are. In splits by time,
+    later clicks do not count."""
     min_click_weight: float = 0.0
-    """Pairs of query and ad with a smaller sum of click weights are left out."""
+    """Pairs of query and ad with a smaller sum of click weights are left out. In splits by time,
+    each has a sum of its own."""
     min_ads_per_query: int | None = None
     """Queries with fewer clicked ads are left out. 0 keeps queries without clicks as train queries,
     for their edges. Default 0 if there are a table of queries and edges of queries, otherwise 1.
     Validation and test queries always need a click."""
     min_queries_per_ad: int = 0
-    """Ads clicked from fewer queries are left out; 0 keeps ads that were never clicked."""
+    """Ads clicked from fewer train queries are left out; 0 keeps ads that were never clicked."""
     drop_own_text: bool = False
     """Leave out clicks on ads with the query's own text, and drop these ads from the predictions
     of validation and test queries."""

@@ -52,8 +52,8 @@ def split_column(name: str) -> Column:
     return Column(name, convert, f"are not one of {', '.join(SPLITS)}", pa.int8())
 
 
-def keep_ads(connection: Connection, fewest_queries: int, *, all_periods: bool) -> None:
-    """Make ``periods``, ``kept_ads``, of so many queries with a click that counts, and ``counted``.
+def count_clicks(connection: Connection, *, all_periods: bool) -> None:
+    """Make ``periods`` and ``counted``.
 
     Queries whose texts differ only in case and white space share a period. Without ``all_periods``,
     only a query's first period counts: training must see no later click.
@@ -69,15 +69,6 @@ def keep_ads(connection: Connection, fewest_queries: int, *, all_periods: bool) 
                 AND sums.period <> periods.period"""
         run(connection, "counting clicks", delete)
     connection.execute("ALTER TABLE sums RENAME TO counted")
-    few = ""
-    if fewest_queries:
-        many = f"count(DISTINCT query) >= {fewest_queries:d}"
-        few = f"WHERE number IN (SELECT ad FROM counted GROUP BY ad HAVING {many})"
-    kept_ads = f"""CREATE TABLE kept_ads AS
-        SELECT number, row_number() OVER (ORDER BY number) - 1 AS ad_id FROM ads {few}"""
-    run(connection, "counting clicks", kept_ads)
-    if few:
-        connection.execute("DELETE FROM counted WHERE ad NOT IN (SELECT number FROM kept_ads)")
 
 
 def split_by_draws(connection: Connection, splits: Splits) -> None:
@@ -126,6 +117,26 @@ def split_as_given(connection: Connection, table: UserTable, splits: Splits) -> 
                     AND draw(key) < {splits.validation_fraction!r})
             GROUP BY family"""
         connection.execute(family_splits)
+
+
+def keep_ads(connection: Connection, fewest_queries: int, *, all_periods: bool) -> None:
+    """Make ``kept_ads``, of so many train queries with a click, and leave the others' clicks out.
+
+    Held-out clicks do not count: they must not decide what training sees.
+    """
+    few = ""
+    if fewest_queries:
+        split = "period" if all_periods else "split"
+        few = f"""WHERE number IN (
+            SELECT ad FROM counted JOIN queries ON number = query
+            LEFT JOIN family_splits USING (family)
+            WHERE coalesce({split}, {TRAIN}) = {TRAIN}
+            GROUP BY ad HAVING count(DISTINCT query) >= {fewest_queries:d})"""
+    kept_ads = f"""CREATE TABLE kept_ads AS
+        SELECT number, row_number() OVER (ORDER BY number) - 1 AS ad_id FROM ads {few}"""
+    run(connection, "counting clicks", kept_ads)
+    if few:
+        connection.execute("DELETE FROM counted WHERE ad NOT IN (SELECT number FROM kept_ads)")
 
 
 def keep_queries(connection: Connection, fewest_ads: int, *, all_periods: bool) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """A user's own edges, as an anchor set of a dataset directory."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ramen_ray.data.checks.validation import check
-from ramen_ray.data.engine import Connection, engine, run
-from ramen_ray.data.findings import raise_errors
+from ramen_ray.data.engine import Connection, count, engine, name_literal, run
+from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.store.schemas import PLURAL, Side
+from ramen_ray.data.store.schemas import NODE_TABLES, PLURAL, SIDES, Side
 from ramen_ray.data.tables.graphs import anchor_sets, nodes
 from ramen_ray.data.tables.reading.columns import NullWords, text_column, weight_column
 from ramen_ray.data.tables.reading.loading import UserTable
+
+logger = logging.getLogger(__name__)
 
 PLACES_OF_A_SIDE = 1 << 62
 """Above all places: an anchor that edges of queries have comes before those that only ads have."""
@@ -117,6 +120,9 @@ def write_edge_list(
         tables[side].load(connection, rows, nodes.named(side, f"place, anchor, {weight}"))
         nodes.read_numbers(connection, dataset, side, rows)
     _create_anchors(connection, tables, sides)
+    if "anchors" not in tables:
+        source = " and ".join(tables[side].source for side in sides)
+        _warn_of_ids(connection, dataset, source, edge_list.columns.edges_anchor)
     left_out = Counter[str]()
     for side in sides:
         known = nodes.known_names(dataset, side)
@@ -187,6 +193,25 @@ def _create_anchors(
     if listed:
         repeated = "SELECT place, name FROM listed ANTI JOIN anchors ON anchors.id = listed.place"
         listed.report(connection, "name", "rows repeat the anchor of an earlier row", repeated)
+
+
+def _warn_of_ids(connection: Connection, dataset: Dataset, source: str, column: str) -> None:
+    """Say if most ``anchors`` are ids of queries or of ads, which a model would read as texts."""
+    num_anchors = count(connection, "SELECT count(*) FROM anchors")
+    for side in SIDES:
+        nodes_table = NODE_TABLES[side]
+        if "source_id" not in dataset.schema(nodes_table).names:
+            continue
+        ids = f"""SELECT trimmed(source_id) FROM {name_literal(nodes_table)}
+            WHERE trimmed(source_id) <> trimmed(text)"""
+        num_ids = count(connection, f"SELECT count(*) FROM anchors WHERE name IN ({ids})")
+        if 2 * num_ids > num_anchors:
+            message = f"{num_ids} of {num_anchors} anchors are ids of {PLURAL[side]}"
+            advice = (
+                "they are read as texts; give the table of their texts by --anchors, and its"
+                " columns by --columns.anchor-id and --columns.anchor-text"
+            )
+            logger.warning("%s", Finding("warning", source, message, advice, column=column))
 
 
 def _unknown(
