@@ -22,10 +22,10 @@ import torch
 from benchmarks.common import CACHE, finish, options, prepared
 from benchmarks.in_process import first_queries, random_edges, train
 from benchmarks.tables import ByQuery, Found, compared, kept, mean, write
+from experiments.auggt import PropagationSettings, propagate_clicks
 from ramen_ray.bases import Part
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import Judgement, Propensity, evaluate
 from ramen_ray.method.metrics.ranking import clicks_on, popularity_groups, query_metrics

@@ -22,6 +22,7 @@ from benchmarks.graph_gain import UNWALKED, dataset_of, measured_by_query, recip
 from benchmarks.in_process import begin, train, train_all_epochs
 from benchmarks.tables import Found, compared, kept, mean, write
 from experiments.oak.augmentation import Augmentation
+from experiments.oak.linker_data import make_link_dataset
 from experiments.oak.links import (
     LINKER_DEPTH,
     first_links,
@@ -33,7 +34,6 @@ from experiments.oak.links import (
 from experiments.oak.method import AugmentedQueries, OakSettings, oak_objective, oak_part
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.splits.linker_data import make_link_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.presets import bag_ramen, used_sets

@@ -7,7 +7,6 @@ Examples:
     python jobs/evaluate.py --checkpoint outputs/runs/NAME --predictions predictions.parquet
     python jobs/evaluate.py --checkpoint outputs/runs/NAME --predictions new.parquet \
         --against predictions.parquet
-    python jobs/evaluate.py --checkpoint outputs/runs/debian --names datasets/debian/names.csv
 """
 
 import sys
@@ -39,9 +38,6 @@ class EvaluateSettings(Section):
     beside it, as NAME.html, a page of the worst queries and the most harmful ads."""
     against: Path | None = None
     """Such a file of another run; the page then shows which queries are won and lost."""
-    names: str | None = None
-    """Also estimate how often predictions name a different brand, place, ... than the query.
-    A CSV of kind and name, such as brand,sony; optionally same_as: place,nyc,new york."""
 
 
 def main() -> None:
@@ -53,19 +49,16 @@ def main() -> None:
     with told("loading libraries"):
         from ramen_ray.orchestration.evaluate import evaluate_checkpoint
         from ramen_ray.reports.predictions_page import read_predictions, write_predictions_page
-        from ramen_ray.reports.report_tables import bad_match_table, metrics_table, show
+        from ramen_ray.reports.report_tables import metrics_table, show
     other = None if settings.against is None else read_predictions(settings.against)
     metrics = evaluate_checkpoint(
         checkpoint.absolute(),
         settings.split,
         settings.dataset,
         None if predictions is None else predictions.absolute(),
-        settings.names,
         settings.part,
     )
     show(metrics_table({checkpoint.name: {settings.split: metrics}}))
-    if settings.names is not None:
-        show(bad_match_table(metrics))
     if settings.json_file is not None:
         write_json(settings.json_file, metrics)
         print(f"all metrics: {settings.json_file}")

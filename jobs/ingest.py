@@ -13,10 +13,6 @@ Examples:
         --filters filters.csv --drop-own-text --output datasets/mine
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-zero-shot
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-one-shot --one-shot
-    python jobs/ingest.py links --dataset datasets/foldoc --anchor-sets links --output foldoc-links
-    python jobs/ingest.py propagate --dataset datasets/foldoc --output foldoc-propagated
-    python jobs/ingest.py propagate --dataset datasets/foldoc --output foldoc-propagated \
-        --via clicks --anchor-sets links --top-k 3
 """
 
 import shlex
@@ -29,9 +25,7 @@ import tyro
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
-from ramen_ray.data.splits.linker_data import make_link_dataset
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
-from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
@@ -76,39 +70,7 @@ class Novel(Import):
         return make_novel_split(self.dataset, self.output, self.settings)
 
 
-class Links(Import):
-    """Make the data of a linker, which finds queries' anchors, out of a dataset's edges."""
-
-    dataset: Path
-    """Dataset directory with the edges."""
-    anchor_sets: tuple[str, ...]
-    """The anchor sets whose anchors become ads."""
-    seed: int = 0
-    """Seed of the choice of held-out queries."""
-
-    def run(self) -> Dataset:
-        """Write the edges as clicks."""
-        return make_link_dataset(self.dataset, self.output, self.anchor_sets, self.seed)
-
-
-class Propagate(Import):
-    """Give train queries the ads that they share anchors with, as the paper's AugGT does."""
-
-    dataset: Path
-    """Dataset directory to start from."""
-    settings: Annotated[PropagationSettings, tyro.conf.arg(name="")]
-
-    def run(self) -> Dataset:
-        """Add the clicks."""
-        return propagate_clicks(Dataset(self.dataset), self.output, self.settings)
-
-
-IMPORTS: dict[str, type[Import]] = {
-    "tables": Tables,
-    "novel": Novel,
-    "links": Links,
-    "propagate": Propagate,
-}
+IMPORTS: dict[str, type[Import]] = {"tables": Tables, "novel": Novel}
 
 
 def main() -> None:

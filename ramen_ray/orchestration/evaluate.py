@@ -8,13 +8,12 @@ import numpy as np
 
 from ramen_ray.bases import Part
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig
-from ramen_ray.data.names import NameList, read_names
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact, checksum_files
-from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError
-from ramen_ray.data.store.predictions import shown_ads, write_predictions
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.predictions import write_predictions
 from ramen_ray.method.metrics.judgement import Judgement
-from ramen_ray.method.metrics.ranking import BMR_KS, PerQuery, bad_match_metrics
+from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
@@ -40,7 +39,6 @@ def evaluate_checkpoint(
     split: str,
     dataset: str | None = None,
     predictions: Path | None = None,
-    names: str | None = None,
     part: Part | None = None,
 ) -> dict[str, float]:
     """Return the metrics of a checkpoint's model on a split.
@@ -50,7 +48,6 @@ def evaluate_checkpoint(
         split: ``validation``, ``test`` or ``zero_shot``.
         dataset: a dataset directory other than the one trained on.
         predictions: a parquet file to write the predictions to, with the users' ids.
-        names: a list of names, to measure how often predictions have other names than the query.
         part: which of its vectors a model with classifiers answers by; None for what validation
             chose for the run, or both if that is not known.
 
@@ -58,7 +55,7 @@ def evaluate_checkpoint(
         CheckpointError: it is not a checkpoint, or has no classifiers where it should.
         DamagedError: a file of it has changed since it was written.
         ConfigError: the predictions cannot be written there.
-        DatasetError: the dataset or the list of names is not usable, or not what was trained on.
+        DatasetError: the dataset is not usable, or not what was trained on.
     """
     if (directory := RunDirectory(checkpoint)).is_run:
         checkpoint, part = directory.best_checkpoint, part or directory.notes.get("part")
@@ -68,20 +65,15 @@ def evaluate_checkpoint(
         raise DatasetError(f"{opened.path} has no {split} split (no queries/{split})")
     if predictions is not None and not _can_be_written(predictions):
         raise ConfigError(f"predictions {predictions} must be NAME.parquet in a folder that exists")
-    name_list = None if names is None else read_names(names)
     start_ray()
     check_resources(config.workers)
     cache = Path(config.output) / "prepared"
     data = prepare(opened, cache, trained_tokenizer(checkpoint, config.encoder))
     judgement = build_judgement(config, data, split)
     shown = _retrieve(checkpoint, part, data, split, judgement, config.workers)
-    metrics = judgement.metrics(shown[0])
     if predictions is not None:
         write_predictions(predictions, opened, split, shown, judgement.known(data, split))
-    if name_list is not None:
-        with opened.unchanged(WHILE_READ):
-            metrics |= _measure_bad_matches(name_list, opened, split, shown)
-    return metrics
+    return judgement.metrics(shown[0])
 
 
 def _can_be_written(predictions: Path) -> bool:
@@ -170,12 +162,3 @@ def _retrieve(
         shards = embedded_shards(file, num_queries, workers.gb_per_shard, ids=ids)
         found = search_shards(shards, file, num_queries, judgement.depth, cpus)
         return judgement.shown(put_together(found, num_queries, judgement.depth))
-
-
-def _measure_bad_matches(
-    names: NameList, dataset: Dataset, split: str, topk: TopK
-) -> dict[str, float]:
-    ads = topk[0][:, : max(BMR_KS)]
-    query_names = names.find_in_table(dataset, f"queries/{split}")
-    ad_names = names.find_in_table(dataset, "ads", shown_ads(ads))
-    return bad_match_metrics(ads, query_names, ad_names, names.kind_of, names.kinds)

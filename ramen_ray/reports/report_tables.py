@@ -21,7 +21,6 @@ SHOWN_OF_COMBINERS = ("P@1", "P@5", "N@5", "R@10", "R@100")
 SHOWN_GAINS = ("P@1", "N@5", "R@10")
 GAINS_NOTE = "in brackets: 95 % intervals; a gain whose interval contains 0 may be noise"
 OF_QUERIES = {"train queries": "seen", "new queries": "new", "by clicks": "traffic"}
-BAD_MATCHES = ("named_queries", "BMR@1", "BMR@3", "BMR@5")
 
 
 @dataclass(frozen=True)
@@ -131,14 +130,6 @@ def answers_table(queries: Sequence[str], answers: Sequence[Mapping[str, Any]]) 
         for place, (ad, ad_id, score) in enumerate(found):
             rows.append(["" if place else query, ad, ad_id, f"{score:.3f}"])
     return ReportTable("", ("query", "ad", "id", "score"), rows, text_columns=3)
-
-
-def bad_match_table(metrics: Metrics) -> ReportTable:
-    """Lay out bad match rates by kind of names, in per cent."""
-    first = BAD_MATCHES[0]
-    prefixes = [name.removesuffix(first) for name in metrics if name.endswith(first)]
-    rows = [[of.rstrip("/") or "all", *_per_cent(metrics, BAD_MATCHES, of)] for of in prefixes]
-    return ReportTable("", ("kind of names", "queries with one", *BAD_MATCHES[1:]), rows)
 
 
 def _in_order(metrics: BySplit) -> list[tuple[str, str, Metrics]]:

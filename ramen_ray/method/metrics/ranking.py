@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import Booleans, Float64s, best_of_each
 from ramen_ray.data.prepared.csr import Csr
 
 PerQuery = tuple[Float64s, Float64s]
 """The gain of each query, and its possible gain: (queries,) each."""
-BMR_KS = (1, 3, 5)
 
 
 def inverse_propensities(
@@ -139,45 +137,3 @@ def group_metrics(
             values[f"{name}/P@{k}"] = precision_at(group_hits, k), ones
             values[f"{name}/R@{k}"] = recall_at(group_hits, num_clicks, k), has_clicks
     return values
-
-
-def bad_match_metrics(
-    topk_ad_ids: NDArray[np.int64],
-    query_names: csr_array,
-    ad_names: csr_array,
-    kind_of: NDArray[np.int64],
-    kinds: Sequence[str],
-) -> dict[str, float]:
-    """Return bad match rates (fractions), such as ``brand/BMR@1``, and ``BMR@1`` for any kind.
-
-    The RAMEN paper has them from a search engine (section 4, Table 2); this is an estimate from
-    lists of names, which misses names that are not listed. A prediction is a bad match of a kind,
-    such as brands, if query and ad both have names of it, but none in common. A rate is the share
-    of bad matches among the first k predictions (queries, at least 5), best first, -1 after the
-    last, for the queries that have a name of the kind, whose share is ``brand/named_queries``.
-    Names are (queries, named) and (ads, named) bool; ``kind_of`` (named,) are indices of ``kinds``.
-    """
-    shown = topk_ad_ids[:, : max(BMR_KS)]
-    names_any = np.zeros(len(shown), dtype=np.bool_)
-    any_bad = np.zeros(shown.shape, dtype=np.bool_)
-    metrics: dict[str, float] = {}
-    for number, kind in enumerate(kinds):
-        of_kind = np.flatnonzero(kind_of == number)
-        queries, ads = query_names[:, of_kind], ad_names[:, of_kind]
-        has_name = np.diff(queries.indptr) > 0
-        bad = (shown >= 0) & has_name[:, None]
-        bad[bad] = np.diff(ads.indptr)[shown[bad]] > 0
-        in_common = queries[np.nonzero(bad)[0]].multiply(ads[shown[bad]]).sum(axis=1)
-        bad[bad] = in_common == 0
-        metrics |= {f"{kind}/{name}": v for name, v in _rates(shown, has_name, bad).items()}
-        names_any |= has_name
-        any_bad |= bad
-    return metrics | _rates(shown, names_any, any_bad)
-
-
-def _rates(shown: NDArray[np.int64], has_name: Booleans, bad: Booleans) -> dict[str, float]:
-    predicted = (shown >= 0) & has_name[:, None]
-    rates = {"named_queries": float(has_name.mean())}
-    for k in BMR_KS:
-        rates[f"BMR@{k}"] = float(bad[:, :k].sum() / max(int(predicted[:, :k].sum()), 1))
-    return rates

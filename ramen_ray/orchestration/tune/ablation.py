@@ -1,13 +1,11 @@
 """Find which part of the method helps: train bases, the whole, and it without each part."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from ramen_ray.bases import BaseName
 from ramen_ray.config import (
@@ -20,15 +18,10 @@ from ramen_ray.config import (
     overlay,
 )
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.splits.propagation import (
-    NothingPropagatedError,
-    PropagationSettings,
-    propagate_clicks,
-)
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
-from ramen_ray.naming import joined_name, short_hash
+from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.run.build import build_judgement
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
@@ -51,8 +44,6 @@ from ramen_ray.presets import lambdas, used_sets, with_base
 from ramen_ray.reports.ablation_report import TABLES_FILE, VariantFigures, write_ablation_report
 from ramen_ray.tracking.runs import Run, prefixed
 
-logger = logging.getLogger(__name__)
-
 SHOWN_METRICS = ("P@1", "P@3", "P@5", "N@3", "N@5", "PSP@1", "PSP@5", "R@10")
 MEASURED = (*SHOWN_METRICS, *(f"tail/{name}" for name in SHOWN_METRICS))
 
@@ -74,7 +65,6 @@ class Variant:
 
     base: str
     config: RunConfig
-    propagated: bool = False
 
 
 def variants_of(config: RunConfig, bases: tuple[BaseName, ...] = ()) -> dict[str, Variant]:
@@ -95,7 +85,6 @@ def variants_of(config: RunConfig, bases: tuple[BaseName, ...] = ()) -> dict[str
     whole = variants[f"{first}-ramen"].config
     for part, changes in _parts(whole).items():
         variants[f"{first}-ramen-{part}"] = Variant(first, overlay(whole, changes))
-    variants[f"{first}-auggt"] = Variant(first, variants[first].config, propagated=True)
     return variants
 
 
@@ -154,32 +143,20 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     directory = RunDirectory(output / "ablations" / name)
     seeds = range(config.seed, config.seed + ablation.seeds)
 
-    def runs_on(propagated: Dataset | None) -> dict[str, list[RunConfig]]:
-        runs = {}
-        for of, variant in variants.items():
-            used = propagated if variant.propagated else dataset
-            if used is not None:
-                own = overlay(variant.config, {"dataset": str(used.path)})
-                names = {seed: joined_name(name, of, f"seed{seed}") for seed in seeds}
-                runs[of] = [overlay(own, {"seed": n, "name": names[n]}) for n in seeds]
-        return runs
-
+    runs = {
+        row: [
+            overlay(variant.config, {"seed": seed, "name": joined_name(name, row, f"seed{seed}")})
+            for seed in seeds
+        ]
+        for row, variant in variants.items()
+    }
     # a call that is refused for its name leaves the MLflow run of that name as it is
-    _missing(runs_on(None), {str(dataset.path): made_from})
+    missing = _missing(runs, made_from)
     with parent_run(directory, config, made_from) as run:
         settings = {name: str(value) for name, value in ablation.model_dump().items()}
         run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
         data = prepared_for(config, dataset)
-        propagated = propagated_dataset(config, dataset)
-        if propagated is not None:
-            prepared_for(config, propagated)
-        runs = runs_on(propagated)
-        expected = {
-            str(one.path): {**made_from, "dataset": one.fingerprint}
-            for one in (dataset, propagated)
-            if one is not None
-        }
-        missing = _missing(runs, expected)
+        expected = {config.dataset: made_from}
         if errors := run_trials(missing, run, directory.path, expected):
             check_meanwhile(made_from, identity_of(config, Dataset(config.dataset)))
             raise RunError(failures(errors, len(missing)))
@@ -194,31 +171,12 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         return AblationResult(figures, report, run)
 
 
-def propagated_dataset(config: RunConfig, dataset: Dataset) -> Dataset | None:
-    """Return the dataset of AugGT for the graphs of ``config``, made if need be; or None."""
-    settings = PropagationSettings(anchor_sets=tuple(used_sets(config)))
-    key = short_hash(f"{dataset.fingerprint}{settings}", 8)
-    folder = Path(config.output) / "propagated" / f"{dataset.name}-{key}"
-    folder.parent.mkdir(exist_ok=True)
-    with FileLock(folder.parent / f".{folder.name}.lock"):
-        if not folder.is_dir():
-            try:
-                propagate_clicks(dataset, folder, settings)
-            except NothingPropagatedError as error:
-                # Graphs of one side lead from no query to a new ad.
-                logger.info("no variant for AugGT: %s", error)
-                return None
-    return Dataset(folder)
-
-
-def _missing(
-    runs: Mapping[str, list[RunConfig]], expected: Mapping[str, Identity]
-) -> dict[str, RunConfig]:
+def _missing(runs: Mapping[str, list[RunConfig]], made_from: Identity) -> dict[str, RunConfig]:
     return {
         str(run.name): run
         for of_variant in runs.values()
         for run in of_variant
-        if finished_run(run, expected[run.dataset]) is None
+        if finished_run(run, made_from) is None
     }
 
 

@@ -11,9 +11,9 @@ from random_datasets import random_dataset, rows_in
 from support import errors_in, node_edges, query_table, text_table
 from written_out import plain
 
-from jobs import ingest
+from experiments import auggt
+from experiments.auggt import PropagationSettings, propagate_clicks
 from jobs import validate as validate_job
-from ramen_ray.data.splits.propagation import PropagationSettings, propagate_clicks
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.schemas import SIDES
 
@@ -173,7 +173,7 @@ def test_hubs_are_left_out(tmp_path):
 )
 def test_what_cannot_be_propagated_is_one_line(flags, message, dataset_path, tmp_path, refused):
     known = ["--dataset", dataset_path, "--output", tmp_path / "output"]
-    assert message in refused(ingest, "propagate", *known, *flags)
+    assert message in refused(auggt, *known, *flags)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -187,6 +187,6 @@ def test_a_dataset_without_graphs_has_nothing_to_propagate_over(tmp_path):
 
 def test_the_job_writes_a_sound_dataset(dataset_path, tmp_path, done):
     output = tmp_path / "made"
-    said = done(ingest, "propagate", "--dataset", dataset_path, "--output", output, "--top-k", 2)
+    said = done(auggt, "--dataset", dataset_path, "--output", output, "--top-k", 2)
     assert f"wrote handmade-propagated to {output}" in said
     assert "errors: 0" in done(validate_job, output)

@@ -3,16 +3,22 @@
 The paper trains on a train query and an ad that share an anchor as if it were a click, and gives no
 more detail. Here a query gets the ads with which it shares the most anchors. Hubs, which connect
 everything, are left out, and no query gets the ad that has its own text.
+
+    python -m experiments.auggt --dataset datasets/foldoc --output outputs/propagated --top-k 3
 """
 
 import logging
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
+import tyro
 
+from ramen_ray.command_line import parse_settings, run_job
+from ramen_ray.config import Section
 from ramen_ray.data.arrays import UInt64s
 from ramen_ray.data.checks.structure import read_tables
 from ramen_ray.data.engine import Connection, add_function, engine, name_literal, run, stream
@@ -24,10 +30,6 @@ from ramen_ray.data.store.schemas import TRAIN
 QUERIES = name_literal(TRAIN)
 
 logger = logging.getLogger(__name__)
-
-
-class NothingPropagatedError(DatasetError):
-    """No query shares an anchor with an ad that it does not already have."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,7 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
 
     No held-out click influences the result; all other tables stay as they are. Where clicks have
     weights, an added one gets its query's lowest, or 1 if the query had none. Raises a DatasetError
-    if the dataset is not usable, changes meanwhile, or ``output`` exists, and a
-    NothingPropagatedError if nothing would be added.
+    if the dataset is not usable, changes meanwhile, nothing would be added, or ``output`` exists.
     """
     chosen = settings.anchor_sets or parent.strict_anchor_sets
     if unknown := sorted(set(chosen) - set(parent.anchor_sets)):
@@ -83,7 +84,7 @@ def propagate_clicks(parent: Dataset, output: Path, settings: PropagationSetting
         before = f"SELECT count(*), sum(len(ad_ids)) FROM {QUERIES}"
         counts = *connection.sql(added).fetchall()[0], *connection.sql(before).fetchall()[0]
         if not counts[0]:
-            raise NothingPropagatedError(
+            raise DatasetError(
                 f"no train query of {parent.path} shares an anchor of at most "
                 f"{settings.max_anchor_degree} edges with an ad that it does not already have"
             )
@@ -149,3 +150,24 @@ def _extended(is_weighted: bool) -> str:
                 SELECT query_id, list(ad_id ORDER BY rank) AS more FROM added GROUP BY query_id)
             USING (query_id))
         ORDER BY query_id"""
+
+
+class Propagation(Section):
+    """Give train queries the ads that they share anchors with."""
+
+    dataset: Path
+    """Dataset directory to start from."""
+    output: Path
+    """Dataset directory to write; must not exist."""
+    settings: Annotated[PropagationSettings, tyro.conf.arg(name="")]
+
+
+def main() -> None:
+    """Write the dataset directory."""
+    given = parse_settings(Propagation, str(__doc__))
+    dataset = propagate_clicks(Dataset(given.dataset), given.output, given.settings)
+    print(f"wrote {dataset.name} to {dataset.path}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(main))

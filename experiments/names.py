@@ -1,23 +1,36 @@
-"""Lists of names of brands, places and so on, and the texts that contain them."""
+"""Estimate how often predictions name a different brand, place, ... than the query.
 
+    python -m experiments.names predictions.parquet --names datasets/debian/names.csv
+
+Predictions are those of ``jobs/evaluate.py --predictions``. The list of names is a CSV of kind and
+name, such as brand,sony; optionally same_as: place,nyc,new york.
+"""
+
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import tyro
 from scipy.sparse import csr_array
 
-from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.command_line import parse_settings, run_job
+from ramen_ray.config import Section
+from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.same_texts import fold
-from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.loading import CORRECT, UserTable
+from ramen_ray.reports.report_tables import ReportTable, show
 
 SAME_AS = "same_as"
+KS = (1, 3, 5)
 NOT_IN_A_WORD = r"[^\p{L}\p{M}\p{N}+#]+"
 SIGNS_BEFORE_A_WORD = r"(^|\s)[+#]+"
 SIGNS_BEHIND_A_WORD = r"[+#]+"
@@ -52,26 +65,20 @@ class NameList:
         kind_of = np.array([kinds.index(kind) for kind, _ in numbers])
         return cls(kinds, kind_of, dict(named), dict(longest))
 
-    def find_in_table(self, dataset: Dataset, table: str, ids: Int64s | None = None) -> csr_array:
-        """Return (rows, entities) bool: which a table's rows, or those with ``ids`` (n,), name."""
-        wanted = None if ids is None else pa.array(ids, pa.int64())
-        pairs = [np.empty((2, 0), np.int64)]
-        for batch in dataset.batches(table, [schema_of(table).names[0], "text"]):
-            chosen = batch if wanted is None else batch.filter(pc.is_in(batch[0], wanted))
-            positions, entities = self.find(chosen["text"])
-            pairs.append(np.stack([chosen[0].to_numpy()[positions], entities]))
-        rows, entities = np.concatenate(pairs, axis=1)
-        shape = dataset.num_rows(table), len(self.kind_of)
+    def named_by(self, texts: pa.ChunkedArray) -> csr_array:
+        """Return (texts, entities) bool: which entities each text names."""
+        rows, entities = self.find(texts.combine_chunks())
+        shape = len(texts), len(self.kind_of)
         return csr_array((np.ones(len(rows), dtype=np.bool_), (rows, entities)), shape)
 
     def find(self, texts: pa.StringArray) -> tuple[Int64s, Int64s]:
         """Find the entities that texts (n,) name, as unique, ascending (position, entity) pairs."""
-        named = enumerate(map(self._named_by, _words(texts)))
+        named = enumerate(map(self._entities_of, _words(texts)))
         pairs = sorted({(position, entity) for position, found in named for entity in found})
         positions, entities = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         return positions, entities
 
-    def _named_by(self, words: Sequence[str]) -> Iterator[int]:
+    def _entities_of(self, words: Sequence[str]) -> Iterator[int]:
         """Yield the entities of the longest name that starts at each word."""
         reached = 0
         for start, word in enumerate(words):
@@ -133,3 +140,67 @@ def _words(texts: pa.StringArray) -> list[list[str]]:
     spaced = pc.replace_substring_regex(spaced, SIGNS_BEFORE_A_WORD, " ")
     spaced = pc.replace_substring_regex(spaced, SIGNS_BEHIND_A_WORD, r"\0 ")
     return [text.split() for text in spaced.to_pylist()]
+
+
+def bad_match_rates(names: NameList, predictions: pa.Table) -> dict[str, float]:
+    """Return bad match rates (fractions), such as ``brand/BMR@1``, and ``BMR@1`` for any kind.
+
+    ``predictions`` have columns query, ad and rank, from 1. The RAMEN paper has the rates from a
+    search engine (section 4, Table 2); this is an estimate, which misses names that are not listed.
+    A prediction is a bad match of a kind, such as brands, if query and ad both have names of it,
+    but none in common. A rate is the share of bad matches among the first k predictions for the
+    queries that have a name of the kind, whose share is ``brand/named_queries``.
+    """
+    shown = predictions.filter(pc.less_equal(predictions["rank"], max(KS)))
+    ranks = shown["rank"].to_numpy()
+    queries = names.named_by(shown["query"])
+    ads = names.named_by(shown["ad"])
+    has_any_name = np.zeros(len(shown), dtype=np.bool_)
+    is_bad_at_all = np.zeros(len(shown), dtype=np.bool_)
+    rates: dict[str, float] = {}
+    for number, kind in enumerate(names.kinds):
+        is_of_kind = np.flatnonzero(names.kind_of == number)
+        in_query = queries[:, is_of_kind]
+        in_ad = ads[:, is_of_kind]
+        has_name = np.diff(in_query.indptr) > 0
+        in_common = in_query.multiply(in_ad).sum(axis=1)
+        is_bad = has_name & (np.diff(in_ad.indptr) > 0) & (in_common == 0)
+        rates |= {f"{kind}/{name}": rate for name, rate in _rates(ranks, has_name, is_bad).items()}
+        has_any_name |= has_name
+        is_bad_at_all |= is_bad
+    return rates | _rates(ranks, has_any_name, is_bad_at_all)
+
+
+def _rates(ranks: Int64s, has_name: Booleans, is_bad: Booleans) -> dict[str, float]:
+    rates = {"named_queries": float(has_name[ranks == 1].mean())}
+    for k in KS:
+        is_counted = has_name & (ranks <= k)
+        rates[f"BMR@{k}"] = float(is_bad[is_counted].sum() / max(int(is_counted.sum()), 1))
+    return rates
+
+
+class NameSettings(Section):
+    """Which predictions to judge, by which names."""
+
+    predictions: tyro.conf.Positional[Path]
+    """The parquet file."""
+    names: str
+    """The list of names: CSV, TSV or parquet."""
+
+
+def main() -> None:
+    """Print the rates by kind of names, in per cent."""
+    settings = parse_settings(NameSettings, str(__doc__))
+    table = pq.read_table(settings.predictions, columns=["query", "ad", "rank"])
+    rates = bad_match_rates(read_names(settings.names), table)
+    columns = ("named_queries", *(f"BMR@{k}" for k in KS))
+    prefixes = [name.removesuffix(columns[0]) for name in rates if name.endswith(columns[0])]
+    rows = [
+        [prefix.rstrip("/") or "all", *(f"{100 * rates[prefix + name]:.2f}" for name in columns)]
+        for prefix in prefixes
+    ]
+    show(ReportTable("", ("kind of names", "queries with one", *columns[1:]), rows))
+
+
+if __name__ == "__main__":
+    sys.exit(run_job(main))

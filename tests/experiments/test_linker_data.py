@@ -3,7 +3,7 @@
 import pytest
 from support import node_edges
 
-from ramen_ray.data.splits.linker_data import make_link_dataset
+from experiments.oak.linker_data import make_link_dataset
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 
 

@@ -5,19 +5,17 @@ import unicodedata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scipy.sparse import csr_array
-from support import ROOT, query_table, text_table
+from support import ROOT
 
-from ramen_ray.data.names import NameList, read_names
-from ramen_ray.data.store.dataset import DatasetError, write_dataset
-from ramen_ray.method.metrics.ranking import bad_match_metrics
+import experiments.names
+from experiments.names import NameList, bad_match_rates, read_names
+from ramen_ray.data.store.dataset import DatasetError
 
 
 def _list_of(folder: Path, *lines: str, header: str = "kind,name,same_as") -> NameList:
@@ -109,18 +107,15 @@ def test_words_names_and_aliases(tmp_path):
     ("lines", "message"),
     [
         (["place"], "row 2: 1 lines have 1 cells instead of 3"),
-        ([], "names.csv holds no names"),
         ([",paris,"], "row 2, column 'kind': 1 cells are empty"),
         (["place,rome,", "place, ,"], "row 3, column 'name': 1 names need a letter or a digit"),
         (["place,&,"], "names need a letter or a digit: '&'"),
         (["place,nyc,new york"], "row 2, column 'same_as': 1 are not a name of the kind"),
-        (["place,a,b", "place,b,c", "place,c,"], "row 2, column 'same_as': 1 are not a name"),
         (["place,a,", "brand,b,a"], "row 3, column 'same_as': 1 are not a name of the kind"),
         (
             ["place,a,", "place,b,", "place,x,a", "place,X,b"],
             "row 4, column 'name': 2 same names have another same_as: 'x', 'X'",
         ),
-        (["place,a,", "place,b,", "place,a,b"], "same names have another same_as: 'a', 'a'"),
     ],
 )
 def test_what_is_wrong_with_a_list_of_names(lines, message, tmp_path):
@@ -129,79 +124,50 @@ def test_what_is_wrong_with_a_list_of_names(lines, message, tmp_path):
     assert "names.csv" in str(raised.value)
 
 
-def test_a_list_of_names_that_cannot_be_read(tmp_path):
-    with pytest.raises(DatasetError, match="has no column 'name'; it has kind, brand"):
-        _list_of(tmp_path, "a,b", header="kind,brand")
-    with pytest.raises(DatasetError, match=r"there is no file or folder .*/none.csv"):
-        read_names(str(tmp_path / "none.csv"))
-    lines = tmp_path / "names.jsonl"
-    lines.write_text('{"kind": "place", "name": "rome"}\n')
-    with pytest.raises(DatasetError, match=r"names\.jsonl: .* must be CSV, TSV or parquet"):
-        read_names(str(lines))
+texts = st.lists(st.sampled_from(["sony", "acer", "york", "oslo", "tv"]), max_size=3).map(" ".join)
+predictions = st.lists(st.tuples(texts, st.lists(texts, min_size=1, max_size=6)), min_size=1)
+KIND_OF = {"sony": "brand", "acer": "brand", "york": "place", "oslo": "place"}
 
 
-def test_rows_of_a_table_come_by_id(tmp_path):
-    names = _list_of(tmp_path, "place,rome,", "place,oslo,")
-    ads = text_table("ad_id", ["rome", "no one", "oslo and rome", "oslo", "rome"])
-    queries = query_table(["oslo"], [[0]])
-    tables = {f"queries/{split}": queries for split in ("train", "validation", "test")}
-    dataset = write_dataset(tmp_path / "data", {"ads": ads[::-1], **tables}, name="cities")
-    rome, oslo = (_named(names, city)[0] for city in ("rome", "oslo"))
-    every = names.find_in_table(dataset, "ads").toarray()
-    assert every[:, rome].tolist() == [True, False, True, False, True]
-    assert every[:, oslo].tolist() == [False, False, True, True, False]
-    some = names.find_in_table(dataset, "ads", np.array([2, 4])).toarray()
-    assert np.flatnonzero(some.any(axis=1)).tolist() == [2, 4]
-    assert names.find_in_table(dataset, "ads", np.empty(0, np.int64)).nnz == 0
+@given(predictions)
+def test_bad_match_rates_are_what_plain_loops_count(tmp_path_factory, predictions):
+    folder = tmp_path_factory.mktemp("names")
+    lines = [f"{kind},{name}" for name, kind in KIND_OF.items()]
+    names = _list_of(folder, *lines, header="kind,name")
+    rows = [(query, ad, rank) for query, ads in predictions for rank, ad in enumerate(ads, start=1)]
+    columns = dict(zip(("query", "ad", "rank"), zip(*rows, strict=True), strict=True))
+    rates = bad_match_rates(names, pa.table({name: list(cells) for name, cells in columns.items()}))
 
+    def of_kinds(text: str, kinds: list[str]) -> set[str]:
+        return {word for word in text.split() if KIND_OF.get(word) in kinds}
 
-def _incidence(rows: list[set[int]], num_named: int) -> csr_array:
-    dense = np.zeros((len(rows), num_named), dtype=np.bool_)
-    for row, named in enumerate(rows):
-        dense[row, list(named)] = True
-    return csr_array(dense)
+    def is_bad(query: str, ad: str, kind: str) -> bool:
+        in_query, in_ad = of_kinds(query, [kind]), of_kinds(ad, [kind])
+        return bool(in_query and in_ad) and not in_query & in_ad
 
-
-NUM_NAMED, NUM_ADS = 5, 6
-named_sets = st.sets(st.integers(0, NUM_NAMED - 1), max_size=3)
-predicted = st.lists(st.integers(0, NUM_ADS - 1), max_size=6, unique=True)
-
-
-@given(
-    st.lists(st.tuples(named_sets, predicted), min_size=1, max_size=6),
-    st.lists(named_sets, min_size=NUM_ADS, max_size=NUM_ADS),
-    st.lists(st.integers(0, 2), min_size=NUM_NAMED, max_size=NUM_NAMED),
-)
-def test_bad_match_rates_are_what_plain_loops_count(queries, ads, kind_of):
-    kinds = ["brand", "place", "unused"]
-    topk = np.full((len(queries), 6), -1)
-    for row, (_, found) in enumerate(queries):
-        topk[row, : len(found)] = found
-    metrics = bad_match_metrics(
-        topk,
-        _incidence([named for named, _ in queries], NUM_NAMED),
-        _incidence(ads, NUM_NAMED),
-        np.array(kind_of),
-        kinds,
-    )
-
-    def of(named: set[int], kind: int) -> set[int]:
-        return {one for one in named if kind_of[one] == kind}
-
-    def is_bad(query: set[int], ad: set[int], kind: int) -> bool:
-        return bool(of(query, kind) and of(ad, kind)) and not of(query, kind) & of(ad, kind)
-
-    for prefix, chosen in {"brand/": [0], "place/": [1], "unused/": [2], "": [0, 1, 2]}.items():
-        named_rows = [row for row in queries if any(of(row[0], kind) for kind in chosen)]
-        assert metrics[f"{prefix}named_queries"] == pytest.approx(len(named_rows) / len(queries))
+    for prefix, kinds in {"brand/": ["brand"], "place/": ["place"], "": ["brand", "place"]}.items():
+        named = [row for row in rows if of_kinds(row[0], kinds)]
+        share = sum(rank == 1 for _, _, rank in named) / len(predictions)
+        assert rates[f"{prefix}named_queries"] == pytest.approx(share)
         for k in (1, 3, 5):
-            pairs = [(query, ads[ad]) for query, found in named_rows for ad in found[:k]]
-            bad = sum(any(is_bad(*pair, kind) for kind in chosen) for pair in pairs)
-            assert metrics[f"{prefix}BMR@{k}"] == pytest.approx(bad / max(len(pairs), 1))
-    assert len(metrics) == 16
+            pairs = [(query, ad) for query, ad, rank in named if rank <= k]
+            bad = sum(any(is_bad(*pair, kind) for kind in kinds) for pair in pairs)
+            assert rates[f"{prefix}BMR@{k}"] == pytest.approx(bad / max(len(pairs), 1))
+    assert len(rates) == 12
 
 
 def test_the_built_in_list_can_be_read():
     names = read_names(str(ROOT / "datasets" / "debian" / "names.csv"))
     assert names.kinds == ["desktop", "language"]
     assert _named(names, "libghc-x: Haskell bindings") == _named(names, "ghc")
+
+
+def test_the_command_reads_what_evaluation_writes(tmp_path, done, refused):
+    file = tmp_path / "predictions.parquet"
+    cells = {"query": ["haskell c++"] * 2, "ad": ["ghc haskell", "python"], "rank": [1, 2]}
+    pq.write_table(pa.table(cells), file)
+    words = file, "--names", ROOT / "datasets" / "debian" / "names.csv"
+    printed = done(experiments.names, *words)
+    (line,) = (line for line in printed.splitlines() if "language" in line)
+    assert re.findall(r"[\d.]+", line) == ["100.00", "0.00", "50.00", "50.00"]
+    assert "no file or folder" in refused(experiments.names, file, "--names", tmp_path / "none.csv")
