@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import sampled, seconds_of
+from benchmarks.common import sampled
 from benchmarks.in_process import Run, begin
 from benchmarks.scale.generated import EVENTS_PER_QUERY
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
@@ -21,7 +21,7 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.sampling.training_data import Regularizer
-from ramen_ray.method.training.step import step_inputs, train_steps
+from ramen_ray.method.training.step import train_steps
 from ramen_ray.presets import MINILM, tiny
 
 ANCHOR_SET = "links"
@@ -233,20 +233,6 @@ def train(folder: Path) -> Stage:
         return STEPS * BATCH_SIZE
 
     return run
-
-
-def time_steps(folder: Path, batch_size: int) -> Row:
-    """Return a step's seconds, distinct texts, and pairs of a node with a candidate."""
-    torch.set_num_threads(1)
-    one, stop, texts, pairs = bag_run(folder, batch_size), WARMUP_STEPS + STEPS, 0, 0
-    steps, sources = range(WARMUP_STEPS, stop), one.state.draws
-    for inputs in step_inputs(one.sampler, sources, one.objective, steps, torch.device("cpu")):
-        texts += len(inputs.texts.rows)
-        for compared in (inputs.task, *inputs.regularizers.values()):
-            pairs += len(compared.rows) * len(compared.candidates)
-    list(train_steps(one.state, one.sampler, one.objective, WARMUP_STEPS))
-    seconds = seconds_of(lambda: list(train_steps(one.state, one.sampler, one.objective, stop)))
-    return {"seconds": seconds / STEPS, "texts": texts / STEPS, "pairs": pairs / STEPS}
 
 
 def bag_run(folder: Path, batch_size: int) -> Run:

@@ -1,6 +1,6 @@
-"""Datasets made from others: what they say of them, kept rows with new ids, and edges."""
+"""Datasets made from others: what they say of them, and kept rows with new ids."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Int64s, to_lists
 from ramen_ray.data.checks.validation import check
-from ramen_ray.data.engine import name_literal
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetWriter, new_dataset
-from ramen_ray.data.store.schemas import ids_in, schema_of
+from ramen_ray.data.store.schemas import ids_in
 from ramen_ray.naming import joined_name
 
 Kept = Mapping[str, Booleans]
@@ -87,17 +86,3 @@ def _mapped(ids: pa.Array, new_ids: Int64s) -> pa.Array:
     if pa.types.is_list(ids.type):
         return to_lists(new_ids[ids.flatten().to_numpy()], pc.list_value_length(ids).to_numpy())
     return pa.array(new_ids[ids.to_numpy()])
-
-
-def edges_of_sets(parent: Dataset, anchor_sets: Sequence[str], side: str) -> str:
-    """Return SQL of a side's ``node``, ``anchor``, numbered set by set, and ``weight``."""
-    edges = ["SELECT 0 AS node, 0 AS anchor, 1.0::FLOAT AS weight WHERE false"]
-    first = 0
-    for name in anchor_sets:
-        table = f"edges/{name}/{side}"
-        if parent.has(table):
-            node, anchor, weight = schema_of(table).names
-            columns = f"{node}, {anchor} + {first}, {weight}"
-            edges.append(f"SELECT {columns} FROM {name_literal(table)}")
-        first += parent.num_rows(f"anchors/{name}")
-    return " UNION ALL ".join(edges)

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import TOPICS
 
 from jobs import evaluate as evaluate_job
 from ramen_ray.config import RunConfig, overlay
@@ -34,10 +33,6 @@ from ramen_ray.orchestration.run.fit import TrainResult, fit
 NUM_EPOCHS = 4
 ALIKE = 0.9999  # drops all edges but those between equal texts
 REGULARIZERS = [Regularizer(name, side) for name in ("links", "topics") for side in ("query", "ad")]
-NAMES = {
-    kind: {word for topic in topics for word in TOPICS[topic]}
-    for kind, topics in {"grown": ("birds", "trees"), "made": ("ships", "tools", "dances")}.items()
-}
 
 
 def _rows(dataset: Dataset, table: str) -> list[dict[str, Any]]:
