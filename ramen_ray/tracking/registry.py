@@ -20,9 +20,10 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.checksums import checksum_files, content_digest, find_damage
 from ramen_ray.errors import UserError, first_line_of, redacted_reason, shown_address
 from ramen_ray.naming import naming_fault
-from ramen_ray.tracking.moved_store import find_artifacts_beside
+from ramen_ray.tracking.moved_store import place_beside
 from ramen_ray.tracking.retriever import DEVICE, NAME, NO_COLUMNS, RUNTIME
 from ramen_ray.tracking.runs import (
+    MODELS,
     STORE_VARIABLE,
     TrackingError,
     cannot_use,
@@ -87,7 +88,6 @@ class Registry:
             mlflow.set_tracking_uri(uri)
         self.uri = uri
         try:
-            find_artifacts_beside(uri)
             self._client = new_client(uri)
         except store_errors() as error:
             raise TrackingError(cannot_use(uri, error)) from None  # it may contain a password
@@ -216,7 +216,7 @@ class Registry:
         """Read the metadata of a ``models:/`` URI; a RegistryError if it is no retriever."""
         with _registry_errors(self.uri):
             try:
-                model = Model.load(model_uri)
+                model = Model.load(self._place(model_uri))
             except (ImportError, OSError) as error:
                 raise TrackingError(cannot_use(self.uri, error)) from None
         metadata = model.metadata or {}
@@ -255,7 +255,7 @@ class Registry:
 
     def _fetch(self, model_uri: str, folder: str | None) -> Path:
         with _registry_errors(self.uri):
-            fetched = Path(download_artifacts(model_uri, dst_path=folder))
+            fetched = Path(download_artifacts(self._place(model_uri), dst_path=folder))
             own = own_folder(fetched)
         if missing := [name for name in FILES if not (own / name).exists()]:
             raise RegistryError(f"{model_uri} has no {', '.join(missing)}; {LOST}")
@@ -263,6 +263,22 @@ class Registry:
         if checksum_files(own) and (damage := find_damage(own)):
             raise RegistryError(f"{model_uri} is damaged: {damage}; {LOST}")
         return fetched
+
+    def _place(self, model_uri: str) -> str:
+        """Return the folder of a retriever whose store was moved with it, or else its URI."""
+        source = model_uri
+        reference = model_uri.removeprefix(MODELS)
+        name, at, alias = reference.rpartition("@")
+        if at:
+            source = self._client.get_model_version_by_alias(name, alias).source
+        name, _, version = reference.rpartition("/")
+        if name and version.isdecimal():
+            source = self._client.get_model_version(name, version).source
+        model_id = source.removeprefix(MODELS)
+        if model_id == source or "/" in model_id:  # a folder, or what only MLflow understands
+            return model_uri
+        model = self._client.get_logged_model(model_id)
+        return str(place_beside(self.uri, model.artifact_location) or model_uri)
 
     def download(self, model_uri: str, folder: Path) -> Path:
         """Copy a retriever into ``folder``; returns the path of its own folder."""

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import shlex
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ from ramen_ray.errors import (
     redacted_reason,
     shown_address,
 )
-from ramen_ray.tracking.moved_store import ARTIFACTS, SQLITE, find_artifacts_beside
+from ramen_ray.tracking.moved_store import ARTIFACTS, SQLITE, place_beside
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -220,10 +219,15 @@ def open_run(
 ) -> Run:
     """Create a run, as a child of ``parent`` if given, or reopen ``run_id``; or a TrackingError."""
     try:
-        find_artifacts_beside(uri)
         client = new_client(uri)
         with few_retries():
             known = client.get_experiment_by_name(experiment)
+        if known is not None and (beside := place_beside(uri, known.artifact_location)):
+            raise TrackingError(
+                f"it was moved, but its experiment {experiment!r} keeps artifacts in "
+                f"{known.artifact_location}; make that a link to {beside}, or choose another "
+                f"--experiment"
+            )
         if run_id is not None:
             client.update_run(run_id, status="RUNNING")
             return Run(uri, run_id)
@@ -339,7 +343,7 @@ def store_errors() -> tuple[type[Exception], ...]:
     """Return what MLflow raises if a store cannot be used; ValueError is of a malformed address."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    return mlflow_error(), SQLAlchemyError, OSError, ImportError, ValueError, sqlite3.Error
+    return mlflow_error(), SQLAlchemyError, OSError, ImportError, ValueError
 
 
 def cannot_use(uri: str, error: Exception) -> str:

@@ -63,14 +63,14 @@ def test_a_store_is_where_its_folder_is_whatever_its_name(monkeypatch, tmp_path,
         if folder == named[1]:
             folder.parent.mkdir()
             named[0].rename(folder)
-        run = open_run(tracking_uri(folder), "tests", "a run", folder)
+        run = open_run(tracking_uri(folder), folder.parent.name, "a run", folder)
         (tmp_path / "note.txt").write_text("kept")
         run.log_artifacts(tmp_path / "note.txt")
         assert {file.name for file in folder.iterdir()} == {"mlflow.db", "mlartifacts"}
     assert len(list(named[1].rglob("note.txt"))) == 2
     *command, uri = shlex.split(ui_command(tracking_uri(named[1])))
     assert command[-1] == "--backend-store-uri"
-    assert len(MlflowClient(tracking_uri=uri).search_experiments()) == 2
+    assert len(MlflowClient(tracking_uri=uri).search_experiments()) == 3
 
 
 @pytest.mark.parametrize(
