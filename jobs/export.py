@@ -5,12 +5,12 @@ Examples:
 """
 
 import sys
-import tempfile
 from pathlib import Path
 
 import tyro
 
 from ramen_ray.command_line import StoreSettings, parse_settings, run_job
+from ramen_ray.data.store.whole_files import owned_folder
 from ramen_ray.told import told
 
 
@@ -32,8 +32,8 @@ def main() -> None:
         from ramen_ray.orchestration.serve.retrievers import retriever_uri
     registry = settings.registry()
     uri = retriever_uri(registry, settings.model, settings.output)
-    with told(f"writing {settings.to}"), tempfile.TemporaryDirectory() as aside:
-        num_ads = export_retriever(registry.download(uri, Path(aside)), settings.to)
+    with told(f"writing {settings.to}"), owned_folder() as aside:
+        num_ads = export_retriever(registry.download(uri, aside), settings.to)
     print(f"wrote {settings.to}: {num_ads:,} ads of {uri}")
     print("next: docs/how_to/other_engines.md loads it into other engines")
 

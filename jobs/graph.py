@@ -1,5 +1,7 @@
 r"""Add an anchor set, made from a log, from texts or from your own edges, to a dataset directory.
 
+Or remove one.
+
 Examples:
     python jobs/graph.py co-session datasets/mine --sessions "logs/2024-*.csv"
     python jobs/graph.py similar datasets/mine
@@ -8,6 +10,7 @@ Examples:
     python jobs/graph.py edges datasets/mine --name links --query-edges links.csv
     python jobs/graph.py edges datasets/mine --name raw --query-edges links.csv \
         --protocol as-published
+    python jobs/graph.py remove datasets/mine --name raw
 """
 
 import sys
@@ -18,6 +21,8 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.tables.graphs.anchor_sets import remove_anchor_set
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_events import SessionLog
 from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
@@ -82,16 +87,30 @@ class Edges(FromTables):
         return add_edge_list(self.dataset, self.name, self.edge_list, self.replace, self.memory)
 
 
-ANCHOR_SETS: dict[str, type[CoSession | Similar | Edges]] = {
+class Remove(Section):
+    """Remove an anchor set."""
+
+    dataset: Annotated[Positional[Path], arg(metavar="DATASET")]
+    """Dataset directory that has the set."""
+    name: str
+    """The set's name."""
+
+
+ANCHOR_SETS: dict[str, type[CoSession | Similar | Edges | Remove]] = {
     "co-session": CoSession,
     "similar": Similar,
     "edges": Edges,
+    "remove": Remove,
 }
 
 
 def main() -> None:
-    """Make the anchor set that the command line names, and print what was made."""
+    """Make or remove the anchor set that the command line names, and print what was made."""
     settings = parse_settings(ANCHOR_SETS, __doc__)
+    if isinstance(settings, Remove):
+        remove_anchor_set(Dataset(settings.dataset).path, settings.name)
+        print(f"removed {settings.name} from {settings.dataset}")
+        return
     counts = settings.add()
     written = [what for what, count in counts.items() if count]
     for what in written:

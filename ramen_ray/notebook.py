@@ -12,7 +12,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from ramen_ray.config import overlay as overlay
 from ramen_ray.data.checks.validation import validate as validate
 from ramen_ray.data.store.dataset import Dataset as Dataset
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.whole_files import owned_folder
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns as Columns
 from ramen_ray.data.tables.clicks.settings import UserTables
@@ -89,8 +89,7 @@ def write_dataset(
     Raises:
         DatasetError: a frame has mixed columns, a row is wrong, or the folder exists.
     """
-    with TemporaryDirectory() as name:
-        folder = Path(name)
+    with owned_folder() as folder:
 
         def written(name: str, frame: Frame) -> str:
             file = folder / f"{name}.parquet"

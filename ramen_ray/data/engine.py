@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
@@ -21,6 +20,7 @@ from duckdb.func import ARROW
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.same_texts import fold, nearly
 from ramen_ray.data.store.schemas import FILTER, is_known
+from ramen_ray.data.store.whole_files import owned_folder
 from ramen_ray.errors import UserError
 from ramen_ray.told import told
 
@@ -46,11 +46,11 @@ def engine(
     or it or the disk is too small for what is done.
     """
     limit = memory or f"{int(SHARE_OF_MEMORY * psutil.virtual_memory().total)}B"
-    with TemporaryDirectory(prefix=".engine-", dir=folder) as aside:
+    with owned_folder(folder) as aside:
         config: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": limit,
             "threads": len(os.sched_getaffinity(0)),  # DuckDB counts those of the machine
-            "temp_directory": aside,
+            "temp_directory": str(aside),
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
             "allow_community_extensions": False,

@@ -1,7 +1,6 @@
 """Evaluate a checkpoint: tasks embed queries and ads into a file, shards of which are searched."""
 
 import json
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact, checksum_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.predictions import write_predictions
+from ramen_ray.data.store.whole_files import owned_folder
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
@@ -155,8 +155,9 @@ def _retrieve(
     ads = TableRows(tokens / "ads", data.candidates(split), "ads")
     cpus = workers.cpus_per_worker
     resources = EmbeddingResources(cpus, cpus, int(workers.use_gpu))
-    with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=data.path.parent) as folder:
-        file, ids = Path(folder) / "embeddings.npy", Path(folder) / "ids.npy"
+    with owned_folder(data.path.parent) as folder:
+        file = folder / "embeddings.npy"
+        ids = folder / "ids.npy"
         np.save(ids, ads.rows)
         embed_tables(checkpoint, [queries, ads], file, resources, part=part)
         shards = embedded_shards(file, num_queries, workers.gb_per_shard, ids=ids)

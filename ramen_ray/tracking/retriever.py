@@ -1,6 +1,5 @@
 """Retrievers in MLflow: models that answer queries wherever MLflow loads or serves them."""
 
-import tempfile
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +15,7 @@ from mlflow.types.schema import AnyType, Array, Object, Property
 
 from ramen_ray.data.store.checksums import write_checksums
 from ramen_ray.data.store.schemas import FILTER
+from ramen_ray.data.store.whole_files import owned_folder
 from ramen_ray.tracking.runs import Run
 
 NAME = "retriever"
@@ -52,8 +52,8 @@ def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[
     begun = next((one for one in of_run if one.status == LoggedModelStatus.PENDING), None)
     model = begun or client.create_logged_model(experiment_id, NAME, run.id, model_type=NAME)
     write_checksums(folder)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
-        path = Path(aside) / "model"
+    with owned_folder(folder.parent) as aside:
+        path = aside / "model"
         save_model(
             str(path),
             python_model=str(CODE),

@@ -26,7 +26,7 @@ from ramen_ray.errors import (
 from ramen_ray.tracking.moved_store import ARTIFACTS, SQLITE, place_beside
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
+    from mlflow.entities import Experiment, Metric
     from mlflow.tracking import MlflowClient
 
 MODELS = "models:/"  # how the URI of a model begins
@@ -37,6 +37,7 @@ MODEL_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
 """Opens the view of trained models, in UIs without a switch of their own for it."""
 SIGNS_OF_NO_STORE = ("API request to", "OperationalError")
 """Found in MLflow's messages about a server that is gone or a database that cannot be used."""
+DELETED = "deleted"
 NO_SUCH_RUN = "RESOURCE_DOES_NOT_EXIST"
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 """How the URI of a store begins that is used without a server."""
@@ -229,8 +230,15 @@ def open_run(
                 f"--experiment"
             )
         if run_id is not None:
+            info = client.get_run(run_id).info
+            _refuse_deleted_experiment(uri, client.get_experiment(info.experiment_id))
+            _refuse_deleted(
+                uri, info, f"the run {info.run_name!r}", f"runs restore --run-id {run_id}"
+            )
             client.update_run(run_id, status="RUNNING")
             return Run(uri, run_id)
+        if known is not None:
+            _refuse_deleted_experiment(uri, known)
         is_database = uri.startswith(DATABASES)
         # A server keeps them itself.
         artifacts = (output.absolute() / ARTIFACTS).as_uri() if is_database else None
@@ -246,6 +254,18 @@ def open_run(
         hint = "; bring back the store that has this run, or choose another name" * is_gone
         # no cause, as it may contain a password
         raise TrackingError(cannot_use(uri, error) + hint) from None
+
+
+def _refuse_deleted_experiment(uri: str, experiment: "Experiment") -> None:
+    command = f"experiments restore --experiment-id {experiment.experiment_id}"
+    _refuse_deleted(uri, experiment, f"--experiment {experiment.name}", command)
+
+
+def _refuse_deleted(uri: str, entry: Any, what: str, command: str) -> None:
+    """Raise a TrackingError if an experiment or a run was deleted; the ``command`` restores it."""
+    if entry.lifecycle_stage == DELETED:
+        restore = f"{STORE_VARIABLE}={shlex.quote(redacted(uri))} mlflow {command}"
+        raise TrackingError(f"{what} was deleted; restore it ({restore}), or choose another name")
 
 
 def _origin(parent: Run | None) -> dict[str, str]:

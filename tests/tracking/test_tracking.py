@@ -208,6 +208,24 @@ def test_several_processes_may_make_the_experiment_at_once(run, output):
     assert {found.info.run_id for found in run.client.search_runs([experiment])} == opened
 
 
+def test_what_was_deleted_is_named_with_what_restores_it(output, empty_store, tmp_path):
+    uri = f"sqlite:///{shutil.copy(empty_store, tmp_path)}"
+    run = open_run(uri, "shop", "first", output)
+    number = run.client.get_experiment_by_name("shop").experiment_id
+
+    def is_refused(run_id: str | None, what: str, command: str) -> None:
+        said = rf"{what} was deleted; restore it \(MLFLOW_TRACKING_URI={uri} mlflow {command}\)"
+        with pytest.raises(TrackingError, match=said):
+            open_run(uri, "shop", "first", output, run_id=run_id)
+
+    run.client.delete_run(run.id)
+    is_refused(run.id, "the run 'first'", f"runs restore --run-id {run.id}")
+    run.client.restore_run(run.id)
+    run.client.delete_experiment(number)
+    for run_id in (run.id, None):
+        is_refused(run_id, "--experiment shop", f"experiments restore --experiment-id {number}")
+
+
 @pytest.mark.parametrize(
     ("uri", "run_id", "message"),
     [

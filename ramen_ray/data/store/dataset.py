@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import click_pairs
 from ramen_ray.data.prefetching import prefetched
-from ramen_ray.data.store.checksums import content_digest
+from ramen_ray.data.store.checksums import FileContent, digest_of, file_contents
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer, row_groups
 from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
 from ramen_ray.data.store.whole_files import new_folder, whole_file
@@ -155,15 +155,31 @@ class Dataset:
             weights = pc.list_flatten(rows["weights"]).to_numpy()
         return csr_array((weights, (queries, ads)), (self.num_rows(table), self.num_rows("ads")))
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """A hash of the content of all tables, as it was when this was first asked for."""
-        return self.content_of(self.tables)
+        return digest_of(self._contents)
+
+    @property
+    def table_digests(self) -> dict[str, str]:
+        """A hash of each table's content, as it was when the fingerprint was first asked for."""
+        return {
+            table: digest_of(part)
+            for table, part in groupby(self._contents, key=lambda content: content[0])
+        }
+
+    @cached_property
+    def _contents(self) -> list[FileContent]:
+        return list(self._contents_of(self.tables))
 
     def content_of(self, tables: Iterable[str]) -> str:
-        """Hash the content of some tables as it is now; checks refuse what is no regular file."""
+        """Hash the content of some tables as it is now."""
+        return digest_of(self._contents_of(tables))
+
+    def _contents_of(self, tables: Iterable[str]) -> Iterator[FileContent]:
         files = ((table, file) for table in tables for file in self.files(table))
-        return content_digest((table, file) for table, file in files if file.is_file())
+        # checks refuse what is no regular file
+        return file_contents((table, file) for table, file in files if file.is_file())
 
     @contextmanager
     def unchanged(self, since: str) -> Iterator[None]:

@@ -1,16 +1,21 @@
 """Files and folders that appear whole or not at all, scratch folders, and the lock of a folder."""
 
-import glob
+import fcntl
 import logging
+import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import gettempdir, mkdtemp
 
 from filelock import FileLock, Timeout
 
 from ramen_ray.errors import DatasetError
+
+OWNED, CONTENT = ".ramen_ray-", "content"
+"""Of :func:`owned_folder`: how the name begins of a folder with a lock, and that of one in it."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,32 +40,41 @@ def whole_file(path: Path, within: Path | None = None) -> Iterator[Path]:
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Build a folder beside its final place, and rename it when the block ends without an error.
 
-    What killed processes have left there is told, as another may be writing it. Raises a
-    DatasetError if ``path`` exists already, or cannot be written.
+    Raises a DatasetError if ``path`` exists already, or cannot be written.
     """
     path = Path(path).absolute()
     if path.exists():
         raise DatasetError(f"{path} exists already; move it away or choose another output")
-    for left in left_behind(path):
-        message = "%s: left by a killed process, unless another writes there now; delete it"
-        logger.warning(message, left)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = _unused_name(path)
-        aside.mkdir()
-    except OSError as error:
-        raise DatasetError(f"cannot write to {path.parent}: {error.strerror}") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside = stack.enter_context(owned_folder(path.parent))
+        except OSError as error:
+            raise DatasetError(f"cannot write to {path.parent}: {error.strerror}") from error
         yield aside
         aside.rename(path)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
 
 
-def left_behind(path: Path) -> list[Path]:
-    """List what :func:`new_folder` and :func:`whole_file` of killed processes left of ``path``."""
-    return sorted(path.parent.glob(f".{glob.escape(path.name)}-{'[0-9a-f]' * 8}"))
+@contextmanager
+def owned_folder(within: Path | None = None) -> Iterator[Path]:
+    """Yield an empty folder ``within`` one, by default that of the system for temporary files.
+
+    It is removed when the block ends; if its process was killed, when another calls this there.
+    """
+    place = Path(gettempdir()) if within is None else within
+    for left in (content.parent for content in place.glob(f"{OWNED}*/{CONTENT}")):
+        with suppress(OSError), folder_lock(left) as is_unused:  # it may be another user's
+            if is_unused:
+                logger.info("%s: left by a killed process, and removed", left)
+                shutil.rmtree(left, ignore_errors=True)
+    owned = Path(mkdtemp(prefix=OWNED, dir=place))
+    try:
+        with folder_lock(owned):
+            content = owned / CONTENT
+            content.mkdir()  # now that it is locked: what has it, and no lock, was left behind
+            yield content
+    finally:
+        shutil.rmtree(owned, ignore_errors=True)
 
 
 @contextmanager
@@ -84,6 +98,37 @@ def folder_lock(folder: Path) -> Iterator[bool]:
         return
     with lock:
         yield True
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Refuse others :func:`unused` of a folder, which may be read-only, until the block ends."""
+    with _opened(folder) as number:
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(number, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def unused(folder: Path) -> Iterator[bool]:
+    """Keep a folder to change it, and others from using it; yields False if a process uses it."""
+    with _opened(folder) as number:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """Open a folder, for a lock that is gone when this process is."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        yield number
+    finally:
+        os.close(number)
 
 
 def _unused_name(path: Path, within: Path | None = None) -> Path:

@@ -15,7 +15,6 @@ It is a folder with
 import json
 import logging
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.data.store.schemas import FILTER
-from ramen_ray.data.store.whole_files import new_folder, whole_file
+from ramen_ray.data.store.whole_files import new_folder, owned_folder, whole_file
 from ramen_ray.method.model.dual_encoder import (
     ENCODER_FOLDER,
     DualEncoder,
@@ -181,8 +180,8 @@ def compile_retriever(folder: Path, int8: bool) -> None:
     (folder / ENCODER_FOLDER / ONNX_FOLDER).mkdir(exist_ok=True)
     name = f"{ONNX_FOLDER}/{INT8_FILE if int8 else FLOAT32_FILE}"
     file = folder / ENCODER_FOLDER / name
-    with tempfile.TemporaryDirectory() as aside:
-        graph = Path(aside) / FLOAT32_FILE if int8 else file
+    with owned_folder() as aside:
+        graph = aside / FLOAT32_FILE if int8 else file
         _export_graph(encoder.backbone, graph)
         if int8:
             quantize_dynamic(graph, file, per_channel=True, weight_type=QuantType.QInt8)

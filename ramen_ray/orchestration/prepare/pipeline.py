@@ -36,7 +36,7 @@ from ramen_ray.data.prepared.tokens import measure_texts
 from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
-from ramen_ray.data.store.whole_files import left_behind, new_folder
+from ramen_ray.data.store.whole_files import new_folder
 from ramen_ray.errors import shown_path
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
@@ -63,8 +63,6 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f".{target.name}.lock"):
         if not is_intact(target, "the dataset is prepared again"):
-            for left in left_behind(target):  # the lock is ours
-                shutil.rmtree(left, ignore_errors=True)
             with (
                 new_folder(target) as aside,
                 dataset.unchanged(WHILE_READ),

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from ramen_ray.data.arrays import Int64s, map_new_array
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
+from ramen_ray.data.store.whole_files import owned_folder
 from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,
@@ -81,11 +81,7 @@ def add_similar(
     if encoder is not None and read_sentence_folder(encoder).kind == "transformer":
         check_length(encoder, settings.max_length, "max_length")  # now, as the work is long
     counts = Counter[str]()
-    with (
-        folder_beside(dataset, name) as folder,
-        TemporaryDirectory(prefix=".staging-", dir=folder) as aside,
-    ):
-        staging = Path(aside)
+    with folder_beside(dataset) as folder, owned_folder(folder) as staging:
         with engine(folder, dataset=dataset) as connection:
             texts = write_texts(connection, staging)
         plain = np.concatenate([plain_hashes(batch) for batch in texts.chunks])

@@ -15,6 +15,7 @@ from ramen_ray.data.store.checksums import parse_checked, with_checksum
 from ramen_ray.data.store.whole_files import folder_lock, whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name, short_hash
+from ramen_ray.orchestration.run.changes import differences
 from ramen_ray.presets import used_sets
 from ramen_ray.told import warn_once
 from ramen_ray.tracking.runs import Run, open_run
@@ -301,12 +302,3 @@ def deciding_settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that determine a run's result, by dotted key."""
     settings = flatten(config).items()
     return {key: value for key, value in settings if key.split(".")[0] not in WHERE_IT_RUNS}
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Describe in one line which keys have different values now than before."""
-    return "; ".join(
-        f"{key} ({before.get(key)!r} there, {now.get(key)!r} now)"
-        for key in sorted({*before, *now})
-        if before.get(key) != now.get(key)
-    )

@@ -13,11 +13,13 @@ from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig, flatten
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.whole_files import in_use
 from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import check_resources
 from ramen_ray.orchestration.prepare.pipeline import prepare
+from ramen_ray.orchestration.run.changes import TABLES
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.checks import check_clicks, check_config, check_vocabulary
 from ramen_ray.orchestration.run.directory import (
@@ -142,8 +144,21 @@ def fit(
     """
     config = resolved(config)
     dataset = Dataset(config.dataset)
+    with in_use(dataset.path):
+        return _fit_on(dataset, config, parent, callbacks, on_report, expected)
+
+
+def _fit_on(
+    dataset: Dataset,
+    config: RunConfig,
+    parent: Run | None,
+    callbacks: Sequence[UserCallback],
+    on_report: OnReport | None,
+    expected: Identity | None,
+) -> TrainResult:
+    """Train on a dataset that does not change; see :func:`fit`."""
     made_from = identity_of(config, dataset)
-    check_meanwhile(expected or made_from, made_from)
+    check_meanwhile(expected or made_from, made_from, dataset.path)
     output, is_nested = Path(config.output), parent is not None
     uri = tracking_uri(output) if parent is None else parent.uri
     if config.name is not None and (done := finished_run(config, made_from)) is not None:
@@ -216,5 +231,5 @@ def _log_inputs(
     statistics = data.metadata["statistics"]
     run.log_dataset(dataset.name, made_from["dataset"], dataset.path, statistics)
     parameters = {**flatten(config), **{f"dataset.{k}": v for k, v in statistics.items()}}
-    tags = {f"made_from.{name}": value for name, value in made_from.items()}
+    tags = {f"made_from.{name}": of for name, of in made_from.items() if name != TABLES}
     run.log_parameters(parameters, {"dataset": data.metadata["name"], **tags})

@@ -2,13 +2,13 @@
 
 import json
 import logging
-import tempfile
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,8 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open_unchanged
+from ramen_ray.data.store.whole_files import owned_folder
+from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.pretrained import content_of
@@ -27,6 +29,7 @@ from ramen_ray.method.model.sentence_folder import read_sentence_folder
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import build_objective, encoder_tokenizer
+from ramen_ray.orchestration.run.changes import TABLES, differences, new_anchor_sets
 from ramen_ray.orchestration.run.checks import check_vocabulary
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
@@ -34,7 +37,6 @@ from ramen_ray.orchestration.run.directory import (
     Identity,
     RunDirectory,
     RunError,
-    differences,
     run_with_id,
 )
 from ramen_ray.tracking.runs import MODELS, tracking_uri
@@ -43,8 +45,9 @@ if TYPE_CHECKING:
     from ramen_ray.method.graph.walk import WalkSettings
 
 CHANGE_NUMBERS = ("torch", "transformers")  # libraries whose other versions compute other numbers
-SETTING_OF = {"dataset": "dataset", "encoder": "encoder.pretrained"}
+SETTING_OF = {"dataset": "dataset", TABLES: "dataset", "encoder": "encoder.pretrained"}
 """The setting that says where each part is that has no version."""
+REMOVES = ("python", "jobs/graph.py", "remove")
 CARRIED_FILE = "carried.npy"  # (ads,) the ad of an earlier run whose classifier it starts from; -1
 
 logger = logging.getLogger(__name__)
@@ -80,9 +83,9 @@ def _folder_of_model(uri: str, output: Path) -> Path:
     kept = output.absolute() / "encoders" / retriever.model_id
     if not kept.is_dir():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent) as aside:
-            made = Path(aside) / "made"
-            copy_model(registry.download(retriever.uri, Path(aside)), made)
+        with owned_folder(kept.parent) as aside:
+            made = aside / "made"
+            copy_model(registry.download(retriever.uri, aside), made)
             with suppress(OSError):  # another process has made it meanwhile
                 made.rename(kept)
     return kept
@@ -93,11 +96,17 @@ def identity_of(config: RunConfig, dataset: Dataset) -> Identity:
 
     Raises an EncoderError if there is no such encoder.
     """
-    parts = {"dataset": dataset.fingerprint, "encoder": content_of(config.encoder.pretrained)}
+    parts = {**data_identity(dataset), "encoder": content_of(config.encoder.pretrained)}
     classifiers = Path(config.encoder.pretrained).parent / CLASSIFIER_FOLDER
     if config.base.parts.heads == "classifier" and classifiers.is_dir():
         parts["classifiers"] = content_of(str(classifiers))
     return {**parts, **software()}
+
+
+def data_identity(dataset: Dataset) -> Identity:
+    """Return the part of :func:`identity_of` that is the dataset's."""
+    digests = [f"{table}:{digest}" for table, digest in dataset.table_digests.items()]
+    return {"dataset": dataset.fingerprint, TABLES: " ".join(digests)}
 
 
 def trained_on(parameters: Mapping[str, str], fingerprint: str) -> Iterator[tuple[str, str]]:
@@ -122,12 +131,19 @@ def software() -> Identity:
     return {"ramen_ray": f"{ramen_ray.__version__}, source {_source_digest()}", **versions}
 
 
-def check_meanwhile(expected: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check that what is used ``now`` is what was ``expected``, or a part of it; else RunError."""
-    if changed := differences(expected, {key: now.get(key) for key in expected}):
+def check_meanwhile(expected: Identity, now: Identity, dataset: str | Path = "") -> None:
+    """Check that what is used ``now`` is what was ``expected``, or a part of it; else RunError.
+
+    The error has the commands that remove new graphs of the ``dataset``.
+    """
+    if changed := differences(expected, {key: now.get(key, "") for key in expected}):
+        commands = "".join(
+            f" ({shlex.join([*REMOVES, shown_path(dataset), '--name', name])})"
+            for name in new_anchor_sets(expected, now)
+        )
         raise RunError(
-            f"what is trained on has changed meanwhile: {changed}; put it back, and run the same "
-            f"command again"
+            f"what is trained on has changed meanwhile: {changed}; put it back{commands}, and run "
+            f"the same command again"
         )
 
 

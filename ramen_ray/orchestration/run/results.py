@@ -1,6 +1,5 @@
 """Log what a finished run leaves in MLflow: retriever, figures, table, predictions, plots."""
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
-from ramen_ray.data.store.whole_files import scratch_folder
+from ramen_ray.data.store.whole_files import owned_folder, scratch_folder
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
@@ -86,8 +85,7 @@ def log_results(
     for split in ("validation", "test"):  # without a prefix, so that the UI shows them first
         named |= {f"{split}_{name}": metrics["trained"][split][name] for name in HEADLINES}
     run.log_metrics(named, model_id=model_id)
-    with tempfile.TemporaryDirectory() as temporary:
-        artifacts = Path(temporary)
+    with owned_folder() as artifacts:
         write_run_plots(artifacts, run, metrics["untrained"]["test"], metrics["trained"]["test"])
         run.log_artifacts(artifacts, "plots")
         write_predictions_page(artifacts / PAGE, f"{folder.name}: test queries", predictions)

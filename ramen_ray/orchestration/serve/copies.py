@@ -4,7 +4,6 @@ A copy takes its original's place in the registry; a combiner makes the vectors 
 """
 
 import re
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ramen_ray.data.store.whole_files import owned_folder
 from ramen_ray.data.tables.new_ads import NewAds, read_changes, read_first_clicks
 from ramen_ray.errors import UserError
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
@@ -69,8 +69,8 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
         RegistryError, TrackingError: there is no such retriever, or its alias was moved meanwhile.
     """
     original = registry.look_up(model_uri)
-    with tempfile.TemporaryDirectory() as aside:
-        folder = registry.download(original.uri, Path(aside))
+    with owned_folder() as aside:
+        folder = registry.download(original.uri, aside)
         known = known_ads(folder)
         changes = read_changes(given, known)
         new, num_gone = changes.added, len(known) - len(changes.rows)
@@ -152,8 +152,8 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
     """
     original = registry.look_up(model_uri)
     dataset, (texts, judgement) = open_test_queries(registry, original)
-    with tempfile.TemporaryDirectory() as aside:
-        folder = registry.download(original.uri, Path(aside))
+    with owned_folder() as aside:
+        folder = registry.download(original.uri, aside)
         compile_retriever(folder, int8)
         example = texts[:EXAMPLE_QUERIES]
         changes = {"compiled": "int8" if int8 else "float32"}

@@ -158,7 +158,8 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         data = prepared_for(config, dataset)
         expected = {config.dataset: made_from}
         if errors := run_trials(missing, run, directory.path, expected):
-            check_meanwhile(made_from, identity_of(config, Dataset(config.dataset)))
+            now = identity_of(config, Dataset(config.dataset))
+            check_meanwhile(made_from, now, config.dataset)
             raise RunError(failures(errors, len(missing)))
         figures = _compare(variants, runs, data)
         report = directory.path / "report"

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.whole_files import in_use
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
@@ -51,11 +52,12 @@ def fit_beside_base(config: RunConfig) -> Ladder:
     for one in configs.values():
         check_config(one, dataset)
     results = {}
-    for number, (name, one) in enumerate(configs.items(), 1):
-        logger.info("training %d of %d: %s", number, len(configs), name)
-        key = experiment_hash(one, dataset.fingerprint)
-        named = overlay(one, {"name": one.name or default_name(one, dataset.name, key)})
-        results[name] = fit(named, expected=made_from)
+    with in_use(dataset.path):
+        for number, (name, one) in enumerate(configs.items(), 1):
+            logger.info("training %d of %d: %s", number, len(configs), name)
+            key = experiment_hash(one, dataset.fingerprint)
+            named = overlay(one, {"name": one.name or default_name(one, dataset.name, key)})
+            results[name] = fit(named, expected=made_from)
     data = prepared_for(config, dataset)
     scores = {
         name: scores_of_run(result.run_directory, config, data, "test")

@@ -146,7 +146,8 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         if not search.validated:
             why = search.failed or f"{settings.minutes:g} minutes are too few"
             raise RunError(f"no candidate was validated: {why}")
-        check_meanwhile(made_from, identity_of(first, Dataset(first.dataset)))
+        now = identity_of(first, Dataset(first.dataset))
+        check_meanwhile(made_from, now, first.dataset)
         return _report(search, data, whole)
 
 

@@ -216,7 +216,8 @@ class Sweep:
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
             results = trials.fit(space, self.directory.path / TUNE_FOLDER, self._how_to_search())
         if records.errors():
-            check_meanwhile(made_from, identity_of(config, Dataset(config.dataset)))
+            now = identity_of(config, Dataset(config.dataset))
+            check_meanwhile(made_from, now, config.dataset)
         records.settle({Path(one.path).name for one in results})
         found = self.trials()
         if not found or found[0].value is None:

@@ -7,7 +7,6 @@ Otherwise it starts workers of Ray Train, and waits for them.
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -25,6 +24,7 @@ from ray.tune.schedulers import ASHAScheduler
 
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.whole_files import in_use, owned_folder
 from ramen_ray.errors import UserError
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.orchestration.cluster.joining import start_ray
@@ -40,6 +40,7 @@ from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.loop import IS_LAST
 from ramen_ray.orchestration.run.made_from import (
     check_meanwhile,
+    data_identity,
     is_ready,
     make_ready,
     prepared_at,
@@ -62,7 +63,7 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
     Raises a ClusterError, TrackingError, or a RunError if another process holds or made the folder.
     """
     output, dataset = Path(config.output), Dataset(config.dataset)
-    with directory.held(made_from, config.allow_changed):
+    with in_use(dataset.path), directory.held(made_from, config.allow_changed):
         # a trial that is stopped early prints a traceback
         start_ray(show_workers=False, for_ray_train=True)
         check_resources(config.workers)
@@ -106,16 +107,16 @@ def run_trials(
         with suppress(UserError):  # its trial will tell
             if not is_ready(config):
                 make_ready(config)
-    with tempfile.TemporaryDirectory(prefix=".tune-", dir=folder) as storage:
+    with owned_folder(folder) as storage:
         trials = Trials(
             lambda params, _: configs[params[NAME]],
             lambda config: expected[config.dataset],
             parent,
             first.workers,
-            records or Records(Path(storage) / "records", first.training, total=len(configs)),
+            records or Records(storage / "records", first.training, total=len(configs)),
             says_test=records is None,
         )
-        trials.fit({NAME: tune.grid_search(list(configs))}, Path(storage, "trials"), limits)
+        trials.fit({NAME: tune.grid_search(list(configs))}, storage / "trials", limits)
         if records is None and trials.records.num_ended() < len(configs):
             raise KeyboardInterrupt  # before Tune had drawn the rest
         return trials.records.errors()
@@ -258,7 +259,8 @@ def _train_in_trial(config: RunConfig, parent: Run, expected: Identity) -> Train
     os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
     os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
     dataset = Dataset(config.dataset)
-    check_meanwhile(expected, {**expected, "dataset": dataset.fingerprint})  # before it is prepared
+    now = {**expected, **data_identity(dataset)}
+    check_meanwhile(expected, now, dataset.path)  # before it is prepared
     if not prepared_at(config, dataset).is_dir():
         # Within a trial, Ray Data would have the trial's own resources only, maybe without a CPU.
         with user_errors():

@@ -1,11 +1,13 @@
 """Files and folders that appear whole or not at all."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
+from support import ended_by
 
-from ramen_ray.data.store.whole_files import new_folder, scratch_folder, whole_file
+from ramen_ray.data.store.whole_files import new_folder, owned_folder, scratch_folder, whole_file
 
 
 @pytest.fixture(params=[0o002, 0o022, 0o077])
@@ -25,14 +27,21 @@ def test_files_and_folders_have_the_permissions_that_the_umask_says(umask, tmp_p
     assert modes == {"file": files, "folder": folders, "within": files}
 
 
-def test_what_a_killed_process_left_of_a_folder_is_told(tmp_path, caplog):
-    left = tmp_path / ".folder [1]-0123abcd"
-    left.mkdir()
-    (tmp_path / ".folder [1]-lock").mkdir()
-    with new_folder(tmp_path / "folder [1]") as aside:
-        assert aside != left
-    (said,) = caplog.messages
-    assert said.startswith(f"{left}: left by a killed process")
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path, caplog):
+    caplog.set_level("INFO")
+    begins = (
+        "import signal\nfrom pathlib import Path\n"
+        "from ramen_ray.data.store.whole_files import owned_folder\n"
+        f"with owned_folder(Path({str(tmp_path)!r})): print('begun', flush=True), signal.pause()"
+    )
+    ended_by(signal.SIGKILL, begins)
+    (left,) = tmp_path.iterdir()
+    with owned_folder(tmp_path) as first, new_folder(tmp_path / "folder"):
+        (said,) = caplog.messages
+        assert said.startswith(f"{left}: left by a killed process")
+        assert not left.exists()
+        assert first.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_what_a_killed_process_left_goes_first(tmp_path):

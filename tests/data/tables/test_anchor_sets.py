@@ -2,15 +2,18 @@
 
 import json
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from support import contents_of, errors_in, write_rows
+from support import contents_of, ended_by, errors_in, write_rows
 
+from jobs import graph
 from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.whole_files import in_use
 from ramen_ray.data.tables.graphs import anchor_sets, edges
 from ramen_ray.data.tables.graphs.anchor_sets import folder_beside, put_in_place, remove_anchor_set
 from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList, add_edge_list
@@ -127,9 +130,9 @@ def test_jobs_that_run_at_once_keep_each_others_sets(copied, replaced, monkeypat
 
 def test_what_killed_processes_left_is_no_table_and_is_removed(copied, caplog):
     tables = Dataset(copied).tables
-    with folder_beside(Dataset(copied), "links") as left:
+    with folder_beside(Dataset(copied)) as left:
         shutil.copytree(copied / "anchors", left / "anchors")
-        killed = shutil.copytree(left, copied / ".topics-0a1b_c2d")
+        killed = shutil.copytree(left.parent, copied / ".ramen_ray-0a1b_c2d")
         assert Dataset(copied).tables == tables
         caplog.set_level("INFO")
         _add(copied, "more")
@@ -143,7 +146,7 @@ def test_what_killed_processes_left_is_no_table_and_is_removed(copied, caplog):
 def test_edges_are_not_added_to_other_nodes_than_they_were_made_for(copied):
     dataset = Dataset(copied)
     before = dataset.tables
-    with folder_beside(dataset, "more") as aside:
+    with folder_beside(dataset) as aside:
         rows = dataset.read("ads")
         pq.write_table(rows.set_column(1, "text", rows["text"][::-1]), copied / "ads.parquet")
         with pytest.raises(DatasetError, match="has changed while it was read; run the same"):
@@ -153,13 +156,33 @@ def test_edges_are_not_added_to_other_nodes_than_they_were_made_for(copied):
 
 def test_what_others_wrote_meanwhile_is_not_deleted(copied):
     dataset = Dataset(copied)
-    with folder_beside(dataset, "more") as aside:
+    with folder_beside(dataset) as aside:
         theirs = copied / "edges" / "more" / "query.parquet"
         theirs.parent.mkdir()
         theirs.write_bytes(b"the only copy")
         with pytest.raises(DatasetError, match=r"edges/more exists already; move it away"):
             put_in_place(aside, dataset, "more", {}, {}, replace=False)
     assert theirs.read_bytes() == b"the only copy"
+
+
+def test_a_dataset_that_a_training_holds_does_not_change_until_it_ends(copied, refused, done):
+    with in_use(copied), in_use(copied):
+        said = refused(graph, "remove", copied, "--name", "links")
+        assert said.startswith(f"error: {copied} is in use by a training")
+        with pytest.raises(DatasetError, match="in use by a training"):
+            _add(copied, "more")
+    assert Dataset(copied).anchor_sets == ["links", "topics"]
+    holds = (
+        "import signal\nfrom pathlib import Path\n"
+        "from ramen_ray.data.store.whole_files import in_use\n"
+        f"with in_use(Path({str(copied)!r})): print('begun', flush=True), signal.pause()"
+    )
+    assert ended_by(signal.SIGKILL, holds)[0] == -signal.SIGKILL
+    said = refused(graph, "remove", copied, "--name", "seller")
+    assert said.endswith("has no anchor set 'seller'; there are: links, topics")
+    done(graph, "remove", copied, "--name", "links")
+    assert Dataset(copied).anchor_sets == ["topics"]
+    assert errors_in(Dataset(copied)) == []
 
 
 def test_how_a_set_was_made_names_no_password():

@@ -404,7 +404,7 @@ def test_an_import_that_is_ended_leaves_no_dataset_directory(number, done, tmp_p
     words = ["tables", "--clicks", clicks, "--output", str(tmp_path / "out")]
     command = [sys.executable, str(ROOT / "jobs" / "ingest.py"), *words]
     importing = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    begun = ".out-*/.engine-*"
+    begun = ".ramen_ray-*/content/.ramen_ray-*"
     wait_until(lambda: list(tmp_path.glob(begun)) or importing.poll() is not None, begun)
     assert importing.poll() is None
     importing.send_signal(number)
@@ -416,6 +416,7 @@ def test_an_import_that_is_ended_leaves_no_dataset_directory(number, done, tmp_p
     with pytest.raises(DatasetError, match="there is no dataset directory"):
         Dataset(tmp_path / "out")
     assert f"wrote out to {tmp_path / 'out'}" in done(ingest, *words)
+    assert {file.name for file in tmp_path.iterdir()} == {"clicks.csv", "out"}
     assert sum(Dataset(tmp_path / "out").num_rows(f"queries/{s}") for s in SPLITS) == 20_000
 
 

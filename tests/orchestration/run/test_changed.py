@@ -1,5 +1,7 @@
 """What a run was trained on is what is measured and kept, whatever is replaced meanwhile."""
 
+import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from jobs import evaluate as evaluate_job
+from jobs import graph
 from jobs import train as train_job
 from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.data.store.dataset import Dataset, DatasetError
@@ -137,14 +140,22 @@ def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(when, config,
     assert fit(config).metrics
 
 
-def test_a_run_and_its_base_are_trained_on_the_same(config, monkeypatch):
+def test_a_run_and_its_base_are_trained_on_the_same(config, refused, monkeypatch):
     def change_after(config: RunConfig, **named: Any) -> Any:
         result = fit(config, **named)
+        assert "in use by a training" in refused(graph, "remove", *set_named("links"))
         _renumber_ads(config.dataset)
+        anchors = Path(config.dataset) / "anchors"
+        shutil.copy(anchors / "links.parquet", anchors / "seller.parquet")
         return result
 
+    def set_named(name: str) -> list[str]:
+        return [config.dataset, "--name", name]
+
     monkeypatch.setattr(beside_base, "fit", change_after)
-    with pytest.raises(RunError, match=f"changed meanwhile: dataset .*; {PUT_BACK}"):
+    removes = re.escape(shlex.join(["python", "jobs/graph.py", "remove", *set_named("seller")]))
+    said = rf"changed meanwhile: dataset .*; anchors/seller: new; ads: different; .*\({removes}\)"
+    with pytest.raises(RunError, match=said):
         fit_beside_base(config)
 
 

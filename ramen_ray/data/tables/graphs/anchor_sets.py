@@ -9,9 +9,8 @@ The tables are made from these of the engine:
 
 import logging
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from ramen_ray.data.store.dataset import (
     write_metadata,
 )
 from ramen_ray.data.store.schemas import NODE_TABLES
-from ramen_ray.data.store.whole_files import folder_lock
+from ramen_ray.data.store.whole_files import owned_folder, unused
 from ramen_ray.errors import without_secrets
 from ramen_ray.naming import naming_fault
 
@@ -129,29 +128,25 @@ def check_spelling(name: str) -> None:
 
 
 def check_name(dataset: Dataset, name: str, replace: bool) -> None:
-    """Raise a DatasetError if a set cannot be called so, or is, and ``replace`` is not set."""
+    """Raise a DatasetError if a set cannot be called so, or is, and ``replace`` is not set.
+
+    So it does if a training holds the dataset.
+    """
     check_spelling(name)
     if name in dataset.anchor_sets and not replace:
         raise DatasetError(
             f"{dataset.path} has an anchor set {name!r} already; give another name, or set replace"
         )
+    with _to_change(dataset.path):
+        pass
 
 
 @contextmanager
-def folder_beside(dataset: Dataset, name: str) -> Iterator[Path]:
-    """Yield a hidden folder to write set ``name`` in; removes those of killed processes."""
-    for left in (file.parent for file in dataset.path.glob(f".*-????????/{NODES}")):
-        with suppress(FileNotFoundError), folder_lock(left) as is_unused:
-            if is_unused:
-                logger.info("%s: left by a killed process, and removed", left)
-                shutil.rmtree(left, ignore_errors=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=dataset.path))
-    try:
-        with folder_lock(aside):
-            (aside / NODES).write_text(_content_of_nodes(dataset))  # locked before it has this
-            yield aside
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+def folder_beside(dataset: Dataset) -> Iterator[Path]:
+    """Yield a hidden folder in the dataset directory, to write a set in."""
+    with owned_folder(dataset.path) as aside:
+        (aside / NODES).write_text(_content_of_nodes(dataset))
+        yield aside
 
 
 def put_in_place(
@@ -179,7 +174,7 @@ def put_in_place(
                 raise DatasetError(
                     f"{place} exists already; move it away, give another name, or set replace"
                 )
-        with _hidden(now.path, name):
+        with _to_change(now.path), _hidden(now.path, name):
             _delete(now.path, name)
             for new, place in zip(_places(aside, name), places, strict=True):
                 place.parent.mkdir(exist_ok=True)
@@ -189,16 +184,32 @@ def put_in_place(
 
 
 def remove_anchor_set(dataset_path: Path, name: str) -> None:
-    """Remove an anchor set from a dataset directory, if it exists."""
+    """Remove an anchor set from a dataset directory.
+
+    Raises a DatasetError if there is none of this name, or a training holds the dataset.
+    """
     with FileLock(dataset_path / ".lock"):
         now = Dataset(dataset_path)
         if name not in now.anchor_sets:
-            return
-        with _hidden(now.path, name):
+            there = ", ".join(now.anchor_sets) or "none"
+            raise DatasetError(f"{now.path} has no anchor set {name!r}; there are: {there}")
+        with _to_change(now.path), _hidden(now.path, name):
             made_by = now.metadata.get("anchor_sets", {})
             others = {other: made for other, made in made_by.items() if other != name}
             write_metadata(now.path, {**now.metadata, "anchor_sets": others})
             _delete(now.path, name)
+
+
+@contextmanager
+def _to_change(dataset_path: Path) -> Iterator[None]:
+    """Keep a dataset directory for a change; a DatasetError if a training holds it."""
+    with unused(dataset_path) as is_unused:
+        if not is_unused:
+            raise DatasetError(
+                f"{dataset_path} is in use by a training, which would end with other data than it "
+                f"began with; run this again when that has ended, or change a copy"
+            )
+        yield
 
 
 def made_by(how: str, *settings: Any) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def add_edge_list(
     tables = open_tables(edge_list, dataset.metadata)
     made = anchor_sets.made_by("edges", edge_list)
     with (
-        anchor_sets.folder_beside(dataset, name) as aside,
+        anchor_sets.folder_beside(dataset) as aside,
         engine(aside, memory, dataset) as connection,
     ):
         found = write_edge_list(connection, dataset, edge_list, tables, name, DatasetWriter(aside))

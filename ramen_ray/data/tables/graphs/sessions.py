@@ -84,10 +84,7 @@ def add_co_session(
     table = open_log(log, dataset.metadata)
     made = anchor_sets.made_by("co-session", log, settings)
     with ExitStack() as stack:
-        folders = {
-            side: stack.enter_context(anchor_sets.folder_beside(dataset, name))
-            for side, name in sets.items()
-        }
+        folders = {side: stack.enter_context(anchor_sets.folder_beside(dataset)) for side in sets}
         connection = stack.enter_context(engine(folders["query"], memory, dataset))
         summary = create_events(connection, dataset, table, settings.max_session_length)
         written = {}
@@ -109,9 +106,9 @@ def add_co_session(
             )
         for side, num_rows in written.items():
             anchor_sets.put_in_place(folders[side], dataset, sets[side], made, num_rows, replace)
-    if replace:
-        for side in sets.keys() - written:
-            anchor_sets.remove_anchor_set(dataset.path, sets[side])
+    without_edges = {sets[side] for side in sets.keys() - written}
+    for name in without_edges.intersection(dataset.anchor_sets):  # which are replaced
+        anchor_sets.remove_anchor_set(dataset.path, name)
     return summary
 
 
