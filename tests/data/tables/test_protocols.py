@@ -23,7 +23,10 @@ PROTOCOLS = ("strict", "as-published")
 LEAKS = "held-out query"  # is in the warning of edges that join one to its answer
 ADS = ["Shoe  shop", "hat shop", "silk", "Silk Tie", "gloves", "new sleeves"]
 QUERIES = {
-    "train": (["red shoes", "shoe shop", "HAT SHOP", "gloves"], [[0], [2], [1, 3], [4]]),
+    "train": (
+        ["red shoes", "shoe shop", "HAT SHOP", "gloves", "silk tie"],
+        [[0], [2], [1, 3], [4], [2]],
+    ),
     "validation": (["silk"], [[0, 3]]),
     "test": (["silk tie", "wool hat"], [[1], [1, 4]]),
     "zero_shot": (["Ärmel"], [[5]]),
@@ -70,7 +73,8 @@ def _warned_of(dataset: Dataset, name: str, words: str) -> set[str]:
 def shop(tmp_path: Path) -> Path:
     tables = {f"queries/{split}": query_table(*rows) for split, rows in QUERIES.items()}
     tables["ads"], tables["novel_ads"] = text_table("ad_id", ADS), pa.table({"ad_id": [5]})
-    path = write_dataset(tmp_path / "shop", tables, name="shop").path
+    # of one query, silk tie, only later clicks are held out
+    path = write_dataset(tmp_path / "shop", tables, name="shop", held_out_from="2026-10-01").path
     for file in path.rglob("*.parquet"):  # a user's own column, called as one of the engine is
         rows = pq.read_table(file)
         pq.write_table(rows.append_column("folded", pa.array(["mine"] * len(rows))), file)
@@ -138,18 +142,23 @@ def test_similar_texts_of_a_held_out_query_and_its_answer_are_not_linked(copied)
     assert _warned_of(dataset, "as-published", LEAKS)
 
 
-def test_ads_of_one_session_that_form_a_held_out_click_are_not_linked(shop, tmp_path):
+def test_what_one_session_has_of_a_held_out_click_is_not_linked(shop, tmp_path):
     visits = [*(("red shoes", ad) for ad in ADS), ("gloves", "hat shop")]
-    log = [(n // 7, 1_700_000_000 + 10 * n, *visit) for n, visit in enumerate(3 * visits)]
+    visits += [("silk tie", "silk"), ("HAT SHOP", "silk"), ("silk", "silk")]
+    log = [(n // 10, 1_700_000_000 + 10 * n, *visit) for n, visit in enumerate(3 * visits)]
     source = SessionLog(write_rows(tmp_path / "log.csv", "session_id time query ad_id", log))
     found, counts = {}, {}
     for protocol in PROTOCOLS:
-        wanted = SessionSettings(ad_set="clicked", protocol=protocol)
+        wanted = SessionSettings(protocol=protocol)
         counts[protocol] = add_co_session(shop, source, wanted, replace=True)
-        found[protocol] = _edges(Dataset(shop), "clicked")
+        sets = [_edges(Dataset(shop), name) for name in ("co_session", "co_click")]
+        found[protocol] = sets[0] | sets[1]
     leaking = _leaking(found["as-published"], _held_out_pairs(Dataset(shop)))
-    assert len(leaking) == 6
     assert found["strict"] == found["as-published"] - leaking
-    count = "ad edges that join a held-out query to its answer"
-    assert counts["strict"][count] == 6
-    assert count not in counts["as-published"]
+    for side, number in {"query": 2, "ad": 6}.items():
+        count = f"{side} edges that join a held-out query to its answer"
+        assert counts["strict"][count] == len({edge for edge in leaking if edge[0] == side})
+        assert counts["strict"][count] == number
+        assert count not in counts["as-published"]
+    assert ("query", "silk tie", "red shoes") in found["strict"]
+    assert not any("silk" in edge for edge in found["strict"] if edge[0] == "query")

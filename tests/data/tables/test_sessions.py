@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,14 +11,20 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import query_table, text_table
-from written_out import plain
+from support import contents_of, import_in_process, query_table, text_table, write_rows
+from written_out import edge_weights_of, plain
 
 from ramen_ray.data.engine import engine
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import schema_of
-from ramen_ray.data.tables.graphs.session_events import SessionLog, create_events
-from ramen_ray.data.tables.graphs.sessions import SessionSettings, create_edges, open_log
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
+from ramen_ray.data.tables.graphs.session_events import SessionLimits, SessionLog, create_events
+from ramen_ray.data.tables.graphs.sessions import (
+    SessionSettings,
+    add_co_session,
+    create_edges,
+    open_log,
+)
 
 TRAIN = ["red shoes", "blue hat", "green coat", "blue hat", "Wool Socks", "grey scarf"]
 ADS = ["shoe shop", "hat shop", "coat shop", "shoe shop"]
@@ -57,6 +63,7 @@ SETTINGS = st.builds(
     SessionSettings,
     min_support=st.integers(1, 3),
     max_session_length=st.sampled_from([2, 5, 100]),
+    max_gap_s=st.sampled_from([0.0, 4.0, 1800.0, math.inf]),
     window_s=st.sampled_from([0.0, 4.0, 1800.0]),
     top_k=st.sampled_from([1, 2, 10]),
     max_anchor_degree=st.sampled_from([1, 2, 500]),
@@ -87,7 +94,8 @@ def _edges(
     log = open_log(SessionLog(str(folder / "log.parquet")), dataset.metadata)
     with engine(folder, dataset=dataset) as connection:
         connection.execute(f"SET threads = {threads}")
-        counts = create_events(connection, dataset, log, limits.max_session_length)
+        of_sessions = SessionLimits(limits.max_session_length, limits.max_gap_s)
+        counts = create_events(connection, dataset, log, of_sessions)
         found = []
         for side in ("query", "ad"):
             create_edges(connection, side, limits, counts["sessions"])
@@ -119,18 +127,27 @@ Event = tuple[float, str, str | None]
 
 
 def _expected(rows: list[Row], limits: SessionSettings) -> tuple[Edges, Edges]:
-    sessions: dict[str | None, list[Event]] = defaultdict(list)
+    by_id: dict[str | None, list[Event]] = defaultdict(list)
     for row in rows:
         if not _is_held_out(row.query):
-            sessions[row.session].append((row.time, _query_text(row.query), _ad_text(row.ad)))
-    for events in sessions.values():
+            by_id[row.session].append((row.time, _query_text(row.query), _ad_text(row.ad)))
+    sessions: list[list[Event]] = []
+    for events in by_id.values():
         events.sort(key=lambda event: (event[0], event[1], event[2] or ""))
+        sessions.append([])
+        last = events[0][0]
+        for event in events:
+            if event[0] - last > limits.max_gap_s:
+                sessions.append([])
+            sessions[-1].append(event)
+            last = event[0]
+    for events in sessions:
         del events[limits.max_session_length :]
     sides = []
     for column, texts in ((1, TRAIN), (2, ADS)):
         items = [
             [(event[0], event[column]) for event in events if event[column] is not None]
-            for events in sessions.values()
+            for events in sessions
         ]
         sides.append(_expected_side(items, texts, limits))
     return sides[0], sides[1]
@@ -226,6 +243,83 @@ def test_names_that_the_import_merged_or_left_out(by_text, dataset, tmp_path):
     assert counts["rows of validation and test queries"] == (0 if by_text else 2)
 
 
+LOG = "session_id time query ad_id clicks"
+HELD_OUT_FROM, TEST_FROM = START + 200 * 3600, START + 250 * 3600
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> tuple[Dataset, list[tuple[Any, ...]]]:
+    """Import a log by later clicks, with impressions and a bot, and return its rows."""
+    draw = np.random.default_rng(0)
+    rows: list[tuple[Any, ...]] = []
+    for session in range(300):
+        for second in range(0, 480, 60):
+            time = START + session * 3600 + second
+            query = f"query {draw.integers(40 if time > HELD_OUT_FROM else 30)}"
+            rows.append((session, time, query, f"ad {draw.integers(12)}", draw.integers(3)))
+        rows.append((session, time, "bot", "ad 0", 3))
+    tables = UserTables(
+        write_rows(tmp_path / "log.csv", LOG, rows),
+        columns=Columns(clicks_ad="ad_id", clicks_weight="clicks", clicks_time="time"),
+        splits=Splits(
+            validation_from=str(HELD_OUT_FROM), test_from=str(TEST_FROM), held_out="later-clicks"
+        ),
+        max_clicks_per_query=500,
+    )
+    return import_in_process(tables, tmp_path / "shop")[0], rows
+
+
+def test_the_rules_of_the_import_hold_for_its_log(imported, tmp_path):
+    """Its graph is that of the clicks alone, before what is held out, and without bots."""
+    dataset, rows = imported
+    fine = [row for row in rows if row[4] and row[1] < HELD_OUT_FROM and row[2] != "bot"]
+    clicks = write_rows(tmp_path / "clicks.csv", LOG[:-7], (row[:4] for row in fine))
+    counts = add_co_session(dataset.path, SessionLog(str(tmp_path / "log.csv")), SessionSettings())
+    alone = SessionSettings(query_set="searched", ad_set="clicked")
+    add_co_session(dataset.path, SessionLog(clicks), alone)
+    for side, names in {"query": ("co_session", "searched"), "ad": ("co_click", "clicked")}.items():
+        found, expected = (edge_weights_of(Dataset(dataset.path), name, side) for name in names)
+        assert found == expected
+        assert len(found) > 20
+    impressions = [row for row in rows if not row[4]]
+    left_out = {
+        "impressions, rows of 0 clicks": len(impressions),
+        "rows of the time that is held out": sum(
+            bool(row[4]) and row[1] >= HELD_OUT_FROM for row in rows
+        ),
+        "rows of queries with more than 500 clicks": 200,
+    }
+    assert left_out == {what: counts[what] for what in left_out}
+    assert sum(left_out.values()) == len(rows) - len(fine)
+    made = Dataset(dataset.path).metadata["anchor_sets"]["co_session"]["settings"]
+    assert (made["columns"]["sessions_weight"], made["max_clicks_per_query"]) == ("clicks", 500)
+
+
+def test_a_dataset_that_does_not_say_from_when_keeps_held_out_queries_out(
+    imported, tmp_path, caplog
+):
+    dataset, rows = imported
+    metadata = {key: one for key, one in dataset.metadata.items() if key != "held_out_from"}
+    write_metadata(dataset.path, metadata)
+    held_out = {row[2] for row in rows if row[4] and row[1] >= HELD_OUT_FROM}
+    trained = {row[2] for row in rows if row[4] and row[1] < HELD_OUT_FROM}
+    assert held_out > trained
+    with pytest.raises(DatasetError, match="gives no edges"):
+        add_co_session(dataset.path, SessionLog(str(tmp_path / "log.csv")), SessionSettings())
+    assert "held_out_from in dataset.json" in caplog.text
+
+
+def test_ids_that_begin_anew_each_day_are_other_sessions(imported, tmp_path):
+    dataset, rows = imported
+    found = []
+    for name, ids in (("once", lambda session: session), ("daily", lambda session: session % 24)):
+        log = write_rows(tmp_path / f"{name}.csv", LOG, ((ids(row[0]), *row[1:]) for row in rows))
+        counts = add_co_session(dataset.path, SessionLog(log), SessionSettings(), replace=True)
+        found.append((counts["sessions"], contents_of(dataset.path / "edges")))
+    assert found[0] == found[1]
+    assert found[0][0] == 200
+
+
 def test_a_huge_session_is_truncated_not_squared(dataset, tmp_path):
     num_events = 200_000
     draw = np.random.default_rng(0)
@@ -252,7 +346,13 @@ def test_any_number_of_threads_finds_the_same_weights(dataset, tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"top_k": 0}, {"window_s": -1.0}, {"max_session_length": 1}, {"query_set": "co_click"}],
+    [
+        {"top_k": 0},
+        {"window_s": -1.0},
+        {"max_gap_s": math.nan},
+        {"max_session_length": 1},
+        {"query_set": "co_click"},
+    ],
 )
 def test_settings_that_leave_nothing_are_refused(wrong):
     with pytest.raises(DatasetError, match=next(iter(wrong))):

@@ -51,6 +51,7 @@ def import_tables(
         "source": shown_address(tables.clicks),
         "licence": "",
         "imported": without_secrets(asdict(tables)),
+        "held_out_from": tables.held_out_from,
         "anchor_sets": {key: made_by("edges", one) for key, one in lists.items()},
     }
     opened = open_tables(tables)  # all of them, to report errors before the work begins

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Literal
 
@@ -233,6 +234,13 @@ class UserTables:
         if not self.splits.validation_from:
             return test, test
         return self._seconds("splits.validation_from", self.splits.validation_from), test
+
+    @property
+    def held_out_from(self) -> str | None:
+        """From when on clicks are held out, in ISO 8601; None without periods."""
+        if not self.period_bounds:
+            return None
+        return datetime.fromtimestamp(self.period_bounds[0], UTC).isoformat()
 
     @property
     def click_bounds(self) -> tuple[float, float]:

@@ -1,18 +1,30 @@
 """Read a log of sessions into the engine: its events, as numbers of the texts that they name."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from ramen_ray.data.engine import Connection, count, run
-from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import PLURAL, SIDES
 from ramen_ray.data.tables.graphs import nodes
-from ramen_ray.data.tables.reading.cells import TimeUnit
-from ramen_ray.data.tables.reading.columns import Column, NullWords, id_column, time_column
+from ramen_ray.data.tables.reading.cells import TimeUnit, as_seconds
+from ramen_ray.data.tables.reading.columns import (
+    Column,
+    NullWords,
+    id_column,
+    time_column,
+    weight_column,
+)
+from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.loading import UserTable, nearly_known
+from ramen_ray.errors import redacted
 
-WHOLE = "session IS NOT NULL AND time IS NOT NULL AND query IS NOT NULL"
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,10 @@ class SessionColumns:
     sessions_ad: str | None = "ad_id"
     """The clicked ad, or empty: your id, its text or, if the dataset does not have your ids, its
     number; None if the log has no ads."""
+    sessions_weight: str | None = None
+    """Clicks of a row that names an ad, such as a count; rows of 0 are impressions, which are left
+    out. Default the clicks' column of the import, if the log has it; without it every row
+    counts 1."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,45 @@ class SessionLog:
     """Names of the columns in the log."""
     null_words: NullWords = "leave-out"
     """What to do with rows whose query or ad is a word for nothing, such as NULL or N/A."""
+    max_clicks_per_query: float | None = None
+    """Queries with a larger sum of click weights in the log are left out, as bots' are. Default
+    that of the import."""
+
+    def __post_init__(self) -> None:
+        """Refuse a limit that is no number."""
+        if not 0 <= (most := self.max_clicks_per_query or 0.0) < np.inf:
+            raise DatasetError(f"max_clicks_per_query is {most:g}; it must be a number from 0 on")
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """Which rows are of one session, and which are left out."""
+
+    max_length: int
+    max_gap_s: float
+    max_clicks_per_query: float | None = None
+
+
+def by_import_rules(log: SessionLog, metadata: Mapping[str, Any]) -> SessionLog:
+    """Return the log with the rules of the import for what it does not say itself."""
+    imported = metadata.get("imported", {})
+    columns, most = log.columns, log.max_clicks_per_query
+    weight: str | None = imported.get("columns", {}).get("clicks_weight")
+    if weight is None or columns.sessions_weight is not None:
+        weight = columns.sessions_weight
+    elif all(weight not in file.header for file in find_files(log.sessions, [])):
+        logger.info(
+            "%s has no column %r, as the import's clicks: each row that names an ad is a click (if"
+            " some are impressions, set --columns.sessions-weight)",
+            redacted(log.sessions),
+            weight,
+        )
+        weight = None
+    return replace(
+        log,
+        columns=replace(columns, sessions_weight=weight),
+        max_clicks_per_query=imported.get("max_clicks_per_query") if most is None else most,
+    )
 
 
 def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
@@ -55,43 +110,87 @@ def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
     }
     if columns.sessions_ad is not None:
         of_log["ad"] = nodes.node_names(metadata, "ad", columns.sessions_ad, null_words)
+    if weight := columns.sessions_weight:
+        of_log["weight"] = replace(weight_column(weight, zeros="impressions"), doubts=())
     optional = {role: replace(column, optional=True) for role, column in of_log.items()}
     return UserTable(log.sessions, optional, skip_bad_rows=True)
 
 
 def create_events(
-    connection: Connection, dataset: Dataset, log: UserTable, max_session_length: int
+    connection: Connection, dataset: Dataset, log: UserTable, limits: SessionLimits
 ) -> dict[str, int]:
     """Create ``events``, and the texts that they name; returns counts, also of what is left out.
 
     * ``events``: ``session``, ``time``, ``query`` and ``ad``, which are items; ``ad`` may be null.
     * ``{side}_items``: ``item``, a number in the order of the texts, and ``text``.
 
-    Rows of validation and test queries are left out entirely: else what the model is measured on
-    would shape its graph. So are events of a session after ``max_session_length``.
+    What the model is measured on must not shape its graph. So rows of validation and test queries
+    are left out entirely; where the dataset says from when on queries are held out, so are all rows
+    from then on, and queries that are trained on, too, keep those before.
     """
-    ad = "ad" if "ad" in log.columns else "NULL::VARCHAR AS ad"
-    log.load(connection, "log", f"SELECT session, time, query, {ad} FROM source")
-    log.check()
+    held_out_from = _held_out_from(dataset)
+    counts = _load(connection, log, held_out_from)
     for side in SIDES:
         nodes.create_names(connection, dataset, side)
-        _name_cells(connection, dataset, side)
+        _name_cells(connection, dataset, side, held_out_from)
         items = f"SELECT DISTINCT item, text FROM {side}_cells WHERE item IS NOT NULL"
         connection.execute(f"CREATE TABLE {side}_items AS {items}")
-    return {
-        "unreadable lines": log.left_out["unreadable lines"],
-        **_count_left_out(connection, dataset),
-        **_cut_sessions(connection, max_session_length),
+    counts |= _count_left_out(connection, dataset)
+    counts |= _count_nearly_known(connection, dataset)
+    _name_events(connection)
+    if limits.max_clicks_per_query is not None:
+        counts |= _leave_bots_out(connection, limits.max_clicks_per_query)
+    return counts | _cut_sessions(connection, limits)
+
+
+def _held_out_from(dataset: Dataset) -> float | None:
+    """Return the time from which on clicks are held out, in seconds since 1970, if it is known."""
+    time = dataset.metadata.get("held_out_from")
+    if time is None:
+        return None
+    seconds, bad = as_seconds(pa.chunked_array([[str(time)]]))
+    if bad.any():
+        raise DatasetError(f"{dataset.path}/dataset.json: held_out_from is no time: {time!r}")
+    return float(seconds[0])
+
+
+def _load(connection: Connection, log: UserTable, held_out_from: float | None) -> dict[str, int]:
+    """Create ``log`` from the rows that may be used; counts the others, each by one reason."""
+    reasons = {
+        "rows without a session": "session IS NULL",
+        "rows without a time": "time IS NULL",
+        "rows without a query": "query IS NULL",
+        "rows with an ad, but without a weight": "ad IS NOT NULL AND weight IS NULL",
+        "impressions, rows of 0 clicks": "ad IS NOT NULL AND weight = 0",
+        "rows of the time that is held out": f"time >= '{held_out_from or np.inf}'::DOUBLE",
     }
+    ad = "ad" if "ad" in log.columns else "NULL::VARCHAR AS ad"
+    weight = "weight" if "weight" in log.columns else "1.0::DOUBLE AS weight"
+    cases = " ".join(f"WHEN {row} THEN {number}" for number, row in enumerate(reasons.values()))
+    log.load(
+        connection,
+        "log",
+        f"""SELECT *, (CASE {cases} END)::TINYINT AS reason
+        FROM (SELECT session, time, query, {ad}, {weight} FROM source)""",
+    )
+    log.check()
+    counted = "SELECT reason, count(*) FROM log WHERE reason IS NOT NULL GROUP BY reason"
+    number_of = dict(connection.sql(counted).fetchall())
+    connection.execute("DELETE FROM log WHERE reason IS NOT NULL")
+    counts = {what: number_of.get(number, 0) for number, what in enumerate(reasons)}
+    return {"unreadable lines": log.left_out["unreadable lines"]} | counts
 
 
-def _name_cells(connection: Connection, dataset: Dataset, side: str) -> None:
+def _name_cells(
+    connection: Connection, dataset: Dataset, side: str, held_out_from: float | None
+) -> None:
     """Create ``{side}_cells``: ``cell``, ``text``, ``item``, ``node``, ``unknown`` (cell or null).
 
-    Text and item are null for what is left out; ``node`` says why. A query's cell that is no id is
-    a text, whether or not a query has it.
+    Text and item are null for what is left out; ``node`` says why, and ``is_trained`` if a held-out
+    query is a train query, too. A query's cell that is no id is a text, whether or not a query has
+    it.
     """
-    cells = f"(SELECT DISTINCT {side} AS name FROM log WHERE {WHOLE} AND {side} IS NOT NULL)"
+    cells = f"(SELECT DISTINCT {side} AS name FROM log WHERE {side} IS NOT NULL)"
     found = f"CREATE OR REPLACE TABLE found AS {nodes.named(side, 'name AS cell', cells)}"
     run(connection, f"looking up the log's {side} cells", found)
     is_text = "false"
@@ -101,6 +200,9 @@ def _name_cells(connection: Connection, dataset: Dataset, side: str) -> None:
         is_text = "node IS NULL"
         if not nodes.has_ids(dataset, side):  # then what was left out is known by its text
             is_text += f" OR node = {nodes.LEFT_OUT_NODE}"
+    has_text = "folded IS NOT NULL"
+    if held_out_from is not None:  # then time says which rows of train queries are held out
+        has_text += " AND coalesce(node, -1) < 0"
     cells = f"""CREATE TABLE {side}_cells AS
         WITH
             with_texts AS (
@@ -108,10 +210,11 @@ def _name_cells(connection: Connection, dataset: Dataset, side: str) -> None:
                 FROM found LEFT JOIN {side}_texts AS texts USING (node)),
             looked_up AS (
                 SELECT *,
-                    node IS NOT DISTINCT FROM {nodes.HELD_OUT_NODE} OR folded IS NOT NULL AS is_out
+                    node IS NOT DISTINCT FROM {nodes.HELD_OUT_NODE} OR {has_text} AS is_out
                 FROM with_texts LEFT JOIN {side}_held_out ON folded = fold(text)),
             kept AS (
                 SELECT DISTINCT cell, unknown, CASE WHEN NOT is_out THEN text END AS text,
+                    is_out AND coalesce(node, -1) >= 0 AS is_trained,
                     CASE WHEN is_out THEN {nodes.HELD_OUT_NODE} WHEN node < 0 THEN node END AS node
                 FROM looked_up)
         SELECT *, CASE WHEN text IS NOT NULL
@@ -121,25 +224,35 @@ def _name_cells(connection: Connection, dataset: Dataset, side: str) -> None:
 
 
 def _count_left_out(connection: Connection, dataset: Dataset) -> dict[str, int]:
-    """Count the rows with empty cells, each once, then the rows and ads that names leave out."""
-    kept = f"{WHOLE} AND queries.text IS NOT NULL"
-    unknown = f"{kept} AND log.ad IS NOT NULL AND ads.text IS NULL"
+    """Count the rows and ads that names leave out."""
+    is_held_out = f"queries.node = {nodes.HELD_OUT_NODE}"
+    trained = "rows of validation and test queries that are trained on, too"
     rows = {
-        "rows without a session": "session IS NULL",
-        "rows without a time": "session IS NOT NULL AND time IS NULL",
-        "rows without a query": "session IS NOT NULL AND time IS NOT NULL AND query IS NULL",
-        "rows of validation and test queries": f"{WHOLE} AND queries.node = {nodes.HELD_OUT_NODE}",
+        "rows of validation and test queries": f"{is_held_out} AND NOT queries.is_trained",
+        trained: f"{is_held_out} AND queries.is_trained",
         "rows of queries that the import left out": (
-            f"{WHOLE} AND queries.node = {nodes.LEFT_OUT_NODE} AND queries.text IS NULL"
+            f"queries.node = {nodes.LEFT_OUT_NODE} AND queries.text IS NULL"
         ),
-        "clicks on unknown ads": unknown,
+        "clicks on unknown ads": (
+            "queries.text IS NOT NULL AND log.ad IS NOT NULL AND ads.text IS NULL"
+        ),
     }
-    columns = ", ".join(f"count(*) FILTER (WHERE {one})" for one in rows.values())
-    counts = f"""SELECT {columns} FROM log
-        LEFT JOIN query_cells AS queries ON queries.cell = log.query
-        LEFT JOIN ad_cells AS ads ON ads.cell = log.ad"""
-    (found,) = connection.sql(counts).fetchall()
-    return dict(zip(rows, found, strict=True)) | _count_nearly_known(connection, dataset)
+    columns = ", ".join(f"count(*) FILTER (WHERE {condition})" for condition in rows.values())
+    (numbers,) = connection.sql(f"SELECT {columns} {_NAMED_LOG}").fetchall()
+    counts = dict(zip(rows, numbers, strict=True))
+    if counts[trained]:
+        logger.warning(
+            "%s does not say from when on queries are held out (held_out_from in dataset.json), so"
+            " train queries that are held out later lose all their rows; a new import by time"
+            " says it",
+            dataset.path,
+        )
+    return counts
+
+
+_NAMED_LOG = """FROM log
+    LEFT JOIN query_cells AS queries ON queries.cell = log.query
+    LEFT JOIN ad_cells AS ads ON ads.cell = log.ad"""
 
 
 def _count_nearly_known(connection: Connection, dataset: Dataset) -> dict[str, int]:
@@ -150,41 +263,73 @@ def _count_nearly_known(connection: Connection, dataset: Dataset) -> dict[str, i
             continue  # to look through the log takes time
         unknown = f"""SELECT own.unknown AS name FROM log
             JOIN {side}_cells AS own ON own.cell = log.{side} AND own.unknown IS NOT NULL
-            JOIN query_cells AS queries ON queries.cell = log.query AND queries.text IS NOT NULL
-            WHERE {WHOLE}"""
+            JOIN query_cells AS queries
+                ON queries.cell = log.query AND queries.text IS NOT NULL"""
         known = nodes.known_names(dataset, side) if side == "ad" else "SELECT name FROM query_names"
         near, example = nearly_known(connection, unknown, known)
         counts[f"rows of unknown {PLURAL[side]} that are known but for {example}"] = near
     return counts
 
 
-def _cut_sessions(connection: Connection, max_length: int) -> dict[str, int]:
-    """Create ``events`` from the log's whole rows; returns how many sessions and cuts there are."""
+def _name_events(connection: Connection) -> None:
+    """Create ``named_events`` from the log: ``session``, ``time``, ``weight``, and two items."""
     named_events = f"""CREATE TABLE named_events AS
-        SELECT session, time, queries.item AS query, ads.item AS ad
-        FROM log JOIN query_cells AS queries ON queries.cell = log.query
-        LEFT JOIN ad_cells AS ads ON ads.cell = log.ad
-        WHERE {WHOLE} AND queries.item IS NOT NULL"""
+        SELECT session, time, weight, queries.item AS query, ads.item AS ad {_NAMED_LOG}
+        WHERE queries.item IS NOT NULL"""
     run(connection, "numbering the log's events", named_events)
     for table in ("log", "found", "query_cells", "ad_cells"):  # to have memory for what follows
         connection.execute(f"DROP TABLE {table}")
+
+
+def _leave_bots_out(connection: Connection, most: float) -> dict[str, int]:
+    """Delete the events of queries with more clicks, as an import does; returns how many."""
+    busy = f"""SELECT query FROM named_events WHERE ad IS NOT NULL
+        GROUP BY query HAVING sum(weight)::FLOAT > least({most!r}, 1e38)::FLOAT"""
+    connection.execute(f"DELETE FROM named_events WHERE query IN ({busy})")
+    (number,) = connection.fetchall()[0]
+    return {f"rows of queries with more than {most:g} clicks": number}
+
+
+def _cut_sessions(connection: Connection, limits: SessionLimits) -> dict[str, int]:
+    """Create ``events``; returns how many sessions and cuts there are.
+
+    After a gap in time a session's id stands for another session: many logs number sessions anew
+    each day.
+    """
+    gap, length = f"'{limits.max_gap_s}'::DOUBLE", limits.max_length
+    # only what lasts long is sorted
+    visits = f"""CREATE TABLE visits AS
+        WITH lasting AS (
+            SELECT session FROM named_events GROUP BY session HAVING max(time) - min(time) > {gap})
+        SELECT *, 0 AS visit FROM named_events ANTI JOIN lasting USING (session)
+        UNION ALL
+        SELECT * EXCLUDE (begins), sum(begins) OVER (PARTITION BY session ORDER BY time) AS visit
+        FROM (
+            SELECT *,
+                (time - lag(time, 1, time) OVER (PARTITION BY session ORDER BY time) > {gap})::INT
+                    AS begins
+            FROM named_events SEMI JOIN lasting USING (session))"""
+    run(connection, "looking for gaps in sessions", visits)
+    connection.execute("DROP TABLE named_events")
     sessions = """CREATE TABLE sessions AS
-        SELECT session AS name, row_number() OVER () AS session, count(*) AS length
-        FROM named_events GROUP BY session"""
+        SELECT session AS name, visit, row_number() OVER () AS session, count(*) AS length
+        FROM visits GROUP BY session, visit"""
     run(connection, "numbering the sessions", sessions)
-    rows = """SELECT sessions.session, time, query, ad
-        FROM named_events JOIN sessions ON sessions.name = named_events.session"""
+    rows = """SELECT sessions.session, time, query, ad FROM visits
+        JOIN sessions ON sessions.name = visits.session AND sessions.visit = visits.visit"""
     # only long sessions are sorted
     events = f"""CREATE TABLE events AS
-        {rows} WHERE length <= {max_length}
+        {rows} WHERE length <= {length}
         UNION ALL (
-            {rows} WHERE length > {max_length} QUALIFY {max_length} >= row_number() OVER (
+            {rows} WHERE length > {length} QUALIFY {length} >= row_number() OVER (
                 PARTITION BY sessions.session ORDER BY time, query, ad NULLS FIRST))"""
     run(connection, "cutting the sessions", events)
-    connection.execute("DROP TABLE named_events")
-    cut = f"FROM sessions WHERE length > {max_length}"
+    connection.execute("DROP TABLE visits")
+    cut = f"FROM sessions WHERE length > {length}"
+    more = count(connection, "SELECT count(*) - count(DISTINCT name) FROM sessions")
     return {
         "sessions": count(connection, "SELECT count(*) FROM sessions"),
+        f"of them after a gap of more than {limits.max_gap_s:g} s in their id": more,
         "sessions cut": count(connection, f"SELECT count(*) {cut}"),
-        "events dropped": count(connection, f"SELECT sum(length - {max_length}) {cut}"),
+        "events dropped": count(connection, f"SELECT sum(length - {length}) {cut}"),
     }

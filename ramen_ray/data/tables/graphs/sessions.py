@@ -14,7 +14,13 @@ from ramen_ray.data.engine import Connection, engine, run
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.tables.graphs import anchor_sets
-from ramen_ray.data.tables.graphs.session_events import SessionLog, create_events, open_log
+from ramen_ray.data.tables.graphs.session_events import (
+    SessionLimits,
+    SessionLog,
+    by_import_rules,
+    create_events,
+    open_log,
+)
 
 STRENGTHS = {
     "cosine": "sessions / sqrt(node_sessions::DOUBLE * anchor_sessions)",
@@ -30,6 +36,8 @@ class SessionSettings:
     Attributes:
         min_support: Smallest number of sessions in which a pair must occur.
         max_session_length: Largest number of events of a session; later ones are dropped.
+        max_gap_s: Largest number of seconds between an event and the next of its session; after a
+            longer gap the id stands for another session, as ids often begin anew each day.
         window_s: Largest number of seconds between the two events of a pair.
         top_k: Largest number of anchors of a node; the heaviest edges are kept.
         max_anchor_degree: Largest number of edges of an anchor; the heaviest are kept.
@@ -43,6 +51,7 @@ class SessionSettings:
 
     min_support: int = 2
     max_session_length: int = 100
+    max_gap_s: float = 1800.0
     window_s: float = 1800.0
     top_k: int = 10
     max_anchor_degree: int = 500
@@ -57,8 +66,9 @@ class SessionSettings:
         for name, least in lowest.items():
             if getattr(self, name) < least:
                 raise DatasetError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if not self.window_s >= 0:
-            raise DatasetError(f"window_s is {self.window_s}; it must be at least 0")
+        for name in ("max_gap_s", "window_s"):
+            if not getattr(self, name) >= 0:
+                raise DatasetError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.query_set == self.ad_set:
             raise DatasetError(f"query_set and ad_set are both {self.ad_set!r}; they must differ")
 
@@ -81,12 +91,16 @@ def add_co_session(
     for name in sets.values():
         anchor_sets.check_name(dataset, name, replace)
     check(dataset)
+    log = by_import_rules(log, dataset.metadata)
     table = open_log(log, dataset.metadata)
+    limits = SessionLimits(
+        settings.max_session_length, settings.max_gap_s, log.max_clicks_per_query
+    )
     made = anchor_sets.made_by("co-session", log, settings)
     with ExitStack() as stack:
         folders = {side: stack.enter_context(anchor_sets.folder_beside(dataset)) for side in sets}
         connection = stack.enter_context(engine(folders["query"], memory, dataset))
-        summary = create_events(connection, dataset, table, settings.max_session_length)
+        summary = create_events(connection, dataset, table, limits)
         written = {}
         for side, name in sets.items():
             create_edges(connection, side, settings, summary["sessions"])
