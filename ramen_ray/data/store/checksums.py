@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.errors import UserError
 
 CHECKSUMS_FILE = "checksums-{}-of-{}.json"
-CHECKSUM = "checksum"
 BYTES_PER_READ = 1 << 20
 
 logger = logging.getLogger(__name__)
@@ -139,23 +138,12 @@ def _copy_files(folder: Path, aside: Path) -> None:
         list(threads.map(lambda name: shutil.copyfile(folder / name, aside / name), names))
 
 
-def with_checksum(content: Mapping[str, Any]) -> str:
-    """Write ``content`` as JSON with a checksum of itself, for :func:`parse_checked`."""
-    return json.dumps({**content, CHECKSUM: _json_checksum(content)}, indent=2) + "\n"
-
-
-def parse_checked(text: str) -> dict[str, Any]:
-    """Read what :func:`with_checksum` wrote, or JSON without one; a ValueError if it is damaged."""
-    content: dict[str, Any] = json.loads(text)
+def parse_object(text: str) -> dict[str, Any]:
+    """Read a JSON object, or raise a ValueError."""
+    content = json.loads(text)
     if not isinstance(content, dict):
         raise ValueError("it is not an object")
-    if content.pop(CHECKSUM, None) not in (None, _json_checksum(content)):
-        raise ValueError("the checksum differs")
     return content
-
-
-def _json_checksum(content: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def size_and_checksum(file: Path) -> list[int]:

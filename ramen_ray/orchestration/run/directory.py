@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ramen_ray.config import RunConfig, flatten, read_config, write_config
-from ramen_ray.data.store.checksums import parse_checked, with_checksum
+from ramen_ray.data.store.checksums import parse_object
 from ramen_ray.data.store.whole_files import folder_lock, whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name, short_hash
@@ -64,7 +64,7 @@ class RunDirectory:
         """What is noted of it, such as made_from and metrics; a RunError if it is damaged."""
         file = self.path / RUN_FILE
         try:
-            return parse_checked(file.read_text())
+            return parse_object(file.read_text())
         except FileNotFoundError:
             return {}
         except ValueError as error:
@@ -117,9 +117,9 @@ class RunDirectory:
 
     def note(self, **notes: Any) -> None:
         """Add to the notes."""
-        content = with_checksum({**self.notes, **notes})
+        content = {**self.notes, **notes}
         with whole_file(self.path / RUN_FILE) as aside:
-            aside.write_text(content)
+            aside.write_text(json.dumps(content, indent=2) + "\n")
 
     @contextmanager
     def held(self, made_from: Identity, allow_changed: bool) -> Iterator[None]:

@@ -5,6 +5,7 @@ is whole or absent.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
 from ramen_ray.config import ConfigError
-from ramen_ray.data.store.checksums import parse_checked, with_checksum
+from ramen_ray.data.store.checksums import parse_object
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.parquet_files import BoundedFile, open_parquet
 from ramen_ray.data.store.whole_files import folder_lock, scratch_folder, whole_file
@@ -195,9 +196,9 @@ def claim(output: Path, plan: Mapping[str, Any]) -> Answers:
     file = output / PLAN_FILE
     if not file.exists():
         with whole_file(file, output / ASIDE) as aside:
-            aside.write_text(with_checksum(plan), encoding="utf-8")
+            aside.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
     try:
-        before = parse_checked(file.read_text(encoding="utf-8"))
+        before = parse_object(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{file} is damaged; choose another folder for the answers") from error
     differ = [key for key in plan if before.get(key) != plan[key]]

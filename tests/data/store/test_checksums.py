@@ -15,8 +15,6 @@ from ramen_ray.data.store.checksums import (
     copy_folder,
     find_damage,
     is_intact,
-    parse_checked,
-    with_checksum,
     write_checksums,
 )
 from ramen_ray.errors import is_disk_full
@@ -74,16 +72,6 @@ def test_damage_is_named_and_a_damaged_folder_removed(case, folder, caplog):
     assert [record.message.endswith(": it is made again") for record in caplog.records] == [True]
     assert not is_intact(folder, "unused"), "what is not there is no damage"
     assert len(caplog.records) == 1
-
-
-def test_json_is_checked_against_its_own_checksum():
-    content = {"identity": "abc", "metrics": {"P@1": 0.1 + 0.2}, "finished": True}
-    text = with_checksum(content)
-    assert parse_checked(text) == content
-    assert parse_checked('{"identity": "abc"}') == {"identity": "abc"}, "of an earlier version"
-    for damaged in (text.replace("abc", "abd"), text[: len(text) // 2], "", "[1]", "{}}"):
-        with pytest.raises(ValueError):
-            parse_checked(damaged)
 
 
 def test_folders_of_several_writers_are_put_together(tmp_path):

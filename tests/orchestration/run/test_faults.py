@@ -1,4 +1,4 @@
-"""Whole runs whose tasks, machine, clock or disk fail end with the numbers of one unharmed."""
+"""Whole runs whose tasks, machine or disk fail end with the numbers of one unharmed."""
 
 import os
 import shutil
@@ -23,12 +23,6 @@ pytestmark = pytest.mark.slow
 KINDS = ("graphs", "shortlists")
 WARM_BYTES = 400 << 20
 Metrics = dict[str, dict[str, dict[str, float]]]
-CLOCK_GOES_BACK = """
-import time
-begun, real = time.monotonic(), time.time
-time.time = lambda: real() - (3600 if time.monotonic() - begun > {after_s} else 0)
-"""
-
 CHANGES = {
     "walk.enabled": True,
     **WAITS_FOR_TASKS,
@@ -121,19 +115,6 @@ def test_two_trainings_at_once_prepare_walk_and_log_the_same_thing(
     experiment = client.get_experiment_by_name("both").experiment_id
     statuses = [run.info.status for run in client.search_runs([experiment])]
     assert statuses == ["FINISHED", "FINISHED"]
-
-
-def test_a_clock_that_is_set_back_changes_nothing(config, unharmed, tmp_path):
-    """In each process of Python, the clock goes back an hour some seconds after it began."""
-    (tmp_path / "sitecustomize.py").write_text(CLOCK_GOES_BACK.format(after_s=8))
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    ((code, said),) = _trainings(config, ["clock"], tmp_path, PYTHONPATH=path)
-    assert code == 0, said
-    assert _metrics(config, "clock") == unharmed.metrics, said
-    client = MlflowClient(tracking_uri(Path(config.output)))
-    run = RunDirectory.of(config.output, "clock").notes["mlflow_run_id"]
-    steps = [point.step for point in client.get_metric_history(run, "loss/task")]
-    assert len(steps) == len(set(steps))  # in the order of time, which goes back amid them
 
 
 def test_a_machine_without_memory_is_told_and_the_run_goes_on(

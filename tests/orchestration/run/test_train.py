@@ -17,7 +17,7 @@ from jobs import train
 from ramen_ray.config import overlay, read_config, write_config
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.data.store.checksums import checksum_files, with_checksum, write_checksums
+from ramen_ray.data.store.checksums import checksum_files, write_checksums
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.sampling.training_data import Regularizer
@@ -186,7 +186,7 @@ def test_a_damaged_run_goes_on_from_what_is_whole_to_the_same_numbers(config, un
     shutil.copytree(unharmed.run_directory, run)
     notes = RunDirectory(run).notes
     begun = {name: notes[name] for name in ("identity", "made_from")}
-    (run / "run.json").write_text(with_checksum(begun))
+    (run / "run.json").write_text(json.dumps(begun))
     newest = run / f"checkpoint_{NUM_STEPS:09d}"
     for copy in (f"{newest.name}.bak", f"checkpoint_{NUM_STEPS + 1:09d}"):
         shutil.copytree(newest, run / copy)
