@@ -13,7 +13,13 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.same_texts import nearly, normalized
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.tables.clicks.settings import AdColumns
-from ramen_ray.data.tables.reading.columns import NullWords, filter_columns, id_column, text_column
+from ramen_ray.data.tables.reading.columns import (
+    NullWords,
+    filter_columns,
+    id_column,
+    text_column,
+    weight_column,
+)
 from ramen_ray.data.tables.reading.loading import UserTable
 
 NO_VALUE = "\0"
@@ -29,6 +35,8 @@ class NewAdColumns(AdColumns):
     """Ad of a click: its id."""
     clicks_query: str = "query"
     """Query of a click: its text."""
+    clicks_weight: str | None = None
+    """Weight of a click, such as a count; rows of 0 are impressions, which are left out."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +172,8 @@ def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
         "ad_id": id_column(given.columns.clicks_ad, given.null_words),
         "query": text_column(given.columns.clicks_query, given.null_words, normalized),
     }
+    if weight := given.columns.clicks_weight:
+        columns["weight"] = weight_column(weight, zeros="impressions, rows of 0 clicks")
     table = UserTable(str(given.clicks), columns)
     clicks = table.read()
     rows = pc.index_in(clicks["ad_id"], new["ad_id"])

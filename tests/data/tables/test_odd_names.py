@@ -16,7 +16,7 @@ from ramen_ray.data.tables.clicks.settings import Columns, UserTables
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_events import SessionLog
 from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
-from ramen_ray.data.tables.new_ads import NewAds, read_changes
+from ramen_ray.data.tables.new_ads import NewAdColumns, NewAds, read_changes, read_first_clicks
 
 NUMBERS = range(60)
 OTHER_SPELLINGS: dict[str, tuple[Callable[[int], str], Callable[[int], str]]] = {
@@ -107,6 +107,18 @@ def test_an_index_has_no_ads_of_words_for_nothing(tmp_path):
         read_changes(NewAds(ads=ads), known)
     changes = read_changes(NewAds(ads=ads, null_words="leave-out"), known)
     assert changes.added["ad_id"].to_pylist() == ["12"]
+
+
+def test_impressions_are_no_first_clicks(tmp_path, caplog):
+    rows = [("n1", "shown", 0), ("n1", "warm coat", 2), ("n2", "shown", 0)]
+    clicks = write_rows(tmp_path / "clicks.csv", "ad_id query clicks", rows)
+    new = pa.table({"ad_id": ["n2", "n1"]})
+    with pytest.raises(DatasetError, match="row 3, column 'ad_id': 1 clicks are not the first"):
+        read_first_clicks(NewAds(clicks=clicks), new)
+    given = NewAds(clicks=clicks, columns=NewAdColumns(clicks_weight="clicks"))
+    places, queries = read_first_clicks(given, new)
+    assert (places.tolist(), queries) == ([1], ["warm coat"])
+    assert "2 rows left out: impressions" in caplog.text
 
 
 ROUNDED = "cells are numbers in scientific notation, which have lost digits"

@@ -18,7 +18,12 @@ from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import schema_of
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
-from ramen_ray.data.tables.graphs.session_events import SessionLimits, SessionLog, create_events
+from ramen_ray.data.tables.graphs.session_events import (
+    SessionColumns,
+    SessionLimits,
+    SessionLog,
+    create_events,
+)
 from ramen_ray.data.tables.graphs.sessions import (
     SessionSettings,
     add_co_session,
@@ -318,6 +323,16 @@ def test_ids_that_begin_anew_each_day_are_other_sessions(imported, tmp_path):
         found.append((counts["sessions"], contents_of(dataset.path / "edges")))
     assert found[0] == found[1]
     assert found[0][0] == 200
+
+
+@pytest.mark.parametrize(("unit", "row", "number"), [("s", 92, 9), ("ms", 2, 90)])
+def test_times_of_two_units_in_one_column_are_refused(unit, row, number, dataset, tmp_path):
+    times = [int(START) + n if n < 90 else (int(START) + n) * 1000 for n in range(99)]
+    rows = ((n // 9, time, QUERIES[n % 9], "") for n, time in enumerate(times))
+    log = write_rows(tmp_path / "log.csv", LOG[:-7], rows)
+    columns = SessionColumns(sessions_time_unit=unit)
+    with pytest.raises(DatasetError, match=f"row {row}, column 'time': {number} cells are outside"):
+        add_co_session(dataset.path, SessionLog(log, columns), SessionSettings())
 
 
 def test_a_huge_session_is_truncated_not_squared(dataset, tmp_path):
