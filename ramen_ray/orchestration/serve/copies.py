@@ -5,27 +5,23 @@ A copy takes its original's place in the registry; a combiner makes the vectors 
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ramen_ray.data.store.whole_files import owned_folder
-from ramen_ray.data.tables.new_ads import NewAds, read_changes, read_first_clicks
-from ramen_ray.errors import UserError
+from ramen_ray.data.tables.new_ads import NewAds, read_changes
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
 from ramen_ray.method.metrics.ranking import ratios
-from ramen_ray.method.model.dual_encoder import Embeddings
-from ramen_ray.method.novel_ads.representation import combiner_of
+from ramen_ray.method.novel_ads.new_ads import representation_of
 from ramen_ray.method.retrieval.retriever_folder import (
     add_ads,
     compile_retriever,
     keep_ads,
     known_ads,
-    text_embedder,
     write_ads,
 )
 from ramen_ray.orchestration.serve.promotion import Answering, open_test_queries
@@ -43,10 +39,6 @@ from ramen_ray.tracking.runs import Run, open_run
 EXAMPLE_ADS, EXAMPLE_QUERIES = 2, 2
 TIMED_QUERIES, UNTIMED_QUERIES = 200, 10
 TOLERANCE = 1e-3
-
-
-class NewAdsError(UserError):
-    """New ads cannot be added with these clicks."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +79,7 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
         )
         if not len(new) and not num_gone and not changes.num_refiltered:
             return extended
-        represent = _represent(folder, new, given, original.uri)
+        represent = representation_of(folder, new, given)
         if num_gone:
             keep_ads(folder, changes.rows)
         write_ads(folder, changes.kept)
@@ -99,30 +91,6 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
         made["num_ads"] = extended.num_ads
         copy = log_copy(registry, original, folder, texts, made, output)
     return replace(extended, model_uri=take_place(registry, copy, original, model_uri))
-
-
-def _represent(
-    folder: Path, new: pa.Table, given: NewAds, uri: str
-) -> Callable[[int, Embeddings], Embeddings] | None:
-    """Return a function that turns the new ads' embeddings into vectors; None without combiner."""
-    combined = combiner_of(folder)
-    if combined is None:
-        if given.clicks is not None:
-            raise NewAdsError(
-                f"{uri} has no combiner, so it cannot use the clicks {given.clicks}; leave them "
-                f"out, or train a combiner (jobs/combine.py)"
-            )
-        return None
-    if given.clicks is None:
-        return lambda _, vectors: combined.represent(vectors)
-    rows, texts = read_first_clicks(given, new)
-    queries = text_embedder(folder, "queries")(texts)
-
-    def represent(first: int, vectors: Embeddings) -> Embeddings:
-        inside = (rows >= first) & (rows < first + len(vectors))
-        return combined.represent(vectors, revealed=(rows[inside] - first, queries[inside]))
-
-    return represent
 
 
 @dataclass(frozen=True)
