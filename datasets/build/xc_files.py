@@ -41,8 +41,9 @@ def read_lines(path: Path, encoding: str = "utf-8") -> list[str]:
     for line in lines:
         try:
             texts.append(line.decode(encoding).removeprefix("\ufeff"))
-        except UnicodeDecodeError as error:
-            row, advice = len(texts) + 1, "--encoding names the file's own, such as latin-1"
+        except (UnicodeDecodeError, LookupError) as error:  # of the line, or of the encoding
+            advice = "--encoding names the file's own, such as latin-1"
+            row = len(texts) + 1
             raise error_at(path, f"the line is not {encoding}", advice=advice, row=row) from error
     return texts
 

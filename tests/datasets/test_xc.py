@@ -392,6 +392,8 @@ def test_an_encoding_is_named(tmp_path):
         latin = file.read_text(encoding="utf-8").encode("latin-1", "replace")
         file.write_bytes(latin)
     assert "Zürich" in column_of(imported(oak, encoding="latin-1"), "queries/train")[0]
+    with pytest.raises(DatasetError, match=r"label\.raw\.txt, row 1: the line is not latin-0"):
+        imported(oak, "again", encoding="latin-0")
 
 
 def test_a_text_with_a_line_break_is_not_exported(tmp_path, refused):
