@@ -1,0 +1,1 @@
+"""What shows the method, and stands on the library's leaves."""
