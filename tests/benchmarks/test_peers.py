@@ -5,12 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.sparse import random as random_matrix
 from support import csr_of, query_table, text_table
 
-from benchmarks.peers import lexical, rivals
+from benchmarks.peers import rivals
 from benchmarks.peers.rivals import Contest, Corpus, Rival, judged
-from benchmarks.peers.workers import pack, unpack
 from ramen_ray.data.store.dataset import write_dataset
 from ramen_ray.method.metrics.ranking import ratio
 
@@ -76,18 +74,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "fruit"
 
 
-@pytest.mark.parametrize("name", lexical.RIVALS)
-def test_lexical_rivals_find_ads_by_words_and_by_the_words_of_clicks(folder, name):
-    corpus, rival = Corpus.read(folder), lexical.RIVALS[name]
-    for settings in rival.settings:
-        fitted = rival.fit(corpus, None, settings, 0, 1)
-        answers = fitted.answer(corpus.queries["test"], 4)
-        assert answers[:2, 0].tolist() == [0, 1]
-        assert (answers[2, 0] == 3) == settings["with_clicks"]
-        assert fitted.index_bytes > 0
-        assert fitted.answer(["zzz"], 4).tolist() == [[-1] * 4]
-
-
 def fit_constant(corpus, _prepared, settings, _seed, _threads) -> Answers:
     """Answer all queries with one ad."""
     return Answers(
@@ -112,16 +98,3 @@ def test_validation_chooses_and_what_is_kept_is_not_run_again(folder, tmp_path, 
     assert asked == [("validation",)] * 2 + [("validation", "test")]  # equal settings are one try
     assert contest.run(seed=6).figures == run.figures
     assert len(asked) == 3
-
-
-def test_the_search_ends_with_its_budget(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(rivals, "in_own_process", lambda function, *of: function(*of))
-    monkeypatch.setattr(rivals, "STORE", tmp_path / "runs")
-    rival = Rival(fit_constant, ({"ad": 2}, {"ad": 1}))
-    assert Contest("toy", rival, folder, 0.0, 1).settings() == {"ad": 2}
-
-
-def test_matrices_arrive_as_they_were_sent():
-    sent = random_matrix(5, 70, 0.2, format="csr", dtype=np.float32, random_state=0)
-    got = unpack(pack(sent))
-    assert got.shape == sent.shape and (got != sent).nnz == 0

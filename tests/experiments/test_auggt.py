@@ -8,7 +8,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from random_datasets import random_dataset, rows_in
-from support import errors_in, node_edges, query_table, text_table
+from support import errors_in
 from written_out import plain
 
 from experiments import auggt
@@ -104,85 +104,6 @@ def test_sets_as_published_are_used_only_if_named(tmp_path):
     }
     assert made[()].equals(made["both", "left"])
     assert not made[()].equals(made["both", "both_published", "left"])
-
-
-def _star(path: Path, num_queries: int, num_ads: int) -> Dataset:
-    """One anchor that links all queries to all ads alike; each query has an ad of its own."""
-    ads = text_table("ad_id", [f"ad {a}" for a in range(num_ads + num_queries)])
-    clicks = [[num_ads + q] for q in range(num_queries)]
-    tables = {
-        "ads": ads,
-        "queries/train": query_table([f"train {q}" for q in range(num_queries)], clicks),
-        "queries/validation": query_table(["a query"], [[0]]),
-        "queries/test": query_table(["another"], [[0]]),
-        "anchors/hub": text_table("anchor_id", ["hub"]),
-        "edges/hub/query": node_edges("query_id", [[0]] * num_queries),
-        "edges/hub/ad": node_edges("ad_id", [[0]] * num_ads),
-    }
-    return write_dataset(path, tables, name="star")
-
-
-def _added(dataset: Dataset) -> list[tuple[int, int]]:
-    return [
-        (row["query_id"], ad)
-        for row in rows_in(dataset, "queries/train")
-        for ad in row["ad_ids"][1:]
-    ]
-
-
-def test_ads_that_share_equally_much_are_drawn_evenly_and_by_the_seed(tmp_path):
-    star = _star(tmp_path / "star", 240, 6)
-    first, again, other = (
-        _added(propagate_clicks(star, tmp_path / name, PropagationSettings(top_k=2, seed=seed)))
-        for name, seed in (("first", 0), ("again", 0), ("other", 1))
-    )
-    assert first == again != other
-    counts = Counter(ad for _, ad in first)
-    assert len(first) == 480
-    assert all(50 < counts[ad] < 110 for ad in range(6))
-
-
-def test_the_order_of_rows_does_not_decide(tmp_path):
-    star = _star(tmp_path / "star", 40, 6)
-    two = PropagationSettings(top_k=2)
-    expected = _added(propagate_clicks(star, tmp_path / "whole", two))
-    tables = {table: star.read(table)[::-1] for table in star.tables}
-    turned = write_dataset(tmp_path / "turned", tables, name="turned")
-    found = _added(propagate_clicks(turned, tmp_path / "parts", two))
-    assert found == expected
-
-
-def test_hubs_are_left_out(tmp_path):
-    star = _star(tmp_path / "star", 5, 6)
-    kept = PropagationSettings(max_anchor_degree=11)
-    assert len(_added(propagate_clicks(star, tmp_path / "kept", kept))) == 30
-    with pytest.raises(DatasetError, match="an anchor of at most 10 edges"):
-        propagate_clicks(star, tmp_path / "left", PropagationSettings(max_anchor_degree=10))
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--top-k", "0"], "top_k must be 1 or more"),
-        (["--max-anchor-degree", "1"], "max_anchor_degree 2 or more"),
-        (["--anchor-sets", "links", "nets"], "has no anchor set 'nets'; it has 'links', 'topics'"),
-        (["--via", "friends"], "--via"),
-        (["--output", "/proc"], "/proc exists already"),
-        (["--dataset", "no/such/folder"], "there is no dataset directory at"),
-    ],
-)
-def test_what_cannot_be_propagated_is_one_line(flags, message, dataset_path, tmp_path, refused):
-    known = ["--dataset", dataset_path, "--output", tmp_path / "output"]
-    assert message in refused(auggt, *known, *flags)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dataset_without_graphs_has_nothing_to_propagate_over(tmp_path):
-    star = _star(tmp_path / "star", 3, 3)
-    tables = {t: star.read(t) for t in star.tables if t.startswith(("queries", "ads"))}
-    bare = write_dataset(tmp_path / "bare", tables, name="bare")
-    with pytest.raises(DatasetError, match="has no anchor sets"):
-        propagate_clicks(bare, tmp_path / "made", PropagationSettings())
 
 
 def test_the_job_writes_a_sound_dataset(dataset_path, tmp_path, done):

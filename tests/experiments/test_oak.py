@@ -87,16 +87,6 @@ def test_the_bank_starts_at_the_anchors_texts(config, prepared_bag):
     )
 
 
-def test_a_bank_of_two_sets_has_the_edges_of_both(prepared_bag):
-    links, topics = (prepared_bag.edges(name, "query") for name in SETS)
-    both = side_by_side([links, topics], [30, 6])
-    assert rows_of(both) == [
-        [*own, *(30 + topic for topic in more)]
-        for own, more in zip(rows_of(links), rows_of(topics), strict=True)
-    ]
-    assert first_links(both, 2).tolist() == [[*row, -1, -1][:2] for row in rows_of(both)]
-
-
 def test_links_are_distinct_edges_of_the_query_and_change_with_the_epoch(config, prepared_bag):
     run, both = Run(config, prepared_bag, None), train_links(prepared_bag, SETS)
     edges, links_of = rows_of(both), Links(both, 3, run.sampler)
@@ -112,26 +102,6 @@ def test_links_are_distinct_edges_of_the_query_and_change_with_the_epoch(config,
     assert np.array_equal(links_of.draw(5, queries), links_of.draw(5, queries))
 
 
-def _moments(run: Run) -> list[Tensor]:
-    (state,) = run.part.bank.optimizer.state.values()
-    return [state["exp_avg"].clone(), state["exp_avg_sq"].clone()]
-
-
-def test_a_step_moves_the_linked_rows_only(config, prepared_bag):
-    run = Run(config, prepared_bag)
-    run.train(1)
-    before, moments = run.bank.clone(), _moments(run)
-    queries = run.sampler.draw(1, run.state.draws, []).queries
-    links = Links(train_links(prepared_bag, SETS), 3, run.sampler).draw(1, queries)
-    linked = np.unique(links[links >= 0])
-    run.train(2)
-    moved = (run.bank != before).any(dim=1).numpy()
-    assert np.flatnonzero(moved).tolist() == linked.tolist()
-    others = np.setdiff1d(np.arange(len(before)), linked)
-    for old, new in zip(moments, _moments(run), strict=True):
-        assert torch.equal(old[others], new[others])
-
-
 def test_the_term_of_the_encoder_alone_is_the_base(config, prepared_bag):
     """With the other weights at 0, losses and what they move are the base's, to the bit."""
     base, ours = Run(config, prepared_bag, None), Run(config, prepared_bag)
@@ -144,18 +114,6 @@ def test_the_term_of_the_encoder_alone_is_the_base(config, prepared_bag):
         ours.model.encoder.parameters(), base.model.encoder.parameters(), strict=True
     ):
         assert torch.equal(found, expected)
-
-
-def test_the_combiner_learns_and_a_mean_has_no_attention(config, prepared_bag):
-    for pooling, num_maps in (("attention", 3), ("mean", 1)):
-        run = Run(config, prepared_bag, OAK.model_copy(update={"pooling": pooling}))
-        before = [one.clone() for one in run.part.augmentation.parameters()]
-        assert len(before) == 2 + 2 * num_maps
-        run.train(3)
-        after = list(run.part.augmentation.parameters())
-        moved = [bool((old != new).any()) for old, new in zip(before, after, strict=True)]
-        assert sum(moved) >= len(moved) - 1  # a bias that all weights share moves nothing
-        assert 0 < run.part.evenness() <= 1 + 1e-6
 
 
 def test_figures_of_a_linker_are_those_of_its_links():

@@ -95,25 +95,3 @@ def test_evenness_is_the_mean_entropy_of_queries_with_several_links(queries):
     alone = np.array([[3, -1]] * len(queries))
     rows = augmentation.bank.take(anchors)
     assert augmentation.evenness(queries, alone, anchors, rows) is None
-
-
-def test_a_query_without_links_has_its_own_embedding_and_gradient(queries):
-    augmentation, pull = _augmentation(), _normal(len(LINKS), DIM, seed=3)
-    asked = queries.clone().requires_grad_()
-    rows = augmentation.bank.take(np.arange(NUM_ANCHORS)).clone().requires_grad_()
-    found = augmentation(asked, LINKS, np.arange(NUM_ANCHORS), rows)
-    (found * pull).sum().backward()
-    assert torch.equal(asked.grad[1], pull[1])
-    used = sorted(set(LINKS[LINKS >= 0].tolist()))
-    assert torch.isfinite(rows.grad).all()
-    assert (rows.grad != 0).any(dim=1).nonzero().flatten().tolist() == used
-
-
-def test_a_search_enriches_without_training(queries):
-    augmentation = _augmentation()
-    augmentation.combiner.train()  # enriching does not count as training
-    found = augmentation.enrich(queries.numpy(), LINKS.astype(np.int32))
-    np.testing.assert_allclose(
-        found, _applied(_augmentation(), queries, LINKS).detach().numpy(), atol=1e-6
-    )
-    assert augmentation.combiner.training
