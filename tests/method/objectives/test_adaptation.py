@@ -180,19 +180,6 @@ def test_a_random_graph_never_pulls_and_a_good_one_earns_its_weight(encoder_path
     assert np.min(good[-1]) > HIGHEST * 0.99
 
 
-def test_until_a_graph_pulls_training_is_as_without_it(prepared_bag, encoder_path):
-    def trained(objective: Objective, parts: list[AdaptiveWeights]) -> Tensor:
-        sampler = build_sampler(prepared_bag, objective)
-        run = Run(build_bag(str(encoder_path)), sampler, objective, parts)
-        run.train(12)
-        return run.parameters
-
-    plain = ramen_objective(LOSS, {}, {})
-    silent = AdaptiveWeights(OBJECTIVE, HIGHEST, 1e-6, torch.device("cpu"))
-    found, expected = trained(OBJECTIVE, [silent]), trained(plain, [])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-
-
 def test_what_need_not_earn_first_pulls_from_the_first_step_and_never_stops():
     pulling = AdaptiveWeights(OBJECTIVE, HIGHEST, STEP_SIZE, torch.device("cpu"), earns_first=False)
     starts = [0.1 * HIGHEST if term.regularizer else term.weight for term in OBJECTIVE.terms]

@@ -114,21 +114,6 @@ def _decoupled(scores: Tensor, positives: list[int]) -> float:
     return total / max(len(positives), 1)
 
 
-def test_a_step_moves_the_pools_rows_only(config, prepared_bag):
-    run = Run(config, prepared_bag)
-    vectors = run.model.classifiers.vectors
-    run.train(1)
-    before, moments = vectors.clone(), _moments(run)
-    batch = run.sampler.draw(1, run.state.draws, [])
-    pool = np.unique(np.concatenate([batch.ads.ravel(), batch.hard_negatives.ravel()]))
-    others = np.setdiff1d(np.arange(len(vectors)), pool)
-    run.train(2)
-    moved = (vectors != before).any(dim=1).numpy()
-    assert np.flatnonzero(moved).tolist() == pool[pool >= 0].tolist()
-    for old, new in zip(moments, _moments(run), strict=True):
-        assert torch.equal(old[others], new[others])
-
-
 def _moments(run: Run) -> list[Tensor]:
     (state,) = run.part.training.optimizer.state.values()
     return [state["exp_avg"].clone(), state["exp_avg_sq"].clone()]
@@ -185,28 +170,6 @@ def test_two_workers_train_as_one_with_the_table_whole_or_in_shares(config, prep
         )
         for old, new in zip(_moments(alone), _moments(resumed), strict=True):
             torch.testing.assert_close(old, new, rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.parametrize("part", ["encoder", "classifier"])
-def test_each_part_alone_learns_a_small_set_by_heart(part, config, prepared_bag):
-    share = 0.05 if part == "encoder" else 0.95
-    changes = {
-        "classifier.share": share,
-        "classifier.unclicked": "own",
-        "encoder.projection_dim": None,
-        "training.epochs": 40,
-    }
-    run = Run(overlay(config, changes), prepared_bag)
-    run.train(run.sampler.steps_per_epoch * 40)
-    run.model.part = part
-    texts = prepared_bag.queries["train"]
-    rows = np.arange(len(texts))
-    queries = run.model.embed_queries(texts, rows)
-    ads = run.model.embed_ads(prepared_bag.ads, np.arange(len(prepared_bag.ads)))
-    best = (queries @ ads.T).argmax(axis=1)
-    clicks = rows_of(prepared_bag.clicks["train"])
-    hits = [ad in clicked for clicked, ad in zip(clicks, best.tolist(), strict=True)]
-    assert np.mean(hits) > 0.9  # a few queries have the same words, but other clicks
 
 
 def test_both_vectors_score_as_a_weighted_mean_of_two_cosines(config, prepared_bag, tmp_path):

@@ -1,4 +1,4 @@
-"""The training step against loops, two workers against one, a resumed run against a whole one."""
+"""The training step against loops, and a resumed run against a whole one."""
 
 import pickle
 from dataclasses import replace
@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from short_runs import Run, build_encoder, build_sampler, run_two_workers
+from short_runs import Run, build_encoder, build_sampler
 from support import csr_of, rows_of
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.metrics.judgement import Judgement, Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.model.texts import TokenBatch
@@ -37,8 +35,7 @@ from ramen_ray.method.training.state import (
     build_schedule,
     restore_checkpoint,
 )
-from ramen_ray.method.training.step import StepMemoryError, step_inputs, train_steps
-from ramen_ray.method.training.step_losses import global_losses
+from ramen_ray.method.training.step import StepMemoryError, step_inputs
 
 LAMBDA_X = {"links": 0.5, "topics": 0.2}
 LAMBDA_Z = {"links": 0.3, "topics": 0.1}
@@ -318,68 +315,6 @@ def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(kind, data,
     assert of_batch.advance(sampler.steps_per_epoch, draws).clusters.num_clusters == 3
 
 
-def _three_steps(kind: str, encoder_path: Path, data: Prepared) -> dict[str, object]:
-    """Three steps of plain SGD, and an evaluation."""
-    run = Run(build_encoder(kind, encoder_path), build_sampler(data, OBJECTIVE), OBJECTIVE)
-    run.state.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.05)
-    run.state.schedule = build_schedule(run.state.optimizer, 0, 100)
-    losses, gradients = [], []
-    for terms in train_steps(run.state, run.sampler, OBJECTIVE, stop=3):
-        losses.append(terms)
-        gradients.append([parameter.grad.clone() for parameter in run.model.parameters()])
-    metrics, topk = evaluate(run.model, data, "test", Propensity())
-    return {
-        "losses": global_losses(losses).tolist(),
-        "gradients": gradients,
-        "parameters": run.parameters,
-        "metrics": metrics,
-        "ads": torch.from_numpy(topk[0]),
-        "scores": _by_ad(*topk, len(data.ads)),
-    }
-
-
-def _by_ad(ads: NDArray[np.int64], scores: NDArray[np.float32], num_ads: int) -> Tensor:
-    """Put scores (queries, k) in the order of the ads (queries, num_ads): near ties may swap."""
-    by_ad = np.full((len(ads), num_ads + 1), -np.inf, dtype=np.float32)
-    np.put_along_axis(by_ad, ads, scores, axis=1)
-    return torch.from_numpy(by_ad[:, :num_ads])
-
-
-def _two_workers(rank: int, folder: Path, encoder_path: Path, prepared: dict[str, Path]) -> None:
-    for kind, path in prepared.items():
-        torch.save(_three_steps(kind, encoder_path, Prepared(path)), folder / f"{kind}-{rank}.pt")
-
-
-@pytest.fixture(scope="module")
-def two_workers(
-    prepared: Prepared,
-    prepared_bag: Prepared,
-    encoder_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """The folder where each of two processes wrote the results of its three steps."""
-    folder = tmp_path_factory.mktemp("workers")
-    paths = {"transformer": prepared.path, "bag": prepared_bag.path}
-    run_two_workers(_two_workers, folder, encoder_path, paths)
-    return folder
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_workers_train_and_evaluate_as_one(kind, data, encoder_path, two_workers):
-    expected, ads = _three_steps(kind, encoder_path, data), np.empty(0)
-    for rank in range(2):
-        found = torch.load(two_workers / f"{kind}-{rank}.pt")
-        for name in ("losses", "gradients", "parameters"):
-            torch.testing.assert_close(found[name], expected[name], **TOLERANCE)
-        ads = ads if rank else found["ads"].numpy()
-        judgement = Judgement.from_prepared(data, "test", Propensity())
-        assert found["metrics"] == pytest.approx(judgement.metrics(ads), abs=1e-6)
-        if rank == 0:
-            torch.testing.assert_close(found["scores"], expected["scores"], **TOLERANCE)
-        else:
-            assert not len(found["ads"]), "the first worker has them"
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_equals_an_uninterrupted_one(kind, data, encoder_path, tmp_path):
     sampler = build_sampler(data, OBJECTIVE)
@@ -476,18 +411,6 @@ def test_gradients_are_clipped_to_the_norm(prepared_bag, encoder_path):
     run.state.schedule = build_schedule(run.state.optimizer, 0, 1000)
     run.train(1, max_gradient_norm=0.01)
     assert (run.parameters - before).norm().item() == pytest.approx(0.01, rel=1e-3)
-
-
-def test_the_learning_rate_rises_and_falls_linearly():
-    parameter = nn.Parameter(torch.zeros(2, 2))
-    optimizer = torch.optim.SGD([parameter], lr=8.0)
-    schedule = build_schedule(optimizer, 4, 12)
-    rates = []
-    for _ in range(13):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert rates == pytest.approx([0, 2, 4, 6, 8, 7, 6, 5, 4, 3, 2, 1, 0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
