@@ -237,16 +237,10 @@ E queries/zero_shot:0:ad_ids ad that is not in novel_ads: 36, 36 (row 2)""",
         set_cells("ads", "source_id", 8, "ads:3"): """
 W ads:8:source_id source_id that an earlier row has (1 of 40, 2.5%): 'ads:3'""",
         set_cells("ads", "text", 3, None): "E ads:3:text no value: null",
-        set_cells("edges/topics/query", "anchor_id", 3, 6): """
-E edges/topics/query:3:anchor_id id outside 0..5: 6""",
-        set_cells("edges/links/query", "query_id", 0, 60): """
-E edges/links/query:0:query_id id outside 0..59: 60""",
         set_cells("edges/links/ad", "ad_id", 0, -2): """
 E edges/links/ad:0:ad_id id outside 0..39: -2""",
         set_cells("filters/test", "query_id", 0, 12): """
 E filters/test:0:query_id id outside 0..11: 12""",
-        set_cells("filters/validation", "ad_id", 1, 99): """
-E filters/validation:1:ad_id id outside 0..39: 99""",
     },
     "ids that repeat in another part": {
         in_turn(set_cells("ads", "ad_id", 20, 7), split("ads", 2)): """

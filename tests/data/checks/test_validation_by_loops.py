@@ -198,17 +198,3 @@ def test_damage_gives_findings_or_data_that_can_be_prepared(dataset_path, encode
         prepared.mkdir()
         with nullcontext() if usable else pytest.raises(DatasetError):
             prepare_in_process(Dataset(path), prepared, str(encoder_path), MAX_LENGTH, True)
-
-
-@settings(max_examples=8)
-@given(st.integers(0, 100), st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255))))
-def test_changed_bytes_of_a_file_give_findings(dataset_path, choice, changed):
-    with tempfile.TemporaryDirectory() as folder:
-        path = shutil.copytree(dataset_path, Path(folder) / "changed")
-        files = sorted(path.rglob("*.parquet"))
-        file = files[choice % len(files)]
-        content = bytearray(file.read_bytes())
-        for place, byte in changed:
-            content[place % len(content)] = byte
-        file.write_bytes(content)
-        assert all(str(finding) for finding in validate(Dataset(path)))
