@@ -1,10 +1,12 @@
 """Findings: what is wrong with an input, where, how severe it is, and what to do about it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ramen_ray.data.arrays import Int64s
+import numpy as np
+
+from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.errors import printable
 
@@ -38,8 +40,12 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A way for rows to be wrong; what it has of :class:`Finding` means the same."""
+class FaultKind:
+    """A way for rows to be wrong: what is said of them, and how they are found.
+
+    In a user's column ``flags`` finds them, in a table of a dataset ``sql``; other rows are found
+    as they are read. What it has of :class:`Finding` means the same.
+    """
 
     message: str
     advice: str = ""
@@ -47,13 +53,20 @@ class Kind:
     severity: Severity = "error"
     most: int = 0  # so many such rows are no more than a warning
     always: bool = False  # they are refused even where bad rows are skipped
+    skipped: str = "left out"  # what becomes of them where bad rows are skipped
+    # of a column's values, of texts an Arrow array (n,), else one of NumPy
+    flags: Callable[[Any], Booleans] = lambda values: np.zeros(len(values), dtype=bool)
+    unwanted: bool = False  # rows with flags are no fault: they are left out and counted
+    sql: str = ""  # selects ``row`` and what is wrong, ``value``, from ``this``, which has ``row``
+    whole: str = ""  # SQL over the table for how many could break it; by default its rows
+    least: float = 0.0  # the share of them from which on it is worth a finding
 
 
 @dataclass
 class Tally:
     """Rows of one kind in some files: all are counted, and the first few are shown."""
 
-    kind: Kind
+    kind: FaultKind
     count: int = 0
     files: set[str] = field(default_factory=set)
     _examples: list[tuple[str, int, Any]] = field(default_factory=list)
@@ -101,11 +114,15 @@ class Tally:
         return f" (row {row})" if is_first else f" ({file.rpartition('/')[2]}, row {row})"
 
 
-class Tallies(dict[Kind, Tally]):
+class Tallies(dict[FaultKind, Tally]):
     """The tallies of an input, in the order in which their kinds were first found."""
 
     def add(
-        self, kind: Kind, file: object, rows: Int64s | Sequence[int], values: Sequence[Any] = ()
+        self,
+        kind: FaultKind,
+        file: object,
+        rows: Int64s | Sequence[int],
+        values: Sequence[Any] = (),
     ) -> None:
         """Count the rows (n,) of a file; ``values`` are those of the first few."""
         if len(rows):

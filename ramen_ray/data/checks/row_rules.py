@@ -4,37 +4,26 @@ Here are those that a row breaks by itself.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
-from ramen_ray.data.findings import Kind
+from ramen_ray.data.findings import FaultKind
 from ramen_ray.data.store.schemas import FILTER, MAY_BE_NULL, TRAIN, ids_in
 
 LISTS = ("ad_ids", "weights")
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What is wrong with some rows of a table, and the SQL that finds them."""
-
-    kind: Kind
-    sql: str  # selects ``row`` and what is wrong, ``value``, from ``this``: the table with ``row``
-    whole: str = ""  # SQL over the table for how many could break it; by default its rows
-    least: float = 0.0  # the share of them from which on it is worth a finding
-
-
-def error(column: str, message: str, advice: str, sql: str) -> Rule:
+def error(column: str, message: str, advice: str, sql: str) -> FaultKind:
     """Return a rule that training needs to hold for a ``column``."""
-    return Rule(Kind(message, advice, column), sql)
+    return FaultKind(message, advice, column, sql=sql)
 
 
 def warning(
     column: str, message: str, advice: str, sql: str, whole: str = "", least: float = 0.0
-) -> Rule:
+) -> FaultKind:
     """Return a rule that training can do without."""
-    return Rule(Kind(message, advice, column, "warning"), sql, whole, least)
+    return FaultKind(message, advice, column, "warning", sql=sql, whole=whole, least=least)
 
 
-def row_rules(table: str, columns: Collection[str], num_rows: Mapping[str, int]) -> list[Rule]:
+def row_rules(table: str, columns: Collection[str], num_rows: Mapping[str, int]) -> list[FaultKind]:
     """List the rules for rows of ``table``, which has ``columns``; ids are below ``num_rows``."""
     rules = []
     for column in columns:
@@ -53,7 +42,7 @@ def row_rules(table: str, columns: Collection[str], num_rows: Mapping[str, int])
             rules.append(error(column, f"id outside 0..{limit - 1}", advice, found))
     if table.startswith("queries/"):
         rules.append(_UNCLICKED if table == TRAIN else _UNANSWERED)
-    return rules + [rule for rule in _OF_COLUMNS if rule.kind.column in columns]
+    return rules + [rule for rule in _OF_COLUMNS if rule.column in columns]
 
 
 def _each(column: str) -> str:

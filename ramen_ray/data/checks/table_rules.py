@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
-from ramen_ray.data.checks.row_rules import Rule, error, warning
+from ramen_ray.data.checks.row_rules import error, warning
 from ramen_ray.data.engine import name_literal
-from ramen_ray.data.findings import Finding
+from ramen_ray.data.findings import FaultKind, Finding
 from ramen_ray.data.leaks import HELD_OUT, REVERSED, leaking, repeating, texts_of
 from ramen_ray.data.prepared.tokens import TextFigures
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT, schema_of
@@ -20,7 +20,7 @@ def keys_of(table: str) -> list[str]:
     return names[: 1 + table.startswith(("edges/", "filters/"))]
 
 
-def repeat_rules(table: str, columns: Collection[str], *, ascends: bool) -> list[Rule]:
+def repeat_rules(table: str, columns: Collection[str], *, ascends: bool) -> list[FaultKind]:
     """Forbid that rows repeat ids, pairs of ids, users' own ids, or texts of ads."""
     keys = keys_of(table)
     what, advice = ("id", "give every row its own") if len(keys) == 1 else ("pair", "leave one")
@@ -66,7 +66,9 @@ _SAME_FOLDED = warning(
 )
 
 
-def cross_rules(table: str, columns: Collection[str], loaded: Collection[str]) -> Iterator[Rule]:
+def cross_rules(
+    table: str, columns: Collection[str], loaded: Collection[str]
+) -> Iterator[FaultKind]:
     """List the rules that compare a table of nodes, or of filters, with those ``loaded`` before."""
     folder, _, split = table.partition("/")
     if folder == "queries" and split in HELD_OUT and TRAIN in loaded:
@@ -116,7 +118,7 @@ _SEEN_ADS = error(
 )
 
 
-def leak_rules(table: str) -> list[Rule]:
+def leak_rules(table: str) -> list[FaultKind]:
     """Warn of edges that join a pair of ``answers``, or that repeat train clicks, if many do."""
     _, anchor_set, side = table.split("/")
     nodes, anchors = name_literal(NODE_TABLES[side]), name_literal(f"anchors/{anchor_set}")

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.checks import table_rules
-from ramen_ray.data.checks.row_rules import Rule, row_rules
+from ramen_ray.data.checks.row_rules import row_rules
 from ramen_ray.data.checks.structure import inspect_structure, unreadable
 from ramen_ray.data.engine import Connection, count, engine, name_literal, run
-from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, Tally, raise_errors
+from ramen_ray.data.findings import MAX_EXAMPLES, FaultKind, Finding, Tallies, Tally, raise_errors
 from ramen_ray.data.leaks import find_answers
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.parquet_files import read_footer
@@ -116,7 +116,7 @@ class _TableReader:
             column = rows[one.name]
             if pa.types.is_string(one.type) and (odd := not_utf8(column)).any():
                 contents = column.cast(pa.binary()).filter(odd).to_pylist()
-                kind = Kind("bytes that are not UTF-8", "convert the source", one.name)
+                kind = FaultKind("bytes that are not UTF-8", "convert the source", one.name)
                 self.not_utf8.add(kind, file, first + np.flatnonzero(odd), contents)
                 # the engine cannot hold them, and null would be another fault
                 texts = pa.array([content.decode("latin-1") for content in contents])
@@ -190,9 +190,9 @@ class _Tables:
             self._connection.execute(drop)
         self.loaded.add(table)
 
-    def broken(self, table: str, rules: Iterable[Rule]) -> list[Finding]:
+    def broken(self, table: str, rules: Iterable[FaultKind]) -> list[Finding]:
         """Return a finding for each of the rules that rows of the table break."""
-        rules = [rule for rule in rules if self._warns or rule.kind.severity == "error"]
+        rules = [rule for rule in rules if self._warns or rule.severity == "error"]
         if not rules:
             return []
         # one statement, as each takes milliseconds; a union, as planning a row of counts takes more
@@ -202,21 +202,21 @@ class _Tables:
         broken = [(rules[i], number) for i, number in sorted(self._connection.fetchall()) if number]
         return [one for rule, number in broken for one in self._finding(table, rule, number)]
 
-    def _finding(self, table: str, rule: Rule, number: int) -> Iterator[Finding]:
+    def _finding(self, table: str, rule: FaultKind, number: int) -> Iterator[Finding]:
         whole = self._num_rows[table]
         if rule.whole:
             whole = count(self._connection, f"SELECT {rule.whole} FROM {name_literal(table)}")
         if number < rule.least * whole:
             return
         first = f"SELECT row, value FROM ({rule.sql}) ORDER BY ALL LIMIT {MAX_EXAMPLES}"
-        looking = f"looking in {table} for a {rule.kind.message}"
+        looking = f"looking in {table} for a {rule.message}"
         run(self._connection, looking, f"{_this(table)} {first}")
-        tally = Tally(rule.kind)
+        tally = Tally(rule)
         for row, value in self._connection.fetchall():
             file, row_of_file = self._place(table, row)
             tally.add(file, [row_of_file], [value])
         tally.count = number
-        yield tally.share(whole if rule.kind.severity == "warning" else None)
+        yield tally.share(whole if rule.severity == "warning" else None)
 
     def _place(self, table: str, row: int) -> tuple[Path, int]:
         """Return the file that has a row of the table, and the row's number there."""

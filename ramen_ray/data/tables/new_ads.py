@@ -57,6 +57,8 @@ class NewAds:
     null_words: NullWords = "refuse"
     """What to do with rows whose id or text is a word for nothing, such as NULL or N/A, if there
     are more than a few."""
+    encoding: str = "utf-8"
+    """Encoding of text files, such as windows-1252."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
         )
     ended = pa.array([], pa.string())
     if given.remove:
-        table = UserTable(given.remove, {"ad_id": id_column(given.columns.ad_id, given.null_words)})
+        columns = {"ad_id": id_column(given.columns.ad_id, given.null_words)}
+        table = UserTable(given.remove, columns, encoding=given.encoding)
         removed = table.read()
         _report_other_spellings(table, removed, ids)
         _check(table)
@@ -137,7 +140,7 @@ def _read_ads(
         "text": text_column(given.columns.ad_text, given.null_words, normalized),
         **filter_columns(filters),
     }
-    table = UserTable(source, columns)
+    table = UserTable(source, columns, encoding=given.encoding)
     ads = table.read()
     twice = ads.filter(pa.array(_repeats(ads["ad_id"]) | _among(ads["ad_id"], in_use)))
     advice = "give each ad once; to replace an ad, name it in --remove, too"
@@ -174,7 +177,7 @@ def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
     }
     if weight := given.columns.clicks_weight:
         columns["weight"] = weight_column(weight, zeros="impressions, rows of 0 clicks")
-    table = UserTable(str(given.clicks), columns)
+    table = UserTable(str(given.clicks), columns, encoding=given.encoding)
     clicks = table.read()
     rows = pc.index_in(clicks["ad_id"], new["ad_id"])
     message, advice = "clicks are on ads that are not new", "give clicks of the ads that are added"

@@ -388,7 +388,7 @@ def test_bad_edges_leave_no_dataset(tmp_path):
     (tmp_path / "open.csv").write_text('query,anchor\nquery 0,"a\n')
     for name, message in (
         ("links.csv", "row 3, column 'query': 1 rows name queries that"),
-        ("open.csv", "open.csv, row 2: 1 lines begin a record with a quote"),
+        ("open.csv", "open.csv, row 2: a quote opens a cell"),
         ("none.csv", r"there is no file or folder .*none\.csv"),
     ):
         with pytest.raises(DatasetError, match=message):

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ramen_ray.data.engine import Connection, count, engine, run
+from ramen_ray.data.findings import FaultKind
 from ramen_ray.data.store.dataset import (
     Dataset,
     DatasetError,
@@ -87,7 +88,9 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
         """Read names of queries or ads: ids if they have a table, else texts."""
         listed = {"query": tables.queries, "ad": tables.ads}
         return {
-            side: id_column(name, null_words) if listed[side] else as_text(name)
+            side: id_column(name, null_words)
+            if listed[side]
+            else as_text(name, are_names=side == "ad")
             for side, name in names.items()
         }
 
@@ -112,8 +115,8 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
         split = splits.split_column(given["split"])
         sources["splits"] = source, of_names({"query": given["query"]}) | {"split": split}
     return {
-        what: UserTable(source, of, tables.skip_bad_rows)
-        for what, (source, of) in sources.items()
+        what: UserTable(source, columns_of, tables.skip_bad_rows, tables.encoding)
+        for what, (source, columns_of) in sources.items()
         if source is not None
     }
 
@@ -218,9 +221,11 @@ class _Import:
             self.opened[what].report(
                 self.connection,
                 side,
-                f"rows name {'an ad' if side == 'ad' else 'a query'} that is not in {listed}",
+                FaultKind(
+                    f"rows name {'an ad' if side == 'ad' else 'a query'} that is not in {listed}",
+                    "add what is missing, or leave these rows out with --skip-bad-rows",
+                ),
                 f"SELECT place, unknown_{side} FROM {what} WHERE unknown_{side} IS NOT NULL",
-                "add what is missing, or leave these rows out with --skip-bad-rows",
                 f"SELECT name FROM {side}_names",
             )
         self.opened[what].check()

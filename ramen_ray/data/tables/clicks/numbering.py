@@ -28,7 +28,7 @@ Then clicks are summed:
 from collections.abc import Sequence
 
 from ramen_ray.data.engine import Connection, add_function, count, run
-from ramen_ray.data.findings import FEW
+from ramen_ray.data.findings import FEW, FaultKind
 from ramen_ray.data.prepared.hashing import hash_strings
 from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import PLURAL, Side
@@ -123,12 +123,13 @@ def check_repeated_ids(connection: Connection, side: Side, table: UserTable) -> 
     number = count(connection, f"SELECT count(*) FROM ({rows})")
     num_rows = count(connection, f"SELECT count(*) FROM {side}_rows")
     if number > max(FEW, LARGEST_SHARE_OF_OTHER_TEXTS * num_rows):
-        message = f"of {num_rows} rows repeat an id with another text"
-        advice = (
+        kind = FaultKind(
+            f"of {num_rows} rows repeat an id with another text",
             "have the ids lost digits? Give each row its own, or keep the first text of each with"
-            " --skip-bad-rows"
+            " --skip-bad-rows",
+            skipped="the first text of each counts",
         )
-        table.report(connection, "id", message, rows, advice)
+        table.report(connection, "id", kind, rows)
         table.check()
     return number
 

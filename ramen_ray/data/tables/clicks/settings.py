@@ -151,6 +151,8 @@ class UserTables:
     null_words: NullWords = "refuse"
     """What to do with rows whose text or id is a word for nothing, such as NULL or N/A, if there
     are more than a few."""
+    encoding: str = "utf-8"
+    """Encoding of text files, such as windows-1252."""
     protocol: Protocol = "strict"
     """strict leaves out edges that join a held-out query to its answer, unclicked also those that
     repeat a train click; as-published keeps all."""
@@ -305,6 +307,7 @@ class UserTables:
                 self.null_words,
                 self.skip_bad_rows,
                 self.protocol,
+                self.encoding,
             )
             for name in sorted({**self.query_edges, **self.ad_edges})
         }

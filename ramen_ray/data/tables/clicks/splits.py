@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.engine import Connection, add_function, count, run
+from ramen_ray.data.findings import FaultKind
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.schemas import SPLITS
@@ -99,10 +100,13 @@ def split_as_given(connection: Connection, table: UserTable, splits: Splits) -> 
     table.report(
         connection,
         "query",
-        "rows give a query another split than other rows, up to case and white space",
+        FaultKind(
+            "rows give a query another split than other rows, up to case and white space",
+            "give it one; with --skip-bad-rows the held-out one counts",
+            skipped="the held-out split counts",
+        ),
         """SELECT place, id FROM splits JOIN queries ON queries.number = splits.query
         JOIN family_splits USING (family) WHERE splits.split <> family_splits.split""",
-        "give it one; with --skip-bad-rows the held-out one counts",
     )
     table.check()
     if not count(connection, f"SELECT count(*) FROM family_splits WHERE split = {VALIDATION}"):

@@ -10,12 +10,12 @@ from typing import Any
 
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import Connection, count, engine, name_literal, run
-from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.findings import FaultKind, Finding, raise_errors
 from ramen_ray.data.leaks import Protocol
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.schemas import NODE_TABLES, PLURAL, SIDES, Side
 from ramen_ray.data.tables.graphs import anchor_sets, nodes
-from ramen_ray.data.tables.reading.columns import NullWords, text_column, weight_column
+from ramen_ray.data.tables.reading.columns import ADVICE, NullWords, text_column, weight_column
 from ramen_ray.data.tables.reading.loading import UserTable
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,8 @@ class EdgeList:
     protocol: Protocol = "strict"
     """strict leaves out edges that join a held-out query to its answer, unclicked also those that
     repeat a train click; as-published keeps all."""
+    encoding: str = "utf-8"
+    """Encoding of text files, such as windows-1252."""
 
     @property
     def of_sides(self) -> dict[Side, str]:
@@ -157,19 +159,20 @@ def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, U
     have_ids = bool(edge_list.anchors) and columns.anchor_text != (columns.anchor_id,)
     as_name = partial(text_column, are_ids=have_ids)
     anchor = as_name(columns.edges_anchor, "keep" if is_listed else null_words)
+    reading = edge_list.skip_bad_rows, edge_list.encoding
     tables: dict[str, UserTable] = {}
     if edge_list.anchors:
         of_anchors = {"name": as_name(columns.anchor_id, null_words)}
         if have_ids:
             of_anchors["text"] = text_column(columns.anchor_text, null_words)
-        tables["anchors"] = UserTable(edge_list.anchors, of_anchors, edge_list.skip_bad_rows)
+        tables["anchors"] = UserTable(edge_list.anchors, of_anchors, *reading)
     ends = {"query": columns.edges_query or "query", "ad": columns.edges_ad or "ad_id"}
     for side, source in edge_list.of_sides.items():
         node = nodes.node_names(metadata, side, ends[side], null_words)
         of_edges = {"name": node, "anchor": anchor}
         if columns.edges_weight:
             of_edges["weight"] = weight_column(columns.edges_weight)
-        tables[side] = UserTable(source, of_edges, edge_list.skip_bad_rows)
+        tables[side] = UserTable(source, of_edges, *reading)
     return tables
 
 
@@ -192,7 +195,8 @@ def _create_anchors(
     run(connection, "collecting the anchors", anchors)
     if listed:
         repeated = "SELECT place, name FROM listed ANTI JOIN anchors ON anchors.id = listed.place"
-        listed.report(connection, "name", "rows repeat the anchor of an earlier row", repeated)
+        kind = FaultKind("rows repeat the anchor of an earlier row", ADVICE)
+        listed.report(connection, "name", kind, repeated)
 
 
 def _warn_of_ids(connection: Connection, dataset: Dataset, source: str, column: str) -> None:
@@ -219,13 +223,13 @@ def _unknown(
 ) -> Counter[str]:
     """Report rows with unknown nodes or anchors; count those of nodes that must not have edges."""
     unknown = f"SELECT place, unknown FROM {side}_rows WHERE node IS NULL"
-    message = f"rows name {PLURAL[side]} that the dataset does not have"
-    table.report(connection, "name", message, unknown, known=known)
+    kind = FaultKind(f"rows name {PLURAL[side]} that the dataset does not have", ADVICE)
+    table.report(connection, "name", kind, unknown, known)
     if are_listed:
         unknown = f"""SELECT DISTINCT place, anchor FROM {side}_rows AS one
             ANTI JOIN anchors ON anchors.name = one.anchor"""
-        message = "rows name anchors that the table of anchors does not have"
-        table.report(connection, "anchor", message, unknown, known="SELECT name FROM anchors")
+        kind = FaultKind("rows name anchors that the table of anchors does not have", ADVICE)
+        table.report(connection, "anchor", kind, unknown, "SELECT name FROM anchors")
     of_kind = {
         nodes.HELD_OUT_NODE: f"{side} edges of validation and test queries",
         nodes.LEFT_OUT_NODE: f"{side} edges of {PLURAL[side]} that the import left out",

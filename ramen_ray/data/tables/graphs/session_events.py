@@ -22,6 +22,7 @@ from ramen_ray.data.tables.reading.columns import (
 )
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.loading import UserTable, nearly_known
+from ramen_ray.data.tables.reading.table_file import TableFile
 from ramen_ray.errors import redacted
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class SessionLog:
     max_clicks_per_query: float | None = None
     """Queries with a larger sum of click weights in the log are left out, as bots' are. Default
     that of the import."""
+    encoding: str = "utf-8"
+    """Encoding of text files, such as windows-1252."""
 
     def __post_init__(self) -> None:
         """Refuse a limit that is no number."""
@@ -84,7 +87,7 @@ def by_import_rules(log: SessionLog, metadata: Mapping[str, Any]) -> SessionLog:
     weight: str | None = imported.get("columns", {}).get("clicks_weight")
     if weight is None or columns.sessions_weight is not None:
         weight = columns.sessions_weight
-    elif all(weight not in file.header for file in find_files(log.sessions, [])):
+    elif all(weight not in file.header for file in _files(log)):
         logger.info(
             "%s has no column %r, as the import's clicks: each row that names an ad is a click (if"
             " some are impressions, set --columns.sessions-weight)",
@@ -97,6 +100,10 @@ def by_import_rules(log: SessionLog, metadata: Mapping[str, Any]) -> SessionLog:
         columns=replace(columns, sessions_weight=weight),
         max_clicks_per_query=imported.get("max_clicks_per_query") if most is None else most,
     )
+
+
+def _files(log: SessionLog) -> list[TableFile]:
+    return find_files(log.sessions, [], encoding=log.encoding)
 
 
 def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
@@ -113,7 +120,7 @@ def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
     if weight := columns.sessions_weight:
         of_log["weight"] = replace(weight_column(weight, zeros="impressions"), doubts=())
     optional = {role: replace(column, optional=True) for role, column in of_log.items()}
-    return UserTable(log.sessions, optional, skip_bad_rows=True)
+    return UserTable(log.sessions, optional, True, log.encoding)
 
 
 def create_events(

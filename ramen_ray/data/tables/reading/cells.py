@@ -1,27 +1,29 @@
 """Convert the cells of a column to texts, numbers or times, and flag those that are not."""
 
+import unicodedata
 import uuid
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans, Float64s, Int64s
+from ramen_ray.data.arrays import Booleans, Float64s
 from ramen_ray.data.store.same_texts import INVISIBLE, NULL_WORDS
 
 FIRST_ROUNDED = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
 """From here on a float of the type may stand for several whole numbers."""
-BYTES = (pa.binary(), pa.large_binary())
 NUMBER = r"^\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*$"
 SCIENTIFIC = r"^\s*[+-]?\d([.,]\d*)?[eE]\+?\d+\s*$"
 NOTHING = INVISIBLE + "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
+ACCENT = r"[\x{300}-\x{36f}]"
 ISO_DAY = r"^\d{4}-\d\d-\d\d$"
 ISO_TIME = r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?$"
 ISO_ZONE = r":\S*(Z|[+-]\d\d(:?\d\d)?)$"
 LONGEST = max(map(len, NULL_WORDS))
 UNITS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 TimeUnit = Literal["s", "ms", "us", "ns", "yyyymmdd"]
+TIME_UNITS: tuple[TimeUnit, ...] = get_args(TimeUnit)
 EARLIEST, LATEST = 631_152_000, 4_102_444_800
 """The years 1990 to 2100, in seconds since 1970: other times are in another unit, or wrong."""
 
@@ -74,16 +76,14 @@ def as_seconds(column: pa.ChunkedArray, unit: TimeUnit = "s") -> tuple[Float64s,
     return np.where(not_iso, from_number, from_iso), not_iso & no_number
 
 
-def fitting_unit(seconds: Float64s, unit: TimeUnit) -> TimeUnit | None:
-    """Return the unit in which most ``seconds`` (n,), numbers of ``unit``, lie in 1990 to 2100."""
-    if unit == "yyyymmdd":
-        return None
-    counts = pa.chunked_array([pa.array(seconds * UNITS_PER_SECOND[unit])])
-    for other in ("s", "ms", "us", "ns", "yyyymmdd"):
-        found, bad = _counted(counts, other)
-        if (~bad & in_our_time(found)).mean() > 0.5:
-            return other
-    return None
+def fits(seconds: Float64s, unit: TimeUnit, other: TimeUnit) -> Booleans:
+    """Flag the ``seconds`` (n,), read as ``unit``, that lie in 1990 to 2100 only as ``other``."""
+    flags = ~in_our_time(seconds)
+    if flags.any():
+        counts = pa.chunked_array([pa.array(seconds * UNITS_PER_SECOND[unit])])
+        as_other, bad = _counted(counts, other)
+        flags &= ~bad & in_our_time(as_other)
+    return flags
 
 
 def in_our_time(seconds: Float64s) -> Booleans:
@@ -118,26 +118,21 @@ def is_null_word(cells: pa.Array) -> Booleans:
     return flags
 
 
+def is_oddly_spelt(cells: pa.Array) -> Booleans:
+    """Flag the strings (n,) with white space at an end, or accents apart from their letters."""
+    flags = np.array(pc.not_equal(pc.utf8_trim_whitespace(cells), cells))
+    accented = np.flatnonzero(pc.match_substring_regex(cells, ACCENT))
+    for place, text in zip(accented, cells.take(pa.array(accented)).to_pylist(), strict=True):
+        flags[place] |= not unicodedata.is_normalized("NFC", text)
+    return flags
+
+
 def has_nul(cells: pa.Array) -> Booleans:
     """Flag the strings (n,) with a NUL, which other programs take for their end."""
     letters = cells.buffers()[2]
     if not letters or np.frombuffer(letters, np.uint8).all():  # takes no time
         return np.zeros(len(cells), dtype=bool)
     return np.asarray(pc.match_substring(cells, "\0"))
-
-
-def cell_bytes(column: pa.ChunkedArray) -> Int64s:
-    """Return how many bytes the cells of a column of texts have (rows,); of other columns 0."""
-    return np.concatenate([np.zeros(0, dtype=np.int64), *map(_lengths, column.chunks)])
-
-
-def _lengths(values: pa.Array) -> Int64s:
-    if pa.types.is_dictionary(values.type):
-        of_entries = pa.array(_lengths(values.dictionary))
-        return np.asarray(pc.fill_null(of_entries.take(values.indices), 0))
-    if is_text(values.type) or values.type in BYTES:
-        return np.asarray(pc.fill_null(pc.binary_length(values.cast(pa.large_binary())), 0))
-    return np.zeros(len(values), dtype=np.int64)
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -2,65 +2,71 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.findings import FEW, Kind
+from ramen_ray.data.findings import FEW, FaultKind
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.tables.reading.cells import (
+    TIME_UNITS,
+    UNITS_PER_SECOND,
     TimeUnit,
     are_hours,
     as_numbers,
     as_seconds,
     as_strings,
-    fitting_unit,
+    fits,
     has_nul,
     in_our_time,
     is_null_word,
+    is_oddly_spelt,
     is_scientific,
 )
 from ramen_ray.errors import DatasetError
 
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30  # their sums are float32 numbers above 0
 ADVICE = "correct them, or leave these rows out with --skip-bad-rows"
-NULL_ADVICE = (
-    "empty these cells; or leave the rows out, or keep them as texts, with"
-    " --null-words leave-out or keep"
-)
-ROUNDED = Kind(
+ROUNDED = FaultKind(
     "cells are numbers in scientific notation, which have lost digits",
     "write ids as text, or as numbers with all digits",
     most=FEW,
+    flags=is_scientific,
 )
-NULL_WORDS = Kind("cells are words for nothing", NULL_ADVICE, most=FEW)
-NULS = Kind("cells have NUL characters", "is the file damaged? Write it again", most=FEW)
-
-NULL_PARTS = Kind(
+NULL_WORDS = FaultKind(
+    "cells are words for nothing",
+    "empty these cells; or leave the rows out, or keep them as texts, with"
+    " --null-words leave-out or keep",
+    most=FEW,
+    flags=is_null_word,
+)
+NULL_PARTS = FaultKind(
     "cells are words for nothing, and are left out of the texts that they are joined to",
     "empty these cells; or keep them with --null-words keep",
     severity="warning",
 )
-
-HOURS = Kind(
+NULS = FaultKind(
+    "cells have NUL characters", "is the file damaged? Write it again", most=FEW, flags=has_nul
+)
+ODD_SPELLINGS = FaultKind(
+    "cells have spaces around them, or accents apart from their letters: they look like others,"
+    " and differ",
+    "write each name in one way: trimmed, and in Unicode's form NFC",
+    severity="warning",
+    flags=is_oddly_spelt,
+)
+HOURS = FaultKind(
     "cells look like hours as yyyymmddhh, and as seconds are in 2033 or later",
     "write them as ISO 8601, such as 2026-10-01 13:00",
     always=True,
+    flags=are_hours,
 )
 
 Convert = Callable[[pa.ChunkedArray], tuple[Any, Booleans]]
 NullWords = Literal["refuse", "leave-out", "keep"]
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """Values that are likely wrong: of texts an Arrow array (n,), else one of NumPy."""
-
-    flags: Callable[[Any], Booleans]
-    kind: Callable[[Any, Booleans], Kind]  # of the values and these flags
-    leave_out: bool = False  # their rows are no finding, and are only counted
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Column:
     fault: str = "are empty"  # what is wrong with bad cells, as in "3 cells are empty"
     type: pa.DataType = field(default_factory=pa.string)
     optional: bool = False  # a cell that is bad or unwanted is null, and its row is kept
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[FaultKind, ...] = ()  # about values that are likely wrong, or are unwanted
     null_words: NullWords = "keep"  # what becomes of these in columns that are joined
 
     @property
@@ -109,15 +115,17 @@ def text_column(
     null_words: NullWords = "keep",
     change: Callable[[pa.Array], pa.Array] = pc.utf8_trim_whitespace,
     are_ids: bool = False,
+    are_names: bool = False,
 ) -> Column:
     """Read a column of texts, or several to join; none are empty, and ``change`` is applied.
 
-    Doubtful are NULs, words for nothing, which may be left out, and ids that have lost digits.
+    Doubtful are NULs, words for nothing, which may be left out, ids that have lost digits, and odd
+    spellings of ids, or of texts that are the names of what they stand for.
     """
-    doubts = [Doubt(is_scientific, lambda *_: ROUNDED)] if are_ids else []
-    doubts += [Doubt(has_nul, lambda *_: NULS)]
+    doubts = [ROUNDED] * are_ids + [NULS]
     if null_words != "keep":
-        doubts += [Doubt(is_null_word, lambda *_: NULL_WORDS, null_words == "leave-out")]
+        doubts.append(replace(NULL_WORDS, unwanted=null_words == "leave-out"))
+    doubts += [ODD_SPELLINGS] * (are_ids or are_names)
     return Column(name, _texts(change), null_words=null_words, doubts=tuple(doubts))
 
 
@@ -144,20 +152,24 @@ def weight_column(name: str, zeros: str = "") -> Column:
         return numbers, bad | (wrong & (numbers != 0) if zeros else wrong)
 
     fault = f"are not positive numbers up to {LARGEST_WEIGHT:g}"
-    unwanted = Doubt(lambda numbers: numbers == 0, lambda *_: Kind(zeros), leave_out=True)
-    return Column(name, convert, fault, pa.float64(), doubts=(unwanted,) if zeros else ())
+    is_zero = FaultKind(zeros, unwanted=True, flags=lambda numbers: numbers == 0)
+    return Column(name, convert, fault, pa.float64(), doubts=(is_zero,) if zeros else ())
 
 
 def time_column(name: str, unit: TimeUnit, flag: str) -> Column:
     """Read a column of times as float64 seconds since 1970; ``flag`` sets the unit of numbers."""
-
-    def outside(seconds: Any, flags: Booleans) -> Kind:
-        other = fitting_unit(seconds[flags], unit)
-        advice = f"they fit as {other}: set {flag} {other}" if other else ADVICE
-        return Kind("cells are outside the years 1990 to 2100", advice, always=bool(other))
-
-    doubts = [Doubt(lambda seconds: ~in_our_time(seconds), outside)]
-    doubts += [Doubt(are_hours, lambda *_: HOURS)] if unit == "s" else []
+    outside = "cells are outside the years 1990 to 2100"
+    others = [
+        FaultKind(
+            f"{outside}; they fit as {other}",
+            f"set {flag} {other}; if only some do, write the column in one unit",
+            always=True,
+            flags=partial(fits, unit=unit, other=other),
+        )
+        for other in (TIME_UNITS if unit in UNITS_PER_SECOND else ())
+    ]
+    never = FaultKind(outside, ADVICE, flags=lambda seconds: ~in_our_time(seconds))
+    doubts = [*others, never, *([HOURS] if unit == "s" else [])]
     counted = "days as yyyymmdd" if unit == "yyyymmdd" else f"{unit} since 1970"
     return Column(
         name,
@@ -170,8 +182,8 @@ def time_column(name: str, unit: TimeUnit, flag: str) -> Column:
 
 def within(column: Column, first: float, last: float, reasons: tuple[str, str]) -> Column:
     """Leave out rows of times before ``first`` and from ``last`` on, for these ``reasons``."""
-    before = Doubt(lambda seconds: seconds < first, lambda *_: Kind(reasons[0]), leave_out=True)
-    after = Doubt(lambda seconds: seconds >= last, lambda *_: Kind(reasons[1]), leave_out=True)
+    before = FaultKind(reasons[0], unwanted=True, flags=lambda seconds: seconds < first)
+    after = FaultKind(reasons[1], unwanted=True, flags=lambda seconds: seconds >= last)
     return replace(column, doubts=(*column.doubts, before, after))
 
 

@@ -6,8 +6,7 @@ quote within it is doubled (RFC 4180). Quotes within other cells, and all those 
 
 import csv
 import re
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 
 import numpy as np
@@ -16,80 +15,51 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from ramen_ray.data.arrays import Booleans, Int64s
-from ramen_ray.data.findings import FEW, MAX_EXAMPLES, Kind, error_at
+from ramen_ray.data.findings import MAX_EXAMPLES, FaultKind, error_at
 from ramen_ray.data.tables.reading.lines import (
+    EXCERPT_LENGTH,
     MAX_HEADER_BYTES,
     MAX_LINE_BYTES,
     Block,
     Found,
-    Records,
     Rows,
 )
 from ramen_ray.errors import DatasetError
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-QUOTE, LINE_BREAK, COMMA = b'"\n,'
 
+_CELL = rb'(?:"[^"]*+(?:""[^"]*+)*+"(?=[,\n])|(?!")[^,\n]*+)'
+_RECORDS = re.compile(rb"(?:%s(?:,%s)*+\n)*+" % (_CELL, _CELL))
+_BROKEN_CELL = re.compile(rb'(?:%s,)*+"[^"]*+(?:""[^"]*+)*+"' % _CELL)
 
-def _records_of(plain: bytes) -> tuple[bytes, re.Pattern[bytes]]:
-    """Return patterns of a cell, which is in quotes or ``plain``, and of a record of such cells."""
-    cell = rb'(?:"[^"]*+(?:""[^"]*+)*+"(?=[,\n])|%s)' % plain
-    return cell, re.compile(rb"%s(?:,%s)*+\n" % (cell, cell))
-
-
-_, _RECORD = _records_of(rb'[^",\n]*+')
-_CELL, _ODD_RECORD = _records_of(rb'(?!")[^,\n]*+')
-_BROKEN_CELL = re.compile(rb'(?:%s,)*+"[^"]*+(?:""[^"]*+)*+("?)' % _CELL)
-
-OPEN_QUOTE = Kind("lines begin a record with a quote that is not closed", "close it, or double it")
-BAD_QUOTE = Kind(
+BAD_QUOTE = FaultKind(
     "lines have a closing quote that no delimiter follows",
     'write quotes within cells doubled, as "", not as \\"',
 )
-INNER_QUOTE = Kind(
-    "lines have a quote in the middle of a cell, which is kept",
-    "check these cells",
-    severity="warning",
-)
-ENOUGH_COMMAS = 3
-"""So many, with no space after them, in lines one below the other: texts hardly have these."""
-ROWS_IN_A_CELL = Kind(
-    "lines look like rows, but are within a cell in quotes",
-    "close the quote above them, or leave it out",
-    most=FEW,
-)
+MANY_LINES = 3
+"""A cell with so many line breaks, whose lines all look like rows, is taken for these rows."""
 CELLS_ADVICE = {
     "csv": "quote cells that hold the delimiter",
     "tsv": "TSV has no quoting: write cells without tabs and line breaks, or the table as CSV",
 }
-MANY_QUOTED = 0.9
-QUOTED = r'^".*"$'
-QUOTED_AS_CSV = r'^".*"".*"$'
-KEPT_QUOTES = Kind(
+KEPT_QUOTES = FaultKind(
     "lines have cells in quotes, which are kept: TSV has no quoting",
-    "leave the quotes out if they are not part of the texts",
+    "leave the quotes out if they are not part of the texts, or write the table as CSV",
     severity="warning",
 )
-QUOTED_CELLS = Kind(
-    "lines have cells in quotes as CSV has them: TSV has no quoting",
-    "write the cells as they are, or the table as CSV",
-)
 
 
-def header_of(start: bytes, kind: str) -> tuple[str, ...]:
+def header_of(start: str, kind: str) -> tuple[str, ...]:
     """Return the columns of a file that begins with ``start``, or raise a DatasetError."""
-    whole = start[: start.rfind(b"\n") + 1]
-    if b"\r" in whole.partition(b"\n")[0]:
+    whole = start[: start.rfind("\n") + 1]
+    if "\r" in whole.partition("\n")[0]:
         raise DatasetError("its lines end with carriage returns alone; save it with line feeds")
-    lines = StringIO(whole.decode(), newline="\n")
+    lines = StringIO(whole, newline="\n")
     try:
-        records = csv.reader(
-            lines,
-            delimiter=DELIMITERS[kind],
-            quoting=csv.QUOTE_MINIMAL if kind == "csv" else csv.QUOTE_NONE,
-            strict=True,
-        )
-        first = next(records)
+        if kind == "csv":
+            first = next(csv.reader(lines, strict=True))
+        else:
+            first = next(lines).removesuffix("\n").split("\t")
     except (csv.Error, StopIteration):
         raise DatasetError(
             "its first line, which should name the columns, has an open quote, or over"
@@ -100,50 +70,120 @@ def header_of(start: bytes, kind: str) -> tuple[str, ...]:
     return tuple(first)
 
 
-def parse_records(
-    block: Block, path: object, kind: str, header: tuple[str, ...], columns: list[str]
+def read_records(
+    blocks: Iterable[Block], path: object, kind: str, header: Sequence[str], columns: Sequence[str]
+) -> Iterator[Rows]:
+    """Yield some columns of a file's rows as texts, without its header and rows without a letter.
+
+    Raises a DatasetError at a quote that takes lines below it into its cell.
+    """
+    rest = b""
+    line = 1
+    for block in blocks:
+        data = rest + block.data
+        if kind == "csv" and b'"' in data:
+            records, broken, end = _whole_records(data, path, line)
+        else:
+            records, broken, end = data, {}, len(data)
+        next_line = line + data.count(b"\n", 0, end)
+        lines = np.setdiff1d(np.arange(line, next_line), [*broken], assume_unique=True)
+        rows = _rows(records, lines, path, kind, header, columns)
+        faults = [*block.faults, *rows.faults]
+        if broken:
+            faults.append((BAD_QUOTE, np.array([*broken]), [*broken.values()]))
+        yield Rows(rows.cells, rows.numbers, faults)
+        rest = data[end:]
+        line = next_line
+    if rest:
+        raise _takes_lines(path, line)
+
+
+def _whole_records(data: bytes, path: object, line: int) -> tuple[bytes, dict[int, str], int]:
+    """Return the records of whole lines, the lines that break the rules, and where records end."""
+    kept = []
+    broken: dict[int, str] = {}
+    start = 0
+    while True:
+        stop = _end_of(_RECORDS.match(data, start))
+        kept.append(data[start:stop])
+        line += data.count(b"\n", start, stop)
+        cell = _BROKEN_CELL.match(data, stop)
+        may_go_on = not cell and len(data) - stop <= MAX_LINE_BYTES
+        if stop == len(data) or may_go_on:
+            return b"".join(kept), broken, stop
+        if not cell or b"\n" in cell[0]:
+            raise _takes_lines(path, line)
+        start = data.index(b"\n", stop) + 1
+        broken[line] = data[stop : start - 1].decode()[:EXCERPT_LENGTH]
+        line += 1
+
+
+def _end_of(match: re.Match[bytes] | None) -> int:
+    return match.end() if match else 0
+
+
+def _takes_lines(path: object, line: int) -> DatasetError:
+    message = "a quote opens a cell that takes in the lines below it"
+    advice = 'close it; quotes within cells are doubled, as ""'
+    return error_at(path, message, advice=advice, row=line)
+
+
+def _rows(
+    data: bytes,
+    lines: Int64s,
+    path: object,
+    kind: str,
+    header: Sequence[str],
+    columns: Sequence[str],
 ) -> Rows:
-    """Return columns of a block's rows as texts, without the header and lines without a letter."""
-    lines = block.lines
-    is_first = len(lines) > 0 and lines[0] == 1
-    lines = lines[int(is_first) :]
-    if not len(lines):
-        empty = pa.table({name: pa.array([], pa.string()) for name in columns})
-        return Rows(empty, lines, block.faults)
+    """Read the records of ``data``, whose lines in the file are ``lines`` (n,)."""
+    names = [str(place) for place in range(len(header))]  # a header may have a name twice
+    places = [names[header.index(name)] for name in columns]
     other: list[pa.csv.InvalidRow] = []
-    places = [header.index(name) for name in columns]
-    read = partial(_read, block.data, kind, len(header))
-    rows = read(places, other).slice(int(is_first)).rename_columns(columns)
-    bad = np.array([row.number - 1 - int(is_first) for row in other], dtype=np.int64)
-    numbers = np.delete(lines, bad)
-    if len(numbers) != len(rows):
-        raise error_at(path, "its lines cannot be told apart", row=int(lines[0]))
-    faults = [*block.faults, *_other_cells(lines[bad], other, CELLS_ADVICE[kind])]
+    rows = _read(data, kind, names, places, other)
+    others = np.array([row.number - 1 for row in other], dtype=np.int64)
+    num_records = len(rows) + len(others)
+    starts = np.arange(num_records)
+    if num_records < len(lines):  # some records have several lines
+        breaks = np.zeros(num_records, dtype=np.int64)
+        breaks[others] = [row.text.count("\n") for row in other]
+        every = _read(data, kind, names, names, [])
+        in_cells = [pc.count_substring(column, "\n").to_numpy() for column in every.columns]
+        breaks[np.delete(starts, others)] = np.sum(in_cells, axis=0)
+        starts += np.cumsum(breaks) - breaks
+        many = np.flatnonzero(np.max(in_cells, axis=0) >= MANY_LINES)
+        _refuse_rows_in_cells(every.take(many), lines[np.delete(starts, others)][many], path)
+    numbers = np.delete(lines[starts], others)
+    kept = _are_filled(rows)
+    if not kept.all():  # in the columns that were asked for; others may be
+        kept = _are_filled(_read(data, kind, names, names, []))
+    kept &= numbers > 1  # the header
+    rows = rows.filter(pa.array(kept)).rename_columns(columns)
+    numbers = numbers[kept]
+    faults = [*_other_cells(lines[starts[others]], other, CELLS_ADVICE[kind])]
     if kind == "tsv":
         faults += _quotes_in_tsv(rows, numbers)
-    elif block.data.count(b"\n") > len(block.lines):  # a record has several lines
-        every = read(list(range(len(header))), []).slice(int(is_first))
-        faults += _rows_in_cells(every, numbers)
-    filled = _are_filled(rows)
-    if not filled.all():  # of the columns that were asked for; others may be
-        filled = _are_filled(read(list(range(len(header))), []).slice(int(is_first)))
-    return Rows(rows.filter(pa.array(filled)), numbers[filled], faults)
+    return Rows(rows, numbers, faults)
 
 
 def _read(
-    data: bytes, kind: str, num_columns: int, places: list[int], other: list[pa.csv.InvalidRow]
+    data: bytes,
+    kind: str,
+    names: Sequence[str],
+    wanted: Sequence[str],
+    other: list[pa.csv.InvalidRow],
 ) -> pa.Table:
-    """Read some columns, by number, as texts; rows of ``other`` numbers of cells are put there."""
+    """Read some columns as texts; records of another number of cells are put into ``other``."""
 
     def skip(row: pa.csv.InvalidRow) -> str:
         other.append(row)
         return "skip"
 
-    names = [str(place) for place in places]
-    every = [str(place) for place in range(num_columns)]
+    if not data:
+        return pa.table({name: pa.array([], pa.string()) for name in wanted})
     return pa.csv.read_csv(
         pa.BufferReader(data),
-        pa.csv.ReadOptions(use_threads=False, block_size=len(data), column_names=every),
+        pa.csv.ReadOptions(use_threads=False, block_size=len(data), column_names=names),
         pa.csv.ParseOptions(
             delimiter=DELIMITERS[kind],
             quote_char='"' if kind == "csv" else False,
@@ -152,7 +192,7 @@ def _read(
             ignore_empty_lines=False,
         ),
         pa.csv.ConvertOptions(
-            include_columns=names, column_types=dict.fromkeys(names, pa.string())
+            include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string())
         ),
     )
 
@@ -162,103 +202,28 @@ def _are_filled(rows: pa.Table) -> Booleans:
     return np.any([pc.not_equal(column, "").to_numpy() for column in rows.columns], axis=0)
 
 
-def _other_cells(lines: Int64s, skipped: list[pa.csv.InvalidRow], advice: str) -> Iterator[Found]:
+def _other_cells(lines: Int64s, other: list[pa.csv.InvalidRow], advice: str) -> Iterator[Found]:
     """Say which lines have more or fewer cells than the header, by how many they have."""
-    counts = np.array([row.actual_columns for row in skipped])
-    has_text = np.array([bool(row.text.strip()) for row in skipped], dtype=bool)
-    for count in np.unique(counts[has_text]).tolist():
-        rows = np.flatnonzero((counts == count) & has_text)
-        cells = [skipped[row].text[:80] for row in rows[:MAX_EXAMPLES]]
-        message = f"lines have {count} cells instead of {skipped[0].expected_columns}"
-        yield Kind(message, advice), lines[rows], cells
+    counts = np.array([row.actual_columns if row.text.strip() else 0 for row in other])
+    for count in np.unique(counts[counts > 0]).tolist():
+        places = np.flatnonzero(counts == count)
+        texts = [other[place].text[:EXCERPT_LENGTH] for place in places[:MAX_EXAMPLES]]
+        message = f"lines have {count} cells instead of {other[0].expected_columns}"
+        yield FaultKind(message, advice), lines[places], texts
 
 
 def _quotes_in_tsv(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
-    """Find lines whose cells are in quotes, each once; they are CSV's if doubled, or nearly all."""
-    seen = np.zeros(len(rows), dtype=bool)
-    for column in rows.columns:
-        quoted = pc.match_substring_regex(column, QUOTED).to_numpy()
-        as_csv = pc.match_substring_regex(column, QUOTED_AS_CSV).to_numpy()
-        if quoted.sum() > max(FEW, MANY_QUOTED * len(rows)):
-            as_csv = quoted
-        for kind, flags in ((QUOTED_CELLS, as_csv), (KEPT_QUOTES, quoted & ~as_csv)):
-            new = flags & ~seen
-            if new.any():
-                cells = column.filter(pa.array(new))[:MAX_EXAMPLES].to_pylist()
-                yield kind, numbers[new], cells
-        seen |= quoted
+    """Find the lines that have a cell in quotes."""
+    quoted = [pc.match_substring_regex(cells, '^".*"$').to_numpy() for cells in rows.columns]
+    lines = np.any(quoted, axis=0)
+    if lines.any():
+        first = rows.filter(pa.array(lines))[:MAX_EXAMPLES]
+        yield KEPT_QUOTES, numbers[lines], [" ".join(row.values()) for row in first.to_pylist()]
 
 
-def _rows_in_cells(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
-    """Find the lines of cells that hold other rows, as between two quotes that are no pair."""
-    commas = min(rows.num_columns - 1, ENOUGH_COMMAS)
-    if not commas:
-        return
-    line = rf"\n[^,\n]*(?:,(?:[^ ,\n][^,\n]*)?){{{commas},}}"
-    pattern = rf"(?:{line}){{{-(-ENOUGH_COMMAS // commas)}}}\n"
-    holds = [pc.match_substring_regex(column, pattern).to_numpy() for column in rows.columns]
-    for row in np.flatnonzero(np.any(holds, axis=0)):
-        lines = ",".join(column[row].as_py() for column in rows.columns).split("\n")
-        # without the quotes, the lines that these are on are rows too
-        if {line.count(",") + 1 for line in (lines[0], lines[-1])} == {rows.num_columns}:
-            yield ROWS_IN_A_CELL, numbers[row] + np.arange(len(lines)), lines[:MAX_EXAMPLES]
-
-
-def split_records(data: bytes, at_end: bool) -> Records:
-    """Split whole lines of CSV into records; one may need more lines unless it is ``at_end``."""
-    letters = np.frombuffer(data, dtype=np.uint8)
-    ends = np.flatnonzero(letters == LINE_BREAK)
-    quotes = np.flatnonzero(letters == QUOTE)
-    if not len(quotes):
-        return Records(np.arange(len(ends)), data)
-    if not _follow_the_rules(letters, quotes):
-        return _split_slowly(data, at_end)
-    is_end = np.searchsorted(quotes, ends) % 2 == 0
-    rest = b""
-    if len(quotes) % 2:  # the last record goes on, or its quote is never closed
-        last = int(ends[is_end][-1]) + 1 if is_end.any() else 0
-        if at_end or len(data) - last > MAX_LINE_BYTES:
-            return _split_slowly(data, at_end)
-        data, rest = data[:last], data[last:]
-        is_end = is_end[: np.searchsorted(ends, last)]
-    begins = np.concatenate([[True], is_end[:-1]]) if len(is_end) else is_end
-    return Records(np.flatnonzero(begins), data, rest)
-
-
-def _follow_the_rules(letters: np.ndarray, quotes: Int64s) -> bool:
-    """Return whether quotes in turn open a cell and close it, doubled ones within it aside."""
-    padded = np.concatenate([[LINE_BREAK], letters, [LINE_BREAK]])
-    before, after = padded[quotes], padded[quotes + 2]
-    touching = np.diff(quotes) == 1
-    opens, closes = slice(0, None, 2), slice(1, None, 2)
-    doubled_open = np.concatenate([[False], touching])[opens]
-    doubled_close = np.concatenate([touching, [False]])[closes]
-    starts = (before == COMMA) | (before == LINE_BREAK)
-    stops = (after == COMMA) | (after == LINE_BREAK)
-    return bool((starts[opens] | doubled_open).all() and (stops[closes] | doubled_close).all())
-
-
-def _split_slowly(data: bytes, at_end: bool) -> Records:
-    """Split lines of which some break the rules; these are left out, each a line alone."""
-    faults: dict[Kind, list[int]] = {OPEN_QUOTE: [], BAD_QUOTE: [], INNER_QUOTE: []}
-    lines: list[int] = []
-    kept: list[bytes] = []
-    position = line = 0
-    while position < len(data):
-        record, fault = _RECORD.match(data, position), None
-        if not record:
-            record, fault = _ODD_RECORD.match(data, position), INNER_QUOTE
-        if not record:
-            broken = _BROKEN_CELL.match(data, position)
-            fault = BAD_QUOTE if broken and broken[1] else OPEN_QUOTE
-            if fault == OPEN_QUOTE and not at_end and len(data) - position <= MAX_LINE_BYTES:
-                break
-        if fault:
-            faults[fault].append(line)
-        stop = record.end() if record else data.index(b"\n", position) + 1
-        if record:
-            kept.append(data[position:stop])
-            lines.append(line)
-        line += data.count(b"\n", position, stop)
-        position = stop
-    return Records(np.array(lines, dtype=np.int64), b"".join(kept), data[position:], faults)
+def _refuse_rows_in_cells(rows: pa.Table, numbers: Int64s, path: object) -> None:
+    """Refuse a record whose lines, without its quotes, are all rows: two quotes are no pair."""
+    for number, row in zip(numbers.tolist(), rows.to_pylist(), strict=True):
+        counts = {line.count(",") + 1 for line in ",".join(row.values()).split("\n")}
+        if counts == {rows.num_columns} != {1}:
+            raise _takes_lines(path, number)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.tables.reading.lines import check_encoding
 from ramen_ray.data.tables.reading.table_file import (
     FORMATS,
     PARTITION,
@@ -32,13 +33,9 @@ from ramen_ray.errors import (
 
 logger = logging.getLogger(__name__)
 
-HUDI_PARTITION = ".hoodie_partition_metadata"
 LOGS = {
     "Delta": re.compile(r"^(.*)/_delta_log/"),
-    "Hudi": re.compile(rf"^(.*)/(?:\.hoodie/|{re.escape(HUDI_PARTITION)})"),
     "Iceberg": re.compile(r"^(.*)/metadata/[^/]*\.metadata\.json(?:\.gz)?$"),
-    "Paimon": re.compile(r"^(.*)/snapshot/snapshot-\d+$"),
-    "Spark streaming": re.compile(r"^(.*)/_spark_metadata/"),
 }
 """Files that say which files of a table are alive."""
 GOOGLE = re.compile(r"^(gs|gcs)://(?!.*[?&]retry_limit_seconds=)")
@@ -47,20 +44,24 @@ GOOGLE_RETRIES_S = 15
 no credentials are."""
 
 
-def find_files(source: str, columns: Sequence[str], advice: str = "") -> list[TableFile]:
+def find_files(
+    source: str, columns: Sequence[str], advice: str = "", encoding: str = "utf-8"
+) -> list[TableFile]:
     """Find the files of ``source``, in the order of their names, with these ``columns``.
 
     It is a file, a folder (all files below it that have a known suffix), or a glob; a path, or a
     URI such as ``s3://bucket/clicks/*.parquet``. Columns are in a file or its folders' names.
     Raises a DatasetError if there are no files, one cannot be opened or lacks a column (``advice``
-    ends that message), or a log beside them says which of them are alive.
+    ends that message), a log beside them says which of them are alive, or Python does not know the
+    ``encoding`` of text files.
     """
+    check_encoding(encoding)
     filesystem, listed = _listed(source)
     files: list[TableFile] = []
     faults = list(_copies(filesystem, listed))
     for info in listed:
         try:
-            file = open_file(filesystem, info, tuple(columns), advice)
+            file = open_file(TableFile(filesystem, info, encoding), tuple(columns), advice)
         except DatasetError as error:
             faults.append((info.path, str(error).removeprefix(f"{info.path}: ")))
         else:
@@ -223,16 +224,17 @@ def _refuse_logs_above(filesystem: fs.FileSystem, path: PurePosixPath) -> None:
             return
         if log:
             raise _has_log(str(table), log)
-        if not re.match(r"data$|bucket-\d+$", table.name) and not PARTITION.match(table.name):
+        if table.name != "data" and not PARTITION.match(table.name):
             return
 
 
 def _log_of(filesystem: fs.FileSystem, table: PurePosixPath) -> str | None:
-    below = filesystem.get_file_info([str(table / HUDI_PARTITION)])
-    for folder in ("_delta_log", ".hoodie", "metadata", "snapshot", "_spark_metadata"):
-        listed = fs.FileSelector(str(table / folder), allow_not_found=True)
-        below += filesystem.get_file_info(listed)
-    files = [f"/{one.path}" for one in below if one.type == fs.FileType.File]
+    selectors = (
+        fs.FileSelector(str(table / folder), allow_not_found=True)
+        for folder in ("_delta_log", "metadata")
+    )
+    below = [info for selector in selectors for info in filesystem.get_file_info(selector)]
+    files = [f"/{info.path}" for info in below if info.type == fs.FileType.File]
     return next((name for name, log in LOGS.items() if any(map(log.match, files))), None)
 
 

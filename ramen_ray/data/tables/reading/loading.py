@@ -14,7 +14,14 @@ import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.engine import Connection, count, run
-from ramen_ray.data.findings import MAX_EXAMPLES, Finding, Kind, Tallies, error_at, raise_errors
+from ramen_ray.data.findings import (
+    MAX_EXAMPLES,
+    FaultKind,
+    Finding,
+    Tallies,
+    error_at,
+    raise_errors,
+)
 from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.tables.reading.cells import is_text, plain_values
 from ramen_ray.data.tables.reading.columns import ADVICE, NULL_PARTS, Column
@@ -27,15 +34,21 @@ CORRECT = "correct these rows"
 NAMED_BY = "; flags --columns.* say what yours are called (--help lists them)"
 
 ROWS_PER_FILE = 1 << 40
-HEADER_AGAIN = Kind(
+HEADER_AGAIN = FaultKind(
     "rows repeat the header, and are left out",
     "were files with headers joined? Leave the headers out",
     severity="warning",
 )
-OTHER_HEADER = Kind(
+OTHER_HEADER = FaultKind(
     "rows name the columns in another order, in which the rows below them may be too",
     "were files joined? Give them as files of a folder",
     always=True,
+)
+SPREADSHEET_ROWS = (65_536, 1_048_576)
+CUT = FaultKind(
+    "files end at the last row that a spreadsheet can hold",
+    "was the table cut? Export it without a spreadsheet",
+    severity="warning",
 )
 
 logger = logging.getLogger(__name__)
@@ -45,7 +58,11 @@ class UserTable:
     """A user's table, whose rows are read once, in order; ``place`` numbers them, with gaps."""
 
     def __init__(
-        self, source: str, columns: Mapping[str, Column], skip_bad_rows: bool | None = None
+        self,
+        source: str,
+        columns: Mapping[str, Column],
+        skip_bad_rows: bool | None = None,
+        encoding: str = "utf-8",
     ) -> None:
         """Find the files of ``source``, as :func:`find_files` does; ``columns`` are by role.
 
@@ -58,7 +75,7 @@ class UserTable:
         self.rows_read = 0
         self.left_out: Counter[str] = Counter()  # rows, by reason
         names = [name for column in columns.values() for name in column.names]
-        self._files = find_files(source, list(dict.fromkeys(names)), NAMED_BY)
+        self._files = find_files(source, list(dict.fromkeys(names)), NAMED_BY, encoding)
         self._faults = Tallies()
         self._stopped: Exception | None = None
 
@@ -91,7 +108,7 @@ class UserTable:
     ) -> None:
         """Note rows of :meth:`read` that are wrong; up to ``most`` are only a warning."""
         if len(rows):
-            kind = Kind(message, advice, self.columns[role].shown, most=most)
+            kind = FaultKind(message, advice, self.columns[role].shown, most=most)
             first = rows[:MAX_EXAMPLES].select(["place", role]).to_pylist()
             self._report(kind, [tuple(row.values()) for row in first], len(rows))
             self.left_out[message] += len(rows)
@@ -100,15 +117,14 @@ class UserTable:
         self,
         connection: Connection,
         role: str,
-        message: str,
+        kind: FaultKind,
         rows: str,
-        advice: str = ADVICE,
         known: str = "",
     ) -> None:
         """Note rows that are wrong in a way that shows later, such as an unknown id.
 
-        ``rows`` is SQL that selects their places and cells of the column of ``role``; the message
-        follows their number. ``known`` is SQL that selects the names that they could have meant.
+        ``rows`` is SQL that selects their places and cells of the column of ``role``. ``known`` is
+        SQL that selects the names that they could have meant.
         """
         if number := count(connection, f"SELECT count(*) FROM ({rows})"):
             named = f"({rows}) AS rows(place, name)"
@@ -118,11 +134,12 @@ class UserTable:
             if known:
                 near, example = nearly_known(connection, f"SELECT name FROM {named}", known)
                 hint = f", {near} of them only for {example}" if near else ""
-            kind = Kind(message + hint, advice, self.columns[role].shown)
-            self._report(kind, first, number)
-            self.left_out[message] += number
+            message, column = kind.message + hint, self.columns[role].shown
+            self._report(replace(kind, message=message, column=column), first, number)
+            if kind.skipped == FaultKind.skipped:
+                self.left_out[kind.message] += number
 
-    def _report(self, kind: Kind, found: Sequence[tuple[Any, ...]], number: int) -> None:
+    def _report(self, kind: FaultKind, found: Sequence[tuple[Any, ...]], number: int) -> None:
         for place, cell in found:
             file, row = divmod(place, ROWS_PER_FILE)
             self._faults.add(kind, shown_path(self._files[file].path), [row], [cell])
@@ -142,7 +159,7 @@ class UserTable:
         raise_errors(f"the table {self.source}", refused)
         for kind, tally in faults:
             finding, is_out = tally.finding(), skips and kind.severity == "error"
-            logger.warning("%s", replace(finding, advice="left out") if is_out else finding)
+            logger.warning("%s", replace(finding, advice=kind.skipped) if is_out else finding)
         self._faults.clear()
 
     def refuse_no_rows(self) -> None:
@@ -163,6 +180,8 @@ class UserTable:
                 with closing(prefetched(read_file(file))) as batches:
                     for rows in batches:
                         yield from self._good_rows(rows, number).cast(schema).to_batches()
+                if self.rows_read - before + 1 in SPREADSHEET_ROWS:
+                    self._faults.add(CUT, file.path, [self.rows_read - before])
                 with_rows += [file] if self.rows_read > before else []
             warn_of_copies(with_rows)
         except Exception as error:  # else the engine's error would hide it
@@ -189,7 +208,7 @@ class UserTable:
         """Return a column's values (rows,), and which of the good rows it leaves good."""
         cells, left_out = column.cells(rows.cells)
         try:
-            found, bad = column.convert(cells)
+            values, bad = column.convert(cells)
         except (pa.ArrowException, ValueError) as error:
             message = f"{cells.type} cannot be read: {first_line_of(error)}"
             raise error_at(path, message, column=column.shown) from error
@@ -198,40 +217,41 @@ class UserTable:
             kind = replace(NULL_PARTS, column=name)
             self._note(path, rows.numbers, rows.cells[name], kind, flags)
         if not column.optional:
-            kind = Kind(f"cells {column.fault}", self._advice, column.shown)
+            kind = FaultKind(f"cells {column.fault}", self._advice, column.shown)
             self._note(path, rows.numbers, cells, kind, good & bad)
             self.left_out[kind.message] += int((good & bad).sum())
+        doubted = ~fine
         for doubt in column.doubts:
-            if (flags := fine & doubt.flags(found)).any():
-                kind = replace(doubt.kind(found, flags), column=column.shown)
-                if not doubt.leave_out:
-                    self._note(path, rows.numbers, cells, kind, flags)
-                if doubt.leave_out or self.skip_bad_rows:
-                    self.left_out[kind.message] += int(flags.sum())
-                    fine &= ~flags
-        return pa.array(found), fine
+            flags = ~doubted & doubt.flags(values)
+            if not flags.any():
+                continue
+            doubted |= flags
+            if not doubt.unwanted:
+                kind = replace(doubt, column=column.shown)
+                self._note(path, rows.numbers, cells, kind, flags)
+            if doubt.unwanted or (self.skip_bad_rows and doubt.severity == "error"):
+                self.left_out[doubt.message] += int(flags.sum())
+                fine &= ~flags
+        return pa.array(values), fine
 
     def _readable(self, rows: Rows, file: TableFile) -> Booleans:
-        """Note lines that could not be read, and headers; returns which rows (n,) are neither."""
-        wrong = [np.zeros(0, dtype=np.int64)]
-        for kind, lines, cells in rows.faults:
-            self._faults.add(kind, file.path, lines, cells)
+        """Note lines that could not be read, and headers; flags the rows (n,) that are neither."""
+        unreadable = [np.zeros(0, dtype=np.int64)]
+        for kind, lines, excerpts in rows.faults:
+            self._faults.add(kind, file.path, lines, excerpts)
             if kind.severity == "error":
-                wrong.append(lines)
-        lines = np.unique(np.concatenate(wrong))
-        lost = np.setdiff1d(lines, rows.numbers)  # the others were read in spite of their fault
-        self.rows_read += len(lost)
-        out = lines if self.skip_bad_rows else lost
-        self.left_out["unreadable lines"] += len(out)
+                unreadable.append(lines)
+        num_lost = len(np.unique(np.concatenate(unreadable)))
+        self.rows_read += num_lost
+        self.left_out["unreadable lines"] += num_lost
         is_header, is_other_header = _are_headers(rows.cells.select(file.own_columns))
         self._faults.add(HEADER_AGAIN, file.path, rows.numbers[is_header])
         self._faults.add(OTHER_HEADER, file.path, rows.numbers[is_other_header])
-        readable = ~np.isin(rows.numbers, out)
-        self.left_out["headers"] += int((is_header & readable).sum())
-        return readable & ~is_header
+        self.left_out["headers"] += int(is_header.sum())
+        return ~is_header
 
     def _note(
-        self, path: str, numbers: Int64s, cells: pa.ChunkedArray, kind: Kind, flags: Booleans
+        self, path: str, numbers: Int64s, cells: pa.ChunkedArray, kind: FaultKind, flags: Booleans
     ) -> None:
         """Count the rows (n,) of a file that are flagged, and show the first of their cells."""
         if flags.any():

@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import PurePosixPath
 from urllib.parse import unquote
 
@@ -13,20 +12,14 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.fs import FileInfo, FileSystem
 
-from ramen_ray.data.findings import Kind
+from ramen_ray.data.findings import error_at
 from ramen_ray.data.store.dataset import WHILE_READ, DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.store.same_texts import not_utf8
-from ramen_ray.data.tables.reading.cells import cell_bytes, is_text, plain_values
-from ramen_ray.data.tables.reading.delimited import header_of, parse_records, split_records
+from ramen_ray.data.tables.reading.cells import is_text, plain_values
+from ramen_ray.data.tables.reading.delimited import header_of, read_records
 from ramen_ray.data.tables.reading.json_lines import fields_of, parse_objects
-from ramen_ray.data.tables.reading.lines import (
-    MAX_CELL_BYTES,
-    Rows,
-    lines_as_records,
-    read_blocks,
-    read_start,
-)
+from ramen_ray.data.tables.reading.lines import Rows, read_blocks, read_start
 from ramen_ray.errors import first_line_of
 
 ROWS_PER_BATCH = 65_536
@@ -38,11 +31,7 @@ FORMATS = {
     ".json": "jsonl",
     ".parquet": "parquet",
 }
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-HUGE = Kind(
-    f"cells have more than {MAX_CELL_BYTES >> 20} MiB", "shorten them, or leave the rows out"
-)
-NOT_UTF8 = Kind("cells are not UTF-8", "write the column again, as UTF-8")
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _ARRAYS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 """What is read in place of types that Arrow cannot filter."""
 PARTITION = re.compile(r"^([^=/]+)=(.*)$")
@@ -56,6 +45,7 @@ class TableFile:
 
     filesystem: FileSystem
     info: FileInfo
+    encoding: str = "utf-8"  # of text files
     header: tuple[str, ...] = ()  # its own columns; of JSON lines, the fields of the first
     columns: tuple[str, ...] = ()  # those to read
     partitions: dict[str, str | None] = field(default_factory=dict)  # as in day=2026-10-01
@@ -100,21 +90,18 @@ def suffixes(path: str) -> tuple[str, str]:
     return PurePosixPath(name.name.removesuffix(compression)).suffix, compression
 
 
-def open_file(
-    filesystem: FileSystem, info: FileInfo, columns: tuple[str, ...], advice: str = ""
-) -> TableFile | None:
+def open_file(file: TableFile, columns: tuple[str, ...], advice: str = "") -> TableFile | None:
     """Look at a file's header; returns None if it has not a single byte of text.
 
     Raises a DatasetError if it cannot be read, lacks one of ``columns``, with ``advice`` on what to
     do, or has it twice.
     """
-    path = info.path
+    path = file.path
     if suffixes(path)[0] not in FORMATS:
         known = ", ".join(FORMATS)
-        raise DatasetError(f"unknown suffix; known are {known}, for text also with .gz, .bz2, .zst")
-    if info.size == 0:
+        raise DatasetError(f"unknown suffix; known are {known}, for text also with .gz, .zst")
+    if file.info.size == 0:
         return None
-    file = TableFile(filesystem, info)
     try:
         header = _header(file)
     except (pa.ArrowException, OSError) as error:
@@ -135,7 +122,9 @@ def open_file(
         )
     twice = [name for name in columns if name in header and name in partitions]
     partitions = {name: value for name, value in partitions.items() if name not in twice}
-    return TableFile(filesystem, info, header, columns, partitions, tuple(twice))
+    return replace(
+        file, header=header, columns=columns, partitions=partitions, given_twice=tuple(twice)
+    )
 
 
 def _header(file: TableFile) -> tuple[str, ...] | None:
@@ -144,7 +133,7 @@ def _header(file: TableFile) -> tuple[str, ...] | None:
         with open_parquet(file.path, file.filesystem) as parquet:
             return tuple(parquet.schema_arrow.names)
     with file.open() as stream:
-        start = read_start(stream)
+        start = read_start(stream, file.encoding)
     if start is None:
         return None
     return fields_of(start) if file.format == "jsonl" else header_of(start, file.format)
@@ -178,7 +167,7 @@ def read_file(file: TableFile) -> Iterator[Rows]:
     file.check_unchanged()
     try:
         for rows in read(file):
-            yield _without_odd_cells(_with_partitions(file, rows))
+            yield _with_partitions(file, rows)
     except (pa.ArrowException, OSError) as error:
         file.check_unchanged()  # which may be why
         raise DatasetError(f"{file.path} cannot be read: {first_line_of(error)}") from error
@@ -195,20 +184,28 @@ def _read_parquet(file: TableFile) -> Iterator[Rows]:
             rows = pa.Table.from_batches([batch.select(wanted)]).rename_columns(file.own_columns)
             types = [_ARRAYS.get(one.type, one.type) for one in rows.schema]
             plain = rows.cast(pa.schema(list(zip(file.own_columns, types, strict=True))))
+            _refuse_bytes(file, plain, first)
             yield Rows(plain, first + np.arange(len(batch)))
             first += len(batch)
 
 
+def _refuse_bytes(file: TableFile, rows: pa.Table, first: int) -> None:
+    """Refuse texts that are not UTF-8, which Arrow reads from parquet as if they were."""
+    for name in rows.column_names:
+        if is_text(rows[name].type) and (flags := not_utf8(plain_values(rows[name]))).any():
+            advice = "write the column again, as UTF-8"
+            row = first + int(flags.argmax())
+            raise error_at(file.path, "is not UTF-8", advice=advice, row=row, column=name)
+
+
 def _read_text(file: TableFile) -> Iterator[Rows]:
     columns = file.own_columns
-    if file.format == "jsonl":
-        parse = partial(parse_objects, types=dict.fromkeys(columns))
-    else:
-        parse = partial(parse_records, kind=file.format, header=file.header, columns=columns)
-    split = split_records if file.format == "csv" else lines_as_records
     with file.open() as stream:
-        for block in read_blocks(stream, file.path, split):
-            yield parse(block, file.path)
+        blocks = read_blocks(stream, file.path, file.encoding)
+        if file.format == "jsonl":
+            yield from (parse_objects(block, file.path, columns) for block in blocks)
+        else:
+            yield from read_records(blocks, file.path, file.format, file.header, columns)
 
 
 def _with_partitions(file: TableFile, rows: Rows) -> Rows:
@@ -218,20 +215,3 @@ def _with_partitions(file: TableFile, rows: Rows) -> Rows:
         if name in file.columns:
             cells = cells.append_column(name, pa.repeat(pa.scalar(value, pa.string()), num_rows))
     return Rows(cells.select(list(file.columns)), rows.numbers, rows.faults)
-
-
-def _without_odd_cells(rows: Rows) -> Rows:
-    """Leave out the rows with a cell that is huge or not UTF-8."""
-    out, faults = np.zeros(len(rows.numbers), dtype=bool), [*rows.faults]
-    for name, column in zip(rows.cells.column_names, rows.cells.columns, strict=True):
-        odd = {HUGE: cell_bytes(column) > MAX_CELL_BYTES}
-        if is_text(column.type):
-            odd[NOT_UTF8] = not_utf8(plain_values(column))
-        for kind, flags in odd.items():
-            new = flags & ~out
-            if new.any():
-                faults.append((replace(kind, column=name), rows.numbers[new], []))
-            out |= flags
-    if not out.any():
-        return rows
-    return Rows(rows.cells.filter(pa.array(~out)), rows.numbers[~out], faults)
