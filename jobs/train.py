@@ -73,8 +73,7 @@ def _train(config: RunConfig) -> "TrainResult":
     result = fit(config)
     from ramen_ray.reports.report_tables import metrics_table, show
 
-    rows = {name: result.metrics[name] for name in ("untrained", "trained")}
-    show(metrics_table(rows))
+    show(metrics_table(result.rows()))
     return result
 
 

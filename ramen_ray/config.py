@@ -333,7 +333,8 @@ class WorkersConfig(Section):
     """Share of a GPU that a worker takes; the rest is for shortlists and pruning. Runs with one
     worker each can share a GPU."""
     cpus_per_worker: Positive = 2
-    """CPUs, and CPU threads, of each worker."""
+    """CPUs of each worker, and its CPU threads unless OMP_NUM_THREADS is set. Figures of other
+    numbers of threads differ by the rounding of sums."""
     max_failures: Annotated[int, Field(ge=0)] = 3
     """How many lost workers a run survives, by resuming from its last checkpoint."""
     startup_timeout_s: PositiveFloat = 60.0

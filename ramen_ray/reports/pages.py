@@ -33,9 +33,7 @@ def drawn(file: Path, width: float, height: float) -> Iterator[Any]:
     figure.savefig(file, dpi=PIXELS_PER_INCH)
 
 
-def write_run_plots(
-    folder: Path, run: Run, untrained: Mapping[str, float], trained: Mapping[str, float]
-) -> None:
+def write_run_plots(folder: Path, run: Run, compared: Mapping[str, Mapping[str, float]]) -> None:
     """Write a run's curves, and bars of two encoders' test metrics, as PNG into ``folder``."""
     losses = run.read_histories("loss/")
     named = {name.removeprefix("loss/"): curve for name, curve in losses.items()}
@@ -46,7 +44,7 @@ def write_run_plots(
     _plot_curves(folder / "validation.png", curves, "validation metric", marker="o")
     width = 0.4
     with drawn(folder / "head_torso_tail.png", 6, 4) as axes:
-        for shift, (label, metrics) in enumerate((("untrained", untrained), ("trained", trained))):
+        for shift, (label, metrics) in enumerate(compared.items()):
             heights = [100 * metrics[f"{group}/{GROUP_METRIC}"] for group in GROUPS]
             places = [row + (shift - 0.5) * width for row in range(len(GROUPS))]
             axes.bar_label(axes.bar(places, heights, width, label=label), fmt="%.1f")

@@ -202,6 +202,13 @@ def run_with_id(output: Path, mlflow_run_id: str) -> RunDirectory | None:
     return None
 
 
+def started_from(config: RunConfig) -> str:
+    """Return what tables call the encoder that a run starts from: an earlier run, or untrained."""
+    checkpoint = Path(config.encoder.pretrained).parent
+    is_of_run = (checkpoint / IDENTITY_FILE).is_file()
+    return f"start: {checkpoint.parent.name}" if is_of_run else "untrained"
+
+
 def experiment_hash(config: RunConfig, dataset_fingerprint: str) -> str:
     """Hash what determines a run's result: the data, and all settings but where it runs."""
     settings = json.dumps(config.model_dump(exclude=WHERE_IT_RUNS), sort_keys=True)

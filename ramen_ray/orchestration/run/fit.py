@@ -29,6 +29,7 @@ from ramen_ray.orchestration.run.directory import (
     finished_run,
     open_run_directory,
     refuse_another_runs,
+    started_from,
 )
 from ramen_ray.orchestration.run.loop import start_or_resume, train
 from ramen_ray.orchestration.run.made_from import (
@@ -115,6 +116,14 @@ class TrainResult:
     encoder: Path  # the best one's folder
     run_directory: Path
     run: Run  # in MLflow
+    started_from: str = "untrained"  # what tables call the row ``untrained``
+
+    def rows(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Return the metrics of the encoder before and after, by what tables call them."""
+        return {
+            self.started_from: self.metrics["untrained"],
+            "trained": self.metrics["trained"],
+        }
 
 
 def fit(
@@ -163,7 +172,7 @@ def _fit_on(
     uri = tracking_uri(output) if parent is None else parent.uri
     if config.name is not None and (done := finished_run(config, made_from)) is not None:
         logger.info("finished already: %s; --name begins another run", shown_path(done.path))
-        return _result_of(done, tracking_uri(output))
+        return _result_of(done, tracking_uri(output), config)
     tokenizer = check_config(config, dataset)
     with open_run_directory(config, dataset.name, made_from) as directory:
         for checkpoint in keep_intact_checkpoints(directory.path):
@@ -210,12 +219,12 @@ def _fit_on(
             waited_seconds=trained.waited_seconds,
             metrics=trained.metrics,
         )
-    return _result_of(directory, run.uri)
+    return _result_of(directory, run.uri, config)
 
 
-def _result_of(done: RunDirectory, uri: str) -> TrainResult:
+def _result_of(done: RunDirectory, uri: str, config: RunConfig) -> TrainResult:
     encoder, run = done.best_checkpoint / ENCODER_FOLDER, Run(uri, done.notes["mlflow_run_id"])
-    return TrainResult(done.notes["metrics"], encoder, done.path, run)
+    return TrainResult(done.notes["metrics"], encoder, done.path, run, started_from(config))
 
 
 @contextmanager

@@ -83,7 +83,8 @@ class Process:
 def prepare_process(seed: int, workers: WorkersConfig) -> None:
     """Set this process's random numbers, threads and precision; it may have had another run."""
     torch.manual_seed(seed)
-    torch.set_num_threads(workers.cpus_per_worker)
+    given = os.environ.get("OMP_NUM_THREADS", "")  # the user's; Ray sets it to the CPUs else
+    torch.set_num_threads(int(given) if given.isdecimal() else workers.cpus_per_worker)
     torch.set_float32_matmul_precision("high")  # TF32 on GPUs that have it
     if not os.environ.keys() & set(ALLOCATOR):  # read when a GPU's memory is first asked for
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"  # as no two steps have one size

@@ -18,7 +18,7 @@ from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write
 from ramen_ray.orchestration.cluster.resources import task_share
 from ramen_ray.orchestration.cluster.tasks import as_task
 from ramen_ray.orchestration.run.build import build_judgement
-from ramen_ray.orchestration.run.directory import TEST_ADS_FILE
+from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, started_from
 from ramen_ray.orchestration.run.fit import WorkerResult, WorkerTask
 from ramen_ray.reports.pages import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
@@ -86,11 +86,14 @@ def log_results(
         named |= {f"{split}_{name}": metrics["trained"][split][name] for name in HEADLINES}
     run.log_metrics(named, model_id=model_id)
     with owned_folder() as artifacts:
-        write_run_plots(artifacts, run, metrics["untrained"]["test"], metrics["trained"]["test"])
+        before = started_from(config)
+        compared = {before: metrics["untrained"]["test"], "trained": metrics["trained"]["test"]}
+        write_run_plots(artifacts, run, compared)
         run.log_artifacts(artifacts, "plots")
         write_predictions_page(artifacts / PAGE, f"{folder.name}: test queries", predictions)
         run.log_artifacts(artifacts / PAGE)
-    run.describe(f"{as_markdown(metrics_table(metrics))}\n\n{run.link_to(PAGE)}\n")
+    rows = {before if row == "untrained" else row: of_row for row, of_row in metrics.items()}
+    run.describe(f"{as_markdown(metrics_table(rows))}\n\n{run.link_to(PAGE)}\n")
 
 
 def _predictions(task: WorkerTask, dataset: Dataset, data: Prepared) -> pd.DataFrame:

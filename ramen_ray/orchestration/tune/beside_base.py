@@ -33,8 +33,8 @@ class Ladder:
     def metrics(self) -> dict[str, dict[str, dict[str, float]]]:
         """Test metrics, by row, split and name."""
         rows = {name: result.metrics["trained"] for name, result in self.results.items()}
-        untrained = list(self.results.values())[-1].metrics["untrained"]
-        rows = {"untrained": untrained, **rows}
+        last = list(self.results.values())[-1]
+        rows = {last.started_from: last.metrics["untrained"], **rows}
         return {row: {"test": by_split["test"]} for row, by_split in rows.items()}
 
 

@@ -98,6 +98,7 @@ class Records(tune.Callback):
         self.value_of = value_of or (lambda metrics: metrics[training.selection_metric])
         self.told = HEADLINES if value_of else (training.selection_metric,)
         self.pace, self.ends_at = Pace(), math.inf
+        self._earlier_seconds: dict[str, float] = {}  # by trial, before it was started last
         folder.mkdir(parents=True, exist_ok=True)
         _OPEN[folder] = self
 
@@ -149,7 +150,9 @@ class Records(tune.Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Begin a record, unless the trial goes on."""
-        self.write(self._of(trial))
+        record = self._of(trial)
+        self._earlier_seconds[record.name] = record.seconds
+        self.write(record)
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
@@ -161,10 +164,11 @@ class Records(tune.Callback):
             if name.startswith(VALIDATION)
         }
         value, is_whole = self.value_of(metrics), SUMMARY in result
-        now, before = {"epochs": result[EPOCH], "seconds": result["time_total_s"]}, self._of(trial)
+        before = self._of(trial)
+        seconds = self._earlier_seconds.get(before.name, 0.0) + result["time_total_s"]
         if is_whole or before.value is None or value > before.value:
             before = replace(before, value=value, metrics=metrics, is_whole=is_whole)
-        self.write(replace(before, **now))
+        self.write(replace(before, epochs=result[EPOCH], seconds=seconds))
 
     def on_step_end(self, iteration: int, trials: list[Trial], **_: Any) -> None:
         """Log, now and then, which trials run, the best value, and the time left."""
@@ -198,7 +202,9 @@ class Records(tune.Callback):
         """Record a trial that finished or was stopped early."""
         record = self._of(trial)
         reached = f"{self._reached(record)}, " if record.metrics else ""
-        ended = self._end(record, trial.last_result.get(SUMMARY, STOPPED_EARLY), reached)
+        said = trial.last_result.get(SUMMARY)
+        end = STOPPED_EARLY if said is None else f"{said} ({record.seconds:.0f} s)"
+        ended = self._end(record, end, reached)
         self.on_end(ended, "FINISHED")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:

@@ -7,7 +7,6 @@ Otherwise it starts workers of Ray Train, and waits for them.
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
@@ -223,15 +222,13 @@ class Trials:
         def train(params: dict[str, Any], parent: Run) -> None:
             name = tune.get_context().get_trial_name()
             with kept_error(records, name):
-                config, started = config_of(params, name), time.monotonic()
+                config = config_of(params, name)
                 result = _train_in_trial(config, parent, expected_of(config))
-                seconds = f"{time.monotonic() - started:.0f} s"
                 reached = result.metrics["trained"]
                 figures = ", ".join(f"{one} {100 * reached['test'][one]:.2f}" for one in HEADLINES)
                 said = f"test {figures}" if says_test else "trained to the end"
                 named = prefixed(VALIDATION, reached["validation"])
-                told = {SUMMARY: f"{said} ({seconds})", EPOCH: config.training.epochs}
-                tune.report({**named, **told, IS_LAST: True})
+                tune.report({**named, SUMMARY: said, EPOCH: config.training.epochs, IS_LAST: True})
 
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         at_once = self.at_once or num_held(self.workers, machines)

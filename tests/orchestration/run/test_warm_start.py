@@ -83,7 +83,10 @@ def test_encoder_head_and_classifiers_of_ads_that_stay_go_on(last_week, dataset_
         "optimizer.head_lr": None,
         "classifier.lr": 1e-12,
     }
-    after, old = _best(fit(overlay(config, changes))), _best(before)
+    result = fit(overlay(config, changes))
+    assert list(result.rows()) == ["start: week", "trained"]
+    assert list(before.rows()) == ["untrained", "trained"]
+    after, old = _best(result), _best(before)
     assert old.classifiers is not None
     assert after.classifiers is not None
     of_those = old.classifiers.vectors[torch.from_numpy(order)]

@@ -208,6 +208,19 @@ def test_progress_is_told_while_trials_run(tmp_path, monkeypatch, caplog):
     ]
 
 
+def test_a_trial_that_goes_on_is_told_with_the_time_of_all_its_attempts(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    for seconds in (19.0, 0.4):  # in the second it finds its run finished
+        kept = records.Records(tmp_path / "trials", tiny().training, total=1)
+        result = {"epoch": 1, "validation/P@1": 0.5, "time_total_s": seconds, "summary": "trained"}
+        trial: Any = SimpleNamespace(config={"name": "a"}, last_result=result)
+        kept.on_trial_start(1, [trial], trial)
+        kept.on_trial_result(1, [trial], trial, result)
+    kept.on_trial_complete(2, [], trial)
+    assert caplog.messages == ["1/1 a: validation P@1 50.00, trained (19 s)"]
+    assert kept.all()["a"].seconds == pytest.approx(19.4)
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [
