@@ -17,16 +17,19 @@ Run the same command again to resume an interrupted comparison.
 import sys
 
 from ramen_ray.command_line import parse_with_run_config, run_job
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.tune.settings import AblationConfig
 from ramen_ray.printed_commands import looking_at, training_command
 from ramen_ray.told import told
 
 
 def main() -> None:
     """Parse, train all variants, and print how they compare."""
-    with told("loading libraries"):
-        from ramen_ray.orchestration.tune.ablation import AblationConfig, ablate
-        from ramen_ray.reports.ablation_report import ablation_tables, verdict
     ablation, config = parse_with_run_config(AblationConfig(), __doc__)
+    Dataset(config.dataset)  # or a DatasetError, before what takes seconds
+    with told("loading libraries"):
+        from ramen_ray.orchestration.tune.ablation import ablate
+        from ramen_ray.reports.ablation_report import ablation_tables, verdict
     result = ablate(config, ablation)
     for title, table in ablation_tables(result.variants).items():
         print(f"\n{title}\n\n{table}")

@@ -26,12 +26,13 @@ class CompileSettings(ModelSettings):
 def main() -> None:
     """Compile, print how the two compare, and print the new retriever's URI."""
     settings = parse_settings(CompileSettings, __doc__)
+    registry = settings.registry()
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.copies import compile_for_cpus
         from ramen_ray.reports.report_tables import difference_table, show
         from ramen_ray.tracking.registry import RegistryError
     output = settings.output.absolute()
-    made = compile_for_cpus(settings.registry(), settings.model, settings.int8, output)
+    made = compile_for_cpus(registry, settings.model, settings.int8, output)
     show(difference_table(made.metrics, made.differences, ("compiled", "original")))
     print(f"one query: {made.milliseconds:.2f} ms, before {made.milliseconds_before:.2f} ms")
     print(f"scores: differ by at most {made.score_difference:.1e}")

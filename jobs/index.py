@@ -34,9 +34,9 @@ class IndexSettings(ModelSettings):
 def main() -> None:
     """Change the ads and print the new retriever's URI."""
     settings = parse_settings(IndexSettings, __doc__)
+    registry = settings.registry()
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.copies import extend_retriever
-    registry = settings.registry()
     with told("making the new version"):
         made = extend_retriever(registry, settings.model, settings.given, settings.output)
     said = [f"{number:,} {what}" for what, number in made.counts.items() if number]

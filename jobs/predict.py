@@ -45,6 +45,7 @@ class PredictSettings(FilterSettings, ModelSettings):
 def main() -> None:
     """Answer the queries and count them."""
     settings = parse_settings(PredictSettings, __doc__)
+    registry = settings.registry()
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.predict import Asked, predict
     asked = Asked(
@@ -56,7 +57,7 @@ def main() -> None:
         settings.use_gpu,
         settings.gb_per_shard,
     )
-    done = predict(settings.registry(), settings.model, asked, settings.answers.absolute())
+    done = predict(registry, settings.model, asked, settings.answers.absolute())
     print(f"answers: {settings.answers} ({done.rows} queries, {done.errors} of them with an error)")
     look = f"import pandas; print(pandas.read_parquet({str(settings.answers)!r}))"
     print(f"next:    {shlex.join(['python', '-c', look])}")

@@ -45,10 +45,12 @@ class PromoteSettings(StoreSettings):
 def main() -> int | None:
     """Promote or restore, and print what decided."""
     settings = parse_settings(PromoteSettings, __doc__)
+    if settings.run is None and not settings.restore:
+        raise ConfigError("give the run to promote, or --restore")
+    registry = settings.registry()
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.promotion import CHAMPION, IncomparableError, promote
         from ramen_ray.reports.report_tables import difference_table, show
-    registry = settings.registry()
     name, at, alias = settings.name.partition("@")
     alias = alias if at else CHAMPION
     if settings.restore:
@@ -56,8 +58,7 @@ def main() -> int | None:
         print(f"{name}@{alias} is version {now} again, no longer version {before}")
         print(f"next: {asking(f'models:/{name}@{alias}', settings.output)}")
         return None
-    if settings.run is None:
-        raise ConfigError("give the run to promote, or --restore")
+    assert settings.run is not None, "or it is refused above"
     try:
         found = promote(
             registry, settings.run, settings.name, settings.metric, settings.force, settings.test

@@ -31,13 +31,14 @@ class ServeSettings(ModelSettings):
 def main() -> None:
     """Load the retriever, and answer."""
     settings = parse_settings(ServeSettings, __doc__)
+    listening = _listening(settings.host, settings.port)
+    registry = settings.registry()
     with told("loading libraries"):
         import uvicorn
 
         from ramen_ray.orchestration.serve.server import app_of
-    listening = _listening(settings.host, settings.port)
     with told(f"loading {settings.model}"):
-        app = app_of(settings.registry(), settings.model)
+        app = app_of(registry, settings.model)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}"
     print(f"serving: {settings.model} at {url}")

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.config import RunConfig, Section, check_epochs
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
-from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.printed_commands import asking, in_store, training_command
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ def main() -> None:
         print(config.model_dump_json(indent=2))
         return
     check_epochs(config)
+    Dataset(config.dataset)  # or a DatasetError, before what takes seconds
+    from ramen_ray.orchestration.cluster.joining import start_ray  # takes a second
+
     print(f"command: {training_command(config)}{' --with-base' if job.with_base else ''}")
     imports = Thread(target=lambda: [import_module(name) for name in SLOW_IMPORTS])
     imports.start()  # takes about as long as starting Ray

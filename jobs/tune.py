@@ -11,21 +11,28 @@ Run the same command again to resume an interrupted sweep. Spaces are functions 
 """
 
 import sys
+from typing import TYPE_CHECKING
 
 from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.config import ConfigError
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
+from ramen_ray.orchestration.tune.settings import SweepConfig
 from ramen_ray.printed_commands import in_store, looking_at, training_command
-from ramen_ray.reports.search_report import TrialRecord, said_of_equals
 from ramen_ray.told import told
+
+if TYPE_CHECKING:
+    from ramen_ray.reports.search_report import TrialRecord
 
 
 def main() -> None:
     """Parse, sweep, and print the results and where to find them."""
-    with told("loading libraries"):
-        from ramen_ray.orchestration.tune.sweep import SweepConfig, sweep
-        from tune_spaces import SPACES
     settings, config = parse_with_run_config(SweepConfig(), __doc__)
+    Dataset(config.dataset)  # or a DatasetError, before what takes seconds
+    with told("loading libraries"):
+        from ramen_ray.orchestration.tune.sweep import sweep
+        from ramen_ray.reports.search_report import said_of_equals
+        from tune_spaces import SPACES
     if settings.space not in SPACES:
         raise ConfigError(f"--space {settings.space}: there are only {', '.join(SPACES)}")
     space = SPACES[settings.space](config)
@@ -42,7 +49,7 @@ def main() -> None:
     print(f"next:    {in_store(config.output, *of_best)}")
 
 
-def trial_line(trial: TrialRecord, metric: str) -> str:
+def trial_line(trial: "TrialRecord", metric: str) -> str:
     """Describe in one line a trial's metric on validation, how it ended, and its name."""
     value = "none" if trial.value is None else f"{100 * trial.value:.2f}"
     return f"validation {metric} {value}; {trial.end}: {trial.name}"

@@ -100,13 +100,13 @@ class StoreSettings(Section):
 
     def registry(self) -> "Registry":
         """Open the store; a ConfigError if there is none. Importing its library takes a second."""
-        from ramen_ray.tracking.registry import Registry
-
         uri = tracking_uri(self.output)
         if uri == sqlite_uri(self.output) and not self.output.is_dir():
             raise ConfigError(
                 f"there is no folder {self.output}; go to the project's folder, or give --output"
             )
+        from ramen_ray.tracking.registry import Registry
+
         return Registry(uri)
 
 

@@ -11,9 +11,7 @@ from ramen_ray.bases import BaseName
 from ramen_ray.config import (
     WITHOUT_GRAPH,
     ConfigError,
-    Positive,
     RunConfig,
-    Section,
     flatten,
     overlay,
 )
@@ -39,6 +37,7 @@ from ramen_ray.orchestration.run.made_from import (
     resolved,
 )
 from ramen_ray.orchestration.tune.records import failures
+from ramen_ray.orchestration.tune.settings import AblationConfig
 from ramen_ray.orchestration.tune.trials import parent_run, run_trials
 from ramen_ray.presets import lambdas, used_sets, with_base
 from ramen_ray.reports.ablation_report import TABLES_FILE, VariantFigures, write_ablation_report
@@ -46,17 +45,6 @@ from ramen_ray.tracking.runs import Run, prefixed
 
 SHOWN_METRICS = ("P@1", "P@3", "P@5", "N@3", "N@5", "PSP@1", "PSP@5", "R@10")
 MEASURED = (*SHOWN_METRICS, *(f"tail/{name}" for name in SHOWN_METRICS))
-
-
-class AblationConfig(Section):
-    """What to compare."""
-
-    seeds: Positive = 3
-    """Number of seeds for each variant, counted up from the configuration's seed."""
-    bases: tuple[BaseName, ...] = ()
-    """Bases that are compared, and that the graph is added to; with the first one, parts are also
-    removed one by one. If none is named: the configuration's own, and unidec (or in_batch, if its
-    own is unidec)."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import optuna
@@ -21,10 +21,7 @@ from ray.tune.search.sample import Domain
 
 from ramen_ray.config import (
     ConfigError,
-    Positive,
-    PositiveFloat,
     RunConfig,
-    Section,
     flatten,
     overlay,
 )
@@ -46,6 +43,7 @@ from ramen_ray.orchestration.run.made_from import (
 )
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.records import OUT_OF_TIME, Records
+from ramen_ray.orchestration.tune.settings import SweepConfig
 from ramen_ray.orchestration.tune.trials import Trials, halving, parent_run
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep, write_sweep_report
 from ramen_ray.tracking.runs import Run, prefixed
@@ -57,27 +55,6 @@ SWEEP_FORMAT = 6  # of what Tune pickles; a sweep of another format cannot be re
 POINTS_OF_A_GRID = 3
 
 Space = Mapping[str, Domain]  # samplers by dotted key of the configuration
-
-
-class SweepConfig(Section):
-    """How to sweep."""
-
-    space: str = "regularization"
-    """The search space: a function of tune_spaces/."""
-    num_samples: Positive = 16
-    """Number of trials. The first takes the configuration's own values, if the space has them."""
-    search: Literal["tpe", "random", "grid"] = "tpe"
-    """Optuna's tree of Parzen estimators; random values; or three values of every setting, in all
-    combinations, whatever num_samples is."""
-    stop_early: bool = True
-    """Stop trials that lag behind the others after the same number of epochs (ASHA)."""
-    grace_epochs: Positive = 2
-    """Epochs that every trial gets before it may be stopped."""
-    time_budget: PositiveFloat | None = None
-    """Seconds after which the sweep ends."""
-    at_once: Positive | None = None
-    """Trials that train at once; None for as many as the current machines have room for, so set it
-    if an autoscaler adds more."""
 
 
 @dataclass(frozen=True)

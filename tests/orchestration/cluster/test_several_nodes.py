@@ -32,7 +32,8 @@ from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.processes import START_TIMEOUT
 from ramen_ray.orchestration.serve.predict import Answered, Asked, predict
 from ramen_ray.orchestration.sharded_search import put_together, search_shards
-from ramen_ray.orchestration.tune.sweep import SweepConfig, SweepResult, sweep
+from ramen_ray.orchestration.tune.settings import SweepConfig
+from ramen_ray.orchestration.tune.sweep import SweepResult, sweep
 from ramen_ray.printed_commands import training_command
 from ramen_ray.tracking.registry import Registry, uri_of
 from tune_spaces import SPACES
