@@ -49,14 +49,6 @@ def test_the_nearest_ads_are_those_of_a_full_sort(build):
     assert all(len(set(row)) == K for row in found.tolist())
 
 
-@pytest.mark.parametrize("build", [_by_torch, _by_faiss])
-def test_fewer_ads_than_asked_for_are_padded(build):
-    found, scores = search_index(build(_unit(3, 1)), _unit(5, 0), 8)
-    assert (np.sort(found[:, :3], axis=1) == np.arange(3)).all()
-    assert (found[:, 3:] == -1).all()
-    assert np.isneginf(scores[:, 3:]).all()
-
-
 def test_equal_scores_are_ordered_as_on_a_cpu():
     draw = np.random.default_rng(0)
     queries, ads = (draw.integers(-2, 3, size=(n, 4)).astype(np.float32) for n in (50, 40_000))

@@ -198,17 +198,6 @@ def _assert_shares(drawn: np.ndarray, shares: dict[int, float]) -> None:
     assert stats.chisquare(counts, share / share.sum() * len(drawn)).pvalue > 0.01
 
 
-def test_ads_are_drawn_uniformly_and_anchors_by_weight():
-    weights = np.tile([1.0, 2.0, 5.0, 0.5], 10)
-    anchors, rows = np.tile([3, 1, 0, 6], 10), np.repeat(np.arange(10), 4)
-    query_edges = Csr.from_pairs(rows, anchors, 10, weights)
-    graphs = dict(zip(REGULARIZERS, (query_edges, csr_of([[0, 2, 5]] * 8)), strict=False))
-    drawn = _epochs(_ten([0, 1, 2, 4, 7], graphs), nodes="clicked")
-    _assert_shares(drawn[:, 1], {0: 1, 1: 1, 2: 1, 4: 1, 7: 1})
-    _assert_shares(drawn[:, 2], {3: 1.0, 1: 2.0, 0: 5.0, 6: 0.5})
-    _assert_shares(drawn[:, 3], {0: 1, 2: 1, 5: 1})
-
-
 def test_ads_are_drawn_in_proportion_to_their_clicks_on_request():
     rows, ads = np.repeat(np.arange(10), 3), np.tile([0, 1, 4], 10)
     weighted = Csr.from_pairs(rows, ads, 10, np.tile([1.0, 6.0, 3.0], 10))
