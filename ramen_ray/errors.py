@@ -48,9 +48,10 @@ class DatasetError(UserError):
     """A dataset or a table is missing, incomplete or inconsistent; the message says where."""
 
 
-def first_line_of(error: Exception) -> str:
-    """Return an error's message in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def first_line_of(error: BaseException) -> str:
+    """Return an error's message in one line, and the line below of one that ends in a colon."""
+    first, *below = (str(error).strip() or type(error).__name__).splitlines()
+    return f"{first} {below[0].strip()}" if below and first.endswith(":") else first
 
 
 def redacted(text: str) -> str:

@@ -103,7 +103,7 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
     "no driver for the store": (
         predict,
         ["--model", "models:/a@b", "--queries", "q", "--answers", "a"],
-        r"cannot use the MLflow store mysql://ann:\*\*\*@host/runs: it needs the package 'MySQLdb'",
+        r"cannot use the MLflow store mysql://\*\*\*@host/runs: it needs the package 'MySQLdb'",
     ),
 }
 
@@ -129,6 +129,8 @@ ENCODERS: dict[str, tuple[dict[str, str], str]] = {
     "without end": ({"config.json": DEEP}, "cannot load an encoder"),
     "a list": ({"config.json": "[]"}, "cannot load an encoder"),
     "null": ({"config.json": "null"}, "cannot load an encoder"),
+    "letters": ({"config.json": '{"model_type": "bert", "hidden_size": "x"}'}, "'hidden_size'"),
+    "no padding": ({"config.json": '{"model_type": "roberta", "pad_token_id": null}'}, "encoder'"),
     "its own code": ({"config.json": OWN}, "cannot load an encoder"),
     "modules without end": ({"config.json": BERT, "modules.json": DEEP}, "modules.json is no JSON"),
     "a tokenizer without end": (

@@ -27,10 +27,9 @@ from ramen_ray.method.model.pretrained import (
 )
 from ramen_ray.method.model.sentence_folder import (
     Pooling,
-    choose_pooling,
     load_projection,
     load_table,
-    read_sentence_folder,
+    open_encoder,
     write_modules,
     write_transformer_settings,
 )
@@ -223,8 +222,8 @@ def build_transformer(
 
     ``pooling`` None takes that of a sentence-transformers folder, and the mean for others.
     """
-    folder = read_sentence_folder(pretrained, "transformer")
-    pooling = choose_pooling(pretrained, folder, pooling)
+    folder = open_encoder(pretrained, "transformer")
+    pooling = folder.choose_pooling(pooling)
     tokenizer = load_transformer_tokenizer(pretrained)
     backbone = load_backbone(pretrained, num_layers)
     _check_vocabulary(pretrained, tokenizer, backbone.get_input_embeddings().num_embeddings)
@@ -236,7 +235,7 @@ def build_transformer(
 
 def build_bag(pretrained: str) -> BagEncoder:
     """Build a bag of token embeddings: one that was saved, or a transformer's input embeddings."""
-    folder = read_sentence_folder(pretrained, "bag")
+    folder = open_encoder(pretrained, "bag")
     tokenizer = load_tokenizer(pretrained)
     if folder.table is None:
         weights = load_backbone(pretrained).get_input_embeddings().weight.detach().clone()
@@ -253,7 +252,7 @@ def load_encoder(folder: Path) -> Encoder:
     """Load an encoder of either kind from the sentence-transformers folder that it was saved as."""
     if not (folder / "modules.json").is_file():
         raise EncoderError(f"{folder} is not an encoder folder: it has no modules.json")
-    is_bag = read_sentence_folder(str(folder)).kind == "bag"
+    is_bag = open_encoder(str(folder)).kind == "bag"
     return build_bag(str(folder)) if is_bag else build_transformer(str(folder))
 
 

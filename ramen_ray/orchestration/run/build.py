@@ -21,12 +21,7 @@ from ramen_ray.method.model.dual_encoder import (
 )
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.heads import Classifiers, Head
-from ramen_ray.method.model.pretrained import (
-    load_tokenizer,
-    load_transformer_tokenizer,
-    text_tokenizer,
-)
-from ramen_ray.method.model.sentence_folder import read_sentence_folder
+from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.method.model.texts import Prompts, TextTokenizer
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
@@ -129,12 +124,8 @@ def held_classifiers(config: RunConfig, data: Prepared) -> range | None:
 
 def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
     """Load an encoder's tokenizer; a bag of tokens gets no special tokens."""
-    special = encoder.kind == "transformer"
-    load = load_transformer_tokenizer if special else load_tokenizer
-    prompts = choose_prompts(
-        encoder, read_sentence_folder(encoder.pretrained, encoder.kind).prompts
-    )
-    return text_tokenizer(load(encoder.pretrained), encoder.max_length, special, prompts)
+    folder = open_encoder(encoder.pretrained, encoder.kind)
+    return folder.tokenizer(encoder.max_length, choose_prompts(encoder, folder.prompts))
 
 
 def trained_tokenizer(checkpoint: Path, encoder: EncoderConfig) -> TextTokenizer:

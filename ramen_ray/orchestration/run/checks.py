@@ -7,13 +7,8 @@ from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.metrics.judgement import METRICS
-from ramen_ray.method.model.pretrained import EncoderError, check_length, load_config
-from ramen_ray.method.model.sentence_folder import (
-    SentenceFolder,
-    choose_pooling,
-    pooled_width,
-    read_sentence_folder,
-)
+from ramen_ray.method.model.pretrained import EncoderError
+from ramen_ray.method.model.sentence_folder import EncoderFolder, open_encoder
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.orchestration.run.build import cluster_schedule, encoder_tokenizer
@@ -87,7 +82,7 @@ def check_vocabulary(config: RunConfig, data: Prepared) -> None:
 
 
 def _check_encoder(encoder: EncoderConfig) -> None:
-    folder = read_sentence_folder(encoder.pretrained, encoder.kind)
+    folder = open_encoder(encoder.pretrained, encoder.kind)
     for note in folder.notes:
         warn_once(note)
     _check_width(encoder, folder)
@@ -95,18 +90,16 @@ def _check_encoder(encoder: EncoderConfig) -> None:
         if encoder.compile:
             raise ConfigError("encoder.compile is for transformers; a bag has nothing to compile")
         return
-    choose_pooling(encoder.pretrained, folder, encoder.pooling)
-    check_length(encoder.pretrained, encoder.max_length, "encoder.max_length")
-    num_layers = load_config(encoder.pretrained).num_hidden_layers
-    if encoder.num_layers is not None and encoder.num_layers > num_layers:
+    folder.choose_pooling(encoder.pooling)
+    folder.check_length(encoder.max_length, "encoder.max_length")
+    if (encoder.num_layers or 0) > (folder.num_layers or 0):
         raise ConfigError(
-            f"encoder.num_layers {encoder.num_layers} is more than the {num_layers} "
+            f"encoder.num_layers {encoder.num_layers} is more than the {folder.num_layers} "
             f"layers of {encoder.pretrained!r}"
         )
 
 
-def _check_width(encoder: EncoderConfig, folder: SentenceFolder) -> None:
-    width = pooled_width(encoder.pretrained, folder)
+def _check_width(encoder: EncoderConfig, folder: EncoderFolder) -> None:
     wanted = {"encoder.dim": encoder.dim, "encoder.projection_dim": encoder.projection_dim}
     flags = {flag: dim for flag, dim in wanted.items() if dim is not None}
     if len(flags) > 1:
@@ -117,9 +110,9 @@ def _check_width(encoder: EncoderConfig, folder: SentenceFolder) -> None:
                 f"{flag} {dim}: {encoder.pretrained!r} has a projection to {folder.dense_dim} "
                 f"dimensions already, which is trained further; leave the flag out"
             )
-        if folder.dense_dim is None and dim > width:
+        if folder.dense_dim is None and dim > folder.width:
             raise ConfigError(
-                f"{flag} {dim} is more than the {width} dimensions of {encoder.pretrained!r}"
+                f"{flag} {dim} is more than the {folder.width} dimensions of {encoder.pretrained!r}"
             )
 
 

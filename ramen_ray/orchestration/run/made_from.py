@@ -25,7 +25,7 @@ from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.pretrained import content_of
-from ramen_ray.method.model.sentence_folder import read_sentence_folder
+from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import build_objective, encoder_tokenizer
@@ -65,7 +65,7 @@ def resolved(config: RunConfig) -> RunConfig:
     if RunDirectory(folder).is_run:
         folder = RunDirectory(folder).best_checkpoint
     if (encoder := folder / ENCODER_FOLDER).is_dir():  # we have saved it, and know what it is
-        kind = read_sentence_folder(str(encoder)).kind
+        kind = open_encoder(str(encoder)).kind
         config = overlay(config, {"encoder.pretrained": str(encoder), "encoder.kind": kind})
     elif folder.is_dir():
         config = overlay(config, {"encoder.pretrained": str(folder)})

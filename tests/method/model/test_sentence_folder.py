@@ -36,7 +36,7 @@ from ramen_ray.method.model.pretrained import (
     load_transformer_tokenizer,
     most_tokens,
 )
-from ramen_ray.method.model.sentence_folder import read_sentence_folder
+from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.orchestration.background.from_checkpoints import embedding_dim
 from ramen_ray.orchestration.prepare.similar_set import add_similar
 from ramen_ray.orchestration.run.build import build_model, encoder_tokenizer
@@ -175,6 +175,7 @@ def test_modules_that_training_would_leave_out_are_refused(case, tmp_path):
             "lists Transformer, mine.Pooling, Dense, Normalize;",
         ),
         ("modules.json", lambda it: it.__setitem__(1, "Pooling"), "is not a list of modules"),
+        ("modules.json", lambda it: it[0].update(path="0_Transformer"), "are in 0_Transformer"),
         (
             "2_Dense/config.json",
             lambda it: it.update(module_input_name="token_embeddings"),
@@ -215,6 +216,7 @@ def test_files_that_are_damaged_or_ask_for_more_are_named(file, change, fragment
         ({"query": "robin: ", "document": "heron "}, None),
         ({"query": "robin: ", "passage": "heron "}, "query"),
         ({"query": "robin: "}, None),
+        ({"query": "robin: ", "other": "tango "}, "query"),
         ({"clustering": "tango "}, "clustering"),
     ],
 )
@@ -230,6 +232,10 @@ def test_prompts_are_those_of_sentence_transformers_and_are_saved(kind, prompts,
         plain = _plain(tmp_path / "plain")
         theirs = _theirs(plain, "mean", prompts=prompts, default_prompt_name=default)
     theirs.save(str(tmp_path / "theirs"))
+    if "passage" not in prompts:  # else as it is saved, with a prompt of documents that is empty
+        settings = {"prompts": prompts, "default_prompt_name": default}
+        named = tmp_path / "theirs" / "config_sentence_transformers.json"
+        named.write_text(json.dumps(settings))
     _tokenizer(**SPECIAL).save_pretrained(tmp_path / "theirs")
     config = EncoderConfig(pretrained=str(tmp_path / "theirs"), kind=kind, max_length=length)
     model = build_model(RunConfig(encoder=config))
@@ -277,7 +283,7 @@ def test_what_cannot_be_done_is_noted_or_refused(tmp_path):
     plain = _plain(tmp_path / "plain")
     odd = {"prompts": {"s2p": "find: "}, "similarity_fn_name": "dot"}
     _theirs(plain, "mean", **odd).save(str(tmp_path / "noted"))
-    notes = read_sentence_folder(str(tmp_path / "noted")).notes
+    notes = open_encoder(str(tmp_path / "noted")).notes
     assert len(notes) == 2
     assert "has prompts (s2p 'find: '), but does not say which is for queries" in notes[0]
     assert "similarity 'dot'; here it is the cosine" in notes[1]
@@ -286,7 +292,7 @@ def test_what_cannot_be_done_is_noted_or_refused(tmp_path):
     with pytest.raises(EncoderError, match="leaves the tokens of prompts out of its pooling"):
         build_transformer(str(tmp_path / "noted"))
     _theirs(plain, "mean", Normalize(), similarity_fn_name="dot").save(str(tmp_path / "same"))
-    assert not read_sentence_folder(str(tmp_path / "same")).notes
+    assert not open_encoder(str(tmp_path / "same")).notes
 
 
 @pytest.mark.parametrize("kind", ["transformer", "bag"])
@@ -326,7 +332,7 @@ def test_a_bag_of_sentence_transformers_is_encoded_as_there(has_own_tokenizer, t
     found = _encode(build_bag(str(tmp_path / "theirs")), 99)
     np.testing.assert_allclose(found, expected, atol=CLOSE)
     save_file({"other": table}, weights)
-    with pytest.raises(EncoderError, match=r"token embeddings of .*theirs"):
+    with pytest.raises(EncoderError, match=r"embedding\.weight from .*theirs"):
         build_bag(str(tmp_path / "theirs"))
 
 
@@ -409,10 +415,10 @@ def test_a_folder_of_the_hub_is_read_alike(tmp_path, monkeypatch, caplog):
     (folder / "refs" / "main").write_text("abc")
     snapshot = folder / "snapshots" / "abc"
     _theirs(_plain(tmp_path / "plain"), "cls", Dense(16, 6)).save(str(snapshot))
-    found = read_sentence_folder("mine/tiny")
+    found = open_encoder("mine/tiny")
     assert (found.pooling, found.dense, found.dense_dim) == ("cls", snapshot / "2_Dense", 6)
     (snapshot / "modules.json").unlink()
-    assert read_sentence_folder("mine/tiny").dense is None
+    assert open_encoder("mine/tiny").dense is None
     assert "'mine/tiny': cannot ask the hub for modules.json" in caplog.text
 
 
