@@ -319,6 +319,7 @@ def test_sets_as_published_are_off_unless_named():
         (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
         (["tiny", "--regularization.lambda-x.nonesuch", "1"], "nonesuch"),
         (["tiny", "--training.epochs", "many"], "--training.epochs"),
+        (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
         (["tiny", "--optimizer.lr", "0"], "optimizer.lr: Input should be greater than 0\n"),
         (["tiny", "--dataset"], "--dataset"),
         (["tiny", "--dataset", "no/such/folder"], "/no/such/folder\n"),
