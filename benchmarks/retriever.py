@@ -1,6 +1,6 @@
 """A retriever's speed, what each kind of index costs and finds, and adding ads with a combiner.
 
-The answers: a retriever of debian's ads (flat), loaded by MLflow, answers test queries one by one
+The answers: a retriever of debian's ads (flat), answers test queries one by one
 (`p50_ms`, `p99_ms`) and all at once (`queries_per_s`), on two threads: with torch, compiled to
 ONNX, and in 8-bit integers. `ratio` is the median answer with torch over that with ONNX. `job` is
 jobs/predict.py with torch, from parquet to parquet: queries per second of all of it, and from the
@@ -60,6 +60,7 @@ from ramen_ray.method.retrieval.retriever_folder import (
 from ramen_ray.method.retrieval.search import search, share_found
 from ramen_ray.orchestration.run.build import build_encoder
 from ramen_ray.presets import MINILM
+from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
 
@@ -94,7 +95,7 @@ def main() -> None:
 def measure_answers(
     path: Path, config: EncoderConfig, job_queries: int
 ) -> dict[str, dict[str, float]]:
-    """Return latencies and throughput of the models as MLflow loads them, and of the job."""
+    """Return latencies and throughput of the retrievers, and of the job."""
     torch.set_num_threads(NUM_THREADS)
     queries = Dataset(DATASET).read("queries/test")["text"].to_pylist()
     with tempfile.TemporaryDirectory() as aside:
@@ -104,10 +105,8 @@ def measure_answers(
             shutil.copytree(made, folder / name)
             compile_retriever(folder / name, int8=name == "int8")
         uris = {name: logged(folder, folder / name) for name in ("torch", "onnx", "int8")}
-        figures = {
-            name: measure_model(mlflow.pyfunc.load_model(uri), queries)
-            for name, uri in uris.items()
-        }
+        registry = Registry(f"sqlite:///{folder}/mlflow.db")
+        figures = {name: measure_model(registry.load(uri), queries) for name, uri in uris.items()}
         return figures | {"job": measure_job(folder, uris["torch"], queries, job_queries)}
 
 
@@ -145,10 +144,10 @@ def make_retriever(folder: Path, data: Path, config: EncoderConfig) -> Path:
 
 def measure_model(model: Any, queries: list[str]) -> dict[str, float]:
     """Ask one query at a time, then many at once."""
-    single = latencies(lambda query: model.predict([query]), queries[:NUM_QUERIES])
+    single = latencies(lambda query: model.answer([query]), queries[:NUM_QUERIES])
     starts = range(0, len(queries), QUERIES_AT_ONCE)
     blocks = [queries[start : start + QUERIES_AT_ONCE] for start in starts]
-    seconds = seconds_of(lambda: [model.predict(block) for block in blocks])
+    seconds = seconds_of(lambda: [model.answer(block) for block in blocks])
     return {**single, "queries_per_s": len(queries) / seconds}
 
 

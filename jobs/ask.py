@@ -49,7 +49,7 @@ def main() -> None:
     with told(f"loading {uri}"):
         retriever = registry.load(uri, "cpu")
     answers = ask(retriever, settings.queries, params)
-    show(answers_table(settings.queries, answers))
+    show(answers_table(settings.queries, answers.to_pylist()))
     print(f"asked: {uri}")
     of_table = "--model", uri, "--queries", "FILE", "--answers", "FOLDER"
     print(f"next:  {in_store(settings.output, 'jobs/predict.py', *of_table)}")

@@ -471,15 +471,12 @@ def write_config(config: RunConfig, file: Path) -> None:
 def read_config(file: Path) -> RunConfig:
     """Read what :func:`write_config` wrote; a ConfigError if it is missing or not valid."""
     try:
-        tree = json.loads(file.read_text())
+        # a JSON value has a type: "3" and true are no numbers
+        return RunConfig.model_validate_json(file.read_bytes(), strict=True)
     except OSError as error:
         raise ConfigError(f"cannot read the config file {file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not valid JSON: {error}") from error
-    try:
-        return _validate(RunConfig, tree)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{file}: {message_of(error)}") from error
 
 
 def message_of(error: ValidationError) -> str:

@@ -10,7 +10,10 @@
 ``evaluate`` need Ray, which they start if none runs. docs/reference/python.md has it all.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +25,8 @@ from numpy.typing import NDArray
 from ramen_ray import presets as presets
 from ramen_ray.config import RunConfig
 from ramen_ray.config import overlay as overlay
-from ramen_ray.data.checks.validation import validate as validate
+from ramen_ray.data.checks import validation
+from ramen_ray.data.findings import Finding
 from ramen_ray.data.store.dataset import Dataset as Dataset
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.whole_files import owned_folder
@@ -30,7 +34,7 @@ from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns as Columns
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs.anchor_sets import check_spelling
-from ramen_ray.errors import first_line_of
+from ramen_ray.errors import UserError, first_line_of, printable
 from ramen_ray.orchestration.serve.retrievers import retriever_uri
 from ramen_ray.tracking.registry import Registry, RegistryError, ask
 from ramen_ray.tracking.runs import tracking_uri
@@ -58,10 +62,39 @@ ANSWERS = pa.schema(
         ("ad_id", pa.string()),
         ("ad", pa.string()),
         ("score", pa.float64()),
+        ("error", pa.string()),
     ]
 )
+QUERY_COLUMNS = ("query", "text")
+_FLAG = re.compile(r"(?:flags )?(?<![\w-])--([a-z][\w.-]*)")
 
 Frame = Any  # a table of pandas, polars or Arrow: anything with ``__arrow_c_stream__``
+
+
+@contextmanager
+def _as_arguments(names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Let messages name arguments in place of flags, and of the files in ``names``."""
+
+    def told(message: str) -> str:
+        for file, argument in (names or {}).items():
+            message = message.replace(file, argument)
+        return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), message)
+
+    def record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        made = kept(*args, **kwargs)
+        if made.name.startswith("ramen_ray"):
+            made.msg, made.args = told(made.getMessage()), ()
+        return made
+
+    kept = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(record)
+    try:
+        yield
+    except UserError as error:
+        error.args = (told(str(error)),)
+        raise
+    finally:
+        logging.setLogRecordFactory(kept)
 
 
 def write_dataset(
@@ -89,32 +122,49 @@ def write_dataset(
     Raises:
         DatasetError: a frame has mixed columns, a row is wrong, or the folder exists.
     """
-    with owned_folder() as folder:
+    names: dict[str, str] = {}
+    with owned_folder() as folder, _as_arguments(names):
 
-        def written(name: str, frame: Frame) -> str:
+        def written(argument: str, frame: Frame, name: str) -> str:
             file = folder / f"{name}.parquet"
+            names.update({str(file): argument, file.name: argument})
             try:
                 pq.write_table(pa.table(frame), file)
             except (pa.ArrowException, TypeError, ValueError) as error:
-                raise DatasetError(f"{name} is no table: {first_line_of(error)}") from error
+                raise DatasetError(f"{argument} is no table: {first_line_of(error)}") from error
             return str(file)
 
-        def edges(side: str, given: Mapping[str, Frame] | None) -> dict[str, str]:
+        def edges(argument: str, given: Mapping[str, Frame] | None) -> dict[str, str]:
             for name in given or {}:
                 check_spelling(name)
-            return {name: written(f"{side}.{name}", one) for name, one in (given or {}).items()}
+            return {
+                name: written(f"{argument}[{name!r}]", frame, f"{argument}.{name}")
+                for name, frame in (given or {}).items()
+            }
 
         tables = UserTables(
-            written("clicks", clicks),
-            None if queries is None else written("queries", queries),
-            None if ads is None else written("ads", ads),
-            query_edges=edges("query", query_edges),
-            ad_edges=edges("ad", ad_edges),
+            written("clicks", clicks, "clicks"),
+            None if queries is None else written("queries", queries, "queries"),
+            None if ads is None else written("ads", ads, "ads"),
+            query_edges=edges("query_edges", query_edges),
+            ad_edges=edges("ad_edges", ad_edges),
             **settings,
         )
         return import_tables(tables, Path(path))
 
 
+@_as_arguments()
+def validate(dataset: str | Path | Dataset) -> list[Finding]:
+    """Return all that is wrong or doubtful in a dataset directory, errors first.
+
+    Raises:
+        DatasetError: there is none.
+    """
+    opened = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
+    return validation.validate(opened)
+
+
+@_as_arguments()
 def fit(config: RunConfig) -> "TrainResult":
     """Train a run, or resume one that was interrupted; what it returns has metrics and the folder.
 
@@ -126,6 +176,7 @@ def fit(config: RunConfig) -> "TrainResult":
     return train(config)
 
 
+@_as_arguments()
 def evaluate(
     run: str | Path, split: str = "test", dataset: str | Path | None = None
 ) -> dict[str, float]:
@@ -151,44 +202,66 @@ class Retriever:
 
     def search(
         self,
-        queries: str | Iterable[str],
+        queries: str | Iterable[str] | Frame,
         top_k: int = 10,
         filter: Mapping[str, str | Sequence[str]] | None = None,
         min_score: float | None = None,
     ) -> pa.Table:
-        """Return each query's best ads: columns query, rank (from 1), ad_id, ad, score.
+        """Return each query's best ads: columns query, rank (from 1), ad_id, ad, score and error.
+
+        A query without an answer has one row, whose ``error`` says why; all others have none.
 
         Args:
-            queries: texts, or one.
+            queries: texts, or one, or a table with a column ``query`` or ``text``.
             top_k: ads per query; fewer if fewer match.
             filter: by column, the value that ads must have, or a list of values of which one:
                 ``{"market": "DE"}``.
             min_score: lowest score of an ad.
 
         Raises:
-            RegistryError: a query has no answer, the retriever has fewer ads than ``top_k``, or no
-                such column or value.
+            RegistryError: the retriever has fewer ads than ``top_k``, or no such column or value.
+            TypeError: the queries are no texts and no such table.
         """
-        rows, params = [], {"top_k": top_k, "filter": filter, "min_score": min_score}
         texts = _texts(queries)
-        for query, answer in zip(texts, ask(self._model, texts, params), strict=True):
+        params = {"top_k": top_k, "filter": filter, "min_score": min_score}
+        rows = list[tuple[Any, ...]]()
+        for query, answer in zip(texts, ask(self._model, texts, params).to_pylist(), strict=True):
             if answer["error"]:
-                raise RegistryError(f"the query {query!r}: {answer['error']}")
-            found = zip(answer["ad_ids"], answer["ads"], answer["scores"], strict=True)
-            rows += [(query, rank, *one) for rank, one in enumerate(found, start=1)]
+                shown = None if query is None else printable(str(query))
+                rows.append((shown, None, None, None, None, answer["error"]))
+            best = zip(answer["ad_ids"], answer["ads"], answer["scores"], strict=True)
+            rows += [(query, rank, *ad, None) for rank, ad in enumerate(best, start=1)]
         columns = zip(*rows, strict=True) if rows else [()] * len(ANSWERS)
-        return pa.table([list(one) for one in columns], schema=ANSWERS)
+        return pa.table([list(column) for column in columns], schema=ANSWERS)
 
-    def embed(self, queries: str | Iterable[str]) -> NDArray[np.float32]:
-        """Return the queries' vectors (queries, D), unit norm, to search an exported index with."""
-        vectors: NDArray[np.float32] = self._model.unwrap_python_model().encode(_texts(queries))
-        return vectors
+    def embed(self, queries: str | Iterable[str] | Frame) -> NDArray[np.float32]:
+        """Return the queries' vectors (queries, D), unit norm, to search an exported index with.
+
+        Raises a RegistryError if one is no query, as of :meth:`search`.
+        """
+        texts = _texts(queries)
+        for text in texts:
+            if error := self._model.error_of(text):
+                raise RegistryError(f"the query {text!r}: {error}")
+        return self._model.embed(texts)
 
 
-def _texts(queries: str | Iterable[str]) -> list[str]:
-    return [queries] if isinstance(queries, str) else list(queries)
+def _texts(queries: Any) -> list[Any]:
+    """Return queries as Python values; those of a table are in its column of QUERY_COLUMNS."""
+    if isinstance(queries, str):
+        return [queries]
+    if isinstance(queries, Mapping):
+        raise TypeError("queries is a mapping; give texts, or a table of them")
+    if hasattr(queries, "columns"):
+        names = list(getattr(queries, "column_names", queries.columns))
+        name = next((name for name in QUERY_COLUMNS if name in names), None)
+        if name is None:
+            raise TypeError(f"queries has no column {' or '.join(QUERY_COLUMNS)}, only {names}")
+        queries = queries[name]
+    return [text.as_py() if isinstance(text, pa.Scalar) else text for text in queries]
 
 
+@_as_arguments()
 def load_retriever(named: str | Path | None = None, output: str | Path = "outputs") -> Retriever:
     """Load a retriever.
 

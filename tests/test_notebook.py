@@ -1,6 +1,7 @@
 """The library in a notebook: tables of pandas, polars and Arrow, and search."""
 
 import re
+import shutil
 
 import nbformat
 import pandas as pd
@@ -10,7 +11,7 @@ from nbclient import NotebookClient
 from support import ROOT
 
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.notebook import Columns, Dataset, load_retriever, write_dataset
+from ramen_ray.notebook import Columns, Dataset, load_retriever, validate, write_dataset
 from ramen_ray.tracking.registry import Registry, RegistryError
 from ramen_ray.tracking.runs import sqlite_uri, tracking_uri
 
@@ -39,10 +40,25 @@ def test_tables_in_memory_become_a_dataset_directory(frame, tmp_path):
         write_dataset(tmp_path / "mine", frame(CLICKS), ads=frame(ADS), columns=columns)
 
 
-def test_a_wrong_row_is_told_and_leaves_nothing(tmp_path):
+def test_a_wrong_row_is_told_and_leaves_nothing(tmp_path, caplog):
     wrong = {**CLICKS, "ad_id": [None, *CLICKS["ad_id"][1:]]}
-    with pytest.raises(DatasetError, match=r"clicks\.parquet"):
-        write_dataset(tmp_path / "mine", pa.table(wrong))
+    edges = {"links": pa.table({"query": ["query 1", None], "anchor": ["x", "y"]})}
+    odd = {"clicks": pa.table(wrong), "columns": Columns(clicks_ad="ad_id")}
+    for given, place in (
+        ({"clicks": pa.table(wrong)}, "clicks: has no column 'ad'; .*columns"),
+        (odd, "clicks, row 0"),
+        (
+            odd | {"clicks": pa.table(CLICKS), "query_edges": edges},
+            r"query_edges\[.links.\], row 1",
+        ),
+    ):
+        with pytest.raises(DatasetError, match=place) as told:
+            write_dataset(tmp_path / "mine", **given)
+        assert not re.search(r"--|parquet|/", str(told.value)), told.value
+    write_dataset(tmp_path / "skipped", **odd, skip_bad_rows=True)
+    assert "clicks, row 0" in caplog.text
+    assert not re.search(r"--|parquet", caplog.text)
+    shutil.rmtree(tmp_path / "skipped")
     mixed = pd.DataFrame({**CLICKS, "ad_id": [7, *CLICKS["ad_id"][1:]]})
     for wrong in (mixed, pd.concat([mixed, mixed], axis=1), 7):
         with pytest.raises(DatasetError, match="clicks is no table: "):
@@ -61,7 +77,7 @@ def test_a_retriever_answers_with_a_table(store, dataset_path, tmp_path, monkeyp
     assert tracking_uri(tmp_path) == sqlite_uri(tmp_path), "the next run has its own store"
     found = retriever.search(["robin", "oak"], top_k=3).to_pydict()
     model = Registry(store.uri).load(retriever.uri)
-    expected = model.predict(["robin", "oak"], params={"top_k": 3}).to_dict("records")
+    expected = model.answer(["robin", "oak"], 3).to_pylist()
     assert found["query"] == ["robin"] * 3 + ["oak"] * 3
     assert found["rank"] == [1, 2, 3] * 2
     for column, name in (("ad_id", "ad_ids"), ("ad", "ads"), ("score", "scores")):
@@ -71,8 +87,43 @@ def test_a_retriever_answers_with_a_table(store, dataset_path, tmp_path, monkeyp
     for one in ("robin", pd.Series(asked, index=[7])):
         assert retriever.search(one, 3) == retriever.search(asked, 3)
         assert (retriever.embed(one) == retriever.embed(asked)).all()
-    with pytest.raises(RegistryError, match="the query '': "):
-        retriever.search(["robin", ""])
+    odd = retriever.search(["robin", "", None, 7], 3)
+    assert odd.slice(0, 3) == retriever.search(asked, 3)
+    assert odd["query"].to_pylist()[3:] == ["", None, "7"]
+    assert odd["ad"].to_pylist()[3:] == [None] * 3
+    assert [error.split()[-1] for error in odd["error"].to_pylist()[3:]] == [
+        "empty",
+        "missing",
+        "text",
+    ]
+    for wrong in ("", None, " ", 7):
+        with pytest.raises(RegistryError, match=re.escape(f"the query {wrong!r}: ")):
+            retriever.embed(["robin", wrong])
+    assert retriever.embed([]).shape == (0, retriever.embed(asked).shape[1])
+    for wrong in (True, "3", 2.5):
+        with pytest.raises(RegistryError, match=re.escape(f"top_k is {wrong!r}")):
+            retriever.search(asked, wrong)
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pa.table])
+def test_of_a_table_the_column_of_queries_is_searched(frame, logged_retriever, output):
+    retriever = load_retriever(logged_retriever, output)
+    texts = ["robin", "oak"]
+    expected = retriever.search(texts, 2)
+    for name in ("query", "text"):
+        table = frame({"id": [1, 2], name: texts})
+        for queries in (table, table[name]):
+            assert retriever.search(queries, 2) == expected
+            assert (retriever.embed(queries) == retriever.embed(texts)).all()
+    for wrong in (frame({"id": texts}), {"q1": "robin"}, 7):
+        with pytest.raises(TypeError):
+            retriever.search(wrong)
+
+
+def test_a_dataset_is_validated_by_its_path(dataset_path):
+    assert validate(str(dataset_path)) == validate(Dataset(dataset_path))
+    with pytest.raises(DatasetError):
+        validate(dataset_path / "none")
 
 
 def _headings(notebook: nbformat.NotebookNode) -> list[list[str]]:

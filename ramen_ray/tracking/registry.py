@@ -14,14 +14,16 @@ from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
-from mlflow.pyfunc import FLAVOR_NAME, PyFuncModel
+from mlflow.pyfunc import FLAVOR_NAME
 
+from ramen_ray.answering import code_of
+from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.checksums import checksum_files, content_digest, find_damage
 from ramen_ray.errors import UserError, first_line_of, redacted_reason, shown_address
 from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.moved_store import place_beside
-from ramen_ray.tracking.retriever import DEVICE, NAME, NO_COLUMNS, RUNTIME
+from ramen_ray.tracking.retriever import NAME, RUNTIME
 from ramen_ray.tracking.runs import (
     MODELS,
     STORE_VARIABLE,
@@ -232,14 +234,15 @@ class Registry:
             return retriever.run_id
         return self.trained_by(self.look_up(original))
 
-    def load(self, model_uri: str, device: str | None = None) -> PyFuncModel:
-        """Load a retriever, onto a GPU if there is one and no ``device``; or a RegistryError."""
+    def load(self, model_uri: str, device: str | None = None) -> Retriever:
+        """Load a retriever, onto a GPU if there is one and no ``device``; or a RegistryError.
+
+        It answers by the code that it keeps.
+        """
         try:
-            fetched = self._fetch(model_uri, None)
-            with _registry_errors(self.uri):
-                return mlflow.pyfunc.load_model(
-                    str(fetched), model_config={DEVICE: device} if device else None
-                )
+            folder = own_folder(self._fetch(model_uri, None))
+            loaded: Retriever = code_of(folder).Retriever(folder, device)
+            return loaded
         except FileNotFoundError as error:
             raise RegistryError(f"{model_uri} cannot be loaded: {LOST} ({error})") from error
         except (ImportError, OSError, RuntimeError, ValueError) as error:
@@ -285,60 +288,38 @@ class Registry:
         return own_folder(self.copy(model_uri, folder))
 
 
-def ask(
-    retriever: PyFuncModel, queries: Sequence[str], params: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Return the answers of a retriever, one per query.
+def ask(retriever: Retriever, queries: Sequence[Any], params: Mapping[str, Any]) -> pa.Table:
+    """Return what :meth:`Retriever.answer` does, with the ``params`` that are not None.
 
-    Each has ``ad_ids``, ``ads`` (texts) and ``scores``, best first, and ``error``. ``params`` are
-    those of a request: ``top_k``, ``filter``, ``min_score``; None or {} is as if it was not given.
-
-    Raises:
-        RegistryError: it has fewer ads, no such column or value to filter by, or this is more than
-            it answers at once.
+    Raises a RegistryError if they ask for too much, or for what the retriever does not have.
     """
-    given = {name: value for name, value in params.items() if value not in (None, {})}
-    known = {param.name: param.dtype for param in retriever.metadata.signature.params}
-    has_filter = "filter" in known  # those of earlier versions have none, and MLflow ignores it
-    columns = {one.name for one in known["filter"].properties} if has_filter else set()
-    columns -= {*NO_COLUMNS}
-    if unknown := given.get("filter", {}).keys() - columns:
-        raise RegistryError(
-            f"the retriever has no column {' or '.join(sorted(unknown))} to filter by, only "
-            f"{', '.join(sorted(columns)) or 'texts'}; jobs/index.py --sync CATALOGUE "
-            f"--columns.ad-filters {' '.join(sorted(columns | unknown))} makes one that has"
-        )
-    if not queries:
-        return []  # MLflow refuses a request of none
+    given = {name: value for name, value in params.items() if value is not None}
     try:
-        answered = retriever.predict(list(queries), params=given)
-    except MlflowException as error:
-        raise RegistryError(error.message) from error
-    records: list[dict[str, Any]] = answered.to_dict("records")
-    return records
+        return retriever.answer(queries, **given)
+    except retriever.refusal as error:
+        raise RegistryError(str(error)) from None
 
 
-def matching_rows(ads: pa.Table, wanted: Mapping[str, Sequence[str]]) -> Int64s:
-    """Return the rows of a retriever's table of ads that match a filter, as a request has it.
+def matching_rows(folder: Path, wanted: Mapping[str, Sequence[str]]) -> Int64s:
+    """Return the rows of the ads of the retriever in ``folder`` that match a filter.
 
     Raises a RegistryError if there is no such column or value, or no ad with all that are wanted.
     """
-    from ramen_ray.tracking.retriever_model import columns_of, matching
-
+    code = code_of(folder)
     try:
-        rows = np.flatnonzero(matching(columns_of(ads), wanted))
-    except MlflowException as error:
-        raise RegistryError(error.message) from error
+        rows = np.flatnonzero(code.Ads(folder).matching(wanted))
+    except code.RefusedError as error:
+        raise RegistryError(str(error)) from None
     if not len(rows):
         raise RegistryError(f"no ad has the wanted values of {', '.join(wanted)} at once")
     return rows
 
 
-def ask_once(retriever: PyFuncModel) -> None:
+def ask_once(retriever: Retriever) -> None:
     """Ask a retriever a query before it is promoted; a RegistryError if it does not answer."""
     try:
-        (row,) = ask(retriever, ["a query"], {"top_k": 1})
-        fault = row["error"] or ("" if len(row["ads"]) else "it finds no ad")
+        (row,) = ask(retriever, ["a query"], {"top_k": 1}).to_pylist()
+        fault = row["error"] or ("" if row["ads"] else "it finds no ad")
     except Exception as error:  # of any library that it runs
         fault = first_line_of(error)
     if fault:
@@ -351,10 +332,10 @@ def own_folder(copied: Path) -> Path:
     return copied / artifacts[NAME]["path"]
 
 
-def content_of_retriever(copied: Path) -> str:
-    """Hash the content of all files of a retriever."""
-    files = sorted(path for path in copied.rglob("*") if path.is_file())
-    return content_digest((str(file.relative_to(copied)), file) for file in files)
+def content_of_retriever(folder: Path) -> str:
+    """Hash the content of all files of the retriever in its own ``folder``."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return content_digest((str(file.relative_to(folder)), file) for file in files)
 
 
 def _validated(run: Run, metric: str | None) -> float:

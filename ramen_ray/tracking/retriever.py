@@ -13,6 +13,7 @@ from mlflow.pyfunc import save_model
 from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import AnyType, Array, Object, Property
 
+from ramen_ray.answering import keep_code
 from ramen_ray.data.store.checksums import write_checksums
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.store.whole_files import owned_folder
@@ -21,7 +22,7 @@ from ramen_ray.tracking.runs import Run
 NAME = "retriever"
 DEVICE = "device"  # key of the model's configuration
 RUNTIME = "runtime"  # key of a model's metadata: the library that computes its embeddings
-CODE = Path(__file__).with_name("retriever_model.py")
+ADAPTER = Path(__file__).with_name("mlflow_model.py")
 INPUTS = Schema([ColSpec(AnyType())])  # with strings, null would become the query "None"
 OUTPUTS = Schema(
     [
@@ -51,12 +52,13 @@ def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[
     # What a process that was killed has begun is finished.
     begun = next((one for one in of_run if one.status == LoggedModelStatus.PENDING), None)
     model = begun or client.create_logged_model(experiment_id, NAME, run.id, model_type=NAME)
+    keep_code(folder)
     write_checksums(folder)
     with owned_folder(folder.parent) as aside:
         path = aside / "model"
         save_model(
             str(path),
-            python_model=str(CODE),
+            python_model=str(ADAPTER),
             artifacts={"retriever": str(folder)},
             signature=ModelSignature(INPUTS, OUTPUTS, _parameters(folder)),
             input_example=(example, {"top_k": 1}),

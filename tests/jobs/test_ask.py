@@ -28,8 +28,8 @@ def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(store, do
     ads = ["--top-k", "2", "--output", store.output]
     printed = done(ask, "robin nest", "oak", *ads)
     first, second, *others = _rows(printed)
-    expected = Registry(store.uri).load(uri).predict(["robin nest"], params={"top_k": 2})
-    (answer,) = expected.to_dict("records")
+    expected = Registry(store.uri).load(uri).answer(["robin nest"], 2)
+    (answer,) = expected.to_pylist()
     scores = [f"{score:.3f}" for score in answer["scores"]]
     assert [first, second] == [
         ["robin nest", answer["ads"][0], answer["ad_ids"][0], scores[0]],

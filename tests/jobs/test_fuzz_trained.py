@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -72,9 +71,7 @@ def _odd_texts(count: int) -> list[str | None]:
 def test_random_queries_are_answered_or_told_why(logged_retriever, output):
     retriever = Registry(tracking_uri(output)).load(logged_retriever)
     texts = _odd_texts(300)
-    rows = retriever.predict(pd.DataFrame({"query": texts}), params={"top_k": 3})
+    rows = retriever.answer(texts, 3).to_pylist()
     assert len(rows) == len(texts)
-    found = {
-        (error is None, len(ads)) for error, ads in zip(rows["error"], rows["ads"], strict=True)
-    }
+    found = {(row["error"] is None, len(row["ads"])) for row in rows}
     assert found == {(True, 3), (False, 0)}

@@ -120,7 +120,7 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     assert version.source == registry.register("submitted", run_id, model_id).source
     registry.choose(version, "champion")
     retriever = registry.load("models:/submitted@champion")
-    assert len(retriever.predict(["robin"], params={"top_k": 3})["ads"][0]) == 3
+    assert len(retriever.answer(["robin"], 3)["ads"][0]) == 3
     mlflow.set_tracking_uri(None)
 
 

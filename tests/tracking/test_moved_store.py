@@ -38,7 +38,7 @@ def test_a_moved_store_is_read_and_a_link_lets_it_be_written(store, dataset_path
     registry = Registry(there.uri)
     for uri in (CHAMPION, "models:/shop/1", uri_of(registry.find_logged(run_id, None)[1])):
         assert registry.look_up(uri).run_id == run_id
-        (answer,) = registry.load(uri).predict(["robin"])["ads"]
+        (answer,) = registry.load(uri).answer(["robin"])["ads"]
         assert len(answer) == 10
     with pytest.raises(TrackingError, match=f"'tests' keeps artifacts in .*{before.name}/"):
         open_run(there.uri, "tests", "later", now)
@@ -55,7 +55,7 @@ def test_artifacts_that_are_elsewhere_on_purpose_stay_there(store, dataset_path,
     apart = Store(store.uri, other, store.data, store.encoder_path)
     apart.champion("shop", 0.0, dataset_path)
     (store.output / "mlartifacts").mkdir()
-    (answer,) = Registry(store.uri).load(CHAMPION).predict(["robin"])["ads"]
+    (answer,) = Registry(store.uri).load(CHAMPION).answer(["robin"])["ads"]
     assert len(answer) == 10
 
 
@@ -108,6 +108,6 @@ def test_a_retriever_whose_logging_was_killed_is_logged_once(
     (model,) = run.client.search_logged_models([experiment], f"source_run_id = '{run.id}'")
     assert (model.model_id, model.status) == (model_id, "READY")
     assert registry.find_logged(run.id, None) == (run.id, model_id)
-    (answer,) = registry.load(uri_of(model_id)).predict(["robin"])["ads"]
+    (answer,) = registry.load(uri_of(model_id)).answer(["robin"])["ads"]
     assert len(answer) == 10
     mlflow.set_tracking_uri(None)

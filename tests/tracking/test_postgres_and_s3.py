@@ -126,11 +126,11 @@ def test_a_team_trains_sweeps_promotes_answers_and_serves(
     pq.write_table(pa.table({"text": texts}), queries)
     flags = ["--model", CHAMPION, "--queries", str(queries), "--answers", str(answered)]
     done(predict, *flags, "--top-k", 3)
-    expected = Registry(stores.server).load(CHAMPION).predict(texts, params={"top_k": 3})
-    assert pq.read_table(answered)["ads"].to_pylist() == expected["ads"].tolist()
+    expected = Registry(stores.server).load(CHAMPION).answer(texts, 3)
+    assert pq.read_table(answered)["ads"].to_pylist() == expected["ads"].to_pylist()
     with served_by_mlflow(CHAMPION, tmp_path / "serving.log") as post:
         rows = post({"inputs": texts, "params": {"top_k": 3}})
-    assert [row["ads"] for row in rows] == expected["ads"].tolist()
+    assert [row["ads"] for row in rows] == expected["ads"].to_pylist()
 
 
 def test_artifacts_that_cannot_be_kept_are_told_before_anything_is_trained(

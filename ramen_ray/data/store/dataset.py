@@ -322,7 +322,7 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{file} is not valid JSON: {error}") from error
     version = metadata.get("format_version") if isinstance(metadata, dict) else None
-    if version != FORMAT_VERSION:
+    if type(version) is not int or version != FORMAT_VERSION:  # true and 1.0 equal 1
         raise DatasetError(
             f"{file}: format_version is {version!r}, but this program reads {FORMAT_VERSION}"
         )

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ramen_ray.answering.retriever import INDEX
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.method.novel_ads.neighbours import (
     Lookup,
@@ -32,7 +33,6 @@ from ramen_ray.method.novel_ads.neighbours import (
     similarities,
 )
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
-from ramen_ray.method.retrieval.retriever_folder import INDEX
 
 COMBINER_FOLDER = "combiner"
 ADS_PER_PASS = 4096

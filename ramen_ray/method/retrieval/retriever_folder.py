@@ -8,8 +8,8 @@ It is a folder with
     ads.parquet       ad_id (the user's), text, and filter_NAME: columns that answers can be
                       filtered by; in the order of the index
     retriever.json    how texts become vectors
-
-`ramen_ray/tracking/retriever_model.py` serves it.
+    numbers.npy       which number an ad has when ties are broken, where ads have come and gone
+    code/             a copy of `ramen_ray.answering`, which answers, once it is logged
 """
 
 import json
@@ -30,6 +30,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ramen_ray.answering.ads import ADS, NUMBERS, numbers_of
+from ramen_ray.answering.encoding import INPUTS, SETTINGS
+from ramen_ray.answering.retriever import INDEX
 from ramen_ray.data.arrays import map_new_array
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
@@ -54,13 +57,11 @@ from ramen_ray.method.retrieval.index import (
 from ramen_ray.method.retrieval.search import TopK, merge_topk, search, search_index, share_found
 from ramen_ray.told import told_of
 
-INDEX, ADS, SETTINGS = "index.faiss", "ads.parquet", "retriever.json"
 VECTORS, VECTOR = "vectors.npy", "vector"
 MOST_QUERIES = 1000
 RECALL_AT = 100
 ONNX_FOLDER = "onnx"  # where sentence-transformers looks for graphs
 FLOAT32_FILE, INT8_FILE = "model.onnx", "model_qint8.onnx"
-INPUTS = ("input_ids", "attention_mask")
 
 Represent = Callable[[int, Embeddings], Embeddings]
 """Maps the number of a block's first ad, and the embeddings (n, D) of the block's texts, to the
@@ -120,6 +121,7 @@ def keep_ads(folder: Path, rows: NDArray[np.int64], few_exactly: bool = False) -
     mapped = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC)
     with whole_file(folder / INDEX) as aside:
         faiss.write_index(with_rows_only(mapped, rows, few_exactly), str(aside))
+    np.save(folder / NUMBERS, numbers_of(folder, mapped.ntotal)[rows])
     write_ads(folder, known_ads(folder).take(pa.array(rows)))
 
 
@@ -143,6 +145,9 @@ def add_ads(folder: Path, ads: pa.Table, represent: Represent | None = None) -> 
     with whole_file(folder / INDEX) as aside:
         faiss.write_index(index, str(aside))
     known = known_ads(folder)
+    numbers = numbers_of(folder, len(known))
+    next_number = numbers.max(initial=-1) + 1
+    np.save(folder / NUMBERS, np.append(numbers, next_number + np.arange(len(ads))))
     write_ads(folder, pa.concat_tables([known, ads.select(known.column_names).cast(known.schema)]))
     return len(known) + len(ads)
 

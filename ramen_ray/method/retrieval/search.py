@@ -3,7 +3,7 @@
 All searches break ties by hashes of ids, so that no ad gains by its place in a table.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,27 +11,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ramen_ray.answering.ranking import QUERIES_PER_PASS as QUERIES_PER_PASS
+from ramen_ray.answering.ranking import Ids as Ids
+from ramen_ray.answering.ranking import TopK as TopK
+from ramen_ray.answering.ranking import merge_topk as merge_topk
+from ramen_ray.answering.ranking import search_index as search_index
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.prepared.hashing import mix
 
 try:
     import faiss
 except ImportError:  # other indexes than the exact one need it
     faiss = None
 
-TopK = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""Ads (queries, k), -1 after the last, and similarities (queries, k), -inf there; best first."""
-Ids = NDArray[np.int64] | int  # the ids (rows,) of an index's rows, or the first of consecutive ids
-
-QUERIES_PER_PASS = 1024
 ADS_PER_TORCH_BLOCK = 1 << 14
 ADS_PER_PART = 262_144
 ADS_PER_PRODUCT = 1024  # that faiss multiplies at once: parts of multiples give the same bits
-SPARE, MOST_EQUAL = 8, 1024
-"""Ads searched besides k, and besides k after all if some beyond the k-th are equal to it."""
-EQUAL = np.float32(1e-6)
-"""Scores that differ by less count as equal: rounding makes those of one text differ."""
-SCORES_AT_ONCE = 1 << 24
 MOST_EXACT_PRODUCTS = 10**14
 """Multiplications of an exact search by CPUs; an hour or so of two cores."""
 
@@ -77,107 +71,6 @@ def build_index(ad_embeddings: NDArray[np.float32], gpu: int | None = None) -> A
         index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), gpu, index)
     index.add(embeddings)
     return index
-
-
-def search_index(
-    index: Any,
-    query_embeddings: NDArray[np.float32],
-    k: int,
-    ids: Ids = 0,
-    rows: range | NDArray[np.int64] | None = None,
-) -> TopK:
-    """Find each query's k most similar ads of an index, of faiss or torch, of rows from 0 on.
-
-    But for faiss's graphs and GPUs, hashes of ids also decide which of equally similar ads are
-    among the k; so an exact search over parts finds the same ads as one over all. Queries (queries,
-    D) are float32; ``ids`` are those of the index's rows. With ``rows`` it finds about what would
-    be found if the index had only these.
-    """
-    find, queries = _finder(index, ids, rows), np.ascontiguousarray(query_embeddings)
-    depths = [k + SPARE, k + MOST_EQUAL, index.ntotal if rows is None else len(rows)]
-    depths[-1] = max(depths[-1], 1)
-    if not isinstance(index, SCANNED):
-        depths = [k]  # deeper, it would find others
-    starts = range(0, max(len(queries), 1), QUERIES_PER_PASS)
-    passes = [
-        _search_pass(find, queries[start : start + QUERIES_PER_PASS], k, depths) for start in starts
-    ]
-    ads, scores = (np.concatenate(parts) for parts in zip(*passes, strict=True))
-    return ads, scores
-
-
-Find = Callable[[NDArray[np.float32], int], TopK]
-"""Finds ads at least so deep, by any rule for ties."""
-
-
-def _finder(index: Any, ids: Ids, rows: range | NDArray[np.int64] | None) -> Find:
-    how: dict[str, Any] = {}
-    if rows is not None and len(rows) < index.ntotal:
-        if isinstance(rows, range):
-            only = faiss.IDSelectorRange(rows.start, rows.stop)
-        else:
-            only = faiss.IDSelectorBatch(np.asarray(rows))
-        if isinstance(index, faiss.IndexHNSW):  # ignored ads are candidates too
-            candidates = index.hnsw.efSearch * index.ntotal // max(len(rows), 1)
-            how["params"] = faiss.SearchParametersHNSW(sel=only, efSearch=candidates)
-        elif isinstance(index, faiss.IndexIVF):
-            how["params"] = faiss.SearchParametersIVF(sel=only, nprobe=index.nprobe)
-        else:
-            how["params"] = faiss.SearchParameters(sel=only)
-    table = None if isinstance(ids, int) else np.append(ids, -1)  # row -1 is no ad
-
-    def find(queries: NDArray[np.float32], depth: int) -> TopK:
-        scores, found = index.search(queries, depth, **how)
-        scores[found < 0] = -np.inf
-        return np.where(found < 0, -1, found + ids if table is None else table[found]), scores
-
-    return find
-
-
-def _search_pass(find: Find, queries: NDArray[np.float32], k: int, depths: list[int]) -> TopK:
-    """Search deeper, at last in all ads, while more ads than were found may equal the k-th."""
-
-    def found(rows: Any, depth: int) -> tuple[TopK, NDArray[np.int64]]:
-        ads, scores = find(queries[rows], depth)
-        is_tied = _are_equal(scores[:, [k - 1, -1]])[:, 0]
-        return best_first(ads, scores, k), np.flatnonzero(is_tied & (depth < depths[-1]))
-
-    (ads, scores), tied = found(slice(None), depths[0])
-    if len(tied):  # the whole pass again: other rows beside a query may change its last bits
-        (ads, scores), tied = found(slice(None), depths[1])
-    at_once = max(SCORES_AT_ONCE // depths[-1], 1)
-    for start in range(0, len(tied), at_once):
-        some = tied[start : start + at_once]
-        (ads[some], scores[some]), _ = found(some, depths[-1])
-    return ads, scores
-
-
-def best_first(ads: NDArray[np.int64], scores: NDArray[np.float32], k: int) -> TopK:
-    """Return the k best of ``ads`` (queries, n) with their ``scores``, in the order of a search."""
-    if (scores[:, 1:] > scores[:, :-1]).any():
-        order = np.argsort(-scores, axis=1, kind="stable")
-        ads, scores = np.take_along_axis(ads, order, 1), np.take_along_axis(scores, order, 1)
-    best = ads[:, :k].copy(), scores[:, :k].copy()
-    tied = np.flatnonzero(_are_equal(scores[:, : k + 1]).any(axis=1))
-    if len(tied):  # few of the queries, as a rule
-        rank = np.cumsum(~_are_equal(scores[tied]), axis=1)
-        rank = np.pad(rank, [(0, 0), (1, 0)])
-        order = np.lexsort((mix(ads[tied]), rank), axis=1)[:, :k]
-        best[0][tied] = np.take_along_axis(ads[tied], order, 1)
-    return best
-
-
-def _are_equal(scores: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Flag the scores (queries, n - 1), best first, that equal the one before."""
-    before, after = scores[:, :-1], scores[:, 1:]
-    with np.errstate(invalid="ignore"):  # of two that are infinite
-        return (before - after < EQUAL) & np.isfinite(after)
-
-
-def merge_topk(parts: list[TopK], k: int) -> TopK:
-    """Merge the results of searches over disjoint sets of ads into the k best of each query."""
-    ads, scores = (np.concatenate(of_parts, axis=1) for of_parts in zip(*parts, strict=True))
-    return best_first(ads, scores, k)
 
 
 def drop_filtered(topk: TopK, filter_pairs: NDArray[np.int64], k: int) -> TopK:
@@ -257,9 +150,3 @@ def _full_precision() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(kept)
-
-
-SCANNED: tuple[Any, ...] = (TorchIndex,)
-"""Indexes that can be searched deeper without finding others."""
-if faiss is not None:
-    SCANNED = (TorchIndex, faiss.IndexFlat, faiss.IndexIVF)

@@ -11,6 +11,7 @@ from typing import Any
 import faiss
 import numpy as np
 
+from ramen_ray.answering.ads import numbers_of
 from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.method.retrieval.index import (
     BulkKind,
@@ -117,13 +118,15 @@ class IndexShard:
     def __str__(self) -> str:
         return f"ads {self.rows.start} to {self.rows.stop} in {self.file}"
 
-    def open(self) -> tuple[Any, int]:
-        """Make an index of the ads; returns it, and the id of its first row."""
+    def open(self) -> tuple[Any, Ids]:
+        """Make an index of the ads; returns it, and their numbers."""
         whole = faiss.read_index(str(self.file), faiss.IO_FLAG_MMAP_IFC)
+        numbers = numbers_of(self.file.parent, whole.ntotal)
         if len(self.rows) == whole.ntotal:
-            return faiss.read_index(str(self.file)), 0
+            return faiss.read_index(str(self.file)), numbers
         # Cells and codes stay, so that it finds what the whole one does; a graph is made anew.
-        return with_rows_only(whole, np.array(self.rows)), self.rows.start
+        rows = np.array(self.rows)
+        return with_rows_only(whole, rows), numbers[rows]
 
 
 def index_shards(file: Path, gb_per_shard: float) -> list[IndexShard]:

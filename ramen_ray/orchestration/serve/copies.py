@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.store.whole_files import owned_folder
 from ramen_ray.data.tables.new_ads import NewAds, read_changes
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
@@ -160,7 +161,7 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
     return replace(compiled, model_uri=take_place(registry, copy, original, model_uri))
 
 
-def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:
+def time_alone(models: Sequence[Retriever], texts: Sequence[str]) -> list[float]:
     """Return each model's median time for a single query, in milliseconds."""
     # The first are not timed. Models take turns, so that a busy machine slows all of them.
     timed_texts = [*texts[:UNTIMED_QUERIES], *texts]
@@ -168,7 +169,7 @@ def time_alone(models: Sequence[Any], texts: Sequence[str]) -> list[float]:
     for row, text in zip(seconds, timed_texts, strict=True):
         for column, model in enumerate(models):
             started = time.perf_counter()
-            model.predict([text])
+            model.answer([text])
             row[column] = time.perf_counter() - started
     timed = seconds[len(timed_texts) - len(texts) :]
     return [1000 * float(median) for median in np.median(timed, axis=0)]

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
+from ramen_ray.answering.ads import ANSWERS
 from ramen_ray.config import ConfigError
 from ramen_ray.data.store.checksums import parse_object
 from ramen_ray.data.store.dataset import DatasetError
@@ -31,14 +32,6 @@ PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
 FILE = "part-{:06d}.parquet"
 ASIDE = ".attempts"  # a folder for what is needed until all is answered
 ERRORS = "ramen_ray.errors"  # key of a file's metadata: how many of its rows have no answer
-ANSWERS = pa.schema(
-    [
-        ("ad_ids", pa.list_(pa.string())),
-        ("ads", pa.list_(pa.string())),
-        ("scores", pa.list_(pa.float32())),
-        ("error", pa.string()),
-    ]
-)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,13 @@ import ray.data
 from pyarrow.fs import FileSystem
 from ray.data import ActorPoolStrategy
 
+from ramen_ray.answering.ads import ADS, ANSWERS
+from ramen_ray.answering.retriever import INDEX
 from ramen_ray.config import GB_PER_SHARD, ConfigError
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
-from ramen_ray.method.retrieval.retriever_folder import ADS, INDEX, keep_ads, known_ads
+from ramen_ray.method.retrieval.retriever_folder import keep_ads
 from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.orchestration.cluster.joining import ClusterError, start_ray
 from ramen_ray.orchestration.cluster.resources import (
@@ -31,7 +33,7 @@ from ramen_ray.orchestration.cluster.resources import (
     num_cpus,
     user_errors,
 )
-from ramen_ray.orchestration.serve.partitions import ANSWERS, claim, locked, partitions
+from ramen_ray.orchestration.serve.partitions import claim, locked, partitions
 from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
 from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
 from ramen_ray.tracking.registry import Registry, content_of_retriever, matching_rows, own_folder
@@ -92,9 +94,10 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
     files = _parquet_files(asked)
     with locked(output) as aside:
         copied = registry.copy(retriever.uri, aside / "retriever")
-        folder, content = own_folder(copied), content_of_retriever(copied)
+        folder = own_folder(copied)
+        content = content_of_retriever(folder)
         if asked.filter:
-            keep_ads(folder, matching_rows(known_ads(folder), asked.filter), few_exactly=True)
+            keep_ads(folder, matching_rows(folder, asked.filter), few_exactly=True)
         pieces = partitions(files)
         plan = {
             "model": retriever.uri,

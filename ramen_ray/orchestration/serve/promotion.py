@@ -4,12 +4,12 @@ The two may be of different datasets, such as those of two weeks.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import Dataset, DatasetError, open_unchanged
 from ramen_ray.data.store.predictions import users_ids
@@ -18,7 +18,7 @@ from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
 from ramen_ray.method.metrics.judgement import METRICS, Judgement, Propensity, read_test_queries
 from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
-from ramen_ray.method.retrieval.search import TopK, search_index
+from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.orchestration.run.made_from import trained_on
 from ramen_ray.orchestration.serve.retrievers import find_logged
 from ramen_ray.told import told, told_of
@@ -47,7 +47,7 @@ class Answering:
     """A retriever that is loaded, and what is known of it."""
 
     logged: LoggedRetriever
-    model: Any
+    model: Retriever
 
     @classmethod
     def load(cls, registry: Registry, uri: str) -> "Answering":
@@ -70,10 +70,10 @@ class Answering:
 
         Ads of another dataset are found by the user's ids, or by texts if none has such an id.
         """
-        own = self.model.unwrap_python_model()
+        own = self.model.ads
         ads = dataset.read("ads").sort_by("ad_id").combine_chunks()
         has_ids = "source_id" in ads.column_names or self.is_made_from(dataset)
-        by_ids, by_texts = (own.ad_ids, users_ids(ads)), (own.ad_texts, ads["text"])
+        by_ids, by_texts = (own.ids, users_ids(ads)), (own.texts, ads["text"])
         for names, known in [by_ids, by_texts] if has_ids else [by_texts]:
             found = pc.index_in(names, known.cast(names.type).combine_chunks())
             if found.null_count < len(found):
@@ -88,18 +88,15 @@ class Answering:
         What :meth:`ads_of_rows` returns are the ``ads``; ``among`` flags the rows (rows,) of the
         index to search, None those of the dataset's ads.
         """
-        own, rows = (
-            self.model.unwrap_python_model(),
-            np.flatnonzero(ads >= 0 if among is None else among),
-        )
+        among = ads >= 0 if among is None else among
         starts = range(0, len(texts), QUERIES_PER_PASS)
         embedded = [
-            own.encode(texts[start : start + QUERIES_PER_PASS])
+            self.model.embed(texts[start : start + QUERIES_PER_PASS])
             for start in told_of("answering", starts, lambda _: QUERIES_PER_PASS, len(texts))
         ]
-        k = min(depth, len(rows))
-        found, scores = search_index(own.index, np.concatenate(embedded), k, rows=rows)
-        return np.append(ads, -1)[found], scores
+        k = min(depth, int(among.sum()))
+        rows, scores = self.model.nearest(np.concatenate(embedded), k, among)
+        return np.append(ads, -1)[rows], scores
 
 
 def compare(

@@ -8,9 +8,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ramen_ray.answering.requests import MAX_QUERIES
 from ramen_ray.tracking.registry import Registry, RegistryError, ask
-from ramen_ray.tracking.retriever_model import MAX_QUERIES, find_error
 
 MAX_BODY_BYTES = 16_000_000  # of two million characters, of which each may take six bytes or more
 MOST_SAID = 500  # characters of a request that are told back
@@ -20,9 +21,9 @@ ADVICE = 'post {"inputs": ["a query"]} as JSON to /invocations'
 class Params(BaseModel, extra="forbid"):
     """What a request may set of its answers; the retriever checks the values."""
 
-    top_k: int | None = None
-    filter: dict[str, Any] | None = None
-    min_score: float | None = None
+    top_k: Any = None
+    filter: Any = None
+    min_score: Any = None
 
 
 class Asked(BaseModel, extra="forbid"):
@@ -40,20 +41,16 @@ def app_of(registry: Registry, model_uri: str) -> FastAPI:
     request has a status from 400 to 499, and a sentence.
     """
     retriever = registry.load(model_uri)
-    app = FastAPI(openapi_url=None, max_body_size=MAX_BODY_BYTES)
+    app = FastAPI(openapi_url=None, redirect_slashes=False)  # no client says where to go on
+    app.add_middleware(_Limited)
 
     @app.get("/health")
     def health() -> None: ...
 
     @app.post("/invocations")
     def invocations(asked: Asked) -> JSONResponse:
-        # Of lists and objects MLflow would make a table, of any width, and answer its first column.
-        texts: list[Any] = [None if isinstance(one, list | dict) else one for one in asked.inputs]
-        answers = ask(retriever, texts, asked.params.model_dump())
-        for query, answer in zip(asked.inputs, answers, strict=True):
-            if isinstance(query, list | dict):
-                answer["error"] = find_error(query)
-        return JSONResponse({"predictions": answers})
+        answers = ask(retriever, asked.inputs, asked.params.model_dump())
+        return JSONResponse({"predictions": answers.to_pylist()})
 
     @app.exception_handler(RegistryError)
     def refused(_: Request, error: RegistryError) -> Response:
@@ -70,6 +67,26 @@ def app_of(registry: Registry, model_uri: str) -> FastAPI:
         return _refusal(error.status_code, f"{error.detail}; {ADVICE}")
 
     return app
+
+
+class _Limited:
+    """An application that reads no more of a request than MAX_BODY_BYTES."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        num_bytes = 0
+
+        async def receive_part() -> Message:
+            nonlocal num_bytes
+            part = await receive()
+            num_bytes += len(part.get("body", b""))
+            if num_bytes > MAX_BODY_BYTES:
+                raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+            return part
+
+        await self.app(scope, receive_part, send)
 
 
 def _refusal(status: int, why: str) -> Response:

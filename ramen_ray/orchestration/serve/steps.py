@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.answering import code_of
 from ramen_ray.data.store.same_texts import is_utf8
-from ramen_ray.method.retrieval.retriever_folder import ADS
 from ramen_ray.orchestration.cluster.tasks import limited_attempts
 from ramen_ray.orchestration.serve.partitions import Answers, Partition, with_answers
 from ramen_ray.orchestration.sharded_search import Block, SearchShard, Shard, queries_at_once
-from ramen_ray.tracking.retriever_model import Retriever, find_error
 
 
 @dataclass(frozen=True)
@@ -35,21 +32,19 @@ class Encode:
     """Encodes the queries of one partition after another."""
 
     def __init__(self, work: Work) -> None:
-        self.work, self.encoder = work, Retriever()
-        self.encoder.load_encoder(work.retriever, {})
-        self.dim = self.encoder.encode(["a query"]).shape[1]
+        self.work = work
+        self.code = code_of(work.retriever)
+        self.encode = self.code.QueryEncoder(work.retriever)
 
     def __call__(self, row: dict[str, Any]) -> Block:
         """Make a block of a partition's queries, less those that cannot be answered."""
         partition = self.work.partitions[row["partition"]]
         with limited_attempts(self.work.answers.aside, f"{partition.name}, encoding"):
             parts = [self._encode(rows[self.work.column]) for rows in partition.batches()]
-        queries = np.concatenate([np.empty((0, self.dim), np.float32), *parts])
-        return {**row, "name": partition.name, "queries": queries}
+        return {**row, "name": partition.name, "queries": np.concatenate([self.encode([]), *parts])}
 
     def _encode(self, texts: pa.Array) -> NDArray[np.float32]:
-        queries = [text for text in _values(texts) if find_error(text) is None]
-        return self.encoder.encode(queries) if queries else np.empty((0, self.dim), np.float32)
+        return self.encode([text for text in _values(texts) if self.code.find_error(text) is None])
 
 
 class Write:
@@ -57,10 +52,8 @@ class Write:
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        ads = pq.read_table(work.retriever / ADS)
-        self.ads = [
-            ads[name].cast(pa.large_string()).combine_chunks() for name in ("ad_id", "text")
-        ]
+        self.code = code_of(work.retriever)
+        self.ads = self.code.Ads(work.retriever)
 
     def __call__(self, block: Block) -> dict[str, Any]:
         """Write what was found for a block."""
@@ -74,31 +67,20 @@ class Write:
     def _beside(
         self, batches: Iterator[pa.RecordBatch], schema: pa.Schema, block: Block
     ) -> Iterator[pa.Table]:
-        at_once, done = queries_at_once(self.work.top_k), 0
+        at_once = queries_at_once(self.work.top_k)
+        done = 0
         for batch in batches:
             for start in range(0, len(batch), at_once):
                 rows = batch.slice(start, at_once)
-                errors = [find_error(text) for text in _values(rows[self.work.column])]
-                own = slice(done, done + errors.count(None))
-                done = own.stop
-                answers = self._spell_out(errors, block["ads"][own], block["scores"][own])
-                columns = [*rows.columns, *answers]
+                errors = [self.code.find_error(text) for text in _values(rows[self.work.column])]
+                answered = slice(done, done + errors.count(None))
+                done = answered.stop
+                ads, scores = block["ads"][answered], block["scores"][answered]
+                if self.work.min_score is not None:
+                    ads = np.where(scores < self.work.min_score, -1, ads)
+                answers = self.ads.spell_out(errors, self.ads.rows_of(ads), scores)
+                columns = [*rows.columns, *answers.columns]
                 yield pa.Table.from_arrays(columns, schema=with_answers(schema))
-
-    def _spell_out(
-        self, errors: list[str | None], ads: Int64s, scores: NDArray[np.float32]
-    ) -> list[pa.Array]:
-        """Return the columns of ANSWERS, from the ads (n, k) of the n queries without an error."""
-        is_found = ads >= 0  # there may be fewer, and an approximate index may find fewer
-        if self.work.min_score is not None:
-            is_found &= scores >= self.work.min_score
-        lengths = np.zeros(len(errors), dtype=np.int32)
-        lengths[[error is None for error in errors]] = is_found.sum(axis=1)
-        ends, rows = pa.array(np.append(0, lengths.cumsum()), pa.int32()), pa.array(ads[is_found])
-        ids, texts = (column.take(rows).cast(pa.string()) for column in self.ads)
-        flat = [ids, texts, pa.array(scores[is_found], pa.float32())]
-        lists = [pa.ListArray.from_arrays(ends, column) for column in flat]
-        return [*lists, pa.array(errors, pa.string())]
 
 
 def _values(cells: pa.Array) -> list[Any]:

@@ -307,6 +307,7 @@ UNOPENED: dict[str, tuple[Change, str]] = {
     "JSON list": (write("dataset.json", b"[]"), "format_version"),
     "other version": (change_json(format_version=7), r"dataset\.json.* format_version is 7"),
     "no version": (change_json(format_version=None), "format_version is None"),
+    "true for a version": (change_json(format_version=True), "format_version is True"),
     "no name": (change_json(name=None), r"dataset\.json.*'name'"),
     "name of another place": (
         change_json(name="../../evil"),

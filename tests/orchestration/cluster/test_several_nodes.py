@@ -315,6 +315,6 @@ def test_a_table_is_answered_with_a_machine_less(machines, unharmed, dataset_pat
     assert (done.rows, done.errors, done.partitions) == (len(texts), 0, 20)
     found = pq.read_table(answers)
     assert found["text"].to_pylist() == texts.tolist()
-    ads = registry.load(model).predict(distinct, params={"top_k": 3})["ads"].tolist()
+    ads = registry.load(model).answer(distinct, 3)["ads"].to_pylist()
     assert found["ads"].to_pylist() == [ads[row % len(distinct)] for row in range(len(texts))]
     mlflow.set_tracking_uri(None)

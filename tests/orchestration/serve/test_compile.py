@@ -80,12 +80,12 @@ def test_a_compiled_retriever_replaces_the_original_and_answers_alike_without_to
     assert registry.chosen("eager", "champion").version == 2
     uses_gpu = [registry.look_up(f"models:/eager/{version}").uses_gpu for version in (1, 2)]
     assert uses_gpu == [True, False]
-    original = registry.load("models:/eager/1").predict(queries)
+    original = registry.load("models:/eager/1").answer(queries)
     script = [sys.executable, "-c", WITHOUT_TORCH, "models:/eager@champion", json.dumps(queries)]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": registry.uri}
     done = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(json.loads(done.stdout), original["scores"].tolist(), atol=1e-5)
+    np.testing.assert_allclose(json.loads(done.stdout), original["scores"].to_pylist(), atol=1e-5)
     folder = registry.download("models:/eager/2", tmp_path).parent.parent
     needed = (folder / "requirements.txt").read_text()
     assert "onnxruntime==" in needed
@@ -106,7 +106,8 @@ def test_a_retriever_answers_on_the_cpu_on_request_if_there_is_a_gpu(
     registry, queries, monkeypatch
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert not registry.load("models:/eager/1", "cpu").predict(queries)["error"].any()
+    answers = registry.load("models:/eager/1", "cpu").answer(queries)
+    assert answers["error"].null_count == len(queries)
 
 
 def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(registry, compiled, queries):
@@ -116,7 +117,7 @@ def test_eight_bit_integers_answer_nearly_alike_and_say_what_they_cost(registry,
     after, before, difference = map(float, shown)
     assert after - before == pytest.approx(difference, abs=0.011)
     scores = [
-        np.array(registry.load(f"models:/rounded/{version}").predict(queries)["scores"].tolist())
+        np.array(registry.load(f"models:/rounded/{version}").answer(queries)["scores"].to_pylist())
         for version in (1, 2)
     ]
     assert 0 < np.abs(scores[0] - scores[1]).max() < 0.05
@@ -137,7 +138,7 @@ def test_models_are_timed_in_turns(monkeypatch):
         def __init__(self, seconds: float) -> None:
             self.seconds = seconds
 
-        def predict(self, texts: list[str]) -> None:
+        def answer(self, texts: list[str]) -> None:
             turns.append(self.seconds)
             now[0] += 30.0 if texts == ["stalls"] else self.seconds
 

@@ -8,12 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from mlflow.exceptions import MlflowException
-from mlflow.pyfunc import PyFuncModel
 from stores import FLAT, Store
 from support import MAX_LENGTH, prepare_in_process, write_rows
 
 from jobs import ask, index, ingest, predict, promote, validate
+from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.retrieval import shards
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
@@ -36,7 +35,7 @@ class Large(NamedTuple):
     """A retriever of many ads, the vectors that its scores are of, and its columns."""
 
     uri: str
-    model: PyFuncModel
+    model: Retriever
     vectors: np.ndarray
     columns: dict[str, np.ndarray]
 
@@ -86,18 +85,18 @@ def store(shop: Path, encoder_path: Path, output: Path) -> Store:
 
 
 @pytest.fixture(scope="module")
-def champion(store: Store) -> PyFuncModel:
+def champion(store: Store) -> Retriever:
     return Registry(store.uri).load("models:/filtered@champion")
 
 
-def _answers(model: PyFuncModel, **params: Any) -> list[dict[str, float]]:
-    found = model.predict(QUERIES, params=params).to_dict("records")
+def _answers(model: Retriever, **params: Any) -> list[dict[str, float]]:
+    found = model.answer(QUERIES, **params).to_pylist()
     return [dict(zip(one["ad_ids"], one["scores"], strict=True)) for one in found]
 
 
-def _expected(model: PyFuncModel, ads: Ads, top_k: int, **wanted: Any) -> list[dict[str, float]]:
+def _expected(model: Retriever, ads: Ads, top_k: int, **wanted: Any) -> list[dict[str, float]]:
     """Answer with all ads, and keep the best of those that match."""
-    of_all = _answers(model, top_k=len(model.unwrap_python_model().ad_ids))
+    of_all = _answers(model, top_k=len(model.ads))
     kept = [
         [(ad, score) for ad, score in one.items() if _matches(ads[ad], wanted)] for one in of_all
     ]
@@ -146,20 +145,15 @@ def test_only_ads_that_match_answer(wanted, top_k, champion, catalogue):
     ],
 )
 def test_what_cannot_be_filtered_by_is_refused(wanted, message, champion):
-    with pytest.raises(MlflowException, match=message) as refused:
-        champion.predict(QUERIES, params={"filter": wanted})
-    assert refused.value.get_http_status_code() == 400
-    with pytest.raises(MlflowException, match="min_score is not a number"):
-        champion.predict(QUERIES, params={"min_score": float("nan")})
+    with pytest.raises(champion.refusal, match=message):
+        champion.answer(QUERIES, filter=wanted)
 
 
 def test_a_retriever_without_columns_refuses_a_filter(logged_retriever, output):
     model = Registry(f"sqlite:///{output}/mlflow.db").load(logged_retriever)
-    with pytest.raises(RegistryError, match=r"no column market to filter by, only texts; .*--sync"):
+    with pytest.raises(RegistryError, match=r"no column 'market' to filter by; .*--sync"):
         ask_retriever(model, QUERIES, {"filter": {"market": ["DE"]}})
-    with pytest.raises(MlflowException, match="no columns to filter by"):
-        model.predict(QUERIES, params={"filter": {"market": "DE"}})
-    assert len(model.predict(["oak"], params={"filter": {}})["ads"][0]) == 10
+    assert len(model.answer(["oak"], filter={})["ads"][0]) == 10
 
 
 def test_commands_and_notebooks_filter(store, champion, done, refused, catalogue):
@@ -214,13 +208,14 @@ def test_columns_follow_a_catalogue(store, shop, catalogue, done, refused, tmp_p
     words = (*to, "--sync", _write(tmp_path / "5.csv", others), *text)
     done(index, *words, "--columns.ad-filters", "shop")
     _check(registry.load(champion), others, shop="S4")
-    with pytest.raises(MlflowException, match="market"):
-        registry.load(champion).predict(QUERIES, params={"filter": {"market": "US"}})
+    loaded = registry.load(champion)
+    with pytest.raises(loaded.refusal, match="market"):
+        loaded.answer(QUERIES, filter={"market": "US"})
     done(promote, "--restore", "--name", "following", "--output", store.output)
     _check(registry.load(champion), now, market="US")
 
 
-def _check(model: PyFuncModel, ads: Ads, **wanted: str) -> None:
+def _check(model: Retriever, ads: Ads, **wanted: str) -> None:
     found = _answers(model, top_k=20, filter=wanted)
     assert found[1]
     expected = _expected(model, ads, 20, **wanted)
@@ -279,7 +274,7 @@ def large(
 
 def _brute_force(large: Large, wanted: dict[str, str]) -> np.ndarray:
     """Return the scores (queries, ads), -inf of ads that do not match."""
-    queries = large.model.unwrap_python_model().encode(QUERIES)
+    queries = large.model.embed(QUERIES)
     matches = np.logical_and.reduce([large.columns[name] == one for name, one in wanted.items()])
     return np.where(matches, queries @ large.vectors.T, -np.inf)
 
@@ -296,22 +291,23 @@ def _brute_force(large: Large, wanted: dict[str, str]) -> np.ndarray:
 )
 def test_every_kind_of_index_finds_all_that_match(wanted, number, large):
     scores = _brute_force(large, wanted)
-    found = large.model.predict(QUERIES, params={"top_k": 50, "filter": wanted})
-    assert [len(ads) for ads in found["ads"]] == [number] * len(QUERIES)
+    found = large.model.answer(QUERIES, 50, wanted)
+    assert [len(ads) for ads in found["ads"].to_pylist()] == [number] * len(QUERIES)
     if not number:
         return
     best = -np.sort(-scores, axis=1)[:, :number]
-    np.testing.assert_allclose(np.array(found["scores"].tolist()), best, atol=1e-5)
-    rows = np.array([[int(ad[1:]) for ad in ads] for ads in found["ad_ids"]])
+    np.testing.assert_allclose(np.array(found["scores"].to_pylist()), best, atol=1e-5)
+    rows = np.array([[int(ad[1:]) for ad in ads] for ads in found["ad_ids"].to_pylist()])
     np.testing.assert_allclose(np.take_along_axis(scores, rows, 1), best, atol=1e-5)
 
 
 def test_of_more_ads_than_are_scanned_most_are_found(large, monkeypatch):
-    monkeypatch.setitem(large.model.unwrap_python_model().encode.__globals__, "MOST_SCANNED", 100)
+    search = large.model.nearest.__globals__["search_index"]  # of the code that is kept
+    monkeypatch.setitem(search.__globals__, "MOST_SCANNED", 100)
     scores = _brute_force(large, {"market": "FR"})
-    found = large.model.predict(QUERIES, params={"top_k": 50, "filter": {"market": "FR"}})
+    found = large.model.answer(QUERIES, 50, {"market": "FR"})
     best = np.argsort(-scores, axis=1)[:, :50]
-    for ads, expected in zip(found["ad_ids"], best, strict=True):
+    for ads, expected in zip(found["ad_ids"].to_pylist(), best, strict=True):
         own = {int(ad[1:]) for ad in ads}
         assert {*large.columns["market"][[*own]]} == {"FR"}
         assert len(own & {*expected}) >= 40
@@ -329,10 +325,11 @@ def test_a_table_of_queries_is_answered_with_what_matches(
     words += ["--gb-per-shard", "1e-9"]
     done(predict, *words, "--filter", "market=DE")
     params = {"top_k": 40, "filter": {"market": "DE"}, "min_score": 0.1}
-    expected = large.model.predict(QUERIES, params=params)
+    expected = large.model.answer(QUERIES, **params)
     found = pq.read_table(tmp_path / "answers")
-    assert found["ad_ids"].to_pylist() == [*expected["ad_ids"], []]
-    for scores, wanted in zip(found["scores"].to_pylist(), expected["scores"], strict=False):
+    assert found["ad_ids"].to_pylist() == [*expected["ad_ids"].to_pylist(), []]
+    of_both = (table["scores"].to_pylist() for table in (found, expected))
+    for scores, wanted in zip(*of_both, strict=False):
         np.testing.assert_allclose(scores, wanted, atol=1e-6)
     for other in (["--filter", "market=FR"], []):
         assert "filter differ" in refused(predict, *words, *other)

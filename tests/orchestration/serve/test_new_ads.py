@@ -13,14 +13,13 @@ QUERIES = ["robin nest", "oak", "ship", "saw"]
 
 
 def _ads(store: Store, uri: str) -> dict[str, str]:
-    own = Registry(store.uri).load(uri).unwrap_python_model()
-    return dict(zip(own.ad_ids.to_pylist(), own.ad_texts.to_pylist(), strict=True))
+    own = Registry(store.uri).load(uri).ads
+    return dict(zip(own.ids.to_pylist(), own.texts.to_pylist(), strict=True))
 
 
 def _answers(store: Store, uri: str, top_k: int) -> list[dict[str, Any]]:
-    answered = Registry(store.uri).load(uri).predict(QUERIES, params={"top_k": top_k})
-    records: list[dict[str, Any]] = answered.to_dict("records")
-    return records
+    answers: list[dict[str, Any]] = Registry(store.uri).load(uri).answer(QUERIES, top_k).to_pylist()
+    return answers
 
 
 def _write(file: Path, ads: dict[str, str]) -> Path:

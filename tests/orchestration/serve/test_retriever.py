@@ -1,14 +1,13 @@
 """The logged model against exact search with the encoder that it was made from."""
 
 import json
-import math
 import os
+import shutil
 import urllib.error
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlflow
@@ -21,6 +20,8 @@ from sentence_transformers import SentenceTransformer
 from stores import FLAT, served_by_mlflow
 from support import MAX_LENGTH
 
+from ramen_ray.answering import code_of
+from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import (
@@ -36,7 +37,6 @@ from ramen_ray.method.model.texts import Prompts
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS, new_index
 from ramen_ray.method.retrieval.retriever_folder import text_embedder, write_retriever
 from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.retriever_model import Retriever
 from ramen_ray.tracking.runs import Run, open_run
 
 KINDS = ["transformer", "bag"]
@@ -138,11 +138,10 @@ def test_prompts_stand_before_served_queries_and_before_ads_that_are_added(
     encoder.prompts = Prompts(f"{ads[0]}: ", f"{ads[1]}: ")
     made_from = DualEncoder(encoder), Dataset(dataset_path), prepared_bag
     write_retriever(tmp_path, *made_from, FLAT)
-    served: Any = Retriever()
-    served.load_context(SimpleNamespace(artifacts={"retriever": str(tmp_path)}, model_config={}))
+    served = Retriever(tmp_path)
     theirs = SentenceTransformer(str(tmp_path / ENCODER_FOLDER), device="cpu")
     expected = theirs.encode_query(queries, normalize_embeddings=True)
-    np.testing.assert_allclose(served.encode(queries), expected, atol=1e-5)
+    np.testing.assert_allclose(served.embed(queries), expected, atol=1e-5)
     expected = theirs.encode_document(ads, normalize_embeddings=True)
     np.testing.assert_allclose(text_embedder(tmp_path)(ads), expected, atol=1e-5)
 
@@ -202,10 +201,9 @@ def test_a_request_for_too_much_is_refused(num_queries, query, top_k, message, l
 
 def test_an_answer_may_be_neither_too_large_nor_too_late(logged, queries):
     model = logged.model
-    retriever = model.unwrap_python_model()
     asked = [queries[0]] * 300
     whole = len(json.dumps(model.predict(asked).to_dict("records")))
-    limits = retriever.encode.__globals__  # of the file that MLflow keeps
+    limits = model.unwrap_python_model().retriever.answer.__globals__  # of the code that is kept
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(limits, "MAX_ANSWER_BYTES", whole)
         assert len(model.predict(asked)) == 300
@@ -217,26 +215,6 @@ def test_an_answer_may_be_neither_too_large_nor_too_late(logged, queries):
         with pytest.raises(MlflowException, match="takes more than -1 s; send fewer") as refused:
             model.predict(asked)
     assert refused.value.get_http_status_code() == 400
-
-
-def test_what_a_large_request_took_is_given_back_by_the_next(logged):
-    retriever = logged.model.unwrap_python_model()
-    inside, given_back = retriever.encode.__globals__, []
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(inside, "_call_glibc", lambda *_: given_back.append(1))
-        patched.setitem(inside, "BETWEEN_S", 3600)
-        patched.setattr(retriever, "freed_at", -math.inf)
-        patched.setattr(retriever, "free_until", -math.inf)
-        logged.model.predict(["robin"])
-        logged.model.predict(["robin"])
-        assert not given_back
-        with pytest.raises(MlflowException):
-            logged.model.predict(["robin"] * 20_000)
-        assert not given_back
-        logged.model.predict(["robin"])
-        logged.model.predict(["robin"])
-        assert len(given_back) == 1
-    inside["_call_glibc"]("malloc_trim", 0)
 
 
 def test_of_a_table_only_a_column_of_queries_is_answered(logged, queries):
@@ -263,6 +241,21 @@ def test_the_model_is_described_and_holds_no_pickle(logged, queries):
     assert not [file for file in files if file.suffix in {".pkl", ".pickle", ".bin"}]
     run = logged.run.client.get_run(logged.run.id)
     assert [output.model_id for output in run.outputs.model_outputs] == [logged.model_id]
+
+
+def test_each_retriever_answers_by_the_code_that_it_keeps(logged, tmp_path):
+    (kept,) = logged.folder.rglob("code")
+    folders = [Path(shutil.copytree(kept.parent, tmp_path / name)) for name in ("one", "other")]
+    file = folders[1] / "code" / "requests.py"
+    file.write_text(file.read_text().replace("MAX_CHARACTERS = 10_000", "MAX_CHARACTERS = 4"))
+    files = sorted(tmp_path.rglob("*"))
+    loaded = [code_of(folder).Retriever(folder) for folder in folders]
+    for retriever, answered in [*zip(loaded, (10, 0), strict=True)] * 2:
+        assert len(retriever.answer(["robin"])["ads"][0]) == answered
+    assert sorted(tmp_path.rglob("*")) == files
+    shutil.rmtree(folders[1] / "code")  # as of an earlier version, which kept another file
+    earlier = code_of(folders[1]).Retriever(folders[1], "cpu")
+    assert earlier.answer(["robin"]) == loaded[0].answer(["robin"])
 
 
 def test_the_environment_is_pinned_and_minimal(logged):

@@ -26,8 +26,8 @@ def client(store, logged_retriever) -> Iterator[TestClient]:
 def test_answers_are_those_of_the_loaded_retriever(client, store, logged_retriever):
     texts = ["robin nest", "oak"]
     answered = client.post("/invocations", json={"inputs": texts, "params": {"top_k": 3}})
-    expected = Registry(store.uri).load(logged_retriever, "cpu").predict(texts, params={"top_k": 3})
-    assert answered.json() == {"predictions": expected.to_dict("records")}
+    expected = Registry(store.uri).load(logged_retriever, "cpu").answer(texts, 3)
+    assert answered.json() == {"predictions": expected.to_pylist()}
     assert client.get("/health").status_code == 200
 
 
@@ -67,10 +67,16 @@ def test_a_query_that_is_no_text_has_an_error_in_its_row(client):
         (b'{"inputs": ["oak"], "params": {"topk": 1}}', AS_JSON, "params.topk"),
         (b'{"inputs": ["oak"], "params": {"top_k": 0}}', AS_JSON, "top_k is 0"),
         (b'{"inputs": ["oak"], "params": {"min_score": NaN}}', AS_JSON, "number"),
-        (b'{"inputs": ["oak"], "params": {"filter": {"a": "b"}}}', AS_JSON, "texts"),
+        (b'{"inputs": ["oak"], "params": {"filter": {"a": "b"}}}', AS_JSON, "no column"),
         (b'{"inputs": ["oak"]}', {}, "the request"),
         (b"query\noak\n", {"Content-Type": "text/csv"}, "the request"),
-        (b" " * (MAX_BODY_BYTES + 1), AS_JSON, "too large"),
+        (b" " * (MAX_BODY_BYTES + 1), AS_JSON, "16000000 bytes"),
+        (b'{"inputs": ["oak"], "params": {"top_k": true}}', AS_JSON, "top_k is True"),
+        (b'{"inputs": ["oak"], "params": {"top_k": "3"}}', AS_JSON, "top_k is '3'"),
+        (b'{"inputs": ["oak"], "params": {"top_k": 3.5}}', AS_JSON, "top_k is 3.5"),
+        (b'{"inputs": ["oak"], "params": {"min_score": true}}', AS_JSON, "min_score is True"),
+        (b'{"inputs": ["oak"], "params": {"min_score": "1"}}', AS_JSON, "min_score is '1'"),
+        (b'{"inputs": ["oak"], "params": {"filter": ["a"]}}', AS_JSON, "filter is ['a']"),
         (b'{"inputs": ["oak"], "params": {"filter": {"\\ud800": "a"}}}', AS_JSON, "no column"),
         (b'{"inputs": [1], "' + b"k" * 100_000 + b'": 1}', AS_JSON, "kkk"),
         (json.dumps({"inputs": ["oak"] * 10_001}).encode(), AS_JSON, "10000"),
@@ -79,9 +85,19 @@ def test_a_query_that_is_no_text_has_an_error_in_its_row(client):
 )
 def test_a_bad_request_is_refused_in_one_sentence(client, content, headers, sentence):
     answered = client.post("/invocations", content=content, headers=headers)
-    assert answered.status_code == (413 if sentence == "too large" else 400)
-    assert sentence.lower() in answered.text.lower()
+    assert answered.status_code == (413 if "bytes" in sentence else 400)
+    assert sentence.lower() in answered.json()["error"].lower()
     assert len(answered.text) < 600
+
+
+def test_no_client_is_sent_to_another_address(client):
+    answered = client.post(
+        "/invocations/", json={"inputs": ["oak"]}, headers={"Host": "evil.example"}
+    )
+    assert answered.status_code == 404
+    assert "evil" not in f"{answered.headers}"
+    too_large = client.post("/invocations/", content=iter([b" " * (MAX_BODY_BYTES + 1)]))
+    assert too_large.json().keys() == {"error"}
 
 
 def test_the_job_serves_until_it_is_stopped(store, logged_retriever, tmp_path):

@@ -1,10 +1,10 @@
 """Equally near ads come in one shuffle in evaluation, in served answers, and in predictions."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,16 +13,16 @@ from pyarrow.fs import LocalFileSystem
 from stores import FLAT
 from support import splitmix64
 
+from ramen_ray.answering.retriever import INDEX, Retriever
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.judgement import Propensity, evaluate, read_test_queries
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
-from ramen_ray.method.retrieval.retriever_folder import INDEX, write_retriever
+from ramen_ray.method.retrieval.retriever_folder import keep_ads, write_retriever
 from ramen_ray.method.retrieval.shards import index_shards
 from ramen_ray.orchestration.serve.partitions import FILE, Answers, partitions
 from ramen_ray.orchestration.serve.promotion import Answering
 from ramen_ray.orchestration.serve.steps import AllSteps, Work
-from ramen_ray.tracking.retriever_model import Retriever
 
 NUM_ADS = 40
 
@@ -37,11 +37,10 @@ def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
     model, dataset = DualEncoder(encoder), Dataset(dataset_path)
     folder = tmp_path / "retriever"
     write_retriever(folder, model, dataset, prepared_bag, FLAT)
-    served: Any = Retriever()
-    served.load_context(SimpleNamespace(artifacts={"retriever": str(folder)}, model_config={}))
+    served = Retriever(folder)
     texts, judgement = read_test_queries(dataset, Propensity())
 
-    answers = served.predict(None, pd.DataFrame({"query": texts}), {"top_k": NUM_ADS})
+    answers = served.answer(texts, NUM_ADS).to_pydict()
     expected, num_ties = [], 0
     for ids, scores in zip(answers["ad_ids"], answers["scores"], strict=True):
         near = dict(zip(map(int, ids), scores, strict=True))
@@ -50,12 +49,10 @@ def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
         assert [int(ad) for ad in ids] == expected[-1]
     assert num_ties == len(texts) * (NUM_ADS - 1) if kinds_of_tokens == 1 else num_ties > 9
     for top_k in (1, 7):
-        some = served.predict(None, pd.DataFrame({"query": texts}), {"top_k": top_k})["ad_ids"]
-        assert [[int(ad) for ad in row] for row in some] == [row[:top_k] for row in expected]
+        assert _ids(served.answer(texts, top_k)["ad_ids"]) == [row[:top_k] for row in expected]
 
-    loaded = SimpleNamespace(unwrap_python_model=lambda: served)
     logged: Any = SimpleNamespace(metadata={"dataset_fingerprint": dataset.fingerprint})
-    answering = Answering(logged, loaded)
+    answering = Answering(logged, served)
     found = answering.retrieve(texts, judgement.depth, answering.ads_of_rows(dataset))
     assert found[0].tolist() == expected
     metrics, shown = evaluate(model, prepared_bag, "test", Propensity())
@@ -64,14 +61,27 @@ def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
         np.mean([np.isin(clicked, row[:10]).mean() for clicked, row in _wanted(dataset, shown)])
     )
 
-    pq.write_table(pa.table({"text": texts}), tmp_path / "queries.parquet")
-    pieces = partitions({str(tmp_path / "queries.parquet"): LocalFileSystem()})
-    made = Answers(tmp_path, "this call")
-    made.aside.mkdir()
+    assert _predicted(folder, texts, tmp_path / "whole") == [row[:7] for row in expected]
+
+    rows = np.setdiff1d(np.arange(NUM_ADS), expected[0][2:20:4])
+    keep_ads(folder, rows)  # those after a removed one have other rows now
+    left = [[ad for ad in row if ad in rows] for row in expected]
+    assert _ids(Retriever(folder).answer(texts, len(rows))["ad_ids"]) == left
+    assert _predicted(folder, texts, tmp_path / "fewer") == [row[:7] for row in left]
+
+
+def _ids(lists: pa.ChunkedArray) -> list[list[int]]:
+    return [[int(ad) for ad in row] for row in lists.to_pylist()]
+
+
+def _predicted(folder: Path, texts: list[str], to: Path) -> list[list[int]]:
+    """Answer a table of queries with a retriever."""
+    (made := Answers(to)).aside.mkdir(parents=True)
+    pq.write_table(pa.table({"text": texts}), to / "queries.parquet")
+    pieces = partitions({str(to / "queries.parquet"): LocalFileSystem()})
     (whole,) = index_shards(folder / INDEX, 1.0)
     AllSteps(Work(pieces, "text", 7, made, folder), whole, 1)({"partition": 0})
-    predicted = pq.read_table(tmp_path / FILE.format(0))["ad_ids"].to_pylist()
-    assert [[int(ad) for ad in row] for row in predicted] == [row[:7] for row in expected]
+    return _ids(pq.read_table(to / FILE.format(0))["ad_ids"])
 
 
 def _wanted(dataset: Dataset, shown: Any) -> Any:

@@ -74,8 +74,8 @@ def _oracle(
     found: dict[str, list[float]] = {name: [] for name in METRICS}
     for run_id in run_ids:
         model = registry.load(f"models:/{registry.find_logged(run_id, None)[1]}")
-        depth = len(model.unwrap_python_model().ad_ids)
-        answers = model.predict(queries, params={"top_k": depth}).to_dict("records")
+        depth = len(model.ads)
+        answers = model.answer(queries, depth).to_pylist()
         hits: dict[str, list[float]] = {name: [] for name in METRICS}
         for query, answer in zip(queries, answers, strict=True):
             known = [ad for ad in answer["ad_ids"] if ad in ads]
