@@ -121,15 +121,18 @@ def write_dataset(
 
     Raises:
         DatasetError: a frame has mixed columns, a row is wrong, or the folder exists.
+        TypeError: a frame is lazy.
     """
     names: dict[str, str] = {}
     with owned_folder() as folder, _as_arguments(names):
 
         def written(argument: str, frame: Frame, name: str) -> str:
+            if hasattr(frame, "collect") and not hasattr(frame, "__arrow_c_stream__"):
+                raise TypeError(f"{argument} is lazy; call .collect() first")
             file = folder / f"{name}.parquet"
             names.update({str(file): argument, file.name: argument})
             try:
-                pq.write_table(pa.table(frame), file)
+                pq.write_table(_without_views(pa.table(frame)), file)
             except (pa.ArrowException, TypeError, ValueError) as error:
                 raise DatasetError(f"{argument} is no table: {first_line_of(error)}") from error
             return str(file)
@@ -151,6 +154,19 @@ def write_dataset(
             **settings,
         )
         return import_tables(tables, Path(path))
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    """Write out polars' categories, which parquet does not take."""
+    for place, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        kind = column.type
+        if pa.types.is_dictionary(kind) and kind.value_type == pa.string_view():
+            texts = [
+                chunk.dictionary.cast(pa.large_string()).take(chunk.indices)
+                for chunk in column.chunks
+            ]
+            table = table.set_column(place, name, pa.chunked_array(texts, pa.large_string()))
+    return table
 
 
 @_as_arguments()

@@ -2,6 +2,8 @@
 
 import re
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import nbformat
 import pandas as pd
@@ -24,7 +26,14 @@ ADS = {"ad_id": [f"A{number}" for number in range(8)], "title": list("abcdefgh")
 KINDS = {"ad_id": ["A0", "A7"], "anchor": ["first", "last"]}
 
 
-@pytest.mark.parametrize("frame", [pa.table, pd.DataFrame])
+def _categorical(columns: dict[str, list[Any]]) -> pa.Table:
+    """Give ids the type that polars gives to categories."""
+    ids = pa.array(columns["ad_id"]).dictionary_encode()
+    views = pa.DictionaryArray.from_arrays(ids.indices, ids.dictionary.cast(pa.string_view()))
+    return pa.table({**columns, "ad_id": views})
+
+
+@pytest.mark.parametrize("frame", [pa.table, pd.DataFrame, _categorical])
 def test_tables_in_memory_become_a_dataset_directory(frame, tmp_path):
     columns = Columns(ad_text=("title",), clicks_weight="clicks")
     given = {"ads": frame(ADS), "ad_edges": {"kinds": frame(KINDS)}, "columns": columns}
@@ -63,6 +72,9 @@ def test_a_wrong_row_is_told_and_leaves_nothing(tmp_path, caplog):
     for wrong in (mixed, pd.concat([mixed, mixed], axis=1), 7):
         with pytest.raises(DatasetError, match="clicks is no table: "):
             write_dataset(tmp_path / "mine", wrong)
+    lazy = SimpleNamespace(collect=lambda: pa.table(CLICKS))
+    with pytest.raises(TypeError, match=r"clicks is lazy; call \.collect\(\)"):
+        write_dataset(tmp_path / "mine", lazy)
     with pytest.raises(DatasetError, match=r"columns\.ad_text is a tuple of names: \('title',\)"):
         Columns(ad_text="title")
     with pytest.raises(DatasetError, match="'a/b' is not a valid name"):

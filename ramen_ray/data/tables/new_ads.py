@@ -16,7 +16,7 @@ from ramen_ray.data.tables.clicks.settings import AdColumns
 from ramen_ray.data.tables.reading.columns import (
     NullWords,
     filter_columns,
-    id_column,
+    listed_id_column,
     text_column,
     weight_column,
 )
@@ -95,7 +95,7 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
         )
     ended = pa.array([], pa.string())
     if given.remove:
-        columns = {"ad_id": id_column(given.columns.ad_id, given.null_words)}
+        columns = {"ad_id": listed_id_column(given.columns.ad_id, given.null_words)}
         table = UserTable(given.remove, columns, encoding=given.encoding)
         removed = table.read()
         _report_other_spellings(table, removed, ids)
@@ -136,7 +136,7 @@ def _read_ads(
 ) -> pa.Table:
     """Read ads as strings; refuses ids ``in_use``, repeated, or mostly ``known`` ones misspelt."""
     columns = {
-        "ad_id": id_column(given.columns.ad_id, given.null_words),
+        "ad_id": listed_id_column(given.columns.ad_id, given.null_words),
         "text": text_column(given.columns.ad_text, given.null_words, normalized),
         **filter_columns(filters),
     }
@@ -172,7 +172,7 @@ def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
     Raises a DatasetError if rows have no query, or an ad that is not new or of an earlier row.
     """
     columns = {
-        "ad_id": id_column(given.columns.clicks_ad, given.null_words),
+        "ad_id": listed_id_column(given.columns.clicks_ad, given.null_words),
         "query": text_column(given.columns.clicks_query, given.null_words, normalized),
     }
     if weight := given.columns.clicks_weight:

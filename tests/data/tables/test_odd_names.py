@@ -121,6 +121,58 @@ def test_impressions_are_no_first_clicks(tmp_path, caplog):
     assert "2 rows left out: impressions" in caplog.text
 
 
+@pytest.mark.parametrize("odd", ["5 ", unicodedata.normalize("NFD", "é")])
+def test_ids_that_look_alike_and_differ_are_said_with_their_row(odd, tmp_path, caplog):
+    """Graphs and logs of sessions trim names; there only accents differ."""
+    rows = [(f"query {n}", n % 6, n // 3, 1_775_000_000 + n) for n in NUMBERS]
+    rows[7] = ("query 7", odd, 2, 1_775_000_007)
+    clicks = write_rows(tmp_path / "clicks.csv", "query ad_id session_id time", rows)
+    names = [*range(6), odd]
+    ads = write_rows(tmp_path / "ads.csv", "ad_id text", ((name, f"ad {name}") for name in names))
+    shop, findings = import_in_process(UserTables(clicks, ads=ads, filters=clicks), tmp_path / "a")
+    by_text = UserTables(clicks, columns=Columns(clicks_ad="ad_id"))
+    findings += import_in_process(by_text, tmp_path / "b")[1]
+    places = [(Path(one.file).name, one.row, one.column) for one in findings]
+    in_clicks = ("clicks.csv", 9, "ad_id")
+    assert places == [("ads.csv", 8, "ad_id"), in_clicks, in_clicks, in_clicks]
+    assert {one.severity for one in findings} == {"warning"}
+    caplog.clear()
+    read_changes(NewAds(sync=ads), pa.table({"ad_id": ["0", "7"], "text": ["ad 0", "ad 7"]}))
+    assert "ads.csv, row 8, column 'ad_id': 1 cells" in caplog.text
+    if odd != odd.strip():
+        return
+    caplog.clear()
+    add_co_session(shop.path, SessionLog(clicks), SessionSettings(min_support=1))
+    assert "clicks.csv, row 9, column 'ad_id': 1 cells" in caplog.text
+    edges = write_rows(tmp_path / "edges.csv", "ad_id anchor", ((name, "x") for name in names))
+    add_edge_list(shop.path, "links", EdgeList(ad_edges=edges))
+    assert "edges.csv, row 8, column 'ad_id': 1 cells" in caplog.text
+
+
+def test_an_id_that_a_table_lists_is_no_word_for_nothing(tmp_path, caplog):
+    caplog.set_level("WARNING")
+    names = ["None", "NA", "null", "1", "2", "3"]
+    ads = write_rows(tmp_path / "ads.csv", "ad_id text", ((name, f"ad {name}") for name in names))
+    rows = [(f"query {n}", names[n % 6]) for n in NUMBERS]
+    clicks = write_rows(tmp_path / "clicks.csv", "query ad_id", rows)
+    shop, findings = import_in_process(UserTables(clicks, ads=ads), tmp_path / "out")
+    assert (findings, shop.read("ads")["source_id"].to_pylist()) == ([], names)
+    left = UserTables(clicks, ads=ads, null_words="leave-out")
+    shop, _ = import_in_process(left, tmp_path / "left")
+    assert shop.read("ads")["source_id"].to_pylist() == ["1", "2", "3"]
+
+
+def test_what_is_wrong_in_all_tables_is_told_at_once(tmp_path):
+    ads = write_rows(tmp_path / "ads.csv", "ad_id text", [(1, "ad"), ("", "x")])
+    rows = [("query", 1, "x"), ("NULL", 1, 2), ("None", 1, 2), ("N/A", 1, 2), ("nan", 1, 2)]
+    clicks = write_rows(tmp_path / "clicks.csv", "query ad_id n", rows)
+    tables = UserTables(clicks, ads=ads, columns=Columns(clicks_weight="n"))
+    with pytest.raises(DatasetError) as error:
+        import_in_process(tables, tmp_path / "out")
+    for place in ("ads.csv, row 3, column 'ad_id'", "row 2, column 'n'", "row 3, column 'query'"):
+        assert place in str(error.value)
+
+
 ROUNDED = "cells are numbers in scientific notation, which have lost digits"
 
 

@@ -400,6 +400,18 @@ def test_times_as_warehouses_write_them(zone, tmp_path):
     assert found == ""
 
 
+@pytest.mark.parametrize("limit", [65_536, 1_048_576])
+def test_a_table_that_ends_where_a_spreadsheet_does_is_doubted(limit, tmp_path, caplog):
+    file = tmp_path / "a.csv"
+    for num_rows in (limit - 2, limit - 1):
+        file.write_text("query\n" + "a\n" * num_rows)
+        table = UserTable(str(file), {"query": Column("query")})
+        assert len(table.read()) == num_rows
+        table.check()
+        assert len(caplog.messages) == (num_rows == limit - 1)
+    assert f"a.csv, row {limit}: 1 files end at the last row" in caplog.text
+
+
 @pytest.mark.parametrize(
     "kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
 )

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ramen_ray.data.engine import Connection, count, engine, run
-from ramen_ray.data.findings import FaultKind
+from ramen_ray.data.findings import FaultKind, raise_errors
 from ramen_ray.data.store.dataset import (
     Dataset,
     DatasetError,
@@ -24,7 +24,7 @@ from ramen_ray.data.tables.graphs.anchor_sets import made_by
 from ramen_ray.data.tables.reading.columns import (
     Column,
     filter_columns,
-    id_column,
+    listed_id_column,
     text_column,
     time_column,
     weight_column,
@@ -82,13 +82,13 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
     def of_nodes(name: str, text: tuple[str, ...]) -> dict[str, Column]:
         texts = as_text(text)
         same = (name,) == text  # texts are their own ids
-        return {"id": texts if same else id_column(name, null_words), "text": texts}
+        return {"id": texts if same else listed_id_column(name, null_words), "text": texts}
 
     def of_names(names: Mapping[str, str]) -> dict[str, Column]:
         """Read names of queries or ads: ids if they have a table, else texts."""
         listed = {"query": tables.queries, "ad": tables.ads}
         return {
-            side: id_column(name, null_words)
+            side: listed_id_column(name, null_words)
             if listed[side]
             else as_text(name, are_names=side == "ad")
             for side, name in names.items()
@@ -147,6 +147,7 @@ class _Import:
             given = numbering.numbered(SIDES, "place,", "source")
             self.opened["filters"].load(self.connection, "filters", given)
             self._report_unknown("filters", SIDES)
+            self._check("filters")
         if has_pairs or own_text:
             pairs = writing.write_filters(
                 self.connection, writer, given=has_pairs, own_text=own_text
@@ -165,23 +166,21 @@ class _Import:
         for side in listed:
             key = ", key(text) AS key" if side == "query" else ""
             self.opened[side].load(connection, f"{side}_rows", f"SELECT *{key} FROM source")
-            self._finish(side)
-        if len(listed) < len(SIDES):
-            self._load_clicks("click_rows", rows)
+        table.load(connection, "click_rows", rows)
+        if "weight" in table.columns:
+            numbering.check_totals(connection, table, "click_rows")
+        self._finish(*listed, "clicks")
         for side in SIDES:
             counts = numbering.number_nodes(connection, side, listed=side in listed)
             if counts["rows repeat an id"]:
                 other = numbering.check_repeated_ids(connection, side, self.opened[side])
                 counts["of them with a different text, which is not used"] = other
             _log(PLURAL[side], counts)
-        with_numbers = partial(numbering.numbered, SIDES, "place, weight, period,")
-        if len(listed) < len(SIDES):
-            clicks = f"CREATE TABLE clicks AS {with_numbers('click_rows')}"
-            run(connection, "numbering clicks", clicks)
-            connection.execute("DROP TABLE click_rows")
-        else:
-            self._load_clicks("clicks", with_numbers(f"({rows})"))
+        with_numbers = numbering.numbered(SIDES, "place, weight, period,", "click_rows")
+        run(connection, "numbering clicks", f"CREATE TABLE clicks AS {with_numbers}")
+        connection.execute("DROP TABLE click_rows")
         self._report_unknown("clicks", SIDES)
+        self._check(*listed, "clicks")
         numbering.sum_clicks(connection)
         if not (num_clicks := count(connection, "SELECT sum(clicks) FROM sums")):
             roles = " and ".join(list(self.tables.click_columns.values())[:2])
@@ -196,23 +195,22 @@ class _Import:
         known = {"rows of known queries and ads": num_clicks}
         _log("clicks", known | {"different pairs of query and ad among them": pairs})
 
-    def _load_clicks(self, table: str, query: str) -> None:
-        clicks = self.opened["clicks"]
-        clicks.load(self.connection, table, query)
-        self._finish("clicks")
-        if "weight" in clicks.columns:
-            numbering.check_totals(self.connection, clicks, table)
+    def _finish(self, *names: str) -> None:
+        """Refuse or log what was wrong with the rows of some tables, and count them."""
+        self._check(*names)
+        for name in names:
+            table = self.opened[name]
+            left_out = {f"left out: {why}": number for why, number in table.left_out.items()}
+            shown = PLURAL[name] if name in SIDES else name
+            _log(shown, {"rows read": table.rows_read} | left_out)
+            table.refuse_no_rows()
 
-    def _finish(self, what: str) -> None:
-        """Refuse or log what was wrong with a table's rows, and count them."""
-        table = self.opened[what]
-        table.check()
-        _log(
-            PLURAL[what] if what in SIDES else what,
-            {"rows read": table.rows_read}
-            | {f"left out: {reason}": number for reason, number in table.left_out.items()},
-        )
-        table.refuse_no_rows()
+    def _check(self, *names: str) -> None:
+        """Refuse what is wrong with the rows of some tables, all at once, or log it."""
+        tables = [self.opened[name] for name in names]
+        raise_errors("the import", [fault for table in tables for fault in table.refused()])
+        for table in tables:
+            table.check()
 
     def _report_unknown(self, what: str, sides: Sequence[Side]) -> None:
         """Refuse rows that name a query or an ad that is not there, in a `numbered` table."""
@@ -228,7 +226,6 @@ class _Import:
                 f"SELECT place, unknown_{side} FROM {what} WHERE unknown_{side} IS NOT NULL",
                 f"SELECT name FROM {side}_names",
             )
-        self.opened[what].check()
 
     def _split(self) -> None:
         """Decide what is kept, and in which split."""

@@ -130,7 +130,6 @@ def check_repeated_ids(connection: Connection, side: Side, table: UserTable) -> 
             skipped="the first text of each counts",
         )
         table.report(connection, "id", kind, rows)
-        table.check()
     return number
 
 

@@ -135,9 +135,8 @@ def write_edge_list(
             WHERE node >= 0"""
         run(connection, f"numbering the ends of {side} edges", edges)
         connection.execute(f"DROP TABLE {side}_rows")
-    if not edge_list.skip_bad_rows:  # all tables' bad rows at once
-        found = [finding for table in tables.values() for finding in table.findings()]
-        raise_errors(f"the edge list of anchor set {name!r}", found)
+    refused = [finding for table in tables.values() for finding in table.refused()]
+    raise_errors(f"the edge list of anchor set {name!r}", refused)  # all tables' at once
     for table in tables.values():
         table.check()
         table.refuse_no_rows()

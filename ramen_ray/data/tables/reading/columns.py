@@ -134,6 +134,14 @@ def id_column(name: str, null_words: NullWords = "keep") -> Column:
     return text_column(name, null_words, lambda ids: ids, are_ids=True)
 
 
+def listed_id_column(name: str, null_words: NullWords) -> Column:
+    """Read the ids of a table, or cells that name its rows: what it lists is no word for nothing.
+
+    Such words are left out only where they are everywhere.
+    """
+    return id_column(name, "keep" if null_words == "refuse" else null_words)
+
+
 def filter_columns(names: Collection[str]) -> dict[str, Column]:
     """Read columns to filter ads by, which may be empty; raises a DatasetError if one is twice."""
     convert = _texts(pc.utf8_trim_whitespace)

@@ -145,21 +145,23 @@ class UserTable:
             self._faults.add(kind, shown_path(self._files[file].path), [row], [cell])
         self._faults[kind].count += number - len(found)
 
-    def findings(self) -> list[Finding]:
-        """Return what is wrong with the rows so far, one finding of each kind."""
-        return [tally.finding() for tally in self._faults.values()]
+    def refused(self) -> list[Finding]:
+        """Return the kinds of rows for which :meth:`check` would refuse the table."""
+        skips = self.skip_bad_rows
+        tallies = [tally for kind, tally in self._faults.items() if kind.always or not skips]
+        findings = [tally.finding() for tally in tallies]
+        return [finding for finding in findings if finding.severity == "error"]
 
     def check(self) -> None:
         """Raise a DatasetError that names every kind of bad row, unless these are to be skipped.
 
         What else was found is logged. A later call tells only what is new.
         """
-        skips, faults = self.skip_bad_rows, self._faults.items()
-        refused = [tally.finding() for kind, tally in faults if kind.always or not skips]
-        raise_errors(f"the table {self.source}", refused)
-        for kind, tally in faults:
-            finding, is_out = tally.finding(), skips and kind.severity == "error"
-            logger.warning("%s", replace(finding, advice=kind.skipped) if is_out else finding)
+        raise_errors(f"the table {self.source}", self.refused())
+        for kind, tally in self._faults.items():
+            finding = tally.finding()
+            is_skipped = self.skip_bad_rows and kind.severity == "error"
+            logger.warning("%s", replace(finding, advice=kind.skipped) if is_skipped else finding)
         self._faults.clear()
 
     def refuse_no_rows(self) -> None:
@@ -181,7 +183,7 @@ class UserTable:
                     for rows in batches:
                         yield from self._good_rows(rows, number).cast(schema).to_batches()
                 if self.rows_read - before + 1 in SPREADSHEET_ROWS:
-                    self._faults.add(CUT, file.path, [self.rows_read - before])
+                    self._faults.add(CUT, file.path, [self.rows_read - before + 1])
                 with_rows += [file] if self.rows_read > before else []
             warn_of_copies(with_rows)
         except Exception as error:  # else the engine's error would hide it
