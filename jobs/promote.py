@@ -7,8 +7,8 @@ Examples:
     python jobs/promote.py outputs/runs/NAME --name foldoc --test next_week
     python jobs/promote.py --restore --name foldoc                       the previous champion
 
-A run that is no better is not promoted: the exit code is 3 then, and 2 after an error. You can also
-set the alias by hand in the MLflow UI.
+A run that is no better is not promoted: the exit code is 3 then, and 2 after an error, or if the
+champion was moved while the two were compared. You can also set the alias by hand in the MLflow UI.
 """
 
 import sys
@@ -18,6 +18,7 @@ import tyro
 
 from ramen_ray.command_line import StoreSettings, parse_settings, run_job
 from ramen_ray.config import ConfigError
+from ramen_ray.orchestration.serve.promotion_rules import PromotionRules
 from ramen_ray.printed_commands import asking
 from ramen_ray.told import told
 
@@ -32,14 +33,9 @@ class PromoteSettings(StoreSettings):
     """Folder of a finished run or sweep, or the MLflow run id of either."""
     name: str
     """Registered model; NAME@challenger sets that alias instead of champion."""
-    metric: str | None = None
-    """Test metric that decides, such as R@10; default: the run's selection metric."""
-    force: bool = False
-    """Promote it even if it does not beat the champion."""
-    test: str | None = None
-    """Dataset directory whose test queries decide; default: the one that the run was trained on."""
+    rules: Annotated[PromotionRules, tyro.conf.arg(name="")] = PromotionRules()
     restore: bool = False
-    """Move the alias back to the version that had it before."""
+    """Move the alias back to the version that had it before, and was not deleted since."""
 
 
 def main() -> int | None:
@@ -51,25 +47,27 @@ def main() -> int | None:
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.promotion import CHAMPION, IncomparableError, promote
         from ramen_ray.reports.report_tables import difference_table, show
+        from ramen_ray.tracking.aliases import restore
     name, at, alias = settings.name.partition("@")
     alias = alias if at else CHAMPION
     if settings.restore:
-        before, now = registry.restore(name, alias)
-        print(f"{name}@{alias} is version {now} again, no longer version {before}")
+        before, now = restore(registry, name, alias)
+        for number in now.gone:
+            print(f"version {number} is deleted, and passed over")
+        no_longer = f", no longer version {before.version}" if before.has_alias else ""
+        print(f"{name}@{alias} is version {now.version} again{no_longer}")
         print(f"next: {asking(f'models:/{name}@{alias}', settings.output)}")
         return None
     assert settings.run is not None, "or it is refused above"
     try:
-        found = promote(
-            registry, settings.run, settings.name, settings.metric, settings.force, settings.test
-        )
+        found = promote(registry, settings.run, settings.name, settings.rules)
     except IncomparableError as error:
         raise IncomparableError(f"{error}; --force promotes it anyway") from error
     if found.origin:
         print(found.origin)
     for one in found.compared:
         print(f"on {one.of}:")
-        show(difference_table(one.candidate, one.differences))
+        show(difference_table(one.candidate, one.differences, more=one.kept))
     if not found.promoted:
         print(f"version {found.version} is not promoted: {found.verdict}")
         print(f"next: {asking(f'models:/{name}/{found.version}', settings.output)}")

@@ -20,6 +20,7 @@ from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import Encoder, TransformerEncoder, build_bag
 from ramen_ray.method.model.heads import Head
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
+from ramen_ray.tracking.aliases import give, holder_of
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, uri_of
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run
@@ -49,6 +50,11 @@ def served_by_mlflow(uri: str, log: Path, **options: Any) -> Iterator[Callable[.
         yield post
 
 
+def choose(registry: Registry, name: str, run_id: str, model_id: str) -> str:
+    """Make a logged retriever the champion of a name, whoever was it; returns its version."""
+    return give(registry, "champion", run_id, model_id, holder_of(registry, name, "champion"))
+
+
 @dataclass
 class Store:
     """A store in which retrievers of several qualities are logged."""
@@ -76,8 +82,8 @@ class Store:
             return DualEncoder(encoder, Head.orthogonal(encoder.width, 5, has_tanh=False, seed=4))
         return DualEncoder(encoder)
 
-    def run(self, noise: float, dataset: Path, parent: Run | None = None) -> str:
-        """Log a run with a retriever; returns the run's id."""
+    def run(self, noise: float, dataset: Path, parent: Run | None = None, **noted: Any) -> str:
+        """Log a run with a retriever, whose metadata has what is ``noted``; returns its id."""
         run = open_run(self.uri, "tests", f"noise-{noise}", self.output, parent=parent)
         settings = {"dataset": dataset, "experiment": "tests", "training.selection_metric": "R@10"}
         settings |= {"evaluation.propensity_a": 0.55, "evaluation.propensity_b": 1.5}
@@ -87,7 +93,7 @@ class Store:
         opened = Dataset(dataset)
         made = folder / "made"
         write_retriever(made, load_model(folder / "model"), opened, self.data, FLAT)
-        metadata = {"dataset_fingerprint": opened.fingerprint, "num_ads": 40}
+        metadata = {"dataset_fingerprint": opened.fingerprint, "num_ads": 40, **noted}
         log_retriever(run, made, ["robin"], metadata)
         run.log_metrics({"best/validation/R@10": 1 / (1 + noise)})
         run.close("FINISHED")
@@ -97,5 +103,5 @@ class Store:
         """Log a run with a retriever, which becomes the champion of that name."""
         registry = Registry(self.uri)
         run_id, model_id = registry.find_logged(self.run(noise, dataset), None)
-        registry.choose(registry.register(name, run_id, model_id), "champion")
+        choose(registry, name, run_id, model_id)
         return registry.look_up(uri_of(model_id))

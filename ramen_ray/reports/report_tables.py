@@ -87,14 +87,18 @@ def difference_table(
     metrics: Metrics,
     differences: Mapping[str, Difference],
     names: tuple[str, str] = ("candidate", "champion"),
+    more: Sequence[Sequence[str]] = (),
 ) -> ReportTable:
-    """Lay out a retriever's test ``metrics``, in per cent, beside those that they exceed."""
+    """Lay out a retriever's test ``metrics``, in per cent, beside those that they exceed.
+
+    Rows of cells that are ``more`` come last.
+    """
     rows = []
     for name in SHOWN:
         ours, (by, low, high) = metrics[name], differences[name]
         shown = f"{100 * ours:.2f}", f"{100 * (ours - by):.2f}", f"{100 * by:+.2f}"
         rows.append([name, *shown, f"{100 * low:+.2f} to {100 * high:+.2f}"])
-    return ReportTable("", ("test metric", *names, "difference", "95 % interval"), rows)
+    return ReportTable("", ("test metric", *names, "difference", "95 % interval"), [*rows, *more])
 
 
 def gains_table(gains: Mapping[str, Mapping[str, Difference]]) -> ReportTable:

@@ -1,6 +1,6 @@
 """The model registry: versions of retrievers under a name, and the aliases that choose one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 from mlflow.artifacts import download_artifacts
 from mlflow.entities import Run
-from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 from mlflow.pyfunc import FLAVOR_NAME
@@ -36,8 +35,6 @@ from ramen_ray.tracking.runs import (
 )
 
 ARTIFACTS = "artifacts"  # key of a model's artifacts in its pyfunc flavor
-ALIAS_HISTORY = "{}_history"
-"""Tag of a registered model: the versions that have had an alias, the latest last."""
 COPY_OF = "copy_of"  # tag of a run that logged a changed copy of a retriever: the original's URI
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for a model that does not exist, and for a name that no model can have."""
@@ -70,7 +67,8 @@ class LoggedRetriever:
 
 
 @contextmanager
-def _registry_errors(uri: str) -> Iterator[None]:
+def registry_errors(uri: str) -> Iterator[None]:
+    """Turn MLflow's errors of the store at ``uri`` into a TrackingError, without a password."""
     try:
         yield
     except MlflowException as error:
@@ -90,7 +88,7 @@ class Registry:
             mlflow.set_tracking_uri(uri)
         self.uri = uri
         try:
-            self._client = new_client(uri)
+            self.client = new_client(uri)
         except store_errors() as error:
             raise TrackingError(cannot_use(uri, error)) from None  # it may contain a password
 
@@ -100,13 +98,13 @@ class Registry:
         The validation ``metric`` says which child is best; None is each one's selection metric.
         Raises a RegistryError if there is no retriever, as the run did not finish.
         """
-        with _registry_errors(self.uri):
-            run = self._client.get_run(run_id)
+        with registry_errors(self.uri):
+            run = self.client.get_run(run_id)
             below = f"tags.`mlflow.parentRunId` = '{run_id}' and attributes.status = 'FINISHED'"
-            children = self._client.search_runs([run.info.experiment_id], below, max_results=10_000)
+            children = self.client.search_runs([run.info.experiment_id], below, max_results=10_000)
             for found in [run, *sorted(children, key=lambda one: -_validated(one, metric))]:
                 outputs = found.outputs.model_outputs if found.outputs else []
-                models = [self._client.get_logged_model(output.model_id) for output in outputs]
+                models = [self.client.get_logged_model(output.model_id) for output in outputs]
                 ready = [one for one in models if one.name == NAME and one.status == "READY"]
                 if ready:
                     latest = max(ready, key=lambda model: model.creation_timestamp)
@@ -120,103 +118,64 @@ class Registry:
         """Say which child of ``run_id`` was chosen by ``metric``; None if the run itself was."""
         if run_id == chosen_id:
             return None
-        with _registry_errors(self.uri):
-            sweep, chosen = (self._client.get_run(one) for one in (run_id, chosen_id))
+        with registry_errors(self.uri):
+            sweep, chosen = (self.client.get_run(one) for one in (run_id, chosen_id))
         reached, best = (100 * _validated(run, metric) for run in (chosen, sweep))
         choice = f"best finished run: {chosen.info.run_name}, validation {metric} {reached:.2f}"
         if best - reached < 0.005:
             return choice
         return f"{choice}; the sweep's best, {best:.2f}, ended without a retriever"  # a better one
 
+    def name_of_run(self, run_id: str) -> str:
+        """Return the name of a run, as the MLflow UI shows it."""
+        with registry_errors(self.uri):
+            return str(self.client.get_run(run_id).info.run_name)
+
     def parameters(self, run_id: str) -> dict[str, str]:
         """Return the settings that a run was started with, by dotted key."""
-        with _registry_errors(self.uri):
-            return dict(self._client.get_run(run_id).data.params)
+        with registry_errors(self.uri):
+            return dict(self.client.get_run(run_id).data.params)
 
     def check_name(self, name: str, alias: str) -> None:
         """Raise a RegistryError if a new model or alias cannot have its name."""
         if fault := naming_fault(alias, dots=False):
             raise RegistryError(f"the alias: {fault}")
         fault = naming_fault(name)
-        if fault and self._registered(name) is None:
+        if fault and self.unless_absent(self.client.get_registered_model, name) is None:
             raise RegistryError(f"the name of the model: {fault}")
 
-    def _registered(self, name: str) -> RegisteredModel | None:
-        with _registry_errors(self.uri):
+    def unless_absent(self, get: Callable[..., Any], *key: str) -> Any:
+        """Return what a method of MLflow's client gets by this key; None if there is nothing."""
+        with registry_errors(self.uri):
             try:
-                return self._client.get_registered_model(name)
+                return get(*key)
             except MlflowException as error:
                 if error.error_code in ABSENT:
                     return None
                 raise
 
-    def register(self, name: str, run_id: str, model_id: str) -> ModelVersion:
+    def register(self, name: str, run_id: str, model_id: str) -> str:
         """Return the version of ``name`` for a logged model; register it if there is none."""
-        with _registry_errors(self.uri):
-            if self._registered(name) is None:
-                self._client.create_registered_model(name)
-            for version in self._client.search_model_versions(f"name = '{name}'"):
+        if self.unless_absent(self.client.get_registered_model, name) is None:
+            with registry_errors(self.uri):
+                self.client.create_registered_model(name)
+        with registry_errors(self.uri):
+            for version in self.client.search_model_versions(f"name = '{name}'"):
                 if version.source == uri_of(model_id):
-                    return version
-            return self._client.create_model_version(
+                    return str(version.version)
+            made = self.client.create_model_version(
                 name, uri_of(model_id), run_id, model_id=model_id
             )
+        return str(made.version)
 
-    def chosen(self, name: str, alias: str) -> ModelVersion | None:
-        """Return the version that has an alias, whoever set it; None if none has."""
-        with _registry_errors(self.uri):
-            model = self._registered(name)
-            if model is None or alias not in model.aliases:
-                return None
-            return self._client.get_model_version_by_alias(name, alias)
-
-    def choose(self, version: ModelVersion, alias: str) -> None:
-        """Give ``alias`` to a version, and remember which version had it."""
-        before, number = self.chosen(version.name, alias), str(version.version)
-        known = [] if before is None else self._history(version.name, alias, before)
-        if known[-1:] != [number]:
-            self._give(version.name, alias, [*known, number])
-
-    def restore(self, name: str, alias: str) -> tuple[str, str]:
-        """Give ``alias`` back to the version that had it before; returns (from, to) versions.
-
-        Raises a RegistryError if no version has or is known to have had it, or does not answer.
-        """
-        present = self.chosen(name, alias)
-        if present is None:
-            raise RegistryError(f"no version of {name!r} has the alias {alias!r}")
-        *known, number = self._history(name, alias, present)
-        if not known:
-            raise RegistryError(
-                f"no version of {name!r} is known to have had the alias {alias!r} before "
-                f"version {number}"
-            )
-        ask_once(self.load(f"models:/{name}/{known[-1]}"))
-        self._give(name, alias, known)
-        return number, known[-1]
-
-    def _history(self, name: str, alias: str, present: ModelVersion) -> list[str]:
-        """Return the versions that have had an alias, the current one last."""
-        with _registry_errors(self.uri):
-            tags = self._client.get_registered_model(name).tags
-        known = list(filter(None, tags.get(ALIAS_HISTORY.format(alias), "").split(",")))
-        number = str(present.version)  # one that was chosen by hand is not in the tag
-        return known if known[-1:] == [number] else [*known, number]
-
-    def _give(self, name: str, alias: str, history: list[str]) -> None:
-        with _registry_errors(self.uri):
-            self._client.set_registered_model_alias(name, alias, history[-1])
-            tag = ALIAS_HISTORY.format(alias)
-            self._client.set_registered_model_tag(name, tag, ",".join(history))
-
-    def describe(self, version: ModelVersion, text: str) -> None:
+    def describe(self, name: str, number: str, text: str) -> None:
         """Set the description of a version, which the MLflow UI shows."""
-        with _registry_errors(self.uri):
-            self._client.update_model_version(version.name, version.version, text)
+        with registry_errors(self.uri):
+            self.client.update_model_version(name, number, text)
 
     def look_up(self, model_uri: str) -> LoggedRetriever:
         """Read the metadata of a ``models:/`` URI; a RegistryError if it is no retriever."""
-        with _registry_errors(self.uri):
+        with registry_errors(self.uri):
             try:
                 model = Model.load(self._place(model_uri))
             except (ImportError, OSError) as error:
@@ -228,8 +187,8 @@ class Registry:
 
     def trained_by(self, retriever: LoggedRetriever) -> str:
         """Return the id of the run that trained a retriever, or what it was copied from."""
-        with _registry_errors(self.uri):
-            original = self._client.get_run(retriever.run_id).data.tags.get(COPY_OF)
+        with registry_errors(self.uri):
+            original = self.client.get_run(retriever.run_id).data.tags.get(COPY_OF)
         if original is None:
             return retriever.run_id
         return self.trained_by(self.look_up(original))
@@ -257,7 +216,7 @@ class Registry:
         return self._fetch(model_uri, str(folder))
 
     def _fetch(self, model_uri: str, folder: str | None) -> Path:
-        with _registry_errors(self.uri):
+        with registry_errors(self.uri):
             fetched = Path(download_artifacts(self._place(model_uri), dst_path=folder))
             own = own_folder(fetched)
         if missing := [name for name in FILES if not (own / name).exists()]:
@@ -273,14 +232,14 @@ class Registry:
         reference = model_uri.removeprefix(MODELS)
         name, at, alias = reference.rpartition("@")
         if at:
-            source = self._client.get_model_version_by_alias(name, alias).source
+            source = self.client.get_model_version_by_alias(name, alias).source
         name, _, version = reference.rpartition("/")
         if name and version.isdecimal():
-            source = self._client.get_model_version(name, version).source
+            source = self.client.get_model_version(name, version).source
         model_id = source.removeprefix(MODELS)
         if model_id == source or "/" in model_id:  # a folder, or what only MLflow understands
             return model_uri
-        model = self._client.get_logged_model(model_id)
+        model = self.client.get_logged_model(model_id)
         return str(place_beside(self.uri, model.artifact_location) or model_uri)
 
     def download(self, model_uri: str, folder: Path) -> Path:

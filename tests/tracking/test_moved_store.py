@@ -7,10 +7,11 @@ from pathlib import Path
 import mlflow
 import pytest
 from mlflow.tracking import MlflowClient
-from stores import Store
+from stores import Store, choose
 
 from jobs import promote
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import TrackingError, open_run
@@ -75,17 +76,15 @@ def test_only_a_retriever_that_answers_is_promoted(store, dataset_path, refused,
             registry.copy(uri_of(model_id), tmp_path / "copy")
         assert store.client.search_registered_models() == []
         (store.output / "gone").rename(lost)
-    first, second = (registry.register("shop", run_id, model_id) for _ in range(2))
-    assert first.version == second.version
-    registry.choose(first, "champion")
-    later = store.client.create_model_version("shop", uri_of(model_id), run_id, model_id=model_id)
-    registry.choose(later, "champion")
+    first, again = (choose(registry, "shop", run_id, model_id) for _ in range(2))
+    assert first == again
+    later = choose(registry, "shop", *registry.find_logged(store.run(1.0, dataset_path), None))
     index = next((store.output / "mlartifacts" / "models" / model_id).rglob("index.faiss"))
     # it can be loaded, and answers any ads
     index.write_bytes(index.read_bytes()[:200].ljust(index.stat().st_size, b"\0"))
     with pytest.raises(RegistryError, match=r"is damaged: .*index\.faiss"):
-        registry.restore("shop", "champion")
-    assert registry.chosen("shop", "champion").version == later.version
+        restore(registry, "shop", "champion")
+    assert holder_of(registry, "shop", "champion").version == later
 
 
 def test_a_retriever_whose_logging_was_killed_is_logged_once(

@@ -52,6 +52,10 @@ class NewAds:
     anew, and those that are new added. columns.ad_filters changes what they are filtered by."""
     clicks: str | None = None
     """Table of first clicks on some of the ads. Only a retriever with a combiner can use them."""
+    allow_lost_ads: bool = False
+    """Remove ads even if that is most of them."""
+    allow_lost_filters: bool = False
+    """Change the ads even if a column that they are filtered by loses most of its values."""
     columns: NewAdColumns = field(default_factory=NewAdColumns)
     """Names of the columns in the tables."""
     null_words: NullWords = "refuse"
@@ -77,9 +81,25 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
     """Read which ads come and go; ``known`` ads have ``ad_id``, ``text`` and columns to filter by.
 
     Raises a DatasetError if no table is given, or one beside ``sync``; a table cannot be read, or
-    an id is in use; ids are spelt in another way; or no ad would be left.
+    an id is in use; ids are spelt in another way; or, unless it is allowed, most ads would be
+    removed, or lose their value of a column to filter by.
     """
     ids = known["ad_id"].cast(pa.string()).combine_chunks()
+    changes = _changes(given, known, ids)
+    tables = (changes.kept, changes.added)
+    left = pa.concat_arrays([table["ad_id"].cast(pa.string()).combine_chunks() for table in tables])
+    num_gone = int((~_among(ids, left)).sum())
+    if not len(left):
+        raise DatasetError(f"{given.remove} names all ads; a retriever needs one")
+    if 2 * num_gone > len(ids) and not given.allow_lost_ads:
+        raise DatasetError(
+            f"{given.sync or given.remove} would remove {num_gone:,} of {len(ids):,} ads; is it "
+            f"whole? If this is meant, give --allow-lost-ads"
+        )
+    return changes
+
+
+def _changes(given: NewAds, known: pa.Table, ids: pa.Array) -> Changes:
     filters = [name.removeprefix(FILTER) for name in known.column_names if name.startswith(FILTER)]
     wanted = given.columns.ad_filters
     if given.sync is not None:
@@ -106,14 +126,20 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
     if given.ads:
         in_use = ids.filter(pa.array(stays))
         added = _read_ads(given, given.ads, filters, in_use, ids).select(known.column_names)
-    if not len(rows) + len(added):
-        raise DatasetError(f"{given.remove} names all ads; a retriever needs one")
     num_unknown = len(ended) - int((~stays).sum())
     return Changes(rows, known.take(pa.array(rows)), added, num_unknown=num_unknown)
 
 
 def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array, filters: Sequence[str]) -> Changes:
     listed = _read_ads(given, str(given.sync), filters, pa.array([], pa.string()), ids)
+    columns = [name for name in known.column_names if name.startswith(FILTER)]
+    lost = [name for name in columns if _share_with(name, listed) < _share_with(name, known) / 2]
+    if lost and not given.allow_lost_filters:
+        names = ", ".join(name.removeprefix(FILTER) for name in lost)
+        raise DatasetError(
+            f"{given.sync}: most ads that are filtered by {names} would have no value of it; is "
+            f"the column there and full? If this is meant, give --allow-lost-filters"
+        )
     places = pc.index_in(ids, listed["ad_id"].combine_chunks())
     texts = listed["text"].combine_chunks().take(places)
     before = normalized(known["text"].cast(pa.string()).combine_chunks())
@@ -129,6 +155,11 @@ def _all_ads(given: NewAds, known: pa.Table, ids: pa.Array, filters: Sequence[st
         values = (pc.fill_null(ads[name], NO_VALUE) for ads in (had, kept))
         differs |= np.asarray(pc.not_equal(*values))
     return Changes(rows, kept, added, num_changed, int(differs.sum()))
+
+
+def _share_with(column: str, ads: pa.Table) -> float:
+    """Return the share of ads that have a value in a column, 0 without the column."""
+    return 1 - ads[column].null_count / len(ads) if column in ads.column_names else 0.0
 
 
 def _read_ads(

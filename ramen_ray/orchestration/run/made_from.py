@@ -43,12 +43,16 @@ from ramen_ray.tracking.runs import MODELS, tracking_uri
 
 if TYPE_CHECKING:
     from ramen_ray.method.graph.walk import WalkSettings
+    from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 CHANGE_NUMBERS = ("torch", "transformers")  # libraries whose other versions compute other numbers
 SETTING_OF = {"dataset": "dataset", TABLES: "dataset", "encoder": "encoder.pretrained"}
 """The setting that says where each part is that has no version."""
 REMOVES = ("python", "jobs/graph.py", "remove")
 CARRIED_FILE = "carried.npy"  # (ads,) the ad of an earlier run whose classifier it starts from; -1
+TRAINED_ON = "trained_on"  # key of a retriever's metadata: what trained_on yields
+TRAINED_ON_FILE = "trained_on.json"  # the same, of an encoder that was copied from a retriever
+NOT_KNOWN = "not known"
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +90,8 @@ def _folder_of_model(uri: str, output: Path) -> Path:
         with owned_folder(kept.parent) as aside:
             made = aside / "made"
             copy_model(registry.download(retriever.uri, aside), made)
+            before = training_data(registry, retriever)
+            (made / TRAINED_ON_FILE).write_text(json.dumps(before))
             with suppress(OSError):  # another process has made it meanwhile
                 made.rename(kept)
     return kept
@@ -109,19 +115,31 @@ def data_identity(dataset: Dataset) -> Identity:
     return {"dataset": dataset.fingerprint, TABLES: " ".join(digests)}
 
 
-def trained_on(parameters: Mapping[str, str], fingerprint: str) -> Iterator[tuple[str, str]]:
-    """Yield (path, fingerprint) of a run's dataset, and of those that its encoder saw before.
+def trained_on(parameters: Mapping[str, str], content: str) -> Iterator[tuple[str, str]]:
+    """Yield (path, content) of a run's dataset, and of those that its encoder saw before.
 
-    ``parameters`` are those of the run, by dotted key. Of an encoder that we trained, but whose
-    run has gone, its own folder stands for the dataset, which is not known.
+    ``parameters`` are those of the run, by dotted key. The ``content`` is a hash of the train
+    queries, or the fingerprint. Of an encoder that we trained, but whose run has gone, its own
+    folder stands for the dataset, whose content is NOT_KNOWN.
     """
-    yield parameters["dataset"], fingerprint
+    yield parameters["dataset"], content
     encoder = Path(parameters.get("encoder.pretrained", ""))
-    if (file := encoder.parent / IDENTITY_FILE).is_file():
+    if (file := encoder.parent / TRAINED_ON_FILE).is_file():
+        yield from map(tuple, json.loads(file.read_text()))
+    elif (file := encoder.parent / IDENTITY_FILE).is_file():
         before = flatten(read_config(encoder.parent / CONFIG_FILE))
         yield from trained_on(before, json.loads(file.read_text())["dataset"])
     elif encoder.name == ENCODER_FOLDER:
-        yield str(encoder), "not known"
+        yield str(encoder), NOT_KNOWN
+
+
+def training_data(registry: "Registry", retriever: "LoggedRetriever") -> list[tuple[str, str]]:
+    """Return what :func:`trained_on` yields of the run that trained a retriever."""
+    noted = retriever.metadata.get(TRAINED_ON)
+    if noted is None:  # by an earlier version
+        parameters = registry.parameters(retriever.run_id)
+        return [*trained_on(parameters, retriever.metadata["dataset_fingerprint"])]
+    return [(path, content) for path, content in noted]
 
 
 def software() -> Identity:

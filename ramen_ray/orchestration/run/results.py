@@ -6,10 +6,12 @@ import numpy as np
 import pandas as pd
 import ray
 
+from ramen_ray.config import flatten
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.predictions import shown_ads, spell_out
+from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.data.store.whole_files import owned_folder, scratch_folder
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.method.model.dual_encoder import load_model
@@ -20,6 +22,7 @@ from ramen_ray.orchestration.cluster.tasks import as_task
 from ramen_ray.orchestration.run.build import build_judgement
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, started_from
 from ramen_ray.orchestration.run.fit import WorkerResult, WorkerTask
+from ramen_ray.orchestration.run.made_from import TRAINED_ON, trained_on
 from ramen_ray.reports.pages import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
 from ramen_ray.reports.report_tables import as_markdown, metrics_table
@@ -65,6 +68,9 @@ def log_results(
             metadata = {
                 "dataset": dataset.name,
                 "dataset_fingerprint": dataset.fingerprint,
+                TRAINED_ON: [
+                    [*data] for data in trained_on(flatten(config), dataset.table_digests[TRAIN])
+                ],
                 "encoder": config.encoder.pretrained,
                 "index": kind,
                 "num_ads": len(data.ads),

@@ -26,11 +26,11 @@ from ramen_ray.method.retrieval.retriever_folder import (
     write_ads,
 )
 from ramen_ray.orchestration.serve.promotion import Answering, open_test_queries
+from ramen_ray.tracking.aliases import MovedError, give, holder_of
 from ramen_ray.tracking.registry import (
     COPY_OF,
     LoggedRetriever,
     Registry,
-    RegistryError,
     ask_once,
     uri_of,
 )
@@ -206,20 +206,17 @@ def take_place(
     """Register a changed copy under its original's name, and move the named alias to it.
 
     A ``model_uri`` without a name (``models:/MODEL_ID``) registers nothing. Returns the copy's URI.
-    Raises a RegistryError if the copy does not answer, or the alias was moved meanwhile.
+    Raises a RegistryError if the copy does not answer, and a MovedError, before anything is
+    registered, if the alias is not the original's any more.
     """
     named = re.fullmatch(r"models:/([^/@]+)(?:@(.+)|/\d+)", model_uri)
     if named is None:
         return copy.uri
     name, alias = named.groups()
     ask_once(registry.load(copy.uri))
-    version = registry.register(name, copy.run_id, copy.model_id)
-    made = f"models:/{name}/{version.version}"
-    if alias:
-        if registry.look_up(model_uri).model_id != original.model_id:
-            raise RegistryError(
-                f"{name}@{alias} was moved meanwhile, and {made} was made from the earlier version;"
-                f" run this again"
-            )
-        registry.choose(version, alias)
-    return made
+    if not alias:
+        return f"models:/{name}/{registry.register(name, copy.run_id, copy.model_id)}"
+    holder = holder_of(registry, name, alias)
+    if not holder.has_alias or registry.look_up(holder.uri).model_id != original.model_id:
+        raise MovedError(name, alias)
+    return f"models:/{name}/{give(registry, alias, copy.run_id, copy.model_id, holder)}"

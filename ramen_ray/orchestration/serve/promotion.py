@@ -3,25 +3,26 @@
 The two may be of different datasets, such as those of two weeks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import Dataset, DatasetError, open_unchanged
 from ramen_ray.data.store.predictions import users_ids
-from ramen_ray.data.store.same_texts import fold
-from ramen_ray.data.store.schemas import TRAIN
+from ramen_ray.errors import UserError
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
 from ramen_ray.method.metrics.judgement import METRICS, Judgement, Propensity, read_test_queries
 from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
 from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.orchestration.run.made_from import trained_on
+from ramen_ray.orchestration.serve.promotion_rules import PromotionRules
 from ramen_ray.orchestration.serve.retrievers import find_logged
+from ramen_ray.orchestration.serve.seen_queries import seen_queries
 from ramen_ray.told import told, told_of
+from ramen_ray.tracking.aliases import Holder, give, holder_of
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
 
@@ -33,6 +34,10 @@ class IncomparableError(RegistryError):
     """A candidate cannot be compared with the champion; ``force`` promotes it anyway."""
 
 
+class LostFiltersError(UserError):
+    """Clients would have fewer columns to filter by; ``allow_lost_filters`` promotes it anyway."""
+
+
 @dataclass(frozen=True)
 class Compared:
     """How much better a candidate is than the champion, on some queries and ads."""
@@ -40,6 +45,8 @@ class Compared:
     of: str  # which they are, in words
     candidate: dict[str, float]  # its metrics
     differences: dict[str, Difference]  # by how much these exceed the champion's
+    num_lost_ads: int = 0  # how many ads of the champion the candidate does not have
+    kept: Sequence[Sequence[str]] = ()  # rows of a table: ads and filters of both, and what is lost
 
 
 @dataclass(frozen=True)
@@ -59,11 +66,11 @@ class Answering:
         """Say whether it was trained on a dataset as it is now."""
         return bool(self.logged.metadata["dataset_fingerprint"] == dataset.fingerprint)
 
-    def num_lost_to(self, other: "Answering") -> int:
-        """Return how many more ads another retriever of the same dataset has, added since."""
-        own, others = self.logged.metadata, other.logged.metadata
-        is_same = own["dataset_fingerprint"] == others["dataset_fingerprint"]
-        return int(others["num_ads"] - own["num_ads"]) if is_same else 0
+    @property
+    def filters(self) -> list[str]:
+        """The columns by which its answers can be filtered, sorted, if an ad has a value."""
+        columns = self.model.ads.columns
+        return sorted(name for name, (values, _) in columns.items() if values)
 
     def ads_of_rows(self, dataset: Dataset) -> Int64s:
         """Return which ad of a dataset is in each row (rows,) of its index; -1 for none.
@@ -100,26 +107,23 @@ class Answering:
 
 
 def compare(
-    registry: Registry, candidate: Answering, champion: Answering, test: str | None = None
+    registry: Registry, candidate: Answering, champion: Answering, rules: PromotionRules
 ) -> list[Compared]:
     """Compare two retrievers on the candidate's test queries; the first result decides.
 
-    It is of the queries that neither was trained on; then come the others. Retrievers of one
-    dataset are compared on all of its ads; else on those that both have, and at last on all ads of
-    each. ``test`` is another dataset with the test queries.
+    It is of the queries that neither was trained on, and the ads that both have. Then come the
+    other queries, and all queries with all ads of each.
 
     Raises:
         DatasetError: the dataset is missing, or has changed since the candidate was trained on it.
-        RegistryError: no ad is in both, or no test query is new to both.
+        RegistryError: no ad is in both, no test query is new to both, or it is not known which are.
     """
-    dataset, (texts, judgement) = open_test_queries(registry, candidate.logged, test)
-    seen, is_known = _seen(registry, [candidate, champion], dataset, texts)
-    note = "" if is_known else "; whether one of the two was trained on some is not known"
+    dataset, (texts, judgement) = open_test_queries(registry, candidate.logged, rules.test)
+    seen, unknown = seen_queries(registry, [candidate.logged, champion.logged], texts)
+    note = f"which of the test queries are new to both is not known: {'; '.join(unknown)}"
+    if unknown and not rules.allow_unknown_training:
+        raise RegistryError(f"{note}; bring it back, or compare with --allow-unknown-training")
     both = [(one, one.ads_of_rows(dataset)) for one in (candidate, champion)]
-    if all(one.is_made_from(dataset) for one, _ in both):
-        answers = [one.retrieve(texts, judgement.depth, ads) for one, ads in both]
-        measured = [judgement.measure(found) for found in answers]
-        return _by_novelty(f"the test split{note}", measured, seen)
     has = [np.isin(np.arange(len(judgement.inverse)), ads) for _, ads in both]
     shared = has[0] & has[1]
     if not shared.any():
@@ -130,8 +134,14 @@ def compare(
         of_shared.measure(one.retrieve(texts, judgement.depth, ads, rows))
         for (one, ads), rows in zip(both, of_both, strict=True)
     ]
-    among = f"test queries of {dataset.name}, among the {int(shared.sum()):,} ads that both have"
-    found = _by_novelty(f"{int((~seen).sum()):,} {among}{note}", measured, seen)
+    title = "the test split"
+    if not shared.all() or not all(one.is_made_from(dataset) for one, _ in both):
+        among = f"among the {int(shared.sum()):,} ads that both have"
+        title = f"{int((~seen).sum()):,} test queries of {dataset.name}, {among}"
+    decisive, *others = _by_novelty(f"{title}; {note}" if unknown else title, measured, seen)
+    num_lost = _num_lost_ads(*both[0], *both[1])
+    kept = _kept(candidate, champion, num_lost)
+    found = [replace(decisive, num_lost_ads=num_lost, kept=kept), *others]
     if all(rows.all() for rows in of_both):
         return found  # neither has any other ad
     whole = [
@@ -139,6 +149,28 @@ def compare(
         for one, ads in both
     ]
     return [*found, _compared("all of these queries, with all ads that each has", whole)]
+
+
+def _num_lost_ads(ours: Answering, own_ads: Int64s, base: Answering, base_ads: Int64s) -> int:
+    """Count the champion's ads that the candidate has neither as ads of the dataset nor by text."""
+    has_text = np.asarray(pc.is_in(base.model.ads.texts, ours.model.ads.texts))
+    return int((~np.isin(base_ads, own_ads[own_ads >= 0]) & ~has_text).sum())
+
+
+def _kept(ours: Answering, base: Answering, num_lost: int) -> list[list[str]]:
+    """Lay out the ads and filters of candidate and champion, and what is lost, as a table does."""
+    rows = [
+        ["ads", f"{len(ours.model.ads):,}", f"{len(base.model.ads):,}", f"{num_lost:,} lost", ""]
+    ]
+    if base.filters or ours.filters:
+        lost = _lost_filters(ours, base)
+        shown = [", ".join(names) or "none" for names in (ours.filters, base.filters, lost)]
+        rows.append(["filters", *shown[:2], f"{shown[2]} lost", ""])
+    return rows
+
+
+def _lost_filters(ours: Answering, base: Answering) -> list[str]:
+    return sorted({*base.filters} - {*ours.filters})
 
 
 def _by_novelty(of: str, measured: list[dict[str, PerQuery]], seen: Booleans) -> list[Compared]:
@@ -183,77 +215,45 @@ def open_test_queries(
         return dataset, read_test_queries(dataset, Propensity(*constants))
 
 
-def _seen(
-    registry: Registry, both: list[Answering], dataset: Dataset, texts: list[str]
-) -> tuple[Booleans, bool]:
-    """Flag the texts (n,) that one of two was trained on, or the encoders that it began with.
-
-    Of the ``dataset`` itself, train queries are no test queries. Returns also whether all data that
-    they were trained on are still there.
-    """
-    trained = {
-        of
-        for one in both
-        for of in trained_on(
-            registry.parameters(one.logged.run_id), one.logged.metadata["dataset_fingerprint"]
-        )
-        if of[1] != dataset.fingerprint
-    }
-    folded, is_known = fold(pa.array(texts)), True
-    seen = np.zeros(len(texts), dtype=bool)
-    for path, fingerprint in sorted(trained):
-        try:
-            queries = open_unchanged(path, fingerprint, "since").read(TRAIN)
-        except DatasetError:
-            is_known = False
-        else:
-            seen |= np.asarray(pc.is_in(folded, fold(queries["text"].combine_chunks())))
-    return seen, is_known
-
-
 @dataclass(frozen=True)
 class Promotion:
     """What was decided about a candidate, and why."""
 
     version: str  # its registered version
-    champion: str | None  # the version that was champion before; None if there was none
+    champion: Holder  # what was champion before
     metric: str  # the metric that decides
     promoted: bool  # whether it has the alias now
     origin: str | None = None  # the run of a sweep that it comes from, and why that one
     # how they compare, what decided first; empty if nothing was compared
     compared: list[Compared] = field(default_factory=list)
-    num_lost_ads: int = 0  # how many more ads the champion has, added since its training
     obstacle: str | None = None  # why it was promoted by force without a comparison, if so
 
     @property
     def verdict(self) -> str:
         """Describe in one line what decided."""
-        if self.champion is None:
-            return "the first of its name"
-        if self.champion == self.version:
-            return "as before"
         if self.obstacle is not None:
-            return f"not compared with version {self.champion}: {self.obstacle}"
-        decisive = self.compared[0]
+            return f"by force: {self.obstacle}"
+        if not self.compared:
+            is_same = self.champion.version == self.version
+            return "as before" if is_same else "the first of its name"
+        decisive, before = self.compared[0], f"version {self.champion.version}"
         by = in_points(decisive.differences[self.metric])
-        found = f"{self.metric} {by} against version {self.champion} on {decisive.of}"
-        if self.num_lost_ads > 0:
-            found += f"; version {self.champion} has {self.num_lost_ads} more ads, added since"
+        found = f"{self.metric} {by} against {before} on {decisive.of}"
+        if decisive.num_lost_ads:
+            found += f"; {decisive.num_lost_ads:,} ads of {before} are not in it"
+        if not self.champion.has_alias:
+            found += f"; no version had the alias, {before} was the last (--restore)"
         return found
 
 
 def promote(
-    registry: Registry,
-    run: str,
-    named: str,
-    metric: str | None = None,
-    force: bool = False,
-    test: str | None = None,
+    registry: Registry, run: str, named: str, rules: PromotionRules | None = None
 ) -> Promotion:
     """Register a run's retriever, and give it an alias if it beats the current champion.
 
     It does if its metric on test queries is higher by more than noise: the 95 % interval of a
-    paired bootstrap over the queries lies above zero. The first of a name is not compared.
+    paired bootstrap over the queries lies above zero. If no version is champion, the last that was
+    and is still there is to be beaten; only the first of a name is not compared.
 
     Args:
         registry: of the run's store.
@@ -261,55 +261,75 @@ def promote(
             the metric on the validation split is taken.
         named: name of the registered model, and, after an @, the alias to give if it is not
             ``champion``, such as ``shop@challenger``.
-        metric: such as ``R@10``; None for the one that selected the run's best checkpoint.
-        force: give the alias in any case, even if the champion cannot be compared.
-        test: a dataset with the test queries; None for the one that the run was trained on.
+        rules: by default, nothing is forced or allowed.
 
     Raises:
         RegistryError: a name is not valid, there is no such metric or no retriever, it is the
-            champion already and would get another alias, or it does not answer.
-        IncomparableError: the champion is no retriever or cannot be loaded, without ``force``.
+            champion already and would get another alias, it does not answer, or there is another
+            champion by the time that the two are compared.
+        IncomparableError: the champion is no retriever, is gone or cannot be loaded, or it is not
+            known what the two were trained on, without ``rules.force``.
+        LostFiltersError: the champion has more columns to filter by.
         DatasetError: the dataset that the run was trained on is missing, or has changed since.
     """
+    rules = rules or PromotionRules()
     name, at, given = named.partition("@")
     alias = given if at else CHAMPION
-    if metric is not None and metric not in METRICS:
-        raise RegistryError(f"the metric {metric!r} is not one of {', '.join(METRICS)}")
+    if rules.metric is not None and rules.metric not in METRICS:
+        raise RegistryError(f"the metric {rules.metric!r} is not one of {', '.join(METRICS)}")
     registry.check_name(name, alias)
-    run_id, (source, model_id) = find_logged(registry, run, metric)
-    metric = metric or registry.parameters(source)["training.selection_metric"]
-    champion = registry.chosen(name, CHAMPION)
-    if champion is not None and champion.source == uri_of(model_id):
+    champion = holder_of(registry, name, CHAMPION)
+    run_id, (source, model_id) = find_logged(registry, run, rules.metric)
+    metric = rules.metric or registry.parameters(source)["training.selection_metric"]
+    if champion.has_alias and champion.source == uri_of(model_id):
         number = str(champion.version)
         if alias != CHAMPION:
             raise RegistryError(f"this retriever is the champion already: version {number}")
-        return Promotion(number, number, metric, promoted=True)
-    compared: list[Compared] = []
-    lost, obstacle = 0, None
+        return Promotion(number, champion, metric, promoted=True)
     ours = Answering.load(registry, uri_of(model_id))
     ask_once(ours.model)
-    if champion is not None:
-        try:
-            base = Answering.load(registry, f"models:/{name}/{champion.version}")
-            compared, lost = compare(registry, ours, base, test), ours.num_lost_to(base)
-        except (RegistryError, TrackingError, DatasetError) as error:
-            if not force:
-                raise IncomparableError(
-                    f"cannot compare with the champion, version {champion.version}: {error}"
-                ) from error
-            obstacle = str(error)
-    version = registry.register(name, source, model_id)
-    promotion = Promotion(
-        str(version.version),
-        None if champion is None else str(champion.version),
-        metric,
-        promoted=force or champion is None or compared[0].differences[metric].low > 0,
-        origin=registry.explain_choice(run_id, source, metric),
-        compared=compared,
-        num_lost_ads=lost,
-        obstacle=obstacle,
-    )
-    registry.describe(version, promotion.verdict)
-    if promotion.promoted:
-        registry.choose(version, alias)
+    compared, obstacle = list[Compared](), None
+    try:
+        compared = _compare_with_champion(registry, ours, champion, rules)
+        is_better = not compared or compared[0].differences[metric].low > 0
+    except IncomparableError as error:
+        if not rules.force:
+            raise
+        is_better, obstacle = True, str(error)
+    promoted = rules.force or is_better
+    if promoted:
+        number = give(registry, alias, source, model_id, champion)
+    else:
+        number = registry.register(name, source, model_id)
+    origin = registry.explain_choice(run_id, source, metric)
+    promotion = Promotion(number, champion, metric, promoted, origin, compared, obstacle)
+    registry.describe(name, number, promotion.verdict)
     return promotion
+
+
+def _compare_with_champion(
+    registry: Registry, ours: Answering, champion: Holder, rules: PromotionRules
+) -> list[Compared]:
+    """Return what :func:`compare` does, or nothing if there has never been a champion.
+
+    Raises an IncomparableError, or a LostFiltersError.
+    """
+    if champion.version is None:
+        if champion.gone:
+            gone = ", ".join(champion.gone)
+            raise IncomparableError(f"what was champion is deleted: version {gone}")
+        return []
+    try:
+        base = Answering.load(registry, champion.uri)
+        lost = _lost_filters(ours, base)
+        if lost and not rules.allow_lost_filters:
+            raise LostFiltersError(
+                f"version {champion.version} can be filtered by {', '.join(lost)}, and this "
+                f"retriever cannot; import its ads with --columns.ad-filters, or give "
+                f"--allow-lost-filters"
+            )
+        return compare(registry, ours, base, rules)
+    except (RegistryError, TrackingError, DatasetError) as error:
+        raise IncomparableError(
+            f"cannot compare with the champion, version {champion.version}: {error}"
+        ) from error

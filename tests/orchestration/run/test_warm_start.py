@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from stores import choose
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
@@ -15,9 +16,9 @@ from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.orchestration.run.made_from import note_carried, resolved
+from ramen_ray.orchestration.run.made_from import note_carried, resolved, trained_on, training_data
 from ramen_ray.presets import with_base
-from ramen_ray.tracking.registry import Registry
+from ramen_ray.tracking.registry import Registry, uri_of
 
 CHAMPION = "models:/weekly@champion"
 GONE = 6
@@ -65,7 +66,7 @@ def last_week(
     result = fit(config)
     registry = Registry(result.run.uri)
     found = registry.find_logged(result.run.id, None)
-    registry.choose(registry.register("weekly", *found), "champion")
+    choose(registry, "weekly", *found)
     mlflow.set_tracking_uri(None)
     return config, result
 
@@ -86,6 +87,14 @@ def test_encoder_head_and_classifiers_of_ads_that_stay_go_on(last_week, dataset_
     result = fit(overlay(config, changes))
     assert list(result.rows()) == ["start: week", "trained"]
     assert list(before.rows()) == ["untrained", "trained"]
+    week, next_week = Dataset(config.dataset), Dataset(changes["dataset"])
+    registry = Registry(result.run.uri)
+    retriever = registry.look_up(uri_of(registry.find_logged(result.run.id, None)[1]))
+    mlflow.set_tracking_uri(None)
+    assert training_data(registry, retriever) == [
+        (str(next_week.path), next_week.content_of(["queries/train"])),
+        (str(week.path), week.fingerprint),
+    ]
     after, old = _best(result), _best(before)
     assert old.classifiers is not None
     assert after.classifiers is not None
@@ -115,6 +124,10 @@ def test_without_the_runs_folder_the_encoder_comes_from_the_store(last_week, tmp
     folder = Path(found.encoder.pretrained)
     assert folder.is_relative_to(Path(config.output) / "encoders")
     assert found.encoder.kind == "bag"
+    week = Dataset(config.dataset)
+    known = (str(week.path), week.content_of(["queries/train"]))
+    parameters = {"dataset": "another", "encoder.pretrained": str(folder)}
+    assert [*trained_on(parameters, "now")] == [("another", "now"), known]
     loaded = load_model(folder.parent).state_dict()
     torch.testing.assert_close(loaded, _best(before).state_dict(), atol=0, rtol=0)
 

@@ -18,7 +18,7 @@ import onnxruntime
 import pytest
 import torch
 from conftest import Done
-from stores import Store
+from stores import Store, choose
 
 from jobs import compile as compile_job
 from ramen_ray.data.prepared.folder import Prepared
@@ -26,6 +26,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.orchestration.serve import copies as compilation
 from ramen_ray.orchestration.serve.copies import time_alone
+from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import Registry
 
 WITHOUT_TORCH = """
@@ -48,7 +49,7 @@ def registry(store: Store, dataset_path: Path) -> Registry:
     """With one retriever, the champion under three names."""
     registry, first = Registry(store.uri), store.champion("eager", 0.0, dataset_path)
     for name in ("rounded", "slow"):
-        registry.choose(registry.register(name, first.run_id, first.model_id), "champion")
+        choose(registry, name, first.run_id, first.model_id)
     return registry
 
 
@@ -77,7 +78,7 @@ def test_a_compiled_retriever_replaces_the_original_and_answers_alike_without_to
     registry, compiled, queries, tmp_path, monkeypatch
 ):
     assert compiled("--model", "models:/eager@champion")[-2] == "retriever: models:/eager/2"
-    assert registry.chosen("eager", "champion").version == 2
+    assert holder_of(registry, "eager", "champion").version == "2"
     uses_gpu = [registry.look_up(f"models:/eager/{version}").uses_gpu for version in (1, 2)]
     assert uses_gpu == [True, False]
     original = registry.load("models:/eager/1").answer(queries)
@@ -99,7 +100,7 @@ def test_a_compiled_retriever_replaces_the_original_and_answers_alike_without_to
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     registry.load("models:/eager/2")
     assert num_threads == [3]
-    assert registry.restore("eager", "champion") == ("2", "1")
+    assert restore(registry, "eager", "champion")[1].version == "1"
 
 
 def test_a_retriever_answers_on_the_cpu_on_request_if_there_is_a_gpu(
@@ -128,7 +129,7 @@ def test_what_is_not_faster_replaces_nothing(registry, refused, milliseconds, ou
     monkeypatch.setattr(compilation, "compile_retriever", lambda folder, int8: None)  # takes long
     error = refused(compile_job, "--model", "models:/slow@champion", "--output", output)
     assert error.endswith("does not replace models:/slow@champion: it is not faster")
-    assert registry.chosen("slow", "champion").version == 1
+    assert holder_of(registry, "slow", "champion").version == "1"
 
 
 def test_models_are_timed_in_turns(monkeypatch):

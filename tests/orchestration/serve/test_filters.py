@@ -1,5 +1,6 @@
 """Answers among ads of some markets or categories, against a brute-force search of those ads."""
 
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from support import MAX_LENGTH, prepare_in_process, write_rows
 
 from jobs import ask, index, ingest, predict, promote, validate
 from ramen_ray.answering.retriever import Retriever
-from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.method.retrieval import shards
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
 from ramen_ray.method.retrieval.retriever_folder import write_retriever
@@ -206,13 +207,39 @@ def test_columns_follow_a_catalogue(store, shop, catalogue, done, refused, tmp_p
         )
     others = {ad: {"title": one["title"], "shop": f"S{ad[-1]}"} for ad, one in now.items()}
     words = (*to, "--sync", _write(tmp_path / "5.csv", others), *text)
-    done(index, *words, "--columns.ad-filters", "shop")
+    flags = ("--columns.ad-filters", "shop")
+    assert "filtered by market, state would have no value" in refused(index, *words, *flags)
+    done(index, *words, *flags, "--allow-lost-filters")
     _check(registry.load(champion), others, shop="S4")
+    empty = {ad: one | {"shop": ""} for ad, one in others.items()}
+    words = (*to, "--sync", _write(tmp_path / "6.csv", empty), *text)
+    assert "6.csv: most ads that are filtered by shop would have no value" in refused(index, *words)
     loaded = registry.load(champion)
     with pytest.raises(loaded.refusal, match="market"):
         loaded.answer(QUERIES, filter={"market": "US"})
     done(promote, "--restore", "--name", "following", "--output", store.output)
     _check(registry.load(champion), now, market="US")
+
+
+@pytest.mark.parametrize("lost", ["market, state", "state"])
+def test_a_retriever_that_loses_filters_is_promoted_only_if_that_is_allowed(
+    lost, store, shop, done, refused, tmp_path
+):
+    tables = {name: Dataset(shop).read(name) for name in Dataset(shop).tables}
+    ads = tables["ads"].drop_columns("filter_state")
+    if lost == "state":
+        tables["ads"] = ads.append_column("filter_state", pa.nulls(len(ads), pa.string()))
+    else:
+        tables["ads"] = ads.drop_columns("filter_market")
+    unfiltered = write_dataset(tmp_path / "unfiltered", tables, name="unfiltered").path
+    name = f"lost-{lost[:5]}"
+    store.champion(name, 1000.0, shop)
+    words = (store.run(0.0, unfiltered), "--name", name, "--output", store.output)
+    for force in ((), ("--force",)):
+        error = refused(promote, *words, *force)
+        assert f"version 1 can be filtered by {lost}, and this retriever cannot" in error
+    printed = done(promote, *words, "--allow-lost-filters")
+    assert re.search(rf"│ filters +│.+│ market, state │ +{lost} lost │", printed)
 
 
 def _check(model: Retriever, ads: Ads, **wanted: str) -> None:

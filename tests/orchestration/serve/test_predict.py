@@ -28,7 +28,8 @@ from ramen_ray.orchestration.serve import partitions as serve_queries
 from ramen_ray.orchestration.serve import predict as answering
 from ramen_ray.orchestration.serve.copies import log_copy, take_place
 from ramen_ray.orchestration.serve.partitions import partitions
-from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError
+from ramen_ray.tracking.aliases import MovedError
+from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 Words = Callable[..., list[object]]
 CHAMPION = "models:/answering@champion"
@@ -300,9 +301,10 @@ def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_expe
 def test_an_alias_that_was_moved_meanwhile_is_left_alone(store, dataset_path):
     registry, derived = Registry(store.uri), store.champion("derived", 0.3, dataset_path)
     original, chosen = (store.champion("moving", noise, dataset_path) for noise in (0.1, 0.2))
-    with pytest.raises(RegistryError, match="moving@champion was moved meanwhile, and models:/"):
+    with pytest.raises(MovedError, match="moving@champion"):
         take_place(registry, derived, original, "models:/moving@champion")
     assert registry.look_up("models:/moving@champion") == chosen
+    assert len(store.client.search_model_versions("name = 'moving'")) == 2
 
 
 @pytest.mark.parametrize(

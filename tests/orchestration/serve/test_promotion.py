@@ -1,5 +1,7 @@
 """Which retrievers become the champion, which do not, and how to undo it."""
 
+import functools
+import itertools
 import json
 import re
 import shlex
@@ -8,18 +10,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import Done, RunHere
-from stores import BLIND, Store
+from stores import BLIND, Store, choose
 
 from jobs import promote
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.metrics import judgement
-from ramen_ray.method.metrics.judgement import Propensity, evaluate
+from ramen_ray.method.metrics.comparison import paired_differences
+from ramen_ray.method.metrics.judgement import Judgement, Propensity, evaluate
+from ramen_ray.orchestration.serve import promotion
 from ramen_ray.orchestration.serve.copies import extend_retriever
 from ramen_ray.orchestration.serve.promotion import open_test_queries
+from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 from ramen_ray.tracking.runs import open_run
 
@@ -82,11 +88,19 @@ def test_what_is_compared_is_what_evaluation_measures(store, job, good, dataset_
     rows = {
         line.split("│")[1].strip(): line.split("│")[2:-1] for line in printed.splitlines()[4:12]
     }
+    train, test = (
+        Dataset(dataset_path).read(f"queries/{split}")["text"].to_pylist()
+        for split in ("train", "test")
+    )
+    new = ~np.isin(test, train)
+    assert 0 < new.sum() < len(test)
+    judged = Judgement.from_prepared(store.data, "test", Propensity())
     for column, noise in ((0, 0.0), (1, 4.0)):
-        measured, _ = evaluate(store.model(noise), store.data, "test", Propensity())
+        _, found = evaluate(store.model(noise), store.data, "test", Propensity())
+        measured = judged.by_query(found[0])
         for name, cells in rows.items():
-            expected = pytest.approx(100 * measured[name], abs=0.006)
-            assert float(cells[column]) == expected, name
+            gained, possible = (values[new].sum() for values in measured[name])
+            assert float(cells[column]) == pytest.approx(100 * gained / possible, abs=0.006), name
 
 
 def test_a_choice_by_hand_is_the_champion_to_beat(
@@ -109,32 +123,151 @@ def test_a_choice_by_hand_is_the_champion_to_beat(
     assert "'champion' before version 1" in error
 
 
+@pytest.fixture(scope="module")
+def logged(store: Store, good: str, bad: str, dataset_path: Path) -> list[tuple[str, str]]:
+    """Three retrievers: their runs and models."""
+    registry = Registry(store.uri)
+    runs = good, bad, store.run(BLIND, dataset_path)
+    return [registry.find_logged(run, None) for run in runs]
+
+
 @pytest.mark.parametrize(
-    ("chosen", "by_hand", "restored"),
+    ("chosen", "by_hand", "deleted", "restored"),
     [
-        ([1, 2, 3], None, [2, 1]),
-        ([1, 2, 3], 2, [3, 2, 1]),
-        ([1, 2], 1, [2, 1]),
-        ([1, 2, 1], None, [2, 1]),
-        ([], 2, []),
+        ([1, 2, 3], None, None, [2, 1]),
+        ([1, 2, 3], 2, None, [3, 2, 1]),
+        ([1, 2], 1, None, [2, 1]),
+        ([1, 2, 1], None, None, [2, 1]),
+        ([], 2, None, []),
+        ([1, 2, 3], None, 2, [1]),
+        ([1, 2, 3], None, 3, [2, 1]),
+        ([1, 2], 3, 2, [1]),
+        ([1], None, 1, []),
     ],
 )
-def test_restoring_gives_back_the_version_before_whoever_chose_it(
-    chosen, by_hand, restored, store, good
+def test_restoring_gives_back_the_version_before_that_is_there_whoever_chose_it(
+    chosen, by_hand, deleted, restored, store, logged
 ):
     registry, client = Registry(store.uri), store.client
-    _, model_id = registry.find_logged(good, None)
-    name = f"chosen-{chosen}-{by_hand}".replace(", ", "-")
-    client.create_registered_model(name)
-    versions = [client.create_model_version(name, f"models:/{model_id}") for _ in range(3)]
+    name = f"chosen-{chosen}-{by_hand}-{deleted}".replace(", ", "-")
+    for found in logged:
+        registry.register(name, *found)
     for number in chosen:
-        registry.choose(versions[number - 1], "champion")
+        choose(registry, name, *logged[number - 1])
     if by_hand:
         client.set_registered_model_alias(name, "champion", str(by_hand))
+    if deleted:
+        client.delete_model_version(name, str(deleted))
     for number in restored:
-        assert registry.restore(name, "champion")[1] == str(number)
+        assert restore(registry, name, "champion")[1].version == str(number)
     with pytest.raises(RegistryError, match="is known to have had"):
-        registry.restore(name, "champion")
+        restore(registry, name, "champion")
+
+
+def _killed_at(write: int, registry: Registry, patched: pytest.MonkeyPatch) -> None:
+    """Let the process be killed before its write of this number, from 0, to alias or history."""
+    number = itertools.count()
+
+    def killed(call: Callable[..., None], *values: str) -> None:
+        if next(number) == write:
+            raise KeyboardInterrupt
+        call(*values)
+
+    for name in ("set_registered_model_tag", "set_registered_model_alias"):
+        call = getattr(registry.client, name)
+        patched.setattr(registry.client, name, functools.partial(killed, call))
+
+
+@pytest.mark.parametrize("write", [0, 1, 2])
+def test_a_process_that_is_killed_while_it_moves_an_alias_leaves_a_true_history(
+    write, store, logged
+):
+    registry, name = Registry(store.uri), f"killed-{write}"
+    first, second, third = logged
+    choose(registry, name, *first)
+    registry.register(name, *second)
+    store.client.set_registered_model_alias(name, "champion", "2")  # by hand
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        _killed_at(write, registry, patched)
+        choose(registry, name, *third)
+    given = ("1", "2", "3")
+    assert holder_of(registry, name, "champion").history == given[: 3 if write == 2 else 2]
+    choose(registry, name, *third)
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        _killed_at(write, registry, patched)
+        restore(registry, name, "champion")
+    left = given[: 2 if write == 2 else 3]
+    assert holder_of(registry, name, "champion").history == left
+    assert restore(registry, name, "champion")[1].version == left[-2]
+
+
+def _state(store: Store, name: str) -> tuple[object, ...]:
+    model = store.client.get_registered_model(name)
+    versions = store.client.search_model_versions(f"name = '{name}'")
+    return model.aliases, model.tags, [(one.version, one.source) for one in versions]
+
+
+@pytest.mark.parametrize("named", ["champion", "challenger"])
+@pytest.mark.parametrize("how", ["promoted", "extended", "restored", "deleted"])
+def test_a_champion_that_moves_while_it_is_compared_is_not_replaced(
+    how, named, store, job, promoted, logged, tmp_path, monkeypatch
+):
+    registry, name = Registry(store.uri), f"moved-{how}-{named}"
+    good, bad, third = logged
+    choose(registry, name, *third)
+    choose(registry, name, *bad)
+    ads = tmp_path / "ads.csv"
+    ads.write_text("ad_id,text\nnew-1,a robin\nnew-2,an oak\n")
+    moves = {
+        "promoted": lambda: choose(registry, name, *third),
+        "extended": lambda: extend_retriever(
+            registry, f"models:/{name}@champion", NewAds(str(ads)), store.output
+        ),
+        "restored": lambda: restore(registry, name, "champion"),
+        "deleted": lambda: store.client.delete_model_version(name, "2"),
+    }
+    left: list[tuple[object, ...]] = []
+
+    def meanwhile(*measured: Any) -> Any:
+        if not left:
+            moves[how]()
+            left.append(_state(store, name))
+        return paired_differences(*measured)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(promotion, "paired_differences", meanwhile)
+        code, printed = job(good[0], "--name", f"{name}@{named}")
+    assert code == 2
+    assert f"{name}@champion was moved meanwhile" in printed
+    assert _state(store, name) == left[0]
+    printed = promoted(good[0], "--name", f"{name}@{named}")
+    assert ("2 lost" if how == "extended" else "0 lost") in printed
+    assert store.client.get_model_version_by_alias(name, named).run_id == good[0]
+
+
+def test_if_the_champion_is_deleted_the_last_that_is_there_is_to_be_beaten(
+    store, job, promoted, good, bad, tmp_path
+):
+    (tmp_path / "ended.csv").write_text("ad_id\n0\n")
+    ended, registry = NewAds(remove=str(tmp_path / "ended.csv")), Registry(store.uri)
+    promoted(good, "--name", "gone")
+    extend_retriever(registry, "models:/gone@champion", ended, store.output)
+    store.client.delete_model_version("gone", "2")
+    code, printed = job(bad, "--name", "gone")
+    assert code == 3
+    assert "against version 1 on the test split" in printed
+    assert "; no version had the alias, version 1 was the last (--restore)" in printed
+    printed = promoted("--restore", "--name", "gone")
+    assert printed.startswith("version 2 is deleted, and passed over\ngone@champion is version 1")
+    promoted(bad, "--name", "gone", "--force")
+    for number in "13":
+        store.client.delete_model_version("gone", number)
+    code, printed = job(good, "--name", "gone")
+    assert code == 2
+    assert "what was champion is deleted: version 1, 3; --force promotes it anyway" in printed
+    assert job("--restore", "--name", "gone")[0] == 2
+    promoted(good, "--name", "gone", "--force")
+    assert holder_of(registry, "gone", "champion").version == "4"
 
 
 def test_of_a_sweep_the_best_child_is_promoted(store, job, promoted, dataset_path):
@@ -153,7 +286,9 @@ def test_of_a_sweep_the_best_child_is_promoted(store, job, promoted, dataset_pat
     )
 
 
-def test_new_ads_of_the_champion_are_ignored_and_counted(store, job, good, dataset_path, tmp_path):
+def test_new_ads_of_the_champion_are_no_misses_and_counted(
+    store, job, good, dataset_path, tmp_path
+):
     texts = Dataset(dataset_path).read("queries/test")["text"].to_pylist()
     ads = tmp_path / "ads.csv"
     ads.write_text("ad_id,text\n" + "".join(f"new-{n},{text}\n" for n, text in enumerate(texts)))
@@ -164,7 +299,8 @@ def test_new_ads_of_the_champion_are_ignored_and_counted(store, job, good, datas
     code, printed = job(good, "--name", "extended")
     assert code == 3
     assert "R@10 +0.00 [+0.00, +0.00] against version 2 on the test split" in printed
-    assert "; version 2 has 12 more ads, added since\nnext: " in printed
+    assert "; 12 ads of version 2 are not in it\nnext: " in printed
+    assert re.search("│ ads +│ +40 │ +52 │ +12 lost │", printed)
 
 
 @pytest.mark.parametrize("broken", ["files", "index", "kind", "dataset"])
@@ -175,10 +311,10 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
     better, name = store.run(0.0, dataset), f"broken-{broken}"
     registry = Registry(store.uri)
     run_id, model_id = registry.find_logged(store.run(1.0, dataset), None)
-    version = registry.register(name, run_id, model_id)
+    number = choose(registry, name, run_id, model_id)
     if broken == "kind":
-        version = store.client.create_model_version(name, f"runs:/{run_id}/other")
-    registry.choose(version, "champion")
+        number = store.client.create_model_version(name, f"runs:/{run_id}/other").version
+        store.client.set_registered_model_alias(name, "champion", number)
     files = Path(store.client.get_logged_model(model_id).artifact_location.removeprefix("file://"))
     if broken == "files":
         shutil.rmtree(files)
@@ -187,10 +323,10 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
     elif broken == "dataset":
         dataset.rename(tmp_path / "moved")
     error = refused(promote, better, "--name", name, "--output", store.output)
-    assert error.startswith(f"error: cannot compare with the champion, version {version.version}: ")
+    assert error.startswith(f"error: cannot compare with the champion, version {number}: ")
     assert error.endswith("; --force promotes it anyway")
     printed = promoted(better, "--name", name, "--force")
-    assert f"not compared with version {version.version}: " in printed
+    assert f"by force: cannot compare with the champion, version {number}: " in printed
     assert _champion(store, name) == better
 
 
@@ -203,7 +339,7 @@ def test_a_champion_that_cannot_be_compared_is_replaced_by_force(
         (["0" * 32, "--name", "shop"], "Run with id=00000000000000000000000000000000 not found"),
         (["{good}", "--name", "shop", "--metric", "P@2"], "the metric 'P@2' is not one of P@1"),
         (["{empty}", "--name", "shop"], "has no retriever, nor has a finished run below it"),
-        (["--restore", "--name", "nonesuch"], "no version of 'nonesuch' has the alias 'champion'"),
+        (["--restore", "--name", "nonesuch"], "no version of 'nonesuch' is known to have had"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments, message, store, refused, good):

@@ -10,7 +10,7 @@ import pytest
 from stores import Store
 from support import MAX_LENGTH, prepare_in_process, write_rows
 
-from jobs import promote
+from jobs import graph, promote
 from ramen_ray.config import write_config
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, write_dataset
@@ -131,9 +131,15 @@ def test_another_dataset_can_decide_and_a_champion_whose_data_are_gone_is_compar
     to = ("--name", "other", "--output", last.output)
     assert run_here(promote, champion, *to)[0] == 0
     moved.path.rename(tmp_path / "elsewhere")
-    _, printed = run_here(promote, candidate, *to)
-    assert "whether one of the two was trained on some is not known" in printed
-    _, printed = run_here(promote, candidate, *to, "--test", weeks[0].path)
+    code, printed = run_here(promote, candidate, *to)
+    assert code == 2
+    unknown = f"is not known: run noise-0.5: there is no dataset directory at {moved.path}"
+    assert unknown in printed
+    allowed = (*to, "--allow-unknown-training")
+    code, printed = run_here(promote, candidate, *allowed)
+    assert code in (0, 3)
+    assert unknown in printed
+    _, printed = run_here(promote, candidate, *allowed, "--test", weeks[0].path)
     assert f"among the {len(TEXTS) - NEW - ENDED} ads that both have" in printed
     tested, trained = (
         week.read(f"queries/{split}")["text"].to_pylist()
@@ -148,6 +154,35 @@ def test_another_dataset_can_decide_and_a_champion_whose_data_are_gone_is_compar
 def _changed(week: Dataset, folder: Path, **changes: pa.Table) -> Dataset:
     tables = {name: week.read(name) for name in week.tables}
     return write_dataset(folder, {**tables, **changes}, name="changed")
+
+
+def test_train_queries_that_are_clicked_later_too_do_not_decide(stores, weeks, run_here, tmp_path):
+    this = stores[1]
+    train, test = (weeks[1].read(f"queries/{split}").to_pylist() for split in ("train", "test"))
+    again = [row | {"query_id": len(test) + number} for number, row in enumerate(train[:5])]
+    later = pa.Table.from_pylist([*test, *again], weeks[1].schema("queries/test"))
+    week = _changed(weeks[1], tmp_path / "later", **{"queries/test": later})
+    to = ("--name", "later", "--output", this.output)
+    assert run_here(promote, this.run(2.5, week.path), *to)[0] == 0
+    _, printed = run_here(promote, this.run(2.25, week.path), *to)
+    titles = [line for line in printed.splitlines() if line.startswith("on ")]
+    assert titles == [
+        "on the test split, that neither was trained on:",
+        f"on {len(again)} that one of the two was trained on:",
+    ]
+
+
+def test_a_graph_that_is_added_later_hides_no_train_queries(stores, weeks, run_here, tmp_path):
+    this = stores[1]
+    week = _changed(weeks[1], tmp_path / "graph")
+    to = ("--name", "graph", "--output", this.output)
+    noted = [[str(week.path), week.content_of(["queries/train"])]]
+    assert run_here(promote, this.run(2.75, week.path, trained_on=noted), *to)[0] == 0
+    words = write_rows(tmp_path / "words.csv", "ad_id word", [("A20", "robin"), ("A21", "robin")])
+    flags = ("--name", "words", "--ad-edges", words, "--columns.edges-anchor", "word")
+    assert run_here(graph, "edges", week.path, *flags)[0] == 0
+    code, printed = run_here(promote, this.run(3.25, week.path), *to)
+    assert code in (0, 3), printed
 
 
 @pytest.mark.parametrize("by", ["the champion", "the encoder that the candidate began with"])
@@ -174,7 +209,7 @@ def test_retrievers_are_not_compared_on_queries_that_one_was_trained_on(
     assert "one of them was trained on all of the test queries" in printed
     code, printed = run_here(promote, candidate, *to, "--force")
     assert code == 0
-    assert "not compared with version 1: one of them was trained on all" in printed
+    assert "by force: cannot compare with the champion, version 1: one of them" in printed
 
 
 def test_an_encoder_whose_run_has_gone_may_have_seen_the_test_queries(stores, weeks, run_here):
@@ -185,7 +220,9 @@ def test_an_encoder_whose_run_has_gone_may_have_seen_the_test_queries(stores, we
     assert "not known" not in run_here(promote, candidate, *to)[1]
     copied = this.run(0.4375, weeks[1].path)
     this.client.log_param(copied, "encoder.pretrained", "/no/such/encoders/m-1/encoder")
-    assert "the test split; whether one of the two was" in run_here(promote, copied, *to)[1]
+    code, printed = run_here(promote, copied, *to)
+    assert code == 2
+    assert "the run that trained its encoder /no/such/encoders/m-1/encoder is gone" in printed
 
 
 def test_ads_of_other_ids_are_found_by_their_texts(stores, weeks, run_here, tmp_path):

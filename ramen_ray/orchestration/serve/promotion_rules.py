@@ -1,0 +1,19 @@
+"""What a user may set of a promotion, as flags of its command too."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PromotionRules:
+    """What decides, and what is allowed."""
+
+    metric: str | None = None
+    """Test metric that decides, such as R@10; default: the run's selection metric."""
+    test: str | None = None
+    """Dataset directory whose test queries decide; default: the one that the run was trained on."""
+    force: bool = False
+    """Promote it even if it does not beat the champion, or cannot be compared with it."""
+    allow_lost_filters: bool = False
+    """Promote it even if clients can filter the champion's answers by more columns than its own."""
+    allow_unknown_training: bool = False
+    """Let test queries decide that one of the two may have been trained on, as data are gone."""
