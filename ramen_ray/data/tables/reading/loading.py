@@ -111,7 +111,8 @@ class UserTable:
             kind = FaultKind(message, advice, self.columns[role].shown, most=most)
             first = rows[:MAX_EXAMPLES].select(["place", role]).to_pylist()
             self._report(kind, [tuple(row.values()) for row in first], len(rows))
-            self.left_out[message] += len(rows)
+            if self.skip_bad_rows:
+                self.left_out[message] += len(rows)
 
     def report(
         self,
