@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jobs import evaluate, ingest, predict, train, validate
+from ramen_ray.orchestration.cluster import joining
 
 WEEK = Path(__file__).parents[2] / "datasets/shop/week_1"
 DEEP = '{"a":' * 50_000 + "1" + "}" * 50_000
@@ -159,7 +160,7 @@ def test_encoders(case, run_here, tmp_path, dataset_path, monkeypatch):
     arguments = ["tiny", "--dataset", dataset_path, "--output", tmp_path / "out"]
     arguments += ["--training.global-batch-size", 8]
     arguments += ["--encoder.pretrained", folder if case in ENCODERS else case]
-    monkeypatch.setattr(train, "start_ray", lambda **_: None)
+    monkeypatch.setattr(joining, "start_ray", lambda **_: None)
     _expect(run_here(train, *arguments), message)
     assert list(tmp_path.iterdir()) == [folder]
 

@@ -20,6 +20,7 @@ from support import PATIENCE_S, ROOT, answers, running, wait_until
 
 from jobs import train
 from ramen_ray.config import overlay
+from ramen_ray.orchestration.cluster import joining
 from ramen_ray.presets import tiny
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import DESCRIPTION_TAG
@@ -172,7 +173,7 @@ def test_the_upload_is_the_project_without_a_users_data(head, tmp_path, monkeypa
 )
 def test_bad_input_is_one_clear_line(flag, value, message, tmp_path, refused, monkeypatch):
     given = {"output": tmp_path / "outputs", flag: value}.items()
-    monkeypatch.setattr(train, "start_ray", lambda **_: None)  # none of these needs it
+    monkeypatch.setattr(joining, "start_ray", lambda **_: None)  # none of these needs it
     assert message in refused(train, "tiny", *(f"--{one}={other}" for one, other in given))
     assert not list(tmp_path.rglob("*.parquet")) + list(tmp_path.rglob("checkpoint*"))
 
