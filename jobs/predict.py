@@ -1,7 +1,7 @@
 r"""Answer a table of queries with a retriever.
 
 Examples:
-    python jobs/predict.py --model models:/NAME@champion --queries queries.parquet --answers answers
+    python jobs/predict.py --model models:/NAME@champion --queries queries.csv --answers answers
     python jobs/predict.py --model models:/NAME/3 --queries logs/ \
         --columns.query-text query --answers answers --filter market=DE
 
@@ -29,9 +29,11 @@ class PredictSettings(FilterSettings, ModelSettings):
     """Write each query's best ads."""
 
     queries: str
-    """Table of queries in parquet: a file, a folder or a glob."""
+    """Table of queries in CSV, TSV, JSON lines or parquet: a file, a folder or a glob."""
     columns: QueryColumns = QueryColumns()
     """Names of the columns in the table."""
+    encoding: str = "utf-8"
+    """Encoding of text files, such as windows-1252."""
     answers: Path
     """Folder to write the answers to."""
     top_k: int = 10
@@ -52,6 +54,7 @@ def main() -> None:
         settings.queries,
         settings.top_k,
         settings.columns.query_text,
+        settings.encoding,
         settings.wanted,
         settings.min_score,
         settings.use_gpu,

@@ -53,10 +53,15 @@ class QueryFile:
 
     def _check(self) -> None:
         if query_file(self.filesystem, self.path).identity != self.identity:
-            raise DatasetError(
-                f"{self.path} has changed since this call began; run it again, with another folder "
-                f"for the answers"
-            )
+            raise changed(self.path)
+
+
+def changed(queries: str) -> DatasetError:
+    """Return the exception that says that a file or table of queries has changed."""
+    return DatasetError(
+        f"{queries} has changed since this call began; run it again, with another folder for the"
+        " answers"
+    )
 
 
 def query_file(filesystem: FileSystem, path: str) -> QueryFile:

@@ -13,14 +13,16 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import ray
 import ray.data
-from pyarrow.fs import FileSystem
+from pyarrow.fs import FileSystem, LocalFileSystem
 from ray.data import ActorPoolStrategy
 
 from ramen_ray.answering.ads import ADS, ANSWERS
 from ramen_ray.answering.retriever import INDEX
 from ramen_ray.config import GB_PER_SHARD, ConfigError
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.tables.as_parquet import as_parquet, identity_of
 from ramen_ray.data.tables.reading.files import find_files
+from ramen_ray.data.tables.reading.table_file import TableFile
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.retrieval.retriever_folder import keep_ads
 from ramen_ray.method.retrieval.shards import index_shards
@@ -33,12 +35,14 @@ from ramen_ray.orchestration.cluster.resources import (
     num_cpus,
     user_errors,
 )
-from ramen_ray.orchestration.serve.partitions import claim, locked, partitions
+from ramen_ray.orchestration.serve.partitions import changed, claim, locked, partitions
 from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
 from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
 from ramen_ray.tracking.registry import Registry, content_of_retriever, matching_rows, own_folder
 
 CPUS_PER_ACTOR = 2
+MADE_FILE = ".queries.parquet"
+"""In the folder of the answers until all is answered: the rows of a table that is not parquet."""
 BYTES_PER_PROCESS = 1 << 30
 """Memory of a process that encodes or writes, besides the files that it reads."""
 
@@ -49,9 +53,10 @@ logger = logging.getLogger(__name__)
 class Asked:
     """What is asked of a retriever, and by how large processes it is answered."""
 
-    queries: str  # parquet: a file, a folder or a glob
+    queries: str  # a file, a folder or a glob
     top_k: int  # most ads of a query
     column: str = "text"  # with the queries' texts
+    encoding: str = "utf-8"  # of text files
     # by column, the values that ads may have
     filter: Mapping[str, Sequence[str]] = field(default_factory=dict)
     min_score: float | None = None  # the lowest score of an ad
@@ -91,14 +96,15 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
         raise ConfigError(
             f"use_gpu: {retriever.uri} answers on CPUs only, as all bags and compiled encoders do"
         )
-    files = _parquet_files(asked)
+    files = _query_files(asked)
     with locked(output) as aside:
+        parquet, made_of = _as_parquet(asked, files, output / MADE_FILE, aside)
         copied = registry.copy(retriever.uri, aside / "retriever")
         folder = own_folder(copied)
         content = content_of_retriever(folder)
         if asked.filter:
             keep_ads(folder, matching_rows(folder, asked.filter), few_exactly=True)
-        pieces = partitions(files)
+        pieces = partitions(parquet)
         plan = {
             "model": retriever.uri,
             "model_content": content,
@@ -107,13 +113,14 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             "min_score": asked.min_score,
             "column": asked.column,
             "queries": [
-                [piece.file.path, piece.group, piece.start, piece.file.identity] for piece in pieces
+                [piece.file.path, piece.group, piece.start, made_of or piece.file.identity]
+                for piece in pieces
             ],
         }
         answers = claim(output, plan)
         work = Work(pieces, asked.column, asked.top_k, answers, folder, asked.min_score)
         counts = work.answers.counts(range(len(pieces)))
-        missing = [number for number, found in counts.items() if found is None]
+        missing = [number for number, part in counts.items() if part is None]
         logger.info(
             "%d of %d partitions to answer with %s", len(missing), len(pieces), retriever.uri
         )
@@ -124,21 +131,19 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             with user_errors():
                 _answer(work, missing, asked.gb_per_shard, num_gpus)
             counts |= work.answers.counts(missing)
-    whole = [found for found in counts.values() if found is not None]
-    if len(whole) < len(pieces):
-        raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
-    rows, errors = sum(n for n, _ in whole), sum(n for _, n in whole)
-    return Answered(rows, errors, len(pieces))
+        if made_of and identity_of(_query_files(asked)) != made_of:
+            raise changed(asked.queries)
+        whole = [part for part in counts.values() if part is not None]
+        if len(whole) < len(pieces):
+            raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
+        (output / MADE_FILE).unlink(missing_ok=True)
+    return Answered(sum(rows for rows, _ in whole), sum(errors for _, errors in whole), len(pieces))
 
 
-def _parquet_files(asked: Asked) -> dict[str, FileSystem]:
-    files = find_files(asked.queries, [asked.column], "; --columns.query-text names another")
+def _query_files(asked: Asked) -> list[TableFile]:
+    advice = "; --columns.query-text names another"
+    files = find_files(asked.queries, [asked.column], advice, asked.encoding)
     for file in files:
-        if file.format != "parquet":
-            raise DatasetError(
-                f"{file.path}: queries can be read from parquet only; "
-                "pandas.read_csv(FILE).to_parquet(NEW) makes it so"
-            )
         if asked.column in file.partitions:
             raise DatasetError(f"{file.path} has no column {asked.column!r} in itself")
         if taken := sorted(set(ANSWERS.names) & set(file.header)):
@@ -146,7 +151,17 @@ def _parquet_files(asked: Asked) -> dict[str, FileSystem]:
                 f"{file.path} has a column {', '.join(map(repr, taken))}, as the answers do"
                 f"; rename it"
             )
-    return {file.path: file.filesystem for file in files}
+    return files
+
+
+def _as_parquet(
+    asked: Asked, files: Sequence[TableFile], target: Path, aside: Path
+) -> tuple[dict[str, FileSystem], str | None]:
+    """Return parquet files of the queries, and the identity of what ``target`` was made of."""
+    if all(file.format == "parquet" for file in files):
+        return {file.path: file.filesystem for file in files}, None
+    made_of = as_parquet(asked.queries, files, asked.encoding, target, aside)
+    return {str(target): LocalFileSystem()}, made_of
 
 
 def _answer(work: Work, missing: list[int], gb_per_shard: float, num_gpus: int) -> None:

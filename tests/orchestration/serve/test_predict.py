@@ -120,6 +120,49 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     assert {file.name for file in answers.iterdir()} == {*OWN_FILES, *before}
 
 
+def test_a_table_of_text_files_is_answered_as_one_of_parquet(
+    cluster, store, words, done, refused, run_here, queries, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(serve_queries, "QUERIES_PER_PARTITION", 16)
+    answers, table = tmp_path / "answers", tmp_path / "queries"
+    table.mkdir()
+    first, second = (pq.read_table(file) for file in sorted(queries.glob("*.parquet")))
+    first.to_pandas().to_csv(table / "a.csv.gz", index=False)
+    second.to_pandas().to_json(table / "b.jsonl", orient="records", lines=True)
+    flags = {"model": CHAMPION, "queries": table, "answers": answers, "top-k": 3}
+    answer = answering._answer
+
+    def is_interrupted(work: Any, missing: list[int], *limits: Any) -> None:
+        answer(work, missing[:1], *limits)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(answering, "_answer", is_interrupted)
+        code, _ = run_here(predict, *words(**flags))
+    assert code == 130
+    (part,) = answers.glob("part-*.parquet")
+    was_written = part.stat().st_mtime_ns
+    with monkeypatch.context() as patched:  # the rows are not read again
+        patched.setattr("ramen_ray.data.tables.as_parquet.UserTable", None)
+        printed = done(predict, *words(**flags))
+    assert "(42 queries, 3 of them with an error)" in printed
+    assert part.stat().st_mtime_ns == was_written
+    parts = sorted(answers.glob("part-*.parquet"))
+    assert {file.name for file in answers.iterdir()} == {*OWN_FILES, *(file.name for file in parts)}
+    as_served = _answers_as_served(store, parts, top_k=3)
+    assert as_served["day"].to_pylist() == [str(day) for day in range(42)]
+    texts = [text or None for text in pa.concat_tables([first, second])["text"].to_pylist()]
+    assert as_served["text"].to_pylist() == texts
+
+    def changes(*_: object) -> None:
+        (table / "c.csv").write_text("day,text\n42,robin\n")
+
+    monkeypatch.setattr(answering, "_answer", changes)
+    flags["answers"] = tmp_path / "others"
+    assert f"{table} has changed since this call began" in refused(predict, *words(**flags))
+    assert not list(flags["answers"].glob("part-*.parquet"))
+
+
 def _answers_as_served(store: Store, parts: list[Path], top_k: int) -> pa.Table:
     """Read answers, which are those of the retriever."""
     found = pq.read_table(parts)
@@ -268,7 +311,8 @@ def test_a_cluster_without_room_is_reported(
         ({"use-gpu": ""}, "answers on CPUs only, as all bags and compiled encoders do"),
         ({"columns.query-text": "query"}, "has no column 'query'; it has day, text"),
         ({"queries": "no/such/folder"}, "there is no file or folder no/such/folder"),
-        ({"queries": "{csv}"}, "queries can be read from parquet only"),
+        ({"queries": "{csv}"}, "{csv}, row 3: 1 lines have 2 cells instead of 1"),
+        ({"queries": "{csv}", "encoding": "ascii"}, "{csv}, row 4: b'\\xc3' is not ASCII"),
         ({"queries": "{taken}"}, "has a column 'error', as the answers do; rename it"),
         ({"model": "models:/answering@nobody"}, "Registered model alias nobody not found"),
         ({"model": "models:/nonesuch/1"}, "nonesuch"),
@@ -277,7 +321,7 @@ def test_a_cluster_without_room_is_reported(
 )
 def test_bad_input_is_one_clear_line(changes, message, words, refused, queries, tmp_path):
     csv, taken = tmp_path / "queries.csv", tmp_path / "taken.parquet"
-    csv.write_text("text\nrobin\n")
+    csv.write_text("text\nrobin\nfinch, heron\ncafé\n")
     pq.write_table(pa.table({"text": ["robin"], "error": [1]}), taken)
     named = {"csv": csv, "taken": taken}
     flags = {"model": CHAMPION, "queries": queries, "answers": tmp_path / "answers"}

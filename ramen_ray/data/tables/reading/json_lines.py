@@ -21,12 +21,13 @@ _ERRORS = (ValueError, TypeError, RecursionError, pa.ArrowException)
 
 
 def fields_of(start: str) -> tuple[str, ...]:
-    """Return the fields of the first object in the beginning of a file; none if it is not one."""
+    """Return the fields of texts and numbers of the first object in the beginning of a file."""
     try:
         first = json.loads(start.strip().partition("\n")[0])
     except (ValueError, RecursionError):
         return ()
-    return tuple(first) if isinstance(first, dict) else ()
+    cells = first.items() if isinstance(first, dict) else ()
+    return tuple(name for name, cell in cells if cell is None or type(cell) in _KINDS)
 
 
 def parse_objects(block: Block, path: object, columns: Sequence[str]) -> Rows:

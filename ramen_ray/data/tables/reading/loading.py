@@ -84,7 +84,7 @@ class UserTable:
 
         ``query`` reads ``source`` once, which has ``place`` and a column for each role.
         """
-        rows = pa.RecordBatchReader.from_batches(self._schema, self._batches())
+        rows = pa.RecordBatchReader.from_batches(self._schema, self.batches())
         connection.register("source", rows)
         # a stream has no size: else DuckDB might gather all of it before it joins it to anything
         connection.execute("SET disabled_optimizers = 'build_side_probe_side'")
@@ -101,7 +101,7 @@ class UserTable:
 
     def read(self) -> pa.Table:
         """Read all rows into memory: ``place`` and a column for each role."""
-        return pa.Table.from_batches(self._batches(), self._schema).combine_chunks()
+        return pa.Table.from_batches(self.batches(), self._schema).combine_chunks()
 
     def report_rows(
         self, role: str, message: str, advice: str, rows: pa.Table, most: int = 0
@@ -175,8 +175,10 @@ class UserTable:
         of_roles = ((role, column.type) for role, column in self.columns.items())
         return pa.schema([("place", pa.int64()), *of_roles])
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        schema, with_rows = self._schema, []
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the good rows: ``place`` and a column for each role."""
+        schema = self._schema
+        with_rows = []
         try:
             for number, file in enumerate(self._files):
                 before = self.rows_read
