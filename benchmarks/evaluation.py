@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from benchmarks.common import alternate, finish, options, seconds_of
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.method.metrics.judgement import KS, Judgement, Propensity
+from ramen_ray.method.metrics.judgement import Judgement, Propensity
+from ramen_ray.method.metrics.ranking import KS
 from ramen_ray.method.retrieval.search import drop_filtered, most_filters, search
 
 WIDTH, PAIRS_PER_QUERY = 384, 2

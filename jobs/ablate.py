@@ -18,7 +18,8 @@ import sys
 
 from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.tune.settings import AblationConfig
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.tune.settings import ABLATIONS, AblationConfig
 from ramen_ray.printed_commands import looking_at, training_command
 from ramen_ray.told import told
 
@@ -27,6 +28,8 @@ def main() -> None:
     """Parse, train all variants, and print how they compare."""
     ablation, config = parse_with_run_config(AblationConfig(), __doc__)
     Dataset(config.dataset)  # or a DatasetError, before what takes seconds
+    if config.name is not None:
+        RunDirectory.of(config.output, config.name, ABLATIONS).refuse_taken({})
     with told("loading libraries"):
         from ramen_ray.orchestration.tune.ablation import ablate
         from ramen_ray.reports.ablation_report import ablation_tables, verdict

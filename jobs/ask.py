@@ -39,13 +39,13 @@ def main() -> None:
     settings = parse_settings(AskSettings, __doc__)
     if not settings.queries:
         raise ConfigError('give a query, such as "red shoes"')
-    registry = settings.registry()
-    with told("loading libraries"):
-        from ramen_ray.orchestration.serve.retrievers import retriever_uri
-        from ramen_ray.reports.report_tables import answers_table, show
-        from ramen_ray.tracking.registry import ask
-    uri = retriever_uri(registry, settings.model, settings.output)
     params = {"top_k": settings.top_k, "filter": settings.wanted, "min_score": settings.min_score}
+    registry = settings.registry()
+    from ramen_ray.orchestration.serve.retrievers import retriever_uri
+    from ramen_ray.reports.report_tables import answers_table, show
+    from ramen_ray.tracking.registry import ask
+
+    uri = retriever_uri(registry, settings.model, settings.output)
     with told(f"loading {uri}"):
         retriever = registry.load(uri, "cpu")
     answers = ask(retriever, settings.queries, params)

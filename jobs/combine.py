@@ -17,21 +17,29 @@ authors (docs/how_to/new_ads.md); find out whether you may use it before you do.
 """
 
 import sys
+from pathlib import Path
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.errors import shown_path
+from ramen_ray.orchestration.combining.settings import CombineSettings
+from ramen_ray.orchestration.run.directory import checkpoint_of
 from ramen_ray.printed_commands import asking
 from ramen_ray.told import told
+from ramen_ray.tracking.runs import MODELS, tracking_uri, ui_command
 
 
 def main() -> None:
     """Train, evaluate, and print how the combiner compares with texts alone."""
+    settings = parse_settings(CombineSettings, __doc__)
+    if not settings.run.startswith(MODELS):
+        checkpoint_of(Path(settings.run))
+    from ramen_ray.orchestration.combining.finished import open_finished_run
+    from ramen_ray.tracking.registry import Registry
+
+    open_finished_run(Registry(tracking_uri(settings.output)), settings.run, settings.output)
     with told("loading libraries"):
         from ramen_ray.orchestration.combining.combine import combine
-        from ramen_ray.orchestration.combining.settings import CombineSettings
         from ramen_ray.reports.report_tables import combiner_table, show
-        from ramen_ray.tracking.runs import ui_command
-    settings = parse_settings(CombineSettings, __doc__)
     result = combine(settings)
     evaluation = result.evaluation
     show(combiner_table(evaluation.metrics, evaluation.differences))

@@ -16,6 +16,8 @@ from typing import Literal
 from ramen_ray.bases import Part
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import ConfigError, Section
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.run.directory import checkpoint_of
 from ramen_ray.told import told
 
 
@@ -46,11 +48,15 @@ def main() -> None:
     checkpoint, predictions = settings.checkpoint, settings.predictions
     if settings.against is not None and predictions is None:
         raise ConfigError("--against compares --predictions; give a file for both")
+    checkpoint_of(checkpoint)
+    if settings.dataset is not None:
+        Dataset(settings.dataset)
+    from ramen_ray.reports.predictions_page import read_predictions, write_predictions_page
+
+    other = None if settings.against is None else read_predictions(settings.against)
     with told("loading libraries"):
         from ramen_ray.orchestration.evaluate import evaluate_checkpoint
-        from ramen_ray.reports.predictions_page import read_predictions, write_predictions_page
         from ramen_ray.reports.report_tables import metrics_table, show
-    other = None if settings.against is None else read_predictions(settings.against)
     metrics = evaluate_checkpoint(
         checkpoint.absolute(),
         settings.split,

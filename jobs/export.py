@@ -27,11 +27,12 @@ class ExportSettings(StoreSettings):
 def main() -> None:
     """Copy the retriever, write its parts, and say so."""
     settings = parse_settings(ExportSettings, str(__doc__))
+    registry = settings.registry()
+    from ramen_ray.orchestration.serve.retrievers import retriever_uri
+
+    uri = retriever_uri(registry, settings.model, settings.output)
     with told("loading libraries"):
         from ramen_ray.method.retrieval.retriever_folder import export_retriever
-        from ramen_ray.orchestration.serve.retrievers import retriever_uri
-    registry = settings.registry()
-    uri = retriever_uri(registry, settings.model, settings.output)
     with told(f"writing {settings.to}"), owned_folder() as aside:
         num_ads = export_retriever(registry.download(uri, aside), settings.to)
     print(f"wrote {settings.to}: {num_ads:,} ads of {uri}")

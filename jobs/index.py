@@ -20,7 +20,7 @@ from typing import Annotated
 import tyro
 
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
-from ramen_ray.data.tables.new_ads import NewAds
+from ramen_ray.data.tables.new_ads import NewAds, check_given
 from ramen_ray.printed_commands import asking
 from ramen_ray.told import told
 
@@ -34,6 +34,7 @@ class IndexSettings(ModelSettings):
 def main() -> None:
     """Change the ads and print the new retriever's URI."""
     settings = parse_settings(IndexSettings, __doc__)
+    check_given(settings.given)
     registry = settings.registry()
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.copies import extend_retriever

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ramen_ray.command_line import FilterSettings, ModelSettings, parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
+from ramen_ray.orchestration.serve.asked import Asked, query_files
 from ramen_ray.told import told
 
 
@@ -47,9 +48,6 @@ class PredictSettings(FilterSettings, ModelSettings):
 def main() -> None:
     """Answer the queries and count them."""
     settings = parse_settings(PredictSettings, __doc__)
-    registry = settings.registry()
-    with told("loading libraries"):
-        from ramen_ray.orchestration.serve.predict import Asked, predict
     asked = Asked(
         settings.queries,
         settings.top_k,
@@ -60,6 +58,10 @@ def main() -> None:
         settings.use_gpu,
         settings.gb_per_shard,
     )
+    query_files(asked)
+    registry = settings.registry()
+    with told("loading libraries"):
+        from ramen_ray.orchestration.serve.predict import predict
     done = predict(registry, settings.model, asked, settings.answers.absolute())
     print(f"answers: {settings.answers} ({done.rows} queries, {done.errors} of them with an error)")
     look = f"import pandas; print(pandas.read_parquet({str(settings.answers)!r}))"

@@ -44,12 +44,10 @@ def main() -> int | None:
     if settings.run is None and not settings.restore:
         raise ConfigError("give the run to promote, or --restore")
     registry = settings.registry()
-    with told("loading libraries"):
-        from ramen_ray.orchestration.serve.promotion import CHAMPION, IncomparableError, promote
-        from ramen_ray.reports.report_tables import difference_table, show
-        from ramen_ray.tracking.aliases import restore
-    name, at, alias = settings.name.partition("@")
-    alias = alias if at else CHAMPION
+    from ramen_ray.orchestration.serve.retrievers import find_candidate
+    from ramen_ray.tracking.aliases import name_and_alias, restore
+
+    name, alias = name_and_alias(settings.name)
     if settings.restore:
         before, now = restore(registry, name, alias)
         for number in now.gone:
@@ -59,6 +57,10 @@ def main() -> int | None:
         print(f"next: {asking(f'models:/{name}@{alias}', settings.output)}")
         return None
     assert settings.run is not None, "or it is refused above"
+    find_candidate(registry, settings.run, settings.name, settings.rules.metric)
+    with told("loading libraries"):
+        from ramen_ray.orchestration.serve.promotion import IncomparableError, promote
+        from ramen_ray.reports.report_tables import difference_table, show
     try:
         found = promote(registry, settings.run, settings.name, settings.rules)
     except IncomparableError as error:

@@ -18,22 +18,29 @@ from tyro.conf import Positional, arg
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import DatasetPath
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.run.directory import RunDirectory
+from ramen_ray.orchestration.tune.settings import SEARCHES, RecommendConfig
 from ramen_ray.printed_commands import looking_at, training_command
 from ramen_ray.told import told
 
 
+class JobSettings(RecommendConfig):
+    """What to look for, and for how long."""
+
+    dataset: Annotated[Positional[DatasetPath], arg(metavar="DATASET")]
+    """The dataset directory; or rdocs, foldoc or debian, which are built in."""
+
+
 def main() -> None:
     """Parse, search, and print what was found and how to train with it."""
+    settings = parse_settings(JobSettings, __doc__)
+    Dataset(settings.dataset)  # or a DatasetError, before what takes seconds
+    if settings.name is not None:
+        RunDirectory.of(settings.output, settings.name, SEARCHES).refuse_taken({})
     with told("loading libraries"):
-        from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
-
-    class JobSettings(RecommendConfig):
-        """What to look for, and for how long."""
-
-        dataset: Annotated[Positional[DatasetPath], arg(metavar="DATASET")]
-        """The dataset directory; or rdocs, foldoc or debian, which are built in."""
-
-    result = recommend(parse_settings(JobSettings, __doc__))
+        from ramen_ray.orchestration.tune.recommend import recommend
+    result = recommend(settings)
     print(f"\n{result.table}\n")
     for sentence in result.sentences:
         print(sentence)

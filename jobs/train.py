@@ -24,6 +24,7 @@ from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.config import RunConfig, Section, check_epochs
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
+from ramen_ray.orchestration.run.directory import RunDirectory, deciding_settings
 from ramen_ray.printed_commands import asking, in_store, training_command
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def main() -> None:
         return
     check_epochs(config)
     Dataset(config.dataset)  # or a DatasetError, before what takes seconds
+    if config.name is not None:
+        RunDirectory.of(config.output, config.name).refuse_taken(deciding_settings(config))
     from ramen_ray.orchestration.cluster.joining import start_ray  # takes a second
 
     print(f"command: {training_command(config)}{' --with-base' if job.with_base else ''}")

@@ -99,7 +99,7 @@ class StoreSettings(Section):
     """Folder with the MLflow store; ignored if MLFLOW_TRACKING_URI is set."""
 
     def registry(self) -> "Registry":
-        """Open the store; a ConfigError if there is none. Importing its library takes a second."""
+        """Open the store; a ConfigError if there is none. Importing its library takes seconds."""
         uri = tracking_uri(self.output)
         if uri == sqlite_uri(self.output) and not self.output.is_dir():
             raise ConfigError(
@@ -115,6 +115,12 @@ class ModelSettings(StoreSettings):
 
     model: str
     """The retriever: models:/NAME@champion, models:/NAME/VERSION or models:/MODEL_ID."""
+
+    def registry(self) -> "Registry":
+        """Open the store and look the retriever up, before what takes seconds; or its errors."""
+        registry = super().registry()
+        registry.look_up(self.model)
+        return registry
 
 
 class FilterSettings(Section):

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from .ranking import Flags
 from .requests import RefusedError
 
 ADS, NUMBERS = "ads.parquet", "numbers.npy"
@@ -25,6 +24,7 @@ ANSWERS = pa.schema(
     ]
 )
 
+Flags = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
 
 

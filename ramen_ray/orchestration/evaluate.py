@@ -29,6 +29,7 @@ from ramen_ray.orchestration.run.directory import (
     TEST_ADS_FILE,
     VALIDATION_ADS_FILE,
     RunDirectory,
+    checkpoint_of,
     read_run_config,
 )
 from ramen_ray.orchestration.sharded_search import put_together, search_shards
@@ -52,13 +53,15 @@ def evaluate_checkpoint(
             chose for the run, or both if that is not known.
 
     Raises:
+        RunError: it does not exist, or is a run that is not finished.
         CheckpointError: it is not a checkpoint, or has no classifiers where it should.
         DamagedError: a file of it has changed since it was written.
         ConfigError: the predictions cannot be written there.
         DatasetError: the dataset is not usable, or not what was trained on.
     """
     if (directory := RunDirectory(checkpoint)).is_run:
-        checkpoint, part = directory.best_checkpoint, part or directory.notes.get("part")
+        part = part or directory.notes.get("part")
+    checkpoint = checkpoint_of(checkpoint)
     config = _read_checkpoint_config(checkpoint, part)
     opened = _open_dataset(checkpoint, config, dataset, part)
     if not opened.has(f"queries/{split}"):
@@ -115,8 +118,6 @@ def _open_dataset(
 
 def _read_checkpoint_config(checkpoint: Path, part: Part | None) -> RunConfig:
     """Read how a checkpoint was trained, and check that it is whole and can answer by ``part``."""
-    if not checkpoint.exists():
-        raise CheckpointError(f"{checkpoint} does not exist; give one such as outputs/runs/NAME")
     if not (checkpoint / ENCODER_FOLDER / "modules.json").is_file():
         raise CheckpointError(
             f"{checkpoint} is not a checkpoint: it has no {ENCODER_FOLDER} folder"

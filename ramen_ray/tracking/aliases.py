@@ -15,6 +15,7 @@ from filelock import FileLock
 from ramen_ray.naming import short_hash
 from ramen_ray.tracking.registry import Registry, RegistryError, ask_once, registry_errors
 
+CHAMPION = "champion"
 HISTORY = "{}_history"
 """Tag of a registered model: versions that have had an alias, the latest last.
 
@@ -48,6 +49,12 @@ class Holder:
     def uri(self) -> str:
         """The URI by which MLflow loads it."""
         return f"models:/{self.name}/{self.version}"
+
+
+def name_and_alias(named: str) -> tuple[str, str]:
+    """Split ``NAME@ALIAS``; a name alone is that of its champion."""
+    name, at, alias = named.partition("@")
+    return name, alias if at else CHAMPION
 
 
 def holder_of(registry: Registry, name: str, alias: str) -> Holder:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlflow
 import numpy as np
@@ -16,13 +16,11 @@ from mlflow.models import Model
 from mlflow.pyfunc import FLAVOR_NAME
 
 from ramen_ray.answering import code_of
-from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.checksums import checksum_files, content_digest, find_damage
 from ramen_ray.errors import UserError, first_line_of, redacted_reason, shown_address
 from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.moved_store import place_beside
-from ramen_ray.tracking.retriever import NAME, RUNTIME
 from ramen_ray.tracking.runs import (
     MODELS,
     STORE_VARIABLE,
@@ -34,6 +32,11 @@ from ramen_ray.tracking.runs import (
     store_errors,
 )
 
+if TYPE_CHECKING:
+    from ramen_ray.answering.retriever import Retriever
+
+NAME = "retriever"  # of the logged model
+RUNTIME = "runtime"  # key of a model's metadata: the library that computes its embeddings
 ARTIFACTS = "artifacts"  # key of a model's artifacts in its pyfunc flavor
 COPY_OF = "copy_of"  # tag of a run that logged a changed copy of a retriever: the original's URI
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
@@ -193,7 +196,7 @@ class Registry:
             return retriever.run_id
         return self.trained_by(self.look_up(original))
 
-    def load(self, model_uri: str, device: str | None = None) -> Retriever:
+    def load(self, model_uri: str, device: str | None = None) -> "Retriever":
         """Load a retriever, onto a GPU if there is one and no ``device``; or a RegistryError.
 
         It answers by the code that it keeps.
@@ -247,7 +250,7 @@ class Registry:
         return own_folder(self.copy(model_uri, folder))
 
 
-def ask(retriever: Retriever, queries: Sequence[Any], params: Mapping[str, Any]) -> pa.Table:
+def ask(retriever: "Retriever", queries: Sequence[Any], params: Mapping[str, Any]) -> pa.Table:
     """Return what :meth:`Retriever.answer` does, with the ``params`` that are not None.
 
     Raises a RegistryError if they ask for too much, or for what the retriever does not have.
@@ -274,7 +277,7 @@ def matching_rows(folder: Path, wanted: Mapping[str, Sequence[str]]) -> Int64s:
     return rows
 
 
-def ask_once(retriever: Retriever) -> None:
+def ask_once(retriever: "Retriever") -> None:
     """Ask a retriever a query before it is promoted; a RegistryError if it does not answer."""
     try:
         (row,) = ask(retriever, ["a query"], {"top_k": 1}).to_pylist()

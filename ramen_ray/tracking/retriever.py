@@ -17,11 +17,10 @@ from ramen_ray.answering import keep_code
 from ramen_ray.data.store.checksums import write_checksums
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.store.whole_files import owned_folder
+from ramen_ray.tracking.registry import NAME, RUNTIME
 from ramen_ray.tracking.runs import Run
 
-NAME = "retriever"
 DEVICE = "device"  # key of the model's configuration
-RUNTIME = "runtime"  # key of a model's metadata: the library that computes its embeddings
 ADAPTER = Path(__file__).with_name("mlflow_model.py")
 INPUTS = Schema([ColSpec(AnyType())])  # with strings, null would become the query "None"
 OUTPUTS = Schema(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs import evaluate, ingest, predict, train, validate
+from jobs import ask, evaluate, ingest, train, validate
 from ramen_ray.orchestration.cluster import joining
 
 WEEK = Path(__file__).parents[2] / "datasets/shop/week_1"
@@ -99,13 +99,13 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
         "outputs/nothing does not exist; give one such as outputs/runs/NAME",
     ),
     "malformed driver address": (
-        predict,
-        ["--model", "models:/a@b", "--queries", "q", "--answers", "a"],
+        ask,
+        ["a query", "--model", "models:/a@b"],
         r"cannot use the MLflow store .*Invalid IPv6 URL",
     ),
     "no driver for the store": (
-        predict,
-        ["--model", "models:/a@b", "--queries", "q", "--answers", "a"],
+        ask,
+        ["a query", "--model", "models:/a@b"],
         r"cannot use the MLflow store mysql://\*\*\*@host/runs: it needs the package 'MySQLdb'",
     ),
 }

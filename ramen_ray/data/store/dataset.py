@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from scipy.sparse import csr_array
 
 from ramen_ray.data.arrays import click_pairs
 from ramen_ray.data.prefetching import prefetched
@@ -25,6 +24,9 @@ from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_
 from ramen_ray.data.store.whole_files import new_folder, whole_file
 from ramen_ray.errors import DatasetError as DatasetError
 from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 FORMAT_VERSION = 1
 WHILE_READ = "while it was read; run the same command again"
@@ -144,8 +146,10 @@ class Dataset:
         found = [batch.filter(pc.is_in(batch[0], wanted)) for batch in self.batches(table)]
         return pa.Table.from_batches(found).sort_by(schema_of(table).names[0])
 
-    def clicks(self, split: str) -> csr_array:
+    def clicks(self, split: str) -> "csr_array":
         """Read a split's clicks as (queries, ads) float32 weights, 1 each if it has none."""
+        from scipy.sparse import csr_array  # takes a third of a second
+
         table = f"queries/{split}"
         columns = [name for name in self.schema(table).names if name not in ("text", "source_id")]
         rows = pa.Table.from_batches(self.batches(table, columns))

@@ -14,6 +14,7 @@ from ramen_ray.data.store.same_texts import nearly, normalized
 from ramen_ray.data.store.schemas import FILTER
 from ramen_ray.data.tables.clicks.settings import AdColumns
 from ramen_ray.data.tables.reading.columns import (
+    Column,
     NullWords,
     filter_columns,
     listed_id_column,
@@ -77,6 +78,27 @@ class Changes:
     num_unknown: int = 0  # ids that are to be removed, but no ad has
 
 
+def check_given(given: NewAds) -> None:
+    """Look at flags and headers only; a DatasetError if a table or a column is not there.
+
+    So, too, if no table is given, or one beside ``sync``.
+    """
+    if given.sync is not None and (given.ads or given.remove):
+        raise DatasetError("--sync lists all ads; leave out --ads and --remove")
+    if not (given.ads or given.remove or given.sync):
+        raise DatasetError("give --ads, --remove or --sync")
+    ads = _ad_columns(given, given.columns.ad_filters)
+    tables = [
+        (given.ads, ads),
+        (given.sync, ads),
+        (given.remove, {"ad_id": ads["ad_id"]}),
+        (given.clicks, _click_columns(given)),
+    ]
+    for source, columns in tables:
+        if source:
+            UserTable(source, columns, encoding=given.encoding)
+
+
 def read_changes(given: NewAds, known: pa.Table) -> Changes:
     """Read which ads come and go; ``known`` ads have ``ad_id``, ``text`` and columns to filter by.
 
@@ -84,6 +106,7 @@ def read_changes(given: NewAds, known: pa.Table) -> Changes:
     an id is in use; ids are spelt in another way; or, unless it is allowed, most ads would be
     removed, or lose their value of a column to filter by.
     """
+    check_given(given)
     ids = known["ad_id"].cast(pa.string()).combine_chunks()
     changes = _changes(given, known, ids)
     tables = (changes.kept, changes.added)
@@ -103,11 +126,7 @@ def _changes(given: NewAds, known: pa.Table, ids: pa.Array) -> Changes:
     filters = [name.removeprefix(FILTER) for name in known.column_names if name.startswith(FILTER)]
     wanted = given.columns.ad_filters
     if given.sync is not None:
-        if given.ads or given.remove:
-            raise DatasetError("--sync lists all ads; leave out --ads and --remove")
         return _all_ads(given, known, ids, wanted or filters)
-    if not (given.ads or given.remove):
-        raise DatasetError("give --ads, --remove or --sync")
     if wanted and {*wanted} != {*filters}:
         raise DatasetError(
             f"the retriever's ads are filtered by {', '.join(filters) or 'nothing'}; other columns "
@@ -166,11 +185,7 @@ def _read_ads(
     given: NewAds, source: str, filters: Sequence[str], in_use: pa.Array, known: pa.Array
 ) -> pa.Table:
     """Read ads as strings; refuses ids ``in_use``, repeated, or mostly ``known`` ones misspelt."""
-    columns = {
-        "ad_id": listed_id_column(given.columns.ad_id, given.null_words),
-        "text": text_column(given.columns.ad_text, given.null_words, normalized),
-        **filter_columns(filters),
-    }
+    columns = _ad_columns(given, filters)
     table = UserTable(source, columns, encoding=given.encoding)
     ads = table.read()
     twice = ads.filter(pa.array(_repeats(ads["ad_id"]) | _among(ads["ad_id"], in_use)))
@@ -202,13 +217,7 @@ def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
 
     Raises a DatasetError if rows have no query, or an ad that is not new or of an earlier row.
     """
-    columns = {
-        "ad_id": listed_id_column(given.columns.clicks_ad, given.null_words),
-        "query": text_column(given.columns.clicks_query, given.null_words, normalized),
-    }
-    if weight := given.columns.clicks_weight:
-        columns["weight"] = weight_column(weight, zeros="impressions, rows of 0 clicks")
-    table = UserTable(str(given.clicks), columns, encoding=given.encoding)
+    table = UserTable(str(given.clicks), _click_columns(given), encoding=given.encoding)
     clicks = table.read()
     rows = pc.index_in(clicks["ad_id"], new["ad_id"])
     message, advice = "clicks are on ads that are not new", "give clicks of the ads that are added"
@@ -218,6 +227,24 @@ def read_first_clicks(given: NewAds, new: pa.Table) -> tuple[Int64s, list[str]]:
     table.report_rows("ad_id", message, advice, repeated)
     _check(table)
     return rows.to_numpy().astype(np.int64), clicks["query"].to_pylist()
+
+
+def _ad_columns(given: NewAds, filters: Sequence[str]) -> dict[str, Column]:
+    return {
+        "ad_id": listed_id_column(given.columns.ad_id, given.null_words),
+        "text": text_column(given.columns.ad_text, given.null_words, normalized),
+        **filter_columns(filters),
+    }
+
+
+def _click_columns(given: NewAds) -> dict[str, Column]:
+    columns = {
+        "ad_id": listed_id_column(given.columns.clicks_ad, given.null_words),
+        "query": text_column(given.columns.clicks_query, given.null_words, normalized),
+    }
+    if weight := given.columns.clicks_weight:
+        columns["weight"] = weight_column(weight, zeros="impressions, rows of 0 clicks")
+    return columns
 
 
 def _check(table: UserTable) -> None:

@@ -20,6 +20,9 @@ from ramen_ray.method.distributed import (
     world,
 )
 from ramen_ray.method.metrics.ranking import (
+    GROUP_KS,
+    KS,
+    OF_GROUPS,
     PerQuery,
     clicks_on,
     group_metrics,
@@ -31,13 +34,6 @@ from ramen_ray.method.metrics.ranking import (
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import TopK, drop_filtered, merge_topk, most_filters, search
 
-KS = (1, 3, 5, 10, 100)
-GROUP_KS = (1, 5, 10)
-OF_GROUPS = [f"{name}@{k}" for k in GROUP_KS for name in "PR"]
-METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] + [
-    f"{group}/{name}" for group in ("head", "torso", "tail", "traffic") for name in OF_GROUPS
-]
-"""The names of the metrics that :meth:`Judgement.metrics` always returns."""
 HEADLINES = ("P@1", "R@10")  # the metrics that logs and reports show first
 NO_FILTERS = np.empty((0, 2), dtype=np.int64)
 QUERIES_PER_JUDGEMENT = 1 << 14

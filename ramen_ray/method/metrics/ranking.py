@@ -13,6 +13,13 @@ from numpy.typing import NDArray
 from ramen_ray.data.arrays import Booleans, Float64s, best_of_each
 from ramen_ray.data.prepared.csr import Csr
 
+KS = (1, 3, 5, 10, 100)
+GROUP_KS = (1, 5, 10)
+OF_GROUPS = [f"{name}@{k}" for k in GROUP_KS for name in "PR"]
+METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] + [
+    f"{group}/{name}" for group in ("head", "torso", "tail", "traffic") for name in OF_GROUPS
+]
+"""The names of the metrics that every evaluation returns."""
 PerQuery = tuple[Float64s, Float64s]
 """The gain of each query, and its possible gain: (queries,) each."""
 

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from ramen_ray.config import Fraction, NotNegative, Positive, PositiveFloat, Section, WorkersConfig
-from ramen_ray.method.novel_ads.representation import CombinerKind
+
+if TYPE_CHECKING:
+    from ramen_ray.method.novel_ads.representation import CombinerKind
 
 LossName = Literal["bce", "triplet"]
 NeighboursBy = Literal["text", "clicks"]
@@ -18,7 +20,7 @@ VariantName = Literal["draft", "release"]
 class IreneVariant:
     """What IRENE's draft and its released code do differently."""
 
-    kind: CombinerKind
+    kind: "CombinerKind"
     loss: LossName
     neighbours_by: NeighboursBy
     threshold: float | None

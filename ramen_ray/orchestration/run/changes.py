@@ -1,8 +1,13 @@
 """What differs between what a run was made from and what is there now, in words."""
 
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from ramen_ray.errors import shown_path
+
+REMOVES = "python", "jobs/graph.py", "remove"
 TABLES = "tables"
 """In what a run is made from: a digest of each table, which says what of the dataset differs."""
 
@@ -19,10 +24,12 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return "; ".join([*values, *tables] if values else [])
 
 
-def new_anchor_sets(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the names of anchor sets that a dataset has now, and had not before."""
+def removals(before: Mapping[str, Any], now: Mapping[str, Any], dataset: str | Path) -> str:
+    """Return the commands that remove a dataset's new anchor sets, each in brackets."""
     new = _changed_tables(before, now)["new"]
-    return [table.removeprefix("anchors/") for table in new if table.startswith("anchors/")]
+    names = [table.removeprefix("anchors/") for table in new if table.startswith("anchors/")]
+    commands = ([*REMOVES, shown_path(dataset), "--name", name] for name in names)
+    return "".join(f" ({shlex.join(command)})" for command in commands)
 
 
 def _changed_tables(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[str]]:

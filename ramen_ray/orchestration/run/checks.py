@@ -6,7 +6,7 @@ from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, check_epochs
 from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.method.metrics.judgement import METRICS
+from ramen_ray.method.metrics.ranking import METRICS
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.sentence_folder import EncoderFolder, open_encoder
 from ramen_ray.method.model.texts import TextTokenizer

@@ -10,12 +10,12 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from ramen_ray.config import RunConfig, flatten, read_config, write_config
+from ramen_ray.config import ConfigError, RunConfig, flatten, read_config, write_config
 from ramen_ray.data.store.checksums import parse_object
 from ramen_ray.data.store.whole_files import folder_lock, whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name, short_hash
-from ramen_ray.orchestration.run.changes import differences
+from ramen_ray.orchestration.run.changes import differences, removals
 from ramen_ray.presets import used_sets
 from ramen_ray.told import warn_once
 from ramen_ray.tracking.runs import Run, open_run
@@ -29,6 +29,7 @@ WHERE_IT_RUNS = {
     "workers",
     "allow_changed",
 }
+OPENED = {"encoder.pretrained", "encoder.kind"}  # settings that an encoder's folder resolves
 RUNS = "runs"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
@@ -50,9 +51,9 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def of(cls, output: str, name: str) -> "RunDirectory":
-        """Return the folder of a run, which need not exist yet."""
-        return cls(Path(output).absolute() / RUNS / name)
+    def of(cls, output: str, name: str, kind: str = RUNS) -> "RunDirectory":
+        """Return the folder of a run, or another ``kind``, which need not exist yet."""
+        return cls(Path(output).absolute() / kind / name)
 
     @property
     def name(self) -> str:
@@ -122,15 +123,40 @@ class RunDirectory:
             aside.write_text(json.dumps(content, indent=2) + "\n")
 
     @contextmanager
-    def held(self, made_from: Identity, allow_changed: bool) -> Iterator[None]:
+    def held(self, made_from: Identity, dataset: str | Path, allow_changed: bool) -> Iterator[None]:
         """Lock the folder, made if it is missing, and note what it is made from; or a RunError."""
         self.create()
+        with self._locked():
+            self.refuse_changed(made_from, dataset, allow_changed)
+            self.note(made_from=made_from)
+            yield
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         with folder_lock(self.path) as is_ours:
             if not is_ours:
                 raise RunError(f"{self.path} is in use by another process")
-            self.refuse_changed(made_from, allow_changed)
-            self.note(made_from=made_from)
             yield
+
+    def refuse_taken(self, settings: Mapping[str, Any]) -> None:
+        """Raise a RunError if others use the folder now, or it was begun with other ``settings``.
+
+        This only looks, before libraries are loaded; who works in the folder looks again.
+        """
+        if not self.is_run:
+            return
+        if not self.is_finished:
+            with self._locked():
+                pass
+        before = self.notes.get("plan", {})
+        with suppress(ConfigError):  # it is missing or damaged, and written anew
+            before = deciding_settings(read_config(self.path / CONFIG_FILE))
+        shared = (settings.keys() & before) - OPENED
+        both = ({key: plan[key] for key in shared} for plan in (before, settings))
+        if changed := differences(*json.loads(json.dumps(list(both)))):
+            raise RunError(
+                f"{self.path} was begun with other settings: {changed}; choose another name"
+            )
 
     def refuse_another(self, plan: Mapping[str, Any], what: str) -> None:
         """Raise a RunError if the folder holds another ``what``, such as a sweep, of other plan."""
@@ -138,17 +164,25 @@ class RunDirectory:
         if changed := differences(self.notes.get("plan", now), now):
             raise RunError(f"{self.path} holds another {what}: {changed}; choose another name")
 
-    def refuse_changed(self, made_from: Identity, allow_changed: bool) -> None:
+    def refuse_changed(self, made_from: Identity, dataset: str | Path, allow_changed: bool) -> None:
         """Raise a RunError if what the folder has so far is ``made_from`` something else."""
         notes = self.notes
         before = notes.get("made_from", {}) if notes else made_from
-        _refuse_changed(self.path, before, made_from, allow_changed)
+        _refuse_changed(self.path, before, made_from, dataset, allow_changed)
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
     """Return the folders of a run's checkpoints, from old to new."""
     named = (folder for folder in run.glob("checkpoint_*") if CHECKPOINT.fullmatch(folder.name))
     return sorted(folder for folder in named if folder.is_dir())
+
+
+def checkpoint_of(named: Path) -> Path:
+    """Return the folder that is ``named``, or the best checkpoint of a run's; else a RunError."""
+    if not named.exists():
+        raise RunError(f"{named} does not exist; give one such as outputs/{RUNS}/NAME")
+    directory = RunDirectory(named)
+    return directory.best_checkpoint if directory.is_run else named
 
 
 def step_of(checkpoint: Path) -> int:
@@ -165,10 +199,12 @@ def refuse_another_runs(checkpoint: Path, config: RunConfig, made_from: Identity
             f"again"
         )
     before = json.loads((checkpoint / IDENTITY_FILE).read_text())
-    _refuse_changed(checkpoint, before, made_from, config.allow_changed)
+    _refuse_changed(checkpoint, before, made_from, config.dataset, config.allow_changed)
 
 
-def _refuse_changed(path: Path, before: Identity, now: Identity, allow_changed: bool) -> None:
+def _refuse_changed(
+    path: Path, before: Identity, now: Identity, dataset: str | Path, allow_changed: bool
+) -> None:
     """Raise a RunError if a folder was made from something else than what is there ``now``.
 
     With ``allow_changed`` a change is only said, unless it is one of the dataset.
@@ -178,7 +214,8 @@ def _refuse_changed(path: Path, before: Identity, now: Identity, allow_changed: 
     if changed and not (allow_changed and is_same_data):
         allow = ", or give --allow-changed to go on all the same" if is_same_data else ""
         raise RunError(
-            f"what {path} is made from has changed: {changed}; choose another name{allow}"
+            f"what {path} is made from has changed: {changed}; put it back"
+            f"{removals(before, now, dataset)}, or choose another name{allow}"
         )
     if changed:
         warn_once(f"warning: goes on, although what it is made from has changed: {changed}")
@@ -296,13 +333,12 @@ def _refuse_another(directory: RunDirectory, config: RunConfig, made_from: Ident
     """Refuse the folder of a run of other settings, or made from something else."""
     if directory.notes.get("identity") != experiment_hash(config, made_from["dataset"]):
         before = deciding_settings(read_config(directory.path / CONFIG_FILE))
-        changed = differences(before, deciding_settings(config))
-        raise RunError(
-            f"the checkpoints in {directory.path} come from a different configuration: "
-            f"{changed or 'the content of the dataset, or the version of ramen_ray, differs'}; "
-            f"choose another name"
-        )
-    directory.refuse_changed(made_from, config.allow_changed)
+        if changed := differences(before, deciding_settings(config)):
+            raise RunError(
+                f"the checkpoints in {directory.path} come from a different configuration: "
+                f"{changed}; choose another name"
+            )
+    directory.refuse_changed(made_from, config.dataset, config.allow_changed)
 
 
 def deciding_settings(config: RunConfig) -> dict[str, Any]:

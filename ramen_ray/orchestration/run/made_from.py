@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -21,7 +20,6 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import content_digest
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open_unchanged
 from ramen_ray.data.store.whole_files import owned_folder
-from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.pretrained import content_of
@@ -29,7 +27,7 @@ from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
 from ramen_ray.orchestration.run.build import build_objective, encoder_tokenizer
-from ramen_ray.orchestration.run.changes import TABLES, differences, new_anchor_sets
+from ramen_ray.orchestration.run.changes import TABLES, differences, removals
 from ramen_ray.orchestration.run.checks import check_vocabulary
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
 CHANGE_NUMBERS = ("torch", "transformers")  # libraries whose other versions compute other numbers
 SETTING_OF = {"dataset": "dataset", TABLES: "dataset", "encoder": "encoder.pretrained"}
 """The setting that says where each part is that has no version."""
-REMOVES = ("python", "jobs/graph.py", "remove")
 CARRIED_FILE = "carried.npy"  # (ads,) the ad of an earlier run whose classifier it starts from; -1
 TRAINED_ON = "trained_on"  # key of a retriever's metadata: what trained_on yields
 TRAINED_ON_FILE = "trained_on.json"  # the same, of an encoder that was copied from a retriever
@@ -155,13 +152,9 @@ def check_meanwhile(expected: Identity, now: Identity, dataset: str | Path = "")
     The error has the commands that remove new graphs of the ``dataset``.
     """
     if changed := differences(expected, {key: now.get(key, "") for key in expected}):
-        commands = "".join(
-            f" ({shlex.join([*REMOVES, shown_path(dataset), '--name', name])})"
-            for name in new_anchor_sets(expected, now)
-        )
         raise RunError(
-            f"what is trained on has changed meanwhile: {changed}; put it back{commands}, and run "
-            f"the same command again"
+            f"what is trained on has changed meanwhile: {changed}; put it back"
+            f"{removals(expected, now, dataset)}, and run the same command again"
         )
 
 

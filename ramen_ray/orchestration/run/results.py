@@ -26,7 +26,7 @@ from ramen_ray.orchestration.run.made_from import TRAINED_ON, trained_on
 from ramen_ray.reports.pages import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
 from ramen_ray.reports.report_tables import as_markdown, metrics_table
-from ramen_ray.tracking.retriever import NAME as RETRIEVER
+from ramen_ray.tracking.registry import NAME as RETRIEVER
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import prefixed
 from ramen_ray.tracking.step_logger import StepLogger

@@ -6,8 +6,8 @@ are steps of a Ray Data plan: actors encode, one for each shard of the index sea
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,12 +16,10 @@ import ray.data
 from pyarrow.fs import FileSystem, LocalFileSystem
 from ray.data import ActorPoolStrategy
 
-from ramen_ray.answering.ads import ADS, ANSWERS
+from ramen_ray.answering.ads import ADS
 from ramen_ray.answering.retriever import INDEX
-from ramen_ray.config import GB_PER_SHARD, ConfigError
-from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.config import ConfigError
 from ramen_ray.data.tables.as_parquet import as_parquet, identity_of
-from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.table_file import TableFile
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.retrieval.retriever_folder import keep_ads
@@ -35,6 +33,7 @@ from ramen_ray.orchestration.cluster.resources import (
     num_cpus,
     user_errors,
 )
+from ramen_ray.orchestration.serve.asked import Asked, query_files
 from ramen_ray.orchestration.serve.partitions import changed, claim, locked, partitions
 from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
 from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
@@ -47,23 +46,6 @@ BYTES_PER_PROCESS = 1 << 30
 """Memory of a process that encodes or writes, besides the files that it reads."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is asked of a retriever, and by how large processes it is answered."""
-
-    queries: str  # a file, a folder or a glob
-    top_k: int  # most ads of a query
-    column: str = "text"  # with the queries' texts
-    encoding: str = "utf-8"  # of text files
-    # by column, the values that ads may have
-    filter: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    min_score: float | None = None  # the lowest score of an ad
-    # wait for a machine with GPUs; else GPUs are used only if the cluster has some now
-    use_gpu: bool = False
-    # GB of a retriever that one process holds; a larger one is cut into shards
-    gb_per_shard: float = GB_PER_SHARD
 
 
 @dataclass(frozen=True)
@@ -96,7 +78,7 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
         raise ConfigError(
             f"use_gpu: {retriever.uri} answers on CPUs only, as all bags and compiled encoders do"
         )
-    files = _query_files(asked)
+    files = query_files(asked)
     with locked(output) as aside:
         parquet, made_of = _as_parquet(asked, files, output / MADE_FILE, aside)
         copied = registry.copy(retriever.uri, aside / "retriever")
@@ -131,27 +113,13 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             with user_errors():
                 _answer(work, missing, asked.gb_per_shard, num_gpus)
             counts |= work.answers.counts(missing)
-        if made_of and identity_of(_query_files(asked)) != made_of:
+        if made_of and identity_of(query_files(asked)) != made_of:
             raise changed(asked.queries)
         whole = [part for part in counts.values() if part is not None]
         if len(whole) < len(pieces):
             raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
         (output / MADE_FILE).unlink(missing_ok=True)
     return Answered(sum(rows for rows, _ in whole), sum(errors for _, errors in whole), len(pieces))
-
-
-def _query_files(asked: Asked) -> list[TableFile]:
-    advice = "; --columns.query-text names another"
-    files = find_files(asked.queries, [asked.column], advice, asked.encoding)
-    for file in files:
-        if asked.column in file.partitions:
-            raise DatasetError(f"{file.path} has no column {asked.column!r} in itself")
-        if taken := sorted(set(ANSWERS.names) & set(file.header)):
-            raise DatasetError(
-                f"{file.path} has a column {', '.join(map(repr, taken))}, as the answers do"
-                f"; rename it"
-            )
-    return files
 
 
 def _as_parquet(

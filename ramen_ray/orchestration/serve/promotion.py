@@ -15,18 +15,17 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, open_unchanged
 from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.errors import UserError
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
-from ramen_ray.method.metrics.judgement import METRICS, Judgement, Propensity, read_test_queries
+from ramen_ray.method.metrics.judgement import Judgement, Propensity, read_test_queries
 from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.orchestration.serve.promotion_rules import PromotionRules
-from ramen_ray.orchestration.serve.retrievers import find_logged
+from ramen_ray.orchestration.serve.retrievers import find_candidate
 from ramen_ray.orchestration.serve.seen_queries import seen_queries
 from ramen_ray.told import told, told_of
-from ramen_ray.tracking.aliases import Holder, give, holder_of
+from ramen_ray.tracking.aliases import CHAMPION, Holder, give, holder_of, name_and_alias
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
 
-CHAMPION = "champion"
 QUERIES_PER_PASS = 4096
 
 
@@ -273,13 +272,9 @@ def promote(
         DatasetError: the dataset that the run was trained on is missing, or has changed since.
     """
     rules = rules or PromotionRules()
-    name, at, given = named.partition("@")
-    alias = given if at else CHAMPION
-    if rules.metric is not None and rules.metric not in METRICS:
-        raise RegistryError(f"the metric {rules.metric!r} is not one of {', '.join(METRICS)}")
-    registry.check_name(name, alias)
+    name, alias = name_and_alias(named)
     champion = holder_of(registry, name, CHAMPION)
-    run_id, (source, model_id) = find_logged(registry, run, rules.metric)
+    run_id, (source, model_id) = find_candidate(registry, run, named, rules.metric)
     metric = rules.metric or registry.parameters(source)["training.selection_metric"]
     if champion.has_alias and champion.source == uri_of(model_id):
         number = str(champion.version)

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from ramen_ray.errors import shown_path
+from ramen_ray.method.metrics.ranking import METRICS
 from ramen_ray.orchestration.run.directory import RUN_FILE, RUNS, RunDirectory
+from ramen_ray.tracking.aliases import name_and_alias
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 from ramen_ray.tracking.runs import MODELS, TrackingError, sqlite_uri
 
@@ -15,6 +17,7 @@ def retriever_uri(registry: Registry, named: str | None, output: Path) -> str:
     Raises a RegistryError if there is no such folder, finished run or retriever.
     """
     if named is not None and named.startswith(MODELS):
+        registry.look_up(named)
         return named
     if named is None:
         files = (output / RUNS).glob(f"*/{RUN_FILE}")
@@ -27,6 +30,19 @@ def retriever_uri(registry: Registry, named: str | None, output: Path) -> str:
             )
         named = str(last.parent)
     return uri_of(find_logged(registry, named, None)[1][1])
+
+
+def find_candidate(
+    registry: Registry, run: str, named: str, metric: str | None
+) -> tuple[str, tuple[str, str]]:
+    """Return what :func:`find_logged` does, of a run to promote as ``named``, ``NAME@ALIAS``.
+
+    Raises a RegistryError, too, if name, alias or metric cannot be.
+    """
+    if metric is not None and metric not in METRICS:
+        raise RegistryError(f"the metric {metric!r} is not one of {', '.join(METRICS)}")
+    registry.check_name(*name_and_alias(named))
+    return find_logged(registry, run, metric)
 
 
 def find_logged(registry: Registry, run: str, metric: str | None) -> tuple[str, tuple[str, str]]:

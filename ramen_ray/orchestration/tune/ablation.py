@@ -37,7 +37,7 @@ from ramen_ray.orchestration.run.made_from import (
     resolved,
 )
 from ramen_ray.orchestration.tune.records import failures
-from ramen_ray.orchestration.tune.settings import AblationConfig
+from ramen_ray.orchestration.tune.settings import ABLATIONS, AblationConfig
 from ramen_ray.orchestration.tune.trials import parent_run, run_trials
 from ramen_ray.presets import lambdas, used_sets, with_base
 from ramen_ray.reports.ablation_report import TABLES_FILE, VariantFigures, write_ablation_report
@@ -121,14 +121,14 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
             Or another process runs it, or what runs are made from changes between them.
     """
     config = resolved(config)
-    dataset, output = Dataset(config.dataset), Path(config.output)
+    dataset = Dataset(config.dataset)
     made_from = identity_of(config, dataset)
     variants = variants_of(config, ablation.bases)
     for variant in variants.values():
         check_config(variant.config, dataset)
     key = experiment_hash(config, dataset.fingerprint)
     name = config.name or joined_name(dataset.name, "ablation", key)
-    directory = RunDirectory(output / "ablations" / name)
+    directory = RunDirectory.of(config.output, name, ABLATIONS)
     seeds = range(config.seed, config.seed + ablation.seeds)
 
     runs = {

@@ -10,19 +10,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ramen_ray.bases import BaseName
 from ramen_ray.config import (
-    DEFAULT_EXPERIMENT,
     WITHOUT_GRAPH,
     ConfigError,
-    DatasetPath,
-    Name,
-    Positive,
-    PositiveFloat,
     RunConfig,
-    Section,
     WorkersConfig,
     flatten,
     overlay,
@@ -47,6 +41,7 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.made_from import check_meanwhile, identity_of, prepared_for
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.records import Records, failures
+from ramen_ray.orchestration.tune.settings import SEARCHES, WORKERS, RecommendConfig
 from ramen_ray.orchestration.tune.trials import halving, parent_run, run_trials
 from ramen_ray.presets import PRESETS, lambdas, used_sets, with_base
 from ramen_ray.reports.search_report import (
@@ -66,37 +61,12 @@ FACTORS = {"third": 1 / 3, "triple": 3.0}
 GRACE = 0.35
 """Share of the epochs that each candidate gets: shortlists and clusters need a fifth to begin. Of
 more than a third there is no second halving, just before the end."""
-WORKERS = WorkersConfig(cpus_per_worker=1)
 MEAN = "mean of the headlines"
 
 
 def _scaled(value: float, factor: float) -> float:
     """Return the product to three digits, as a command shows it."""
     return float(f"{value * factor:.3g}")
-
-
-class RecommendConfig(Section):
-    """What to look for, and for how long."""
-
-    dataset: DatasetPath
-    """The dataset directory; or rdocs, foldoc or debian, which are built in."""
-    minutes: PositiveFloat = 10.0
-    """Minutes to train candidates; what is found by then counts."""
-    encoders: tuple[Literal["bag", "minilm", "minilm-6"], ...] = ("bag",)
-    """Presets whose encoders are compared."""
-    max_queries: Positive = 20_000
-    """Train queries that candidates are trained on. Of more, these are a sample of queries that
-    share ads, with their clicks and edges."""
-    seed: int = 0
-    """Seed of every run, and of the sample."""
-    output: str = "outputs"
-    """Folder of prepared data, runs, and the MLflow store."""
-    name: Name | None = None
-    """Name of the search; None makes one from its settings. The same command resumes it."""
-    experiment: Name = DEFAULT_EXPERIMENT
-    """MLflow experiment."""
-    workers: WorkersConfig = WORKERS
-    """The workers of a run; as many runs train at once as there is room for."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +90,14 @@ def recommend(settings: RecommendConfig) -> Recommendation:
             has changed meanwhile.
     """
     first = _start(settings, settings.encoders[0], settings.dataset)
-    whole, output = Dataset(first.dataset), Path(first.output)
+    whole = Dataset(first.dataset)
     made_from = identity_of(first, whole)
     size = _num_queries(settings, first, whole)
     check_config(first, whole)
     plan = {**deciding_settings(first), "train queries": size}
     key = short_hash(f"{experiment_hash(first, whole.fingerprint)}{size}")
     name = settings.name or joined_name(whole.name, "recommend", key)
-    directory = RunDirectory(output / "recommendations" / name)
+    directory = RunDirectory.of(first.output, name, SEARCHES)
     directory.refuse_another(plan, "search")
     with parent_run(directory, first, made_from) as run:
         directory.note(plan=plan)

@@ -1,9 +1,22 @@
-"""The settings of sweeps and ablations, to be parsed before libraries are loaded."""
+"""The settings of sweeps, ablations and searches, to be parsed before libraries are loaded."""
 
 from typing import Literal
 
 from ramen_ray.bases import BaseName
-from ramen_ray.config import Positive, PositiveFloat, Section
+from ramen_ray.config import (
+    DEFAULT_EXPERIMENT,
+    DatasetPath,
+    Name,
+    Positive,
+    PositiveFloat,
+    Section,
+    WorkersConfig,
+)
+
+SWEEPS = "sweeps"
+ABLATIONS = "ablations"
+SEARCHES = "recommendations"
+WORKERS = WorkersConfig(cpus_per_worker=1)  # of a search, unless others are set
 
 
 class SweepConfig(Section):
@@ -36,3 +49,27 @@ class AblationConfig(Section):
     """Bases that are compared, and that the graph is added to; with the first one, parts are also
     removed one by one. If none is named: the configuration's own, and unidec (or in_batch, if its
     own is unidec)."""
+
+
+class RecommendConfig(Section):
+    """What to look for, and for how long."""
+
+    dataset: DatasetPath
+    """The dataset directory; or rdocs, foldoc or debian, which are built in."""
+    minutes: PositiveFloat = 10.0
+    """Minutes to train candidates; what is found by then counts."""
+    encoders: tuple[Literal["bag", "minilm", "minilm-6"], ...] = ("bag",)
+    """Presets whose encoders are compared."""
+    max_queries: Positive = 20_000
+    """Train queries that candidates are trained on. Of more, these are a sample of queries that
+    share ads, with their clicks and edges."""
+    seed: int = 0
+    """Seed of every run, and of the sample."""
+    output: str = "outputs"
+    """Folder of prepared data, runs, and the MLflow store."""
+    name: Name | None = None
+    """Name of the search; None makes one from its settings. The same command resumes it."""
+    experiment: Name = DEFAULT_EXPERIMENT
+    """MLflow experiment."""
+    workers: WorkersConfig = WORKERS
+    """The workers of a run; as many runs train at once as there is room for."""

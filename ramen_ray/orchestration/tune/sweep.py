@@ -43,7 +43,7 @@ from ramen_ray.orchestration.run.made_from import (
 )
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.records import OUT_OF_TIME, Records
-from ramen_ray.orchestration.tune.settings import SweepConfig
+from ramen_ray.orchestration.tune.settings import SWEEPS, SweepConfig
 from ramen_ray.orchestration.tune.trials import Trials, halving, parent_run
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep, write_sweep_report
 from ramen_ray.tracking.runs import Run, prefixed
@@ -96,7 +96,7 @@ def sweep(
     }
     key = short_hash(json.dumps(plan, sort_keys=True))
     name = config.name or joined_name(dataset.name, settings.space, key)
-    directory = RunDirectory(Path(config.output) / "sweeps" / name)
+    directory = RunDirectory.of(config.output, name, SWEEPS)
     directory.refuse_another(plan, "sweep")
     with parent_run(directory, config, made_from) as run:
         directory.note(plan=plan)

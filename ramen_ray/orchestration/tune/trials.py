@@ -62,7 +62,7 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
     Raises a ClusterError, TrackingError, or a RunError if another process holds or made the folder.
     """
     output, dataset = Path(config.output), Dataset(config.dataset)
-    with in_use(dataset.path), directory.held(made_from, config.allow_changed):
+    with in_use(dataset.path), directory.held(made_from, dataset.path, config.allow_changed):
         # a trial that is stopped early prints a traceback
         start_ray(show_workers=False, for_ray_train=True)
         check_resources(config.workers)

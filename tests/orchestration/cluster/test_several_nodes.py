@@ -30,7 +30,8 @@ from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.processes import START_TIMEOUT
-from ramen_ray.orchestration.serve.predict import Answered, Asked, predict
+from ramen_ray.orchestration.serve.asked import Asked
+from ramen_ray.orchestration.serve.predict import Answered, predict
 from ramen_ray.orchestration.sharded_search import put_together, search_shards
 from ramen_ray.orchestration.tune.settings import SweepConfig
 from ramen_ray.orchestration.tune.sweep import SweepResult, sweep

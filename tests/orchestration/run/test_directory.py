@@ -117,7 +117,7 @@ def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
             known = made_from.version
             other = {changed: "9.9.9+cu128"}
             monkeypatch.setattr(made_from, "version", lambda name: other.get(name) or known(name))
-    message = f"what {before.path} is made from has changed: {CHANGED[changed]}; choose another"
+    message = f"what {before.path} is made from has changed: {CHANGED[changed]}; .*choose another"
     with pytest.raises(RunError, match=message):
         opened(named)
     warn_once.cache_clear()  # a process says it once
@@ -155,9 +155,16 @@ def test_a_name_is_of_one_configuration_of_one_dataset_and_one_version(
     tables = {name: dataset.read(name) for name in dataset.tables}
     tables["ads"] = tables["ads"].set_column(1, "text", [["another"] * len(tables["ads"])])
     other = write_dataset(tmp_path / "other", tables, name="handmade")
-    refuses("the content of the dataset, or the version", named, other)
-    directory.note(identity="as another version computes it")
-    refuses("or the version of ramen_ray, differs; choose another name", named)
+    refuses("dataset .*; ads: different; put it back, or choose another name", named, other)
+    for name in ("anchors/{}", "edges/{}/ad"):
+        tables[name.format("seller")] = dataset.read(name.format("links"))
+    other = write_dataset(tmp_path / "more", tables, name="handmade")
+    command = f"python jobs/graph.py remove {other.path} --name seller"
+    refuses(
+        rf"anchors/seller, edges/seller/ad: new.*\({command}\)",
+        overlay(named, {"dataset": str(other.path)}),
+        other,
+    )
 
 
 def test_a_name_in_use_is_refused(config, dataset):

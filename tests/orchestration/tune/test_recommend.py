@@ -11,7 +11,8 @@ from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.tune import recommend as module
-from ramen_ray.orchestration.tune.recommend import RecommendConfig, recommend
+from ramen_ray.orchestration.tune.recommend import recommend
+from ramen_ray.orchestration.tune.settings import RecommendConfig
 from ramen_ray.presets import PRESETS
 from ramen_ray.printed_commands import training_command
 from ramen_ray.reports.search_report import TrialRecord, candidates_table, verdict
