@@ -135,7 +135,7 @@ def _check_new_ads(
 
 
 CASES: list[tuple[dict[str, object], str]] = [
-    ({"--run": "nowhere"}, "nowhere is not the folder of a run"),
+    ({"--run": "nowhere"}, "nowhere does not exist; give one such as outputs/runs/NAME"),
     ({"--combiner.neighbours": 40}, "combiner.neighbours 40 needs more"),
     ({"--combiner.batch-size": 512}, "fewer than combiner.batch_size 512"),
     ({"--combiner.heads": 5}, "combiner.heads 5 must divide the vectors' width 32"),
