@@ -1,7 +1,7 @@
 """Import a user's own tables into a dataset directory: read, number, sum, split, write."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -143,11 +143,6 @@ class _Import:
         for side in SIDES:
             writing.write_aliases(self.connection, side, writer)
         has_pairs, own_text = "filters" in self.opened, self.tables.drop_own_text
-        if has_pairs:
-            given = numbering.numbered(SIDES, "place,", "source")
-            self.opened["filters"].load(self.connection, "filters", given)
-            self._report_unknown("filters", SIDES)
-            self._check("filters")
         if has_pairs or own_text:
             pairs = writing.write_filters(
                 self.connection, writer, given=has_pairs, own_text=own_text
@@ -155,77 +150,94 @@ class _Import:
             _log("filters", pairs)
 
     def _read(self) -> None:
-        """Read the tables of queries, ads and clicks, and sum the clicks."""
-        connection, table = self.connection, self.opened["clicks"]
-        weight = "weight" if "weight" in table.columns else "1.0"
-        bounds = self.tables.period_bounds or ()
-        period = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
-        rows = f"SELECT place, query, ad, {weight} AS weight, {period} AS period FROM source"
-        listed = [side for side in SIDES if side in self.opened]
+        """Read the tables, refuse what is wrong with their rows, and sum the clicks."""
+        connection = self.connection
+        clicks = self.opened["clicks"]
         numbering.register_key(connection)
-        for side in listed:
-            key = ", key(text) AS key" if side == "query" else ""
-            self.opened[side].load(connection, f"{side}_rows", f"SELECT *{key} FROM source")
-        table.load(connection, "click_rows", rows)
-        if "weight" in table.columns:
-            numbering.check_totals(connection, table, "click_rows")
-        self._finish(*listed, "clicks")
+        for name, table in self.opened.items():
+            columns = {"clicks": self._click_columns, "query": "*, key(text) AS key"}.get(name, "*")
+            table.load(connection, f"{name}_rows", f"SELECT {columns} FROM source")
+        if "weight" in clicks.columns:
+            numbering.check_totals(connection, clicks, "clicks_rows")
+        listed = [side for side in SIDES if side in self.opened]
+        for name in (*listed, "clicks"):
+            self._count_rows(name)
+        # a name is also unknown if something else is wrong with the row that lists it
+        known = {side for side in SIDES if not self.opened.get(side, clicks).refused()}
         for side in SIDES:
-            counts = numbering.number_nodes(connection, side, listed=side in listed)
-            if counts["rows repeat an id"]:
-                other = numbering.check_repeated_ids(connection, side, self.opened[side])
-                counts["of them with a different text, which is not used"] = other
-            _log(PLURAL[side], counts)
-        with_numbers = numbering.numbered(SIDES, "place, weight, period,", "click_rows")
-        run(connection, "numbering clicks", f"CREATE TABLE clicks AS {with_numbers}")
-        connection.execute("DROP TABLE click_rows")
-        self._report_unknown("clicks", SIDES)
-        self._check(*listed, "clicks")
+            self._number_nodes(side, listed=side in listed)
+        for name in self.opened:
+            if name not in SIDES:
+                self._number(name, known)
+        if "splits" in self.opened:
+            splits.read_given(connection, self.opened["splits"])
+        self._check()
+        self._sum_clicks()
+
+    def _sum_clicks(self) -> None:
+        connection = self.connection
         numbering.sum_clicks(connection)
         if not (num_clicks := count(connection, "SELECT sum(clicks) FROM sums")):
             roles = " and ".join(list(self.tables.click_columns.values())[:2])
             raise DatasetError(
-                f"no click of {table.source} names a known query and a known ad; are"
-                f" {roles} the right columns?"
+                f"no click of {self.opened['clicks'].source} names a known query and a known ad;"
+                f" are {roles} the right columns?"
             )
-        pairs = count(
-            connection,
-            f"SELECT count(*) FROM ({'SELECT DISTINCT query, ad' if bounds else ''} FROM sums)",
-        )
-        known = {"rows of known queries and ads": num_clicks}
-        _log("clicks", known | {"different pairs of query and ad among them": pairs})
+        pairs = count(connection, "SELECT count(*) FROM (SELECT DISTINCT query, ad FROM sums)")
+        counts = {"rows of known queries and ads": num_clicks}
+        _log("clicks", counts | {"different pairs of query and ad among them": pairs})
 
-    def _finish(self, *names: str) -> None:
-        """Refuse or log what was wrong with the rows of some tables, and count them."""
-        self._check(*names)
-        for name in names:
-            table = self.opened[name]
-            left_out = {f"left out: {why}": number for why, number in table.left_out.items()}
-            shown = PLURAL[name] if name in SIDES else name
-            _log(shown, {"rows read": table.rows_read} | left_out)
-            table.refuse_no_rows()
+    def _number_nodes(self, side: Side, *, listed: bool) -> None:
+        counts = numbering.number_nodes(self.connection, side, listed=listed)
+        if counts["rows repeat an id"]:
+            other = numbering.check_repeated_ids(self.connection, side, self.opened[side])
+            counts["of them with a different text, which is not used"] = other
+        _log(PLURAL[side], counts)
 
-    def _check(self, *names: str) -> None:
-        """Refuse what is wrong with the rows of some tables, all at once, or log it."""
-        tables = [self.opened[name] for name in names]
-        raise_errors("the import", [fault for table in tables for fault in table.refused()])
-        for table in tables:
-            table.check()
+    @property
+    def _click_columns(self) -> str:
+        weight = "weight" if self.tables.columns.clicks_weight else "1.0"
+        bounds = self.tables.period_bounds or ()
+        period = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
+        return f"place, query, ad, {weight} AS weight, {period} AS period"
 
-    def _report_unknown(self, what: str, sides: Sequence[Side]) -> None:
-        """Refuse rows that name a query or an ad that is not there, in a `numbered` table."""
+    def _number(self, name: str, known: Collection[Side]) -> None:
+        """Number the names in a table's rows; note those of ``known`` sides that are not there."""
+        sides = [side for side in SIDES if side in self.opened[name].columns]
+        create = f"CREATE TABLE {name} AS {numbering.numbered(sides, f'{name}_rows')}"
+        run(self.connection, f"numbering {name}", create)
+        self.connection.execute(f"DROP TABLE {name}_rows")
         for side in sides:
+            if side not in known:
+                continue
             listed = getattr(self.tables, PLURAL[side]) or self.tables.clicks
-            self.opened[what].report(
+            self.opened[name].report(
                 self.connection,
                 side,
                 FaultKind(
                     f"rows name {'an ad' if side == 'ad' else 'a query'} that is not in {listed}",
                     "add what is missing, or leave these rows out with --skip-bad-rows",
                 ),
-                f"SELECT place, unknown_{side} FROM {what} WHERE unknown_{side} IS NOT NULL",
+                f"SELECT place, unknown_{side} FROM {name} WHERE unknown_{side} IS NOT NULL",
                 f"SELECT name FROM {side}_names",
             )
+
+    def _count_rows(self, name: str) -> None:
+        """Log how many rows were read and left out; refuse a table without any."""
+        table = self.opened[name]
+        left_out = {f"left out: {why}": number for why, number in table.left_out.items()}
+        shown = PLURAL[name] if name in SIDES else name
+        _log(shown, {"rows read": table.rows_read} | left_out)
+        if not table.refused():
+            table.refuse_no_rows()
+
+    def _check(self) -> None:
+        """Refuse what is wrong with the rows of the tables, all at once, or log it."""
+        tables = self.opened.values()
+        refused = dict.fromkeys(fault for table in tables for fault in table.refused())
+        raise_errors("the import", refused)  # of a table that also has splits, once
+        for table in tables:
+            table.check()
 
     def _split(self) -> None:
         """Decide what is kept, and in which split."""
@@ -234,10 +246,7 @@ class _Import:
         splits.count_clicks(connection, all_periods=all_periods)
         counts: dict[str, int] = {}
         if tables.given_splits:
-            given = numbering.numbered(["query"], "place, split,", "source")
-            self.opened["splits"].load(connection, "splits", given)
-            self._report_unknown("splits", ["query"])
-            splits.split_as_given(connection, self.opened["splits"], tables.splits)
+            splits.split_as_given(connection, tables.splits)
         else:
             splits.split_by_draws(connection, tables.splits)
         splits.keep_ads(connection, tables.min_queries_per_ad, all_periods=all_periods)

@@ -17,7 +17,7 @@ A number is the place where a node first appears: numbers ascend, with gaps.
 
 Then clicks are summed:
 
-``click_rows`` (place, query, ad, weight, period)
+``clicks_rows`` (place, query, ad, weight, period)
     the user's rows with names, if a text is all that queries or ads have.
 ``clicks`` (query, ad, weight, period, place)
     the same with numbers.
@@ -68,14 +68,14 @@ def number_nodes(connection: Connection, side: Side, *, listed: bool) -> dict[st
     """Make the nodes and names of ``*_rows``, which they read; returns counts.
 
     Nodes that are ``listed`` in a user's table may repeat ids, and queries texts, which become one.
-    Otherwise ``*_rows`` is made of the texts in ``click_rows``.
+    Otherwise ``*_rows`` is made of the texts in ``clicks_rows``.
     """
     nodes, rows, family, families = PLURAL[side], f"{side}_rows", "", ""
     if not listed:
         key = f", key({side}) AS key" if side == "query" else ""
         create = f"""CREATE TABLE {rows} AS
             SELECT min(place) AS place, {side} AS id, {side} AS text{key}
-            FROM click_rows GROUP BY {side}"""
+            FROM clicks_rows GROUP BY {side}"""
         run(connection, f"finding the {nodes} of the clicks", create)
     ids = f"FROM {rows} ANTI JOIN {side}_same_id USING (place)"
     firsts = f"{ids} ANTI JOIN {side}_same_text USING (place)"
@@ -133,15 +133,16 @@ def check_repeated_ids(connection: Connection, side: Side, table: UserTable) -> 
     return number
 
 
-def numbered(sides: Sequence[Side], others: str, rows: str) -> str:
-    """Return SQL of ``rows``: ``others`` (``a, b,``), numbers of names, and ``unknown_*`` names."""
+def numbered(sides: Sequence[Side], rows: str) -> str:
+    """Return SQL of ``rows`` with numbers for the names of ``sides``, and ``unknown_*`` names."""
     columns = ", ".join(
         f"{side}_names.number AS {side},"
         f" CASE WHEN {side}_names.number IS NULL THEN rows.{side} END AS unknown_{side}"
         for side in sides
     )
     joins = " ".join(f"LEFT JOIN {side}_names ON {side}_names.name = rows.{side}" for side in sides)
-    return f"SELECT {others} {columns} FROM {rows} AS rows {joins}"
+    others = f"rows.* EXCLUDE ({', '.join(sides)})"
+    return f"SELECT {others}, {columns} FROM {rows} AS rows {joins}"
 
 
 def sum_clicks(connection: Connection) -> None:

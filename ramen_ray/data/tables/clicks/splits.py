@@ -87,12 +87,11 @@ def split_by_draws(connection: Connection, splits: Splits) -> None:
     run(connection, "splitting queries", family_splits)
 
 
-def split_as_given(connection: Connection, table: UserTable, splits: Splits) -> None:
-    """Make ``family_splits`` (family, split) of the ``table``, which is loaded.
+def read_given(connection: Connection, table: UserTable) -> None:
+    """Make ``family_splits`` (family, split) of the ``table``, which is numbered.
 
     Of several splits of a query, up to case and white space, the last in SPLITS counts, and rows
-    with another are bad. If none is given the validation split, some clicked train queries are
-    drawn.
+    with another are bad.
     """
     family_splits = """CREATE TABLE family_splits AS SELECT family, max(split) AS split
         FROM splits JOIN queries ON queries.number = splits.query GROUP BY family"""
@@ -108,7 +107,10 @@ def split_as_given(connection: Connection, table: UserTable, splits: Splits) -> 
         """SELECT place, id FROM splits JOIN queries ON queries.number = splits.query
         JOIN family_splits USING (family) WHERE splits.split <> family_splits.split""",
     )
-    table.check()
+
+
+def split_as_given(connection: Connection, splits: Splits) -> None:
+    """Draw some clicked train queries for ``family_splits`` if none is given validation."""
     if not count(connection, f"SELECT count(*) FROM family_splits WHERE split = {VALIDATION}"):
         _register_draws(connection, splits.seed)
         family_splits = f"""CREATE OR REPLACE TABLE family_splits AS
