@@ -61,7 +61,7 @@ def begin(config: RunConfig, data: Prepared, *changes: Change, edges: Path | Non
     if config.walk.enabled:
         settings, walked = WalkSettings(**config.walk.model_dump(exclude={"enabled"})), {}
         for one, own in training_data.graphs.items():
-            graph = WalkGraph.of(own, settings.max_anchor_degree)
+            graph = WalkGraph.from_edges(own, settings.max_anchor_degree)
             walked[one] = most_visited(graph, 0, own.num_rows, settings, config.seed)
         known = {one: [own, walked[one]] for one, own in training_data.graphs.items()}
         training_data = replace(training_data, graphs=walked, known_edges=known)

@@ -68,7 +68,7 @@ def test_walks_read_and_leave_as_much_as_planned():
     draw = np.random.default_rng(0)
     anchors = np.stack([draw.permutation(nodes)[:edges_per_node] for _ in range(nodes)])
     edges = Csr.from_pairs(np.arange(nodes).repeat(edges_per_node), anchors.ravel(), nodes)
-    graph = WalkGraph.of(edges, max_anchor_degree=500)
+    graph = WalkGraph.from_edges(edges, max_anchor_degree=500)
     sizes = Sizes(nodes, nodes, 0, 8, (nodes,), edges_per_node)
     config = overlay(PRESETS["ramen-ance"](), {"walk.top_k": 10})
     planned = memory(sizes, config, *ENCODERS["bag"])

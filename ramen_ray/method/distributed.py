@@ -69,11 +69,11 @@ def gather_at_first(rows: NDArray[Any]) -> list[NDArray[Any]]:
     local = torch.from_numpy(np.ascontiguousarray(rows))
     gathered = [torch.empty_like(local) for _ in range(num_workers)] if rank == 0 else None
     distributed.gather(local, gathered, dst=0, group=group_of_cpus())
-    return [one.numpy() for one in gathered or []]
+    return [tensor.numpy() for tensor in gathered or []]
 
 
 def array_from_first_worker(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the first worker's ``array`` on all workers, whose own it overwrites; shapes agree."""
+    """Copy the first worker's ``array`` into those of the others, of the same shape; return it."""
     if world()[1] > 1:
         array = np.ascontiguousarray(array)
         distributed.broadcast(torch.from_numpy(array), src=0, group=group_of_cpus())
@@ -97,7 +97,7 @@ def sum_over_workers(values: Tensor) -> Tensor:
 
 
 def dealt_rows() -> slice:
-    """Return which rows of an array are this worker's: every n-th, so that all get like ones."""
+    """Return which rows of an array are this worker's: every n-th, so that shares are alike."""
     rank, num_workers = world()
     return slice(rank, None, num_workers)
 

@@ -186,7 +186,7 @@ def _tensors(inputs: StepInputs) -> list[torch.Tensor]:
     """Return all that is copied to the GPU besides tokens."""
     tensors = [inputs.queries]
     for one in (inputs.task, *inputs.regularizers.values()):
-        tensors += [one.rows, one.candidates, one.drawn, one.known]
+        tensors += [one.rows, one.candidates, one.drawn, one.positives]
     for linked in inputs.added.get(LINKED, {}).values():
         tensors += linked
     return tensors

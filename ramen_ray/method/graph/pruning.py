@@ -28,7 +28,8 @@ def prune(
     folder: Path,
 ) -> Pruned:
     """Write into ``folder`` the edges (nodes x anchors) whose cosine is above the threshold."""
-    num_edges, batches = len(edges.indices), row_batches(edges.indptr, EDGES_PER_BATCH)
+    num_edges = len(edges.indices)
+    batches = row_batches(edges.indptr, EDGES_PER_BATCH)
     pruned = (_prune_rows(edges, rows, nodes, anchors, prune_threshold) for rows in batches)
     write_csr(folder, pruned)
     kept = Csr.open(folder)

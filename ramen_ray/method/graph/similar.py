@@ -97,8 +97,11 @@ def similar_by_embeddings(
                     counts[GIVEN_UP] += int((~done).sum())
                 done[:] = True
             kept &= done[:, None]
-            own, linked, cosines = rows[np.nonzero(kept)[0]], others[kept], similarities[kept]
-            best, _ = best_of_each(own, settings.top_k, -cosines, linked)
-            yield own[best], linked[best], cosines[best]
+            sources = rows[np.nonzero(kept)[0]]
+            linked = others[kept]
+            cosines = similarities[kept]
+            best, _ = best_of_each(sources, settings.top_k, -cosines, linked)
+            yield sources[best], linked[best], cosines[best]
             again.append(rows[~done])
-        texts, k = np.sort(np.concatenate(again)), DEEPER * k
+        texts = np.sort(np.concatenate(again))
+        k = DEEPER * k

@@ -43,7 +43,9 @@ class WalkGraph:
     backward: Csr
 
     @classmethod
-    def of(cls, edges: Csr, max_anchor_degree: int, folder: Path | None = None) -> "WalkGraph":
+    def from_edges(
+        cls, edges: Csr, max_anchor_degree: int, folder: Path | None = None
+    ) -> "WalkGraph":
         """Take ``edges`` (nodes x anchors) without anchors of over ``max_anchor_degree`` edges.
 
         The graph is kept in files in ``folder``, for :meth:`open`, or else in memory.
@@ -51,17 +53,19 @@ class WalkGraph:
         degrees = np.zeros(int(edges.indices.max(initial=-1)) + 1, dtype=np.int64)
         _count_edges(edges.indices, degrees)
         degrees[degrees > max_anchor_degree] = 0
-        num_nodes, num_anchors, num_edges = edges.num_rows, len(degrees), int(degrees.sum())
+        num_nodes = edges.num_rows
+        num_anchors = len(degrees)
+        num_edges = int(degrees.sum())
         # Of the smallest types that fit, since memory access limits the speed of a walk.
         forward = Csr.to_fill(num_nodes, num_anchors, num_edges, folder and folder / "forward")
         backward = Csr.to_fill(num_anchors, num_nodes, num_edges, folder and folder / "backward")
         np.cumsum(degrees, dtype=backward.indptr.dtype, out=backward.indptr[1:])
-        _fill(*((one.indptr, one.indices) for one in (edges, forward, backward)), degrees)
+        _fill(*((graph.indptr, graph.indices) for graph in (edges, forward, backward)), degrees)
         return cls(forward, backward)
 
     @classmethod
     def open(cls, folder: Path) -> "WalkGraph":
-        """Map a graph that :meth:`of` has made in ``folder``."""
+        """Map a graph that :meth:`from_edges` has made in ``folder``."""
         return cls(Csr.open(folder / "forward"), Csr.open(folder / "backward"))
 
 
@@ -106,7 +110,7 @@ def _count_edges(anchors, degrees):  # type: ignore[no-untyped-def]
 
 @_compiled_once
 def _fill(edges, forward, backward, missing):  # type: ignore[no-untyped-def]
-    """Write the edges of anchors that are ``missing`` any in both directions, node by node."""
+    """Write edges in both directions; ``missing`` is how many each anchor still lacks."""
     num_edges = 0
     for node in range(len(edges[0]) - 1):
         for place in range(edges[0][node], edges[0][node + 1]):
@@ -236,7 +240,8 @@ def _keep_most(num_used, table, seed, anchors, counts):  # type: ignore[no-untyp
     keys, tally, used = table
     num_kept = 0
     for i in range(num_used):
-        anchor, count = keys[used[i]], tally[used[i]]
+        anchor = keys[used[i]]
+        count = tally[used[i]]
         keys[used[i]] = _NOTHING
         tally[used[i]] = 0
         place = num_kept

@@ -71,7 +71,8 @@ def _sampled_ratios(runs: Sequence[Mapping[str, PerQuery]], names: Sequence[str]
     """Return metrics (samples, metrics) over samples of queries and runs."""
     draw = np.random.default_rng(0)  # the same queries and runs for both sides
     values = np.stack([part for run in runs for name in names for part in run[name]], 1)
-    num_queries, num_runs = len(values), len(runs)
+    num_queries = len(values)
+    num_runs = len(runs)
     at_once = max(DRAWS_AT_ONCE // num_queries, 1)
     even = np.full(num_queries, 1 / num_queries)
     of_runs = np.concatenate(
@@ -82,5 +83,6 @@ def _sampled_ratios(runs: Sequence[Mapping[str, PerQuery]], names: Sequence[str]
     ).reshape(NUM_SAMPLES, num_runs, -1)
     drawn = draw.multinomial(num_runs, np.full(num_runs, 1 / num_runs), size=NUM_SAMPLES)
     sums = np.einsum("sr,srm->sm", drawn, of_runs)
-    gained, possible = sums[:, ::2], sums[:, 1::2]
+    gained = sums[:, ::2]
+    possible = sums[:, 1::2]
     return np.divide(gained, possible, out=np.zeros_like(gained), where=possible > 0)

@@ -72,8 +72,9 @@ class Judgement:
         filters: NDArray[np.int64] = NO_FILTERS,
     ) -> "Judgement":
         """Compute popularity and propensity from train clicks (ads,), which all weigh the same."""
-        a, b = propensity.a, propensity.b
-        inverse = inverse_propensities(train_click_counts, num_train_queries, a, b)
+        inverse = inverse_propensities(
+            train_click_counts, num_train_queries, propensity.a, propensity.b
+        )
         traffic = np.diff(truth.indptr).astype(np.float64)
         groups = popularity_groups(train_click_counts)
         return cls(truth, inverse, groups, traffic, filters=filters)
@@ -82,22 +83,23 @@ class Judgement:
     def from_prepared(cls, data: Prepared, split: str, propensity: Propensity) -> "Judgement":
         """Return the judgement of predictions for the queries of a split."""
         counts = data.train_click_counts
-        num_queries, filters = len(data.clicked_queries), data.filters(split)
-        judged = cls.from_clicks(data.clicks[split], counts, num_queries, propensity, filters)
-        return replace(judged, traffic=data.traffic(split), trained=data.trained_queries(split))
+        num_queries = len(data.clicked_queries)
+        filters = data.filters(split)
+        judgement = cls.from_clicks(data.clicks[split], counts, num_queries, propensity, filters)
+        return replace(judgement, traffic=data.traffic(split), trained=data.trained_queries(split))
 
     @property
     def depth(self) -> int:
         """How many ads of each query a search has to find, as some are dropped."""
         return max(KS) + most_filters(self.filters)
 
-    def shown(self, found: TopK) -> TopK:
-        """Return what is measured of a search, by ad ids: the best ads, less the filter pairs."""
-        return drop_filtered(found, self.filters, max(KS))
+    def shown(self, result: TopK) -> TopK:
+        """Return the best ads of a search's result without the filter pairs: what is measured."""
+        return drop_filtered(result, self.filters, max(KS))
 
-    def measure(self, found: TopK) -> dict[str, PerQuery]:
-        """Return :meth:`by_query` of what a search has found, by ad ids."""
-        return self.by_query(self.shown(found)[0])
+    def measure(self, result: TopK) -> dict[str, PerQuery]:
+        """Return :meth:`by_query` of a search's result."""
+        return self.by_query(self.shown(result)[0])
 
     def by_query(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, PerQuery]:
         """Return ``METRICS`` by query of ad ids (queries, k), best first, -1 after the last.
@@ -133,7 +135,8 @@ class Judgement:
 def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[str], Judgement]:
     """Read the texts of a dataset's test queries, by id, and what measures predictions of them."""
     queries = dataset.read("queries/test").sort_by("query_id")
-    train, clicks = count_clicks(dataset, "train"), dataset.clicks("test")
+    train = count_clicks(dataset, "train")
+    clicks = dataset.clicks("test")
     query_ids, ad_ids = clicks.nonzero()
     truth = Csr.from_pairs(query_ids, ad_ids, len(queries))
     filters = NO_FILTERS
@@ -155,23 +158,24 @@ def evaluate(
     queries. All return the same metrics; only the first also returns the best ads of each query.
     """
     judgement = Judgement.from_prepared(data, split, propensity)
-    queries, own_ads = data.queries[split], model.own_share(data.candidates(split))
+    queries = data.queries[split]
+    own_ads = model.own_share(data.candidates(split))
     ad_embeddings = model.embed_ads(data.ads, own_ads, use_bf16)
     embedded = model.embed_queries(queries, own_range(len(queries)), use_bf16)
     query_embeddings = np.concatenate(gather_arrays(embedded))
     depth = judgement.depth
-    found = search(query_embeddings, ad_embeddings, depth, model.device.index, own_ads)
-    shown = judgement.shown(_merged(found, depth))
-    metrics = judgement.metrics(shown[0]) if world()[0] == 0 else {}
-    return from_first_worker(metrics), shown
+    local_best = search(query_embeddings, ad_embeddings, depth, model.device.index, own_ads)
+    best = judgement.shown(_merged(local_best, depth))
+    metrics = judgement.metrics(best[0]) if world()[0] == 0 else {}
+    return from_first_worker(metrics), best
 
 
-def _merged(found: TopK, depth: int) -> TopK:
+def _merged(local_best: TopK, depth: int) -> TopK:
     """Return the best of all workers' ads on the first worker, which gathers them by blocks."""
-    merged = [(found[0][:0], found[1][:0])]
-    for start in range(0, len(found[0]), QUERIES_PER_JUDGEMENT):
+    merged = [(local_best[0][:0], local_best[1][:0])]
+    for start in range(0, len(local_best[0]), QUERIES_PER_JUDGEMENT):
         block = slice(start, start + QUERIES_PER_JUDGEMENT)
-        parts = list(zip(*(gather_at_first(array[block]) for array in found), strict=True))
+        parts = list(zip(*(gather_at_first(array[block]) for array in local_best), strict=True))
         if parts:
             merged.append(merge_topk(parts, depth))
     ads, scores = zip(*merged, strict=True)

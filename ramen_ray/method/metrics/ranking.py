@@ -39,12 +39,12 @@ def find_hits(topk_ad_ids: NDArray[Any], truth: Csr) -> Booleans:
     """Mark the predictions (queries, k), or -1, that are clicks of ``truth`` (queries x ads)."""
     rows, ads = truth.gather(np.arange(truth.num_rows))
     span = int(max(ads.max(initial=0), topk_ad_ids.max(initial=0))) + 1
-    known = rows * span + ads  # ascending, because the rows, and the ads within a row, ascend
+    clicks = rows * span + ads  # ascending, because the rows, and the ads within a row, ascend
     predicted = np.arange(len(topk_ad_ids))[:, None] * span + topk_ad_ids
-    if not len(known):
+    if not len(clicks):
         return np.zeros(topk_ad_ids.shape, dtype=bool)
-    place = np.minimum(np.searchsorted(known, predicted), len(known) - 1)
-    return (known[place] == predicted) & (topk_ad_ids >= 0)
+    place = np.minimum(np.searchsorted(clicks, predicted), len(clicks) - 1)
+    return (clicks[place] == predicted) & (topk_ad_ids >= 0)
 
 
 def precision_at(hits: Booleans, k: int) -> Float64s:
@@ -67,9 +67,11 @@ def query_metrics(
     Predictions (queries, at least max(ks)) are best first, -1 after the last; ``truth`` is queries
     x ads.
     """
-    hits, most = find_hits(topk_ad_ids, truth), max(ks)
+    hits = find_hits(topk_ad_ids, truth)
+    most = max(ks)
     num_clicks = np.diff(truth.indptr)
-    ones, has_clicks = np.ones(len(num_clicks)), (num_clicks > 0).astype(float)
+    ones = np.ones(len(num_clicks))
+    has_clicks = (num_clicks > 0).astype(float)
     rows, ads = truth.gather(np.arange(truth.num_rows))
     best = np.zeros((truth.num_rows, most))  # each query's largest inverse propensities
     kept, ranks = best_of_each(rows, most, -inverse[ads])
@@ -77,16 +79,17 @@ def query_metrics(
     all_discounts = 1.0 / np.log2(np.arange(2, most + 2))
     values: dict[str, PerQuery] = {}
     for k in ks:
-        shown, discounts = hits[:, :k], all_discounts[:k]
+        hits_at_k = hits[:, :k]
+        discounts = all_discounts[:k]
         ideal = np.cumsum(discounts)[np.clip(num_clicks, 1, k) - 1]  # DCG of binary gains
-        gains = np.where(shown, inverse[topk_ad_ids[:, :k]], 0.0)
+        gains = np.where(hits_at_k, inverse[topk_ad_ids[:, :k]], 0.0)
         possible = best[:, :k].copy()  # sums over part of a row differ in their last digit
-        of_shown = discounts[: shown.shape[1]]
+        discounts_at_k = discounts[: hits_at_k.shape[1]]
         values[f"P@{k}"] = precision_at(hits, k), ones
-        values[f"N@{k}"] = (shown @ of_shown) / ideal, has_clicks
+        values[f"N@{k}"] = (hits_at_k @ discounts_at_k) / ideal, has_clicks
         values[f"R@{k}"] = recall_at(hits, num_clicks, k), has_clicks
         values[f"PSP@{k}"] = gains.sum(axis=1), possible.sum(axis=1)
-        values[f"PSN@{k}"] = (gains @ of_shown) / ideal, (possible @ discounts) / ideal
+        values[f"PSN@{k}"] = (gains @ discounts_at_k) / ideal, (possible @ discounts) / ideal
     return values
 
 

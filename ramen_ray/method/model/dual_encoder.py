@@ -26,7 +26,9 @@ from ramen_ray.method.model.occurring_tokens import all_tokens
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.texts import TextTokenizer, TokenBatch
 
-ENCODER_FOLDER, HEAD_FOLDER, CLASSIFIER_FOLDER = "encoder", "classifier_head", "classifiers"
+ENCODER_FOLDER = "encoder"
+HEAD_FOLDER = "classifier_head"
+CLASSIFIER_FOLDER = "classifiers"
 SCORING_FILE = "scoring.json"
 TEXTS_PER_PASS = 2048
 
@@ -54,8 +56,8 @@ class DualEncoder(nn.Module):
     Attributes:
         encoder: its embeddings are what graphs, clusters and shortlists see.
         classifier_head: makes the vectors that ask the classifiers; None without classifiers.
-        classifiers: of all ads, or a share; no parameters of the module, as steps train a few rows.
-            Without them ads are asked for by their texts.
+        classifiers: of all ads, or this worker's share. They are no parameters of the module, as
+            a step trains few rows. Without them ads are searched by their texts.
         part: what ``embed_queries`` and ``embed_ads`` return.
     """
 
@@ -104,21 +106,22 @@ class DualEncoder(nn.Module):
         return self._embed(texts, rows, use_bf16, lambda pooled, _: self._text_vectors(pooled, 1.0))
 
     def embed_ads(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
-        """Return the vectors for search of trained ads; of lower norm without own classifiers."""
+        """Return the vectors for search of trained ads; those without classifiers are shorter."""
         if self.classifiers is None or self.part == "encoder":
             return self.embed_new_ads(texts, rows, use_bf16)
-        is_trained, take = self.classifiers.is_trained, self.classifiers.take
+        is_trained = self.classifiers.is_trained
+        take = self.classifiers.take
 
         def vectors(pooled: Tensor, ads: Rows) -> Tensor:
             by_text = self.scoring.text_scale * unit(self._asking(pooled))
-            has_own = torch.from_numpy(is_trained[ads]).to(pooled.device)[:, None]
-            own = unit(take(ads).to(pooled.device))
-            return self._joined(pooled, torch.where(has_own, own, by_text))
+            has_classifier = torch.from_numpy(is_trained[ads]).to(pooled.device)[:, None]
+            classifiers = unit(take(ads).to(pooled.device))
+            return self._joined(pooled, torch.where(has_classifier, classifiers, by_text))
 
         return self._embed(texts, rows, use_bf16, vectors)
 
     def embed_new_ads(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
-        """Return the vectors for search of ads that have texts only, in place of classifiers."""
+        """Return the vectors for search of new ads, whose texts take the place of classifiers."""
         scale = self.scoring.text_scale
         return self._embed(
             texts, rows, use_bf16, lambda pooled, _: self._text_vectors(pooled, scale)
@@ -135,19 +138,19 @@ class DualEncoder(nn.Module):
 
     @property
     def text_scales(self) -> Embeddings:
-        """Return (D,): a query's vector times this is that of a new ad with the same text."""
+        """(D,) factors that turn a query's vector into that of a new ad with the same text."""
         of_encoder = np.ones(0 if self.part == "classifier" else self.encoder.dim)
         of_classifier = np.full(self.dim - len(of_encoder), self.scoring.text_scale)
         return np.concatenate([of_encoder, of_classifier]).astype(np.float32)
 
     def with_classifiers(self, vectors: Embeddings, ads: Int64s) -> Embeddings:
-        """Return ``vectors`` (n, D) of ads by texts with their classifiers, if these answer."""
+        """Return the ads' ``vectors`` (n, D) with classifiers for texts, if classifiers answer."""
         vectors = vectors.copy()
         if self.classifiers is not None and self.part != "encoder":
             weight = self.scoring.weight
             scale = 1.0 if self.part == "classifier" else (weight / (1 + weight)) ** 0.5
-            own = scale * unit(self.classifiers.take(ads))
-            vectors[:, -self.classifier_dim :] = own.cpu().numpy()
+            classifiers = scale * unit(self.classifiers.take(ads))
+            vectors[:, -self.classifier_dim :] = classifiers.cpu().numpy()
         return vectors
 
     def own_share(self, ads: Int64s) -> Int64s:
@@ -177,8 +180,8 @@ class DualEncoder(nn.Module):
             return second
         # Section 3 of UniDEC adds the cosines; the mean ranks the same, and has unit norm.
         weight = self.scoring.weight
-        both = [self.encoder.finish(pooled), weight**0.5 * second]
-        return torch.cat(both, dim=1) / (1 + weight) ** 0.5
+        parts = [self.encoder.finish(pooled), weight**0.5 * second]
+        return torch.cat(parts, dim=1) / (1 + weight) ** 0.5
 
     @torch.inference_mode()
     def _embed(

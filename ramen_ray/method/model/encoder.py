@@ -58,7 +58,8 @@ class PooledEncoder(nn.Module):
 
     def __init__(self, width: int, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__()
-        self.width, self.tokenizer = width, tokenizer
+        self.width = width
+        self.tokenizer = tokenizer
         self.prompts = NO_PROMPTS
         self.projection: Head | None = None
 
@@ -156,7 +157,8 @@ class TransformerEncoder(PooledEncoder):
         starts = pack.lengths.cumsum() - pack.lengths
         if self.pooling == "cls":
             return states_TD[to_device(pack.places[starts], states_TD.device)]
-        places, starts_N = (to_device(one, states_TD.device) for one in (pack.places, starts))
+        places = to_device(pack.places, states_TD.device)
+        starts_N = to_device(starts, states_TD.device)
         return functional.embedding_bag(places, states_TD, starts_N, mode="mean")
 
     def save(self, folder: Path, max_length: int) -> None:

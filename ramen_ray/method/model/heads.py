@@ -20,7 +20,8 @@ from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.method.distributed import to_device
 from ramen_ray.method.model.pretrained import EncoderError
 
-WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
 
 
 class Head(nn.Module):
@@ -33,7 +34,7 @@ class Head(nn.Module):
 
     @classmethod
     def orthogonal(cls, width: int, dim: int, has_tanh: bool, seed: int) -> "Head":
-        """Make a head from ``width`` to ``dim``, at most ``width``, that is drawn from ``seed``."""
+        """Draw a head from ``seed`` that maps ``width`` numbers to ``dim``, at most as many."""
         # An orthogonal projection about keeps which states are near each other.
         linear = nn.Linear(width, dim)
         nn.init.orthogonal_(linear.weight, generator=torch.Generator().manual_seed(seed))
@@ -144,7 +145,7 @@ class Classifiers:
 
 
 def write_rows(folder: Path, name: str, first: int, rows: Tensor) -> None:
-    """Write ``rows`` (n, d), the first of which is row ``first`` of the table ``name``."""
+    """Write ``rows`` (n, d) as those from row ``first`` on of the table ``name``."""
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / f"{name}-{first:012d}.npy", rows.detach().cpu().numpy())
 
@@ -156,9 +157,11 @@ def read_rows(folder: Path, name: str, held: range) -> Tensor:
         first = int(file.stem.rpartition("-")[2])
         rows = np.load(file, mmap_mode="c")
         parts.append(rows[max(held.start - first, 0) : max(held.stop - first, 0)])
-    found = sum(map(len, parts))
-    if found != len(held):
-        raise EncoderError(f"{folder} has {found} of {len(held)} rows of {name}; it is not whole")
-    whole = [part for part in parts if len(part)]
+    num_rows = sum(map(len, parts))
+    if num_rows != len(held):
+        raise EncoderError(
+            f"{folder} has {num_rows} of {len(held)} rows of {name}; it is not whole"
+        )
+    filled = [part for part in parts if len(part)]
     # What one file has stays mapped: nothing is read until it is used.
-    return torch.from_numpy(whole[0] if len(whole) == 1 else np.concatenate(parts))
+    return torch.from_numpy(filled[0] if len(filled) == 1 else np.concatenate(parts))

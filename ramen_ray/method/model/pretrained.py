@@ -83,7 +83,7 @@ def resolve_pretrained(name: str) -> str:
 
 @contextmanager
 def opening(what: str, name: str) -> Iterator[None]:
-    """Tell in one line of whatever a library raises while it opens the encoder ``name``."""
+    """Turn what a library raises while it opens the encoder ``name`` into an EncoderError."""
     try:
         yield
     except (UserError, KeyboardInterrupt, SystemExit):
@@ -201,14 +201,16 @@ def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
 
 def _check_weights(name: str, config: PreTrainedConfig) -> None:
     """Refuse weights that are not those of a package, or too few for the layers claimed."""
-    source, expected = Path(resolve_pretrained(name)), PACKAGED.get(name)
+    source = Path(resolve_pretrained(name))
+    expected = PACKAGED.get(name)
     checked = [(file, source / file) for file in ("model.safetensors", "tokenizer.json")]
     if expected is not None and content_digest(checked, "sha256") != expected:
         raise EncoderError(
             f"{name!r}: {' and '.join(file for file, _ in checked)} in {source} are not those that "
             f"this project was tested with; install the package anew, or give its folder's path"
         )
-    claimed, most = config.num_hidden_layers, _num_weights(name)
+    claimed = config.num_hidden_layers
+    most = _num_weights(name)
     # each layer takes time and memory before transformers looks for its weights
     if most is not None and not 1 <= claimed <= most:
         raise EncoderError(f"{name!r} claims to have {claimed} layers, and has {most} weights")
@@ -259,8 +261,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Load the fast tokenizer of ``name``."""
     file = file_of(name, "tokenizer.json")
     static = None if file else file_of(name, STATIC_TOKENIZER)
-    lists = filter(None, (file_of(name, listed) for listed in LISTS_OF_TOKENS))
-    if (measured := file or static) and (fault := fault_of(measured, *lists)):
+    lists = filter(None, (file_of(name, relative) for relative in LISTS_OF_TOKENS))
+    measured = file or static
+    fault = None if measured is None else fault_of(measured, *lists)
+    if fault:
         raise EncoderError(f"cannot load a tokenizer from {name!r}: {fault}")
     with opening("a tokenizer", name):
         tokenizer = (

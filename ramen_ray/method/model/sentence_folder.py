@@ -134,14 +134,15 @@ def _read(name: str, kind: EncoderKind | None) -> EncoderFolder:
         return EncoderFolder(name, "bag", width, **around)
     config = load_config(name)
     with opening("an encoder", name):
-        width, limit = int(config.hidden_size), most_tokens(config)
+        width = int(config.hidden_size)
+        limit = most_tokens(config)
         return EncoderFolder(
             name, kind or "transformer", width, int(config.num_hidden_layers), limit, **around
         )
 
 
 def _around(name: str, modules: list[tuple[str, str]]) -> dict[str, Any]:
-    """Return what a folder's modules are, as fields of an EncoderFolder."""
+    """Return what a folder's modules say, as fields of an EncoderFolder."""
     kinds = [kind for kind, _ in modules]
     honoured = ["StaticEmbedding"] if kinds[0] == "StaticEmbedding" else ["Transformer", "Pooling"]
     honoured += [kind for kind in ("Dense", "Normalize") if kind in kinds]
@@ -260,8 +261,8 @@ def _required_json(name: str, relative: str) -> Any:
 def _shape(file: Path, *names: str) -> list[int]:
     """Return the shape of the weights that have one of these names."""
     with opening(names[0], str(file)), safe_open(file, "numpy") as content:
-        known = set(content.keys())
-        weights = next((name for name in names if name in known), names[0])
+        keys = set(content.keys())
+        weights = next((name for name in names if name in keys), names[0])
         shape: list[int] = content.get_slice(weights).get_shape()
         return shape
 
@@ -279,13 +280,15 @@ def load_table(pretrained: str, file: Path) -> Tensor:
         name = next((name for name in TABLES if name in content), TABLES[0])
         table = content[name].float()
         if name == TABLES[1]:  # of a token: the row that it shares with others, times its weight
-            table = table[content["mapping"].long()] if "mapping" in content else table
-            table = table * content["weights"].float()[:, None] if "weights" in content else table
+            if "mapping" in content:
+                table = table[content["mapping"].long()]
+            if "weights" in content:
+                table = table * content["weights"].float()[:, None]
         return table
 
 
 def write_transformer_settings(folder: Path, pooling: Pooling, width: int, max_length: int) -> None:
-    """Write how the states, of that width, of a saved transformer are pooled, and its length."""
+    """Write how a saved transformer's states, of ``width``, are pooled, and its longest text."""
     offered = ("pooling_mode_mean_tokens", "pooling_mode_cls_token")
     modes = {key: OLD_POOLING[key] == pooling for key in offered}
     (folder / OWN_FOLDERS["Pooling"]).mkdir(exist_ok=True)
@@ -297,7 +300,7 @@ def write_transformer_settings(folder: Path, pooling: Pooling, width: int, max_l
 def write_modules(
     folder: Path, kinds: list[str], projection: Head | None, prompts: Prompts
 ) -> None:
-    """Write what a folder's modules are (``kinds``, any projection, Normalize), and its prompts."""
+    """List a folder's modules (``kinds``, any projection, Normalize), and write its prompts."""
     if any(prompts):
         named = {"query": prompts.query, "document": prompts.ad}
         _write_json(folder / CONFIG_FILE, {"prompts": named, "default_prompt_name": None})

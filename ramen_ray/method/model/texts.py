@@ -103,7 +103,8 @@ def _encode(
 ) -> Tokens:
     """Tokenise texts, each distinct one once; ``if_none`` stands for no tokens."""
     coded = texts.dictionary_encode()
-    distinct, numbers = coded.dictionary.to_pylist(), coded.indices.to_numpy()
+    distinct = coded.dictionary.to_pylist()
+    numbers = coded.indices.to_numpy()
     encoded = tokenizer.encode_batch_fast(distinct, add_special_tokens=add_special_tokens)
     rows = [encoding.ids or if_none for encoding in encoded]
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
@@ -137,9 +138,9 @@ def _is_by_words(definition: str) -> bool:
 def _special_tokens(definition: str) -> tuple[list[int], list[int]]:
     """Return the tokens that come before and after those of any text."""
     encoded = _build_tokenizer(definition, None).encode("a")
-    own = np.flatnonzero(np.equal(encoded.special_tokens_mask, 0))
-    first = own[0] if len(own) else len(encoded.ids)
-    return encoded.ids[:first], encoded.ids[first + len(own) :]
+    text_places = np.flatnonzero(np.equal(encoded.special_tokens_mask, 0))
+    first = text_places[0] if len(text_places) else len(encoded.ids)
+    return encoded.ids[:first], encoded.ids[first + len(text_places) :]
 
 
 def measure_tokens(
@@ -151,7 +152,9 @@ def measure_tokens(
     Returns the token counts (texts,) int64 before that, and figures of the texts.
     """
     num_after = len(tokenizer.special_tokens[1])
-    lengths, hashes, unknown = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], 0
+    lengths = [np.empty(0, np.int64)]
+    hashes = [np.empty(0, np.uint64)]
+    unknown = 0
     for start in range(0, len(texts), TEXTS_PER_COUNT):
         tokens, counts = tokenizer(texts[start : start + TEXTS_PER_COUNT])
         unknown += int(np.count_nonzero(tokens == tokenizer.unknown))
@@ -159,7 +162,8 @@ def measure_tokens(
         positions = ragged_positions(counts.cumsum() - counts, kept)
         hashes.append(hash_texts(tokens[positions], np.append(0, kept.cumsum())))
         lengths.append(counts)
-    counts, distinct = np.concatenate(lengths), len(np.unique(np.concatenate(hashes)))
+    counts = np.concatenate(lengths)
+    distinct = len(np.unique(np.concatenate(hashes)))
     own_tokens = int(counts.sum()) - tokenizer.num_special * len(counts)
     return counts, TextFigures(len(counts), distinct, own_tokens, unknown)
 
@@ -196,8 +200,8 @@ def packed(batch: TokenBatch, side_by_side: bool = True) -> Iterator[PackedTexts
         texts, rows, widths = _filled_rows(batch.lengths)
     starts = batch.lengths.cumsum() - batch.lengths
     for width in np.unique(widths):
-        own = widths == width
-        yield _pack(batch, starts, texts[own], rows[own])
+        has_width = widths == width
+        yield _pack(batch, starts, texts[has_width], rows[has_width])
 
 
 def _filled_rows(lengths: Int64s) -> tuple[Int64s, Int64s, Int64s]:
@@ -205,9 +209,12 @@ def _filled_rows(lengths: Int64s) -> tuple[Int64s, Int64s, Int64s]:
 
     Returns the texts (N,) of a batch in the order of their rows, the row of each, and its width.
     """
-    ends, longest = [0, *lengths.cumsum().tolist()], lengths.tolist()
+    ends = [0, *lengths.cumsum().tolist()]
+    longest = lengths.tolist()
     low, high = 0, len(lengths)
-    starts, counts, widths = [], [], []
+    starts = []
+    counts = []
+    widths = []
     while low < high:
         width = LEAST_WIDTH
         # at least half as wide again as the longest text, so that others fit beside it
@@ -233,7 +240,8 @@ def _pack(batch: TokenBatch, starts: Int64s, texts: Int64s, rows: Int64s) -> Pac
     columns = ends - lengths - (ends - lengths)[is_first][row]
     shape = (int(row[-1]) + 1, int((columns + lengths).max()))
     by_number = np.argsort(texts)
-    numbers, lengths = texts[by_number], lengths[by_number]
+    numbers = texts[by_number]
+    lengths = lengths[by_number]
     places = ragged_positions((row * shape[1] + columns)[by_number], lengths)
 
     def filled(values: Int64s, padding: int) -> Int64s:

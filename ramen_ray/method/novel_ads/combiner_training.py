@@ -52,7 +52,9 @@ class CombinerModel(nn.Module):
 
     def __init__(self, combiner: Combiner, classifiers: Classifiers, ads: TextEmbeddings) -> None:
         super().__init__()
-        self.combiner, self.classifiers, self.embeddings = combiner, classifiers, ads.embeddings
+        self.combiner = combiner
+        self.classifiers = classifiers
+        self.embeddings = ads.embeddings
         device = combiner.text_type.device
         self._ad_scales = None if ads.scales is None else to_device(ads.scales, device)
         for parameter in self.parameters():
@@ -117,13 +119,13 @@ class _Used(NamedTuple):
     """The classifiers that a step of the combiner uses, by the places of its ads among them."""
 
     rows: Int64s  # (n,) ascending
-    own: Tensor  # (L,) places of the pool's ads
+    in_pool: Tensor  # (L,) places of the pool's ads
     near: Tensor  # (l, K) places of the neighbours of this worker's share of the pool, if any
     cosines: Tensor  # (l, K) float32, of their texts; -inf where no neighbour is
 
 
 class CombinerPart(ClassifierPart):
-    """Gives the losses the classifiers of a pool and the combined vectors; moves classifiers."""
+    """Adds a pool's classifiers and combined vectors to a batch, and trains the classifiers."""
 
     def __init__(
         self,
@@ -137,24 +139,29 @@ class CombinerPart(ClassifierPart):
         """Train classifiers, alone in the first steps; then beside a combiner, if not frozen.
 
         ``neighbours`` (S, K) are of each seen ad, never itself, with cosines. ``draws`` sets what
-        steps draw from, given whether they are of the first.
+        steps draw from, and is told whether they are of the first.
         """
         super().__init__(training)
-        self._model, self._neighbours, self._is_frozen = model, neighbours, is_frozen
-        self._first_steps, self._draws = first_steps, draws
+        self._model = model
+        self._neighbours = neighbours
+        self._is_frozen = is_frozen
+        self._first_steps = first_steps
+        self._draws = draws
         self._step = 0
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
         """Return the inputs with the neighbours of the pool's ads, after the first steps."""
         if self._step < self._first_steps:
             return inputs
-        pool, mine = inputs.task.pool.ids, dealt_rows()  # each worker combines a share
-        near_LK, cosines_LK = self._neighbours.rows[pool], self._neighbours.scores[pool]
+        pool = inputs.task.pool.ids
+        mine = dealt_rows()  # each worker combines a share
+        near_LK = self._neighbours.rows[pool]
+        cosines_LK = self._neighbours.scores[pool]
         rows = np.unique(np.concatenate([pool, near_LK[near_LK >= 0]]))
         near = np.searchsorted(rows, near_LK[mine].clip(min=rows[0]))
-        found = np.searchsorted(rows, pool), near, cosines_LK[mine].astype(np.float32)
+        arrays = np.searchsorted(rows, pool), near, cosines_LK[mine].astype(np.float32)
         device = self._model.combiner.text_type.device
-        used = _Used(rows, *(staged(array, device) for array in found))
+        used = _Used(rows, *(staged(array, device) for array in arrays))
         return replace(inputs, added={**inputs.added, COMBINED: used})
 
     def before(self, encoded: EncodedBatch) -> EncodedBatch:
@@ -168,14 +175,12 @@ class CombinerPart(ClassifierPart):
         self._moved = used.rows, vectors
         vectors = vectors.detach() if self._is_frozen else vectors
         # with indexing, threads would add gradients in any order
-        own_LD, near = (
-            functional.embedding(encoded.copied(places), vectors)
-            for places in (used.own, used.near)
-        )
-        text = encoded.vectors(encoded.copied(encoded.inputs.task.candidates)[dealt_rows()])
-        own = self._model.combine(text, near, encoded.copied(used.cosines))
-        combined_LD = gather_dealt(own, len(pool))
-        return replace(encoded, added={CLASSIFIERS: own_LD, COMBINED: combined_LD})
+        classifiers_LD = functional.embedding(encoded.copied(used.in_pool), vectors)
+        near_lKD = functional.embedding(encoded.copied(used.near), vectors)
+        text_lD = encoded.vectors(encoded.copied(encoded.inputs.task.candidates)[dealt_rows()])
+        combined_lD = self._model.combine(text_lD, near_lKD, encoded.copied(used.cosines))
+        combined_LD = gather_dealt(combined_lD, len(pool))
+        return replace(encoded, added={CLASSIFIERS: classifiers_LD, COMBINED: combined_LD})
 
     def after(self, encoded: EncodedBatch) -> None:
         """Move the classifiers that a loss has compared, or a combiner in training used."""
@@ -184,7 +189,7 @@ class CombinerPart(ClassifierPart):
             self.training.update(rows, vectors.grad)
 
     def advance(self, step: int, draws: DrawState) -> DrawState:
-        """Let the steps that follow draw from what is theirs."""
+        """Set what the next steps draw from."""
         self._step = step
         return self._draws(draws, step < self._first_steps)
 
@@ -199,7 +204,7 @@ class CombinerPart(ClassifierPart):
 
 
 def compared_with(added: str, dropout: float = 0.0) -> Callable[[EncodedBatch], Tensor]:
-    """Return a similarity (b, L): queries, with dropout, times what is added to a batch."""
+    """Return a similarity (b, L) of queries, with dropout, to the vectors ``added`` to a batch."""
 
     def similarity(encoded: EncodedBatch) -> Tensor:
         return functional.dropout(encoded.queries_bD, dropout) @ encoded.added[added].T
@@ -208,7 +213,7 @@ def compared_with(added: str, dropout: float = 0.0) -> Callable[[EncodedBatch], 
 
 
 def bce(similarity_bL: Tensor, positives_bP: Tensor, is_positive_bL: Tensor) -> Tensor:
-    """Return the mean cross-entropy (b,), a loss, of each ad's score against its clicks."""
+    """Return each query's mean cross-entropy (b,) of ads' scores against clicks: a Loss."""
     targets_bL = is_positive_bL.to(similarity_bL.dtype)
     return functional.binary_cross_entropy_with_logits(
         similarity_bL, targets_bL, reduction="none"

@@ -17,7 +17,10 @@ from ramen_ray.method.novel_ads.representation import CombinedAds, Combiner
 from ramen_ray.method.retrieval.search import TopK, search
 
 SPLITS = (ZERO_SHOT, "test")
-TEXT, SUM, COMBINER, ONE_SHOT = "text", "sum", "combiner", "combiner one-shot"
+TEXT = "text"
+SUM = "sum"
+COMBINER = "combiner"
+ONE_SHOT = "combiner one-shot"
 """Names of the rows that are compared."""
 COMPARED = ("P@1", "P@5", "N@5", "R@10", "R@100")  # the metrics whose differences get intervals
 
@@ -66,13 +69,13 @@ def row_vectors(
     Every ad is represented as if it were new, from the embedding of its ``text`` (ads, D). Revealed
     clicks make a further row.
     """
-    own = combined.seen.rows_of(np.arange(len(text)))
+    rows = combined.seen.rows_of(np.arange(len(text)))
     mean = Combiner("mean", text.shape[1]).eval()
     yield TEXT, text
-    yield SUM, CombinedAds(mean, combined.seen, combined.lookup).represent(text, own)
-    yield COMBINER, combined.represent(text, own)
+    yield SUM, CombinedAds(mean, combined.seen, combined.lookup).represent(text, rows)
+    yield COMBINER, combined.represent(text, rows)
     if revealed is not None:
-        yield ONE_SHOT, combined.represent(text, own, revealed)
+        yield ONE_SHOT, combined.represent(text, rows, revealed)
 
 
 def compare_rows(
@@ -82,9 +85,11 @@ def compare_rows(
     propensity: Propensity,
 ) -> Evaluation:
     """Compare text alone, the sum and the combiner on the splits with novel ads."""
-    metrics, differences, compared = {}, {}, {}
+    metrics = {}
+    differences = {}
+    compared = {}
     for row, vectors in row_vectors(combined, embedded.all_ads(), revealed):
-        by_split = {one: embedded.measure(vectors, one, propensity) for one in SPLITS}
+        by_split = {split: embedded.measure(vectors, split, propensity) for split in SPLITS}
         metrics[row] = {split: ratios(values) for split, values in by_split.items()}
         compared[row] = {
             split: {name: values[name] for name in COMPARED} for split, values in by_split.items()

@@ -45,7 +45,9 @@ class SeenAds:
     """The seen ads: ids (S,), ascending, embeddings (S, D), unit norm, and classifiers (S, D)."""
 
     def __init__(self, ids: Int64s, embeddings: Vectors, classifiers: Vectors) -> None:
-        self.ids, self.embeddings, self.classifiers = ids, embeddings, classifiers
+        self.ids = ids
+        self.embeddings = embeddings
+        self.classifiers = classifiers
         self._index = filled_index(choose_kind(len(ids)), embeddings)
 
     def rows_of(self, ads: Int64s) -> Int64s:
@@ -53,22 +55,22 @@ class SeenAds:
         places = np.minimum(np.searchsorted(self.ids, ads), len(self.ids) - 1)
         return np.where(self.ids[places] == ads, places, -1)
 
-    def nearest(self, embeddings: Vectors, count: int, own: Int64s | None = None) -> Ranked:
+    def nearest(self, embeddings: Vectors, count: int, own_rows: Int64s | None = None) -> Ranked:
         """Return the nearest seen ads by text; of equally near ones, those of lower rows.
 
-        ``embeddings`` (n, D) float32 have unit norm. The row of each ad itself, ``own`` (n,), is
-        left out; -1 if it is not seen.
+        ``embeddings`` (n, D) float32 have unit norm. An ad's own row, of ``own_rows`` (n,), is left
+        out; -1 if it is not seen.
         """
         searched = min(count + 1 + SPARE, len(self.ids))
-        _, found = self._index.search(np.ascontiguousarray(embeddings), searched)
-        scores = similarities(embeddings, self.embeddings, found).round(DECIMALS)
-        if own is not None:
-            scores[found == own[:, None]] = -np.inf
-        return best(found, scores, count)
+        _, rows = self._index.search(np.ascontiguousarray(embeddings), searched)
+        scores = similarities(embeddings, self.embeddings, rows).round(DECIMALS)
+        if own_rows is not None:
+            scores[rows == own_rows[:, None]] = -np.inf
+        return best(rows, scores, count)
 
 
 def similarities(vectors: Vectors, table: Vectors, rows: Int64s) -> NDArray[np.float64]:
-    """Return the products (n, K) of ``vectors`` (n, D) with their own rows of a table (S, D).
+    """Return the products (n, K) of ``vectors`` (n, D) and ``rows`` (n, K) of a table (S, D).
 
     Each is the same whatever block an ad is in; -inf for row -1.
     """
@@ -83,7 +85,8 @@ def similarities(vectors: Vectors, table: Vectors, rows: Int64s) -> NDArray[np.f
 def best(rows: Int64s, scores: NDArray[Any], count: int) -> Ranked:
     """Order ``rows`` (n, m) by score, then by row, and keep ``count``; -inf is never kept."""
     order = np.lexsort((rows, -scores), axis=1)[:, :count]
-    rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+    rows = np.take_along_axis(rows, order, 1)
+    scores = np.take_along_axis(scores, order, 1)
     missing = [(0, 0), (0, count - rows.shape[1])]
     rows = np.pad(rows, missing, constant_values=-1)
     scores = np.pad(scores, missing, constant_values=-np.inf)
@@ -98,17 +101,18 @@ def refine(near: Ranked, vectors: Vectors, classifiers: Vectors, threshold: floa
 
 def max_vote(lists: list[Ranked], count: int) -> Int64s:
     """Merge lists: rows (n, count) in most lists first, then of the highest score; -1 for none."""
-    rows = np.concatenate([one.rows for one in lists], axis=1)
-    scores = np.concatenate([one.scores for one in lists], axis=1)
+    rows = np.concatenate([ranked.rows for ranked in lists], axis=1)
+    scores = np.concatenate([ranked.scores for ranked in lists], axis=1)
     ads, places = np.nonzero(rows >= 0)
     span = int(rows.max(initial=0)) + 1
     pairs, number = np.unique(ads * span + rows[ads, places], return_inverse=True)
-    votes, highest = np.bincount(number, minlength=len(pairs)), np.full(len(pairs), -np.inf)
+    votes = np.bincount(number, minlength=len(pairs))
+    highest = np.full(len(pairs), -np.inf)
     np.maximum.at(highest, number, scores[ads, places])
-    own, other = np.divmod(pairs, span)
+    ad, other = np.divmod(pairs, span)
     merged = np.full((len(rows), count), -1)
-    kept, ranks = best_of_each(own, count, -votes, -highest, other)
-    merged[own[kept], ranks] = other[kept]
+    kept, ranks = best_of_each(ad, count, -votes, -highest, other)
+    merged[ad[kept], ranks] = other[kept]
     return merged
 
 
@@ -116,19 +120,20 @@ def find_neighbours(
     seen: SeenAds,
     lookup: Lookup,
     embeddings: Vectors,
-    own: Int64s | None = None,
+    own_rows: Int64s | None = None,
     revealed: tuple[Int64s, Vectors] | None = None,
 ) -> Int64s:
     """Find the neighbours of ads as if they were new: rows (n, K), best first, -1 after the last.
 
-    The ads have ``embeddings`` (n, D), and ``own`` rows as in :meth:`SeenAds.nearest`. Of those
+    The ads have ``embeddings`` (n, D), and ``own_rows`` as in :meth:`SeenAds.nearest`. Of those
     with a known click, positions (r,) are ``revealed``, and the embeddings (r, D) of the clicks'
     queries: classifiers that score the query above τ choose too, and both lists vote.
     """
-    count, threshold = lookup.neighbours, lookup.threshold
+    count = lookup.neighbours
+    threshold = lookup.threshold
     if threshold is None and revealed is None:
-        return seen.nearest(embeddings, count, own).rows
-    near = seen.nearest(embeddings, max(lookup.shortlist, count), own)
+        return seen.nearest(embeddings, count, own_rows).rows
+    near = seen.nearest(embeddings, max(lookup.shortlist, count), own_rows)
 
     def chosen(places: Int64s | slice, vectors: Vectors) -> Ranked:
         of_these = Ranked(near.rows[places], near.scores[places])
@@ -140,8 +145,8 @@ def find_neighbours(
     rows = by_text.rows[:, :count].copy()
     if revealed is not None and len(revealed[0]):
         places, queries = revealed
-        own_list = Ranked(by_text.rows[places], by_text.scores[places])
-        rows[places] = max_vote([own_list, chosen(places, queries)], count)
+        nearest = Ranked(by_text.rows[places], by_text.scores[places])
+        rows[places] = max_vote([nearest, chosen(places, queries)], count)
     return rows
 
 
@@ -161,10 +166,12 @@ def clicked_together(clicks: Csr, embeddings: Vectors, count: int) -> Ranked:
         (np.ones(len(ads), dtype=np.float32), (queries, ads)), (clicks.num_rows, num_ads)
     )
     together = (matrix.T @ matrix).tocoo()
-    own, other = (side[together.row != together.col] for side in (together.row, together.col))
-    cosines = np.einsum("pd,pd->p", embeddings[own], embeddings[other]).round(DECIMALS)
-    found = Ranked(np.full((num_ads, count), -1), np.full((num_ads, count), -np.inf))
-    kept, ranks = best_of_each(own, count, -cosines, other)
-    found.rows[own[kept], ranks] = other[kept]
-    found.scores[own[kept], ranks] = cosines[kept]
-    return found
+    is_pair = together.row != together.col
+    ad = together.row[is_pair]
+    other = together.col[is_pair]
+    cosines = np.einsum("pd,pd->p", embeddings[ad], embeddings[other]).round(DECIMALS)
+    neighbours = Ranked(np.full((num_ads, count), -1), np.full((num_ads, count), -np.inf))
+    kept, ranks = best_of_each(ad, count, -cosines, other)
+    neighbours.rows[ad[kept], ranks] = other[kept]
+    neighbours.scores[ad[kept], ranks] = cosines[kept]
+    return neighbours

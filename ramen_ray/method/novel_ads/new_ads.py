@@ -15,22 +15,22 @@ class NewAdsError(UserError):
     """New ads cannot be added with these clicks."""
 
 
-def representation_of(folder: Path, new: pa.Table, given: NewAds) -> Represent | None:
+def representation_of(folder: Path, new: pa.Table, source: NewAds) -> Represent | None:
     """Return how a retriever makes vectors of new ads' embeddings; None without a combiner.
 
     Raises a NewAdsError if there are clicks, which only a combiner can use.
     """
     combined = combiner_of(folder)
     if combined is None:
-        if given.clicks is not None:
+        if source.clicks is not None:
             raise NewAdsError(
-                f"the retriever has no combiner, so it cannot use the clicks {given.clicks}; leave "
-                f"them out, or train a combiner (jobs/combine.py)"
+                f"the retriever has no combiner, so it cannot use the clicks {source.clicks}; "
+                f"leave them out, or train a combiner (jobs/combine.py)"
             )
         return None
-    if given.clicks is None:
+    if source.clicks is None:
         return lambda _, vectors: combined.represent(vectors)
-    rows, texts = read_first_clicks(given, new)
+    rows, texts = read_first_clicks(source, new)
     queries = text_embedder(folder, "queries")(texts)
 
     def represent(first: int, vectors: Embeddings) -> Embeddings:

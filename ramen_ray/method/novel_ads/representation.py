@@ -36,7 +36,8 @@ from ramen_ray.method.retrieval.index import IndexKind, filled_index
 
 COMBINER_FOLDER = "combiner"
 ADS_PER_PASS = 4096
-SETTINGS_FILE, WEIGHTS_FILE = "settings.json", "combiner.safetensors"
+SETTINGS_FILE = "settings.json"
+WEIGHTS_FILE = "combiner.safetensors"
 TABLES = ("seen_ads", "embeddings", "classifiers")
 CombinerKind = Literal["attention", "transformer", "mean"]
 
@@ -61,7 +62,9 @@ class Combiner(nn.Module):
     def __init__(self, kind: CombinerKind, dim: int, heads: int = 4) -> None:
         """Build a combiner of a kind; ``heads`` must divide ``dim``."""
         super().__init__()
-        self.kind, self.dim, self.heads = kind, dim, heads
+        self.kind = kind
+        self.dim = dim
+        self.heads = heads
         self.text_type = nn.Parameter(torch.zeros(dim))
         self.neighbour_type = nn.Parameter(torch.zeros(dim))
         self.score_types: nn.Parameter | None = None
@@ -117,16 +120,16 @@ class CombinedAds:
     def represent(
         self,
         embeddings: Vectors,
-        own: Int64s | None = None,
+        own_rows: Int64s | None = None,
         revealed: tuple[Int64s, Vectors] | None = None,
     ) -> Vectors:
         """Return the vectors (n, D) float32 of ads, given the ``embeddings`` (n, D) of their texts.
 
-        Each is represented as if it were new: its own classifier, in row ``own`` (n,) of the seen
+        Each is represented as if it were new: its own classifier, of ``own_rows`` (n,) of the seen
         ads (-1 for none), is never used. ``revealed`` is as in :func:`find_neighbours`.
         """
         return self.combine(
-            embeddings, find_neighbours(self.seen, self.lookup, embeddings, own, revealed)
+            embeddings, find_neighbours(self.seen, self.lookup, embeddings, own_rows, revealed)
         )
 
     @torch.inference_mode()

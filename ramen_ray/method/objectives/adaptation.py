@@ -43,7 +43,7 @@ PULLING_SHARE = 0.1
 
 
 class AdaptiveWeights(StepPart):
-    """The weights (terms,) float32 of a run's terms; without a regulariser they never move."""
+    """The weights of a run's terms: those of regularisers are adapted, the others stay."""
 
     name = "adaptive"
     moves_weights = True
@@ -58,8 +58,8 @@ class AdaptiveWeights(StepPart):
     ) -> None:
         """Start all regularisers of the objective alike, whatever weights it gives them.
 
-        None gets more than ``max_weight``, and if it ``earns_first`` it gets 0 until a tenth of
-        that is earned; a gain of 1 moves the logarithm of what one has earned by ``step_size``.
+        No weight exceeds ``max_weight``. With ``earns_first`` it is 0 until it has earned a tenth
+        of that. A gain of 1 moves the logarithm of what is earned by ``step_size``.
         """
         self.objective = objective
         self.step_size = step_size
@@ -67,9 +67,9 @@ class AdaptiveWeights(StepPart):
         is_moved = [term.regularizer is not None for term in objective.terms]
         self._is_moved = torch.tensor(is_moved, device=device)
         self._times = torch.tensor(objective.times, device=device)
-        own = torch.tensor(objective.weights, device=device)
+        initial = torch.tensor(objective.weights, device=device)
         start = LEAST_SHARE if earns_first else PULLING_SHARE
-        self._earned = torch.where(self._is_moved, start * max_weight, own)
+        self._earned = torch.where(self._is_moved, start * max_weight, initial)
         self._silent_below = PULLING_SHARE * max_weight if earns_first else 0.0
 
     @property
@@ -81,11 +81,14 @@ class AdaptiveWeights(StepPart):
     def prepare(self, inputs: StepInputs) -> StepInputs:
         """Return a step's inputs with the anchors that its queries and ads are linked to."""
         device = self._earned.device
-        found = {one: linked_anchors(inputs, one, device) for one in inputs.regularizers}
-        return replace(inputs, added={**inputs.added, LINKED: found})
+        linked = {
+            regularizer: linked_anchors(inputs, regularizer, device)
+            for regularizer in inputs.regularizers
+        }
+        return replace(inputs, added={**inputs.added, LINKED: linked})
 
     def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
-        """Move the weights by the gains of a step, which has the new ones, and return them."""
+        """Move the weights by a step's gains, and return them for the same step."""
         if encoded.batch.anchors:
             gains = regularizer_gains(encoded)
             nothing = self._earned.new_zeros(())
@@ -130,7 +133,7 @@ def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
 
 
 class LinkedAnchors(NamedTuple):
-    """Those anchors of a regulariser's pool that the batch's own queries or ads are linked to."""
+    """The anchors of a regulariser's pool that are linked to the batch's own queries or ads."""
 
     positions: Tensor  # (links,) int64, of their texts, row by row
     starts: Tensor  # (b,) int64, where each row's begin
@@ -141,9 +144,10 @@ def linked_anchors(
     inputs: StepInputs, regularizer: Regularizer, device: torch.device
 ) -> LinkedAnchors:
     """Find the anchors of this worker's queries, or of the first ad of each, for ``device``."""
-    nodes, drawn = inputs.regularizers[regularizer], inputs.local.anchors[regularizer].nodes
+    nodes = inputs.regularizers[regularizer]
+    drawn = inputs.local.anchors[regularizer].nodes
     rows = inputs.local.queries if regularizer.side == "query" else inputs.local.ads[:, 0]
-    links = nodes.known.numpy()
+    links = nodes.positives.numpy()
     if not np.array_equal(rows, drawn):
         links = nodes.pool.links(inputs.data.known_edges[regularizer], rows)
     num_anchors = len(nodes.pool.ids)
@@ -158,7 +162,8 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer | None, Tensor]
     """Return each drawn regulariser's gain, a scalar, on this worker's rows."""
     # The batch's queries and ads, and not the nodes that were drawn: only these have a rival. Each
     # is pulled to the mean of those of its anchors that the batch has.
-    queries_bD, first_ads_b = encoded.queries_bD, encoded.own_places[:, 0]
+    queries_bD = encoded.queries_bD
+    first_ads_b = encoded.own_places[:, 0]
     ads_bD = encoded.vectors(encoded.copied(encoded.inputs.task.candidates)[first_ads_b])
     sides = {regularizer.side for regularizer in encoded.batch.anchors}
     ahead: dict[str, Tensor] = {}
@@ -172,10 +177,11 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer | None, Tensor]
         rivals_b = rivals(similarity_Bb.T, encoded.clicked_in_pool[:, first_ads_b].T)
         ahead["ad"] = leads(queries_bD, others_BD, rivals_b)
     rows_of = {"query": queries_bD, "ad": ads_bD}
-    return {
-        one: gain(ahead[one.side], rows_of[one.side], _pulls(encoded, one))
-        for one in encoded.batch.anchors
-    }
+    gains: dict[Regularizer | None, Tensor] = {}
+    for regularizer in encoded.batch.anchors:
+        side = regularizer.side
+        gains[regularizer] = gain(ahead[side], rows_of[side], _pulls(encoded, regularizer))
+    return gains
 
 
 def _pulls(encoded: EncodedBatch, regularizer: Regularizer) -> Tensor:

@@ -21,8 +21,11 @@ from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.training_data import Regularizer
 
 TASK, REVERSE = "task", "task_reverse"
-CLASSIFIER, CLASSIFIER_REVERSE, BCE = "classifier", "classifier_reverse", "classifier_bce"
-CLASSIFIERS, OF_CLASSIFIERS = "classifiers_Ld", "classifier_queries_Ud"
+CLASSIFIER = "classifier"
+CLASSIFIER_REVERSE = "classifier_reverse"
+BCE = "classifier_bce"
+CLASSIFIERS = "classifiers_Ld"
+OF_CLASSIFIERS = "classifier_queries_Ud"
 """What is added to a batch: (L, d) float32, the classifiers of the pool; (U, d) float32, the
 vectors of its texts, not normalised, that are compared with them."""
 
@@ -107,7 +110,8 @@ def task_term(
     """
 
     def ads_loss(encoded: EncodedBatch) -> Tensor:
-        similarity_bL, clicked_bL = similarity_of(encoded), encoded.own_clicked_in_pool
+        similarity_bL = similarity_of(encoded)
+        clicked_bL = encoded.own_clicked_in_pool
         losses_b = loss(similarity_bL, encoded.own_places, clicked_bL)
         return losses_b.sum() / len(encoded.batch.queries)
 
@@ -115,17 +119,20 @@ def task_term(
 
 
 def similarity_to_other_texts(encoded: EncodedBatch) -> Tensor:
-    """Return ``own_similarity`` (b, L) with ads of a query's own text, unless clicked, left out."""
-    task, clicked_bL = encoded.inputs.task, encoded.own_clicked_in_pool
+    """Return ``own_similarity`` (b, L) without unclicked ads that have the query's own text."""
+    task = encoded.inputs.task
+    clicked_bL = encoded.own_clicked_in_pool
     has_own_text_bL = encoded.copied(task.rows)[:, None] == encoded.copied(task.candidates)
     return encoded.own_similarity.masked_fill(has_own_text_bL & ~clicked_bL, LEFT_OUT)
 
 
 def reverse_term(loss: Loss, weight: float) -> Term:
     """Build the term that ranks the queries with a click on an ad above all others of the batch."""
-    return Term(
-        REVERSE, weight, lambda one: _reverse_loss(loss, one, one.all_queries_BD, one.ads_LD)
-    )
+
+    def queries_loss(encoded: EncodedBatch) -> Tensor:
+        return _reverse_loss(loss, encoded, encoded.all_queries_BD, encoded.ads_LD)
+
+    return Term(REVERSE, weight, queries_loss)
 
 
 def classifier_term(loss: Loss, weight: float, by_cosine: bool = False) -> Term:
@@ -138,7 +145,8 @@ def classifier_term(loss: Loss, weight: float, by_cosine: bool = False) -> Term:
         queries_bd = _asking(encoded, encoded.inputs.task.rows)
         classifiers_Ld = encoded.added[CLASSIFIERS]
         if by_cosine:
-            queries_bd, classifiers_Ld = unit(queries_bd), unit(classifiers_Ld)
+            queries_bd = unit(queries_bd)
+            classifiers_Ld = unit(classifiers_Ld)
         return queries_bd @ classifiers_Ld.T
 
     return task_term(loss, weight, CLASSIFIER, similarity)
@@ -171,9 +179,9 @@ def bce_term(temperature: float, weight: float) -> Term:
 def _reverse_loss(loss: Loss, encoded: EncodedBatch, queries_BD: Tensor, ads_LD: Tensor) -> Tensor:
     """Return this worker's part of the mean loss over the ads that have a query in the batch."""
     clicked_LB = encoded.clicked_in_pool.T
-    own = to_device(own_range(len(ads_LD)), ads_LD.device)
-    no_places_l1 = torch.full_like(own, -1)[:, None]
-    losses_l = loss(ads_LD[own] @ queries_BD.T, no_places_l1, clicked_LB[own])
+    share = to_device(own_range(len(ads_LD)), ads_LD.device)
+    no_places_l1 = torch.full_like(share, -1)[:, None]
+    losses_l = loss(ads_LD[share] @ queries_BD.T, no_places_l1, clicked_LB[share])
     return losses_l.sum() / clicked_LB.any(dim=1).sum().clamp(min=1)
 
 
@@ -191,7 +199,8 @@ def regularizer_term(
         nodes = encoded.inputs.regularizers[regularizer]
         if not len(nodes.pool.ids):
             return encoded.embeddings_UD.new_zeros(())
-        drawn_n1, linked_nL = encoded.copied(nodes.drawn), encoded.is_positive(nodes)
+        drawn_n1 = encoded.copied(nodes.drawn)
+        linked_nL = encoded.is_positive(nodes)
         losses_n = loss(encoded.similarities(nodes), drawn_n1, linked_nL)
         return losses_n.sum() / len(encoded.batch.anchors[regularizer].nodes)
 
@@ -210,11 +219,11 @@ def ramen_objective(
     A regulariser of weight 0 is none: its anchors are neither drawn nor encoded. Regularisers are
     due every ``every_steps``, by the same ``loss`` as the task, if ``task`` has no terms.
     """
-    weights = {Regularizer(name, "query"): weight for name, weight in lambda_x.items()}
-    weights |= {Regularizer(name, "ad"): weight for name, weight in lambda_z.items()}
+    terms = list(task) or [task_term(loss)]
     # by set, and R_x before R_z: draws depend on the order
-    in_order = sorted(weights, key=lambda one: (one.anchor_set, one.side == "ad"))
-    regularizers = [
-        regularizer_term(one, weights[one], loss, every_steps) for one in in_order if weights[one]
-    ]
-    return Objective((*(task or [task_term(loss)]), *regularizers))
+    for name in sorted({*lambda_x, *lambda_z}):
+        if weight := lambda_x.get(name):
+            terms.append(regularizer_term(Regularizer(name, "query"), weight, loss, every_steps))
+        if weight := lambda_z.get(name):
+            terms.append(regularizer_term(Regularizer(name, "ad"), weight, loss, every_steps))
+    return Objective(tuple(terms))

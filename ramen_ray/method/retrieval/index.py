@@ -47,11 +47,11 @@ def choose_kind(num_ads: int) -> IndexKind:
 
 
 def with_rows_only(index: Any, rows: NDArray[np.int64], few_exactly: bool = False) -> Any:
-    """Return an index of some rows, which ascend, of another; they get the numbers 0, 1, ...
+    """Return an index of ``rows``, which ascend, of another; they get the numbers 0, 1, ...
 
-    Of an index in cells, what it has in memory is replaced. ``few_exactly`` searches all rows if
-    they are at most MOST_FLAT_ADS, and of more about as many as the other does. Vectors in cells
-    stay compressed, with approximate scores.
+    An index with cells is changed in memory, and its vectors stay compressed, with approximate
+    scores. ``few_exactly`` searches all rows if they are at most MOST_FLAT_ADS, and about as many
+    of more rows as the other index does.
     """
     is_few = few_exactly and len(rows) <= MOST_FLAT_ADS
     if isinstance(index, faiss.IndexIVF):
@@ -72,7 +72,8 @@ def _keep_in_cells(index: Any, rows: NDArray[np.int64]) -> None:
         ids, codes = get_invlist(index.invlists, cell)
         numbers = np.searchsorted(rows, ids)
         stays = np.append(rows, -1)[numbers] == ids
-        numbers, codes = numbers[stays], np.ascontiguousarray(codes[stays])
+        numbers = numbers[stays]
+        codes = np.ascontiguousarray(codes[stays])
         if len(numbers):
             pointers = faiss.swig_ptr(numbers), faiss.swig_ptr(codes)
             kept.add_entries(cell, len(numbers), *pointers)
@@ -137,7 +138,7 @@ def trained_index(
     num_ads: int,
     embed: Callable[[NDArray[np.int64]], NDArray[np.float32]],
 ) -> Any:
-    """Make an index, to which ads can be added; it learns from what ``embed`` returns of some."""
+    """Make an index that ads can be added to; it learns from a sample that ``embed`` returns."""
     index = new_index(kind, dim, num_ads)
     if not index.is_trained:
         size = max(SAMPLED_ADS_PER_CELL * _num_cells(num_ads), FEWEST_IVF_PQ_ADS)

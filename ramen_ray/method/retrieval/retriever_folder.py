@@ -57,11 +57,13 @@ from ramen_ray.method.retrieval.index import (
 from ramen_ray.method.retrieval.search import TopK, merge_topk, search, search_index, share_found
 from ramen_ray.told import told_of
 
-VECTORS, VECTOR = "vectors.npy", "vector"
+VECTORS = "vectors.npy"
+VECTOR = "vector"
 MOST_QUERIES = 1000
 RECALL_AT = 100
 ONNX_FOLDER = "onnx"  # where sentence-transformers looks for graphs
-FLOAT32_FILE, INT8_FILE = "model.onnx", "model_qint8.onnx"
+FLOAT32_FILE = "model.onnx"
+INT8_FILE = "model_qint8.onnx"
 
 Represent = Callable[[int, Embeddings], Embeddings]
 """Maps the number of a block's first ad, and the embeddings (n, D) of the block's texts, to the
@@ -89,8 +91,8 @@ def write_retriever(
     names = [name for name in dataset.schema("ads").names if name.startswith(FILTER)]
     schema = pa.schema([(name, pa.string()) for name in ("ad_id", "text", *names)])
     with pq.ParquetWriter(folder / ADS, schema, compression="zstd") as out:
-        for some in dataset.in_order("ads"):
-            columns = users_ids(some), *(some[name] for name in ("text", *names))
+        for batch in dataset.in_order("ads"):
+            columns = users_ids(batch), *(batch[name] for name in ("text", *names))
             strings = [column.cast(pa.string()) for column in columns]
             out.write_batch(pa.record_batch(strings, schema))
     encoder = model.encoder
@@ -117,7 +119,7 @@ def known_ads(folder: Path) -> pa.Table:
 
 
 def keep_ads(folder: Path, rows: NDArray[np.int64], few_exactly: bool = False) -> None:
-    """Take all ads out of a retriever but those in these rows of its index, which ascend."""
+    """Keep only the ads of a retriever that are in ``rows`` of its index, which ascend."""
     mapped = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC)
     with whole_file(folder / INDEX) as aside:
         faiss.write_index(with_rows_only(mapped, rows, few_exactly), str(aside))
@@ -144,12 +146,14 @@ def add_ads(folder: Path, ads: pa.Table, represent: Represent | None = None) -> 
         index.add(vectors if represent is None else represent(start, vectors))
     with whole_file(folder / INDEX) as aside:
         faiss.write_index(index, str(aside))
-    known = known_ads(folder)
-    numbers = numbers_of(folder, len(known))
+    old_ads = known_ads(folder)
+    numbers = numbers_of(folder, len(old_ads))
     next_number = numbers.max(initial=-1) + 1
     np.save(folder / NUMBERS, np.append(numbers, next_number + np.arange(len(ads))))
-    write_ads(folder, pa.concat_tables([known, ads.select(known.column_names).cast(known.schema)]))
-    return len(known) + len(ads)
+    write_ads(
+        folder, pa.concat_tables([old_ads, ads.select(old_ads.column_names).cast(old_ads.schema)])
+    )
+    return len(old_ads) + len(ads)
 
 
 def text_embedder(
@@ -239,7 +243,8 @@ def export_retriever(folder: Path, output: Path) -> int:
 
     Raises a DatasetError if ``output`` exists, or cannot be written.
     """
-    index, ads = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC), known_ads(folder)
+    index = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC)
+    ads = known_ads(folder)
     if isinstance(index, faiss.IndexIVF):
         index.make_direct_map()
     kind = pa.list_(pa.float32(), index.d)
@@ -271,7 +276,7 @@ def _write_index(
     rows = np.arange(min(len(data.queries["test"]), MOST_QUERIES))
     queries = model.embed_queries(data.queries["test"], rows)
     index = trained_index(
-        settings.kind, model.dim, len(data.ads), lambda some: model.embed_ads(data.ads, some)
+        settings.kind, model.dim, len(data.ads), lambda ads: model.embed_ads(data.ads, ads)
     )
     exact: list[TopK] = []
     starts = range(0, len(data.ads), ADS_PER_BLOCK)

@@ -45,14 +45,15 @@ def search(
     """Find each query's k most similar ads by inner product.
 
     Queries (queries, D) and ads (ads, D) are float32; ads may be mapped, as a CPU copies a part at
-    a time. ``gpu`` is the number of one to search on; ``ids`` are the ads'.
+    a time. ``gpu`` is the number of a GPU to search on; ``ids`` are the ads'.
     """
-    num_ads, best = len(ad_embeddings), list[TopK]()
+    num_ads = len(ad_embeddings)
+    best = list[TopK]()
     per_part = ADS_PER_PART if gpu is None else max(num_ads, 1)
     for start in range(0, max(num_ads, 1), per_part):
         index = build_index(ad_embeddings[start : start + per_part], gpu)
-        own = ids + start if isinstance(ids, int) else ids[start : start + per_part]
-        best.append(search_index(index, query_embeddings, k, own))
+        part_ids = ids + start if isinstance(ids, int) else ids[start : start + per_part]
+        best.append(search_index(index, query_embeddings, k, part_ids))
         best = [merge_topk(best, k)] if len(best) > 1 else best
     return best[0]
 
@@ -60,7 +61,7 @@ def search(
 def build_index(ad_embeddings: NDArray[np.float32], gpu: int | None = None) -> Any:
     """Build the index of ads (ads, D) float32 that :func:`search` uses, for several searches.
 
-    It is one of torch on a GPU that the installed faiss cannot use, or if there is no faiss.
+    It is a TorchIndex on a GPU that the installed faiss cannot use, or if there is no faiss.
     """
     embeddings = np.ascontiguousarray(ad_embeddings)
     if faiss is None or (gpu is not None and faiss.get_num_gpus() == 0):
@@ -77,8 +78,8 @@ def drop_filtered(topk: TopK, filter_pairs: NDArray[np.int64], k: int) -> TopK:
     """Remove ``filter_pairs`` (pairs, 2) of (query row, ad) from a result and keep the k best."""
     ads, scores = topk
     span = int(max(ads.max(initial=0), filter_pairs[:, 1].max(initial=0))) + 1
-    found = np.arange(len(ads))[:, None] * span + ads
-    dropped = np.isin(found, filter_pairs[:, 0] * span + filter_pairs[:, 1]) & (ads >= 0)
+    pairs = np.arange(len(ads))[:, None] * span + ads
+    dropped = np.isin(pairs, filter_pairs[:, 0] * span + filter_pairs[:, 1]) & (ads >= 0)
     ads = np.where(dropped, -1, ads)
     scores = np.where(dropped, np.float32(-np.inf), scores)
     order = np.argsort(dropped, axis=1, kind="stable")[:, :k]
@@ -90,20 +91,20 @@ def most_filters(filter_pairs: NDArray[Any]) -> int:
     return int(np.bincount(filter_pairs[:, 0]).max(initial=0)) if len(filter_pairs) else 0
 
 
-def share_found(found: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
-    """Return the share of ``exact`` (queries, k) that is in the rows of ``found``, ignoring -1."""
-    span = int(max(exact.max(), found.max())) + 2  # of -1, too: numbers of two rows never meet
+def share_found(ads: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
+    """Return the share of ``exact`` (queries, k) that is in the rows of ``ads``, ignoring -1."""
+    span = int(max(exact.max(), ads.max())) + 2  # of -1, too: numbers of two rows never meet
     rows = np.arange(len(exact))[:, None] * span
-    return float(np.isin(rows + exact, rows + found)[exact >= 0].mean())
+    return float(np.isin(rows + exact, rows + ads)[exact >= 0].mean())
 
 
 def keep_sample(
-    blocks: Iterable[tuple[int, TopK]], sample: Int64s, found: Int64s
+    blocks: Iterable[tuple[int, TopK]], sample: Int64s, kept_ads: Int64s
 ) -> Iterator[tuple[int, TopK]]:
-    """Pass on blocks, and keep in ``found`` (n, k) the ads of the queries ``sample`` (n,)."""
+    """Pass on blocks, and keep in ``kept_ads`` (n, k) those of the queries ``sample`` (n,)."""
     for start, best in blocks:
         inside = (sample >= start) & (sample < start + len(best[0]))
-        found[inside] = best[0][sample[inside] - start]
+        kept_ads[inside] = best[0][sample[inside] - start]
         yield start, best
 
 
@@ -135,7 +136,8 @@ class TorchIndex:
                 candidates = torch.cat([best_Bk, of_block_Bk], dim=1)
                 best_Bk, chosen_Bk = candidates.topk(min(num_found, candidates.shape[1]), dim=1)
                 ads_Bk = torch.cat([ads_Bk, places_Bk + first], dim=1).gather(1, chosen_Bk)
-            best, ads = best_Bk.cpu().numpy(), ads_Bk.cpu().numpy()
+            best = best_Bk.cpu().numpy()
+            ads = ads_Bk.cpu().numpy()
         missing = [(0, 0), (0, k - num_found)]
         best = np.pad(best, missing, constant_values=-np.inf)
         return best, np.pad(ads, missing, constant_values=-1)

@@ -60,11 +60,11 @@ class EmbeddedShard:
     def open(self) -> tuple[Any, Ids]:
         """Index the ads; returns the index, and the ids of its rows."""
         embeddings = np.load(self.file, mmap_mode="r")[self.rows.start : self.rows.stop]
-        own: Ids = self.first
+        ids: Ids = self.first
         if self.ids is not None:
-            own = np.load(self.ids, mmap_mode="r")[self.first : self.first + len(self.rows)]
+            ids = np.load(self.ids, mmap_mode="r")[self.first : self.first + len(self.rows)]
         if self.kind == "flat":
-            return filled_index("flat", embeddings), own
+            return filled_index("flat", embeddings), ids
         # Short codes take long to make, so their index is kept.
         kept = self.file.with_name(f"{self.file.stem}-{self.rows.start}.faiss")
         if not kept.exists():
@@ -72,7 +72,7 @@ class EmbeddedShard:
                 faiss.write_index(filled_index(self.kind, embeddings), str(aside))
         index = faiss.read_index(str(kept))
         search_wider(index, self.effort)
-        return index, own
+        return index, ids
 
 
 def embedded_shards(

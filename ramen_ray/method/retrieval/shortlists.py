@@ -34,8 +34,10 @@ def write_shortlists(
     model: DualEncoder, data: Prepared, size: int, file: Path, use_bf16: bool = False
 ) -> dict[str, float]:
     """Search the ads for every train query, a batch at a time; see :func:`keep_shortlists`."""
-    queries, ads = data.queries["train"], data.candidates("validation")
-    embeddings, gpu = model.embed_texts(data.ads, ads, use_bf16), model.device.index
+    queries = data.queries["train"]
+    ads = data.candidates("validation")
+    embeddings = model.embed_texts(data.ads, ads, use_bf16)
+    gpu = model.device.index
     is_exact = gpu is not None or not costs_too_much(len(queries), *embeddings.shape)
     if is_exact:
         index = build_index(embeddings, gpu)
@@ -56,7 +58,7 @@ def write_shortlists(
 
 
 def keep_shortlists(
-    found: Iterable[tuple[int, TopK]],
+    blocks: Iterable[tuple[int, TopK]],
     data: Prepared,
     size: int,
     file: Path,
@@ -64,17 +66,18 @@ def keep_shortlists(
 ) -> dict[str, float]:
     """Write an ``.npy`` file of all train queries' shortlists (train queries, size) int32.
 
-    A row is what is left of the ``size`` nearest, best first, without a query's own ads and those
-    of its own text; then -1. Blocks that were ``found`` begin at a query, and name ads by their
-    numbers among the candidates. Returns the ``recall``, if ``exact`` searches a sample of queries.
+    A row has the ``size`` nearest ads, best first, without those that the query clicked or that
+    have its text; then -1. ``blocks`` of a search begin at a query, and name ads by their numbers
+    among the candidates. Returns the ``recall``, if ``exact`` searches a sample of queries.
     """
-    clicks, hashes = data.clicks["train"], data.queries["train"].hashes
+    clicks = data.clicks["train"]
+    hashes = data.queries["train"].hashes
     same_text = HashIndex.from_hashes(data.ads.hashes)
     ad_ids = np.append(data.candidates("validation"), -1)  # search returns -1 for no ad
     lists = map_new_array(file, np.int32, (len(hashes), size))
     sample = sampled_queries(len(hashes))
     of_sample = np.full((len(sample), size), -1)
-    for start, (ads, scores) in keep_sample(found, sample, of_sample):
+    for start, (ads, scores) in keep_sample(blocks, sample, of_sample):
         rows = np.arange(start, start + len(ads))
         dropped = zip(clicks.gather(rows), same_text.all(hashes[rows]), strict=True)
         pairs = np.stack([np.concatenate(parts) for parts in dropped], axis=1)

@@ -6,8 +6,8 @@ is the i-th equal share of the globally shuffled queries, so a worker needs only
 clustered order a slot takes queries from all of them.
 
 Shapes: b queries of this worker and B of the global batch, P ads and H hard negatives per query, n
-nodes of a regulariser. A key is (seed, epoch), or (seed, step) for nodes; where a row has too few
-to draw from, -1 comes after them.
+nodes of a regulariser. A key is (seed, epoch), or (seed, step) for nodes; a row with too few to
+draw from is filled up with -1.
 """
 
 from collections.abc import Collection, Mapping
@@ -86,7 +86,7 @@ class Clusters:
 
 @dataclass(frozen=True)
 class DrawState:
-    """The state of the draws: what batches are drawn from now; replaced as the run goes on."""
+    """What batches are drawn from; it is replaced as the run goes on."""
 
     graphs: Graphs  # one graph per regulariser
     # queries of a cluster come in the same batches; None for random order
@@ -130,7 +130,8 @@ class Sampler:
         """Draw a step's batch, with anchors for ``regularizers``."""
         epoch, position = divmod(step, self.steps_per_epoch)
         rows = self._order_of(epoch, draws.clusters)[position]
-        ids, key = self.data.query_ids[rows], (self.seed, epoch)
+        ids = self.data.query_ids[rows]
+        key = (self.seed, epoch)
         clicks = self.data.clicks if self.clicks is None else self.clicks
         ads = draw_ads(clicks, rows, ids, key, self.num_positives)
         # numbered before any is left out, so that draws do not depend on which others are due
@@ -155,7 +156,7 @@ class Sampler:
         queries: Int64s,
         ads: Int64s,
     ) -> NodeAnchors:
-        """Draw nodes of a regulariser, or take the batch's ``queries`` or ``ads``, and anchors."""
+        """Draw a regulariser's nodes, or take the batch's, and draw an anchor for each."""
         is_query = regularizer.side == "query"
         # if all queries have clicks, an epoch passes through all of them anyway
         has_all = len(self.data.clicked_rows) == len(self.data.query_ids)
@@ -165,7 +166,8 @@ class Sampler:
             return NodeAnchors(
                 nodes, edges.draw(nodes, uniforms(key, self.data.query_ids[queries]))
             )
-        linked, places = self._linked_nodes(regularizer, edges), np.array(self.slots)
+        linked = self._linked_nodes(regularizer, edges)
+        places = np.array(self.slots)
         if not len(linked.indices):
             return NodeAnchors(np.zeros_like(places), np.full_like(places, -1))
         chances = uniforms((self.seed, step, Stream.NODE, number), places)
@@ -176,7 +178,8 @@ class Sampler:
     def _linked_nodes(self, regularizer: Regularizer, edges: Csr) -> Csr:
         """Return a single row: the nodes that have edges; kept until the graph changes."""
         if regularizer not in self._linked or self._linked[regularizer][0] is not edges:
-            linked, weights = edges.filled_rows, None
+            linked = edges.filled_rows
+            weights = None
             if self.nodes == "rare":
                 clicks = self.data.clicks
                 of_ads = np.bincount(clicks.indices, minlength=edges.num_rows)
@@ -216,7 +219,8 @@ class Stream(IntEnum):
 def random_order(num_queries: int, batch_size: int, slots: range, seed: int, epoch: int) -> Int64s:
     """Return the query rows (steps, slots) that an epoch's steps take from the given slots."""
     bounds = np.arange(slots.start, slots.stop + 1, dtype=np.int64) * num_queries // batch_size
-    starts, lengths = bounds[:-1], np.diff(bounds)
+    starts = bounds[:-1]
+    lengths = np.diff(bounds)
     offsets = np.arange(lengths.max())
     rows = starts[:, None] + offsets
     keys = keyed_hash((seed, epoch, Stream.ORDER), rows)
@@ -232,7 +236,8 @@ def clustered_order(
 
     A batch may span several clusters. If there are as many clusters as steps, each fills a batch.
     """
-    num_queries, num_clusters = len(clusters.rows), clusters.num_clusters
+    num_queries = len(clusters.rows)
+    num_clusters = clusters.num_clusters
     steps = num_queries // batch_size
     bounds = np.arange(num_clusters + 1) * num_queries // num_clusters
     sizes = np.diff(bounds)
@@ -251,7 +256,7 @@ def clustered_order(
 def draw_ads(
     clicks: Csr, query_rows: Int64s, query_ids: NDArray[Any], key: tuple[int, int], num_ads: int = 1
 ) -> Int64s:
-    """Draw distinct ads (b, P) of queries (b,), which their ids (b,) seed, by their weights."""
+    """Draw distinct ads (b, P) of queries (b,) by weight, seeded by the queries' ids (b,)."""
     if num_ads == 1:
         return clicks.draw(query_rows, uniforms((*key, Stream.AD), query_ids))[:, None]
     own_keys = keyed_hash((*key, Stream.AD), query_ids)
@@ -261,9 +266,10 @@ def draw_ads(
 def draw_several(
     edges: Csr, query_rows: Int64s, own_keys: UInt64s, count: int, key: tuple[int, ...]
 ) -> Int64s:
-    """Draw distinct columns (b, count) of rows (b,) under ``own_keys`` (b,), by weight."""
+    """Draw distinct columns (b, count) of rows (b,) by weight, seeded by ``own_keys`` (b,)."""
     rows, columns = edges.gather(query_rows)
-    starts, degrees = edges.indptr[query_rows], edges.degrees(query_rows)
+    starts = edges.indptr[query_rows]
+    degrees = edges.degrees(query_rows)
     places = ragged_positions(np.zeros_like(degrees), degrees)
     chances = uniforms(key, own_keys[rows] ^ keyed_hash((), places))
     # Those with the highest log(u) / weight of a uniform u are drawn, as successive draws without

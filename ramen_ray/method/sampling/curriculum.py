@@ -69,11 +69,13 @@ class Curriculum(StepPart):
         self, schedule: ClusterSchedule, sampler: Sampler, dim: int, device: torch.device
     ) -> None:
         """Begin in random order; embeddings, of width ``dim``, are clustered on ``device``."""
-        self.schedule, self._sampler = schedule, sampler
+        self.schedule = schedule
+        self._sampler = sampler
         self.clusters: Clusters | None = None
         self.seen: Tensor | None = None
         self._rows = sampler.data.clicked_rows
-        self._dim, self._device = dim, device
+        self._dim = dim
+        self._device = device
         self._collects = False
         self._coming: list[tuple[Tensor, Tensor]] = []
 
@@ -106,7 +108,8 @@ class Curriculum(StepPart):
         return replace(draws, clusters=self.clusters)
 
     def _make_clusters(self, epoch: int) -> Clusters:
-        size, num_clusters = self.schedule.size_at(epoch), self._sampler.steps_per_epoch
+        size = self.schedule.size_at(epoch)
+        num_clusters = self._sampler.steps_per_epoch
         if size != self._sampler.batch_size:
             num_clusters = count_clusters(len(self._rows), size)
         rows = np.empty(len(self._rows), dtype=np.int64)
@@ -131,7 +134,8 @@ class Curriculum(StepPart):
         if "rows" in content:
             self.clusters = Clusters(content["rows"].numpy(), content["num_clusters"])
         if world()[0] == 0:
-            self.seen, self._collects = content["seen"], content["collects"]
+            self.seen = content["seen"]
+            self._collects = content["collects"]
         return replace(draws, clusters=self.clusters)
 
 
@@ -165,9 +169,12 @@ def cut_in_two(
     ``sides`` (2 C + 1,) int64 has the first cluster of each side, and K; a part is two sides.
     """
     bounds = sides[::2] * len(rows) // sides[-1]
-    starts, sizes = bounds[:-1], bounds.diff()
-    left, both = sides.diff()[::2], sides[::2].diff()
-    narrowest, widest = int(sizes.min()), int(sizes.max())
+    starts = bounds[:-1]
+    sizes = bounds.diff()
+    num_left = sides.diff()[::2]
+    num_clusters = sides[::2].diff()
+    narrowest = int(sizes.min())
+    widest = int(sizes.max())
     places = torch.arange(widest)
     ordered = []
     for parts in torch.arange(len(starts)).split(max(ROWS_AT_ONCE // widest, 1)):
@@ -176,10 +183,10 @@ def cut_in_two(
         rows_CM = rows[places_CM.to(rows.device)]
         sample = torch.randperm(narrowest, generator=generator)[:MAX_SAMPLE].to(rows.device)
         sample_CSD = _gather(embeddings, rows_CM[:, sample])
-        num_left_C = -(-len(sample) * left[parts] // both[parts])
+        num_left_C = -(-len(sample) * num_left[parts] // num_clusters[parts])
         difference_CD1 = _differences(sample_CSD, num_left_C)[:, :, None]
         pieces = rows_CM.split(ROWS_AT_ONCE, dim=1)
-        products = [torch.bmm(_gather(embeddings, some), difference_CD1) for some in pieces]
+        products = [torch.bmm(_gather(embeddings, piece), difference_CD1) for piece in pieces]
         scores_CM = torch.cat(products, dim=1)[:, :, 0]
         order = scores_CM.masked_fill(~present_CM, -torch.inf).argsort(descending=True, stable=True)
         ordered.append(rows_CM.gather(1, order)[present_CM])

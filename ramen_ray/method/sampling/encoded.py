@@ -79,7 +79,7 @@ class EncodedBatch:
         shape = len(comparison.rows), len(comparison.candidates)
         device = self.embeddings_UD.device
         mask = torch.zeros(shape[0] * shape[1], dtype=torch.bool, device=device)
-        return mask.index_fill_(0, self.copied(comparison.known), True).view(shape)
+        return mask.index_fill_(0, self.copied(comparison.positives), True).view(shape)
 
     @cached_property
     @torch.enable_grad()  # whoever asks first, adaptive λ among them
@@ -120,7 +120,7 @@ def similarities(rows_bD: Tensor, candidates_LD: Tensor) -> Tensor:
 
 
 class _Products(torch.autograd.Function):
-    """The matrix product; its backward takes few of the products if most gradients are zero."""
+    """The matrix product; its backward skips gradients of zero if most of them are."""
 
     @staticmethod
     def forward(ctx: Any, rows_bD: Tensor, candidates_LD: Tensor) -> Tensor:
@@ -133,7 +133,8 @@ class _Products(torch.autograd.Function):
         gradient_bL = gradients[0]
         # A triplet loss has a gradient at a row's positives and hardest negatives only. A GPU would
         # have to be waited for, and does the whole product as fast.
-        is_cpu, num_most = gradient_bL.device.type == "cpu", SPARSE_SHARE * gradient_bL.numel()
+        is_cpu = gradient_bL.device.type == "cpu"
+        num_most = SPARSE_SHARE * gradient_bL.numel()
         if is_cpu and gradient_bL.count_nonzero() < num_most:
             gradient_bL = gradient_bL.to_sparse()
         return gradient_bL @ candidates_LD, gradient_bL.t() @ rows_bD
@@ -155,11 +156,11 @@ class StepPart:
         return encoded
 
     def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
-        """Return the weights (terms,) of a step's losses, known by now, instead of ``weights``."""
+        """Return the weights (terms,) of a step's losses; ``weights`` if they do not change."""
         return weights
 
     def after(self, encoded: EncodedBatch) -> None:
-        """Act on a batch by which the model has been updated."""
+        """Act on a batch after it has updated the model."""
 
     def advance(self, step: int, draws: DrawState) -> DrawState:
         """Prepare for ``step`` and those after it; returns what their batches are drawn from.

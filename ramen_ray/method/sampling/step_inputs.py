@@ -1,4 +1,4 @@
-"""What a step computes on: all that is known of a batch before its texts are encoded.
+"""What a step computes on: all about a batch that can be said before its texts are encoded.
 
 None of it needs the model, so it is made while a GPU still computes the step before. Shapes: b
 rows of this worker and B of the global batch, U distinct texts, L candidates of a pool, n nodes.
@@ -37,7 +37,8 @@ class BatchTexts:
     @classmethod
     def from_batch(cls, batch: Batch, tables: Mapping[str, TokenTable]) -> "BatchTexts":
         """Find the distinct texts of all that was drawn from ``tables``."""
-        drawn, numbers = batch.drawn(), {name: number for number, name in enumerate(tables)}
+        drawn = batch.drawn()
+        numbers = {name: number for number, name in enumerate(tables)}
         sizes = [ids.size for _, ids in drawn]
         rows = _flat([ids for _, ids in drawn])
         of_tables = np.repeat([numbers[name] for name, _ in drawn], sizes)
@@ -49,8 +50,8 @@ class BatchTexts:
         first = order[is_first]
         lengths = np.empty_like(first)
         for number, table in enumerate(tables.values()):
-            own = of_tables[first] == number
-            lengths[own] = table.lengths(rows[first[own]])
+            in_table = of_tables[first] == number
+            lengths[in_table] = table.lengths(rows[first[in_table]])
         by_length = np.argsort(lengths.astype(np.uint16), kind="stable")  # 16 bits: by counting
         rank_of = np.empty_like(by_length)
         rank_of[by_length] = np.arange(len(by_length))
@@ -58,8 +59,8 @@ class BatchTexts:
         positions[order] = rank_of[np.cumsum(is_first) - 1]
         parts = np.split(positions, np.cumsum(sizes)[:-1])
         shaped = [part.reshape(ids.shape) for part, (_, ids) in zip(parts, drawn, strict=True)]
-        shown = first[by_length]
-        return cls(of_tables[shown], rows[shown], lengths[by_length], shaped)
+        texts = first[by_length]
+        return cls(of_tables[texts], rows[texts], lengths[by_length], shaped)
 
 
 @dataclass(frozen=True)
@@ -72,27 +73,28 @@ class Pool:
         """Return the places of ``drawn`` ids, of any shape, in the pool; -1 for -1."""
         return np.where(drawn >= 0, np.searchsorted(self.ids, drawn), -1)
 
-    def links(self, known: Iterable[Csr], rows: Int64s) -> Int64s:
-        """Return the pairs that a known graph links, as row of ``rows`` * L + place, ascending."""
+    def links(self, graphs: Iterable[Csr], rows: Int64s) -> Int64s:
+        """Return pairs that any graph links, ascending: (place in ``rows``) * L + place in pool."""
         # Most are not in the pool, which a few bits of their ids tell sooner than a search does.
         marks = np.zeros(NUM_MARKS, dtype=bool)
         marks[self.ids & (NUM_MARKS - 1)] = True
-        found = []
-        for edges in known:
+        links = []
+        for edges in graphs:
             row, candidate = edges.gather(rows)
             likely = np.flatnonzero(marks[candidate & (NUM_MARKS - 1)])
             row, candidate = row[likely], candidate[likely]
             place = np.searchsorted(self.ids, candidate)
             is_candidate = np.append(self.ids, -1)[place] == candidate
-            found.append((row * len(self.ids) + place)[is_candidate])
-        return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
+            links.append((row * len(self.ids) + place)[is_candidate])
+        return links[0] if len(links) == 1 else np.unique(np.concatenate(links))
 
 
 def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
     """Return figures of a global batch's pool, such as the share of ads clicked for no query."""
     drawn = [batch.ads, batch.hard_negatives]
     pool, _ = _pool(drawn, drawn)
-    num_ads, links = len(pool.ids), pool.links([clicks], batch.queries)
+    num_ads = len(pool.ids)
+    links = pool.links([clicks], batch.queries)
     return {
         "ads": float(num_ads),
         "clicked_per_query": len(links) / len(batch.queries),
@@ -108,7 +110,7 @@ class Comparison:
     rows: Tensor  # (n,) positions of the rows' texts among the U
     candidates: Tensor  # (L,) positions of the candidates' texts
     drawn: Tensor  # (n, P) places in the pool of what each row drew; -1 for none
-    known: Tensor  # (links,) all known positives, as row * L + place, ascending
+    positives: Tensor  # (links,) all that are known, as row * L + place, ascending
 
 
 @dataclass(frozen=True)
@@ -140,21 +142,21 @@ class StepInputs:
             positions: Int64s,
             rows: Int64s,
             drawn: Int64s,
-            known: Iterable[Csr],
+            graphs: Iterable[Csr],
             pool: Pool,
             candidates: Int64s,
         ) -> Comparison:
             first = world()[0] * len(rows)  # of this worker's rows among those of all
-            own = positions[first : first + len(rows)]
-            found = own, candidates, pool.find(drawn), pool.links(known, rows)
-            return Comparison(pool, *(staged(array, device) for array in found))
+            positions_of_rows = positions[first : first + len(rows)]
+            arrays = positions_of_rows, candidates, pool.find(drawn), pool.links(graphs, rows)
+            return Comparison(pool, *(staged(array, device) for array in arrays))
 
         of_ads = _pool([batch.ads, batch.hard_negatives], [ads, hard_negatives])
         of_sets = {}
-        for name in {one.anchor_set for one in batch.anchors}:
-            own = [one for one in batch.anchors if one.anchor_set == name]
-            drawn = [batch.anchors[one].anchors for one in own]
-            of_sets[name] = _pool(drawn, [anchors[one] for one in own])
+        for name in {regularizer.anchor_set for regularizer in batch.anchors}:
+            sides = [regularizer for regularizer in batch.anchors if regularizer.anchor_set == name]
+            drawn = [batch.anchors[side].anchors for side in sides]
+            of_sets[name] = _pool(drawn, [anchors[side] for side in sides])
         mine = dealt_rows()
         return cls(
             data,
@@ -167,14 +169,14 @@ class StepInputs:
             staged(queries, device),
             compared(queries, local.queries, local.ads, [data.clicks], *of_ads),
             {
-                one: compared(
-                    nodes[one],
+                regularizer: compared(
+                    nodes[regularizer],
                     drawn.nodes,
                     drawn.anchors[:, None],
-                    data.known_edges[one],
-                    *of_sets[one.anchor_set],
+                    data.known_edges[regularizer],
+                    *of_sets[regularizer.anchor_set],
                 )
-                for one, drawn in local.anchors.items()
+                for regularizer, drawn in local.anchors.items()
             },
         )
 

@@ -39,7 +39,7 @@ Graphs = Mapping[Regularizer, Csr]  # each regulariser's edges: train query rows
 
 def open_graphs(edges: Path, regularizers: Iterable[Regularizer]) -> Graphs:
     """Map the graphs in the folder ``edges``, stored as SET/{query,ad}."""
-    return {one: Csr.open(edges / one.path) for one in regularizers}
+    return {regularizer: Csr.open(edges / regularizer.path) for regularizer in regularizers}
 
 
 def anchor_table(anchor_set: str) -> str:
@@ -79,11 +79,11 @@ class TrainingData:
         """
         own_edges = data.path / "edges"
         graphs = open_graphs(own_edges if edges is None else edges, regularizers)
-        known: dict[Regularizer, list[Csr]] = {one: [graph] for one, graph in graphs.items()}
+        known_edges = {regularizer: [graph] for regularizer, graph in graphs.items()}
         if edges not in (None, own_edges):
-            own = open_graphs(own_edges, graphs)
-            known = {one: [own[one], graphs[one]] for one in graphs}
-        sets = {one.anchor_set for one in graphs}
+            for regularizer, graph in open_graphs(own_edges, graphs).items():
+                known_edges[regularizer].insert(0, graph)
+        sets = {regularizer.anchor_set for regularizer in graphs}
         anchors = {anchor_table(name): data.anchors(name) for name in sorted(sets)}
         tables = {QUERIES: data.queries["train"], ADS: data.ads, **anchors}
-        return cls(data.query_ids, data.clicks["train"], graphs, known, tables)
+        return cls(data.query_ids, data.clicks["train"], graphs, known_edges, tables)

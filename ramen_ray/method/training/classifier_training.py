@@ -43,7 +43,7 @@ class ClassifierTraining:
         self.schedule = build_schedule(self.optimizer)
 
     def rows(self, ads: Int64s) -> Tensor:
-        """Return the vectors (n, d) of distinct ads (n,), on every worker the same, as a leaf."""
+        """Return the vectors (n, d) of distinct ads (n,), a leaf, the same on all workers."""
         table = self.classifiers
         if not table.is_share:
             return table.take(ads).detach().requires_grad_()
@@ -98,7 +98,7 @@ class ClassifierTraining:
 
 
 class ClassifierPart(StepPart):
-    """Gives the losses the classifiers of a pool, and what they are compared with; moves them."""
+    """Adds a pool's classifiers, and what they are compared with, to a batch, and trains them."""
 
     name = "classifiers"
 
@@ -109,10 +109,10 @@ class ClassifierPart(StepPart):
     def before(self, encoded: EncodedBatch) -> EncodedBatch:
         """Return the batch with the classifiers of its pool."""
         classifiers_Ld = self.training.rows(encoded.ad_pool.ids)
-        dim = encoded.embeddings_UD.shape[1] - classifiers_Ld.shape[1]
-        both = encoded.embeddings_UD
-        added = {CLASSIFIERS: classifiers_Ld, OF_CLASSIFIERS: both[:, dim:]}
-        return replace(encoded, embeddings_UD=both[:, :dim], added={**encoded.added, **added})
+        vectors = encoded.embeddings_UD
+        dim = vectors.shape[1] - classifiers_Ld.shape[1]
+        added = {CLASSIFIERS: classifiers_Ld, OF_CLASSIFIERS: vectors[:, dim:]}
+        return replace(encoded, embeddings_UD=vectors[:, :dim], added={**encoded.added, **added})
 
     def after(self, encoded: EncodedBatch) -> None:
         """Move the classifiers of the pool by their gradients."""

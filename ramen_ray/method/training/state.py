@@ -55,14 +55,14 @@ def save_checkpoint(folder: Path, state: TrainState, progress: dict[str, Any]) -
 
 
 def save_shares(folder: Path, state: TrainState) -> None:
-    """Write what this worker, which is not the first, holds of shared parts into ``folder``."""
+    """Write this worker's shares into ``folder``, to which the first worker writes the rest."""
     for part in state.parts:
         if part.is_shared:
             part.save(folder)
 
 
 def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
-    """Restore optimiser, schedule, step and parts, the model being loaded; returns ``progress``."""
+    """Restore all but the model, which must be loaded already; return the saved ``progress``."""
     file = folder / STATE_FILE
     if not file.is_file():
         raise CheckpointError(f"{folder} is not a checkpoint: it has no {STATE_FILE}")
@@ -89,7 +89,7 @@ def build_optimizer(
 ) -> torch.optim.AdamW:
     """Build AdamW (eps 1e-6, as in NGAME); vectors, which are biases and norms, are not decayed.
 
-    Rates are peaks; None takes ``lr``. ``heads`` are those of the encoder, and beside it.
+    Rates are peaks; None takes ``lr``. ``heads`` are those in the encoder and those beside it.
     """
     # Token embeddings apart: a rare word is updated in few steps, and may need a larger rate.
     tokens = encoder.token_embeddings

@@ -51,19 +51,19 @@ class StepLosses:
 
     objective: Objective
     values: Floats  # (steps, terms) means over the batch, in the order of the objective
-    known: NDArray[np.bool_]  # (steps, terms) bool, whether the term was due in the step
+    is_due: NDArray[np.bool_]  # (steps, terms) bool, whether the term was due in the step
 
     @classmethod
     def from_terms(cls, objective: Objective, first_step: int, losses: Floats) -> "StepLosses":
         """Take the ``losses`` (steps, terms) of consecutive steps from ``first_step`` on."""
         steps = range(first_step, first_step + len(losses))
-        known = [[term.is_due(step) for term in objective.terms] for step in steps]
-        return cls(objective, losses, np.array(known, dtype=bool).reshape(losses.shape))
+        is_due = [[term.is_due(step) for term in objective.terms] for step in steps]
+        return cls(objective, losses, np.array(is_due, dtype=bool).reshape(losses.shape))
 
     @property
     def means(self) -> dict[str, float]:
         """The means by name of the terms that were due, over the steps where they were."""
-        columns = zip(self.objective.names, self.values.T, self.known.T, strict=True)
+        columns = zip(self.objective.names, self.values.T, self.is_due.T, strict=True)
         return {
             name: float(values[due].mean(dtype=np.float64))
             for name, values, due in columns
@@ -73,20 +73,21 @@ class StepLosses:
     def figures(
         self, moved: Floats | None, queries_per_s: float
     ) -> tuple[list[str], Floats, NDArray[np.bool_]]:
-        """Return names, values (steps, names) of all that is logged, and which of them are known.
+        """Return what is logged: names, values (steps, names), and which values were computed.
 
         ``moved`` (steps, terms) are the weights of each step; None if they do not move.
         """
-        terms, always = self.objective.names, np.ones((len(self.values), 1), dtype=bool)
+        terms = self.objective.names
+        always = np.ones((len(self.values), 1), dtype=bool)
         weights = np.array([self.objective.weights]) if moved is None else moved
         total = (self.values * weights).sum(axis=1, keepdims=True)
         names = [f"loss/{name}" for name in (*terms, "total")] + ["throughput/queries_per_s"]
         # the total of steps in which all terms were due
         values = [self.values, total, np.full(always.shape, queries_per_s)]
-        known = [self.known, self.known.all(axis=1, keepdims=True), always]
+        is_known = [self.is_due, self.is_due.all(axis=1, keepdims=True), always]
         if moved is not None:
             is_moved = [term.regularizer is not None for term in self.objective.terms]
             names += [name.replace("R_", "lambda_", 1) for name in np.array(terms)[is_moved]]
             values.append(moved[:, is_moved])
-            known.append(np.broadcast_to(always, values[-1].shape))
-        return names, np.hstack(values), np.hstack(known)
+            is_known.append(np.broadcast_to(always, values[-1].shape))
+        return names, np.hstack(values), np.hstack(is_known)

@@ -96,7 +96,7 @@ def _walk(
 
 
 def _write_graph(edges: Path, graph: Path, max_anchor_degree: int) -> None:
-    WalkGraph.of(Csr.open(edges), max_anchor_degree, graph)
+    WalkGraph.from_edges(Csr.open(edges), max_anchor_degree, graph)
     publish(graph)
 
 

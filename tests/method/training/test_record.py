@@ -159,7 +159,7 @@ class RecordedRun:
         if not distributed.is_initialized() or distributed.get_rank() == 0:
             for one in self.regularizers:
                 edges = self.data.edges(one.anchor_set, one.side)
-                graph = WalkGraph.of(edges, WALK.max_anchor_degree)
+                graph = WalkGraph.from_edges(edges, WALK.max_anchor_degree)
                 most_visited(graph, 0, edges.num_rows, WALK, seed=3).save(walked / one.path)
         if distributed.is_initialized():
             distributed.barrier()

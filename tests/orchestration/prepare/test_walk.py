@@ -40,7 +40,7 @@ def _rows(num_rows: int, num_columns: int) -> st.SearchStrategy[Rows]:
 
 
 def _graph(rows: Rows, max_anchor_degree: int = 99) -> WalkGraph:
-    return WalkGraph.of(csr_of(rows), max_anchor_degree)
+    return WalkGraph.from_edges(csr_of(rows), max_anchor_degree)
 
 
 @given(_rows(6, 5), st.integers(0, 6), st.booleans())
@@ -53,7 +53,7 @@ def test_a_graph_has_the_edges_of_all_but_head_anchors_in_both_directions(
         [n for n, row in enumerate(kept) if a in row] for a in range(1 + max(degrees, default=-1))
     ]
     folder = tmp_path_factory.mktemp("graph") if in_files else None
-    graph = WalkGraph.of(csr_of(rows), most, folder)
+    graph = WalkGraph.from_edges(csr_of(rows), most, folder)
     if folder is not None:
         graph = WalkGraph.open(folder)
     assert rows_of(graph.forward) == kept
@@ -150,7 +150,7 @@ def test_the_split_into_ranges_changes_nothing(rows, cuts):
 def test_another_seed_walks_elsewhere_and_edge_weights_do_not_matter():
     pairs = np.array([(node, anchor) for node in range(6) for anchor in range(6)]).T
     weighted = Csr.from_pairs(*pairs, 6, np.random.default_rng(0).random(36))
-    graph = WalkGraph.of(weighted, 99)
+    graph = WalkGraph.from_edges(weighted, 99)
     assert _walked(graph, SHORT) == _walked(_graph([list(range(6))] * 6), SHORT)
     assert _walked(graph, SHORT) != _walked(graph, SHORT, seed=1)
 
@@ -193,7 +193,7 @@ def test_each_walk_is_made_once(cluster, prepared, prepared_bag, tmp_path, monke
     assert made[-1] == ["topics/ad"]
     assert "indices.npy has 0 bytes instead of" in caplog.text
     for one in REGULARIZERS:
-        graph = WalkGraph.of(prepared.edges(*one), 20)
+        graph = WalkGraph.from_edges(prepared.edges(*one), 20)
         found = Csr.open(folder / one.path)
         expected = most_visited(graph, 0, graph.forward.num_rows, SHORT, 3)
         assert rows_of(found) == rows_of(expected)
