@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs import ask, evaluate, ingest, train, validate
+from jobs import ingest, train
 from ramen_ray.orchestration.cluster import joining
 
 WEEK = Path(__file__).parents[2] / "datasets/shop/week_1"
@@ -28,19 +28,14 @@ def _pipe(_: Path) -> str:
 CONFIGS: dict[str, tuple[str | bytes | Callable[[Path], object], str]] = {
     "without end": (DEEP, "/c: .*JSON.*recursion"),
     "bytes": (b"\xff\xfe\0", "/c: .*JSON"),
-    "half of it": ("{", "/c: .*JSON"),
     "a list": ("[1]", "/c: "),
     "no such key": ('{"optimizer": {"lrr": 1}}', "optimizer.lrr"),
     "no number": ('{"training": {"epochs": "many"}}', "training.epochs"),
     "a number as a text": ('{"training": {"epochs": "3"}}', "training.epochs"),
-    "true for a number": ('{"training": {"epochs": true}}', "training.epochs"),
     "a bad name": ('{"name": ".."}', "/c: .*name: '..' is not a valid name"),
-    "half a character": (r'{"name": "\ud800"}', "/c: .*JSON"),
-    "a long number": ("9" * 5000, "/c: "),
     "a pipe": (_pipe, "training.epochs"),
     "a folder": (lambda file: file.parent, "Is a directory"),
     "none": (lambda file: file, "cannot read the config file .*/c: No such file"),
-    "a long name": (lambda _: "x" * 300, "File name too long"),
     "a name with a zero": (
         lambda _: "x\0y",
         r"--config 'x.x00y' has the control character '.x00'; rename",
@@ -62,19 +57,16 @@ def test_config_files(case, run_here, tmp_path):
 
 
 SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
-    "seed of 2**64": (train, ["tiny", "--seed", 2**64], r"seed.* less than 9223372036854775808"),
     "endless seed": (train, ["tiny", "--seed", "9" * 5000], "seed: Exceeds the limit"),
-    "long dataset": (train, ["--dataset", "x" * 300], "xxx: File name too long"),
     "undecodable dataset": (train, ["--dataset", "x\udcff"], "is not UTF-8"),
-    "undecodable output": (train, ["tiny", "--output", "\udcff"], "is not UTF-8"),
     "output in a bucket": (train, ["tiny", "--output", "s3://bucket"], "must be a folder"),
     "output with a quoted letter": (train, ["tiny", "--output", "a%41b"], "takes % in it for"),
+    "output with a query": (train, ["tiny", "--output", "a?b"], r"takes \? in it for"),
     "output of two lines": (
         train,
         ["tiny", "--output", "a\nb"],
         r"--output 'a\\nb' has the control character '\\n'; rename what it names",
     ),
-    "long dataset to check": (validate, ["x" * 300], "File name too long"),
     "clicks in a device": (
         ingest,
         ["tables", "--clicks", "/dev/null", "--output", "out"],
@@ -93,21 +85,6 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
         ["novel", "--dataset", "{dataset}", "--output", "x" * 300],
         "File name too long",
     ),
-    "no run to evaluate": (
-        evaluate,
-        ["--checkpoint", "outputs/nothing"],
-        "outputs/nothing does not exist; give one such as outputs/runs/NAME",
-    ),
-    "malformed driver address": (
-        ask,
-        ["a query", "--model", "models:/a@b"],
-        r"cannot use the MLflow store .*Invalid IPv6 URL",
-    ),
-    "no driver for the store": (
-        ask,
-        ["a query", "--model", "models:/a@b"],
-        r"cannot use the MLflow store mysql://\*\*\*@host/runs: it needs the package 'MySQLdb'",
-    ),
 }
 
 
@@ -115,11 +92,6 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
 def test_settings(case, run_here, tmp_path, dataset_path, monkeypatch):
     job, arguments, message = SETTINGS[case]
     monkeypatch.chdir(tmp_path)
-    if "driver" in case:  # the fixture has taken it away by now
-        address = (
-            "http://ann:s3cret@[::1" if "malformed" in case else "mysql://ann:s3cret@host/runs"
-        )
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     filled = [str(word).replace("{dataset}", str(dataset_path)) for word in arguments]
     _expect(run_here(job, *filled), message)
     assert list(tmp_path.iterdir()) == []
@@ -131,8 +103,6 @@ OWN_TOKENIZER = json.dumps({"auto_map": RUNS_CODE, "tokenizer_class": "T"})
 ENCODERS: dict[str, tuple[dict[str, str], str]] = {
     "without end": ({"config.json": DEEP}, "cannot load an encoder"),
     "a list": ({"config.json": "[]"}, "cannot load an encoder"),
-    "null": ({"config.json": "null"}, "cannot load an encoder"),
-    "letters": ({"config.json": '{"model_type": "bert", "hidden_size": "x"}'}, "'hidden_size'"),
     "no padding": ({"config.json": '{"model_type": "roberta", "pad_token_id": null}'}, "encoder'"),
     "its own code": ({"config.json": OWN}, "cannot load an encoder"),
     "modules without end": ({"config.json": BERT, "modules.json": DEEP}, "modules.json is no JSON"),
@@ -170,5 +140,4 @@ def _expect(ended: tuple[int, str], message: str) -> None:
     errors = [line for line in printed.splitlines() if line.startswith("error: ")]
     assert (code, len(errors)) == (2, 1), printed
     assert "Traceback" not in printed
-    assert "s3cret" not in printed
     assert re.search(message, errors[0]), printed

@@ -1,10 +1,8 @@
 """Stores that were moved or copied, and retrievers whose logging was cut off."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-import mlflow
 import pytest
 from mlflow.tracking import MlflowClient
 from stores import Store, choose
@@ -20,14 +18,11 @@ CHAMPION = "models:/shop@champion"
 
 
 @pytest.fixture
-def store(
-    empty_store: Path, prepared_bag: Prepared, encoder_path: Path, tmp_path: Path
-) -> Iterator[Store]:
+def store(empty_store: Path, prepared_bag: Prepared, encoder_path: Path, tmp_path: Path) -> Store:
     output = tmp_path / "outputs"
     output.mkdir()
     shutil.copy(empty_store, output)
-    yield Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
-    mlflow.set_tracking_uri(None)
+    return Store(f"sqlite:///{output}/mlflow.db", output, prepared_bag, encoder_path)
 
 
 def test_a_moved_store_is_read_and_a_link_lets_it_be_written(store, dataset_path, done, tmp_path):
@@ -109,4 +104,3 @@ def test_a_retriever_whose_logging_was_killed_is_logged_once(
     assert registry.find_logged(run.id, None) == (run.id, model_id)
     (answer,) = registry.load(uri_of(model_id)).answer(["robin"])["ads"]
     assert len(answer) == 10
-    mlflow.set_tracking_uri(None)

@@ -20,7 +20,6 @@ from jobs import predict, promote, train, tune
 from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.tracking.registry import Registry
-from ramen_ray.tracking.runs import open_run
 
 INSTALL = "pip install -e '.[stores]'"
 boto3 = pytest.importorskip("boto3", reason=INSTALL)
@@ -144,12 +143,3 @@ def test_artifacts_that_cannot_be_kept_are_told_before_anything_is_trained(
     assert told.startswith("error: cannot write artifacts to s3://misspelt/artifacts/")
     assert "NoSuchBucket" in told
     assert not (Path(small_run.output) / "runs" / "unkept").exists()
-
-
-def test_a_database_without_a_server_keeps_artifacts_in_the_output(stores, tmp_path):
-    run = open_run(stores.database, "without-a-server", "a run", tmp_path)
-    (tmp_path / "note.txt").write_text("kept")
-    run.log_artifacts(tmp_path / "note.txt")
-    run.close("FINISHED")
-    (kept,) = (tmp_path / "mlartifacts").rglob("note.txt")
-    assert kept.read_text() == "kept"

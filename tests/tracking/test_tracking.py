@@ -37,21 +37,8 @@ def test_the_environment_names_the_store(monkeypatch, tmp_path):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert tracking_uri(tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
-    assert tracking_uri(tmp_path) == "http://tracking:5000"
-    assert ui_command("http://tracking:5000") == "open http://tracking:5000"
-
-
-def test_a_folder_whose_name_mlflow_would_change_is_refused(monkeypatch, tmp_path):
-    """It would find no retriever there: a path that it takes for an address is unquoted again."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(TrackingError, match=r"--output s3:/bucket: this must be a folder"):
-        tracking_uri(Path("s3://bucket"))
-    with pytest.raises(TrackingError, match="/a%41/out: MLflow takes % in it for"):
-        tracking_uri(tmp_path / "a%41" / "out")
-    with pytest.raises(TrackingError, match=r"/a\?b: MLflow takes \? in it for"):
-        tracking_uri(tmp_path / "a?b")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     assert tracking_uri(tmp_path / "a%41") == "http://tracking:5000"
+    assert ui_command("http://tracking:5000") == "open http://tracking:5000"
 
 
 def test_a_store_is_where_its_folder_is_whatever_its_name(monkeypatch, tmp_path, empty_store):
@@ -77,14 +64,10 @@ def test_a_store_is_where_its_folder_is_whatever_its_name(monkeypatch, tmp_path,
     ("address", "shown"),
     [
         ("mysql+pymysql://ann:s3cret@h/db", "mysql+pymysql://***@h/db"),
-        ("mysql://ann:my s3cret@h:3306/db", "mysql://***@h:3306/db"),
         ("http://ann:p@ss:w/rd@host:5000/x", "http://***@host:5000/x"),
         ("http://ann:s3?cret@host/x", "http://***"),
-        ("http://ann:s3cret", "http://***"),
-        ("http://TOKEN@host", "http://***@host"),
         ("databricks://TOKEN:x@", "databricks://***@"),
         ("postgresql://h1:1,h2:2/db?user=a&sslpassword=abc", "postgresql://h1:1,h2:2/db?***"),
-        ("mssql+pyodbc:///?odbc_connect=A%3D1%3BPWD%3Dx", "mssql+pyodbc:///?***"),
         ("https://host/x.csv?X-Amz-Signature=abc&sig=d", "https://host/x.csv?***"),
         ("https://host/x%3Faccess_token=abc", "https://host/x%3F***"),
         ("https://host/x#access_token=abc", "https://host/x#***"),
@@ -92,7 +75,6 @@ def test_a_store_is_where_its_folder_is_whatever_its_name(monkeypatch, tmp_path,
         ("with url /api?access_token=abc", "with url /api?***"),
         ("file:///home/ann@corp/x", "file:///home/ann@corp/x"),
         ("models:/shop@champion", "models:/shop@champion"),
-        ("http://host:5000", "http://host:5000"),
         ("sqlite:////tmp/mlflow.db", "sqlite:////tmp/mlflow.db"),
     ],
 )
@@ -234,6 +216,7 @@ def test_what_was_deleted_is_named_with_what_restores_it(output, empty_store, tm
             None,
             r"store mysql://\*\*\*@host/db: it needs the package 'MySQLdb'",
         ),
+        ("http://ann:s3cret@[::1", None, "cannot use the MLflow store .*IPv6"),
         ("http://127.0.0.1:{port}", None, r"cannot use the MLflow store http://127\.0\.0\.1"),
         (
             "sqlite:///file:{output}/mlflow.db?mode=ro&uri=true",
