@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from conftest import Done, RunHere
@@ -21,7 +20,6 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.metrics import judgement
 from ramen_ray.method.metrics.comparison import paired_differences
-from ramen_ray.method.metrics.judgement import Judgement, Propensity, evaluate
 from ramen_ray.orchestration.serve import promotion
 from ramen_ray.orchestration.serve.copies import extend_retriever
 from ramen_ray.orchestration.serve.promotion import open_test_queries
@@ -80,27 +78,6 @@ def test_only_a_better_retriever_replaces_the_champion_and_it_can_be_restored(
     assert _champion(store, "shop") == good
     described = store.client.get_model_version("shop", "2").description
     assert described.startswith("R@10 +")
-
-
-def test_what_is_compared_is_what_evaluation_measures(store, job, good, dataset_path):
-    job(store.run(4.0, dataset_path), "--name", "measured")
-    _, printed = job(good, "--name", "measured")
-    rows = {
-        line.split("│")[1].strip(): line.split("│")[2:-1] for line in printed.splitlines()[4:12]
-    }
-    train, test = (
-        Dataset(dataset_path).read(f"queries/{split}")["text"].to_pylist()
-        for split in ("train", "test")
-    )
-    new = ~np.isin(test, train)
-    assert 0 < new.sum() < len(test)
-    judged = Judgement.from_prepared(store.data, "test", Propensity())
-    for column, noise in ((0, 0.0), (1, 4.0)):
-        _, found = evaluate(store.model(noise), store.data, "test", Propensity())
-        measured = judged.by_query(found[0])
-        for name, cells in rows.items():
-            gained, possible = (values[new].sum() for values in measured[name])
-            assert float(cells[column]) == pytest.approx(100 * gained / possible, abs=0.006), name
 
 
 def test_a_choice_by_hand_is_the_champion_to_beat(

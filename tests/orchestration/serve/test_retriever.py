@@ -1,6 +1,5 @@
 """The logged model against exact search with the encoder that it was made from."""
 
-import json
 import os
 import shutil
 import urllib.error
@@ -40,8 +39,6 @@ from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import Run, open_run
 
 KINDS = ["transformer", "bag"]
-NOT_TEXTS = ["an object", "a list"]
-WRONG = ["empty", "missing", "int, not a text"]
 
 
 @dataclass(frozen=True)
@@ -146,36 +143,18 @@ def test_prompts_stand_before_served_queries_and_before_ads_that_are_added(
     np.testing.assert_allclose(text_embedder(tmp_path)(ads), expected, atol=1e-5)
 
 
-def test_a_query_is_answered_the_same_alone_and_among_others(logged, queries):
-    model = logged.model
-    together = model.predict(pd.DataFrame({"query": queries}))
-    assert {len(ids) for ids in together["ad_ids"]} == {10}
-    for row, query in enumerate(queries[:4]):
-        (alone,) = model.predict([query])["scores"]
-        np.testing.assert_allclose(alone, together["scores"][row], atol=1e-6)
-
-
 def test_a_bad_row_is_reported_and_the_others_are_answered(logged, queries):
     model = logged.model
-    sent: list[Any] = [queries[0], "", None, 7, "  ", "x" * 10_001, "!", queries[1]]
-    answers = model.predict(pd.Series(sent, dtype=object))
-    errors = answers["error"].tolist()
-    assert [error is None for error in errors] == [True, *[False] * 5, True, True]
-    assert errors[1] == errors[4] == "the query is empty"
-    assert errors[2] == "the query is missing"
-    assert errors[3] == "the query is int, not a text"
-    assert errors[5] == "the query has 10001 characters; at most 10000 are allowed"
-    assert [len(ids) for ids in answers["ad_ids"]] == [10, 0, 0, 0, 0, 0, 10, 10]
-    expected = model.predict([queries[1]])["ad_ids"][0]
-    assert answers["ad_ids"][7] == expected
-    assert model.predict(["robin", None])["error"].tolist() == [None, "the query is missing"]
-    assert model.predict(pd.Series(["", None], dtype=object))["ads"].tolist() == [[], []]
+    (expected,) = model.predict([queries[1]])["ad_ids"]
+    sent: list[Any] = ["", None, 7, "x" * 10_001, {"a": 1}, ["robin"], "\ud800 robin"]
+    told = ["empty", "missing", "int", "10001", "an object", "a list", "surrogate"]
+    answers = model.predict(pd.Series([*sent, "!", queries[1]], dtype=object))
+    for error, word in zip(answers["error"], [*told, None, None], strict=True):
+        assert (error is None) == (word is None) and (word or "") in (error or "")
+    assert [len(ids) for ids in answers["ad_ids"]] == [*[0] * 7, 10, 10]
+    assert answers["ad_ids"][8] == expected
     named = [{"query": np.array(text)} for text in (queries[1], None)]  # objects, as a server reads
     assert model.predict(named)["ad_ids"].tolist() == [expected, []]
-    odd = model.predict(pd.Series([{"a": 1}, ["robin"], "\ud800 robin", queries[1]], dtype=object))
-    assert odd["error"].tolist()[:2] == [f"the query is {one}, not a text" for one in NOT_TEXTS]
-    assert odd["error"][2] == "the query has half of a surrogate pair, which is no character"
-    assert odd["ad_ids"][3] == expected
     nothing = model.predict(pd.DataFrame({"query": []}))
     assert (len(nothing), list(nothing.columns)) == (0, list(answers.columns))
 
@@ -183,13 +162,10 @@ def test_a_bad_row_is_reported_and_the_others_are_answered(logged, queries):
 @pytest.mark.parametrize(
     ("num_queries", "query", "top_k", "message"),
     [
-        (1, "robin", 0, "top_k is 0; this retriever has 40 ads"),
-        (1, "robin", -1, "top_k is -1; this retriever has 40 ads"),
-        (1, "robin", 41, "top_k is 41; this retriever has 40 ads"),
-        (10_001, "robin", 1, "has 10001 queries; send at most 10000"),
-        (100_000, "robin", 9, "has 100000 queries"),
-        (10_000, "robin", 21, "asks for 10000 times 21 ads; send at most 9523 queries at once"),
-        (201, "x" * 10_000, 1, "the queries have 2010000 characters; send at most 2000000"),
+        (1, "robin", 41, "top_k is 41"),
+        (10_001, "robin", 1, "10001 queries"),
+        (10_000, "robin", 21, "send at most 9523 queries"),
+        (201, "x" * 10_000, 1, "2010000 characters"),
     ],
 )
 def test_a_request_for_too_much_is_refused(num_queries, query, top_k, message, logged):
@@ -199,21 +175,14 @@ def test_a_request_for_too_much_is_refused(num_queries, query, top_k, message, l
     assert refused.value.get_http_status_code() == 400
 
 
-def test_an_answer_may_be_neither_too_large_nor_too_late(logged, queries):
-    model = logged.model
-    asked = [queries[0]] * 300
-    whole = len(json.dumps(model.predict(asked).to_dict("records")))
+@pytest.mark.parametrize(("limit", "value"), [("MAX_ANSWER_BYTES", 9_000), ("MAX_SECONDS", -1)])
+def test_an_answer_may_be_neither_too_large_nor_too_late(limit, value, logged, monkeypatch):
+    model, asked = logged.model, ["robin"] * 30
+    assert len(model.predict(asked)) == 30
     limits = model.unwrap_python_model().retriever.answer.__globals__  # of the code that is kept
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(limits, "MAX_ANSWER_BYTES", whole)
-        assert len(model.predict(asked)) == 300
-        patched.setitem(limits, "MAX_ANSWER_BYTES", whole // 2)
-        with pytest.raises(MlflowException, match="the answers have more than 0 MB; send fewer"):
-            model.predict(asked)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(limits, "MAX_SECONDS", -1)
-        with pytest.raises(MlflowException, match="takes more than -1 s; send fewer") as refused:
-            model.predict(asked)
+    monkeypatch.setitem(limits, limit, value)
+    with pytest.raises(MlflowException, match="send fewer") as refused:
+        model.predict(asked)
     assert refused.value.get_http_status_code() == 400
 
 
@@ -287,24 +256,14 @@ def test_serving_answers_over_http_without_ray_and_the_library(logged, queries, 
         mixed = [queries[0], "", None, 7]
         split = {"columns": ["query"], "data": [[query] for query in mixed]}
         objects = [{"query": query} for query in mixed]
-        for body in (
-            *({"inputs": mixed}, {"instances": mixed}, {"dataframe_split": split}),
-            *({"inputs": objects}, {"instances": objects}),
-        ):
+        for body in ({"instances": mixed}, {"dataframe_split": split}, {"inputs": objects}):
             rows = post({**body, "params": {"top_k": None}})
-            errors = [None, *(f"the query is {what}" for what in WRONG)]
-            assert [row["error"] for row in rows] == errors, body
-            assert [len(row["ad_ids"]) for row in rows] == [10, 0, 0, 0]
+            assert [len(row["ad_ids"]) for row in rows] == [10, 0, 0, 0], body
             assert rows[0]["ad_ids"][:3] == answered[0]["ad_ids"]
-        assert post({"dataframe_split": {**split, "data": []}}) == []
-        broken, whole = post({"inputs": ["\ud800", queries[0]]})
-        assert broken["error"] == "the query has half of a surrogate pair, which is no character"
-        assert whole["ad_ids"] == rows[0]["ad_ids"]
         with pytest.raises(urllib.error.HTTPError) as refused:
             post({"inputs": ["robin"], "params": {"top_k": 1000}})
         assert refused.value.code == 400
-        assert "top_k is 1000; this retriever" in refused.value.read().decode()
-        assert post(request) == answered
+        assert "top_k is 1000" in refused.value.read().decode()
 
 
 @pytest.mark.parametrize("dim", [1, 3, 32, 384, 768, 50])
