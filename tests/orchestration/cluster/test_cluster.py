@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import ray
-from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import placement_group, remove_placement_group
 from support import wait_until
 
 from ramen_ray.config import WorkersConfig
@@ -65,17 +65,6 @@ def test_background_tasks_take_what_is_free_in_one_place(held, share):
         left = {name: 2 - sum(one.get(name, 0) for one in held) for name in ("CPU", "GPU")}
         wait_until(lambda: free() == pytest.approx(tuple(left.values())), "the group is not made")
         assert free_share() == share
-
-
-def test_what_is_free_on_the_only_machine_is_found_without_a_group():
-    group = placement_group([{"GPU": 1}] * 2)
-    ray.get(group.ready())
-    wait_until(lambda: free() == (2, 0), "the group is not made")
-    groups = placement_group_table().keys()
-    assert free_share() == {"num_cpus": 1, "num_gpus": 0}
-    check_resources(WorkersConfig(num_workers=2, cpus_per_worker=1, startup_timeout_s=0.5))
-    assert placement_group_table().keys() == groups
-    remove_placement_group(group)
 
 
 def test_groups_that_outlive_their_makers_are_given_back():

@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from support import ended_by
 
 from ramen_ray.orchestration.cluster import joining
 from ramen_ray.orchestration.cluster.joining import start_ray
@@ -108,14 +107,3 @@ def test_an_address_that_is_none_of_a_cluster_is_refused(address, refused, monke
     _without_ray(monkeypatch, None)
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert refused(JOB).startswith(f"error: RAY_ADDRESS '{address}' is not HOST:PORT")
-
-
-def test_sigterm_while_no_cluster_answers_ends_a_job():
-    code = (
-        "import sys\n"
-        "from ramen_ray.command_line import run_job\n"
-        "from ramen_ray.orchestration.cluster.joining import start_ray\n"
-        "sys.exit(run_job(lambda: [print('begun', flush=True), start_ray()]))"
-    )
-    ended = ended_by(signal.SIGTERM, code, RAY_ADDRESS="127.0.0.1:1")
-    assert ended == (143, "interrupted\n")

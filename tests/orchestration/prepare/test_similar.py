@@ -1,6 +1,5 @@
 """Similar texts against brute force."""
 
-import shutil
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -141,20 +140,9 @@ def test_texts_that_duplicates_leave_with_fewer_anchors_are_counted(
     assert counts.get(similar.GIVEN_UP, 0) == given_up
 
 
-def test_a_trained_encoder_can_measure(encoder_path, tmp_path):
-    build_transformer(str(encoder_path)).save(tmp_path / "encoder", 12)
-    linked = []
-    for number, encoder in enumerate((tmp_path / "encoder", encoder_path)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        linked.append(_linked(_texts(30), SimilarSettings(str(encoder), max_length=12), folder))
-    assert linked[0] == linked[1] != [{}] * len(linked[0])
-
-
-def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(dataset_path, tmp_path):
-    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
-    counts = add_similar(path, "near", SimilarSettings(top_k=4))
-    dataset = Dataset(path)
+def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(copied):
+    counts = add_similar(copied, "near", SimilarSettings(top_k=4))
+    dataset = Dataset(copied)
     assert errors_in(dataset) == []
     queries, ads, anchors = (
         dataset.read(table)["text"].to_pylist()
@@ -174,14 +162,13 @@ def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(dataset_path, 
     assert dataset.metadata["anchor_sets"]["near"]["settings"]["top_k"] == 4
 
 
-def test_a_repeated_call_makes_the_same_tables(dataset_path, tmp_path):
-    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
-    add_similar(path, "near", SimilarSettings())
-    ads = Dataset(path).read("ads").sort_by([("ad_id", "descending")])
-    pq.write_table(ads, path / "ads.parquet")  # the order of rows is free
-    add_similar(path, "near2", SimilarSettings())
+def test_a_repeated_call_makes_the_same_tables(copied):
+    add_similar(copied, "near", SimilarSettings())
+    ads = Dataset(copied).read("ads").sort_by([("ad_id", "descending")])
+    pq.write_table(ads, copied / "ads.parquet")  # the order of rows is free
+    add_similar(copied, "near2", SimilarSettings())
     for table in ("anchors/{}", "edges/{}/query", "edges/{}/ad"):
-        one, other = (Dataset(path).read(table.format(name)) for name in ("near", "near2"))
+        one, other = (Dataset(copied).read(table.format(name)) for name in ("near", "near2"))
         assert one.equals(other)
 
 
@@ -192,14 +179,13 @@ def test_texts_without_similar_ones_change_nothing(tmp_path):
     assert not list((tmp_path / "shop").glob(".*"))
 
 
-def test_an_approximate_search_tells_its_recall(dataset_path, encoder_path, tmp_path, monkeypatch):
-    path = Path(shutil.copytree(dataset_path, tmp_path / "dataset"))
+def test_an_approximate_search_tells_its_recall(copied, encoder_path, monkeypatch):
     limits = SimilarSettings(str(encoder_path), top_k=4)
-    assert not [what for what in add_similar(path, "exact", limits) if "%" in what]
+    assert not [what for what in add_similar(copied, "exact", limits) if "%" in what]
     monkeypatch.setattr(preparation, "MOST_EXACT_PRODUCTS", 1)
     monkeypatch.setattr("ramen_ray.method.retrieval.index.MOST_FLAT_ADS", 1)
-    counts = add_similar(path, "near", limits)
-    exact, near = (set(_pairs(Dataset(path), name)) for name in ("exact", "near"))
+    counts = add_similar(copied, "near", limits)
+    exact, near = (set(_pairs(Dataset(copied), name)) for name in ("exact", "near"))
     assert len(near & exact) > 0.9 * len(exact) > 100
     share = 100 * len(near & exact) / len(exact)
     # of all texts, not only ads, and before duplicates are left out

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pruned import assert_same, half, kept_by_a_loop
 from ray.exceptions import RayError
-from support import csr_of, rows_of, shares_of
+from support import csr_of
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.graph import pruning
@@ -66,20 +66,6 @@ def test_it_keeps_what_a_plain_loop_keeps(rows, weighted, threshold, batch, kind
     )
     bare = np.array([node for node, row in enumerate(kept) if not row], dtype=int)
     assert (pruned.edges.draw(bare, np.full(len(bare), 0.5)) == -1).all()
-
-
-@pytest.mark.parametrize("batch", [2, 100])
-def test_kept_edges_keep_their_weights_beside_huge_ones(batch, tmp_path, monkeypatch):
-    monkeypatch.setattr(pruning, "EDGES_PER_BATCH", batch)
-    nodes = TextEmbeddings(np.array([[1.0, 0.0]]), np.zeros(3, dtype=int))
-    anchors = TextEmbeddings(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([1, 0, 0]))
-    weights = np.array([5.0, 1e25, 2e25, 5.0, 1e-9, 3e-9, 1e25, 1.0, 1.0])
-    edges = Csr.from_pairs(np.repeat(np.arange(3), 3), np.tile(np.arange(3), 3), 3, weights)
-    kept = prune(edges, nodes, anchors, 0.5, tmp_path).edges
-    assert rows_of(kept) == [[1, 2]] * 3
-    # beside 1e25 the last two are lost, and so weigh the same
-    expected = [[1 / 3, 2 / 3], [1 / 4, 3 / 4], [1 / 2, 1 / 2]]
-    assert np.array(shares_of(kept)) == pytest.approx(np.array(expected))
 
 
 def test_each_distinct_text_is_encoded_once(cluster, prepared, encoder_path, tmp_path, monkeypatch):
