@@ -70,6 +70,7 @@ class Similar(NewAnchorSet):
 
     def add(self) -> dict[str, int]:
         """Compare the texts and add the set."""
+        Dataset(self.dataset)  # or a DatasetError, before what takes seconds
         with told("loading libraries"):
             from ramen_ray.orchestration.prepare.similar_set import add_similar
         return add_similar(self.dataset, self.name, self.settings, self.replace, self.gb_per_shard)

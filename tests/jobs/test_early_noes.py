@@ -23,6 +23,7 @@ BY_WORDS_AND_FILES = [
     "evaluate --checkpoint none",
     "export models:/shop@champion --to folder --output none",
     "graph remove none --name links",
+    "graph similar none",
     "index --model models:/shop@champion --sync none.csv",
     "index --model models:/shop@champion --sync ads.csv --columns.ad-text title",
     "ingest tables --clicks none.csv --output none",
