@@ -1,5 +1,6 @@
 """Train a combiner on a finished run: embed once, run the workers, log a retriever."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from ramen_ray.config import flatten
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.whole_files import scratch_folder
+from ramen_ray.data.store.whole_files import in_use, scratch_folder
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation
 from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER, use_combiner
@@ -21,6 +22,7 @@ from ramen_ray.orchestration.cluster.resources import check_resources
 from ramen_ray.orchestration.combining.combiner_worker import (
     CombineTask,
     embed_texts,
+    identity_of,
     open_embedded,
 )
 from ramen_ray.orchestration.combining.finished import (
@@ -34,8 +36,10 @@ from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints
 from ramen_ray.orchestration.run.directory import (
+    IDENTITY_FILE,
     RunDirectory,
     RunError,
+    refuse_anothers,
     told_how_to_go_on,
 )
 from ramen_ray.orchestration.run.made_from import software
@@ -77,10 +81,15 @@ def combine(settings: CombineSettings) -> CombineResult:
     model = load_model(finished.model, part=finished.part)
     check_sizes(settings, data, model.dim)
     sibling = prepared[0] if prepared else None
-    with _open_directory(output, settings, finished, siblings) as directory:
+    with (
+        in_use(dataset.path),
+        _open_directory(output, settings, finished, siblings) as directory,
+    ):
         parent = Run(registry.uri, str(finished.directory.mlflow_run_id))
         run = directory.open_run(registry.uri, config.experiment, output, parent)
-        keep_intact_checkpoints(directory.path)
+        for checkpoint in keep_intact_checkpoints(directory.path):
+            its = json.loads((checkpoint.folder / IDENTITY_FILE).read_text())
+            refuse_anothers(checkpoint.folder, its, identity_of(directory.path))
         with told_how_to_go_on(directory.path), run.closing():
             own = {f"combine.{key}": value for key, value in flatten(settings).items()}
             run.log_parameters({**registry.parameters(parent.id), **own}, {})

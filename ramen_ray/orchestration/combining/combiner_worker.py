@@ -1,5 +1,6 @@
 """What every worker of a combiner does: build its parts, train them, and evaluate them."""
 
+import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,7 @@ from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_schedule, head_groups
 from ramen_ray.orchestration.combining.settings import CombineSettings, IreneVariant
 from ramen_ray.orchestration.embed import embed_distinct
+from ramen_ray.orchestration.run.directory import IDENTITY_FILE
 from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
 from ramen_ray.orchestration.run.processes import Process, prepare_process
 from ramen_ray.tracking.runs import Run
@@ -152,6 +154,7 @@ class CombinerSetup(Setup[CombinerModel]):
     def save_model(self, model: CombinerModel, checkpoint: Path) -> None:
         """Write the combiner; the part that trains the classifiers writes these."""
         model.save(checkpoint)
+        (checkpoint / IDENTITY_FILE).write_text(json.dumps(identity_of(self.folder)) + "\n")
 
     def _neighbours(self) -> Ranked:
         """Return the neighbours (S, K) of the seen ads in training."""
@@ -189,6 +192,11 @@ class CombinerSetup(Setup[CombinerModel]):
         return model.combined_ads(
             self.seen, Lookup(own.neighbours, own.shortlist, self.variant.threshold)
         )
+
+
+def identity_of(folder: Path) -> dict[str, str]:
+    """Return what tells a combiner from others: its folder's name hashes all that decides it."""
+    return {"combiner": folder.name}
 
 
 def combiner_setup(

@@ -190,14 +190,19 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("_")[2])
 
 
-def refuse_another_runs(checkpoint: Path, config: RunConfig, made_from: Identity) -> None:
-    """Raise a RunError if a checkpoint is of other settings, or made from something else."""
-    settings = deciding_settings(read_config(checkpoint / CONFIG_FILE))
-    if changed := differences(settings, deciding_settings(config)):
+def refuse_anothers(checkpoint: Path, its: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Raise a RunError if what decides a checkpoint's numbers is not what decides ours."""
+    if changed := differences(its, ours):
         raise RunError(
             f"{checkpoint} is another run's: {changed}; move it away, and run the same command "
             f"again"
         )
+
+
+def refuse_another_runs(checkpoint: Path, config: RunConfig, made_from: Identity) -> None:
+    """Raise a RunError if a checkpoint is of other settings, or made from something else."""
+    settings = deciding_settings(read_config(checkpoint / CONFIG_FILE))
+    refuse_anothers(checkpoint, settings, deciding_settings(config))
     before = json.loads((checkpoint / IDENTITY_FILE).read_text())
     _refuse_changed(checkpoint, before, made_from, config.dataset, config.allow_changed)
 

@@ -168,8 +168,8 @@ def test_what_others_wrote_meanwhile_is_not_deleted(copied):
 def test_a_dataset_that_a_training_holds_does_not_change_until_it_ends(copied, refused, done):
     with in_use(copied), in_use(copied):
         said = refused(graph, "remove", copied, "--name", "links")
-        assert said.startswith(f"error: {copied} is in use by a training")
-        with pytest.raises(DatasetError, match="in use by a training"):
+        assert said.startswith(f"error: {copied} is in use by a job")
+        with pytest.raises(DatasetError, match="in use by a job"):
             _add(copied, "more")
     assert Dataset(copied).anchor_sets == ["links", "topics"]
     holds = (

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -16,10 +17,12 @@ from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.checksums import write_checksums
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.whole_files import unused
 from ramen_ray.method.metrics.judgement import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.novel_ads.representation import open_combined_ads
 from ramen_ray.method.retrieval.retriever_folder import text_embedder
+from ramen_ray.orchestration.combining import combine as combining
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
@@ -52,10 +55,18 @@ def _words(run: Path, output: Path, *more: object) -> list[object]:
 
 
 def test_a_combiner_is_trained_evaluated_resumed_and_used_for_new_ads(
-    trained, config, split_path, done, refused, tmp_path
+    trained, config, split_path, done, refused, tmp_path, monkeypatch
 ):
     output, revealed = Path(config.output), _revealed(split_path, tmp_path / "os")
     words = _words(trained.run_directory, output, "--revealed", revealed)
+    embed_texts = combining.embed_texts
+
+    def embed(*arguments: Any) -> None:
+        with unused(split_path) as is_unused:
+            assert not is_unused, "the dataset is held"
+        embed_texts(*arguments)
+
+    monkeypatch.setattr(combining, "embed_texts", embed)
     printed = done(*words)
     for row in ("text", "sum", "combiner", "combiner one-shot"):
         assert len(re.findall(rf"│ {row} +│", printed)) == 2, printed
@@ -99,6 +110,11 @@ def _check_resumed(
     assert f"cannot go on from {last}: " in error
     assert f"delete {folder} to train from the start" in error
     kept.rename(last / "combiner.safetensors")
+    identity = (last / "made_from.json").read_text()
+    (last / "made_from.json").write_text('{"combiner": "another"}')
+    write_checksums(last)
+    assert f"{last} is another run's: combiner ('another' there, " in refused(*again)
+    (last / "made_from.json").write_text(identity)
     write_checksums(last)
     before = load_file(folder / "combiner" / "combiner.safetensors")
     done(*again)

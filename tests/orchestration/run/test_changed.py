@@ -136,7 +136,7 @@ def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(when, config,
 def test_a_run_and_its_base_are_trained_on_the_same(config, refused, monkeypatch):
     def change_after(config: RunConfig, **named: Any) -> Any:
         result = fit(config, **named)
-        assert "in use by a training" in refused(graph, "remove", *set_named("links"))
+        assert "in use by a job" in refused(graph, "remove", *set_named("links"))
         _renumber_ads(config.dataset)
         anchors = Path(config.dataset) / "anchors"
         shutil.copy(anchors / "links.parquet", anchors / "seller.parquet")

@@ -202,11 +202,11 @@ def remove_anchor_set(dataset_path: Path, name: str) -> None:
 
 @contextmanager
 def _to_change(dataset_path: Path) -> Iterator[None]:
-    """Keep a dataset directory for a change; a DatasetError if a training holds it."""
+    """Keep a dataset directory for a change; a DatasetError if a job holds it."""
     with unused(dataset_path) as is_unused:
         if not is_unused:
             raise DatasetError(
-                f"{dataset_path} is in use by a training, which would end with other data than it "
+                f"{dataset_path} is in use by a job, which would end with other data than it "
                 f"began with; run this again when that has ended, or change a copy"
             )
         yield
