@@ -52,20 +52,6 @@ def test_shipped_edges_of_held_out_queries_do_not_leak(shipped):
             assert not {frozenset(map(str.casefold, edge)) for edge in edges} & held_out
 
 
-def test_shipped_sets_as_published():
-    """Links and dependencies exist under both protocols, labels only where a label is a title."""
-    published = {
-        name: set(dataset.anchor_sets) - set(dataset.strict_anchor_sets)
-        for name in ("foldoc", "debian", "rdocs")
-        if (dataset := Dataset(ROOT / "datasets" / name))
-    }
-    assert published == {
-        "foldoc": {"links_published", "categories_published"},
-        "debian": {"depends_published"},
-        "rdocs": {"links_published", "categories_published"},
-    }
-
-
 def test_shipped_queries_are_in_one_split_whatever_their_case(shipped):
     texts = [text.casefold() for split in SPLITS for text in column_of(shipped, f"queries/{split}")]
     assert len(texts) == len(set(texts))
@@ -87,28 +73,3 @@ def test_shipped_tables_are_whole_dense_and_small(shipped):
             assert shipped.read(table).columns[0].to_pylist() == list(range(counts[table]))
     assert sum(file.stat().st_size for file in shipped.path.rglob("*") if file.is_file()) < 4e6
     assert all((shipped.path / name).is_file() for name in ("README.md", "LICENCE.txt"))
-
-
-def test_a_shipped_debian_package_shares_a_split_with_its_doc_or_dev():
-    dataset = Dataset(ROOT / "datasets" / "debian")
-    split_of = {
-        text.split(":")[0]: split
-        for split in SPLITS
-        for text in column_of(dataset, f"queries/{split}")
-    }
-    siblings = [
-        split_of[name] == split_of[name + suffix]
-        for name in split_of
-        for suffix in ("-doc", "-dev", "-data", "-common")
-        if name + suffix in split_of
-    ]
-    assert len(siblings) > 300
-    assert sum(siblings) / len(siblings) > 0.95
-
-
-def test_shipped_rdocs_has_no_click_both_ways():
-    """No train click is the reverse of a held-out click, which leaves some ads without clicks."""
-    dataset = Dataset(ROOT / "datasets" / "rdocs")
-    held_out = clicked_pairs(dataset, *HELD_OUT)
-    assert not {(ad, query) for query, ad in clicked_pairs(dataset, "train")} & held_out
-    assert {ad for _, ad in clicked_pairs(dataset)} < set(column_of(dataset, "ads"))

@@ -174,11 +174,6 @@ def test_a_name_within_a_folder_that_is_there_is_no_id_of_the_hub(tmp_path, monk
         resolve_pretrained("owner/model")
 
 
-def test_a_package_folder_is_found_without_importing_the_package():
-    assert Path(resolve_pretrained("package:numpy/linalg")).name == "linalg"
-    assert Path(resolve_pretrained("package:numpy/linalg")).is_dir()
-
-
 def test_what_is_loaded_is_known_by_its_content(encoder_path, tmp_path):
     known = content_of(str(encoder_path))
     copied = shutil.copytree(encoder_path, tmp_path / "copied")
@@ -372,6 +367,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_a_transformer_is_loaded_after_an_attempt_that_was_interrupted(encoder_path):
     words = [sys.executable, "-c", INTERRUPTED, str(encoder_path)]
     ran = subprocess.run(words, capture_output=True, text=True)
