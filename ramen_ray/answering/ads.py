@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from .requests import RefusedError
 
-ADS, NUMBERS = "ads.parquet", "numbers.npy"
+ADS = "ads.parquet"
+NUMBERS = "numbers.npy"
 FILTER = "filter_"  # prefix of the columns that answers can be filtered by
 MOST_NAMED = 10
 ANSWERS = pa.schema(
@@ -66,14 +67,14 @@ class Ads:
         Raises a RefusedError if there is no such column or value.
         """
         flags = []
-        for name, given in wanted.items():
+        for name, choice in wanted.items():
             if name not in self.columns:
                 raise RefusedError(
                     f"there is no column {name!r} to filter by; {_named('columns', self.columns)}; "
                     f"jobs/index.py --sync gives ads others"
                 )
             number_of, codes = self.columns[name]
-            values = given if isinstance(given, list | tuple) else [given]
+            values = choice if isinstance(choice, list | tuple) else [choice]
             if not values:
                 raise RefusedError(
                     f"the filter {name} is an empty list; give values, or leave it out"
@@ -97,7 +98,7 @@ class Ads:
     def spell_out(
         self, errors: Sequence[str | None], rows: Int64s, scores: NDArray[np.float32]
     ) -> pa.Table:
-        """Return ANSWERS, one per query, from the ``rows`` (n, k) of the n ones without an error.
+        """Return ANSWERS, one per query, from the ``rows`` (n, k) of the n without an error.
 
         Rows of -1, and their ``scores`` (n, k), are left out.
         """
@@ -105,8 +106,8 @@ class Ads:
         lengths = np.zeros(len(errors), dtype=np.int32)
         lengths[[error is None for error in errors]] = is_ad.sum(axis=1)
         ends = pa.array(np.append(0, lengths.cumsum()), pa.int32())
-        shown = pa.array(rows[is_ad])
-        flat = [self.ids.take(shown), self.texts.take(shown), pa.array(scores[is_ad])]
+        ad_rows = pa.array(rows[is_ad])
+        flat = [self.ids.take(ad_rows), self.texts.take(ad_rows), pa.array(scores[is_ad])]
         lists = [pa.ListArray.from_arrays(ends, column) for column in flat]
         columns = [*lists, pa.array(errors, pa.string())]
         return pa.table(columns, ANSWERS.names).cast(ANSWERS)
@@ -123,6 +124,6 @@ def numbers_of(folder: Path, num_ads: int) -> Int64s:
 
 
 def _named(what: str, names: Iterable[str]) -> str:
-    shown = sorted(names)
-    more = f" and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
-    return f"its {what} are {', '.join(shown[:MOST_NAMED])}{more}" if shown else "it has none"
+    ordered = sorted(names)
+    more = f" and {len(ordered) - MOST_NAMED} more" if len(ordered) > MOST_NAMED else ""
+    return f"its {what} are {', '.join(ordered[:MOST_NAMED])}{more}" if ordered else "it has none"

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 SETTINGS = "retriever.json"
-ENCODER, HEAD = "encoder", "classifier_head"
+ENCODER = "encoder"
+HEAD = "classifier_head"
 TEXTS_PER_PASS = 64
 FEW_QUERIES = 8  # for so few one thread is fastest: several would wait for each other
 INPUTS = ("input_ids", "attention_mask")
@@ -61,7 +62,8 @@ class QueryEncoder:
 
 def _load_heads(folder: Path, settings: dict[str, Any]) -> Callable[[Embeddings], Embeddings]:
     """Load what turns pooled states (texts, width) into unit-norm vectors for search."""
-    part, weight = settings.get("part", "encoder"), settings.get("classifier_weight", 1.0)
+    part = settings.get("part", "encoder")
+    weight = settings.get("classifier_weight", 1.0)
     project = _load_head(next((folder / ENCODER).glob("*_Dense"), None))
     ask = _load_head(folder / HEAD if part != "encoder" else None)
 
@@ -70,8 +72,8 @@ def _load_heads(folder: Path, settings: dict[str, Any]) -> Callable[[Embeddings]
             return _unit(project(pooled))
         if part == "classifier":
             return _unit(ask(pooled))
-        both = np.hstack([_unit(project(pooled)), weight**0.5 * _unit(ask(pooled))])
-        return np.asarray(both / (1 + weight) ** 0.5, dtype=np.float32)
+        vectors = np.hstack([_unit(project(pooled)), weight**0.5 * _unit(ask(pooled))])
+        return np.asarray(vectors / (1 + weight) ** 0.5, dtype=np.float32)
 
     return vectors_of
 

@@ -20,8 +20,9 @@ Ids = NDArray[np.int64] | int  # the ids (rows,) of an index's rows, or the firs
 Flags = NDArray[np.bool_]
 
 QUERIES_PER_PASS = 1024
-SPARE, MOST_EQUAL, MOST_SEARCHED = 8, 1024, 100_000
-"""Ads searched besides k, besides k after all if some beyond the k-th equal it, and at most."""
+SPARE = 8  # ads that are searched besides the k
+MOST_EQUAL = 1024  # the same, once ads beyond the k-th may equal it
+MOST_SEARCHED = 100_000  # of all, if still more may equal it
 EQUAL = np.float32(1e-6)
 """Scores that differ by less count as equal: rounding makes those of one text differ."""
 SCORES_AT_ONCE = 1 << 24
@@ -37,11 +38,12 @@ def search_index(
 ) -> TopK:
     """Find each query's k most similar ads of an index, of faiss or torch, of rows from 0 on.
 
-    But for faiss's graphs and GPUs, hashes of ids also decide which of equally similar ads are
-    among the k; so an exact search over parts finds the same ads as one over all. Queries (queries,
+    Hashes of ids also decide which of equally similar ads are among the k, except in faiss's graphs
+    and on GPUs. So an exact search over parts finds the same ads as one over all. Queries (queries,
     D) are float32; ``ids`` are those of the index's rows. ``among`` flags the rows to search.
     """
-    num_rows, how = index.ntotal, {}
+    num_rows = index.ntotal
+    how: dict[str, Any] = {}
     if among is not None and not among.all():
         num_rows = int(among.sum())
         index, how["params"] = _only(index, among, max(num_rows, 1))
@@ -66,9 +68,9 @@ def search_index(
 
 
 def _only(index: Any, among: Flags, number: int) -> tuple[Any, Any]:
-    """Return what to search for the flagged rows, and how: few are all compared.
+    """Return the index and the parameters that search the flagged rows only.
 
-    Of more, about as many are looked at as without flags.
+    Few rows are all compared; of more, about as many are looked at as without flags.
     """
     only = faiss.IDSelectorBitmap(np.packbits(among, bitorder="little"))
     is_few = number <= MOST_SCANNED
@@ -96,18 +98,18 @@ Find = Callable[[NDArray[np.float32], int], TopK]
 def _search_pass(find: Find, queries: NDArray[np.float32], k: int, depths: list[int]) -> TopK:
     """Search deeper while more ads than were found may equal the k-th."""
 
-    def found(rows: Any, depth: int) -> tuple[TopK, NDArray[np.int64]]:
+    def search(rows: Any, depth: int) -> tuple[TopK, NDArray[np.int64]]:
         ads, scores = find(queries[rows], depth)
         is_tied = _are_equal(scores[:, [k - 1, -1]])[:, 0]
         return best_first(ads, scores, k), np.flatnonzero(is_tied & (depth < depths[-1]))
 
-    (ads, scores), tied = found(slice(None), depths[0])
+    (ads, scores), tied = search(slice(None), depths[0])
     if len(tied):  # the whole pass again: other rows beside a query may change its last bits
-        (ads, scores), tied = found(slice(None), depths[1])
+        (ads, scores), tied = search(slice(None), depths[1])
     at_once = max(SCORES_AT_ONCE // depths[-1], 1)
     for start in range(0, len(tied), at_once):
-        some = tied[start : start + at_once]
-        (ads[some], scores[some]), _ = found(some, depths[-1])
+        rows = tied[start : start + at_once]
+        (ads[rows], scores[rows]), _ = search(rows, depths[-1])
     return ads, scores
 
 
@@ -115,7 +117,8 @@ def best_first(ads: NDArray[np.int64], scores: NDArray[np.float32], k: int) -> T
     """Return the k best of ``ads`` (queries, n) with their ``scores``, in the order of a search."""
     if (scores[:, 1:] > scores[:, :-1]).any():
         order = np.argsort(-scores, axis=1, kind="stable")
-        ads, scores = np.take_along_axis(ads, order, 1), np.take_along_axis(scores, order, 1)
+        ads = np.take_along_axis(ads, order, 1)
+        scores = np.take_along_axis(scores, order, 1)
     best = ads[:, :k].copy(), scores[:, :k].copy()
     tied = np.flatnonzero(_are_equal(scores[:, : k + 1]).any(axis=1))
     if len(tied):  # few of the queries, as a rule
@@ -134,7 +137,8 @@ def merge_topk(parts: list[TopK], k: int) -> TopK:
 
 def _are_equal(scores: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Flag the scores (queries, n - 1), best first, that equal the one before."""
-    before, after = scores[:, :-1], scores[:, 1:]
+    before = scores[:, :-1]
+    after = scores[:, 1:]
     with np.errstate(invalid="ignore"):  # of two that are infinite
         return (before - after < EQUAL) & np.isfinite(after)
 

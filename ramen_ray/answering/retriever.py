@@ -84,8 +84,8 @@ class Retriever:
         ``among`` flags the ads (ads,) to search.
         """
         faiss.omp_set_num_threads(1 if len(vectors) <= FEW_QUERIES else self.num_threads)
-        found, scores = search_index(self.index, vectors, k, self.ads.numbers, among)
-        return self.ads.rows_of(found), scores
+        numbers, scores = search_index(self.index, vectors, k, self.ads.numbers, among)
+        return self.ads.rows_of(numbers), scores
 
     def _within_limits(
         self, texts: list[str], top_k: int, among: Flags | None, least: float
@@ -96,11 +96,11 @@ class Retriever:
         scores = np.zeros(rows.shape, dtype=np.float32)
         num_bytes = 0
         for start in range(0, len(texts), QUERIES_PER_ANSWER):
-            some = slice(start, start + QUERIES_PER_ANSWER)
-            found, scores[some] = self.nearest(self.embed(texts[some]), top_k, among)
-            found[scores[some] < least] = -1
-            rows[some] = found
-            num_bytes += int((self.ads.lengths[found[found >= 0]] + BYTES_BESIDE_TEXTS).sum())
+            block = slice(start, start + QUERIES_PER_ANSWER)
+            best, scores[block] = self.nearest(self.embed(texts[block]), top_k, among)
+            best[scores[block] < least] = -1
+            rows[block] = best
+            num_bytes += int((self.ads.lengths[best[best >= 0]] + BYTES_BESIDE_TEXTS).sum())
             if num_bytes > MAX_ANSWER_BYTES:
                 raise RefusedError(
                     f"the answers have more than {MAX_ANSWER_BYTES // 1_000_000} MB; send fewer "

@@ -31,7 +31,7 @@ class MovedError(RegistryError):
 
 @dataclass(frozen=True)
 class Holder:
-    """The version of a model that has an alias; if none has, the last that had it and is there."""
+    """The version of a model that has an alias, or else the last one that had it and exists."""
 
     name: str  # of the model
     alias: str
@@ -58,7 +58,7 @@ def name_and_alias(named: str) -> tuple[str, str]:
 
 
 def holder_of(registry: Registry, name: str, alias: str) -> Holder:
-    """Return which version of a model has an alias, whoever gave it, or had it last."""
+    """Return which version of a model has an alias, or had it last, whoever gave it."""
     model = registry.unless_absent(registry.client.get_registered_model, name)
     if model is None:
         return Holder(name, alias)
@@ -72,7 +72,7 @@ def give(registry: Registry, alias: str, run_id: str, model_id: str, seen: Holde
     """Register a logged model under the name of ``seen``, and give it an alias.
 
     Returns its version. Raises a MovedError, and changes nothing, if :func:`holder_of` does not
-    return any more what was ``seen`` when it was decided to give the alias.
+    return ``seen`` any more, which it returned when it was decided to give the alias.
     """
     with _still(registry, seen):
         number = registry.register(seen.name, run_id, model_id)
@@ -81,7 +81,7 @@ def give(registry: Registry, alias: str, run_id: str, model_id: str, seen: Holde
 
 
 def restore(registry: Registry, name: str, alias: str) -> tuple[Holder, Holder]:
-    """Give an alias back to the version that had it before and is there.
+    """Give an alias back to the last version that had it before and exists.
 
     Returns who held it, and who does now. Raises a RegistryError if there is no such version, or it
     does not answer, and a MovedError if the alias was moved meanwhile.
@@ -109,7 +109,8 @@ def _last_there(registry: Registry, holder: Holder) -> Holder:
         get = registry.client.get_model_version
         version = registry.unless_absent(get, holder.name, history[length - 1])
         if version is not None:
-            kept, gone = history[:length], history[length:]
+            kept = history[:length]
+            gone = history[length:]
             return replace(holder, history=kept, source=version.source, gone=gone)
     return replace(holder, history=(), gone=history)
 
@@ -129,12 +130,14 @@ def _still(registry: Registry, seen: Holder) -> Iterator[None]:
 
 
 def _move(registry: Registry, before: Holder, number: str) -> None:
-    """Give an alias to a version after those of a history, unless it is the last of these.
+    """Give an alias to a version, and append that to the history unless it is the last there.
 
     A process that is killed between two writes leaves the alias as it was or as it will be, and a
     tag by which :func:`holder_of` reads the history that belongs to it.
     """
-    name, client, tag = before.name, registry.client, HISTORY.format(before.alias)
+    name = before.name
+    client = registry.client
+    tag = HISTORY.format(before.alias)
     with registry_errors(registry.uri):
         client.set_registered_model_tag(name, tag, ",".join(before.history))
         client.set_registered_model_alias(name, before.alias, number)

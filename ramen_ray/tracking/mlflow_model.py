@@ -36,9 +36,9 @@ class ServedRetriever(PythonModel):
 
         Raises an MlflowException, which a server answers with status 400, for what it refuses.
         """
-        given = {name: value for name, value in (params or {}).items() if value is not None}
+        options = {name: value for name, value in (params or {}).items() if value is not None}
         try:
-            answers = self.retriever.answer(_queries_of(model_input), **given)
+            answers = self.retriever.answer(_queries_of(model_input), **options)
         except self.retriever.refusal as error:
             _refuse(str(error))
         return pd.DataFrame(answers.to_pydict(), dtype=object)

@@ -102,16 +102,19 @@ class Registry:
         Raises a RegistryError if there is no retriever, as the run did not finish.
         """
         with registry_errors(self.uri):
-            run = self.client.get_run(run_id)
+            parent = self.client.get_run(run_id)
             below = f"tags.`mlflow.parentRunId` = '{run_id}' and attributes.status = 'FINISHED'"
-            children = self.client.search_runs([run.info.experiment_id], below, max_results=10_000)
-            for found in [run, *sorted(children, key=lambda one: -_validated(one, metric))]:
-                outputs = found.outputs.model_outputs if found.outputs else []
+            experiment = parent.info.experiment_id
+            children = self.client.search_runs([experiment], below, max_results=10_000)
+            for run in [parent, *sorted(children, key=lambda child: -_validated(child, metric))]:
+                outputs = run.outputs.model_outputs if run.outputs else []
                 models = [self.client.get_logged_model(output.model_id) for output in outputs]
-                ready = [one for one in models if one.name == NAME and one.status == "READY"]
+                ready = [
+                    model for model in models if model.name == NAME and model.status == "READY"
+                ]
                 if ready:
                     latest = max(ready, key=lambda model: model.creation_timestamp)
-                    return found.info.run_id, latest.model_id
+                    return run.info.run_id, latest.model_id
         raise RegistryError(
             f"the MLflow run {run_id} has no retriever, nor has a finished run below it; did it "
             f"finish?"
@@ -122,8 +125,10 @@ class Registry:
         if run_id == chosen_id:
             return None
         with registry_errors(self.uri):
-            sweep, chosen = (self.client.get_run(one) for one in (run_id, chosen_id))
-        reached, best = (100 * _validated(run, metric) for run in (chosen, sweep))
+            sweep = self.client.get_run(run_id)
+            chosen = self.client.get_run(chosen_id)
+        reached = 100 * _validated(chosen, metric)
+        best = 100 * _validated(sweep, metric)
         choice = f"best finished run: {chosen.info.run_name}, validation {metric} {reached:.2f}"
         if best - reached < 0.005:
             return choice
@@ -166,10 +171,10 @@ class Registry:
             for version in self.client.search_model_versions(f"name = '{name}'"):
                 if version.source == uri_of(model_id):
                     return str(version.version)
-            made = self.client.create_model_version(
+            version = self.client.create_model_version(
                 name, uri_of(model_id), run_id, model_id=model_id
             )
-        return str(made.version)
+        return str(version.version)
 
     def describe(self, name: str, number: str, text: str) -> None:
         """Set the description of a version, which the MLflow UI shows."""
@@ -221,11 +226,11 @@ class Registry:
     def _fetch(self, model_uri: str, folder: str | None) -> Path:
         with registry_errors(self.uri):
             fetched = Path(download_artifacts(self._place(model_uri), dst_path=folder))
-            own = own_folder(fetched)
-        if missing := [name for name in FILES if not (own / name).exists()]:
+            retriever = own_folder(fetched)
+        if missing := [name for name in FILES if not (retriever / name).exists()]:
             raise RegistryError(f"{model_uri} has no {', '.join(missing)}; {LOST}")
         # those of earlier versions have no checksums
-        if checksum_files(own) and (damage := find_damage(own)):
+        if checksum_files(retriever) and (damage := find_damage(retriever)):
             raise RegistryError(f"{model_uri} is damaged: {damage}; {LOST}")
         return fetched
 
@@ -255,9 +260,9 @@ def ask(retriever: "Retriever", queries: Sequence[Any], params: Mapping[str, Any
 
     Raises a RegistryError if they ask for too much, or for what the retriever does not have.
     """
-    given = {name: value for name, value in params.items() if value is not None}
+    options = {name: value for name, value in params.items() if value is not None}
     try:
-        return retriever.answer(queries, **given)
+        return retriever.answer(queries, **options)
     except retriever.refusal as error:
         raise RegistryError(str(error)) from None
 

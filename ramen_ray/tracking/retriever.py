@@ -49,7 +49,7 @@ def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[
     experiment_id = client.get_run(run.id).info.experiment_id
     of_run = client.search_logged_models([experiment_id], f"source_run_id = '{run.id}'")
     # What a process that was killed has begun is finished.
-    begun = next((one for one in of_run if one.status == LoggedModelStatus.PENDING), None)
+    begun = next((logged for logged in of_run if logged.status == LoggedModelStatus.PENDING), None)
     model = begun or client.create_logged_model(experiment_id, NAME, run.id, model_type=NAME)
     keep_code(folder)
     write_checksums(folder)

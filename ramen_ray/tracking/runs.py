@@ -63,12 +63,12 @@ def tracking_uri(output: Path) -> str:
     """
     if any(part.endswith(":") for part in output.parts):  # such as s3:
         raise TrackingError(f"--output {output}: this must be a folder that all machines can reach")
-    if given := os.environ.get(STORE_VARIABLE):
-        return given
+    if uri := os.environ.get(STORE_VARIABLE):
+        return uri
     path = str(output.absolute())
-    if found := [character for character in NOT_IN_PATHS if character in path]:
+    if odd := [character for character in NOT_IN_PATHS if character in path]:
         raise TrackingError(
-            f"--output {path}: MLflow takes {found[0]} in it for a part of an address; rename the "
+            f"--output {path}: MLflow takes {odd[0]} in it for a part of an address; rename the "
             f"folder, or choose another"
         )
     return sqlite_uri(output)
@@ -96,11 +96,11 @@ class Run:
         from mlflow.entities import Param
 
         client = self.client
-        known = client.get_run(self.id).data.params
+        old = client.get_run(self.id).data.params
         new = [
             Param(key, shown_address(str(value)))
             for key, value in parameters.items()
-            if key not in known
+            if key not in old
         ]
         client.log_batch(self.id, params=new)
         for key, value in tags.items():
@@ -112,7 +112,8 @@ class Run:
         """Log the dataset directory that the run was made from, unless the run has it."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        source, profile = json.dumps({"uri": path.as_uri()}), json.dumps(dict(figures))
+        source = json.dumps({"uri": path.as_uri()})
+        profile = json.dumps(dict(figures))
         dataset = Dataset(name, fingerprint[:LONGEST_DIGEST], "local", source, profile=profile)
         training = InputTag("mlflow.data.context", "training")
         self.client.log_inputs(self.id, [DatasetInput(dataset, [training])])
@@ -184,7 +185,7 @@ class Run:
     def closing(self, nested: bool = False) -> Iterator[None]:
         """End the run with the block: as FINISHED, as KILLED if interrupted, or else as FAILED.
 
-        Raises a TrackingError if the store does not answer any more; the status is as it was.
+        Raises a TrackingError, and leaves the status as it is, if the store does not answer.
         """
         try:
             yield
@@ -222,11 +223,11 @@ def open_run(
     try:
         client = new_client(uri)
         with few_retries():
-            known = client.get_experiment_by_name(experiment)
-        if known is not None and (beside := place_beside(uri, known.artifact_location)):
+            entry = client.get_experiment_by_name(experiment)
+        if entry is not None and (beside := place_beside(uri, entry.artifact_location)):
             raise TrackingError(
                 f"it was moved, but its experiment {experiment!r} keeps artifacts in "
-                f"{known.artifact_location}; make that a link to {beside}, or choose another "
+                f"{entry.artifact_location}; make that a link to {beside}, or choose another "
                 f"--experiment"
             )
         if run_id is not None:
@@ -237,16 +238,15 @@ def open_run(
             )
             client.update_run(run_id, status="RUNNING")
             return Run(uri, run_id)
-        if known is not None:
-            _refuse_deleted_experiment(uri, known)
+        if entry is not None:
+            _refuse_deleted_experiment(uri, entry)
         is_database = uri.startswith(DATABASES)
         # A server keeps them itself.
         artifacts = (output.absolute() / ARTIFACTS).as_uri() if is_database else None
-        experiment_id = (
-            known.experiment_id
-            if known is not None
-            else _new_experiment(client, experiment, artifacts)
-        )
+        if entry is None:
+            experiment_id = _new_experiment(client, experiment, artifacts)
+        else:
+            experiment_id = entry.experiment_id
         created = client.create_run(experiment_id, run_name=name, tags=_origin(parent))
         return Run(uri, str(created.info.run_id))
     except store_errors() as error:
@@ -274,9 +274,9 @@ def _origin(parent: Run | None) -> dict[str, str]:
 
     if parent is None:
         return {name: redacted(value) for name, value in resolve_tags().items()}
-    known = parent.client.get_run(parent.id).data.tags
-    names = [name for name in known if name.startswith(ORIGIN_TAGS)]
-    return {PARENT_TAG: parent.id, **{name: known[name] for name in names}}
+    tags = parent.client.get_run(parent.id).data.tags
+    origin = {name: tag for name, tag in tags.items() if name.startswith(ORIGIN_TAGS)}
+    return {PARENT_TAG: parent.id, **origin}
 
 
 def _new_experiment(client: "MlflowClient", name: str, artifacts: str | None) -> str:
@@ -311,7 +311,8 @@ def new_client(uri: str) -> "MlflowClient":
 
 
 def _without_secrets(record: logging.LogRecord) -> bool:
-    record.msg, record.args = redacted(record.getMessage()), ()
+    record.msg = redacted(record.getMessage())
+    record.args = ()
     return True
 
 

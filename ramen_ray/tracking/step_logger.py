@@ -66,24 +66,24 @@ class StepLogger:
         """The last step that the store has, by tag."""
         tags = self._client.get_run(self._run.id).data.tags
         prefix = LAST_STEP.partition("{")[0]
-        known = {tag: int(step) for tag, step in tags.items() if tag.startswith(prefix)}
-        return defaultdict(int, known)
+        steps = {tag: int(step) for tag, step in tags.items() if tag.startswith(prefix)}
+        return defaultdict(int, steps)
 
     def log_losses(
-        self, names: list[str], values: NDArray[Any], known: NDArray[np.bool_], last_step: int
+        self, names: list[str], values: NDArray[Any], is_known: NDArray[np.bool_], last_step: int
     ) -> None:
-        """Log those ``values`` (steps, names) that are ``known``, up to ``last_step`` (from 1)."""
+        """Log the ``values`` (steps, names) that are known, up to ``last_step`` (from 1)."""
         first = last_step - len(values) + 1
         points = [
             (names[column], float(values[row, column]), first + row)
-            for row, column in np.argwhere(known).tolist()
+            for row, column in np.argwhere(is_known).tolist()
         ]
         self._log(points, LAST_STEP.format("losses"), last_step)
 
-    def log_figures(self, of: str, figures: Mapping[str, float], step: int) -> None:
-        """Log figures after ``step`` steps: of a ``validation``, or of a new ``graph``, say."""
-        points = [(f"{of}/{key}", float(value), step) for key, value in figures.items()]
-        self._log(points, LAST_STEP.format(of), step)
+    def log_figures(self, topic: str, figures: Mapping[str, float], step: int) -> None:
+        """Log figures after ``step`` steps under a ``topic``, such as ``validation``."""
+        points = [(f"{topic}/{key}", float(value), step) for key, value in figures.items()]
+        self._log(points, LAST_STEP.format(topic), step)
 
     def send_unsent(self) -> None:
         """Send what has been kept; a TrackingError if the store does not answer."""
@@ -125,15 +125,15 @@ class StepLogger:
                 yield _Figures(*json.loads(line))
 
     def _send(self, figures: list[_Figures]) -> None:
-        for one in [*self._kept(), *figures]:
-            fresh = [point for point in one.points if point[2] > self._last[one.tag]]
-            metrics = mlflow_metrics(fresh, one.time)
+        for batch in [*self._kept(), *figures]:
+            fresh = [point for point in batch.points if point[2] > self._last[batch.tag]]
+            metrics = mlflow_metrics(fresh, batch.time)
             for start in range(0, len(metrics), MAX_METRICS_PER_BATCH):
                 chunk = metrics[start : start + MAX_METRICS_PER_BATCH]
                 self._client.log_batch(self._run.id, metrics=chunk)
             if fresh:
-                self._client.set_tag(self._run.id, one.tag, str(one.step))
-                self._last[one.tag] = one.step
+                self._client.set_tag(self._run.id, batch.tag, str(batch.step))
+                self._last[batch.tag] = batch.step
         if self._next_try:
             logger.warning("the MLflow store answers again; the figures that were kept are sent")
             self._next_try = 0.0
