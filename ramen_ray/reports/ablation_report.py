@@ -42,20 +42,23 @@ def write_ablation_report(folder: Path, variants: Mapping[str, VariantFigures]) 
 
 def ablation_tables(variants: Mapping[str, VariantFigures]) -> dict[str, str]:
     """Return Markdown tables of the variants in per cent, by title: all ads, and tail ads."""
-    metrics, tables = next(iter(variants.values())).means, {}
+    metrics = next(iter(variants.values())).means
+    tables = {}
     for group, is_tail in (("all ads", False), ("tail ads", True)):
         names = [name for name in metrics if name.startswith(TAIL) == is_tail]
         columns = ["variant", *(name.removeprefix(TAIL) for name in names)]
-        values, differences = [], []
-        for variant, of in variants.items():
+        values = []
+        differences = []
+        for variant, figures in variants.items():
             cells = [
-                f"{100 * of.means[name]:.2f} ±{100 * of.deviations[name]:.2f}" for name in names
+                f"{100 * figures.means[name]:.2f} ±{100 * figures.deviations[name]:.2f}"
+                for name in names
             ]
-            seconds = f"{of.seconds_ratio:.2f}", f"{100 * of.share_waited:.1f} %"
+            seconds = f"{figures.seconds_ratio:.2f}", f"{100 * figures.share_waited:.1f} %"
             values.append([variant, *cells, *seconds])
-            if of.gains:
-                gains = [_difference(of.gains[name]) for name in names]
-                differences.append([f"{variant} over {of.base}", *gains])
+            if figures.gains:
+                gains = [_difference(figures.gains[name]) for name in names]
+                differences.append([f"{variant} over {figures.base}", *gains])
         timed = [*columns, "train seconds / base", "of these waited"]
         title = f"Test split, {group} (%, mean ± standard deviation over seeds)"
         tables[title] = as_markdown(ReportTable("", timed, values))
@@ -68,7 +71,8 @@ def verdict(variants: Mapping[str, VariantFigures]) -> list[str]:
     """Say in words which base is best, and whether the graph helps on each."""
     sentences = []
     for name, figures in variants.items():
-        is_graph, is_base = name == f"{figures.base}-ramen", f"{name}-ramen" in variants
+        is_graph = name == f"{figures.base}-ramen"
+        is_base = f"{name}-ramen" in variants
         if not figures.gains or not (is_graph or is_base):
             continue
         bounds = [figures.gains[metric][1:] for metric in HEADLINES]
@@ -86,8 +90,9 @@ def verdict(variants: Mapping[str, VariantFigures]) -> list[str]:
 
 def _difference(difference: tuple[float, float, float]) -> str:
     """Format a difference in points; bold if its interval excludes 0."""
-    shown, (_, low, high) = in_points(difference), difference
-    return f"**{shown}**" if low > 0 or high < 0 else shown
+    _, low, high = difference
+    points = in_points(difference)
+    return f"**{points}**" if low > 0 or high < 0 else points
 
 
 def plot_differences(file: Path, variants: Mapping[str, VariantFigures]) -> None:

@@ -33,7 +33,7 @@ def dataset_tables(description: Description) -> list[ReportTable]:
 def dataset_words(description: Description) -> list[str]:
     """Say in a few sentences how large a dataset is, and what its graphs promise."""
     numbers = description.statistics
-    sizes = [_count(numbers[f"num_{of}"]) for of in ("train_queries", "ads", "test_queries")]
+    sizes = [_count(numbers[f"num_{name}"]) for name in ("train_queries", "ads", "test_queries")]
     words = [
         "{} train queries, {} ads, {} test queries.".format(*sizes),
         f"{_average(numbers['clicks_per_query'])} clicks per query, "
@@ -47,8 +47,8 @@ def dataset_words(description: Description) -> list[str]:
 
 def dataset_note(description: Description) -> str:
     """Return where the data is from, as far as ``dataset.json`` says so."""
-    known = [str(description.metadata.get(key) or "") for key in ("source", "licence")]
-    return " · ".join(text for text in known if text)
+    texts = (str(description.metadata.get(key) or "") for key in ("source", "licence"))
+    return " · ".join(filter(None, texts))
 
 
 def _summary(description: Description) -> ReportTable:
@@ -70,7 +70,7 @@ def _summary(description: Description) -> ReportTable:
     return ReportTable(
         "Summary",
         (*columns, "anchor set", "anchors", "anchors per query", "anchors per ad"),
-        [[*(counts if not row else [""] * len(counts)), *cells] for row, cells in enumerate(rows)],
+        [[*([""] * len(counts) if row else counts), *cells] for row, cells in enumerate(rows)],
         text_columns=0,
         note="The columns of Table 9 of the RAMEN paper. Averages are over all ads and all train "
         "queries, including those without clicks or edges.",
@@ -108,7 +108,7 @@ def _popularity(description: Description) -> ReportTable:
     rows = []
     for name, group in description.groups.items():
         span = "no ad" if group.clicks is None else "{:,} to {:,}".format(*group.clicks)
-        shares = [group.shares[of] for of in ("ads", "train_clicks", "test_clicks")]
+        shares = [group.shares[whole] for whole in ("ads", "train_clicks", "test_clicks")]
         rows.append([name, span, _count(shares[0].part), *map(_per_cent, shares)])
     return ReportTable(
         "Head, torso and tail",
@@ -147,20 +147,21 @@ def _degree_plots(description: Description) -> list[Plot]:
         elif degrees.distribution.total:
             lines.setdefault(f"edges per {degrees.per}", {})[degrees.of] = degrees.distribution
     return [
-        Plot(label, {name: _tail(found) for name, found in by_name.items()})
+        Plot(label, {name: _tail(distribution) for name, distribution in by_name.items()})
         for label, by_name in lines.items()
     ]
 
 
 def _tail(distribution: Distribution) -> tuple[Int64s, Float64s]:
     """Return some of the positive values, ascending, and the share at or above each."""
-    found, share = distribution.tail()
-    if len(found) > PLOTTED_VALUES:
+    values, share = distribution.tail()
+    if len(values) > PLOTTED_VALUES:
         # About so many, evenly on a log scale.
-        wanted = np.geomspace(found[0], found[-1], PLOTTED_VALUES).round()
-        chosen = np.unique(np.searchsorted(found, wanted))
-        found, share = found[chosen], share[chosen]
-    return found, share
+        wanted = np.geomspace(values[0], values[-1], PLOTTED_VALUES).round()
+        chosen = np.unique(np.searchsorted(values, wanted))
+        values = values[chosen]
+        share = share[chosen]
+    return values, share
 
 
 def _hubs(description: Description) -> ReportTable:

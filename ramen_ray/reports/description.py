@@ -57,10 +57,12 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
             lengths, figures = measure_tokens(tokenizer, texts, max_length)
             tokens[table] = TokenLengths(num_texts, Distribution.of(lengths), figures)
         splits = {
-            split: SplitSize(len(found.per_query), int(found.per_query.sum()), found.weight)
-            for split, found in clicks.items()
+            split: SplitSize(len(counts.per_query), int(counts.per_query.sum()), counts.weight)
+            for split, counts in clicks.items()
         }
-        hubs = {name: largest_hubs(dataset, name, of, NUM_HUBS) for name, of in edges.items()}
+        hubs = {
+            name: largest_hubs(dataset, name, counts, NUM_HUBS) for name, counts in edges.items()
+        }
         return Description(
             metadata=dataset.metadata,
             statistics=dataset_statistics(dataset, clicks),

@@ -46,7 +46,8 @@ def signal_table(signals: Mapping[str, GraphSignal]) -> ReportTable:
 def _cells(signal: GraphSignal) -> list[str]:
     has = {side: side in signal.sides for side in ("query", "ad")}
     metrics = signal.metrics
-    shared, beyond = signal.shared, signal.shared_beyond_words
+    shared = signal.shared
+    beyond = signal.shared_beyond_words
     return [
         _shown(signal.edges_per_query, ",.2f", has["query"]),
         _shown(signal.edges_per_ad, ",.2f", has["ad"]),
@@ -71,7 +72,8 @@ def reading(signal: GraphSignal) -> str:
         first = "Nothing that it joins is in the train clicks, so that nothing can be told"
     else:
         first = _on_lifts(signal.shared, signal.shared_beyond_words, TIED[signal.sides])
-    sentences, share = [first], signal.metrics.get("share_test_clicks_reached", 0.0)
+    sentences = [first]
+    share = signal.metrics.get("share_test_clicks_reached", 0.0)
     if "ad" not in signal.sides:
         sentences.append(
             "But it has no edges of ads, where a graph gains most: presets leave it out, and "

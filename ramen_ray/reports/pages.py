@@ -16,7 +16,8 @@ from ramen_ray.data.store.whole_files import whole_file
 from ramen_ray.reports.report_tables import Plot, ReportTable
 from ramen_ray.tracking.runs import Run, TrackingError
 
-GROUPS, GROUP_METRIC = ("head", "torso", "tail"), "R@10"
+GROUPS = ("head", "torso", "tail")
+GROUP_METRIC = "R@10"
 CURVES = ("P@1", "P@3", "P@5", "R@10")
 PIXELS_PER_INCH = 120
 Y_LABEL = "share with at least this many"

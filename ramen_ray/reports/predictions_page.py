@@ -16,7 +16,8 @@ from ramen_ray.reports.pages import write_page
 from ramen_ray.reports.report_tables import ReportTable
 
 AT = 10
-SHOWN_ROWS, SHOWN_TEXTS = 30, 5
+SHOWN_ROWS = 30
+SHOWN_TEXTS = 5
 FOUND = f"Found: how many of the clicked ads are among the best {AT}; ✓ marks them."
 PAIR = ["query_id", "ad"]
 
@@ -31,14 +32,14 @@ def read_predictions(file: Path) -> pd.DataFrame:
 
 
 def write_predictions_page(
-    file: Path, title: str, found: pd.DataFrame, other: pd.DataFrame | None = None
+    file: Path, title: str, predictions: pd.DataFrame, other: pd.DataFrame | None = None
 ) -> None:
     """Write a page about the best ads of each query that has clicks.
 
-    ``found`` has the columns of predictions_schema, ranks up to AT. With the same of an ``other``
-    run, perhaps of another dataset, the page begins with differences, by the clicks of ``found``.
+    ``predictions`` have the columns of predictions_schema, ranks up to AT. With those of another
+    run, perhaps on another dataset, the page begins with differences, by the clicks of this one.
     """
-    queries = _by_query(found)
+    queries = _by_query(predictions)
     missed = (queries["hits"] == 0).mean()
     words = [f"{missed:.0%} of {len(queries):,} queries find nothing that was clicked."]
     for seen, some in queries.groupby("seen"):
@@ -47,27 +48,29 @@ def write_predictions_page(
     worst = queries.sort_values(["recall", "num_clicked"], ascending=[True, False], kind="stable")
     some = queries.sample(min(SHOWN_ROWS, len(queries)), random_state=0)
     groups = [
-        [group, f"{of['ad_id'].nunique():,}", f"{len(of):,}", f"{of['hit'].mean():.1%}"]
-        for group, of in found.groupby("group")
+        [group, f"{ads['ad_id'].nunique():,}", f"{len(ads):,}", f"{ads['hit'].mean():.1%}"]
+        for group, ads in predictions.groupby("group")
     ]
     tables = [
         _listing("Worst queries", worst, is_open=True),
-        _harmful(found),
-        *_mixed_up(found),
+        _harmful(predictions),
+        *_mixed_up(predictions),
         ReportTable("By popularity", ("group", "ads shown", "shown", "hits"), groups),
         _listing("Some queries", some),
     ]
     if other is not None:
-        mine, others = (_judged_by(queries, one) for one in (found, other))
-        both = _by_query(mine).merge(_by_query(others), on="query_id", suffixes=("", "_other"))
-        both["gain"] = both["recall"] - both["recall_other"]
-        won, lost = both[both["gain"] > 0], both[both["gain"] < 0]
-        equal = len(both) - len(won) - len(lost)
+        mine = _judged_by(queries, predictions)
+        others = _judged_by(queries, other)
+        joined = _by_query(mine).merge(_by_query(others), on="query_id", suffixes=("", "_other"))
+        joined["gain"] = joined["recall"] - joined["recall_other"]
+        won, lost = joined[joined["gain"] > 0], joined[joined["gain"] < 0]
+        equal = len(joined) - len(won) - len(lost)
         words.append(
-            f"Of {len(both):,} queries of both runs, {len(won):,} find more clicked ads than in "
+            f"Of {len(joined):,} queries of both runs, {len(won):,} find more clicked ads than in "
             f"the other, {len(lost):,} less, {equal:,} as much."
         )
-        ours, theirs = _only_in(mine, others, both), _only_in(others, mine, both)
+        ours = _only_in(mine, others, joined)
+        theirs = _only_in(others, mine, joined)
         tables = [
             _by_what_differs(ours, theirs),
             _differences("Won: queries that find more", won, _reasons(ours, theirs, "in place of")),
@@ -77,22 +80,26 @@ def write_predictions_page(
     write_page(file, title, f"The best {AT} ads of each query.", words, tables)
 
 
-def _judged_by(queries: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
-    """Return the ads found for the same texts of ``queries``, with their ids and their clicks.
+def _judged_by(queries: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
+    """Return the predictions for the texts of ``queries``, with the ids and clicks of these.
 
-    Of two datasets, such as those of two weeks, texts are the same, but ids and clicks may not be.
+    Two datasets, such as those of two weeks, may give the same text another id and other clicks.
     """
-    known = queries.reset_index().drop_duplicates("query").set_index("query")
-    rows = found[found["query"].isin(known.index)].drop_duplicates(["query", "rank"])
-    clicked = rows["query"].map(known["clicked"])
+    clicks_of = queries.reset_index().drop_duplicates("query").set_index("query")
+    rows = predictions[predictions["query"].isin(clicks_of.index)].drop_duplicates(
+        ["query", "rank"]
+    )
+    clicked = rows["query"].map(clicks_of["clicked"])
     hits = [ad in ads for ad, ads in zip(rows["ad"], clicked, strict=True)]
-    return rows.assign(query_id=rows["query"].map(known["query_id"]), clicked_ads=clicked, hit=hits)
+    return rows.assign(
+        query_id=rows["query"].map(clicks_of["query_id"]), clicked_ads=clicked, hit=hits
+    )
 
 
-def _by_query(found: pd.DataFrame) -> pd.DataFrame:
+def _by_query(predictions: pd.DataFrame) -> pd.DataFrame:
     """Return a row per query that has clicks, by its id."""
-    marked = found["ad"].where(~found["hit"], "✓ " + found["ad"])
-    ranked = found.assign(marked=marked).sort_values("rank", kind="stable")
+    marked = predictions["ad"].where(~predictions["hit"], "✓ " + predictions["ad"])
+    ranked = predictions.assign(marked=marked).sort_values("rank", kind="stable")
     queries = ranked.groupby("query_id", sort=False).agg(
         query=("query", "first"),
         seen=("seen", "first"),
@@ -108,10 +115,15 @@ def _by_query(found: pd.DataFrame) -> pd.DataFrame:
 def _listing(title: str, queries: pd.DataFrame, is_open: bool = False) -> ReportTable:
     rows = [
         [
-            *(one.query, _listed(one.clicked), _listed(one.shown), "yes" if one.seen else "no"),
-            f"{one.hits} of {one.num_clicked}",
+            *(
+                query.query,
+                _listed(query.clicked),
+                _listed(query.shown),
+                "yes" if query.seen else "no",
+            ),
+            f"{query.hits} of {query.num_clicked}",
         ]
-        for one in queries.head(SHOWN_ROWS).itertuples()
+        for query in queries.head(SHOWN_ROWS).itertuples()
     ]
     columns = ("query", "clicked ads", "what it gets", "in training", "found")
     return ReportTable(title, columns, rows, text_columns=4, note=FOUND, is_open=is_open)
@@ -121,43 +133,51 @@ def _differences(title: str, queries: pd.DataFrame, why: dict[str, str]) -> Repo
     most = queries.sort_values("gain", key=abs, ascending=False, kind="stable").head(SHOWN_ROWS)
     rows = [
         [
-            *(one.query, _listed(one.clicked), _listed(one.shown), _listed(one.shown_other)),
-            *(why[one.Index], f"{one.hits} of {one.num_clicked}", f"{one.hits_other}"),
+            *(
+                query.query,
+                _listed(query.clicked),
+                _listed(query.shown),
+                _listed(query.shown_other),
+            ),
+            *(why[query.Index], f"{query.hits} of {query.num_clicked}", f"{query.hits_other}"),
         ]
-        for one in most.itertuples()
+        for query in most.itertuples()
     ]
-    shown = ("what it gets", "in the other run", "why", "found", "by the other")
-    columns = ("query", "clicked ads", *shown)
+    columns = (
+        *("query", "clicked ads", "what it gets", "in the other run"),
+        *("why", "found", "by the other"),
+    )
     return ReportTable(title, columns, rows, text_columns=5, note=FOUND, is_open=True)
 
 
-def _only_in(found: pd.DataFrame, other: pd.DataFrame, both: pd.DataFrame) -> pd.DataFrame:
-    """Return the ads, best first, that the ``other`` run does not show to a query of ``both``."""
-    pairs, others = (pd.MultiIndex.from_frame(one[PAIR]) for one in (found, other))
-    rows = found[~pairs.isin(others) & found["query_id"].isin(both.index)]
+def _only_in(predictions: pd.DataFrame, other: pd.DataFrame, queries: pd.DataFrame) -> pd.DataFrame:
+    """Return the ads of ``queries``, best first, that the ``other`` run does not show to them."""
+    pairs = pd.MultiIndex.from_frame(predictions[PAIR])
+    others = pd.MultiIndex.from_frame(other[PAIR])
+    rows = predictions[~pairs.isin(others) & predictions["query_id"].isin(queries.index)]
     return rows.sort_values("rank", kind="stable")
 
 
 def _reasons(finds: pd.DataFrame, misses: pd.DataFrame, joint: str) -> dict[str, str]:
     """Say by query which clicked ads only one run finds, and what the other has best instead."""
-    found, instead = (_named(rows) for rows in (finds[finds["hit"]], misses[~misses["hit"]]))
+    instead = _named(misses[~misses["hit"]])
     return {
         query: "; ".join(ads) + "".join(f" {joint} {ad}" for ad in instead[query][:1])
-        for query, ads in found.items()
+        for query, ads in _named(finds[finds["hit"]]).items()
     }
 
 
 def _named(ads: pd.DataFrame) -> defaultdict[str, list[str]]:
     """Name each query's ads, with what training knew of them."""
     named = defaultdict[str, list[str]](list)
-    for one in ads.itertuples():
-        named[one.query_id].append(f"{one.ad} ({one.group}, train clicks {one.train_clicks:,})")
+    for ad in ads.itertuples():
+        named[ad.query_id].append(f"{ad.ad} ({ad.group}, train clicks {ad.train_clicks:,})")
     return named
 
 
 def _by_what_differs(ours: pd.DataFrame, theirs: pd.DataFrame) -> ReportTable:
     """Count the clicked ads that only one run finds, by what training knew of query and ad."""
-    sides = (one[one["hit"]].groupby(["seen", "group"]).size() for one in (ours, theirs))
+    sides = (ads[ads["hit"]].groupby(["seen", "group"]).size() for ads in (ours, theirs))
     counts = pd.concat(sides, axis=1, keys=["ours", "theirs"]).fillna(0).astype(int).sort_index()
     rows = [
         ["seen" if seen else "new", group, f"{won:,}", f"{lost:,}", f"{won - lost:+,}"]
@@ -168,18 +188,19 @@ def _by_what_differs(ours: pd.DataFrame, theirs: pd.DataFrame) -> ReportTable:
     return ReportTable("Why", columns, rows, text_columns=2, note=note, is_open=True)
 
 
-def _mixed_up(found: pd.DataFrame) -> Iterator[ReportTable]:
+def _mixed_up(predictions: pd.DataFrame) -> Iterator[ReportTable]:
     """Yield, for each column kept of the ads, which values are shown where others are clicked."""
-    for column in (name for name in found if name.startswith(FILTER)):
-        name, wanted_by = column.removeprefix(FILTER), found[CLICKED + column]
+    for column in (name for name in predictions if name.startswith(FILTER)):
+        name = column.removeprefix(FILTER)
+        wanted_by = predictions[CLICKED + column]
         pairs = [
-            (max(wanted, key=list(wanted).count), shown)
-            for wanted, shown in zip(wanted_by, found[column], strict=True)
-            if len(wanted) and shown not in wanted
+            (max(wanted, key=list(wanted).count), value)
+            for wanted, value in zip(wanted_by, predictions[column], strict=True)
+            if len(wanted) and value not in wanted
         ]
         rows = [
-            [wanted, shown, f"{times:,}"]
-            for (wanted, shown), times in Counter(pairs).most_common(SHOWN_ROWS)
+            [wanted, value, f"{times:,}"]
+            for (wanted, value), times in Counter(pairs).most_common(SHOWN_ROWS)
         ]
         share = len(pairs) / max((wanted_by.map(len) > 0).sum(), 1)
         note = f"{share:.1%} of the ads shown have a {name} that no clicked ad of the query has."
@@ -187,8 +208,8 @@ def _mixed_up(found: pd.DataFrame) -> Iterator[ReportTable]:
         yield ReportTable(f"Mixed up: {name}", columns, rows, text_columns=2, note=note)
 
 
-def _harmful(found: pd.DataFrame) -> ReportTable:
-    ads = found.groupby("ad_id", sort=False).agg(
+def _harmful(predictions: pd.DataFrame) -> ReportTable:
+    ads = predictions.groupby("ad_id", sort=False).agg(
         ad=("ad", "first"),
         shown=("hit", "size"),
         hits=("hit", "sum"),
@@ -197,8 +218,8 @@ def _harmful(found: pd.DataFrame) -> ReportTable:
     )
     ads = ads.assign(vain=ads["shown"] - ads["hits"])
     rows = [
-        [one.ad, one.group, f"{one.vain:,}", f"{one.hits:,}", f"{one.train_clicks:,}"]
-        for one in ads.nlargest(SHOWN_ROWS, "vain").itertuples()
+        [ad.ad, ad.group, f"{ad.vain:,}", f"{ad.hits:,}", f"{ad.train_clicks:,}"]
+        for ad in ads.nlargest(SHOWN_ROWS, "vain").itertuples()
     ]
     columns = ("ad", "group", "shown in vain", "hits", "train clicks")
     note = "Those that most often take a place from the clicked ones."

@@ -76,10 +76,11 @@ def metrics_table(metrics: BySplit) -> ReportTable:
     A split with train queries also gets the metrics of these, of the others, and by clicks.
     """
     rows = []
-    for split, row, found in _in_order(metrics):
-        rows.append([split, row, *_per_cent(found, SHOWN)])
-        for of, group in OF_QUERIES.items() if "seen/P@1" in found else ():
-            rows.append([f"{split}, {of}", row, *_per_cent(found, SHOWN, f"{group}/")])
+    for split, row, values in _in_order(metrics):
+        rows.append([split, row, *_per_cent(values, SHOWN)])
+        if "seen/P@1" in values:
+            for kind, group in OF_QUERIES.items():
+                rows.append([f"{split}, {kind}", row, *_per_cent(values, SHOWN, f"{group}/")])
     return ReportTable("", ("split", "encoder", *SHOWN), rows, text_columns=2)
 
 
@@ -89,15 +90,16 @@ def difference_table(
     names: tuple[str, str] = ("candidate", "champion"),
     more: Sequence[Sequence[str]] = (),
 ) -> ReportTable:
-    """Lay out a retriever's test ``metrics``, in per cent, beside those that they exceed.
+    """Lay out a retriever's test ``metrics``, in per cent, beside those of another.
 
-    Rows of cells that are ``more`` come last.
+    ``differences`` are by how much they exceed these; rows of cells in ``more`` come last.
     """
     rows = []
     for name in SHOWN:
-        ours, (by, low, high) = metrics[name], differences[name]
-        shown = f"{100 * ours:.2f}", f"{100 * (ours - by):.2f}", f"{100 * by:+.2f}"
-        rows.append([name, *shown, f"{100 * low:+.2f} to {100 * high:+.2f}"])
+        ours = metrics[name]
+        by, low, high = differences[name]
+        cells = f"{100 * ours:.2f}", f"{100 * (ours - by):.2f}", f"{100 * by:+.2f}"
+        rows.append([name, *cells, f"{100 * low:+.2f} to {100 * high:+.2f}"])
     return ReportTable("", ("test metric", *names, "difference", "95 % interval"), [*rows, *more])
 
 
@@ -117,9 +119,9 @@ def gains_note(gains: Mapping[str, Mapping[str, Difference]]) -> str:
 def combiner_table(metrics: BySplit, differences: Differences) -> ReportTable:
     """Lay out metrics in per cent; ``differences`` say by how much rows exceed texts alone."""
     rows = []
-    for split, row, found in _in_order(metrics):
+    for split, row, values in _in_order(metrics):
         less_text = in_points(differences[row][split]["R@10"]) if row in differences else ""
-        rows.append([split, row, *_per_cent(found, SHOWN_OF_COMBINERS), less_text])
+        rows.append([split, row, *_per_cent(values, SHOWN_OF_COMBINERS), less_text])
     columns = ("split", "ads by", *SHOWN_OF_COMBINERS, "R@10 minus text alone")
     return ReportTable("", columns, rows, text_columns=2)
 
@@ -128,10 +130,10 @@ def answers_table(queries: Sequence[str], answers: Sequence[Mapping[str, Any]]) 
     """Lay out what a retriever answers, one row per ad, best first."""
     rows = []
     for query, answer in zip(queries, answers, strict=True):
-        found = [*zip(answer["ads"], answer["ad_ids"], answer["scores"], strict=True)]
+        ads = zip(answer["ads"], answer["ad_ids"], answer["scores"], strict=True)
         if answer["error"]:
             rows.append([query, f"error: {answer['error']}", "", ""])
-        for place, (ad, ad_id, score) in enumerate(found):
+        for place, (ad, ad_id, score) in enumerate(ads):
             rows.append(["" if place else query, ad, ad_id, f"{score:.3f}"])
     return ReportTable("", ("query", "ad", "id", "score"), rows, text_columns=3)
 
@@ -139,9 +141,9 @@ def answers_table(queries: Sequence[str], answers: Sequence[Mapping[str, Any]]) 
 def _in_order(metrics: BySplit) -> list[tuple[str, str, Metrics]]:
     """Return (split, row, metrics), by splits first."""
     splits = dict.fromkeys(split for by_split in metrics.values() for split in by_split)
-    return [(split, row, of[split]) for split in splits for row, of in metrics.items()]
+    return [(split, row, by_split[split]) for split in splits for row, by_split in metrics.items()]
 
 
 def _per_cent(metrics: Metrics, names: Sequence[str], prefix: str = "") -> list[str]:
-    found = (metrics.get(f"{prefix}{name}") for name in names)
-    return ["–" if value is None else f"{100 * value:.2f}" for value in found]
+    values = (metrics.get(f"{prefix}{name}") for name in names)
+    return ["–" if value is None else f"{100 * value:.2f}" for value in values]

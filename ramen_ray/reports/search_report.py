@@ -34,8 +34,8 @@ class TrialRecord:
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)  # sampled settings, by dotted key
-    value: float | None = None  # what decides, of its best validation; None before the first
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of the same, by name; fractions
+    value: float | None = None  # what trials are ranked by, at the best validation, if any
+    metrics: Mapping[str, float] = field(default_factory=dict)  # at the same one; fractions
     epochs: int = 0
     seconds: float = 0.0  # of training, with the start of the trial
     is_whole: bool = False  # whether it trained to the end
@@ -85,21 +85,24 @@ def describe_sweep(trials: Sequence[TrialRecord], metric: str, command: str | No
     for trial in trials[:MOST_DESCRIBED]:
         value = "–" if trial.value is None else f"{100 * trial.value:.2f}"
         tried = [
-            f"{key} {one:.4g}" if isinstance(one, float) else f"{key} {one}"
-            for key, one in trial.params.items()
+            f"{key} {setting:.4g}" if isinstance(setting, float) else f"{key} {setting}"
+            for key, setting in trial.params.items()
         ]
         rows.append([trial.name, value, trial.end, ", ".join(tried)])
     columns = ("trial", metric, "ended", "settings")
     table = as_markdown(ReportTable("", columns, rows, text_columns=4))
     rest = len(trials) - MOST_DESCRIBED
-    more = [f"and {rest} more in {TRIALS_FILE}"] * (rest > 0)
-    best = [f"Train the best: `{command}`"] * (command is not None)
-    return "\n\n".join([*best, *said_of_equals(trials), table, *more])
+    parts = [*said_of_equals(trials), table]
+    if command is not None:
+        parts.insert(0, f"Train the best: `{command}`")
+    if rest > 0:
+        parts.append(f"and {rest} more in {TRIALS_FILE}")
+    return "\n\n".join(parts)
 
 
 def said_of_equals(trials: Sequence[TrialRecord]) -> list[str]:
     """Return a sentence if several of the trials, best first, came out equal to the best."""
-    whole = [one for one in trials if one.is_whole and one.metrics == trials[0].metrics]
+    whole = [trial for trial in trials if trial.is_whole and trial.metrics == trials[0].metrics]
     if len(whole) < 2:
         return []
     return [
@@ -145,13 +148,15 @@ def candidates_table(
 ) -> str:
     """Return a Markdown table of candidates, and how far they are behind the chosen one."""
     rows = []
-    for name, one in candidates.items():
-        reached = [f"{100 * one.metrics[metric]:.2f}" for metric in HEADLINES]
-        behind = [in_points(gains[name][of], 1) if name in gains else "" for of in HEADLINES]
-        end = "" if one.is_whole else one.end or "out of time"
-        rows.append([name, *reached, *behind, f"{one.epochs:g}", f"{one.seconds:.0f}", end])
-    columns = ["candidate", *(f"validation {of}" for of in HEADLINES)]
-    columns += [*(f"{of} behind" for of in HEADLINES), "epochs", "seconds", ""]
+    for name, trial in candidates.items():
+        reached = [f"{100 * trial.metrics[metric]:.2f}" for metric in HEADLINES]
+        behind = [
+            in_points(gains[name][metric], 1) if name in gains else "" for metric in HEADLINES
+        ]
+        end = "" if trial.is_whole else trial.end or "out of time"
+        rows.append([name, *reached, *behind, f"{trial.epochs:g}", f"{trial.seconds:.0f}", end])
+    columns = ["candidate", *(f"validation {metric}" for metric in HEADLINES)]
+    columns += [*(f"{metric} behind" for metric in HEADLINES), "epochs", "seconds", ""]
     return as_markdown(ReportTable("", columns, rows))
 
 
@@ -163,8 +168,8 @@ def verdict(
 ) -> list[str]:
     """Say what is chosen, what matters on the data, what does not, and how sure that is.
 
-    ``candidates`` come best first, by the mean of the headline metrics. ``gains`` are differences
-    of what is ``chosen`` to others, by these names.
+    ``candidates`` come best first, by the mean of the headline metrics. ``gains`` are by how much
+    the ``chosen`` one exceeds others, by their names.
     """
     best = next(iter(candidates))
     why = "best by the mean of both metrics"
@@ -172,10 +177,10 @@ def verdict(
         why = f"the default; {best} is no better by more than noise, or was not trained to the end"
     said: dict[str, list[str]] = {"what matters": [], "what does not show": []}
     for other, by in gains.items():
-        shows = any(low > 0 or high < 0 for _, low, high in (by[of] for of in HEADLINES))
-        figures = ", ".join(f"{of} {in_points(by[of], digits=1)}" for of in HEADLINES)
+        shows = any(low > 0 or high < 0 for _, low, high in (by[metric] for metric in HEADLINES))
+        figures = ", ".join(f"{metric} {in_points(by[metric], digits=1)}" for metric in HEADLINES)
         said["what matters" if shows else "what does not show"].append(f"over {other}: {figures}")
-    finished = sum(one.is_whole for one in candidates.values())
+    finished = sum(trial.is_whole for trial in candidates.values())
     return [
         f"train: {chosen}, {why}",
         *(f"{title}: {'; '.join(others)}" for title, others in said.items() if others),
@@ -194,7 +199,7 @@ def write_recommendation(
     places = range(len(candidates))
     with drawn(folder / "recommendation.png", 9, 1 + 0.3 * len(candidates)) as axes:
         for metric in HEADLINES:
-            values = [100 * one.metrics[metric] for one in candidates.values()]
+            values = [100 * trial.metrics[metric] for trial in candidates.values()]
             axes.plot(values, places, "o", label=metric)
         axes.set_yticks(places, list(candidates))
         axes.invert_yaxis()
