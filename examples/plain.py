@@ -96,18 +96,18 @@ class Training:
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self.data = config, Data(config)
-        rates, weights = config.optimizer, self.data.bag.token_embeddings.detach()
+        rates = config.optimizer
+        weights = self.data.bag.token_embeddings.detach()
         self.bag = nn.EmbeddingBag.from_pretrained(weights, freeze=False, mode="mean")
         self.head = nn.Linear(weights.shape[1], weights.shape[1])  # makes what asks classifiers
         nn.init.orthogonal_(self.head.weight, generator=torch.manual_seed(config.seed + 1))
         nn.init.zeros_(self.head.bias)
         vectors = normalize(self.head(self.means("ads"))).detach()  # classifiers begin as texts
         self.classifiers = nn.Embedding.from_pretrained(vectors, freeze=False, sparse=True)
-        parameters = [self.bag.weight, self.head.weight]
-        matrices = {"params": parameters, "weight_decay": rates.weight_decay}
-        biases = {"params": [self.head.bias], "weight_decay": 0.0}
+        matrices = [self.bag.weight, self.head.weight]
+        groups = [{"params": matrices}, {"params": [self.head.bias], "weight_decay": 0.0}]
         self.optimizers = [
-            torch.optim.AdamW([matrices, biases], rates.lr, eps=1e-6),
+            torch.optim.AdamW(groups, rates.lr, eps=1e-6, weight_decay=rates.weight_decay),
             torch.optim.SparseAdam([self.classifiers.weight], config.classifier.lr),  # of the pool
         ]
         self.steps_per_epoch = len(self.data.query_ids) // config.training.global_batch_size
@@ -130,10 +130,10 @@ class Training:
         """Draw a batch, encode it, and move the model; returns losses, then weights of graphs."""
         config, data = self.config, self.data
         epoch, place = divmod(step, self.steps_per_epoch)
-        key, size = (config.seed, epoch), config.training.global_batch_size
-        queries = random_order(len(data.query_ids), size, range(size), *key)[place]
+        size = config.training.global_batch_size
+        queries = random_order(len(data.query_ids), size, range(size), config.seed, epoch)[place]
         num_ads = config.base.parts.num_positives
-        ads = draw_ads(data.clicks, queries, data.query_ids[queries], key, num_ads)
+        ads = draw_ads(data.clicks, queries, data.query_ids[queries], (config.seed, epoch), num_ads)
         pool = np.unique(ads[ads >= 0])
         clicked_BL = torch.from_numpy(data.clicked["train"][np.ix_(queries, pool)])
         means_BD = self.means("queries/train", queries)

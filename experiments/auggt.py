@@ -165,8 +165,8 @@ class Propagation(Section):
 
 def main() -> None:
     """Write the dataset directory."""
-    given = parse_settings(Propagation, str(__doc__))
-    dataset = propagate_clicks(Dataset(given.dataset), given.output, given.settings)
+    flags = parse_settings(Propagation, str(__doc__))
+    dataset = propagate_clicks(Dataset(flags.dataset), flags.output, flags.settings)
     print(f"wrote {dataset.name} to {dataset.path}")
 
 

@@ -74,7 +74,9 @@ class NameList:
     def find(self, texts: pa.StringArray) -> tuple[Int64s, Int64s]:
         """Find the entities that texts (n,) name, as unique, ascending (position, entity) pairs."""
         named = enumerate(map(self._entities_of, _words(texts)))
-        pairs = sorted({(position, entity) for position, found in named for entity in found})
+        pairs = sorted(
+            {(position, entity) for position, entities_named in named for entity in entities_named}
+        )
         positions, entities = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         return positions, entities
 
@@ -151,12 +153,12 @@ def bad_match_rates(names: NameList, predictions: pa.Table) -> dict[str, float]:
     but none in common. A rate is the share of bad matches among the first k predictions for the
     queries that have a name of the kind, whose share is ``brand/named_queries``.
     """
-    shown = predictions.filter(pc.less_equal(predictions["rank"], max(KS)))
-    ranks = shown["rank"].to_numpy()
-    queries = names.named_by(shown["query"])
-    ads = names.named_by(shown["ad"])
-    has_any_name = np.zeros(len(shown), dtype=np.bool_)
-    is_bad_at_all = np.zeros(len(shown), dtype=np.bool_)
+    first = predictions.filter(pc.less_equal(predictions["rank"], max(KS)))
+    ranks = first["rank"].to_numpy()
+    queries = names.named_by(first["query"])
+    ads = names.named_by(first["ad"])
+    has_any_name = np.zeros(len(first), dtype=np.bool_)
+    is_bad_at_all = np.zeros(len(first), dtype=np.bool_)
     rates: dict[str, float] = {}
     for number, kind in enumerate(names.kinds):
         is_of_kind = np.flatnonzero(names.kind_of == number)

@@ -32,14 +32,18 @@ def main() -> None:
         from ramen_ray.reports.report_tables import difference_table, show
         from ramen_ray.tracking.registry import RegistryError
     output = settings.output.absolute()
-    made = compile_for_cpus(registry, settings.model, settings.int8, output)
-    show(difference_table(made.metrics, made.differences, ("compiled", "original")))
-    print(f"one query: {made.milliseconds:.2f} ms, before {made.milliseconds_before:.2f} ms")
-    print(f"scores: differ by at most {made.score_difference:.1e}")
-    if made.refusal:
-        raise RegistryError(f"{made.model_uri} does not replace {settings.model}: {made.refusal}")
-    print(f"retriever: {made.model_uri}")
-    print(f"next: {asking(made.model_uri, settings.output)}")
+    compiled = compile_for_cpus(registry, settings.model, settings.int8, output)
+    show(difference_table(compiled.metrics, compiled.differences, ("compiled", "original")))
+    print(
+        f"one query: {compiled.milliseconds:.2f} ms, before {compiled.milliseconds_before:.2f} ms"
+    )
+    print(f"scores: differ by at most {compiled.score_difference:.1e}")
+    if compiled.refusal:
+        raise RegistryError(
+            f"{compiled.model_uri} does not replace {settings.model}: {compiled.refusal}"
+        )
+    print(f"retriever: {compiled.model_uri}")
+    print(f"next: {asking(compiled.model_uri, settings.output)}")
 
 
 if __name__ == "__main__":

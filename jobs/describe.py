@@ -51,7 +51,8 @@ def main() -> None:
         from ramen_ray.reports.pages import write_page
         from ramen_ray.reports.report_tables import show
     description = describe(dataset, settings.encoder, settings.max_length)
-    words, tables = dataset_words(description), dataset_tables(description)
+    words = dataset_words(description)
+    tables = dataset_tables(description)
     for sentence in words:
         print(printable(f"- {sentence}"))
     for table in tables:

@@ -45,7 +45,8 @@ class EvaluateSettings(Section):
 def main() -> None:
     """Evaluate, print the tables and the files written."""
     settings = parse_settings(EvaluateSettings, __doc__)
-    checkpoint, predictions = settings.checkpoint, settings.predictions
+    checkpoint = settings.checkpoint
+    predictions = settings.predictions
     if settings.against is not None and predictions is None:
         raise ConfigError("--against compares --predictions; give a file for both")
     checkpoint_of(checkpoint)
@@ -72,8 +73,8 @@ def main() -> None:
         print("next: --predictions FILE shows the answers")
     else:
         page = predictions.with_suffix(".html")
-        found = read_predictions(predictions)
-        write_predictions_page(page, f"{checkpoint.name}: {settings.split} queries", found, other)
+        title = f"{checkpoint.name}: {settings.split} queries"
+        write_predictions_page(page, title, read_predictions(predictions), other)
         print(f"predictions: {predictions}; to look at: {page}")
 
 

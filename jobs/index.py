@@ -28,21 +28,23 @@ from ramen_ray.told import told
 class IndexSettings(ModelSettings):
     """Add, replace and remove ads of a retriever."""
 
-    given: Annotated[NewAds, tyro.conf.arg(name="")]
+    changes: Annotated[NewAds, tyro.conf.arg(name="")]
 
 
 def main() -> None:
     """Change the ads and print the new retriever's URI."""
     settings = parse_settings(IndexSettings, __doc__)
-    check_given(settings.given)
+    check_given(settings.changes)
     registry = settings.registry()
     with told("loading libraries"):
         from ramen_ray.orchestration.serve.copies import extend_retriever
     with told("making the new version"):
-        made = extend_retriever(registry, settings.model, settings.given, settings.output)
-    said = [f"{number:,} {what}" for what, number in made.counts.items() if number]
-    model = settings.model if "@" in settings.model else made.model_uri
-    print(f"{made.model_uri} has {made.num_ads:,} ads: {', '.join(said) or 'nothing to change'}")
+        changed = extend_retriever(registry, settings.model, settings.changes, settings.output)
+    said = [f"{number:,} {what}" for what, number in changed.counts.items() if number]
+    model = settings.model if "@" in settings.model else changed.model_uri
+    print(
+        f"{changed.model_uri} has {changed.num_ads:,} ads: {', '.join(said) or 'nothing to change'}"
+    )
     print(f"next: {asking(model, settings.output)}")
 
 

@@ -62,19 +62,19 @@ def main() -> int | None:
         from ramen_ray.orchestration.serve.promotion import IncomparableError, promote
         from ramen_ray.reports.report_tables import difference_table, show
     try:
-        found = promote(registry, settings.run, settings.name, settings.rules)
+        promotion = promote(registry, settings.run, settings.name, settings.rules)
     except IncomparableError as error:
         raise IncomparableError(f"{error}; --force promotes it anyway") from error
-    if found.origin:
-        print(found.origin)
-    for one in found.compared:
-        print(f"on {one.of}:")
-        show(difference_table(one.candidate, one.differences, more=one.kept))
-    if not found.promoted:
-        print(f"version {found.version} is not promoted: {found.verdict}")
-        print(f"next: {asking(f'models:/{name}/{found.version}', settings.output)}")
+    if promotion.origin:
+        print(promotion.origin)
+    for comparison in promotion.compared:
+        print(f"on {comparison.of}:")
+        show(difference_table(comparison.candidate, comparison.differences, more=comparison.kept))
+    if not promotion.promoted:
+        print(f"version {promotion.version} is not promoted: {promotion.verdict}")
+        print(f"next: {asking(f'models:/{name}/{promotion.version}', settings.output)}")
         return NOT_PROMOTED
-    print(f"{name}@{alias} is version {found.version}: {found.verdict}")
+    print(f"{name}@{alias} is version {promotion.version}: {promotion.verdict}")
     print(f"next: {asking(f'models:/{name}@{alias}', settings.output)}")
     return None
 

@@ -36,8 +36,8 @@ def _show_uncaught(
 ) -> None:
     """Show an error with its traceback, but Ctrl-C in one line, with its exit code."""
     if not issubclass(kind, KeyboardInterrupt):
-        shown = redacted("".join(traceback.format_exception(kind, error, trace)))
-        print(shown, end="", file=sys.stderr)  # noqa: T201
+        text = redacted("".join(traceback.format_exception(kind, error, trace)))
+        print(text, end="", file=sys.stderr)  # noqa: T201
         return
     print("interrupted", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(128 + signal.SIGINT)
@@ -167,8 +167,8 @@ def run_job(job: Callable[[], int | None]) -> int:
             message = _what_to_do_about(error)
             if message is None:
                 raise
-            shown = "\n".join(map(printable, message.split("\n")))
-            print(f"error: {shown}", file=sys.stderr)  # noqa: T201
+            text = "\n".join(map(printable, message.split("\n")))
+            print(f"error: {text}", file=sys.stderr)  # noqa: T201
         except KeyboardInterrupt as stop:
             return _ended_by(ended_by[-1], str(stop))
     return USER_ERROR_CODE
@@ -176,7 +176,7 @@ def run_job(job: Callable[[], int | None]) -> int:
 
 @contextmanager
 def _unwinding_at_signals() -> Iterator[list[signal.Signals]]:
-    """Raise KeyboardInterrupt at a signal that ends a job; what is yielded then ends with it."""
+    """Raise KeyboardInterrupt at a signal that ends a job; yield a list that then ends with it."""
     came = [signal.SIGINT]
 
     def interrupt(number: int, _: FrameType | None) -> None:
@@ -272,9 +272,9 @@ def parse_settings(
 
 
 def parse_with_run_config(
-    own: Settings, description: str, argv: Sequence[str] | None = None
+    job: Settings, description: str, argv: Sequence[str] | None = None
 ) -> tuple[Settings, RunConfig]:
-    """Parse ``[PRESET | --config FILE] [--section.key value ...]`` and the flags of ``own``.
+    """Parse ``[PRESET | --config FILE] [--section.key value ...]`` and the flags of a ``job``.
 
     ``--dataset`` brings the λ of the preset's recipe on these data, and ``--base.kind`` and
     ``--base.loss`` the constants of that base; other flags then change single settings. Raises a
@@ -283,7 +283,7 @@ def parse_with_run_config(
     """
     default, rest = _starting_config(argv)
     unprefixed = tyro.conf.arg(name="")
-    kind: Any = tuple[Annotated[type(own), unprefixed], Annotated[RunConfig, unprefixed]]  # type: ignore[misc]
+    kind: Any = tuple[Annotated[type(job), unprefixed], Annotated[RunConfig, unprefixed]]  # type: ignore[misc]
     width = max(map(len, PRESETS))
     presets = "\n".join(
         f"    {name:{width}}  {str(preset.__doc__).splitlines()[0]}"
@@ -292,7 +292,7 @@ def parse_with_run_config(
     with _errors_in_one_line():
         settings, config = tyro.cli(
             kind,
-            default=(own, default),
+            default=(job, default),
             args=rest,
             prog=f"{sys.argv[0]} [PRESET | --config FILE]",
             description=f"{description}\nPresets (default {DEFAULT_PRESET}; PRESET --help shows "
@@ -315,8 +315,10 @@ def _starting_config(argv: Sequence[str] | None) -> tuple[RunConfig, list[str]]:
         case ["--config"]:
             raise ConfigError("--config needs a file")
         case ["--config", file, *rest]:
-            saved, given = read_run_config(Path(file)), _deciding(rest)
-            config = on_dataset(saved, given.dataset) if given.dataset is not None else saved
+            config = read_run_config(Path(file))
+            flags = _deciding(rest)
+            if flags.dataset is not None:
+                config = on_dataset(config, flags.dataset)
         case [name, *rest] if not name.startswith("-") and name not in PRESETS:
             dataset, _, base = name.partition("-")
             if dataset in BUILT_IN and base in NOW:
@@ -326,9 +328,10 @@ def _starting_config(argv: Sequence[str] | None) -> tuple[RunConfig, list[str]]:
         case words:
             is_named = words and not words[0].startswith("-")
             name, rest = (words[0], words[1:]) if is_named else (DEFAULT_PRESET, words)
-            given = _deciding(rest)
-            config = PRESETS[name](*[given.dataset] if given.dataset is not None else [])
-    parts = {key: value for key in BASE_PARTS if (value := getattr(given, key)) is not None}
+            preset = PRESETS[name]
+            flags = _deciding(rest)
+            config = preset() if flags.dataset is None else preset(flags.dataset)
+    parts = {key: getattr(flags, key) for key in BASE_PARTS if getattr(flags, key) is not None}
     return _with_a_flag_for_each_set(with_base(config, parts)), rest
 
 
@@ -356,16 +359,16 @@ def _with_a_flag_for_each_set(config: RunConfig) -> RunConfig:
 @contextmanager
 def _errors_in_one_line() -> Iterator[None]:
     """Turn the box that tyro draws around an error into a ConfigError of one line."""
-    shown = io.StringIO()
+    box = io.StringIO()
     try:
-        with redirect_stderr(shown):
+        with redirect_stderr(box):
             yield
     except ValidationError as error:
         raise ConfigError(message_of(error)) from None
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ConfigError(_in_one_line(shown.getvalue())) from None
+        raise ConfigError(_in_one_line(box.getvalue())) from None
 
 
 def _in_one_line(box: str) -> str:
@@ -375,8 +378,8 @@ def _in_one_line(box: str) -> str:
     said = takewhile(lambda line: line.strip("─-"), of_text)
     words = " ".join(said).partition(" [type=")[0].replace("Value error, ", "")
 
-    def key(found: re.Match[str]) -> str:
-        named = ".".join(name for name in found.groups() if name)
+    def key(match: re.Match[str]) -> str:
+        named = ".".join(filter(None, match.groups()))
         return f"{named}: " if named else ""
 
     return _OF_PYDANTIC.sub(key, words)

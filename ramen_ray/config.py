@@ -44,7 +44,7 @@ Name = Annotated[str, AfterValidator(checked_name)]
 DatasetPath = Annotated[str, AfterValidator(_dataset_path)]
 Weights = Annotated[
     dict[str, NotNegative],
-    AfterValidator(lambda given: {name: weight for name, weight in given.items() if weight}),
+    AfterValidator(lambda weights: {name: weight for name, weight in weights.items() if weight}),
 ]
 
 DEFAULT_EXPERIMENT = "ramen_ray"
@@ -394,7 +394,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
-        batch, workers = self.training.global_batch_size, self.workers.num_workers
+        batch = self.training.global_batch_size
+        workers = self.workers.num_workers
         if batch % workers:
             raise ValueError(
                 f"training.global_batch_size {batch} cannot be shared evenly by "
@@ -425,7 +426,9 @@ def overlay(config: ConfigType, changes: Mapping[str, Any]) -> ConfigType:
 
 def check_epochs(config: RunConfig) -> None:
     """Raise a ConfigError if pruned graphs, shortlists or clusters would begin after the end."""
-    epochs, pruning, base = config.training.epochs, config.pruning, config.base
+    epochs = config.training.epochs
+    pruning = config.pruning
+    base = config.base
     # results of what runs beside the training are used an epoch later
     pruned = pruning.warmup_epochs + (pruning.mode == "asynchronous")
     listed = base.refresh_every + (base.refresh_mode == "asynchronous")

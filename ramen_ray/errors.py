@@ -55,18 +55,18 @@ def first_line_of(error: BaseException) -> str:
 
 
 def redacted(text: str) -> str:
-    """Return ``text``, of whose addresses scheme, host, port and path are shown, and no more."""
+    """Return ``text`` with only scheme, host, port and path left of its addresses."""
     return _QUERY.sub("?***", _WITHOUT_SCHEME.sub("***@", _IN_TEXT.sub(_allowed, text)))
 
 
 def shown_address(address: str) -> str:
-    """Return what may be shown of a text that is an address from its first letter to its last."""
+    """Return what may be shown of a text that is one address as a whole."""
     whole = _WHOLE.fullmatch(address)
     return redacted(address) if whole is None else _allowed(whole)
 
 
 def redacted_reason(reason: str, address: str) -> str:
-    """Return what a library says of ``address``, without the words of it that are not shown."""
+    """Return what a library says of ``address``, without the address's words that are not shown."""
     secret = set(re.findall(r"\w+", f"{address} {unquote(address)}"))
     for word in secret - set(re.findall(r"\w+", shown_address(address))):
         reason = re.sub(rf"\b{word}\b", "***", reason)
@@ -88,14 +88,14 @@ def _allowed(address: re.Match[str]) -> str:
 
 def printable(text: str) -> str:
     """Escape what a terminal would act on instead of showing it, line breaks too."""
-    return _ACTS_ON_TERMINALS.sub(lambda found: repr(found[0])[1:-1], text)
+    return _ACTS_ON_TERMINALS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def shown_path(path: str | Path) -> str:
     """Return a path as it is written in the current folder: relative, if it is inside."""
     here = Path.cwd()
-    shown = str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)
-    return f"./{shown}" if shown.startswith("-") else shown  # commands would read it as a flag
+    text = str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)
+    return f"./{text}" if text.startswith("-") else text  # commands would read it as a flag
 
 
 def without_secrets(value: Any) -> Any:

@@ -81,12 +81,13 @@ def _as_arguments(names: Mapping[str, str] | None = None) -> Iterator[None]:
         return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), message)
 
     def record(*args: Any, **kwargs: Any) -> logging.LogRecord:
-        made = kept(*args, **kwargs)
-        if made.name.startswith("ramen_ray"):
-            made.msg, made.args = told(made.getMessage()), ()
-        return made
+        entry = factory(*args, **kwargs)
+        if entry.name.startswith("ramen_ray"):
+            entry.msg = told(entry.getMessage())
+            entry.args = ()
+        return entry
 
-    kept = logging.getLogRecordFactory()
+    factory = logging.getLogRecordFactory()
     logging.setLogRecordFactory(record)
     try:
         yield
@@ -94,7 +95,7 @@ def _as_arguments(names: Mapping[str, str] | None = None) -> Iterator[None]:
         error.args = (told(str(error)),)
         raise
     finally:
-        logging.setLogRecordFactory(kept)
+        logging.setLogRecordFactory(factory)
 
 
 def write_dataset(
@@ -137,12 +138,12 @@ def write_dataset(
                 raise DatasetError(f"{argument} is no table: {first_line_of(error)}") from error
             return str(file)
 
-        def edges(argument: str, given: Mapping[str, Frame] | None) -> dict[str, str]:
-            for name in given or {}:
+        def edges(argument: str, frames: Mapping[str, Frame] | None) -> dict[str, str]:
+            for name in frames or {}:
                 check_spelling(name)
             return {
                 name: written(f"{argument}[{name!r}]", frame, f"{argument}.{name}")
-                for name, frame in (given or {}).items()
+                for name, frame in (frames or {}).items()
             }
 
         tables = UserTables(
@@ -182,7 +183,7 @@ def validate(dataset: str | Path | Dataset) -> list[Finding]:
 
 @_as_arguments()
 def fit(config: RunConfig) -> "TrainResult":
-    """Train a run, or resume one that was interrupted; what it returns has metrics and the folder.
+    """Train a run, or resume an interrupted one; the result has metrics and the folder.
 
     Raises:
         UserError: the data, the encoder, the MLflow store or the machine cannot be used.
@@ -196,10 +197,9 @@ def fit(config: RunConfig) -> "TrainResult":
 def evaluate(
     run: str | Path, split: str = "test", dataset: str | Path | None = None
 ) -> dict[str, float]:
-    """Return the metrics, by name, of a finished run, or one of its checkpoints, in that folder.
+    """Return the metrics, by name, of the finished run or the checkpoint in the folder ``run``.
 
-    The split is ``validation``, ``test`` or ``zero_shot``; ``dataset`` another than the one trained
-    on.
+    The split is ``validation``, ``test`` or ``zero_shot``. ``dataset`` replaces the one trained on.
 
     Raises:
         UserError: the folder or the dataset is missing, or not what it was.
@@ -243,8 +243,8 @@ class Retriever:
         rows = list[tuple[Any, ...]]()
         for query, answer in zip(texts, ask(self._model, texts, params).to_pylist(), strict=True):
             if answer["error"]:
-                shown = None if query is None else printable(str(query))
-                rows.append((shown, None, None, None, None, answer["error"]))
+                text = None if query is None else printable(str(query))
+                rows.append((text, None, None, None, None, answer["error"]))
             best = zip(answer["ad_ids"], answer["ads"], answer["scores"], strict=True)
             rows += [(query, rank, *ad, None) for rank, ad in enumerate(best, start=1)]
         columns = zip(*rows, strict=True) if rows else [()] * len(ANSWERS)
@@ -290,5 +290,5 @@ def load_retriever(named: str | Path | None = None, output: str | Path = "output
         RegistryError, TrackingError: there is none, or it cannot be loaded.
     """
     registry = Registry(tracking_uri(Path(output)))
-    given = None if named is None else str(named)
-    return Retriever(retriever_uri(registry, given, Path(output)), registry)
+    model = None if named is None else str(named)
+    return Retriever(retriever_uri(registry, model, Path(output)), registry)

@@ -6,8 +6,16 @@ from typing import NamedTuple
 from ramen_ray.config import RunConfig
 from ramen_ray.method.retrieval.index import DIMENSIONS_PER_CODE, HNSW_LINKS, IndexKind, choose_kind
 
-POINTER, HASH, WEIGHT, FLOAT, HALF, INT32, TOKEN = 8, 8, 8, 4, 2, 4, 2  # bytes
-STATES, CLASSIFIER_STATES = 16, 12  # of a weight with its moments, and its gradient or none
+# bytes
+POINTER = 8
+HASH = 8
+WEIGHT = 8
+FLOAT = 4
+HALF = 2
+INT32 = 4
+TOKEN = 2
+STATES = 16  # of a weight, its gradient and its moments
+CLASSIFIER_STATES = 12  # the same without a gradient
 ENCODERS = {"bag": (384, 11_720_448), "minilm": (384, 22_565_376), "distilbert": (768, 66_362_880)}
 """Width and number of weights; the bag is of MiniLM's token embeddings."""
 
@@ -63,7 +71,8 @@ def index_bytes(ads: int, dim: int, kind: IndexKind) -> float:
 
 def memory(sizes: Sizes, config: RunConfig, dim: int, weights: int) -> dict[str, dict[str, float]]:
     """Return bytes of what each stage reads at random or holds, on a machine with one worker."""
-    parts, walks = config.base.parts, config.walk.enabled
+    parts = config.base.parts
+    walks = config.walk.enabled
     graph = graph_bytes(sizes, config.walk.top_k if walks else sizes.edges_per_node)
     has_shortlists = parts.hard_negatives == "shortlists"
     prunes = config.pruning.mode != "never" and bool(sizes.anchors)

@@ -34,9 +34,10 @@ SOFTMAX_RATE, SOFTMAX_WEIGHT = 0.5, 10
 
 def with_recipe(config: RunConfig) -> RunConfig:
     """Pull ads to the anchors of each graph with their edges, by adaptive λ; or a DatasetError."""
-    dataset, highest = Dataset(config.dataset), config.regularization.adaptive_max
+    dataset = Dataset(config.dataset)
+    highest = config.regularization.adaptive_max
     # Queries stay out: what a query is linked to is mostly not an answer to it.
-    sets = [one for one in linked_sets(dataset)["lambda_z"] if one in dataset.strict_anchor_sets]
+    sets = [name for name in linked_sets(dataset)["lambda_z"] if name in dataset.strict_anchor_sets]
     changes = {
         "regularization.lambda_x": {},
         "regularization.lambda_z": dict.fromkeys(sets, highest),
@@ -47,21 +48,21 @@ def with_recipe(config: RunConfig) -> RunConfig:
 
 def _constants_of(dataset: Dataset) -> dict[str, Any]:
     """Return the propensity model's constants, if the dataset was published with its own."""
-    known = dataset.metadata
-    return {f"evaluation.{key}": known[key] for key in PROPENSITY if key in known}
+    metadata = dataset.metadata
+    return {f"evaluation.{key}": metadata[key] for key in PROPENSITY if key in metadata}
 
 
 def on_dataset(config: RunConfig, dataset: str) -> RunConfig:
     """Put another dataset in place of a configuration's; or a DatasetError.
 
-    λ of sets that it has too stays. If none is left of those in use, the recipe holds.
+    Sets that it has too keep their λ. If it has none of those in use, λ is that of the recipe.
     """
     moved = overlay(config, {"dataset": dataset})
     opened = Dataset(moved.dataset)
-    known = opened.anchor_sets
+    sets = opened.anchor_sets
     moved = overlay(moved, _constants_of(opened))
     weights = {
-        f"regularization.{side}": {name: w for name, w in of_side.items() if name in known}
+        f"regularization.{side}": {name: w for name, w in of_side.items() if name in sets}
         for side, of_side in lambdas(config).items()
     }
     has_lost_all = any(lambdas(config).values()) and not any(weights.values())
@@ -78,7 +79,8 @@ def base_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any
     is_softmax = overlay(config, changes).base.parts.loss != "triplet"
     if is_softmax == (config.base.parts.loss != "triplet"):
         return dict(changes)
-    rates, graph = config.optimizer.model_dump(), config.regularization
+    rates = config.optimizer.model_dump()
+    graph = config.regularization
 
     def scaled(value: float, factor: float) -> float:
         return value * factor if is_softmax else value / factor
@@ -109,14 +111,13 @@ def used_sets(config: RunConfig) -> list[str]:
 
 def linked_sets(dataset: Dataset) -> dict[str, list[str]]:
     """Return the anchor sets with edges of queries, as ``lambda_x``, and of ads, ``lambda_z``."""
-    tables = {
-        side: {f"edges/{name}/{end}": name for name in dataset.anchor_sets}
-        for side, end in (("lambda_x", "query"), ("lambda_z", "ad"))
-    }
-    return {
-        side: [name for table, name in of.items() if dataset.has(table) and dataset.num_rows(table)]
-        for side, of in tables.items()
-    }
+    linked: dict[str, list[str]] = {"lambda_x": [], "lambda_z": []}
+    for name in dataset.anchor_sets:
+        for side, end in (("lambda_x", "query"), ("lambda_z", "ad")):
+            table = f"edges/{name}/{end}"
+            if dataset.has(table) and dataset.num_rows(table):
+                linked[side].append(name)
+    return linked
 
 
 def check_sets(config: RunConfig, dataset: Dataset) -> None:

@@ -16,14 +16,14 @@ UNADVISED_LAMBDA = 0.3
 
 def training_command(config: RunConfig) -> str:
     """Return the command that trains with ``config``, in fewest flags; or a DatasetError."""
-    own = flatten(config)
-    parts = {key: own[key] for key in BASE_PARTS}
+    settings = flatten(config)
+    parts = {key: settings[key] for key in BASE_PARTS}
     commands: list[list[str]] = []
     for name, preset in PRESETS.items():
         start = preset(config.dataset)
         before = flatten(start)
         base = _flags({key: before[key] for key in parts}, parts)
-        others = _flags(flatten(with_base(start, parts)), own)
+        others = _flags(flatten(with_base(start, parts)), settings)
         data = ["--dataset", shown_dataset(config.dataset)]
         commands.append(["python", "jobs/train.py", name, *data, *base, *others])
     shortest = min(commands, key=len)

@@ -8,7 +8,9 @@ from functools import cache
 from threading import Event, Thread
 from typing import TypeVar
 
-FIRST_LINE_S, BETWEEN_LINES_S, BETWEEN_LOOKS_S = 5.0, 20.0, 0.5
+FIRST_LINE_S = 5.0
+BETWEEN_LINES_S = 20.0
+BETWEEN_LOOKS_S = 0.5
 
 Item = TypeVar("Item")
 logger = logging.getLogger(__name__)
@@ -21,7 +23,7 @@ def warn_once(line: str) -> None:
 
 
 class Pace:
-    """Says when a line is due, and estimates what is left by what was done since first asked."""
+    """Says when a line is due, and estimates the time left from how fast work was done so far."""
 
     def __init__(self) -> None:
         """Begin: the first line is due in five seconds."""
@@ -29,7 +31,7 @@ class Pace:
         self._first: tuple[float, float] | None = None
 
     def is_due(self) -> bool:
-        """Say whether a line is due, the next of which then is in twenty seconds."""
+        """Say whether a line is due; if it is, the next is due in twenty seconds."""
         now = time.monotonic()
         if now < self._next_line:
             return False
@@ -37,7 +39,7 @@ class Pace:
         return True
 
     def seconds_left(self, done: float, total: float) -> float | None:
-        """Return the seconds left; None before there is more ``done``. If less is, begin anew."""
+        """Return the seconds left; None until ``done`` has grown. If it has shrunk, begin anew."""
         now = time.monotonic()
         if self._first is None or done < self._first[0]:
             self._first = done, now
@@ -64,7 +66,8 @@ def told(what: str, share_done: Callable[[], float] = lambda: 0.0) -> Iterator[N
 
     ``share_done`` returns the share that is done, in [0, 1]; 0 if it is not known.
     """
-    started, pace = time.monotonic(), Pace()
+    started = time.monotonic()
+    pace = Pace()
 
     def tell(ended: Event) -> None:
         while not ended.wait(BETWEEN_LOOKS_S):
@@ -72,8 +75,8 @@ def told(what: str, share_done: Callable[[], float] = lambda: 0.0) -> Iterator[N
             # before anything is done, processes start
             seconds = pace.seconds_left(share, 1) if share else None
             if pace.is_due():
-                left = "" if seconds is None else f", about {seconds:.0f} s left"
-                logger.info("%s: %.0f s%s", what, time.monotonic() - started, left)
+                rest = "" if seconds is None else f", about {seconds:.0f} s left"
+                logger.info("%s: %.0f s%s", what, time.monotonic() - started, rest)
 
     with beside(tell):
         yield

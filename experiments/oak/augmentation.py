@@ -39,7 +39,9 @@ class Combiner(nn.Module):
     def __init__(self, dim: int, pooling: Pooling = "attention", dropout: float = 0.0) -> None:
         """Build a combiner; ``mean`` has no maps d and a, ``dropout`` drops weights α."""
         super().__init__()
-        self.dim, self.pooling, self.dropout = dim, pooling, dropout
+        self.dim = dim
+        self.pooling = pooling
+        self.dropout = dropout
         attends = pooling == "attention"
         self.of_query = _identity(dim) if attends else None
         self.of_anchor = _identity(dim) if attends else None
@@ -132,15 +134,16 @@ class Augmentation(nn.Module):
     @torch.inference_mode()
     def enrich(self, queries: NDArray[np.float32], links: NDArray[Any]) -> NDArray[np.float32]:
         """Return the enriched embeddings (n, D) of queries (n, D), whose links (n, m) may be -1."""
-        device, enriched = self.combiner.norm.weight.device, np.empty_like(queries)
+        device = self.combiner.norm.weight.device
+        enriched = np.empty_like(queries)
         with self._standing_still():
             for start in range(0, len(queries), QUERIES_PER_PASS):
                 part = slice(start, start + QUERIES_PER_PASS)
-                own = links[part].astype(np.int64)
-                anchors = np.unique(own[own >= 0])
+                part_links = links[part].astype(np.int64)
+                anchors = np.unique(part_links[part_links >= 0])
                 embedded = torch.from_numpy(queries[part]).to(device)
                 rows = self.bank.take(anchors).to(device)
-                enriched[part] = self(embedded, own, anchors, rows).cpu().numpy()
+                enriched[part] = self(embedded, part_links, anchors, rows).cpu().numpy()
         return enriched
 
     @contextmanager

@@ -31,7 +31,7 @@ def make_link_dataset(
     """
     parent = Dataset(dataset)
     # the fingerprint is taken before all reading
-    made = {"parent_fingerprint": parent.fingerprint, "anchor_sets": [*anchor_sets], "seed": seed}
+    origin = {"parent_fingerprint": parent.fingerprint, "anchor_sets": [*anchor_sets], "seed": seed}
     check(parent)
     for name in anchor_sets:
         if not parent.has(f"edges/{name}/query"):
@@ -42,7 +42,7 @@ def make_link_dataset(
     name = joined_name(parent.name, "links")
     kept = {key: parent.metadata[key] for key in ("source", "licence") if key in parent.metadata}
     with (
-        new_dataset(output, name=name, links_of=made, **kept) as writer,
+        new_dataset(output, name=name, links_of=origin, **kept) as writer,
         parent.unchanged(WHILE_READ),
         engine(writer.folder, dataset=parent) as connection,
     ):
@@ -67,7 +67,8 @@ def _create_tables(
     connection: Connection, parent: Dataset, anchor_sets: Sequence[str], seed: int
 ) -> None:
     """Create ``bank`` (ad_id, text, folded) and ``linked`` (split, query_id, text, ad_ids ...)."""
-    first, texts = 0, []
+    first = 0
+    texts = []
     for table in (f"anchors/{name}" for name in anchor_sets):
         texts.append(f"SELECT id + {first} AS ad_id, text, folded FROM ({texts_of(table)})")
         first += parent.num_rows(table)

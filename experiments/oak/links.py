@@ -35,10 +35,10 @@ def train_links(data: Prepared, anchor_sets: Sequence[str]) -> Csr:
 def held_out_links(data: Prepared, anchor_sets: Sequence[str], split: str) -> Csr | None:
     """Return the true edges of the queries of a split, likewise; None if a set has none."""
     edges = [data.held_out_edges(name, split) for name in anchor_sets]
-    found = [one for one in edges if one is not None]
-    if len(found) < len(edges):
+    parts = [part for part in edges if part is not None]
+    if len(parts) < len(edges):
         return None
-    return side_by_side(found, [len(data.anchors(name)) for name in anchor_sets])
+    return side_by_side(parts, [len(data.anchors(name)) for name in anchor_sets])
 
 
 def first_links(edges: Csr, num_links: int) -> NDArray[np.int32]:
@@ -65,21 +65,23 @@ def nearest_anchors(
     An anchor with a query's own text is left out if no train query is linked to its own text: it
     would be the nearest of all, and never be right.
     """
-    queries, anchors = data.queries[split], bank_texts(data, anchor_sets)
+    queries = data.queries[split]
+    anchors = bank_texts(data, anchor_sets)
     embedded = model.embed_ads(anchors, np.arange(len(anchors)), use_bf16)
     asking = model.embed_queries(queries, np.arange(len(queries)), use_bf16)
-    own = np.empty((0, 2), dtype=np.int64)
+    own_texts = np.empty((0, 2), dtype=np.int64)
     if not links_own_text(data, anchor_sets):
-        own = np.stack(HashIndex.from_hashes(anchors.hashes).all(queries.hashes), axis=1)
-    found = search(asking, embedded, num_links + most_filters(own), model.device.index)
-    return drop_filtered(found, own, num_links)[0].astype(np.int32)
+        own_texts = np.stack(HashIndex.from_hashes(anchors.hashes).all(queries.hashes), axis=1)
+    nearest = search(asking, embedded, num_links + most_filters(own_texts), model.device.index)
+    return drop_filtered(nearest, own_texts, num_links)[0].astype(np.int32)
 
 
 def links_own_text(data: Prepared, anchor_sets: Sequence[str]) -> bool:
     """Say whether a train query is linked to an anchor with its own text."""
     edges = train_links(data, anchor_sets)
     rows, linked = edges.gather(np.arange(edges.num_rows))
-    queries, anchors = data.queries["train"], bank_texts(data, anchor_sets)
+    queries = data.queries["train"]
+    anchors = bank_texts(data, anchor_sets)
     return bool((queries.hashes[rows] == anchors.hashes[linked]).any())
 
 
@@ -92,14 +94,15 @@ def link_figures(
     ``is_known`` (anchors,) marks, and over the queries with true edges, if known, P@3 and R@10.
     """
     links = anchors[:, :num_links]
-    found = {"known": float(is_known[links[links >= 0]].mean())}
+    figures = {"known": float(is_known[links[links >= 0]].mean())}
     if edges is None:
-        return found
+        return figures
     rows = edges.filled_rows
-    hits, degrees = find_hits(anchors, edges)[rows], edges.degrees(rows)
-    found["P@3"] = float(precision_at(hits, 3).mean())
-    found["R@10"] = float(recall_at(hits, degrees, LINKER_DEPTH).mean())
-    return found
+    hits = find_hits(anchors, edges)[rows]
+    degrees = edges.degrees(rows)
+    figures["P@3"] = float(precision_at(hits, 3).mean())
+    figures["R@10"] = float(recall_at(hits, degrees, LINKER_DEPTH).mean())
+    return figures
 
 
 def side_by_side(parts: Sequence[Csr], num_columns: Sequence[int]) -> Csr:
@@ -109,7 +112,7 @@ def side_by_side(parts: Sequence[Csr], num_columns: Sequence[int]) -> Csr:
     every_row = np.arange(parts[0].num_rows)
     starts = np.cumsum([0, *num_columns])
     rows, columns = zip(*(part.gather(every_row) for part in parts), strict=True)
-    shifted = [own + start for own, start in zip(columns, starts, strict=False)]
+    shifted = [part_columns + start for part_columns, start in zip(columns, starts, strict=False)]
     return Csr.from_pairs(np.concatenate(rows), np.concatenate(shifted), len(every_row))
 
 

@@ -71,7 +71,8 @@ def oak_objective(config: RunConfig, oak: OakSettings) -> Objective:
         return similarities(encoded.added[ENRICHED], encoded.ads_LD)
 
     def calibration(encoded: EncodedBatch) -> Tensor:
-        plain_bL, clicked_bL = encoded.own_similarity, encoded.own_clicked_in_pool
+        plain_bL = encoded.own_similarity
+        clicked_bL = encoded.own_clicked_in_pool
         margin = oak.calibration_margin
         losses_b = calibration_losses(plain_bL, enriched(encoded), clicked_bL, margin)
         return losses_b.sum() / len(encoded.batch.queries)
@@ -116,7 +117,8 @@ class OakPart(StepPart):
         links: "Links",
     ) -> None:
         """Train ``augmentation`` in place, its combiner by an optimiser with a schedule."""
-        self.augmentation, self.bank = augmentation, bank
+        self.augmentation = augmentation
+        self.bank = bank
         self._optimizer, self._schedule = combiner
         self._links = links
         self._step = 0
@@ -154,9 +156,11 @@ class Links:
 
     def __init__(self, edges: Csr, num_links: int, sampler: Sampler) -> None:
         """Draw ``num_links`` of the edges (query rows x anchors of the bank) of each query."""
-        self._edges, self._num_links = edges, num_links
+        self._edges = edges
+        self._num_links = num_links
         self._ids: NDArray[Any] = sampler.data.query_ids
-        self._seed, self._steps_per_epoch = sampler.seed, sampler.steps_per_epoch
+        self._seed = sampler.seed
+        self._steps_per_epoch = sampler.steps_per_epoch
 
     def draw(self, step: int, rows: Int64s) -> Int64s:
         """Return distinct anchors (b, m) of the queries ``rows`` (b,); -1 where there are fewer."""
@@ -169,7 +173,8 @@ def oak_part(
     config: RunConfig, oak: OakSettings, data: Prepared, model: DualEncoder, sampler: Sampler
 ) -> OakPart:
     """Build what OAK starts from, a combiner that adds and a bank of the anchors' texts."""
-    texts, edges = bank_texts(data, oak.anchor_sets), train_links(data, oak.anchor_sets)
+    texts = bank_texts(data, oak.anchor_sets)
+    edges = train_links(data, oak.anchor_sets)
     is_linked = np.zeros(len(texts), dtype=bool)
     is_linked[edges.indices] = True
     vectors = torch.from_numpy(model.unscaled(texts, np.arange(len(texts))))
@@ -193,7 +198,8 @@ class AugmentedQueries(DualEncoder):
     def __init__(self, model: DualEncoder, augmentation: Augmentation, links: NDArray[Any]) -> None:
         """Enrich by ``links`` (queries, m): the anchors of each query, -1 for none."""
         super().__init__(model.encoder)
-        self.augmentation, self.links = augmentation, links
+        self.augmentation = augmentation
+        self.links = links
 
     def embed_queries(
         self, texts: TokenTable, rows: NDArray[Any], use_bf16: bool = False
