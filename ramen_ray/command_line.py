@@ -255,7 +255,7 @@ def write_json(json_file: Path, content: Any) -> None:
 def parse_settings(
     kind: type[Settings] | Mapping[str, type[Settings]], description: str
 ) -> Settings:
-    """Parse the command line into the settings of a job, which its first word may choose.
+    """Parse the command line into a job's settings, whose kind its first word may choose.
 
     ``--help`` begins with the ``description``. Raises a ConfigError if an argument is unknown,
     missing or bad.

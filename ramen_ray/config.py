@@ -466,7 +466,7 @@ def flatten(config: Section) -> dict[str, Any]:
 
 
 def write_config(config: RunConfig, file: Path) -> None:
-    """Write ``config`` as JSON, all but what holds for one call only."""
+    """Write ``config`` as JSON, without what holds for one call only."""
     tree = config.model_dump(exclude={"allow_changed"})
     file.write_text(json.dumps(tree, indent=2) + "\n")
 

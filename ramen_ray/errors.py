@@ -49,7 +49,7 @@ class DatasetError(UserError):
 
 
 def first_line_of(error: BaseException) -> str:
-    """Return an error's message in one line, and the line below of one that ends in a colon."""
+    """Return the first line of an error's message, and the next one if that ends in a colon."""
     first, *below = (str(error).strip() or type(error).__name__).splitlines()
     return f"{first} {below[0].strip()}" if below and first.endswith(":") else first
 

@@ -43,9 +43,9 @@ def joined_name(*parts: str) -> str:
     return f"{kept}-{digest}"
 
 
-def short_hash(content: str, num_bytes: int = 4) -> str:
-    """Hash what a name stands for; the name gets two characters for each byte."""
-    return hashlib.blake2b(content.encode(), digest_size=num_bytes).hexdigest()
+def short_hash(content: str) -> str:
+    """Hash what a name stands for, into eight characters."""
+    return hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
 
 
 def name_like(text: str, otherwise: str) -> str:

@@ -57,7 +57,6 @@ def nearest_anchors(
     anchor_sets: Sequence[str],
     split: str,
     num_links: int,
-    use_bf16: bool = False,
 ) -> NDArray[np.int32]:
     """Return the nearest anchors (queries, num_links) of a split's queries, best first, then -1.
 
@@ -67,8 +66,8 @@ def nearest_anchors(
     """
     queries = data.queries[split]
     anchors = bank_texts(data, anchor_sets)
-    embedded = model.embed_ads(anchors, np.arange(len(anchors)), use_bf16)
-    asking = model.embed_queries(queries, np.arange(len(queries)), use_bf16)
+    embedded = model.embed_ads(anchors, np.arange(len(anchors)))
+    asking = model.embed_queries(queries, np.arange(len(queries)))
     own_texts = np.empty((0, 2), dtype=np.int64)
     if not links_own_text(data, anchor_sets):
         own_texts = np.stack(HashIndex.from_hashes(anchors.hashes).all(queries.hashes), axis=1)

@@ -19,7 +19,7 @@ def code_of(folder: str | Path) -> Any:
     """Return the module :mod:`.retriever` that the retriever in ``folder`` keeps.
 
     Copies that differ have modules of their own, so that one process can hold retrievers of several
-    versions. Without a copy, as those of earlier versions are, it is the module of this version.
+    versions. A retriever of an earlier version has no copy, and gets this version's module.
     """
     package = Path(folder) / CODE
     if not package.is_dir():

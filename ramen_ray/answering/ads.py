@@ -37,8 +37,7 @@ class Ads:
         texts: (ads,)
         lengths: (ads,) the bytes of both.
         numbers: (ads,) see :func:`numbers_of`.
-        columns: by name, the number of each of its values, and those of the ads (ads,), -1 for
-            none.
+        columns: by name, the number of each value, and that of each ad's value (ads,), or -1.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -17,7 +17,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class RefusedError(ValueError):
-    """A request that cannot be answered, and why, in a sentence for who sent it."""
+    """A request that cannot be answered; the message tells its sender why."""
 
 
 def find_error(query: object) -> str | None:
@@ -37,7 +37,7 @@ def find_error(query: object) -> str | None:
 
 
 def check_numbers(top_k: Any, min_score: Any, num_ads: int) -> None:
-    """Refuse what is no number, as true is none, or not in its range."""
+    """Refuse what is not a number, such as true, or is out of range."""
     if isinstance(top_k, bool) or not isinstance(top_k, int | np.integer):
         raise RefusedError(f"top_k is {top_k!r}; give a whole number")
     if not 1 <= top_k <= num_ads:

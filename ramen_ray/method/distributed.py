@@ -27,7 +27,7 @@ def world() -> tuple[int, int]:
 def group_of_cpus() -> distributed.ProcessGroup | None:
     """Return the group by which arrays in memory go from worker to worker; None for one worker.
 
-    All workers ask for it first together.
+    The first call must be made by all workers together.
     """
     if world()[1] == 1:
         return None

@@ -72,7 +72,7 @@ def give(registry: Registry, alias: str, run_id: str, model_id: str, seen: Holde
     """Register a logged model under the name of ``seen``, and give it an alias.
 
     Returns its version. Raises a MovedError, and changes nothing, if :func:`holder_of` does not
-    return ``seen`` any more, which it returned when it was decided to give the alias.
+    return ``seen`` any more.
     """
     with _still(registry, seen):
         number = registry.register(seen.name, run_id, model_id)

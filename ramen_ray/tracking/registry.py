@@ -216,7 +216,7 @@ class Registry:
             raise RegistryError(f"{model_uri} cannot be loaded: {first_line_of(error)}") from error
 
     def copy(self, model_uri: str, folder: Path) -> Path:
-        """Copy a retriever into ``folder``; returns where, which :meth:`load` takes for a URI.
+        """Copy a retriever into ``folder``; returns its folder there, which :meth:`load` takes too.
 
         Raises a RegistryError if some of its files are gone or damaged.
         """

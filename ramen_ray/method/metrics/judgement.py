@@ -90,7 +90,7 @@ class Judgement:
 
     @property
     def depth(self) -> int:
-        """How many ads of each query a search has to find, as some are dropped."""
+        """How many ads a search must find for each query, as filters drop some."""
         return max(KS) + most_filters(self.filters)
 
     def shown(self, result: TopK) -> TopK:
@@ -104,7 +104,8 @@ class Judgement:
     def by_query(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, PerQuery]:
         """Return ``METRICS`` by query of ad ids (queries, k), best first, -1 after the last.
 
-        If a hundredth or more were trained on, and as many not, also ``seen/`` and ``new/``.
+        If at least a hundredth of the queries were trained on, and as many were not, there are also
+        ``seen/`` and ``new/``.
         """
         overall = query_metrics(topk_ad_ids, self.truth, self.inverse, KS)
         weights: dict[str, Float64s | Booleans] = {"traffic": self.traffic}
@@ -133,7 +134,7 @@ class Judgement:
 
 
 def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[str], Judgement]:
-    """Read the texts of a dataset's test queries, by id, and what measures predictions of them."""
+    """Read the texts of a dataset's test queries, by id, and what measures their predictions."""
     queries = dataset.read("queries/test").sort_by("query_id")
     train = count_clicks(dataset, "train")
     clicks = dataset.clicks("test")

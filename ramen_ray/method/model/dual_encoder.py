@@ -106,7 +106,7 @@ class DualEncoder(nn.Module):
         return self._embed(texts, rows, use_bf16, lambda pooled, _: self._text_vectors(pooled, 1.0))
 
     def embed_ads(self, texts: TokenTable, rows: Rows, use_bf16: bool = False) -> Embeddings:
-        """Return the vectors for search of trained ads; those without classifiers are shorter."""
+        """Return trained ads' vectors for search; without a classifier their norm is lower."""
         if self.classifiers is None or self.part == "encoder":
             return self.embed_new_ads(texts, rows, use_bf16)
         is_trained = self.classifiers.is_trained
@@ -154,7 +154,7 @@ class DualEncoder(nn.Module):
         return vectors
 
     def own_share(self, ads: Int64s) -> Int64s:
-        """Return those of ``ads`` (n,), ascending, that this worker embeds for all."""
+        """Return the part of ``ads`` (n,), ascending, that this worker embeds for all workers."""
         if self.classifiers is not None and self.classifiers.is_share:
             return ads[self.classifiers.holds(ads)]
         return ads[own_range(len(ads))]

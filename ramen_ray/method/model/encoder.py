@@ -64,7 +64,7 @@ class PooledEncoder(nn.Module):
         self.projection: Head | None = None
 
     def text_tokenizer(self, max_length: int) -> TextTokenizer:
-        """Return what makes token ids of texts, cut to ``max_length`` tokens."""
+        """Return the tokenizer, which cuts texts to ``max_length`` tokens."""
         return text_tokenizer(self.tokenizer, max_length, self.add_special_tokens, self.prompts)
 
     @property

@@ -68,13 +68,13 @@ class OccurringTokens(nn.Module):
 
 
 def keep_tokens(encoder: PooledEncoder, tokens: Int64s) -> None:
-    """Cut an encoder's token embeddings to ``tokens`` (n,); texts may have no others then."""
+    """Cut an encoder's token embeddings to ``tokens`` (n,); texts must have no others then."""
     encoder.set_token_table(OccurringTokens(encoder.token_table, tokens))
 
 
 @contextmanager
 def all_tokens(encoder: PooledEncoder) -> Iterator[None]:
-    """Within the ``with`` block the encoder has a whole table, if it was cut, to be saved."""
+    """Give a cut encoder its whole table within the ``with`` block, to be saved."""
     cut = encoder.token_table
     if not isinstance(cut, OccurringTokens):
         yield

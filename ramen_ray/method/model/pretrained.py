@@ -200,7 +200,7 @@ def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
 
 
 def _check_weights(name: str, config: PreTrainedConfig) -> None:
-    """Refuse weights that are not those of a package, or too few for the layers claimed."""
+    """Refuse a package's weights that are not as tested, and weights too few for the layers."""
     source = Path(resolve_pretrained(name))
     expected = PACKAGED.get(name)
     checked = [(file, source / file) for file in ("model.safetensors", "tokenizer.json")]

@@ -54,7 +54,7 @@ QUERY_PROMPTS, AD_PROMPTS = ("query",), ("document", "passage", "corpus")
 
 @dataclass(frozen=True)
 class EncoderFolder:
-    """What an encoder's folder says; the defaults are those of one that only transformers knows."""
+    """What an encoder's folder says; the defaults hold where it has no modules.json."""
 
     name: str  # a folder, a hub id, or package:MODULE/FOLDER
     kind: EncoderKind  # as what it is trained
@@ -70,7 +70,7 @@ class EncoderFolder:
     notes: tuple[str, ...] = ()  # what training does otherwise than its authors, for the user
 
     def tokenizer(self, max_length: int, prompts: Prompts) -> TextTokenizer:
-        """Return what makes token ids of texts that follow ``prompts``; or an EncoderError."""
+        """Return the tokenizer of texts that follow ``prompts``; or an EncoderError."""
         return replace(self._tokenizer, max_length=max_length, prompts=prompts)
 
     @cached_property
@@ -231,7 +231,7 @@ def _prompts(config: Any) -> Prompts:
 
 
 def _notes(name: str, config: Any, is_normalised: bool) -> tuple[str, ...]:
-    """Return what is not done here that the folder asks for."""
+    """Return what the folder asks for and is not done here."""
     notes = []
     prompts = {key: text for key, text in (config.get("prompts") or {}).items() if text}
     if prompts and not any(_prompts(config)):

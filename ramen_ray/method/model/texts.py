@@ -82,7 +82,7 @@ class TextTokenizer:
         return self._join(tokens, np.append(0, pc.list_value_length(words).to_numpy().cumsum()))
 
     def _join(self, words: Tokens, bounds: NDArray[np.int64]) -> Tokens:
-        """Make texts of words' tokens; ``bounds`` (texts + 1,) are where those of each start."""
+        """Join the tokens of words into texts, which begin at the words ``bounds`` (texts + 1,)."""
         token_ids, lengths = words
         starts = np.append(0, lengths.cumsum())[bounds]
         before, after = self.special_tokens

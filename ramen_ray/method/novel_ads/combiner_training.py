@@ -95,7 +95,7 @@ def _sum_gradient(parameter: Tensor) -> None:
 
 
 def clicks_on(data: Prepared, seen: Int64s) -> Csr:
-    """Return the train clicks, query rows x seen ads; the ids (S,) of these ascend."""
+    """Return the train clicks, query rows x seen ads, whose ids ``seen`` (S,) ascend."""
     clicks = data.clicks["train"]
     rows, ads = clicks.gather(np.arange(clicks.num_rows))
     is_seen = np.isin(ads, seen)

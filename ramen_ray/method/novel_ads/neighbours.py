@@ -155,7 +155,7 @@ def _first(ranked: Ranked, count: int) -> Ranked:
 
 
 def clicked_together(clicks: Csr, embeddings: Vectors, count: int) -> Ranked:
-    """Find, of the ads that share a train query with a seen ad, the ``count`` nearest by text.
+    """Find each seen ad's nearest by text, ``count`` of those that share a train query with it.
 
     ``clicks`` are train query rows x seen rows; ``embeddings`` (S, D) have unit norm. An ad is
     never its own neighbour.

@@ -16,7 +16,7 @@ class NewAdsError(UserError):
 
 
 def representation_of(folder: Path, new: pa.Table, source: NewAds) -> Represent | None:
-    """Return how a retriever makes vectors of new ads' embeddings; None without a combiner.
+    """Return what makes a retriever's vectors of new ads' embeddings; None without a combiner.
 
     Raises a NewAdsError if there are clicks, which only a combiner can use.
     """

@@ -163,7 +163,7 @@ def classifier_reverse_term(loss: Loss, weight: float) -> Term:
 
 
 def bce_term(temperature: float, weight: float) -> Term:
-    """Build the binary cross-entropy of whether each ad of the pool was clicked for a query."""
+    """Build the term of binary cross-entropy: which ads of the pool were clicked for a query."""
 
     def entropy(encoded: EncodedBatch) -> Tensor:
         logits_bL = (

@@ -133,7 +133,7 @@ def write_ads(folder: Path, ads: pa.Table) -> None:
 
 
 def add_ads(folder: Path, ads: pa.Table, represent: Represent | None = None) -> int:
-    """Add ads, a table with a retriever's columns, to it; returns how many it has now.
+    """Add ``ads``, a table with its columns, to a retriever; returns how many it has then.
 
     Its encoder and its index's cells do not change. ``represent`` makes the vectors that are
     indexed; without it, these are the texts' embeddings.

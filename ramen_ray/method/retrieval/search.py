@@ -109,7 +109,7 @@ def keep_sample(
 
 
 class TorchIndex:
-    """All ads on one device, searched as faiss's ``IndexFlatIP``, which may not know the GPU."""
+    """Ads on one device, searched as faiss's ``IndexFlatIP`` does, for GPUs that faiss lacks."""
 
     def __init__(self, ad_embeddings: NDArray[np.float32], device: torch.device) -> None:
         """Copy the embeddings (ads, D) float32 to ``device``."""

@@ -157,7 +157,7 @@ def balanced_clusters(
 
 
 def count_clusters(num_rows: int, cluster_size: int) -> int:
-    """Return the clusters of halving until none has more than ``cluster_size`` rows."""
+    """Return how many clusters halving makes until none has more than ``cluster_size`` rows."""
     return 2 ** (-(-num_rows // cluster_size) - 1).bit_length()
 
 

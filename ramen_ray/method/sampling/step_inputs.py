@@ -131,7 +131,7 @@ class StepInputs:
 
     @classmethod
     def from_local(cls, data: TrainingData, local: Batch, device: torch.device) -> "StepInputs":
-        """Find out all about this worker's ``local`` batch, by a collective of all CPUs."""
+        """Make the inputs from this worker's ``local`` batch, by a collective of all CPUs."""
         batch = local.gathered()
         texts = BatchTexts.from_batch(batch, data.tables)
         queries, ads, hard_negatives, *rest = texts.positions
