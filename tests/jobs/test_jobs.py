@@ -148,6 +148,7 @@ def test_a_job_submitted_from_another_folder_finds_its_data_and_warns_of_lost_re
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_upload_is_the_project_without_a_users_data(head, tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS")
     shutil.copy(ROOT / ".rayignore", tmp_path)

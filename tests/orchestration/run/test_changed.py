@@ -110,9 +110,8 @@ def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for
     done(evaluate_job, "--checkpoint", run, "--dataset", config.dataset)
 
 
-@pytest.mark.parametrize(
-    "when", ["before the first step", pytest.param("before the evaluation", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before the first step", "before the evaluation"])
 def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(when, config, monkeypatch):
     file = Path(config.encoder.pretrained) / "model.safetensors"
     before, kept = file.read_bytes(), training.check_clicks
