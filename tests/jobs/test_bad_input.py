@@ -80,6 +80,11 @@ SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
         ],
         "needs more memory than 1KB; give more with --memory",
     ),
+    "a dataset in a bucket": (
+        ingest,
+        ["novel", "--dataset", "{dataset}", "--output", "s3://bucket/files"],
+        "output s3:/bucket/files: a file or folder is needed",
+    ),
     "long output": (
         ingest,
         ["novel", "--dataset", "{dataset}", "--output", "x" * 300],

@@ -3,7 +3,7 @@
 import shlex
 import shutil
 
-from jobs import describe, ingest, validate
+from jobs import describe, validate
 from ramen_ray.errors import shown_path
 from ramen_ray.printed_commands import asking
 
@@ -22,10 +22,3 @@ def test_folders_that_begin_with_a_dash_are_found_again(
     assert _next(done(describe, *words, "--encoder", encoder_path)) == ["--dataset", "./-mine"]
     out = asking(shown_path(tmp_path / "-out/runs/a"), "-out")
     assert out.endswith("--model ./-out/runs/a --output ./-out")
-
-
-def test_an_address_in_place_of_a_folder_makes_none(dataset_path, refused, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said = refused(ingest, "novel", "--dataset", dataset_path, "--output", "s3://bucket/files")
-    assert "output s3:/bucket/files: a file or folder is needed, not an address" in said
-    assert list(tmp_path.iterdir()) == []

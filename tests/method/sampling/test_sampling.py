@@ -230,24 +230,13 @@ def test_several_ads_of_a_query_are_distinct_clicks_or_all_of_them():
             assert found == ads + [-1] * (3 - len(ads))
 
 
-def test_several_ads_are_drawn_uniformly_and_depend_on_the_query_only():
-    clicks = csr_of([[10, 11, 12, 13, 14], [3, 5, 6, 8]])
-    drawn = _several(clicks, 2, num_epochs=3000)
-    for row, clicked in enumerate(rows_of(clicks)):
-        pairs = [frozenset(pair) for pair in drawn[:, row].tolist()]
-        counts = [pairs.count(frozenset(pair)) for pair in combinations(clicked, 2)]
-        assert sum(counts) == 3000
-        assert stats.chisquare(counts).pvalue > 0.001
-        firsts = [(drawn[:, row, 0] == ad).sum() for ad in clicked]
-        assert stats.chisquare(firsts).pvalue > 0.001
-    alone = draw_ads(clicks, np.array([1]), np.array([8]), (3, 5), 2)
-    assert alone.tolist() == drawn[5, [1]].tolist()
-
-
-def test_several_ads_follow_the_clicks_weights():
-    rows, ads, weights = np.array([0, 0, 0]), np.array([4, 6, 9]), np.array([1.0, 2.0, 5.0])
-    drawn = _several(Csr.from_pairs(rows, ads, 1, weights), 2, num_epochs=4000)[:, 0]
-    share = dict(zip(ads.tolist(), (weights / weights.sum()).tolist(), strict=True))
+@pytest.mark.parametrize("weights", [None, np.array([1.0, 2.0, 5.0])], ids=["uniform", "weighted"])
+def test_several_ads_follow_the_clicks_weights(weights):
+    ads = np.array([4, 6, 9])
+    clicks = Csr.from_pairs(np.zeros(3, dtype=int), ads, 1, weights)
+    drawn = _several(clicks, 2, num_epochs=4000)[:, 0]
+    parts = np.ones(3) if weights is None else weights
+    share = dict(zip(ads.tolist(), (parts / parts.sum()).tolist(), strict=True))
     pairs = list(permutations(ads.tolist(), 2))
     expected = [share[first] * share[second] / (1 - share[first]) for first, second in pairs]
     found = [(drawn == pair).all(axis=1).sum() for pair in pairs]
