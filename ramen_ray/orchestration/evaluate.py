@@ -11,7 +11,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.checksums import check_intact, checksum_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.predictions import write_predictions
-from ramen_ray.data.store.whole_files import owned_folder
+from ramen_ray.data.store.whole_files import in_use, owned_folder
 from ramen_ray.method.metrics.judgement import Judgement
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
@@ -71,11 +71,12 @@ def evaluate_checkpoint(
     start_ray()
     check_resources(config.workers)
     cache = Path(config.output) / "prepared"
-    data = prepare(opened, cache, trained_tokenizer(checkpoint, config.encoder))
-    judgement = build_judgement(config, data, split)
-    shown = _retrieve(checkpoint, part, data, split, judgement, config.workers)
-    if predictions is not None:
-        write_predictions(predictions, opened, split, shown, judgement.known(data, split))
+    with in_use(opened.path):
+        data = prepare(opened, cache, trained_tokenizer(checkpoint, config.encoder))
+        judgement = build_judgement(config, data, split)
+        shown = _retrieve(checkpoint, part, data, split, judgement, config.workers)
+        if predictions is not None:
+            write_predictions(predictions, opened, split, shown, judgement.known(data, split))
     return judgement.metrics(shown[0])
 
 

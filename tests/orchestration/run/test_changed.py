@@ -99,8 +99,13 @@ def test_what_a_checkpoint_is_measured_on_is_what_it_was_trained_on_or_asked_for
     run = fit(config).run_directory
     shutil.rmtree(config.encoder.pretrained)  # the checkpoint has all that is needed
     predictions, prepare = tmp_path / "predictions.parquet", checkpoint.prepare
+
+    def replace() -> None:
+        assert "in use by a job" in refused(graph, "remove", config.dataset, "--name", "links")
+        _renumber_ads(config.dataset)
+
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "prepare", _then(prepare, lambda: _renumber_ads(config.dataset)))
+        patch.setattr(checkpoint, "prepare", _then(prepare, replace))
         with pytest.raises(DatasetError, match="handmade has changed while it was read; run the"):
             evaluate_checkpoint(run, "test", predictions=predictions)
     assert not predictions.exists()
