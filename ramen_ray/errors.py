@@ -83,7 +83,9 @@ def _allowed(address: re.Match[str]) -> str:
     place = path.rpartition("@")[2] if has_host else path
     if "@" in query or not _HOSTS.match(place):
         return f"{scheme}***"
-    return scheme + "***@" * (place != path) + place + f"{mark}***" * bool(mark)
+    user = "" if place == path else "***@"
+    end = f"{mark}***" if mark else ""
+    return f"{scheme}{user}{place}{end}"
 
 
 def printable(text: str) -> str:

@@ -66,11 +66,12 @@ def _summary(description: Description) -> ReportTable:
         ]
         for name in description.hubs
     ] or [["none", "", "", ""]]
+    blank = [""] * len(counts)
     columns = ("train queries", "ads", "test queries", "queries per ad", "clicks per query")
     return ReportTable(
         "Summary",
         (*columns, "anchor set", "anchors", "anchors per query", "anchors per ad"),
-        [[*([""] * len(counts) if row else counts), *cells] for row, cells in enumerate(rows)],
+        [[*counts, *rows[0]], *([*blank, *row] for row in rows[1:])],
         text_columns=0,
         note="The columns of Table 9 of the RAMEN paper. Averages are over all ads and all train "
         "queries, including those without clicks or edges.",
@@ -79,15 +80,17 @@ def _summary(description: Description) -> ReportTable:
 
 def _splits(description: Description) -> ReportTable:
     columns = ["split", "queries", "clicks", "clicks per query"]
-    weighted = any(size.weight is not None for size in description.splits.values())
+    has_weights = any(size.weight is not None for size in description.splits.values())
+    if has_weights:
+        columns.append("click weight")
     rows = []
     for split, size in description.splits.items():
         per_query = _average(size.num_clicks / size.num_queries)
         row = [split, _count(size.num_queries), _count(size.num_clicks), per_query]
-        if weighted:
+        if has_weights:
             row.append("" if size.weight is None else _average(size.weight))
         rows.append(row)
-    return ReportTable("Splits", [*columns, *(["click weight"] if weighted else [])], rows)
+    return ReportTable("Splits", columns, rows)
 
 
 def _shares(description: Description) -> ReportTable:

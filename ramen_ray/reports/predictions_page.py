@@ -227,4 +227,5 @@ def _harmful(predictions: pd.DataFrame) -> ReportTable:
 
 
 def _listed(texts: list[str]) -> str:
-    return "; ".join([*texts[:SHOWN_TEXTS], *(["…"] if len(texts) > SHOWN_TEXTS else [])])
+    rest = ["…"] if len(texts) > SHOWN_TEXTS else []
+    return "; ".join([*texts[:SHOWN_TEXTS], *rest])

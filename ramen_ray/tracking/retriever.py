@@ -36,12 +36,15 @@ NO_COLUMNS = ("no columns to filter by",)  # MLflow ignores parameters that it d
 
 def log_retriever(run: Run, folder: Path, example: list[str], metadata: Mapping[str, Any]) -> str:
     """Log the retriever in ``folder``, with an ``example`` of queries; returns its model's id."""
-    is_compiled = (folder / "encoder" / "onnx").is_dir()
-    is_bag = (folder / "encoder" / "0_StaticEmbedding").is_dir()
-    runtime = "onnxruntime" if is_compiled else "numpy" if is_bag else "torch"
-    names = {"mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers", runtime}
-    if runtime == "torch":
+    names = {"mlflow", "numpy", "pandas", "pyarrow", "safetensors", "tokenizers"}
+    if (folder / "encoder" / "onnx").is_dir():
+        runtime = "onnxruntime"
+    elif (folder / "encoder" / "0_StaticEmbedding").is_dir():
+        runtime = "numpy"
+    else:
+        runtime = "torch"
         names.add("transformers")
+    names.add(runtime)
     # a build such as 2.13.0+cpu is not on the index; faiss-gpu reads and writes what faiss-cpu does
     pins = [f"{name}=={version(name).partition('+')[0]}" for name in names]
     pins.append(f"faiss-cpu=={faiss.__version__}")

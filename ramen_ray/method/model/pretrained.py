@@ -122,12 +122,12 @@ def content_of(name: str) -> str:
     source = resolve_pretrained(name)
     folder = Path(source)
     if folder.is_dir():
-        files = ((file.relative_to(folder), file) for file in sorted(folder.rglob("*")))
-        named = (
-            (path.as_posix(), file)
-            for path, file in files
-            if file.is_file() and not any(p.startswith((".", "__pycache__")) for p in path.parts)
-        )
+        named = []
+        for file in sorted(folder.rglob("*")):
+            path = file.relative_to(folder)
+            is_aside = any(part.startswith((".", "__pycache__")) for part in path.parts)
+            if file.is_file() and not is_aside:
+                named.append((path.as_posix(), file))
         return content_digest(named, "sha256")  # the fastest that processors have built in
     with opening("an encoder", name):
         file = cached_file(source, "config.json")
@@ -267,11 +267,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     if fault:
         raise EncoderError(f"cannot load a tokenizer from {name!r}: {fault}")
     with opening("a tokenizer", name):
-        tokenizer = (
-            AutoTokenizer.from_pretrained(resolve_pretrained(name), trust_remote_code=False)
-            if static is None
-            else PreTrainedTokenizerFast(tokenizer_file=str(static))
-        )
+        if static is None:
+            source = resolve_pretrained(name)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        else:
+            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(static))
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise EncoderError(f"{name!r} has no fast tokenizer (tokenizer.json)")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):

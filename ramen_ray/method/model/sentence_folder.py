@@ -305,7 +305,8 @@ def write_modules(
         named = {"query": prompts.query, "document": prompts.ad}
         _write_json(folder / CONFIG_FILE, {"prompts": named, "default_prompt_name": None})
     modules = []
-    for row, kind in enumerate([*kinds, *(["Dense"] if projection else []), "Normalize"]):
+    dense = [] if projection is None else ["Dense"]
+    for row, kind in enumerate([*kinds, *dense, "Normalize"]):
         path = OWN_FOLDERS.get(kind, f"{row}_{kind}")
         (folder / path).mkdir(exist_ok=True)
         if projection is not None and kind == "Dense":
