@@ -149,14 +149,6 @@ def test_a_log_without_edges_is_one_clear_error(content, message, copied, tmp_pa
     assert not list(copied.rglob(".*"))
 
 
-@pytest.mark.parametrize(("flag", "bad"), [("window-s", "nan"), ("top-k", "0")])
-def test_settings_that_leave_no_edges_are_named(flag, bad, copied, tmp_path, refused):
-    said = refused(
-        graph, "co-session", copied, "--sessions", tmp_path / "log.csv", f"--{flag}={bad}"
-    )
-    assert said.startswith(f"error: {flag.replace('-', '_')} is {bad}; it must be at least ")
-
-
 @pytest.mark.parametrize("command", ["co-session", "edges", "similar"])
 def test_a_dataset_with_errors_gets_no_graph(command, copied, tmp_path, refused):
     ads = Dataset(copied).read("ads").to_pylist()
