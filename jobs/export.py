@@ -10,7 +10,7 @@ from pathlib import Path
 import tyro
 
 from ramen_ray.command_line import StoreSettings, parse_settings, run_job
-from ramen_ray.data.store.whole_files import owned_folder
+from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.told import told
 
 

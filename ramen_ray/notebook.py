@@ -29,7 +29,7 @@ from ramen_ray.data.checks import validation
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.store.dataset import Dataset as Dataset
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.whole_files import owned_folder
+from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns as Columns
 from ramen_ray.data.tables.clicks.settings import UserTables

@@ -9,8 +9,8 @@ from scipy.sparse import csr_array
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.findings import error_at
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset
+from ramen_ray.data.store.made_folder import new_folder
 from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS
-from ramen_ray.data.store.whole_files import new_folder
 from xc_files import write_lines, write_matrix
 from xc_folder import RESERVED, SHORT, SHORT_SIDES
 

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 from duckdb.func import ARROW
 
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.store.same_texts import fold, nearly
 from ramen_ray.data.store.schemas import FILTER, is_known
-from ramen_ray.data.store.whole_files import owned_folder
 from ramen_ray.errors import UserError
 from ramen_ray.told import told
 

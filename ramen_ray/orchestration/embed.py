@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ramen_ray.bases import Part
 from ramen_ray.data.arrays import map_new_array
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.data.store.whole_files import scratch_folder
+from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.method.model.dual_encoder import (
     DualEncoder,
     TextEmbeddings,
@@ -68,18 +68,17 @@ def embed_tables(
     """
     shape = (sum(len(one.rows) for one in tables), load_model(model, part=part).dim)
     map_new_array(file, dtype, shape)
-    work, batches = _Work(model, file, resources, part), _batches(tables)
-    if shape[0] <= FEW_TEXTS and not resources.num_gpus:
-        here = work.load()
-        for batch in batches:
-            work.embed(batch, here)
-    else:
-        with scratch_folder(work.attempts), user_errors():
-            if resources.num_gpus:  # each task on a GPU would start a process
-                _in_actors(batches, work)
-            else:
-                tasks = [partial(work.in_task, batch) for batch in batches]
-                in_tasks(tasks, "embedding", resources.num_cpus)
+    with owned_folder(file.parent) as attempts, user_errors():
+        work, batches = _Work(model, file, resources, part, attempts), _batches(tables)
+        if resources.num_gpus:  # each task on a GPU would start a process
+            _in_actors(batches, work)
+        elif shape[0] > FEW_TEXTS:
+            tasks = [partial(work.in_task, batch) for batch in batches]
+            in_tasks(tasks, "embedding", resources.num_cpus)
+        else:
+            here = work.load()
+            for batch in batches:
+                work.embed(batch, here)
     embeddings: NDArray[Any] = np.load(file, mmap_mode="r")
     return embeddings
 
@@ -135,11 +134,7 @@ class _Work:
     file: Path
     resources: EmbeddingResources
     part: Part | None
-
-    @property
-    def attempts(self) -> Path:
-        """A folder for marks of attempts, until all is embedded."""
-        return self.file.with_suffix(".attempts")
+    attempts: Path  # a folder for marks of attempts
 
     def load(self) -> DualEncoder:
         torch.set_num_threads(self.resources.num_threads)

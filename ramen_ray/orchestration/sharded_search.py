@@ -15,7 +15,7 @@ import ray.data
 from numpy.typing import NDArray
 from ray.data import ActorPoolStrategy, Dataset
 
-from ramen_ray.data.store.whole_files import scratch_folder
+from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.method.retrieval.search import QUERIES_PER_PASS, Ids, TopK, merge_topk, search_index
 from ramen_ray.orchestration.cluster.joining import quiet_ray_data, start_ray
 from ramen_ray.orchestration.cluster.resources import (
@@ -70,7 +70,7 @@ def search_shards(
         return
     start_ray()
     num_threads = num_threads or min(max(num_cpus() // len(shards), 1), most_cpus())
-    with scratch_folder(file.with_suffix(".attempts")) as attempts, user_errors():
+    with owned_folder(file.parent) as attempts, user_errors():
         for block in _stream(blocks, shards, k, num_threads, attempts):
             yield block["start"], (block["ads"], block["scores"])
 

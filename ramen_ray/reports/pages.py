@@ -12,7 +12,7 @@ from jinja2 import Environment
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.reports.report_tables import Plot, ReportTable
 from ramen_ray.tracking.runs import Run, TrackingError
 

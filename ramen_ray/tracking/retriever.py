@@ -14,9 +14,8 @@ from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import AnyType, Array, Object, Property
 
 from ramen_ray.answering import keep_code
-from ramen_ray.data.store.checksums import write_checksums
+from ramen_ray.data.store.made_folder import owned_folder, write_checksums
 from ramen_ray.data.store.schemas import FILTER
-from ramen_ray.data.store.whole_files import owned_folder
 from ramen_ray.tracking.registry import NAME, RUNTIME
 from ramen_ray.tracking.runs import Run
 

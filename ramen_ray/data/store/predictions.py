@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Int64s, list_entries, to_lists
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset
+from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.data.store.schemas import FILTER
-from ramen_ray.data.store.whole_files import whole_file
 
 PREDICTIONS = pa.schema(
     [

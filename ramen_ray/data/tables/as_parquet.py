@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.loading import UserTable
 from ramen_ray.data.tables.reading.table_file import TableFile

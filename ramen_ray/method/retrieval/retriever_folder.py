@@ -36,9 +36,9 @@ from ramen_ray.answering.retriever import INDEX
 from ramen_ray.data.arrays import map_new_array
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.made_folder import new_folder, owned_folder, whole_file
 from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.data.store.schemas import FILTER
-from ramen_ray.data.store.whole_files import new_folder, owned_folder, whole_file
 from ramen_ray.method.model.dual_encoder import (
     ENCODER_FOLDER,
     DualEncoder,

@@ -12,7 +12,7 @@ import faiss
 import numpy as np
 
 from ramen_ray.answering.ads import numbers_of
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.method.retrieval.index import (
     BulkKind,
     choose_bulk_kind,

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayError
 
-from ramen_ray.data.store.checksums import is_intact, write_checksums
+from ramen_ray.data.store.made_folder import is_intact, write_checksums
 from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.distributed import from_first_worker, world
 from ramen_ray.method.model.dual_encoder import copy_model

@@ -1,6 +1,8 @@
 """Copies on each machine's own disk of what its workers read in every step."""
 
+import errno
 import logging
+import os
 import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ramen_ray.data.store.checksums import DamagedError, copy_folder
+from ramen_ray.data.store.made_folder import DamagedError, check_intact, made_once
 from ramen_ray.errors import first_line_of
 from ramen_ray.method.distributed import sum_over_workers
 from ramen_ray.method.sampling.training_data import Regularizer
@@ -63,7 +65,20 @@ class LocalFolder:
 
 def _copy(folder: Path, place: Path) -> None:
     try:
-        copy_folder(folder, place)
+        with made_once(place, like=folder) as aside:
+            if aside is not None:
+                _copy_files(folder, aside)
+                check_intact(aside)
     except (OSError, DamagedError) as error:
         reason = first_line_of(error)
         logger.warning("warning: %s is not copied, and read where it is: %s", folder, reason)
+
+
+def _copy_files(folder: Path, aside: Path) -> None:
+    names = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+    if sum((folder / name).stat().st_size for name in names) > shutil.disk_usage(aside).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(aside))  # others write there too
+    for name in names:
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor() as threads:  # a network folder answers many requests at once
+        list(threads.map(lambda name: shutil.copyfile(folder / name, aside / name), names))

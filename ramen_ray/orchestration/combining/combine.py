@@ -10,9 +10,9 @@ import numpy as np
 
 from ramen_ray.config import flatten
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.whole_files import in_use, scratch_folder
+from ramen_ray.data.store.locks import in_use
+from ramen_ray.data.store.made_folder import check_intact, owned_folder
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation
 from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER, use_combiner
@@ -144,7 +144,7 @@ def _open_directory(
 def _log_retriever(
     registry: Registry, finished: FinishedRun, embedded: Embedded, folder: Path, run: Run
 ) -> str:
-    with scratch_folder(folder / ".retriever") as aside:
+    with owned_folder(folder) as aside:
         copied = registry.download(finished.retriever.uri, aside)
         kind = finished.retriever.metadata["index"]
         use_combiner(copied, folder / COMBINER_FOLDER, embedded.all_ads(), kind)

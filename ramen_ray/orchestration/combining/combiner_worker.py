@@ -11,7 +11,7 @@ import torch
 from ramen_ray.bases import Part
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.method.distributed import array_from_first_worker, world
 from ramen_ray.method.metrics.judgement import Propensity
 from ramen_ray.method.model.dual_encoder import (

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import ray.data
-from filelock import FileLock
 
 from ramen_ray.data.checks.structure import Structure, inspect_structure, read_tables
 from ramen_ray.data.checks.table_rules import text_findings
@@ -33,10 +32,9 @@ from ramen_ray.data.prepared.stages import (
     write_parts,
 )
 from ramen_ray.data.prepared.tokens import measure_texts
-from ramen_ray.data.store.checksums import is_intact, write_checksums
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset
+from ramen_ray.data.store.made_folder import made_once
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
-from ramen_ray.data.store.whole_files import new_folder
 from ramen_ray.errors import shown_path
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
@@ -60,15 +58,10 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     target = prepared_folder(dataset, cache, tokenizer)  # takes the fingerprint before all reading
     structure = inspect_structure(dataset)
     raise_errors(dataset, structure.findings)
-    cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(cache / f".{target.name}.lock"):
-        if not is_intact(target, "the dataset is prepared again"):
-            with (
-                new_folder(target) as aside,
-                dataset.unchanged(WHILE_READ),
-                user_errors(),
-                told(f"preparing {shown_path(dataset.path)}"),
-            ):
+    with made_once(target) as aside:
+        if aside is not None:
+            is_told = told(f"preparing {shown_path(dataset.path)}")
+            with dataset.unchanged(WHILE_READ), user_errors(), is_told:
                 _prepare_into(aside, dataset, tokenizer, structure)
     prepared = Prepared(target)
     of_content = [Finding(**finding) for finding in prepared.metadata["findings"]]
@@ -119,7 +112,6 @@ def _prepare_into(
         "findings": [asdict(finding) for finding in findings],
     }
     (folder / "prepared.json").write_text(json.dumps(description, indent=2) + "\n")
-    write_checksums(folder)
 
 
 def _text_rows(tokenizer: TextTokenizer, table: str, rows: pa.Table) -> pa.Table:

@@ -16,7 +16,7 @@ from ramen_ray.data.arrays import Int64s, map_new_array
 from ramen_ray.data.checks.validation import check
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
-from ramen_ray.data.store.whole_files import owned_folder
+from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.tables.graphs.anchor_sets import (
     check_name,
     folder_beside,

@@ -3,18 +3,16 @@
 import hashlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-
-from filelock import FileLock
 
 from ramen_ray.data.arrays import publish
 from ramen_ray.data.prepared.csr import Csr, write_csr
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.checksums import DamagedError, find_damage, is_intact, write_checksums
+from ramen_ray.data.store.made_folder import DamagedError, find_damage, made_once
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
-from ramen_ray.data.store.whole_files import scratch_folder
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.cluster.tasks import in_tasks
@@ -38,12 +36,14 @@ def walked_edges(
     waits for another that makes the same. Raises a DamagedError if the graphs change meanwhile.
     """
     folder = cache / _cache_key(data.path / "edges", settings, seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):
-        again = "the graph is walked again"
-        missing = [one.path for one in regularizers if not is_intact(folder / one.path, again)]
+    with ExitStack() as stack:
+        sides = sorted({one.path for one in regularizers})  # in an order that others wait in, too
+        asides = {side: stack.enter_context(made_once(folder / side)) for side in sides}
+        missing = {side: aside for side, aside in asides.items() if aside is not None}
         if missing:
-            _walk(data, missing, settings, seed, folder)
+            _walk(data, missing, settings, seed)
+            if _cache_key(data.path / "edges", settings, seed) != folder.name:
+                raise DamagedError(f"{data.path / 'edges'} has changed while it was walked")
     return folder
 
 
@@ -70,28 +70,20 @@ def _cache_key(edges: Path, settings: WalkSettings, seed: int) -> str:
     return digest.hexdigest()
 
 
-def _walk(
-    data: Prepared, sides: list[str], settings: WalkSettings, seed: int, folder: Path
-) -> None:
-    started = time.monotonic()
+def _walk(data: Prepared, sides: Mapping[str, Path], settings: WalkSettings, seed: int) -> None:
+    """Walk the graphs of some sides, each into a folder; what is needed meanwhile is beside it."""
+    started, most = time.monotonic(), settings.max_anchor_degree
     edges = {side: data.path / "edges" / side for side in sides}
-    most = settings.max_anchor_degree
-    with scratch_folder(folder / ".aside") as aside:
-        graphs = {side: aside / "graphs" / side for side in sides}
-        in_tasks([partial(_write_graph, edges[side], graphs[side], most) for side in sides])
-        ranges = {}
-        for side in sides:
-            num_nodes = Csr.open(edges[side]).num_rows
-            starts = range(0, num_nodes, NODES_PER_TASK)
-            ranges[side] = [(start, min(start + NODES_PER_TASK, num_nodes)) for start in starts]
-        walks = [(graphs[side], nodes) for side in sides for nodes in ranges[side]]
-        in_tasks([partial(_walk_range, *walk, settings, seed) for walk in walks], "walk")
-        in_tasks([partial(_join, graphs[side], ranges[side], aside / side) for side in sides])
-        if _cache_key(data.path / "edges", settings, seed) != folder.name:
-            raise DamagedError(f"{data.path / 'edges'} has changed while it was walked")
-        for side in sides:
-            (folder / side).parent.mkdir(exist_ok=True)
-            (aside / side).rename(folder / side)
+    graphs = {side: folder.with_name("graph") for side, folder in sides.items()}
+    in_tasks([partial(_write_graph, edges[side], graphs[side], most) for side in sides])
+    ranges = {}
+    for side in sides:
+        num_nodes = Csr.open(edges[side]).num_rows
+        starts = range(0, num_nodes, NODES_PER_TASK)
+        ranges[side] = [(start, min(start + NODES_PER_TASK, num_nodes)) for start in starts]
+    walks = [(graphs[side], nodes) for side in sides for nodes in ranges[side]]
+    in_tasks([partial(_walk_range, *walk, settings, seed) for walk in walks], "walk")
+    in_tasks([partial(_join, graphs[side], ranges[side], sides[side]) for side in sides])
     logger.info("walked %s in %.1f s", ", ".join(sides), time.monotonic() - started)
 
 
@@ -107,7 +99,6 @@ def _walk_range(graph: Path, nodes: tuple[int, int], settings: WalkSettings, see
 
 def _join(graph: Path, ranges: list[tuple[int, int]], folder: Path) -> None:
     write_csr(folder, (Csr.open(_folder_of(graph, nodes)) for nodes in ranges))
-    write_checksums(folder)
 
 
 def _folder_of(graph: Path, nodes: tuple[int, int]) -> Path:

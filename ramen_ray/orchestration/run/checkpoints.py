@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from ramen_ray.data.store.checksums import is_intact, write_checksums
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.made_folder import is_intact, whole_file, write_checksums
 from ramen_ray.method.distributed import from_first_worker, sum_over_workers, world
 from ramen_ray.orchestration.run.directory import RunError, checkpoint_folders, step_of
 

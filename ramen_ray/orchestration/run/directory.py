@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ramen_ray.config import ConfigError, RunConfig, flatten, read_config, write_config
-from ramen_ray.data.store.checksums import parse_object
-from ramen_ray.data.store.whole_files import folder_lock, whole_file
+from ramen_ray.data.store.locks import folder_lock
+from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.run.changes import differences, removals
@@ -65,10 +65,10 @@ class RunDirectory:
         """What is noted of it, such as made_from and metrics; a RunError if it is damaged."""
         file = self.path / RUN_FILE
         try:
-            return parse_object(file.read_text())
+            return dict(json.loads(file.read_text()))
         except FileNotFoundError:
             return {}
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise RunError(
                 f"{file} is damaged; to train this run from the start, delete {self.path}"
             ) from error

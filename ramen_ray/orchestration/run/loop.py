@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ramen_ray.config import TrainingConfig
-from ramen_ray.data.store.checksums import check_intact
+from ramen_ray.data.store.made_folder import check_intact
 from ramen_ray.errors import first_line_of
 from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.terms import Objective

@@ -17,9 +17,9 @@ import ramen_ray
 from ramen_ray.config import RunConfig, flatten, overlay, read_config, with_absolute_paths
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.checksums import content_digest
+from ramen_ray.data.store.contents import content_digest
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open_unchanged
-from ramen_ray.data.store.whole_files import owned_folder
+from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.pretrained import content_of

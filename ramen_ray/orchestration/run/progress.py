@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from torch import Tensor
 
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.training.step_losses import StepLosses

@@ -8,11 +8,10 @@ import ray
 
 from ramen_ray.config import flatten
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.checksums import check_intact
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.made_folder import check_intact, owned_folder
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.schemas import TRAIN
-from ramen_ray.data.store.whole_files import owned_folder, scratch_folder
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
@@ -53,7 +52,7 @@ def log_results(
     folder, metrics = task.run_directory, trained.metrics
     StepLogger(run, folder).send_unsent()
     kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
-    with scratch_folder(folder / ".retriever") as aside:
+    with owned_folder(folder) as aside:
         with dataset.unchanged(SINCE_IT_BEGAN):
             predictions = _predictions(task, dataset, data)
             settings = RetrieverSettings(kind, config.encoder.max_length)

@@ -9,8 +9,7 @@ import numpy as np
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig, write_config
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.checksums import check_intact
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.made_folder import check_intact, whole_file
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.judgement import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ramen_ray.answering.retriever import Retriever
-from ramen_ray.data.store.whole_files import owned_folder
+from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.tables.new_ads import NewAds, read_changes
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
 from ramen_ray.method.metrics.ranking import ratios

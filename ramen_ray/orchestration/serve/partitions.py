@@ -19,19 +19,18 @@ from pyarrow.fs import FileSystem
 
 from ramen_ray.answering.ads import ANSWERS
 from ramen_ray.config import ConfigError
-from ramen_ray.data.store.checksums import parse_object
 from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.data.store.locks import folder_lock
+from ramen_ray.data.store.made_folder import owned_folder, whole_file
 from ramen_ray.data.store.parquet_files import BoundedFile, open_parquet
-from ramen_ray.data.store.whole_files import folder_lock, scratch_folder, whole_file
 from ramen_ray.errors import first_line_of
 
 QUERIES_PER_BATCH = 4096
 QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
 FOOTER_END = 8  # bytes after a footer: its length and the magic
-PLAN_FILE = "_predictions.json"  # readers of parquet folders ignore such names
 FILE = "part-{:06d}.parquet"
-ASIDE = ".attempts"  # a folder for what is needed until all is answered
-ERRORS = "ramen_ray.errors"  # key of a file's metadata: how many of its rows have no answer
+ERRORS, MADE_FROM = "ramen_ray.errors", "ramen_ray.made_from"  # keys of a file's metadata
+QUERIES = "queries"  # in what a file is made from
 
 
 @dataclass(frozen=True)
@@ -128,38 +127,63 @@ def partitions(files: Mapping[str, FileSystem]) -> list[Partition]:
 
 @dataclass(frozen=True)
 class Answers:
-    """The files of one call's answers, a partition each; a file's footer counts its errors."""
+    """The files of one call's answers, one for each partition.
+
+    A file's metadata say what it was made from, and how many of its rows have no answer.
+    """
 
     folder: Path
+    aside: Path  # a folder for what is needed until all is answered
+    partitions: list[Partition]  # of the queries
+    made_from: Mapping[str, Any]  # by name, what else decides the answers; plain values
+    table: str | None = None  # the identity of the table that the file of queries was made of
 
-    @property
-    def aside(self) -> Path:
-        """A folder for what is needed until all is answered."""
-        return self.folder / ASIDE
-
-    def write(self, number: int, schema: pa.Schema, batches: Iterable[pa.Table]) -> None:
-        """Write a partition's file, whole or not at all: columns of ``schema``, then ANSWERS."""
-        errors = 0
+    def write(self, number: int, batches: Iterable[pa.Table]) -> None:
+        """Write a partition's file, whole or not at all: its columns, then ANSWERS."""
+        partition, errors = self.partitions[number], 0
         with (
             whole_file(self.folder / FILE.format(number), self.aside) as aside,
-            pq.ParquetWriter(aside, with_answers(schema), compression="zstd") as writer,
+            pq.ParquetWriter(aside, with_answers(partition.schema), compression="zstd") as writer,
         ):
             for batch in batches:
                 writer.write_table(batch)
                 errors += len(batch) - batch[batch.num_columns - 1].null_count
-            writer.add_key_value_metadata({ERRORS: str(errors)})
+            made_from = self._made_from(partition)
+            writer.add_key_value_metadata({ERRORS: str(errors), MADE_FROM: made_from})
 
-    def counts(self, numbers: Sequence[int]) -> dict[int, tuple[int, int] | None]:
-        """Return rows, and rows without an answer, by partition; None where there is no file."""
+    def counts(self) -> list[tuple[int, int] | None]:
+        """Return rows, and rows without an answer, by partition; None where there is no whole file.
+
+        Raises a ConfigError if the folder has a file of another call.
+        """
+        files = [self.folder / FILE.format(number) for number in range(len(self.partitions))]
+        if others := {*self.folder.glob("part-*.parquet")}.difference(files):
+            raise _of_another_call(min(others), [QUERIES])
         with ThreadPoolExecutor() as threads:
-            return dict(zip(numbers, threads.map(self._count, numbers), strict=True))
+            return list(threads.map(self._count, files, self.partitions))
 
-    def _count(self, number: int) -> tuple[int, int] | None:
+    def _count(self, file: Path, partition: Partition) -> tuple[int, int] | None:
         try:
-            footer = pq.read_metadata(self.folder / FILE.format(number))
-            return footer.num_rows, int(footer.metadata[ERRORS.encode()])
-        except (OSError, pa.ArrowException, KeyError):
+            footer = pq.read_metadata(file)
+        except (OSError, pa.ArrowException):  # it is not there, or was cut short
             return None
+        noted = footer.metadata or {}
+        before = json.loads(noted.get(MADE_FROM.encode(), "{}"))
+        now = json.loads(self._made_from(partition))
+        if differ := [name for name in now if before.get(name) != now[name]]:
+            raise _of_another_call(file, differ)
+        return footer.num_rows, int(noted[ERRORS.encode()])
+
+    def _made_from(self, partition: Partition) -> str:
+        identity = self.table or partition.file.identity
+        queries = [partition.file.path, partition.group, partition.start, identity]
+        return json.dumps({**self.made_from, QUERIES: queries})
+
+
+def _of_another_call(file: Path, differ: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"{file} is of another call ({', '.join(differ)} differ); choose another folder"
+    )
 
 
 def with_answers(schema: pa.Schema) -> pa.Schema:
@@ -171,13 +195,11 @@ def with_answers(schema: pa.Schema) -> pa.Schema:
 def locked(output: Path) -> Iterator[Path]:
     """Keep other calls from writing to ``output``; yields a folder in it that is removed again.
 
-    Raises a ConfigError if another call writes to it, it has others' files, or cannot be written.
+    Raises a ConfigError if another call writes to it, or it cannot be written.
     """
     with ExitStack() as stack:
         try:
             output.mkdir(parents=True, exist_ok=True)
-            if not (output / PLAN_FILE).exists() and any(output.glob("part-*.parquet")):
-                raise ConfigError(f"{output} has parts of another table; choose another folder")
             is_ours = stack.enter_context(folder_lock(output))
         except OSError as error:
             raise ConfigError(f"cannot write the folder {output}: {error.strerror}") from error
@@ -186,23 +208,4 @@ def locked(output: Path) -> Iterator[Path]:
                 f"another call is writing to {output}; wait until it has ended, or choose another "
                 f"folder"
             )
-        yield stack.enter_context(scratch_folder(output / ASIDE))
-
-
-def claim(output: Path, plan: Mapping[str, Any]) -> Answers:
-    """Note in ``output``, locked, what will be written; a ConfigError if it has something else."""
-    file = output / PLAN_FILE
-    if not file.exists():
-        with whole_file(file, output / ASIDE) as aside:
-            aside.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-    try:
-        before = parse_object(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} is damaged; choose another folder for the answers") from error
-    differ = [key for key in plan if before.get(key) != plan[key]]
-    if differ:
-        raise ConfigError(
-            f"{output} has predictions of a different call ({', '.join(differ)} "
-            f"differ); choose another folder"
-        )
-    return Answers(output)
+        yield stack.enter_context(owned_folder(output))

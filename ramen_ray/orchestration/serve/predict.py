@@ -34,7 +34,7 @@ from ramen_ray.orchestration.cluster.resources import (
     user_errors,
 )
 from ramen_ray.orchestration.serve.asked import Asked, query_files
-from ramen_ray.orchestration.serve.partitions import changed, claim, locked, partitions
+from ramen_ray.orchestration.serve.partitions import Answers, changed, locked, partitions
 from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
 from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
 from ramen_ray.tracking.registry import Registry, content_of_retriever, matching_rows, own_folder
@@ -87,22 +87,18 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
         if asked.filter:
             keep_ads(folder, matching_rows(folder, asked.filter), few_exactly=True)
         pieces = partitions(parquet)
-        plan = {
+        made_from = {
             "model": retriever.uri,
             "model_content": content,
             "top_k": asked.top_k,
             "filter": dict(asked.filter) or None,
             "min_score": asked.min_score,
             "column": asked.column,
-            "queries": [
-                [piece.file.path, piece.group, piece.start, made_of or piece.file.identity]
-                for piece in pieces
-            ],
         }
-        answers = claim(output, plan)
-        work = Work(pieces, asked.column, asked.top_k, answers, folder, asked.min_score)
-        counts = work.answers.counts(range(len(pieces)))
-        missing = [number for number, part in counts.items() if part is None]
+        answers = Answers(output, aside, pieces, made_from, made_of)
+        work = Work(answers, asked.column, asked.top_k, folder, asked.min_score)
+        counts = answers.counts()
+        missing = [number for number, part in enumerate(counts) if part is None]
         logger.info(
             "%d of %d partitions to answer with %s", len(missing), len(pieces), retriever.uri
         )
@@ -112,10 +108,10 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             num_gpus = int(asked.use_gpu or (retriever.uses_gpu and has_gpus))
             with user_errors():
                 _answer(work, missing, asked.gb_per_shard, num_gpus)
-            counts |= work.answers.counts(missing)
+            counts = answers.counts()
         if made_of and identity_of(query_files(asked)) != made_of:
             raise changed(asked.queries)
-        whole = [part for part in counts.values() if part is not None]
+        whole = [part for part in counts if part is not None]
         if len(whole) < len(pieces):
             raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
         (output / MADE_FILE).unlink(missing_ok=True)

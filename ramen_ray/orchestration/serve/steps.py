@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ramen_ray.answering import code_of
 from ramen_ray.data.store.same_texts import is_utf8
 from ramen_ray.orchestration.cluster.tasks import limited_attempts
-from ramen_ray.orchestration.serve.partitions import Answers, Partition, with_answers
+from ramen_ray.orchestration.serve.partitions import Answers, with_answers
 from ramen_ray.orchestration.sharded_search import Block, SearchShard, Shard, queries_at_once
 
 
@@ -20,10 +20,9 @@ from ramen_ray.orchestration.sharded_search import Block, SearchShard, Shard, qu
 class Work:
     """What the processes of all steps know; plain values."""
 
-    partitions: list[Partition]  # all partitions of the queries
+    answers: Answers
     column: str  # the column with the queries' texts
     top_k: int
-    answers: Answers
     retriever: Path  # its folder, which all machines can reach
     min_score: float | None = None  # lowest score of an ad
 
@@ -38,7 +37,7 @@ class Encode:
 
     def __call__(self, row: dict[str, Any]) -> Block:
         """Make a block of a partition's queries, less those that cannot be answered."""
-        partition = self.work.partitions[row["partition"]]
+        partition = self.work.answers.partitions[row["partition"]]
         with limited_attempts(self.work.answers.aside, f"{partition.name}, encoding"):
             parts = [self._encode(rows[self.work.column]) for rows in partition.batches()]
         return {**row, "name": partition.name, "queries": np.concatenate([self.encode([]), *parts])}
@@ -58,10 +57,10 @@ class Write:
     def __call__(self, block: Block) -> dict[str, Any]:
         """Write what was found for a block."""
         work, number = self.work, int(block["partition"])
-        partition = work.partitions[number]
+        partition = work.answers.partitions[number]
         with limited_attempts(work.answers.aside, f"{partition.name}, writing"):
             answered = self._beside(partition.batches(), partition.schema, block)
-            work.answers.write(number, partition.schema, answered)
+            work.answers.write(number, answered)
         return {"partition": number}
 
     def _beside(

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.whole_files import in_use
+from ramen_ray.data.store.locks import in_use
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config

@@ -15,7 +15,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from ramen_ray.config import TrainingConfig
-from ramen_ray.data.store.whole_files import whole_file
+from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.naming import name_like
 from ramen_ray.orchestration.run.directory import RunError

@@ -13,7 +13,7 @@ from support import contents_of, ended_by, errors_in, write_rows
 
 from jobs import graph
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.store.whole_files import in_use
+from ramen_ray.data.store.locks import in_use
 from ramen_ray.data.tables.graphs import anchor_sets, edges
 from ramen_ray.data.tables.graphs.anchor_sets import folder_beside, put_in_place, remove_anchor_set
 from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList, add_edge_list
@@ -174,7 +174,7 @@ def test_a_dataset_that_a_training_holds_does_not_change_until_it_ends(copied, r
     assert Dataset(copied).anchor_sets == ["links", "topics"]
     holds = (
         "import signal\nfrom pathlib import Path\n"
-        "from ramen_ray.data.store.whole_files import in_use\n"
+        "from ramen_ray.data.store.locks import in_use\n"
         f"with in_use(Path({str(copied)!r})): print('begun', flush=True), signal.pause()"
     )
     assert ended_by(signal.SIGKILL, holds)[0] == -signal.SIGKILL

@@ -42,8 +42,8 @@ from tune_spaces import SPACES
 pytestmark = pytest.mark.slow
 
 AMID = {
-    "preparation": "prepared/.*/attempts",
-    "walking": "walked/*/.aside",
+    "preparation": "prepared/.*/content/attempts",
+    "walking": "walked/*/*/.ramen_ray-*",
     "training": "runs/*/checkpoint_0*",
     "shortlists": "runs/*/shortlists/.pending/step_*",
     "pruning": "runs/*/graphs/.pending/step_*",
@@ -210,20 +210,20 @@ def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(machines, tmp_pa
     queries, ads = (
         draw.standard_normal((count, 64), dtype=np.float32) for count in (60_000, 120_000)
     )
-    file, attempts = tmp_path / "embeddings.npy", tmp_path / "embeddings.attempts"
+    file, attempts = tmp_path / "embeddings.npy", ".ramen_ray-*/content/*"
     np.save(file, np.concatenate([queries, ads]))
     shards = embedded_shards(file, len(queries), gb_per_shard=ads.nbytes / 1.9e9)
     assert len(shards) == 2
     begun = set()
 
     def begins() -> bool:
-        begun.update(attempts.glob("*"))
+        begun.update(tmp_path.glob(attempts))
         return len(begun) > 8  # two are of indexing
 
     def job() -> TopK:
         return put_together(search_shards(shards, file, len(queries), 10, 1), len(queries), 10)
 
-    found = _losing_one(machines, job, begins, lambda: any(attempts.glob("*")))
+    found = _losing_one(machines, job, begins, lambda: any(tmp_path.glob(attempts)))
     expected = search(queries, ads, 10)
     assert found[0].tolist() == expected[0].tolist()
     assert found[1].tolist() == expected[1].tolist()

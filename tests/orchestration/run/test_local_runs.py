@@ -10,7 +10,7 @@ import pytest
 from support import WAITS_FOR_TASKS, kill_train_worker, meanwhile, wait_until
 
 from ramen_ray.config import overlay
-from ramen_ray.data.store.checksums import find_damage
+from ramen_ray.data.store.made_folder import find_damage
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import fit
 from ramen_ray.told import beside

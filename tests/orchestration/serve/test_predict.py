@@ -33,7 +33,6 @@ from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 Words = Callable[..., list[object]]
 CHAMPION = "models:/answering@champion"
-OWN_FILES = {"_predictions.json", ".lock"}
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +91,6 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     stamps = {part.name: part.stat().st_mtime_ns for part in written}
     parts[2].unlink()
     os.truncate(parts[4], len(before[parts[4].name]) // 2)
-    (answers / ".attempts").mkdir()
-    (answers / ".attempts" / f".{parts[0].name}-1").write_bytes(b"half of it")  # a killed call's
     done(predict, *words(**flags))
     again = sorted(answers.glob("*.parquet"))
     assert {part.name: part.read_bytes() for part in again} == before
@@ -102,7 +99,8 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
 
     def assert_refused(differs: str, **changed: object) -> None:
         error = refused(predict, *words(**(flags | changed)))
-        assert f"{answers} has predictions of a different call ({differs} differ)" in error
+        assert error.startswith(f"error: {answers}")
+        assert f"is of another call ({differs} differ); choose another folder" in error
 
     assert_refused("top_k", **{"top-k": 4})
     retriever = Registry(store.uri).look_up(CHAMPION)
@@ -117,7 +115,7 @@ def test_a_table_is_answered_and_an_interrupted_call_resumes(
     os.utime(table / "b.parquet")
     assert_refused("queries")
     assert {file.name: file.read_bytes() for file in answers.glob("*.parquet")} == before
-    assert {file.name for file in answers.iterdir()} == {*OWN_FILES, *before}
+    assert {file.name for file in answers.iterdir()} == {".lock", *before}
 
 
 def test_a_table_of_text_files_is_answered_as_one_of_parquet(
@@ -148,7 +146,7 @@ def test_a_table_of_text_files_is_answered_as_one_of_parquet(
     assert "(42 queries, 3 of them with an error)" in printed
     assert part.stat().st_mtime_ns == was_written
     parts = sorted(answers.glob("part-*.parquet"))
-    assert {file.name for file in answers.iterdir()} == {*OWN_FILES, *(file.name for file in parts)}
+    assert {file.name for file in answers.iterdir()} == {".lock", *(file.name for file in parts)}
     as_served = _answers_as_served(store, parts, top_k=3)
     assert as_served["day"].to_pylist() == [str(day) for day in range(42)]
     texts = [text or None for text in pa.concat_tables([first, second])["text"].to_pylist()]
@@ -223,7 +221,7 @@ def test_a_retriever_in_shards_answers_as_a_whole_one_with_the_cpus_that_are_fre
     assert {part.name: part.read_bytes() for part in again} == before
     rewritten = [part.name for part in again if part.stat().st_mtime_ns != stamps[part.name]]
     assert rewritten == [parts[2].name]
-    assert {file.name for file in answers.iterdir()} == {*OWN_FILES, *before}
+    assert {file.name for file in answers.iterdir()} == {".lock", *before}
 
 
 def test_queries_that_change_while_they_are_answered_are_refused(tmp_path):
@@ -269,18 +267,17 @@ def test_no_code_in_a_table_of_queries_is_run(words, refused, tmp_path):
 
 def test_a_folder_of_others_is_left_alone(words, refused, queries, tmp_path):
     written, taken = tmp_path / "written", tmp_path / "taken"
-    (written / ".attempts").mkdir(parents=True)
+    written.mkdir()
     call = {"model": "models:/answering/1", "queries": queries}
     with FileLock(written / ".lock"):
         error = refused(predict, *words(**call, answers=written))
     assert f"another call is writing to {written}; wait until it has ended" in error
-    assert {file.name for file in written.iterdir()} == {".attempts", ".lock"}
     taken.mkdir()
     pq.write_table(pa.table({"error": ["none of ours"]}), taken / "part-000000.parquet")
     before = (taken / "part-000000.parquet").read_bytes()
     error = refused(predict, *words(**call, answers=taken))
-    assert "has parts of another table; choose another folder" in error
-    assert [file.read_bytes() for file in taken.iterdir()] == [before]
+    assert "part-000000.parquet is of another call (model, model_content, top_k," in error
+    assert [file.read_bytes() for file in taken.glob("*.parquet")] == [before]
 
 
 def test_a_cluster_without_room_is_reported(

@@ -1,0 +1,182 @@
+"""Made things: files and folders that are whole or absent, and checked where they are read again.
+
+A thing is made under another name and renamed when it is whole: :func:`whole_file`,
+:func:`new_folder`. What several processes need, one of them makes: :func:`made_once`. Its checksums
+say later whether it is as it was written: :func:`check_intact`.
+"""
+
+import json
+import logging
+import secrets
+import shutil
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import gettempdir, mkdtemp
+
+from filelock import FileLock
+
+from ramen_ray.data.store.locks import folder_lock
+from ramen_ray.errors import DatasetError, UserError
+
+CHECKSUMS_FILE = "checksums-{}-of-{}.json"
+BYTES_PER_READ = 1 << 20
+OWNED, CONTENT = ".ramen_ray-", "content"
+"""Of :func:`owned_folder`: how the name begins of a folder with a lock, and that of one in it."""
+
+logger = logging.getLogger(__name__)
+
+
+class DamagedError(UserError):
+    """A file is not as it was written."""
+
+
+@contextmanager
+def whole_file(path: Path, within: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary file to write, which replaces ``path`` when the block ends.
+
+    Its name is unique, so that two processes can write the same file at once. It is beside ``path``
+    or ``within`` a folder on the same disk; a killed process leaves it there.
+    """
+    aside = (within or path.parent) / f".{path.name}-{secrets.token_hex(4)}"
+    aside.touch(exist_ok=False)
+    try:
+        yield aside
+        aside.rename(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def owned_folder(within: Path | None = None) -> Iterator[Path]:
+    """Yield an empty folder ``within`` one, by default that of the system for temporary files.
+
+    It is removed when the block ends, with what is beside it; if its process was killed, when
+    another calls this there.
+    """
+    place = Path(gettempdir()) if within is None else within
+    for left in (content.parent for content in place.glob(f"{OWNED}*/{CONTENT}")):
+        with suppress(OSError), folder_lock(left) as is_unused:  # it may be another user's
+            if is_unused:
+                logger.info("%s: left by a killed process, and removed", left)
+                shutil.rmtree(left, ignore_errors=True)
+    owned = Path(mkdtemp(prefix=OWNED, dir=place))
+    try:
+        with folder_lock(owned):
+            content = owned / CONTENT
+            content.mkdir()  # now that it is locked: what has it, and no lock, was left behind
+            yield content
+    finally:
+        shutil.rmtree(owned, ignore_errors=True)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Yield an empty folder, which is ``path`` when the block ends without an error.
+
+    Raises a DatasetError if ``path`` exists already, or cannot be written.
+    """
+    path = Path(path).absolute()
+    if path.exists():
+        raise DatasetError(f"{path} exists already; move it away or choose another output")
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside = stack.enter_context(owned_folder(path.parent))
+        except OSError as error:
+            raise DatasetError(f"cannot write to {path.parent}: {error.strerror}") from error
+        yield aside
+        aside.rename(path)
+
+
+@contextmanager
+def made_once(folder: Path, like: Path | None = None) -> Iterator[Path | None]:
+    """Yield an empty folder to make ``folder`` in, or None if it is there and intact.
+
+    When the block ends without an error, it gets checksums and its name. A process waits for
+    another that makes the same. A damaged folder is removed before, with a warning, and so is one
+    that differs from ``like``, of which it should be a copy.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if like is not None and _lists(folder) != _lists(like):
+            shutil.rmtree(folder, ignore_errors=True)
+        if is_intact(folder, "it is made again"):
+            yield None
+            return
+        with owned_folder(folder.parent) as aside:
+            yield aside
+            if not checksum_files(aside):
+                write_checksums(aside)
+            aside.rename(folder)
+
+
+def write_checksums(folder: Path, writer: int = 0, num_writers: int = 1) -> None:
+    """Note the size and checksum of all files below ``folder``, of each of several writers."""
+    written = folder / CHECKSUMS_FILE.format(writer + 1, num_writers)
+    written.unlink(missing_ok=True)  # it may be noted again
+    names = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+    with ThreadPoolExecutor() as threads:
+        noted = threads.map(lambda name: _size_and_checksum(folder / name), names)
+        content = dict(sorted(zip(names, noted, strict=True)))
+    written.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def checksum_files(folder: Path) -> list[Path]:
+    """List the files that :func:`write_checksums` wrote into ``folder``."""
+    return sorted(folder.glob(CHECKSUMS_FILE.format("[0-9]*", "[0-9]*")))
+
+
+def find_damage(folder: Path) -> str | None:
+    """Name a file that is not as :func:`write_checksums` found it; None if all are."""
+    lists = _lists(folder)
+    num_writers = int(min(lists).removesuffix(".json").rpartition("-")[2]) if lists else 1
+    if len(lists) < num_writers:
+        return f"{folder} is incomplete: {len(lists)} of {num_writers} lists of checksums"
+    noted: dict[str, object] = {}
+    for name, content in lists.items():
+        try:
+            noted.update(json.loads(content).items())
+        except (ValueError, AttributeError):
+            return f"{folder / name} is damaged"
+    with ThreadPoolExecutor() as threads:
+        changed = threads.map(lambda name: _change(folder / name, noted[name]), noted)
+        return next(filter(None, changed), None)
+
+
+def check_intact(folder: Path) -> None:
+    """Raise a DamagedError if a file is not as :func:`write_checksums` found it."""
+    if damage := find_damage(folder):
+        raise DamagedError(damage)
+
+
+def is_intact(folder: Path, otherwise: str) -> bool:
+    """Return whether ``folder`` is intact; a damaged one is removed, and ``otherwise`` logged."""
+    if not folder.is_dir():
+        return False
+    if damage := find_damage(folder):
+        logger.warning("warning: %s: %s", damage, otherwise)
+        shutil.rmtree(folder)
+    return not damage
+
+
+def _lists(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in checksum_files(folder)}
+
+
+def _size_and_checksum(file: Path) -> list[int]:
+    checksum = 0
+    with file.open("rb") as stream:
+        while block := stream.read(BYTES_PER_READ):
+            checksum = zlib.crc32(block, checksum)
+        return [stream.tell(), checksum]
+
+
+def _change(file: Path, noted: object) -> str | None:
+    try:
+        is_same = _size_and_checksum(file) == noted
+    except OSError as error:
+        return f"{file} cannot be read ({error.strerror})"
+    return None if is_same else f"{file} has changed since it was written"

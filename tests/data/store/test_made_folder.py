@@ -1,0 +1,166 @@
+"""Files and folders are whole or absent, made once, and compared with what was noted of them."""
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support import contents_of, ended_by
+
+from ramen_ray.data.store.made_folder import (
+    DamagedError,
+    check_intact,
+    find_damage,
+    is_intact,
+    made_once,
+    new_folder,
+    owned_folder,
+    whole_file,
+    write_checksums,
+)
+
+CHECKSUMS_FILE = "checksums-1-of-1.json"
+WEIGHTS = "encoder/weights"
+
+
+@pytest.fixture(params=[0o002, 0o022, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_files_and_folders_have_the_permissions_that_the_umask_says(umask, tmp_path):
+    with whole_file(tmp_path / "file") as aside:
+        aside.write_text("whole")
+    with new_folder(tmp_path / "folder") as aside:
+        (aside / "within").write_text("whole")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    files, folders = 0o666 & ~umask, 0o777 & ~umask
+    assert modes == {"file": files, "folder": folders, "within": files}
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path, caplog):
+    caplog.set_level("INFO")
+    begins = (
+        "import signal\nfrom pathlib import Path\n"
+        "from ramen_ray.data.store.made_folder import owned_folder\n"
+        f"with owned_folder(Path({str(tmp_path)!r})): print('begun', flush=True), signal.pause()"
+    )
+    ended_by(signal.SIGKILL, begins)
+    (left,) = tmp_path.iterdir()
+    with owned_folder(tmp_path) as first, new_folder(tmp_path / "folder"):
+        (said,) = caplog.messages
+        assert said.startswith(f"{left}: left by a killed process")
+        assert not left.exists()
+        assert first.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def _write(made: Path) -> None:
+    (made / "encoder").mkdir(parents=True)
+    (made / "encoder" / "weights").write_bytes(bytes(range(256)) * 8000)
+    (made / "state").write_bytes(b"some")
+    (made / "empty").write_bytes(b"")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "made"
+    _write(made)
+    write_checksums(made)
+    return made
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "flipped bit": (lambda made: _flip(made / WEIGHTS), "weights has changed"),
+    "truncated": (lambda made: (made / "state").write_bytes(b"so"), "state has changed"),
+    "grown": (lambda made: (made / "empty").write_bytes(b"x"), "empty has changed"),
+    "missing": (lambda made: (made / "state").unlink(), "state cannot be read"),
+    "no list": (lambda made: (made / CHECKSUMS_FILE).unlink(), "is incomplete: 0 of 1"),
+    "half a list": (lambda made: (made / CHECKSUMS_FILE).write_text("{"), "json is damaged"),
+    "another list": (lambda made: (made / CHECKSUMS_FILE).write_text("[]"), "json is damaged"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_named_and_a_damaged_folder_removed(case, folder, caplog):
+    write_checksums(folder)  # as a task that is run again does
+    check_intact(folder)
+    assert is_intact(folder, "unused")
+    damage, message = DAMAGE[case]
+    damage(folder)
+    with pytest.raises(DamagedError, match=message):
+        check_intact(folder)
+    assert not is_intact(folder, "it is made again")
+    assert not folder.exists()
+    assert [record.message.endswith(": it is made again") for record in caplog.records] == [True]
+    assert not is_intact(folder, "unused"), "what is not there is no damage"
+    assert len(caplog.records) == 1
+
+
+def test_folders_of_several_writers_are_put_together(tmp_path):
+    for writer in range(2):
+        share = tmp_path / str(writer)
+        share.mkdir()
+        (share / f"share-{writer}").write_text(f"of {writer}")
+        write_checksums(share, writer, 2)
+    together = tmp_path / "together"
+    shutil.copytree(tmp_path / "1", together)
+    assert "incomplete: 1 of 2" in str(find_damage(together))
+    shutil.copytree(tmp_path / "0", together, dirs_exist_ok=True)
+    assert find_damage(together) is None
+    (together / "share-1").write_text("of 7")
+    assert "share-1 has changed" in str(find_damage(together))
+
+
+def _made(target: Path, like: Path | None = None) -> bool:
+    """Make ``target`` unless it is there, and say whether it was not."""
+    with made_once(target, like) as aside:
+        if aside is not None:
+            _write(aside)
+        return aside is not None
+
+
+def test_what_two_need_at_once_is_made_once(tmp_path):
+    together = threading.Barrier(2)
+
+    def make(_: str) -> bool:
+        together.wait()
+        return _made(tmp_path / "target")
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(make, "ab")) == [False, True]
+    assert find_damage(tmp_path / "target") is None
+
+
+@pytest.mark.parametrize("change", [None, *DAMAGE])
+def test_what_is_damaged_or_of_another_content_is_made_again(change, folder, tmp_path):
+    target = tmp_path / "cache" / "target"
+    assert _made(target)
+    assert contents_of(target) == contents_of(folder)
+    assert not _made(target, like=folder)
+    if change is not None:
+        DAMAGE[change][0](target)
+    else:
+        (folder / "state").write_bytes(b"other")
+        write_checksums(folder)
+    assert _made(target, like=folder)
+    assert {path.name for path in target.parent.iterdir()} == {"target", ".target.lock"}
+
+
+def test_nothing_is_left_of_what_fails(small_disk):
+    with pytest.raises(OSError, match="No space"), made_once(small_disk / "target") as aside:
+        assert aside is not None
+        (aside / "large.npy").write_bytes(bytes(3_000_000))
+    assert [path.name for path in small_disk.iterdir()] == [".target.lock"]
