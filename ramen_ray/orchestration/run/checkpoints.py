@@ -6,21 +6,19 @@ The run's folder is on a disk that all machines can reach, so Ray Train is told 
 import json
 import logging
 import secrets
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ramen_ray.data.store.made_folder import is_intact, whole_file, write_checksums
+from ramen_ray.data.store.made_folder import is_intact, owned_folder, whole_file, write_checksums
 from ramen_ray.method.distributed import from_first_worker, sum_over_workers, world
 from ramen_ray.orchestration.run.directory import RunError, checkpoint_folders, step_of
 
 CHECKPOINT_FOLDER = "checkpoint_{:09d}"
-ASIDE = ".checkpoint-{}"
 REPORT_FILE = "report.json"  # in a checkpoint: what was reported with it
 WRITER_FILE = ".writer"
 """In a run's folder: the token of whoever may write checkpoints, the latest to begin."""
@@ -54,7 +52,6 @@ class Checkpoints:
         """Take over the run in a folder: a writer that began before can write no more."""
         self._run, self._device = run, device
         self._token = str(from_first_worker(secrets.randbits(62)))  # fits an int64
-        self._asides = [run / ASIDE.format(f"{self._token}-{rank}") for rank in range(world()[1])]
         if world()[0] == 0:
             with whole_file(run / WRITER_FILE) as file:
                 file.write_text(self._token)
@@ -78,34 +75,30 @@ class Checkpoints:
         RunError if another process has taken over the run.
         """
         rank, num_workers = world()
-        aside, writes = self._asides[rank], rank == 0 or is_shared
-        if writes:
-            aside.mkdir()
-        if rank == 0:
-            for left in set(self._run.glob(ASIDE.format("*"))) - {*self._asides}:
-                shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
-            (aside / REPORT_FILE).write_text(json.dumps(report) + "\n")
-        yield aside
-        if writes:
-            write_checksums(aside, rank, num_workers if is_shared else 1)
-        if is_shared:
-            sum_over_workers(torch.zeros(1, device=self._device)).item()  # until all have written
-        if rank == 0:
-            for share in self._asides[1:] if is_shared else []:
-                _move_into(aside, share)
-            self._publish(CHECKPOINT_FOLDER.format(report["step"]))
+        writes = rank == 0 or is_shared
+        with owned_folder(self._run) if writes else nullcontext(self._run) as share:
+            whole = from_first_worker(share)
+            if rank == 0:
+                (whole / REPORT_FILE).write_text(json.dumps(report) + "\n")
+            yield share
+            if writes:
+                write_checksums(share, rank, num_workers if is_shared else 1)
+            if is_shared:
+                if rank != 0:
+                    _move_into(whole, share)
+                sum_over_workers(torch.zeros(1, device=self._device)).item()  # until all have
+            if rank == 0:
+                self._publish(whole, CHECKPOINT_FOLDER.format(report["step"]))
 
-    def _publish(self, name: str) -> None:
+    def _publish(self, aside: Path, name: str) -> None:
         if (self._run / WRITER_FILE).read_text() != self._token:
             raise RunError(f"another process trains {self._run} now, so this one ends")
-        aside = self._asides[0]
         aside.rename(self._run / name)
         *earlier, last = kept_in(self._run)
         best = max([*earlier, last], key=lambda one: one.rank)
         for one in earlier:
             if one != best:
-                one.folder.rename(aside)  # so that a kill leaves no half of it
-                shutil.rmtree(aside)
+                one.folder.rename(aside.with_name(one.folder.name))  # which goes with what it is in
 
     def _known_to_the_first(self, found: Checkpoint | None) -> Checkpoint | None:
         """Return what the first worker has found: others may see a shared folder late."""
@@ -114,12 +107,11 @@ class Checkpoints:
 
 
 def _move_into(folder: Path, share: Path) -> None:
-    """Move the files of another worker's share of a checkpoint into ``folder``."""
+    """Move the files of a worker's share of a checkpoint into the ``folder`` of the first one's."""
     for file in [one for one in share.rglob("*") if one.is_file()]:
         place = folder / file.relative_to(share)
         place.parent.mkdir(exist_ok=True)
         file.rename(place)
-    shutil.rmtree(share)
 
 
 def kept_in(run: Path) -> list[Checkpoint]:

@@ -321,16 +321,12 @@ def told_how_to_go_on(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _undone_on_early_failure(path: Path, is_made_here: bool) -> Iterator[None]:
-    """Remove a new run that fails before its first checkpoint, but no files of others."""
-    new = [path / name for name in (CONFIG_FILE, RUN_FILE) if not (path / name).exists()]
+    """Remove a new run that fails before its first checkpoint, unless its folder was there."""
     try:
         yield
     except BaseException:
-        if path / CONFIG_FILE in new and not checkpoint_folders(path):
-            if is_made_here:
-                shutil.rmtree(path)
-            for file in new:
-                file.unlink(missing_ok=True)
+        if is_made_here and not checkpoint_folders(path):
+            shutil.rmtree(path)
         raise
 
 

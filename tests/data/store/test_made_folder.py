@@ -1,7 +1,6 @@
 """Files and folders are whole or absent, made once, and compared with what was noted of them."""
 
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -107,21 +106,6 @@ def test_damage_is_named_and_a_damaged_folder_removed(case, folder, caplog):
     assert [record.message.endswith(": it is made again") for record in caplog.records] == [True]
     assert not is_intact(folder, "unused"), "what is not there is no damage"
     assert len(caplog.records) == 1
-
-
-def test_folders_of_several_writers_are_put_together(tmp_path):
-    for writer in range(2):
-        share = tmp_path / str(writer)
-        share.mkdir()
-        (share / f"share-{writer}").write_text(f"of {writer}")
-        write_checksums(share, writer, 2)
-    together = tmp_path / "together"
-    shutil.copytree(tmp_path / "1", together)
-    assert "incomplete: 1 of 2" in str(find_damage(together))
-    shutil.copytree(tmp_path / "0", together, dirs_exist_ok=True)
-    assert find_damage(together) is None
-    (together / "share-1").write_text("of 7")
-    assert "share-1 has changed" in str(find_damage(together))
 
 
 def _made(target: Path, like: Path | None = None) -> bool:

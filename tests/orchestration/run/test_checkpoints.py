@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from short_runs import run_two_workers
 
 from ramen_ray.data.store.made_folder import find_damage
 from ramen_ray.orchestration.run.checkpoints import (
@@ -47,6 +48,25 @@ def test_the_best_and_the_last_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
+def _write_share(rank: int, run: Path) -> None:
+    report = {"step": 5, SCORE: 0.5}
+    with Checkpoints(run, CPU).written(report, is_shared=True) as folder:
+        (folder / "heads").mkdir()
+        (folder / "heads" / f"share-{rank}").write_text(f"of {rank}")
+
+
+def test_a_checkpoint_has_the_shares_of_all_workers(tmp_path):
+    run_two_workers(_write_share, tmp_path)
+    (checkpoint,) = kept_in(tmp_path)
+    assert find_damage(checkpoint.folder) is None
+    shares = {file.name: file.read_text() for file in (checkpoint.folder / "heads").iterdir()}
+    assert shares == {"share-0": "of 0", "share-1": "of 1"}
+    (checkpoint.folder / "heads" / "share-1").write_text("of 7")
+    assert "share-1 has changed" in str(find_damage(checkpoint.folder))
+    (checkpoint.folder / "checksums-2-of-2.json").unlink()
+    assert "incomplete: 1 of 2" in str(find_damage(checkpoint.folder))
+
+
 def test_a_failure_leaves_no_half_of_a_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path, CPU)
     _write(checkpoints, 5, 0.5)
@@ -60,7 +80,7 @@ def test_a_failure_leaves_no_half_of_a_checkpoint(tmp_path):
     again = Checkpoints(tmp_path, CPU)
     _write(again, 10, 0.6)
     assert _steps(tmp_path) == [10]
-    assert not list(tmp_path.glob(".checkpoint-*")), "what is left of an attempt goes"
+    assert not list(tmp_path.glob(".ramen_ray-*"))
 
 
 def test_a_writer_that_was_cut_off_writes_no_more(tmp_path):
@@ -71,11 +91,9 @@ def test_a_writer_that_was_cut_off_writes_no_more(tmp_path):
     _write(successor, 5, 0.4)
     with (
         pytest.raises(RunError, match="another process trains"),
-        cut_off.written({"step": 10, SCORE: 1.0}, is_shared=False) as aside,
+        cut_off.written({"step": 10, SCORE: 1.0}, is_shared=False),
     ):
         _write(successor, 10, 0.3)  # meanwhile
-        assert not aside.exists(), "it takes away what the other has begun"
-        aside.mkdir()
     assert [one.report[SCORE] for one in kept_in(tmp_path)] == [0.4, 0.3]
 
 

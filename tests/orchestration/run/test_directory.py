@@ -194,7 +194,7 @@ def test_a_run_that_failed_leaves_a_checkpoint_and_what_others_have_in_its_folde
     with pytest.raises(OSError, match="store"), _opened(named, dataset) as directory:
         directory.note(mlflow_run_id="abc")
         raise OSError("the store")
-    assert list(directory.path.rglob("[!.]*")) == [papers]
+    assert papers.is_dir()
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])

@@ -164,8 +164,7 @@ def put_in_place(
     tables. Raises a DatasetError if there is a set of this name, unless ``replace`` is set, or if
     queries or ads have changed.
     """
-    with FileLock(dataset.path / ".lock"):  # others may have changed it since it was opened
-        now = Dataset(dataset.path)
+    with _to_change(dataset.path) as now:
         if _content_of_nodes(now) != (aside / NODES).read_text():
             raise DatasetError(f"{dataset.path} has changed {WHILE_READ}")
         places = _places(now.path, name)
@@ -175,7 +174,7 @@ def put_in_place(
                 raise DatasetError(
                     f"{place} exists already; move it away, give another name, or set replace"
                 )
-        with _to_change(now.path), _hidden(now.path, name):
+        with _hidden(now.path, name):
             _delete(now.path, name)
             for new, place in zip(_places(aside, name), places, strict=True):
                 place.parent.mkdir(exist_ok=True)
@@ -189,12 +188,11 @@ def remove_anchor_set(dataset_path: Path, name: str) -> None:
 
     Raises a DatasetError if there is none of this name, or a training holds the dataset.
     """
-    with FileLock(dataset_path / ".lock"):
-        now = Dataset(dataset_path)
+    with _to_change(dataset_path) as now:
         if name not in now.anchor_sets:
             there = ", ".join(now.anchor_sets) or "none"
             raise DatasetError(f"{now.path} has no anchor set {name!r}; there are: {there}")
-        with _to_change(now.path), _hidden(now.path, name):
+        with _hidden(now.path, name):
             made_by = now.metadata.get("anchor_sets", {})
             others = {other: made for other, made in made_by.items() if other != name}
             write_metadata(now.path, {**now.metadata, "anchor_sets": others})
@@ -202,15 +200,18 @@ def remove_anchor_set(dataset_path: Path, name: str) -> None:
 
 
 @contextmanager
-def _to_change(dataset_path: Path) -> Iterator[None]:
-    """Keep a dataset directory for a change; a DatasetError if a job holds it."""
-    with unused(dataset_path) as is_unused:
+def _to_change(dataset_path: Path) -> Iterator[Dataset]:
+    """Keep a dataset directory for a change, as it is now; a DatasetError if a job holds it.
+
+    A process waits for another that changes it.
+    """
+    with FileLock(dataset_path / ".lock"), unused(dataset_path) as is_unused:
         if not is_unused:
             raise DatasetError(
                 f"{dataset_path} is in use by a job, which would end with other data than it "
                 f"began with; run this again when that has ended, or change a copy"
             )
-        yield
+        yield Dataset(dataset_path)
 
 
 def made_by(how: str, *settings: Any) -> dict[str, Any]:
