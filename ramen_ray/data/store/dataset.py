@@ -1,7 +1,6 @@
 """The dataset directory: one on-disk form for queries, ads, anchors, edges and filters."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -35,7 +34,7 @@ MIN_EXPANDED = 1 << 30
 MAX_EXPANSION = 100
 """How many times its size on disk a table may take in memory, from MIN_EXPANDED bytes on."""
 DEEPEST = 4
-"""Folders of a directory within which tables are looked for: edges/SET/query.parquet is three."""
+"""Levels at which files of tables lie: edges/SET/query.parquet, a folder of parts, has the most."""
 UNFINISHED = ".unfinished-"
 """With an anchor set's name: the file that hides the set until all its tables are in place."""
 
@@ -304,14 +303,13 @@ def write_metadata(
 def _table_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield (table, parquet file), also in linked folders, but nothing hidden or unfinished."""
     unfinished = {file.name.removeprefix(UNFINISHED) for file in folder.glob(f"{UNFINISHED}*")}
-    for place, folders, names in os.walk(folder, followlinks=True):
-        is_deepest = len(Path(place).relative_to(folder).parts) == DEEPEST  # links may go round
-        folders[:] = [one for one in folders if not one.startswith(".") and not is_deepest]
-        for file in (Path(place, one) for one in names if not one.startswith(".")):
+    for depth in range(DEEPEST):
+        for file in folder.glob("*/" * depth + "*.parquet"):
             part_of = file.parent if file.parent.suffix == ".parquet" else file
             name = part_of.relative_to(folder).with_suffix("")
-            is_hidden = name.parts[0] in ("anchors", "edges") and {*name.parts[1:2]} & unfinished
-            if file.suffix == ".parquet" and file.is_file() and not is_hidden:
+            of_set = name.parts[1:2] if name.parts[0] in ("anchors", "edges") else ()
+            is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+            if file.is_file() and not is_hidden and unfinished.isdisjoint(of_set):
                 yield str(name), file
 
 

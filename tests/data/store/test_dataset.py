@@ -67,12 +67,6 @@ def test_tables_in_linked_folders_are_tables(copied, dataset_path, tmp_path):
     assert Dataset(copied).fingerprint == Dataset(dataset_path).fingerprint
 
 
-def test_links_that_go_round_come_to_an_end(copied, dataset_path):
-    for name in ("one", "other"):
-        (copied / name).symlink_to(copied)
-    assert set(Dataset(dataset_path).tables) <= set(Dataset(copied).tables)
-
-
 def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(copied):
     (copied / "ads.parquet").rename(copied / "whole.parquet")
     (copied / "ads.parquet").mkdir()

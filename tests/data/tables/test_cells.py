@@ -22,6 +22,7 @@ TIMES: dict[str, tuple[pa.Array, float]] = {
     "a T and a Z": (pa.array(["2026-03-01T10:30:15.25Z"]), MOMENT.timestamp()),
     "a zone": (pa.array(["2026-03-01T12:30:15.25+02:00"]), MOMENT.timestamp()),
     "a zone without a colon": (pa.array(["2026-03-01 05:00:15.25-0530"]), MOMENT.timestamp()),
+    "as warehouses write it": (pa.array(["2026-03-01 10:30:15.250000 UTC"]), MOMENT.timestamp()),
     "no seconds": (pa.array(["2026-03-01T10:30Z"]), MOMENT.floor("min").timestamp()),
     "a day": (pa.array(["2026-03-01"]), MOMENT.floor("D").timestamp()),
     "a number as text": (pa.array([str(MOMENT.timestamp())]), MOMENT.timestamp()),

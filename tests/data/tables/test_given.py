@@ -185,6 +185,7 @@ def test_faults_of_all_tables_are_told_at_once(tmp_path):
     tables = SHOP.write(tmp_path, own_table=True)
     faults = {
         "clicks.csv": ("q1,1,few,2026-03-01", "not positive numbers"),
+        "ads.csv": (",x", "'ad_id': 1 cells are empty"),
         "splits.csv": ("q3,test\nq4,train", "another split"),
         "filters.csv": ("zz,1,1,", "name a query that is not in"),
     }

@@ -164,17 +164,6 @@ def test_an_id_that_a_table_lists_is_no_word_for_nothing(tmp_path, caplog):
     assert shop.read("ads")["source_id"].to_pylist() == ["1", "2", "3"]
 
 
-def test_what_is_wrong_in_all_tables_is_told_at_once(tmp_path):
-    ads = write_rows(tmp_path / "ads.csv", "ad_id text", [(1, "ad"), ("", "x")])
-    rows = [("query", 1, "x"), ("NULL", 1, 2), ("None", 1, 2), ("N/A", 1, 2), ("nan", 1, 2)]
-    clicks = write_rows(tmp_path / "clicks.csv", "query ad_id n", rows)
-    tables = UserTables(clicks, ads=ads, columns=Columns(clicks_weight="n"))
-    with pytest.raises(DatasetError) as error:
-        import_in_process(tables, tmp_path / "out")
-    for place in ("ads.csv, row 3, column 'ad_id'", "row 2, column 'n'", "row 3, column 'query'"):
-        assert place in str(error.value)
-
-
 ROUNDED = "cells are numbers in scientific notation, which have lost digits"
 
 

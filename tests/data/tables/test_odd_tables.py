@@ -275,20 +275,6 @@ def test_a_log_as_companies_have_it(tmp_path, caplog):
         assert counted in caplog.text
 
 
-def test_case_variants_given_two_splits_are_kept_in_the_held_out_one(tmp_path):
-    rows = "".join(f"{text} {n},ad {n % 7}\n" for n in range(200) for text in ("query", "Query"))
-    splits = "".join(f"query {n},{SPLITS[n % 3]}\nQuery {n},train\n" for n in range(200))
-    (tmp_path / "splits.csv").write_text("query,split\n" + splits)
-    given = {"query_splits": str(tmp_path / "splits.csv")}
-    with pytest.raises(DatasetError, match="row 5, column 'query': 133 rows give a query another"):
-        _import(tmp_path, "a.csv", "query,ad\n" + rows, **given)
-    dataset, _ = _import(tmp_path, "a.csv", "query,ad\n" + rows, **given, skip_bad_rows=True)
-    for number, split in enumerate(SPLITS):
-        texts = set(dataset.read(f"queries/{split}")["text"].to_pylist())
-        numbers = range(number, 200, 3)
-        assert texts == {f"{text} {n}" for n in numbers for text in ("query", "Query")}
-
-
 def test_names_of_what_was_merged_or_left_out_stay_known(tmp_path):
     queries = [(f"q{n}", f"query {n}") for n in range(300)]
     queries += [("again", "query 5"), ("never", "nobody")]
@@ -388,16 +374,6 @@ def test_rows_without_a_query_and_an_ad_are_said_unless_they_are_blank(tmp_path)
         _import(tmp_path, "a.csv", content)
     dataset, found = _import(tmp_path / "2", "a.csv", content.removesuffix(",,US\n"))
     assert (clicked_pairs(dataset), found) == (set(CLICKS), "")
-
-
-@pytest.mark.parametrize("zone", ["", "Z", " UTC", "+00:00", ".000000 UTC"])
-def test_times_as_warehouses_write_them(zone, tmp_path):
-    frame = FRAME.assign(t=[f"2026-04-{n // 10 + 1:02d} 10:00:00{zone}" for n in range(300)])
-    splits = Splits(validation_from="2026-04-21 10:00:00 UTC", test_from="2026-04-26")
-    columns = Columns(clicks_time="t")
-    dataset, found = _import(tmp_path, "a.csv", frame, columns=columns, splits=splits)
-    assert [dataset.num_rows(f"queries/{split}") for split in SPLITS] == [200, 50, 50]
-    assert found == ""
 
 
 @pytest.mark.parametrize("limit", [65_536, 1_048_576])

@@ -107,13 +107,6 @@ READ: dict[str, tuple[str, bytes, dict[str, list[Any]], list[int]]] = {
         [2, 3],
     ),
     "a byte order mark": ("a.csv", b"\xef\xbb\xbfquery\na\n", {"query": ["a"]}, [2]),
-    "one in JSON": ("a.jsonl", b"\xef\xbb\xbf" + b'{"query": "a"}\n', {"query": ["a"]}, [1]),
-    "texts that look like times": (
-        "a.jsonl",
-        b'{"query": "2026-01-01", "n": 1, "x": 1}\n{"query": null, "n": 2, "x": "other"}\n',
-        {"query": ["2026-01-01", None], "n": [1, 2]},
-        [1, 2],
-    ),
     "what Python writes for nothing in JSON": (
         "a.jsonl",
         b'{"query": NaN}\n{"query": "a"}\n',
@@ -131,12 +124,6 @@ READ: dict[str, tuple[str, bytes, dict[str, list[Any]], list[int]]] = {
         b'"my\nquery",ad\na,1\n',
         {"my query": ["a"], "ad": ["1"]},
         [3],
-    ),
-    "brackets in texts and side by side": (
-        "a.jsonl",
-        b'{"query": "[{[{\\"[", "x": [[], [], [[]]]}\n{"query": "b", "x": [[[[[[[[[[]]]]]]]]]]}\n',
-        {"query": ['[{[{"[', "b"]},
-        [1, 2],
     ),
     "blank lines": (
         "a.csv",
@@ -189,13 +176,6 @@ def test_other_encodings_are_refused_with_the_line_unless_they_are_named(
 
 
 GOOD = b'{"query": "a"}\n' * 40
-DEEP = 50_000
-
-
-def _nested(opening: str, closing: str, depth: int) -> bytes:
-    return f'{{"query": "a", "x": {opening * depth}1{closing * depth}}}\n'.encode()
-
-
 UNREADABLE: dict[str, tuple[str, bytes, str]] = {
     "no such column": ("a.csv", b"q,ad\n1,2\n", "has no column 'query'; it has q, ad"),
     "empty file": ("a.csv", b"", "a.csv: is empty"),
@@ -203,8 +183,6 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
     "not parquet": ("a.parquet", b"query\n1\n", "a.parquet: not a readable parquet file"),
     "not JSON": ("a.jsonl", b"query\n1\n", "a.jsonl, row 1: is not a JSON object"),
     "null": ("a.jsonl", b'{"query": 1}\n\n null\n', "a.jsonl, row 3: is not a JSON object"),
-    "half a line of JSON": ("a.jsonl", b'{"query": "a"}\n{"query":', "row 2: is not a JSON object"),
-    "JSON list": ("a.jsonl", b"[1, 2]\n", "row 1: is not a JSON object"),
     "two objects": ("a.jsonl", b'{"query": 1}{"query": 2}\n', r"row 1: is not .* \(Extra data"),
     "JSON of mixed types": (
         "a.jsonl",
@@ -235,14 +213,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
         r"has no column 'query'; it has 'my\\nquery'",
     ),
     # what would kill a reader
-    "lists": ("a.jsonl", GOOD + _nested("[", "]", DEEP), "row 41: .*nested too deep"),
-    "objects": ("a.jsonl", _nested('{"a":', "}", DEEP) + GOOD, "row 1: .*nested too deep"),
-    "open lists": ("a.jsonl", GOOD + b'{"query":' + b"[" * DEEP, "row 41: .*nested too deep"),
-    "compressed": (
-        "a.jsonl.gz",
-        gzip.compress(GOOD + _nested("[", "]", DEEP)),
-        "row 41: .*nested too deep",
-    ),
+    "nested": ("a.jsonl", GOOD + b'{"query":' + b"[" * 50_000, "row 41: .*nested too deep"),
     "a bomb": (
         "a.csv.gz",
         gzip.compress(b"query\na\n" + b"x" * (MAX_LINE_BYTES + (32 << 20)), 1),
