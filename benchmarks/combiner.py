@@ -51,7 +51,7 @@ from ramen_ray.method.retrieval.search import search
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.combining.combiner_worker import combiner_setup, revealed_clicks
 from ramen_ray.orchestration.combining.settings import CombinerConfig, CombineSettings, VariantName
-from ramen_ray.orchestration.run.processes import Process
+from ramen_ray.orchestration.run.processes import WorkerContext
 from ramen_ray.presets import bag_ramen
 
 STORE = CACHE / "combiner"
@@ -302,7 +302,7 @@ class CombinerRun:
     ):
         settings = CombineSettings(run="", variant=variant)
         settings = overlay(settings, {"combiner.epochs": epochs, **changes})
-        setup = combiner_setup(settings, embedded, None, Path(), Process(CPU))
+        setup = combiner_setup(settings, embedded, None, Path(), WorkerContext(CPU))
         self._setup = replace(setup, variant=replace(setup.variant, **of_variant))
         self._model = self._setup.new_model()
         self._state = self._setup.new_state(self._model)

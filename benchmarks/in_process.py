@@ -76,9 +76,10 @@ def begin_on(training_data: TrainingData, config: RunConfig, data: Prepared) -> 
     keep_tokens(model.encoder, data.occurring_tokens)
     if model.classifier_head is not None:
         model.classifiers = build_classifiers(config, model, data)
+    objective = build_objective(config)
     sampler = build_sampler(config, data, training_data)
-    state = build_state(config, model, model, sampler)
-    return Run(config, data, model, build_objective(config), sampler, state)
+    state = build_state(config, model, model, sampler, objective)
+    return Run(config, data, model, objective, sampler, state)
 
 
 def train_all_epochs(run: Run) -> DualEncoder:

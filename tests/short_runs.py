@@ -103,7 +103,7 @@ class ConfiguredRun(Run):
                 self.model.classifiers = build_classifiers(config, self.model, data)
         training_data = TrainingData.from_prepared(data, self.objective.regularizers)
         self.sampler = configured_sampler(config, data, training_data)
-        self.state = build_state(config, self.model, self.model, self.sampler)
+        self.state = build_state(config, self.model, self.model, self.sampler, self.objective)
 
 
 def run_two_workers(worker: Callable[..., None], folder: Path, *arguments: object) -> None:

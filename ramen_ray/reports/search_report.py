@@ -122,7 +122,7 @@ def _study(
             for key, value in params.items():
                 for choice in getattr(distributions[key], "choices", ()):
                     if json.dumps(choice) == json.dumps(value):
-                        params[key] = choice  # records are JSON, which turns tuples into lists
+                        params[key] = choice  # Tune keeps JSON, which turns tuples into lists
             done = optuna.trial.create_trial(
                 state=TrialState.COMPLETE,
                 params=params,

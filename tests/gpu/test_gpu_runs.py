@@ -11,9 +11,9 @@ from support import prepare_in_process
 from ramen_ray.config import overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.training import step
-from ramen_ray.orchestration.run.fit import WorkerTask
-from ramen_ray.orchestration.run.made_from import identity_of
+from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.processes import only_worker
+from ramen_ray.orchestration.run.worker import WorkerTask
 from ramen_ray.tracking.runs import open_run, tracking_uri
 
 DEVICE = "cuda:0"

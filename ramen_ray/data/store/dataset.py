@@ -39,6 +39,10 @@ UNFINISHED = ".unfinished-"
 """With an anchor set's name: the file that hides the set until all its tables are in place."""
 
 
+FileState = tuple[Path, int, int, int]
+"""A file, its size, and when its content and its inode were changed last."""
+
+
 class Dataset:
     """A dataset directory, opened for reading; tables stay on disk until they are read."""
 
@@ -161,19 +165,27 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         """A hash of the content of all tables, as it was when this was first asked for."""
-        return digest_of(self._contents)
+        return digest_of(self._noted[1])
 
     @property
     def table_digests(self) -> dict[str, str]:
         """A hash of each table's content, as it was when the fingerprint was first asked for."""
         return {
             table: digest_of(part)
-            for table, part in groupby(self._contents, key=lambda content: content[0])
+            for table, part in groupby(self._noted[1], key=lambda content: content[0])
         }
 
     @cached_property
-    def _contents(self) -> list[FileContent]:
-        return list(self._contents_of(self.tables))
+    def _noted(self) -> tuple[list[FileState], list[FileContent]]:
+        """The state of all tables' files, and what they contained right after."""
+        states = self._states()
+        return states, list(self._contents_of(self.tables))
+
+    def _states(self) -> list[FileState]:
+        """Look at all tables' files without reading them; whoever writes one changes its state."""
+        files = (file for table in self.tables for file in self.files(table))
+        looked = ((file, file.stat()) for file in files)
+        return [(file, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for file, stat in looked]
 
     def content_of(self, tables: Iterable[str]) -> str:
         """Hash the content of some tables as it is now."""
@@ -200,7 +212,7 @@ class Dataset:
 
     def _check_content(self, expected: str, since: str) -> None:
         with suppress(DatasetError, FileNotFoundError):
-            if self.content_of(self.tables) == expected:
+            if self._states() == self._noted[0] or self.content_of(self.tables) == expected:
                 return
         raise DatasetError(f"{self.path} has changed {since}")
 

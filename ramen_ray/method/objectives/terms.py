@@ -220,10 +220,20 @@ def ramen_objective(
     due every ``every_steps``, by the same ``loss`` as the task, if ``task`` has no terms.
     """
     terms = list(task) or [task_term(loss)]
+    for regularizer, weight in weighted_regularizers(lambda_x, lambda_z).items():
+        terms.append(regularizer_term(regularizer, weight, loss, every_steps))
+    return Objective(tuple(terms))
+
+
+def weighted_regularizers(
+    lambda_x: Mapping[str, float], lambda_z: Mapping[str, float]
+) -> dict[Regularizer, float]:
+    """Return the weights that are not 0 of R_x and R_z, in the order of the objective's terms."""
+    weights: dict[Regularizer, float] = {}
     # by set, and R_x before R_z: draws depend on the order
     for name in sorted({*lambda_x, *lambda_z}):
         if weight := lambda_x.get(name):
-            terms.append(regularizer_term(Regularizer(name, "query"), weight, loss, every_steps))
+            weights[Regularizer(name, "query")] = weight
         if weight := lambda_z.get(name):
-            terms.append(regularizer_term(Regularizer(name, "ad"), weight, loss, every_steps))
-    return Objective(tuple(terms))
+            weights[Regularizer(name, "ad")] = weight
+    return weights

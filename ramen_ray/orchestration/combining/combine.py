@@ -42,9 +42,8 @@ from ramen_ray.orchestration.run.directory import (
     refuse_anothers,
     told_how_to_go_on,
 )
-from ramen_ray.orchestration.run.made_from import software
+from ramen_ray.orchestration.run.identity import software
 from ramen_ray.orchestration.run.processes import train_in_all_workers
-from ramen_ray.orchestration.run.progress import shown_progress
 from ramen_ray.orchestration.run.results import EXAMPLE_QUERIES, SINCE_IT_BEGAN
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
@@ -108,8 +107,7 @@ def combine(settings: CombineSettings) -> CombineResult:
                 build_propensity(config),
                 run,
             )
-            with shown_progress(directory.path):
-                evaluation = train_in_all_workers(task.train, workers, directory.path)
+            evaluation = train_in_all_workers(task.train, workers, directory.path)
             assert evaluation is not None, "the first worker evaluates"
             StepLogger(run, directory.path).send_unsent()
             embedded, _ = open_embedded(model, data, sibling, embeddings)

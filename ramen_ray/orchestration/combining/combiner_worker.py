@@ -54,7 +54,7 @@ from ramen_ray.orchestration.combining.settings import CombineSettings, IreneVar
 from ramen_ray.orchestration.embed import embed_distinct
 from ramen_ray.orchestration.run.directory import IDENTITY_FILE
 from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
-from ramen_ray.orchestration.run.processes import Process, prepare_process
+from ramen_ray.orchestration.run.processes import WorkerContext, prepare_process
 from ramen_ray.tracking.runs import Run
 
 NUM_CHECKPOINTS = 10
@@ -77,14 +77,14 @@ class CombineTask:
     propensity: Propensity
     run: Run
 
-    def train(self, process: Process) -> Evaluation | None:
+    def train(self, worker: WorkerContext) -> Evaluation | None:
         """Train to the end; the first worker then writes the combiner, and evaluates as served."""
         prepare_process(self.settings.seed, self.settings.workers)
         data, folder = Prepared(self.prepared), self.folder
         sibling = None if self.sibling is None else Prepared(self.sibling)
         model = load_model(self.model, part=self.part)
         embedded, of_sibling = open_embedded(model, data, sibling, self.embeddings)
-        setup = combiner_setup(self.settings, embedded, model, folder, process)
+        setup = combiner_setup(self.settings, embedded, model, folder, worker)
         training = start_or_resume(setup, self.run)
         train(training)
         if world()[0] != 0:
@@ -111,7 +111,7 @@ class CombinerSetup(Setup[CombinerModel]):
 
     def new_model(self) -> CombinerModel:
         """Build the model that training starts from, on this worker's device."""
-        device = self.process.device
+        device = self.worker.device
         vectors = torch.from_numpy(self.seen.classifiers.copy()).to(device)
         classifiers = Classifiers(vectors, 0, np.ones(len(vectors), dtype=bool))
         with torch.random.fork_rng(devices=[]):
@@ -204,7 +204,7 @@ def combiner_setup(
     embedded: Embedded,
     model: DualEncoder | None,
     folder: Path,
-    process: Process,
+    worker: WorkerContext,
 ) -> CombinerSetup:
     """Build what training needs besides the model; ads with enough train clicks are the seen ones.
 
@@ -224,7 +224,7 @@ def combiner_setup(
     plan = _plan(first_steps, settings.combiner.epochs, sampler.steps_per_epoch)
     return CombinerSetup(
         folder=folder,
-        process=process,
+        worker=worker,
         plan=plan,
         objective=_objective(settings, variant, first_steps, plan.total_steps),
         sampler=sampler,

@@ -205,7 +205,11 @@ def cluster_schedule(config: RunConfig) -> ClusterSchedule:
 
 
 def build_state(
-    config: RunConfig, model: DualEncoder, trained: nn.Module, sampler: Sampler
+    config: RunConfig,
+    model: DualEncoder,
+    trained: nn.Module,
+    sampler: Sampler,
+    objective: Objective,
 ) -> TrainState:
     """Build the state before the first step; steps call ``trained``, the model or its wrapper."""
     rates, regularization, device = config.optimizer, config.regularization, model.device
@@ -224,7 +228,6 @@ def build_state(
         lr = config.classifier.lr
         parts.append(ClassifierPart(ClassifierTraining(model.classifiers, lr, scheduled)))
     if regularization.adaptive:
-        objective = build_objective(config)
         highest, step_size = regularization.adaptive_max, regularization.adaptive_step
         earns_first = config.base.parts.loss != "triplet"
         parts.append(AdaptiveWeights(objective, highest, step_size, device, earns_first))

@@ -9,7 +9,6 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.method.metrics.ranking import METRICS
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.sentence_folder import EncoderFolder, open_encoder
-from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.orchestration.run.build import cluster_schedule, encoder_tokenizer
 from ramen_ray.presets import check_sets
@@ -18,8 +17,8 @@ from ramen_ray.told import warn_once
 MOST_UNKNOWN = 0.2
 
 
-def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
-    """Check what can be known before anything is started, and return the encoder's tokenizer.
+def check_config(config: RunConfig, dataset: Dataset) -> None:
+    """Check what can be known before anything is started.
 
     Raises:
         DatasetError: a table is missing or empty, or there are fewer train queries than a batch.
@@ -48,7 +47,7 @@ def check_config(config: RunConfig, dataset: Dataset) -> TextTokenizer:
             f"index.kind ivf_pq learns its cells from at least {FEWEST_IVF_PQ_ADS} ads; "
             f"{dataset.path} has {num_rows['ads']}, for which flat is best"
         )
-    return encoder_tokenizer(config.encoder)
+    encoder_tokenizer(config.encoder)
 
 
 def check_clicks(config: RunConfig, data: Prepared) -> None:

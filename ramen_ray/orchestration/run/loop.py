@@ -34,7 +34,7 @@ from ramen_ray.method.training.step_losses import (
 )
 from ramen_ray.orchestration.background.task import BackgroundTask
 from ramen_ray.orchestration.run.checkpoints import CHECKPOINT_FOLDER, SCORE, Checkpoints
-from ramen_ray.orchestration.run.processes import VALIDATION, Process
+from ramen_ray.orchestration.run.processes import VALIDATION, WorkerContext
 from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.tracking.runs import Run, prefixed
 
@@ -82,7 +82,7 @@ class Setup(ABC, Generic[Model]):
     """What a worker trains with; it stays the same during training."""
 
     folder: Path  # the run's
-    process: Process
+    worker: WorkerContext  # its process
     plan: Plan
     objective: Objective
     sampler: Sampler  # draws this worker's share of the batches
@@ -153,25 +153,25 @@ def start_or_resume(setup: Setup[Model], logged: Run) -> Training[Model]:
 
     Raises a DamagedError, or a CheckpointError if another version of the software has written it.
     """
-    checkpoints = Checkpoints(setup.folder, setup.process.device)
+    checkpoints = Checkpoints(setup.folder, setup.worker.device)
     log = RunLog(logged, setup.folder, setup.objective, setup.plan.total_steps)
-    own = checkpoints, log if world()[0] == 0 else None
+    kept_with = checkpoints, log if world()[0] == 0 else None
     last = checkpoints.last()
-    for one in setup.background:
-        one.forget_after(0 if last is None else last.step)
+    for task in setup.background:
+        task.forget_after(0 if last is None else last.step)
     if last is None:
         model = setup.new_model()
-        training = Training(setup, model, setup.new_state(model), *own)
+        training = Training(setup, model, setup.new_state(model), *kept_with)
         training.state.advance()
         return training
     check_intact(last.folder)
     try:
         model = setup.open_model(last.folder)
-        training = Training(setup, model, setup.new_state(model), *own)
+        training = Training(setup, model, setup.new_state(model), *kept_with)
         state = training.state
         training.progress = Progress(**restore_checkpoint(last.folder, state))
-        for one in setup.background:
-            state.draws = one.restore(training.progress.background[one.name], state.draws)
+        for task in setup.background:
+            state.draws = task.restore(training.progress.background[task.name], state.draws)
         return training
     except torch.OutOfMemoryError:  # a RuntimeError that says nothing of the checkpoint
         raise
@@ -210,10 +210,10 @@ def take_background_results(training: Training[Model]) -> None:
     """At the start of an epoch, take finished background results and start what is due."""
     step = training.state.step
     checkpoint = training.setup.folder / CHECKPOINT_FOLDER.format(step)
-    for one in training.setup.background:
-        training.state.draws, figures = one.advance(step, checkpoint, training.state.draws)
+    for task in training.setup.background:
+        training.state.draws, figures = task.advance(step, checkpoint, training.state.draws)
         if training.log is not None:
-            training.log.log_background(one.name, figures, step)
+            training.log.log_background(task.name, figures, step)
 
 
 def train_until(training: Training[Model], stop: int) -> StepLosses:
@@ -267,15 +267,20 @@ def write_checkpoint(training: Training[Model], metrics: dict[str, float]) -> No
     setup, state = training.setup, training.state
     score = metrics.get(setup.plan.metric, NOT_VALIDATED)
     epoch = state.step / setup.plan.steps_per_epoch
-    named = prefixed(VALIDATION, metrics)
-    found = {IS_LAST: training.is_over, SCORE: score, **named}
-    reported = {"step": state.step, "epoch": epoch, **found}
+    reported = {
+        "step": state.step,
+        "epoch": epoch,
+        IS_LAST: training.is_over,
+        SCORE: score,
+        "trained_seconds": training.progress.trained_seconds,
+        **prefixed(VALIDATION, metrics),
+    }
     is_shared = any(part.is_shared for part in state.parts)
     with training.checkpoints.written(reported, is_shared) as folder:
         if world()[0] == 0:
-            training.progress.background = {one.name: one.progress for one in setup.background}
+            training.progress.background = {task.name: task.progress for task in setup.background}
             setup.save_model(training.model, folder)
             save_checkpoint(folder, state, asdict(training.progress))
         elif is_shared:
             save_shares(folder, state)
-    setup.process.report(reported)
+    setup.worker.report(reported)

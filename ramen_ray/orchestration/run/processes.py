@@ -51,6 +51,7 @@ from ramen_ray.orchestration.cluster.resources import (
     worker_share,
 )
 from ramen_ray.orchestration.cluster.tasks import as_task
+from ramen_ray.orchestration.run.progress import shown_progress
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
 """How long Ray Train waits for room for its workers; then that counts as one more failure."""
@@ -70,7 +71,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Process:
+class WorkerContext:
     """What a worker's process offers: a worker of Ray Train, or the only one of a run."""
 
     device: torch.device
@@ -90,26 +91,25 @@ def prepare_process(seed: int, workers: WorkersConfig) -> None:
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"  # as no two steps have one size
 
 
-Train = Callable[[Process], Result]
+Train = Callable[[WorkerContext], Result]
 """What the driver sends to every worker, to train to the end there; it has plain values only."""
 
 
-def only_worker(on_report: OnReport = lambda metrics: None) -> Process:
+def only_worker(on_report: OnReport = lambda metrics: None) -> WorkerContext:
     """Describe this process, which has the GPU that Ray gives it, or else the CPU."""
     device = torch.device("cuda", 0) if ray.get_gpu_ids() else torch.device("cpu")
-    return Process(device, report=on_report)
+    return WorkerContext(device, report=on_report)
 
 
-def train_in_all_workers(
-    train: Train[Result],
-    workers: WorkersConfig,
-    folder: Path,
-    callbacks: Sequence[UserCallback] = (),
-) -> Result:
-    """Train in all workers, the only one without Ray Train; return what the first one returns."""
-    if workers.num_workers == 1 and not callbacks:
-        return train_in_one_worker(train, workers)
-    return train_in_workers(train, workers, folder, callbacks)
+def train_in_all_workers(train: Train[Result], workers: WorkersConfig, folder: Path) -> Result:
+    """Train in all workers, the only one without Ray Train; return what the first one returns.
+
+    How far they are is shown, from the run's ``folder``.
+    """
+    with shown_progress(folder):
+        if workers.num_workers == 1:
+            return train_in_one_worker(train, workers)
+        return train_in_workers(train, workers, folder)
 
 
 def train_in_one_worker(train: Train[Result], workers: WorkersConfig) -> Result:
@@ -120,7 +120,8 @@ def train_in_one_worker(train: Train[Result], workers: WorkersConfig) -> Result:
             not sufficed for the same step twice.
         ClusterError: processes have died too often, or there is no room for another one.
     """
-    worker, failures = as_task(train_alone, **task_share(workers), max_retries=0), 0
+    worker = as_task(train_alone, **task_share(workers), max_retries=0)
+    failures = 0
     memory = MemoryFailures()
     with user_errors():
         while True:
@@ -219,14 +220,14 @@ def train_loop_per_worker(settings: dict[str, Any]) -> Any:
     from ramen_ray.orchestration.background.task import LateError
     from ramen_ray.orchestration.run.directory import RunError
 
-    process = Process(
+    context = WorkerContext(
         ray.train.torch.get_device(),
         ray.train.get_context().get_local_rank() == 0,
         ray.train.torch.prepare_model,
         ray.train.report,  # to the callbacks
     )
     try:
-        return settings["train"](process)
+        return settings["train"](context)
     except (DivergedError, DamagedError, LateError, RunError) as error:
         return error  # Ray Train would start the workers anew if it was raised
 
@@ -260,11 +261,12 @@ class MemoryFailures:
 
     def recurring(self, errors: Iterable[Exception]) -> UserError | None:
         """Return what to end with if the ``errors`` say the same of the same step again."""
-        before, self._step = self._step, None
-        for found in filter(None, (OUT_OF_MEMORY.search(str(error)) for error in errors)):
-            self._step = found[1]
+        before = self._step
+        self._step = None
+        for said in filter(None, (OUT_OF_MEMORY.search(str(error)) for error in errors)):
+            self._step = said[1]
             if self._step == before:  # once may have been for what another process held
-                return UserError(found[0])
+                return UserError(said[0])
         return None
 
 

@@ -1,31 +1,29 @@
 """Log what a finished run leaves in MLflow: retriever, figures, table, predictions, plots."""
 
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pandas as pd
-import ray
 
 from ramen_ray.config import flatten
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.made_folder import check_intact, owned_folder
+from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.judgement import HEADLINES
-from ramen_ray.method.model.dual_encoder import load_model
-from ramen_ray.method.retrieval.index import MOST_FLAT_ADS, choose_kind
-from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
-from ramen_ray.orchestration.cluster.resources import task_share
-from ramen_ray.orchestration.cluster.tasks import as_task
 from ramen_ray.orchestration.run.build import build_judgement
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, started_from
-from ramen_ray.orchestration.run.fit import WorkerResult, WorkerTask
-from ramen_ray.orchestration.run.made_from import TRAINED_ON, trained_on
+from ramen_ray.orchestration.run.identity import TRAINED_ON, trained_on
+from ramen_ray.orchestration.run.worker import (
+    RETRIEVER,
+    WorkerResult,
+    WorkerTask,
+    index_kind,
+)
 from ramen_ray.reports.pages import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
 from ramen_ray.reports.report_tables import as_markdown, metrics_table
-from ramen_ray.tracking.registry import NAME as RETRIEVER
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import prefixed
 from ramen_ray.tracking.step_logger import StepLogger
@@ -36,48 +34,32 @@ MOST_QUERIES = 10_000
 PAGE = "predictions.html"
 
 
-def log_results(
-    task: WorkerTask,
-    trained: WorkerResult,
-    dataset: Dataset,
-    data: Prepared,
-    is_worker: bool = False,
-) -> None:
+def log_results(task: WorkerTask, trained: WorkerResult, dataset: Dataset, data: Prepared) -> None:
     """Log a finished run, whose workers were sent ``task`` and have returned ``trained``.
 
-    ``is_worker`` says whether this process holds what a worker needs. Raises a DatasetError if the
-    dataset has changed since the run began; no retriever is logged.
+    Raises a DatasetError if the dataset has changed since the run began; no retriever is logged.
     """
-    config, run = task.config, task.run
-    folder, metrics = task.run_directory, trained.metrics
+    config = task.config
+    run = task.run
+    folder = task.run_directory
+    metrics = trained.metrics
     StepLogger(run, folder).send_unsent()
-    kind = choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
-    with owned_folder(folder) as aside:
-        with dataset.unchanged(SINCE_IT_BEGAN):
-            predictions = _predictions(task, dataset, data)
-            settings = RetrieverSettings(kind, config.encoder.max_length)
-            work = (aside / RETRIEVER, trained, dataset, data, settings)
-            is_small = len(data.ads) <= MOST_FLAT_ADS and not config.workers.use_gpu
-            if is_worker or is_small:
-                measured = _write_retriever(*work)  # takes less time than starting a task
-            else:  # a worker has ended by now, so there is room
-                task_of_worker = as_task(_write_retriever, **task_share(config.workers))
-                measured = ray.get(task_of_worker.remote(*work))
-            queries = next(dataset.batches("queries/test", ["text"], EXAMPLE_QUERIES))["text"]
-            metadata = {
-                "dataset": dataset.name,
-                "dataset_fingerprint": dataset.fingerprint,
-                TRAINED_ON: [
-                    [*data] for data in trained_on(flatten(config), dataset.table_digests[TRAIN])
-                ],
-                "encoder": config.encoder.pretrained,
-                "index": kind,
-                "num_ads": len(data.ads),
-                "part": trained.part,
-            }
-        model_id = log_retriever(run, aside / RETRIEVER, queries.to_pylist(), metadata)
+    with dataset.unchanged(SINCE_IT_BEGAN):
+        predictions = _predictions(task, dataset, data)
+        queries = next(dataset.batches("queries/test", ["text"], EXAMPLE_QUERIES))["text"]
+    metadata = {
+        "dataset": dataset.name,
+        "dataset_fingerprint": dataset.fingerprint,
+        TRAINED_ON: [[*seen] for seen in trained_on(flatten(config), dataset.table_digests[TRAIN])],
+        "encoder": config.encoder.pretrained,
+        "index": index_kind(config, data),
+        "num_ads": len(data.ads),
+        "part": trained.part,
+    }
+    model_id = log_retriever(run, folder / RETRIEVER, queries.to_pylist(), metadata)
+    shutil.rmtree((folder / RETRIEVER).parent)
     named = {
-        **prefixed("index/", measured),
+        **prefixed("index/", trained.index),
         "best/step": trained.best_step,
         "trained_seconds": trained.trained_seconds,
         "waited_seconds": trained.waited_seconds,
@@ -111,17 +93,3 @@ def _predictions(task: WorkerTask, dataset: Dataset, data: Prepared) -> pd.DataF
     shown = dataset.rows_with_ids("ads", np.union1d(shown_ads(ads[drawn]), clicked))
     unknown = np.full(ads.shape, np.nan, dtype=np.float32)  # a run keeps no scores
     return spell_out(queries, shown, (ads, unknown), judgement.known(data, "test")).to_pandas()
-
-
-def _write_retriever(
-    folder: Path,
-    trained: WorkerResult,
-    dataset: Dataset,
-    data: Prepared,
-    settings: RetrieverSettings,
-) -> dict[str, float]:
-    """Write a retriever of the best model, with a GPU if there is one; returns figures of it."""
-    check_intact(trained.best_checkpoint)
-    model = load_model(trained.best_checkpoint, part=trained.part)
-    model.to("cuda" if ray.get_gpu_ids() else "cpu")
-    return write_retriever(folder, model, dataset, data, settings)

@@ -1,6 +1,8 @@
-"""What a worker of a run trains with, and how it evaluates the best model."""
+"""What a worker of a run does: it trains, evaluates the best model, and makes its retriever."""
 
 import json
+import shutil
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,12 +11,15 @@ import numpy as np
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig, write_config
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import check_intact, whole_file
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.judgement import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.pretrained import content_of
+from ramen_ray.method.retrieval.index import IndexKind, choose_kind
+from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.step_inputs import pool_figures
 from ramen_ray.method.sampling.training_data import TrainingData
@@ -39,11 +44,75 @@ from ramen_ray.orchestration.run.directory import (
     VALIDATION_ADS_FILE,
     Identity,
 )
-from ramen_ray.orchestration.run.loop import Plan, Setup
-from ramen_ray.orchestration.run.made_from import CARRIED_FILE, check_meanwhile
-from ramen_ray.orchestration.run.processes import Process, prepare_process
+from ramen_ray.orchestration.run.identity import check_meanwhile
+from ramen_ray.orchestration.run.inputs import CARRIED_FILE
+from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
+from ramen_ray.orchestration.run.processes import WorkerContext, prepare_process
+from ramen_ray.tracking.runs import Run
 
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
+RETRIEVER = ".retriever/retriever"  # in a run's folder, until it is logged
+
+Metrics = dict[str, dict[str, dict[str, float]]]  # by row, split and name
+
+
+@dataclass(frozen=True)
+class WorkerResult:
+    """What a worker returns; the driver uses that of the first. Times are seconds since 1970."""
+
+    # rows are ``untrained`` and ``trained``; with classifiers also ``encoder``, ``classifier`` and
+    # ``both``
+    metrics: Metrics
+    best_checkpoint: Path  # the best model's folder
+    best_step: int  # the step after which it was written
+    part: Part  # which part of its vectors answers best on the validation split
+    index: dict[str, float]  # figures of the retriever's index; only of the first worker
+    trained_seconds: float  # time spent in steps, over all attempts
+    waited_seconds: float  # time spent waiting for background tasks
+    entered_at: float
+    first_step_at: float
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """What a run's workers are sent; paths are folders that all machines can reach."""
+
+    config: RunConfig
+    prepared: Path
+    edges: Path  # the graphs to train on
+    run_directory: Path
+    run: Run
+    made_from: Identity  # as the driver has found it
+
+    def train(self, worker: WorkerContext) -> WorkerResult:
+        """Train to the end in this process, then evaluate the best model and the untrained one.
+
+        The first worker then makes a retriever of the best one, in RETRIEVER.
+        """
+        entered_at = time.time()
+        setup = run_setup(self, worker)
+        try:
+            training = start_or_resume(setup, self.run)
+            train(training)
+        finally:
+            for task in setup.background:
+                task.cancel()
+        for task in setup.background:
+            task.keep_only_taken()
+        setup.local.forget(setup.folder)
+        best = training.checkpoints.best()
+        metrics, part = evaluate_best(setup, best.folder)
+        return WorkerResult(
+            metrics=metrics,
+            best_checkpoint=best.folder,
+            best_step=best.step,
+            part=part,
+            index=make_retriever(setup, best.folder, part) if world()[0] == 0 else {},
+            trained_seconds=training.progress.trained_seconds,
+            waited_seconds=sum(task.waited_s for task in setup.background),
+            entered_at=entered_at,
+            first_step_at=training.first_step_at or entered_at,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +126,7 @@ class RunSetup(Setup[DualEncoder]):
 
     def new_model(self) -> DualEncoder:
         """Build the model that training starts from; a RunError if the encoder has changed."""
-        model = build_model(self.config).to(self.process.device)
+        model = build_model(self.config).to(self.worker.device)
         expected = {"encoder": self.made_from["encoder"]}  # compared after the model was read
         check_meanwhile(expected, {"encoder": content_of(self.config.encoder.pretrained)})
         if model.classifier_head is not None:
@@ -68,7 +137,7 @@ class RunSetup(Setup[DualEncoder]):
 
     def open_model(self, checkpoint: Path) -> DualEncoder:
         """Open a checkpoint's model; its classifiers, otherwise mapped, go to the device too."""
-        device = self.process.device
+        device = self.worker.device
         model = load_model(checkpoint, held_classifiers(self.config, self.data))
         if model.classifiers is not None:
             vectors = model.classifiers.vectors.to(device)
@@ -80,7 +149,9 @@ class RunSetup(Setup[DualEncoder]):
         keep_tokens(model.encoder, self.data.occurring_tokens)
         if self.config.encoder.compile:
             model.encoder.backbone.compile(dynamic=True)  # no two steps have one shape
-        return build_state(self.config, model, self.process.wrap(model), self.sampler)
+        return build_state(
+            self.config, model, self.worker.wrap(model), self.sampler, self.objective
+        )
 
     def save_model(self, model: DualEncoder, checkpoint: Path) -> None:
         """Write the model, the configuration, and what the run is made from."""
@@ -104,87 +175,102 @@ class RunSetup(Setup[DualEncoder]):
         return pool_figures(batch, self.sampler.data.clicks)
 
 
-def run_setup(
-    config: RunConfig,
-    prepared: Path,
-    edges: Path,
-    folder: Path,
-    made_from: Identity,
-    process: Process,
-) -> RunSetup:
+def run_setup(task: WorkerTask, worker: WorkerContext) -> RunSetup:
     """Map the data into memory, and build what training needs besides the model."""
-    device = process.device
+    config = task.config
     prepare_process(config.seed, config.workers)
     objective = build_objective(config)
     regularizers = objective.regularizers
     on_disk = None if config.local_folder is None else Path(config.local_folder)
-    local = LocalFolder(on_disk, process.is_first_on_machine, device)
-    data = Prepared(local.copy_of(prepared))
-    if edges.is_relative_to(prepared):  # not walked, and copied with the other arrays
-        graphs = data.path / edges.relative_to(prepared)
+    local = LocalFolder(on_disk, worker.is_first_on_machine, worker.device)
+    data = Prepared(local.copy_of(task.prepared))
+    if task.edges.is_relative_to(task.prepared):  # not walked, and copied with the other arrays
+        graphs = data.path / task.edges.relative_to(task.prepared)
     else:
-        graphs = local.copy_of_graphs(edges, regularizers)
-    training_data = TrainingData.from_prepared(data, regularizers, graphs)
-    sampler = build_sampler(config, data, training_data)
-    plan = Plan.of_run(config.training, sampler.steps_per_epoch)
-    bf16 = use_bf16(config, device)
-    # tasks may run on other machines, so they read the shared folders
+        graphs = local.copy_of_graphs(task.edges, regularizers)
+    sampler = build_sampler(config, data, TrainingData.from_prepared(data, regularizers, graphs))
+    bf16 = use_bf16(config, worker.device)
+    # background tasks may run on other machines, so they read the shared folders
     context = TaskContext(
-        prepared, edges, regularizers, folder, sampler.steps_per_epoch, bf16, local
+        task.prepared,
+        task.edges,
+        regularizers,
+        task.run_directory,
+        sampler.steps_per_epoch,
+        bf16,
+        local,
     )
     # in the order in which their results are taken
     background = (pruning_task(config, context), shortlist_task(config, context))
     return RunSetup(
-        folder=folder,
-        process=process,
-        plan=plan,
+        folder=task.run_directory,
+        worker=worker,
+        plan=Plan.of_run(config.training, sampler.steps_per_epoch),
         objective=objective,
         sampler=sampler,
         advice="lower optimizer.lr, or set optimizer.max_gradient_norm",
-        background=[one for one in background if one is not None],
+        background=[each for each in background if each is not None],
         use_bf16=bf16,
         max_gradient_norm=config.optimizer.max_gradient_norm,
         config=config,
         data=data,
         local=local,
-        made_from=made_from,
+        made_from=task.made_from,
     )
 
 
-def evaluate_best(
-    setup: RunSetup, best: Path
-) -> tuple[dict[str, dict[str, dict[str, float]]], Part]:
+def evaluate_best(setup: RunSetup, best: Path) -> tuple[Metrics, Part]:
     """Evaluate the model of the checkpoint ``best`` and the untrained one on all held-out splits.
 
     A model with classifiers is evaluated by each part of its vectors; validation chooses the one
     that answers. The first worker writes the best ads of test and validation queries, ids (queries,
     k), into TEST_ADS_FILE and VALIDATION_ADS_FILE, and those of each part into
-    ``test_ads_PART.npy``. Returns metrics by row, split and name, and the part that answers.
+    ``test_ads_PART.npy``. Returns the metrics, and the part that answers.
     """
-    config, splits, folder = setup.config, setup.data.splits[1:], setup.folder
+    config = setup.config
+    splits = setup.data.splits[1:]
     untrained = setup.new_model()
     check_intact(best)
-    trained = load_model(best, held_classifiers(config, setup.data)).to(setup.process.device)
+    trained = load_model(best, held_classifiers(config, setup.data)).to(setup.worker.device)
     metrics = {"untrained": {split: setup.measure(untrained, split)[0] for split in splits}}
     parts = PARTS if trained.classifiers is not None else PARTS[:1]
-    found: dict[Part, dict[str, TopK]] = {part: {} for part in parts}
+    best_ads: dict[Part, dict[str, TopK]] = {part: {} for part in parts}
     by_part: dict[Part, dict[str, dict[str, float]]] = {part: {} for part in parts}
     for part in parts:
         trained.part = part
         for split in splits:
-            by_part[part][split], found[part][split] = setup.measure(trained, split)
+            by_part[part][split], best_ads[part][split] = setup.measure(trained, split)
     selection = config.training.selection_metric
     chosen = max(parts, key=lambda part: by_part[part]["validation"][selection])
     if len(parts) > 1:
         metrics |= {str(part): of_splits for part, of_splits in by_part.items()}
     metrics["trained"] = by_part[chosen]
     if world()[0] == 0:
-        _save_ads(folder / TEST_ADS_FILE, found[chosen]["test"])
-        _save_ads(folder / VALIDATION_ADS_FILE, found[chosen]["validation"])
+        _save_ads(setup.folder / TEST_ADS_FILE, best_ads[chosen]["test"])
+        _save_ads(setup.folder / VALIDATION_ADS_FILE, best_ads[chosen]["validation"])
         if len(parts) > 1:
-            for part, of_splits in found.items():
-                _save_ads(folder / f"test_ads_{part}.npy", of_splits["test"])
+            for part, of_splits in best_ads.items():
+                _save_ads(setup.folder / f"test_ads_{part}.npy", of_splits["test"])
     return metrics, chosen
+
+
+def make_retriever(setup: RunSetup, best: Path, part: Part) -> dict[str, float]:
+    """Write a retriever of a checkpoint, which answers by a part of its vectors, into RETRIEVER.
+
+    Returns figures of its index.
+    """
+    config = setup.config
+    folder = setup.folder / RETRIEVER
+    shutil.rmtree(folder.parent, ignore_errors=True)  # of a worker that was killed
+    folder.mkdir(parents=True)
+    model = load_model(best, part=part).to(setup.worker.device)
+    settings = RetrieverSettings(index_kind(config, setup.data), config.encoder.max_length)
+    return write_retriever(folder, model, Dataset(config.dataset), setup.data, settings)
+
+
+def index_kind(config: RunConfig, data: Prepared) -> IndexKind:
+    """Return the kind of a run's index, by default by the number of ads."""
+    return choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
 
 
 def _save_ads(file: Path, topk: TopK) -> None:

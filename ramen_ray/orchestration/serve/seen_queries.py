@@ -10,7 +10,7 @@ from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import TRAIN
-from ramen_ray.orchestration.run.made_from import NOT_KNOWN, training_data
+from ramen_ray.orchestration.run.identity import NOT_KNOWN, training_data
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
 
 

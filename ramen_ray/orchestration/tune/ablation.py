@@ -30,15 +30,11 @@ from ramen_ray.orchestration.run.directory import (
     experiment_hash,
     finished_run,
 )
-from ramen_ray.orchestration.run.made_from import (
-    check_meanwhile,
-    identity_of,
-    prepared_for,
-    resolved,
-)
-from ramen_ray.orchestration.tune.records import failures
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.inputs import prepared_data, resolved
 from ramen_ray.orchestration.tune.settings import ABLATIONS, AblationConfig
-from ramen_ray.orchestration.tune.trials import parent_run, run_trials
+from ramen_ray.orchestration.tune.trial_log import TrialLog, failures
+from ramen_ray.orchestration.tune.trials import ERRORS, parent_run, train_all
 from ramen_ray.presets import lambdas, used_sets, with_base
 from ramen_ray.reports.ablation_report import TABLES_FILE, VariantFigures, write_ablation_report
 from ramen_ray.tracking.runs import Run, prefixed
@@ -67,9 +63,9 @@ def variants_of(config: RunConfig, bases: tuple[BaseName, ...] = ()) -> dict[str
     first: str = bases[0]
     variants: dict[str, Variant] = {}
     for base in bases:
-        own = with_base(config, {"base.kind": base})
-        variants[base] = Variant(first, overlay(own, WITHOUT_GRAPH))
-        variants[f"{base}-ramen"] = Variant(base, own)
+        whole = with_base(config, {"base.kind": base})
+        variants[base] = Variant(first, overlay(whole, WITHOUT_GRAPH))
+        variants[f"{base}-ramen"] = Variant(base, whole)
     whole = variants[f"{first}-ramen"].config
     for part, changes in _parts(whole).items():
         variants[f"{first}-ramen-{part}"] = Variant(first, overlay(whole, changes))
@@ -78,7 +74,8 @@ def variants_of(config: RunConfig, bases: tuple[BaseName, ...] = ()) -> dict[str
 
 def _parts(config: RunConfig) -> dict[str, dict[str, Any]]:
     """Return the changes that remove a part of the method, or keep only one anchor set."""
-    sides, is_adaptive = lambdas(config), config.regularization.adaptive
+    sides = lambdas(config)
+    is_adaptive = config.regularization.adaptive
     parts: dict[str, dict[str, Any]] = {}
     if config.pruning.mode != "never":
         parts["no-pruning"] = {"pruning.mode": "never"}
@@ -90,9 +87,9 @@ def _parts(config: RunConfig) -> dict[str, dict[str, Any]]:
     name = "fixed-lambda" if is_adaptive else "adaptive-lambda"
     parts[name] = {"regularization.adaptive": not is_adaptive}
     names = used_sets(config)
-    for one in names if len(names) > 1 else ():
-        parts[f"only-{one}"] = {
-            f"regularization.{side}": {one: weights[one]} if one in weights else {}
+    for kept in names if len(names) > 1 else ():
+        parts[f"only-{kept}"] = {
+            f"regularization.{side}": {kept: weights[kept]} if kept in weights else {}
             for side, weights in sides.items()
         }
     return parts
@@ -143,9 +140,14 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
     with parent_run(directory, config, made_from) as run:
         settings = {name: str(value) for name, value in ablation.model_dump().items()}
         run.log_parameters(flatten(config), {"dataset": dataset.name, **settings})
-        data = prepared_for(config, dataset)
-        expected = {config.dataset: made_from}
-        if errors := run_trials(missing, run, directory.path, expected):
+        data = prepared_data(config, dataset)
+        log = TrialLog(
+            output=config.output,
+            epochs=config.training.epochs,
+            decides=(config.training.selection_metric,),
+            errors=directory.path / ERRORS,
+        )
+        if errors := train_all(missing, run, directory.path, made_from, log):
             now = identity_of(config, Dataset(config.dataset))
             check_meanwhile(made_from, now, config.dataset)
             raise RunError(failures(errors, len(missing)))
@@ -154,9 +156,9 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
         write_ablation_report(report, figures)
         run.log_artifacts(report)
         run.describe((report / TABLES_FILE).read_text())
-        for row, of in figures.items():
-            seconds = {"seconds_ratio": of.seconds_ratio, "share_waited": of.share_waited}
-            run.log_metrics(prefixed(f"{row}/", {**of.means, **seconds}))
+        for row, reached in figures.items():
+            seconds = {"seconds_ratio": reached.seconds_ratio, "share_waited": reached.share_waited}
+            run.log_metrics(prefixed(f"{row}/", {**reached.means, **seconds}))
         return AblationResult(figures, report, run)
 
 
@@ -186,7 +188,8 @@ def _compare(
             base=base,
             means={metric: float(np.mean(values)) for metric, values in by_seed.items()},
             deviations={
-                metric: float(np.std(of, ddof=len(of) > 1)) for metric, of in by_seed.items()
+                metric: float(np.std(values, ddof=len(values) > 1))
+                for metric, values in by_seed.items()
             },
             gains={} if base == name else paired_differences_over_seeds(of_seeds, scores[base]),
             seconds_ratio=seconds[name] / seconds[base],

@@ -12,8 +12,10 @@ from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import default_name, experiment_hash
-from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.orchestration.run.made_from import identity_of, prepared_for, resolved
+from ramen_ray.orchestration.run.fit import TrainResult, fit_on
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.inputs import prepared_data, resolved
+from ramen_ray.orchestration.run.processes import train_in_all_workers
 from ramen_ray.presets import used_sets, with_base
 
 PLAIN = "in_batch"
@@ -57,8 +59,11 @@ def fit_beside_base(config: RunConfig) -> Ladder:
             logger.info("training %d of %d: %s", number, len(configs), name)
             key = experiment_hash(one, dataset.fingerprint)
             named = overlay(one, {"name": one.name or default_name(one, dataset.name, key)})
-            results[name] = fit(named, expected=made_from)
-    data = prepared_for(config, dataset)
+            again = Dataset(config.dataset)
+            now = identity_of(named, again)
+            check_meanwhile(made_from, now, again.path)
+            results[name] = fit_on(again, named, now, train_in_all_workers)
+    data = prepared_data(config, dataset)
     scores = {
         name: scores_of_run(result.run_directory, config, data, "test")
         for name, result in results.items()

@@ -8,7 +8,7 @@ better by more than noise.
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,12 @@ from ramen_ray.orchestration.run.directory import (
     deciding_settings,
     experiment_hash,
 )
-from ramen_ray.orchestration.run.made_from import check_meanwhile, identity_of, prepared_for
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of, without_tuned
+from ramen_ray.orchestration.run.inputs import prepared_data
 from ramen_ray.orchestration.run.processes import VALIDATION
-from ramen_ray.orchestration.tune.records import Records, failures
 from ramen_ray.orchestration.tune.settings import SEARCHES, WORKERS, RecommendConfig
-from ramen_ray.orchestration.tune.trials import halving, parent_run, run_trials
+from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TrialLog, failures, record_of
+from ramen_ray.orchestration.tune.trials import ERRORS, halving, parent_run, train_all
 from ramen_ray.presets import PRESETS, lambdas, used_sets, with_base
 from ramen_ray.reports.search_report import (
     TrialRecord,
@@ -109,28 +110,30 @@ def recommend(settings: RecommendConfig) -> Recommendation:
             dataset = (
                 Dataset(kept) if is_made else sample_dataset(whole.path, kept, size, settings.seed)
             )
-        data = prepared_for(first, dataset)  # what is wrong with it is told once
-        search = _Search(settings, directory, run, dataset)
-        search.train(search.bases(), FIRST_STAGE)
-        search.train(search.near() or search.bases(), 1.0)
+        data = prepared_data(first, dataset)  # what is wrong with it is told once
+        search = _Search(settings, directory, dataset)
+        search.train(search.bases(), FIRST_STAGE, run)
+        search.train(search.near() or search.bases(), 1.0, run)
         if not search.validated:
             why = search.failed or f"{settings.minutes:g} minutes are too few"
             raise RunError(f"no candidate was validated: {why}")
         now = identity_of(first, Dataset(first.dataset))
         check_meanwhile(made_from, now, first.dataset)
-        return _report(search, data, whole)
+        return _report(search, data, whole, run)
 
 
-def _report(search: "_Search", data: Prepared, whole: Dataset) -> Recommendation:
+def _report(search: "_Search", data: Prepared, whole: Dataset, run: Run) -> Recommendation:
     """Choose among the validated candidates, and log what was found on ``data``."""
-    settings, validated, chosen = search.settings, search.validated, search.choice(data)
-    gains, num_queries = search.gains(chosen, data), len(data.queries["validation"])
+    settings = search.settings
+    validated = search.validated
+    chosen = search.choice(data)
+    gains = search.gains(chosen, data)
     table = candidates_table(validated, gains)
-    named = {one: gains[one] for one in search.rungs(chosen) if one in gains}
-    sentences = verdict(validated, chosen, named, num_queries)
+    shown = {rung: gains[rung] for rung in search.rungs(chosen) if rung in gains}
+    sentences = verdict(validated, chosen, shown, len(data.queries["validation"]))
     if search.dataset is not whole:
         sentences.append(_on_sample(search.dataset, whole))
-    report, run = search.directory.path / "report", search.run
+    report = search.directory.path / "report"
     write_recommendation(report, validated, table, sentences)
     run.log_artifacts(report)
     run.describe("\n\n".join([table, *sentences]))
@@ -143,7 +146,8 @@ def _report(search: "_Search", data: Prepared, whole: Dataset) -> Recommendation
 
 def _num_queries(settings: RecommendConfig, first: RunConfig, whole: Dataset) -> int:
     """Return how many train queries candidates are trained on; a ConfigError if too few."""
-    size, batch = min(settings.max_queries, whole.num_rows(TRAIN)), first.training.global_batch_size
+    size = min(settings.max_queries, whole.num_rows(TRAIN))
+    batch = first.training.global_batch_size
     if size < batch:
         raise ConfigError(
             f"{size} train queries are fewer than the {batch} of a candidate's batch; raise "
@@ -167,9 +171,9 @@ def _on_sample(dataset: Dataset, whole: Dataset) -> str:
 
 
 def _start(settings: RecommendConfig, encoder: str, dataset: str) -> RunConfig:
-    own = settings.model_dump(include={"seed", "output", "experiment", "workers"})
+    given = settings.model_dump(include={"seed", "output", "experiment", "workers"})
     decides = {"training.selection_metric": "R@10"}
-    return with_absolute_paths(overlay(PRESETS[encoder](dataset), {**own, **decides}))
+    return with_absolute_paths(overlay(PRESETS[encoder](dataset), {**given, **decides}))
 
 
 @dataclass
@@ -178,29 +182,26 @@ class _Search:
 
     settings: RecommendConfig
     directory: RunDirectory
-    run: Run
     dataset: Dataset
-
-    def __post_init__(self) -> None:
-        self.candidates: dict[str, RunConfig] = {}
-        self.began = time.monotonic() - self.used_seconds
-        self.failed = ""  # what has failed, in words
-        training = _start(self.settings, self.settings.encoders[0], self.settings.dataset).training
-        self.records = Records(
-            self.directory.path / "trials",
-            training,
-            value_of=lambda metrics: sum(metrics[name] for name in HEADLINES) / len(HEADLINES),
-            on_end=self.note_time,
-        )
+    candidates: dict[str, RunConfig] = field(default_factory=dict)
+    failed: str = ""  # what has failed, in words
+    began: float = 0.0  # when it would have begun without a break, by the monotonic clock
 
     @property
     def used_seconds(self) -> float:
         """Seconds that all trials have taken, also in earlier calls."""
         return float(self.directory.notes.get("used_seconds", 0.0))
 
-    def note_time(self, *_: object) -> None:
-        """Note how long trials have run by now."""
-        self.directory.note(used_seconds=time.monotonic() - self.began)
+    @property
+    def stopped(self) -> set[str]:
+        """The names of the runs that were stopped early, also in earlier calls."""
+        return set(self.directory.notes.get("stopped", []))
+
+    def note_end(self, records: list[TrialRecord]) -> None:
+        """Note which trials were stopped early by now, and how long all have run."""
+        stopped = {record.name for record in records if record.end == STOPPED_EARLY}
+        used_seconds = time.monotonic() - self.began
+        self.directory.note(stopped=sorted(self.stopped | stopped), used_seconds=used_seconds)
 
     def name_of(self, candidate: str) -> str:
         """Return the name of a candidate's run."""
@@ -209,21 +210,25 @@ class _Search:
     @property
     def validated(self) -> dict[str, TrialRecord]:
         """The records of the candidates that were validated, best first."""
-        kept = self.records.all()
-        known = ((name, kept.get(self.name_of(name))) for name in self.candidates)
-        found = [(one.value, name, one) for name, one in known if one and one.value is not None]
-        return {name: one for _, name, one in sorted(found, key=lambda it: (-it[0], it[1]))}
+        records = {}
+        for name, config in self.candidates.items():
+            directory = RunDirectory.of(config.output, self.name_of(name))
+            record = record_of(directory, {}, HEADLINES, with_test=False)
+            end = STOPPED_EARLY if directory.name in self.stopped else record.end
+            if record.value is not None:
+                records[name] = replace(record, end=end)
+        return dict(sorted(records.items(), key=lambda item: (-(item[1].value or 0), item[0])))
 
     def bases(self) -> dict[str, RunConfig]:
-        found = {}
+        candidates = {}
         for encoder in self.settings.encoders:
             start = _start(self.settings, encoder, str(self.dataset.path))
             for base in BASES:
-                own = with_base(start, {"base.kind": base})
+                with_graph = with_base(start, {"base.kind": base})
                 if used_sets(start):
-                    found[f"{encoder}-{base}-graph"] = own
-                found[f"{encoder}-{base}"] = overlay(own, WITHOUT_GRAPH)
-        return found
+                    candidates[f"{encoder}-{base}-graph"] = with_graph
+                candidates[f"{encoder}-{base}"] = overlay(with_graph, WITHOUT_GRAPH)
+        return candidates
 
     def near(self) -> dict[str, RunConfig]:
         """Return what is near the best: more epochs, learning rates, anchor sets, highest λ."""
@@ -231,11 +236,11 @@ class _Search:
             return {}
         name = next(iter(self.validated))
         best = self.config_of(name)
-        found = {}
+        candidates = {}
         for longer in (name, f"{name}-graph"):  # a graph has to earn its weight first
             if longer in self.candidates:
                 twice = {"training.epochs": 2 * best.training.epochs}
-                found[f"{longer}-{LONGER}"] = overlay(self.config_of(longer), twice)
+                candidates[f"{longer}-{LONGER}"] = overlay(self.config_of(longer), twice)
         changes: dict[str, dict[str, Any]] = {}
         for word, factor in FACTORS.items():
             changes[f"{word}-rate"] = {"optimizer.lr": _scaled(best.optimizer.lr, factor)}
@@ -244,44 +249,51 @@ class _Search:
                     "classifier.lr": _scaled(best.classifier.lr, factor)
                 }
         sets = used_sets(best)
-        for one in sets if len(sets) > 1 else ():
-            kept = {one: lambdas(best)["lambda_z"][one]}
-            changes[f"only-{one}"] = {"regularization.lambda_z": kept}
+        for only in sets if len(sets) > 1 else ():
+            kept = {only: lambdas(best)["lambda_z"][only]}
+            changes[f"only-{only}"] = {"regularization.lambda_z": kept}
         for word, factor in FACTORS.items() if sets else ():
             highest = _scaled(best.regularization.adaptive_max, factor)
             changes[f"{word}-highest-lambda"] = {"regularization.adaptive_max": highest}
-        return found | {f"{name}-{what}": overlay(best, of) for what, of in changes.items()}
+        near = {f"{name}-{what}": overlay(best, change) for what, change in changes.items()}
+        return candidates | near
 
-    def train(self, candidates: Mapping[str, RunConfig], share: float) -> None:
+    def train(self, candidates: Mapping[str, RunConfig], share: float, run: Run) -> None:
         self.candidates |= candidates
         left = 60 * self.settings.minutes * share - self.used_seconds
-        self.records.forget_failures()
-        ended = {name for name, one in self.records.all().items() if one.end}
-        names = {self.name_of(of): of for of in candidates}
+        named = {self.name_of(name): config for name, config in candidates.items()}
         configs = {
-            name: overlay(candidates[of], {"name": name})
-            for name, of in names.items()
-            if name not in ended
+            name: overlay(config, {"name": name})
+            for name, config in named.items()
+            if name not in self.stopped and not RunDirectory.of(config.output, name).is_finished
         }
         if not configs or left < 1:
             return
-        self.records.total = len(ended) + len(configs)
-        self.records.ends_at = time.monotonic() + left
         self.began = time.monotonic() - self.used_seconds
         first = next(iter(configs.values()))
-        grace = max(round(GRACE * self.records.training.epochs), 1)
-        errors = run_trials(
+        epochs = next(iter(self.candidates.values())).training.epochs
+        log = TrialLog(
+            output=first.output,
+            epochs=epochs,
+            decides=HEADLINES,
+            errors=self.directory.path / ERRORS,
+            with_test=False,
+            ends_at=time.monotonic() + left,
+            on_end=self.note_end,
+        )
+        tuned = {"encoder.pretrained"} if len(self.settings.encoders) > 1 else set[str]()
+        errors = train_all(
             configs,
-            self.run,
+            run,
             self.directory.path,
-            {str(self.dataset.path): identity_of(first, self.dataset)},
-            self.records,
+            without_tuned(identity_of(first, self.dataset), tuned),
+            log,
             metric=VALIDATION + first.training.selection_metric,
             mode="max",
             time_budget_s=left,
-            scheduler=halving(grace, self.spared),
+            scheduler=halving(max(round(GRACE * epochs), 1), self.spared),
         )
-        self.note_time()
+        self.note_end([])
         if errors:
             self.failed = failures(errors, len(configs))
             logger.warning(self.failed)
@@ -290,8 +302,8 @@ class _Search:
     def spared(self) -> set[str]:
         """The names of runs that are never stopped early, as others are compared with them."""
         encoder = self.settings.encoders[0]
-        ladder = {f"{encoder}-{one}" for one in ("unidec-graph", "unidec", "in_batch")}
-        names = [one for one in self.candidates if one in ladder or one.endswith(LONGER)]
+        ladder = {f"{encoder}-{rung}" for rung in ("unidec-graph", "unidec", "in_batch")}
+        names = [name for name in self.candidates if name in ladder or name.endswith(LONGER)]
         return set(map(self.name_of, names))
 
     def config_of(self, candidate: str) -> RunConfig:
@@ -300,7 +312,8 @@ class _Search:
     def choice(self, data: Prepared) -> str:
         """Return the first candidate, the recipe's, unless the best beats it beyond noise."""
         validated = self.validated
-        best, recipe = next(iter(validated)), next(iter(self.candidates))
+        best = next(iter(validated))
+        recipe = next(iter(self.candidates))
         if recipe not in validated or not validated[recipe].is_whole:
             return best
         if best == recipe or not validated[best].is_whole:
@@ -310,26 +323,27 @@ class _Search:
 
     def gains(self, chosen: str, data: Prepared) -> dict[str, dict[str, Difference]]:
         """Compare what is chosen with all others that were trained to the end."""
-        whole = [name for name, one in self.validated.items() if one.is_whole]
+        whole = [name for name, record in self.validated.items() if record.is_whole]
         if chosen not in whole:
             return {}
         ours = self._scores(chosen, data)
         return {
-            one: paired_differences(ours, self._scores(one, data)) for one in whole if one != chosen
+            name: paired_differences(ours, self._scores(name, data))
+            for name in whole
+            if name != chosen
         }
 
     def rungs(self, chosen: str) -> list[str]:
         """Name what tells why: the best, plain batches, and the base with and without graph."""
-        encoder = max(
-            (one for one in self.settings.encoders if chosen.startswith(f"{one}-")), key=len
-        )
+        encoders = [name for name in self.settings.encoders if chosen.startswith(f"{name}-")]
+        encoder = max(encoders, key=len)
         base = f"{encoder}-{self.candidates[chosen].base.kind}"
         best = next(iter(self.validated))
         return list(dict.fromkeys([best, f"{encoder}-in_batch", base, f"{base}-graph"]))
 
-    def _scores(self, name: str, data: Prepared) -> dict[str, PerQuery]:
-        config = self.candidates[name]
-        folder = RunDirectory.of(config.output, self.name_of(name)).path
+    def _scores(self, candidate: str, data: Prepared) -> dict[str, PerQuery]:
+        config = self.candidates[candidate]
+        folder = RunDirectory.of(config.output, self.name_of(candidate)).path
         scores = scores_of_run(folder, config, data, "validation")
-        gains, possible = zip(*(scores[one] for one in HEADLINES), strict=True)
+        gains, possible = zip(*(scores[name] for name in HEADLINES), strict=True)
         return {**scores, MEAN: (sum(gains), sum(possible))}

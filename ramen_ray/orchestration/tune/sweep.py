@@ -1,12 +1,11 @@
 """Sweep over settings with Ray Tune: sample, train, stop bad trials early, resume after a kill."""
 
 import json
-import logging
 import math
+import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +33,19 @@ from ramen_ray.orchestration.run.directory import (
     RunError,
     deciding_settings,
 )
-from ramen_ray.orchestration.run.made_from import (
-    SETTING_OF,
-    check_meanwhile,
-    identity_of,
-    make_ready,
-    resolved,
-)
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of, without_tuned
+from ramen_ray.orchestration.run.inputs import edges_to_train, prepared_data, resolved
 from ramen_ray.orchestration.run.processes import VALIDATION
-from ramen_ray.orchestration.tune.records import OUT_OF_TIME, Records
 from ramen_ray.orchestration.tune.settings import SWEEPS, SweepConfig
-from ramen_ray.orchestration.tune.trials import Trials, halving, parent_run
+from ramen_ray.orchestration.tune.trial_log import OUT_OF_TIME, TrialLog, errors_of
+from ramen_ray.orchestration.tune.trials import ERRORS, Trials, halving, parent_run
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep, write_sweep_report
-from ramen_ray.tracking.runs import Run, prefixed
-
-logger = logging.getLogger(__name__)
+from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
 
 TUNE_FOLDER = "tune"
-SWEEP_FORMAT = 6  # of what Tune pickles; a sweep of another format cannot be resumed
+SWEEP_FORMAT = 7  # of what Tune pickles; a sweep of another format cannot be resumed
 POINTS_OF_A_GRID = 3
+BETWEEN_REPORTS_S = 30  # at least; a report of many trials takes seconds
 
 Space = Mapping[str, Domain]  # samplers by dotted key of the configuration
 
@@ -101,8 +94,8 @@ def sweep(
     with parent_run(directory, config, made_from) as run:
         directory.note(plan=plan)
         run.log_parameters(settings.model_dump(), {"dataset": dataset.name})
-        own = Sweep(config, settings, dict(space), distributions, directory, run, command)
-        return own.train(made_from)
+        begun = Sweep(config, settings, dict(space), distributions, directory, command)
+        return begun.train(dataset, made_from, run)
 
 
 def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, BaseDistribution]:
@@ -128,26 +121,27 @@ def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, 
     values = grid(distributions)
     # the fewest whole settings that use every value of each key
     for row in range(max(map(len, values.values()))):
-        setting = {key: of[row % len(of)] for key, of in values.items()}
+        setting = {key: choices[row % len(choices)] for key, choices in values.items()}
         check_config(overlay(config, setting), dataset)
     return distributions
 
 
 def own_values(config: RunConfig, space: Space) -> dict[str, Any] | None:
     """Return the configuration's own values of tuned settings; None if the space lacks one."""
-    own = flatten(config) | {f"base.{name}": of for name, of in asdict(config.base.parts).items()}
-    has_all = all(key in own and domain.is_valid(own[key]) for key, domain in space.items())
-    return {key: own[key] for key in space} if has_all else None
+    parts = {f"base.{name}": part for name, part in asdict(config.base.parts).items()}
+    values = flatten(config) | parts
+    has_all = all(key in values and domain.is_valid(values[key]) for key, domain in space.items())
+    return {key: values[key] for key in space} if has_all else None
 
 
 def grid(distributions: Mapping[str, BaseDistribution]) -> dict[str, list[Any]]:
     """Return each setting's values in a grid: all categories, or evenly spaced between bounds."""
     values: dict[str, list[Any]] = {}
-    for key, one in distributions.items():
-        if isinstance(one, CategoricalDistribution):
-            values[key] = list(one.choices)
+    for key, drawn in distributions.items():
+        if isinstance(drawn, CategoricalDistribution):
+            values[key] = list(drawn.choices)
             continue
-        low, high, step, is_log = (getattr(one, name) for name in ("low", "high", "step", "log"))
+        low, high, step, is_log = (getattr(drawn, name) for name in ("low", "high", "step", "log"))
         points = (np.geomspace if is_log else np.linspace)(low, high, POINTS_OF_A_GRID)
         if step:
             points = low + step * np.round((points - low) / step)
@@ -155,60 +149,70 @@ def grid(distributions: Mapping[str, BaseDistribution]) -> dict[str, list[Any]]:
     return values
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Sweep:
-    """A sweep in progress, and what it shows of its trials."""
+    """A sweep in progress, and what it shows of its trials; plain values, as Tune pickles them."""
 
     config: RunConfig
     settings: SweepConfig
     space: Space
     distributions: Mapping[str, BaseDistribution]  # Optuna's, of all tuned settings
     directory: RunDirectory
-    run: Run  # the sweep's own in MLflow
     command: Callable[[RunConfig], str]  # returns the command that trains with a configuration
+    shown_at: float = -math.inf  # by the monotonic clock
 
-    def train(self, made_from: Identity) -> SweepResult:
+    def train(self, dataset: Dataset, made_from: Identity, run: Run) -> SweepResult:
         """Run all trials, or go on with them and try failed ones again, and report on them."""
-        config, settings, records = self.config, self.settings, self.records
-        name, tuned = self.directory.name, self.space
-        # what all trials are made from, whatever is tuned
-        fixed = {part: of for part, of in made_from.items() if SETTING_OF.get(part) not in tuned}
+        config = self.config
+        settings = self.settings
+        space = dict(self.space)
+        total = settings.num_samples
+        if settings.search == "grid":
+            values = grid(self.distributions)
+            space = {key: tune.grid_search(choices) for key, choices in values.items()}
+            total = math.prod(map(len, values.values()))
+        log = TrialLog(
+            output=config.output,
+            epochs=config.training.epochs,
+            decides=(config.training.selection_metric,),
+            errors=self.directory.path / ERRORS,
+            total=total,
+            prefix=self.directory.name,
+            on_end=self.show_now_and_again,
+        )
         trials = Trials(
-            lambda params, trial: overlay(config, {**params, "name": joined_name(name, trial)}),
-            lambda _: fixed,
-            self.run,
+            lambda params, trial: overlay(config, {**params, "name": log.run_of(trial)}),
+            without_tuned(made_from, self.space),
+            run,
             config.workers,
-            records,
+            log,
             settings.at_once,
         )
         if config.workers.num_workers == 1:
-            make_ready(config)  # most trials need nothing else then
-        space = dict(self.space)
-        if settings.search == "grid":
-            values = grid(self.distributions)
-            space = {key: tune.grid_search(of) for key, of in values.items()}
+            # most trials need nothing else then
+            edges_to_train(config, prepared_data(config, dataset))
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             # an interrupted trial reports the epochs since its last checkpoint again
             warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
-            results = trials.fit(space, self.directory.path / TUNE_FOLDER, self._how_to_search())
-        if records.errors():
+            records = trials.fit(space, self.directory.path / TUNE_FOLDER, self._how_to_search())
+        if errors_of(records):
             now = identity_of(config, Dataset(config.dataset))
             check_meanwhile(made_from, now, config.dataset)
-        records.settle({Path(one.path).name for one in results})
-        found = self.trials()
-        if not found or found[0].value is None:
-            ends = "; ".join(one.end for one in found) or f"{OUT_OF_TIME} before one began"
+        records = best_first(records)
+        if not records or records[0].value is None:
+            ends = "; ".join(record.end for record in records) or f"{OUT_OF_TIME} before one began"
             raise RunError(f"no trial has been validated: {ends}")
-        self.show(found)
-        return SweepResult(found, self.command_of(found[0]), self.report, self.run)
+        self.show(records)
+        return SweepResult(records, self.command_of(records[0]), self.report, run)
 
     def _how_to_search(self) -> dict[str, Any]:
         """Return the settings of Tune's TuneConfig."""
-        settings, training, seed = self.settings, self.config.training, self.config.seed
-        decides = {"metric": VALIDATION + training.selection_metric, "mode": "max"}
-        own = own_values(self.config, self.space)
-        first: dict[str, Any] = {"points_to_evaluate": None if own is None else [own]}
+        settings = self.settings
+        seed = self.config.seed
+        decides = {"metric": self.metric, "mode": "max"}
+        present = own_values(self.config, self.space)
+        first: dict[str, Any] = {"points_to_evaluate": None if present is None else [present]}
         match settings.search:
             case "tpe":
                 drawn: Any = OptunaSearch(sampler=TPESampler(seed=seed), **first, **decides)
@@ -225,51 +229,43 @@ class Sweep:
             "time_budget_s": settings.time_budget,
         }
 
-    @cached_property
-    def records(self) -> Records:
-        """What is kept of the trials."""
-        total = self.settings.num_samples
-        if self.settings.search == "grid":
-            total = math.prod(map(len, grid(self.distributions).values()))
-        folder = self.directory.path / "trials"
-        return Records(folder, self.config.training, on_end=self.on_end, total=total)
+    @property
+    def metric(self) -> str:
+        """Name of the metric that decides."""
+        return VALIDATION + self.config.training.selection_metric
 
     @property
     def report(self) -> Path:
         """Folder of the table and plots."""
         return self.directory.path / "report"
 
-    def trials(self) -> list[TrialRecord]:
-        """Return the trials that have begun, best first."""
-        found = [
-            replace(one, mlflow_run_id=self._run_of(name).mlflow_run_id)
-            for name, one in self.records.all().items()
-        ]
-        return sorted(found, key=lambda one: (one.value is None, -(one.value or 0), one.name))
-
     def command_of(self, trial: TrialRecord) -> str:
         """Return the command that trains with a trial's settings."""
         return self.command(overlay(self.config, {**trial.params, "name": None}))
 
+    def show_now_and_again(self, records: list[TrialRecord]) -> None:
+        """Show the trials, unless that was done a moment ago."""
+        if time.monotonic() - self.shown_at >= BETWEEN_REPORTS_S:
+            self.show(best_first(records))
+            self.shown_at = time.monotonic()
+
     def show(self, trials: list[TrialRecord]) -> None:
-        """Log the table of trials, plots, importances and the best command in MLflow."""
-        best, metric = trials[0], VALIDATION + self.config.training.selection_metric
+        """Log the table of trials, best first, plots and the best command in MLflow."""
+        best = trials[0]
+        run = Run(tracking_uri(Path(self.config.output)), str(self.directory.mlflow_run_id))
         command = None if best.value is None else self.command_of(best)
-        shares = write_sweep_report(self.report, trials, self.distributions, metric, command)
-        self.run.log_artifacts(self.report)
-        self.run.describe(describe_sweep(trials, metric, command))
+        shares = write_sweep_report(self.report, trials, self.distributions, self.metric, command)
+        run.log_artifacts(self.report)
+        run.describe(describe_sweep(trials, self.metric, command))
         if best.value is not None:
-            named = {**prefixed("importance/", shares), f"best/{metric}": best.value}
-            self.run.log_metrics(named, self.records.num_ended())
+            figures = {**prefixed("importance/", shares), f"best/{self.metric}": best.value}
+            run.log_metrics(figures, sum(bool(trial.end) for trial in trials))
 
-    def on_end(self, ended: TrialRecord, status: str) -> None:
-        """Show a trial that has ended, and end its MLflow run, which others may have stopped."""
-        try:
-            if (run_id := self._run_of(ended.name).mlflow_run_id) is not None:
-                Run(self.run.uri, run_id).close_if_open(status)
-            self.show(self.trials())
-        except Exception as error:  # an error here would fail the trial; the end shows all again
-            logger.warning("%s is not shown in MLflow yet: %s", ended.name, error)
 
-    def _run_of(self, trial: str) -> RunDirectory:
-        return RunDirectory.of(self.config.output, joined_name(self.directory.name, trial))
+def best_first(records: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Sort trials by what decides; those that were never validated are the last."""
+
+    def rank(record: TrialRecord) -> tuple[bool, float, str]:
+        return record.value is None, -(record.value or 0), record.name
+
+    return sorted(records, key=rank)

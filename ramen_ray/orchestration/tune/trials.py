@@ -6,10 +6,12 @@ Otherwise it starts workers of Ray Train, and waits for them.
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,6 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.locks import in_use
 from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.errors import UserError
-from ramen_ray.method.metrics.judgement import HEADLINES
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import (
     check_resources,
@@ -36,21 +37,31 @@ from ramen_ray.orchestration.cluster.resources import (
 )
 from ramen_ray.orchestration.cluster.tasks import as_task
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
-from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.fit import TrainResult, fit_on
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
+from ramen_ray.orchestration.run.inputs import edges_to_train, is_ready, prepared_data, resolved
 from ramen_ray.orchestration.run.loop import IS_LAST
-from ramen_ray.orchestration.run.made_from import (
-    check_meanwhile,
-    data_identity,
-    is_ready,
-    make_ready,
-    prepared_at,
-    prepared_for,
+from ramen_ray.orchestration.run.processes import (
+    START_TIMEOUT,
+    VALIDATION,
+    Train,
+    only_worker,
+    train_in_workers,
 )
-from ramen_ray.orchestration.run.processes import START_TIMEOUT, VALIDATION
-from ramen_ray.orchestration.tune.records import EPOCH, NAME, SUMMARY, Records, kept_error, name_of
+from ramen_ray.orchestration.run.worker import WorkerResult
+from ramen_ray.orchestration.tune.trial_log import (
+    EPOCH,
+    NAME,
+    TrialLog,
+    errors_of,
+    kept_error,
+    name_of,
+)
+from ramen_ray.reports.search_report import TrialRecord
 from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
 
 REDUCTION_FACTOR = 3
+ERRORS = "errors"  # the folder of what trials failed with
 THREAD_TIMEOUT = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
 """How long Tune waits for a trial that it has stopped, before it uses the process again."""
 A_DAY_S = 86_400
@@ -62,7 +73,8 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
 
     Raises a ClusterError, TrackingError, or a RunError if another process holds or made the folder.
     """
-    output, dataset = Path(config.output), Dataset(config.dataset)
+    output = Path(config.output)
+    dataset = Dataset(config.dataset)
     with in_use(dataset.path), directory.held(made_from, dataset.path, config.allow_changed):
         # a trial that is stopped early prints a traceback
         start_ray(show_workers=False, for_ray_train=True)
@@ -79,22 +91,22 @@ def parent_run(directory: RunDirectory, config: RunConfig, made_from: Identity) 
                 ) from stop
 
 
-def run_trials(
+def train_all(
     configs: Mapping[str, RunConfig],
     parent: Run,
     folder: Path,
-    expected: Mapping[str, Identity],
-    records: Records | None = None,
+    expected: Identity,
+    log: TrialLog,
     **limits: Any,
 ) -> dict[str, str]:
     """Train every configuration as a part of one MLflow run; if one fails, the others go on.
 
     Args:
-        configs: by trial name, with absolute paths, the same workers and selection metric.
+        configs: by the name of the run; of one dataset, with the same workers and metric.
         parent: the MLflow run.
         folder: where Tune keeps its files meanwhile, on a disk that all machines can reach.
-        expected: what runs must be made from, by the path of their dataset.
-        records: of the trials, if these outlive the call; nothing of the test split is told then.
+        expected: what all runs must be made from.
+        log: says how far they are.
         limits: of Tune's TuneConfig.
 
     Returns:
@@ -103,23 +115,18 @@ def run_trials(
     if not configs:
         return {}
     first = next(iter(configs.values()))
+    dataset = Dataset(first.dataset)
     for config in configs.values() if first.workers.num_workers == 1 else ():
         with suppress(UserError):  # its trial will tell
-            if not is_ready(config):
-                make_ready(config)
+            edges_to_train(config, prepared_data(config, dataset))
+    log.total = len(configs)
+    trials = Trials(lambda params, _: configs[params[NAME]], expected, parent, first.workers, log)
     with owned_folder(folder) as storage:
-        trials = Trials(
-            lambda params, _: configs[params[NAME]],
-            lambda config: expected[config.dataset],
-            parent,
-            first.workers,
-            records or Records(storage / "records", first.training, total=len(configs)),
-            says_test=records is None,
-        )
-        trials.fit({NAME: tune.grid_search(list(configs))}, storage / "trials", limits)
-        if records is None and trials.records.num_ended() < len(configs):
+        space = {NAME: tune.grid_search(list(configs))}
+        records = trials.fit(space, storage / "trials", limits)
+        if not limits and len(records) < len(configs):
             raise KeyboardInterrupt  # before Tune had drawn the rest
-        return trials.records.errors()
+        return errors_of(records)
 
 
 class _Halving(ASHAScheduler):
@@ -152,19 +159,18 @@ class Trials:
 
     # returns a trial's configuration, from its parameters and its name
     config_of: Callable[[dict[str, Any], str], RunConfig]
-    expected_of: Callable[[RunConfig], Identity]  # returns what a run must be made from
+    expected: Identity  # what every run must be made from, or a part of it
     parent: Run
     workers: WorkersConfig
-    records: Records
+    log: TrialLog
     at_once: int | None = None  # how many run at a time; None for as many as there is room for
-    says_test: bool = True  # whether what is told of a trial's end has metrics of the test split
 
     def fit(
         self, space: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
-    ) -> tune.ResultGrid:
+    ) -> list[TrialRecord]:
         """Run the trials of a space, or go on with those that Tune has noted in ``folder``.
 
-        ``settings`` are of Tune's TuneConfig.
+        ``settings`` are of Tune's TuneConfig. Returns what has become of each trial.
 
         Raises:
             KeyboardInterrupt: Ctrl-C.
@@ -172,8 +178,8 @@ class Trials:
         """
         with running_tune():
             runnable = self._trainable()
+            shutil.rmtree(self.log.errors, ignore_errors=True)  # of an earlier call
             if tune.Tuner.can_restore(str(folder)):
-                self.records.forget_failures()
                 tuner = tune.Tuner.restore(
                     str(folder),
                     runnable,
@@ -195,7 +201,7 @@ class Trials:
                     run_config=tune.RunConfig(
                         name=folder.name,
                         storage_path=str(folder.parent),
-                        callbacks=[self.records],
+                        callbacks=[self.log],
                         failure_config=tune.FailureConfig(max_failures=self.workers.max_failures),
                         verbose=0,
                     ),
@@ -210,26 +216,24 @@ class Trials:
                 self.parent.close_children_left_open()
         if results.num_terminated + results.num_errors < len(results):
             raise KeyboardInterrupt  # which Tune treats as a pause
-        return results
+        return [self.log.record(trial) for trial in tune.ExperimentAnalysis(str(folder)).trials]
 
     def _trainable(self) -> Any:
         """Return what Tune runs, with what a trial takes: next to nothing, unless it is a worker.
 
         It is one if it trains in its own process, and needs no others before.
         """
-        config_of, expected_of = self.config_of, self.expected_of
-        records, says_test = self.records.folder, self.says_test
+        config_of = self.config_of
+        expected = self.expected
+        errors = self.log.errors
 
         def train(params: dict[str, Any], parent: Run) -> None:
             name = tune.get_context().get_trial_name()
-            with kept_error(records, name):
+            with kept_error(errors, name):
                 config = config_of(params, name)
-                result = _train_in_trial(config, parent, expected_of(config))
-                reached = result.metrics["trained"]
-                figures = ", ".join(f"{one} {100 * reached['test'][one]:.2f}" for one in HEADLINES)
-                said = f"test {figures}" if says_test else "trained to the end"
-                named = prefixed(VALIDATION, reached["validation"])
-                tune.report({**named, SUMMARY: said, EPOCH: config.training.epochs, IS_LAST: True})
+                result = _train_in_trial(config, parent, expected)
+                reached = prefixed(VALIDATION, result.metrics["trained"]["validation"])
+                tune.report({**reached, EPOCH: config.training.epochs, IS_LAST: True})
 
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         at_once = self.at_once or num_held(self.workers, machines)
@@ -238,13 +242,17 @@ class Trials:
         # not. Ray counts in units of 1/10,000, and would round up.
         of_head = {f"node:{address}": 10_000 // at_once / 10_000}
 
+        opened: dict[str, Dataset] = {}  # most trials have one, which is hashed once
+
         def resources(params: dict[str, Any]) -> tune.PlacementGroupFactory:
-            own: list[dict[str, float]] = []
+            worker: list[dict[str, float]] = []
             with suppress(UserError):  # the trial will tell
                 config = config_of(params, "trial")
-                if config.workers.num_workers == 1 and is_ready(config):
-                    own = [worker_share(config.workers)]
-            return tune.PlacementGroupFactory([*own, of_head])
+                path = config.dataset
+                dataset = opened[path] = opened.get(path) or Dataset(path)
+                if config.workers.num_workers == 1 and is_ready(config, dataset):
+                    worker = [worker_share(config.workers)]
+            return tune.PlacementGroupFactory([*worker, of_head])
 
         # Tune writes a function that it pickles to disk, but not its parameters: the address of the
         # MLflow store may have a password.
@@ -256,22 +264,26 @@ def _train_in_trial(config: RunConfig, parent: Run, expected: Identity) -> Train
     logging.getLogger("ramen_ray").setLevel(logging.ERROR)
     os.environ.setdefault(START_TIMEOUT, str(A_DAY_S))  # if a machine is lost, until others end
     os.environ.setdefault(THREAD_TIMEOUT, "60")  # for the end of a background task
+    config = resolved(config)
     dataset = Dataset(config.dataset)
-    now = {**expected, **data_identity(dataset)}
-    check_meanwhile(expected, now, dataset.path)  # before it is prepared
-    if not prepared_at(config, dataset).is_dir():
+    made_from = identity_of(config, dataset)
+    check_meanwhile(expected, made_from, dataset.path)
+    if not is_ready(config, dataset):
         # Within a trial, Ray Data would have the trial's own resources only, maybe without a CPU.
         with user_errors():
-            ray.get(as_task(prepared_for).remote(config, dataset))
+            ray.get(as_task(prepared_data).remote(config, dataset))
     metric = VALIDATION + config.training.selection_metric
-    if "CPU" not in ray.get_runtime_context().get_assigned_resources():
-        return fit(config, parent, [_ReportValidations(metric)], expected=expected)
 
     def on_report(metrics: dict[str, Any]) -> None:
         if metric in metrics:
             tune.report(metrics)
 
-    return fit(config, parent, on_report=on_report, expected=expected)
+    def train_here(train: Train[WorkerResult], *_: object) -> WorkerResult:
+        return train(only_worker(on_report))
+
+    is_worker = "CPU" in ray.get_runtime_context().get_assigned_resources()
+    in_workers = partial(train_in_workers, callbacks=[_ReportValidations(metric)])
+    return fit_on(dataset, config, made_from, train_here if is_worker else in_workers, parent)
 
 
 class _ReportValidations(TuneReportCallback):
@@ -293,12 +305,13 @@ def num_held(workers: WorkersConfig, machines: Iterable[Mapping[str, float]]) ->
 
     A worker is on one machine, its share of a GPU on one GPU.
     """
-    per_gpu, num_workers = int(1 / workers.gpus_per_worker + 1e-9), 0
+    per_gpu = int(1 / workers.gpus_per_worker + 1e-9)
+    num_workers = 0
     for machine in machines:
-        own = int(machine.get("CPU", 0) // workers.cpus_per_worker)
+        fitting = int(machine.get("CPU", 0) // workers.cpus_per_worker)
         if workers.use_gpu:
-            own = min(own, int(machine.get("GPU", 0)) * per_gpu)
-        num_workers += own
+            fitting = min(fitting, int(machine.get("GPU", 0)) * per_gpu)
+        num_workers += fitting
     return max(num_workers // workers.num_workers, 1)
 
 

@@ -1,9 +1,11 @@
 """Tables of a dataset directory as streams."""
 
 import errno
+import hashlib
 import os
 import shutil
 import threading
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -44,10 +46,16 @@ def test_a_dataset_is_unchanged_until_a_table_that_it_had_is_another(copied):
         ads.write_bytes(before)
         shutil.copytree(copied / "edges" / "links", copied / "edges" / "more")
     os.utime(ads, (0, 0))
-    for change in (lambda: ads.write_bytes(before[:-1] + b"!"), ads.unlink):
+    again = Dataset(copied)
+
+    def forge() -> None:
+        ads.write_bytes(before[:-1] + b"!")
+        os.utime(ads, (0, 0))
+
+    for change in (forge, ads.unlink):
         with (
             pytest.raises(DatasetError, match="mine has changed meanwhile"),
-            opened.unchanged("meanwhile"),
+            again.unchanged("meanwhile"),
         ):
             change()
             pq.read_table(ads)
@@ -57,6 +65,22 @@ def test_a_dataset_is_unchanged_until_a_table_that_it_had_is_another(copied):
     assert open_unchanged(copied, Dataset(copied).fingerprint, "since").path == copied
     with pytest.raises(DatasetError, match="mine has changed since then"):
         open_unchanged(copied, opened.fingerprint, "since then")
+
+
+def test_a_dataset_that_nobody_has_touched_is_read_once(copied, monkeypatch):
+    read: list[object] = []
+    digest = hashlib.file_digest
+
+    def counted(stream: BinaryIO, name: str) -> Any:
+        read.append(stream)
+        return digest(stream, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    opened = Dataset(copied)
+    for _ in range(2):
+        with opened.unchanged("meanwhile"):
+            assert opened.table_digests
+    assert len(read) == len(opened.tables)
 
 
 def test_tables_in_linked_folders_are_tables(copied, dataset_path, tmp_path):

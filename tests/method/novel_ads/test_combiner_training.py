@@ -23,7 +23,7 @@ from ramen_ray.method.training.state import restore_checkpoint, save_checkpoint
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.orchestration.combining.combiner_worker import CombinerSetup, combiner_setup
 from ramen_ray.orchestration.combining.settings import CombineSettings
-from ramen_ray.orchestration.run.processes import Process
+from ramen_ray.orchestration.run.processes import WorkerContext
 
 DIM, GROUPS, SEEN, NOVEL, QUERIES = 16, 12, 10, 2, 30
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ class Planted:
             train_click_counts=np.bincount(self.clicks.indices, minlength=len(ids)),
         )
         embedded = Embedded(data, {"train": queries}, ads)
-        return Training(combiner_setup(settings, embedded, None, Path(), Process(CPU)))
+        return Training(combiner_setup(settings, embedded, None, Path(), WorkerContext(CPU)))
 
     def recall(self, vectors: np.ndarray) -> float:
         """R@k of the novel ads' ``vectors``, for as many k as a group has."""

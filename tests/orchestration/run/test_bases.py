@@ -1,6 +1,7 @@
 """The bases: what each needs in a configuration, and whole runs of each."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, encoder_tokenizer
 from ramen_ray.orchestration.run.checks import check_config
-from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.fit import TrainResult, fit, fit_on
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.processes import train_in_workers
 from ramen_ray.orchestration.run.worker import PARTS
 from ramen_ray.presets import PRESETS
 
@@ -203,4 +206,9 @@ def _fit_killing_a_worker(config: RunConfig, at_step: int) -> TrainResult:
             while metrics[0]["step"] == at_step and not killed.exists():
                 time.sleep(0.05)
 
-    return meanwhile(kill, lambda: fit(config, callbacks=[Holds()]))
+    def train() -> TrainResult:
+        dataset = Dataset(config.dataset)
+        held = partial(train_in_workers, callbacks=[Holds()])
+        return fit_on(dataset, config, identity_of(config, dataset), held)
+
+    return meanwhile(kill, train)

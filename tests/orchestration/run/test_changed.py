@@ -23,7 +23,7 @@ from ramen_ray.orchestration import evaluate as checkpoint
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.run import fit as training
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
-from ramen_ray.orchestration.run.fit import fit
+from ramen_ray.orchestration.run.fit import fit, fit_on
 from ramen_ray.orchestration.tune import beside_base
 from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 from ramen_ray.tracking.registry import Registry
@@ -138,8 +138,8 @@ def test_an_encoder_that_is_replaced_while_a_run_trains_is_refused(when, config,
 
 
 def test_a_run_and_its_base_are_trained_on_the_same(config, refused, monkeypatch):
-    def change_after(config: RunConfig, **named: Any) -> Any:
-        result = fit(config, **named)
+    def change_after(*arguments: Any) -> Any:
+        result = fit_on(*arguments)
         assert "in use by a job" in refused(graph, "remove", *set_named("links"))
         _renumber_ads(config.dataset)
         anchors = Path(config.dataset) / "anchors"
@@ -149,7 +149,7 @@ def test_a_run_and_its_base_are_trained_on_the_same(config, refused, monkeypatch
     def set_named(name: str) -> list[str]:
         return [config.dataset, "--name", name]
 
-    monkeypatch.setattr(beside_base, "fit", change_after)
+    monkeypatch.setattr(beside_base, "fit_on", change_after)
     removes = re.escape(shlex.join(["python", "jobs/graph.py", "remove", *set_named("seller")]))
     said = rf"changed meanwhile: dataset .*; anchors/seller: new; ads: different; .*\({removes}\)"
     with pytest.raises(RunError, match=said):

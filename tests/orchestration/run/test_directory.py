@@ -9,14 +9,14 @@ from support import run_config_of
 import ramen_ray
 from ramen_ray.config import RunConfig, overlay, read_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.orchestration.run import made_from
+from ramen_ray.orchestration.run import identity
 from ramen_ray.orchestration.run.directory import (
     RunDirectory,
     RunError,
     finished_run,
     open_run_directory,
 )
-from ramen_ray.orchestration.run.made_from import identity_of
+from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.presets import tiny
 from ramen_ray.told import warn_once
 
@@ -112,11 +112,11 @@ def test_what_a_run_was_made_from_must_be_the_same_unless_it_is_allowed(
         case "ramen_ray":
             monkeypatch.setattr(ramen_ray, "__version__", "0.2.0")
         case "source":
-            monkeypatch.setattr(made_from, "_source_digest", lambda: "abc")
+            monkeypatch.setattr(identity, "_source_digest", lambda: "abc")
         case _:
-            known = made_from.version
+            known = identity.version
             other = {changed: "9.9.9+cu128"}
-            monkeypatch.setattr(made_from, "version", lambda name: other.get(name) or known(name))
+            monkeypatch.setattr(identity, "version", lambda name: other.get(name) or known(name))
     message = f"what {before.path} is made from has changed: {CHANGED[changed]}; .*choose another"
     with pytest.raises(RunError, match=message):
         opened(named)

@@ -28,7 +28,9 @@ from ramen_ray.orchestration.run.build import (
     build_sampler,
     encoder_tokenizer,
 )
-from ramen_ray.orchestration.run.fit import TrainResult, fit
+from ramen_ray.orchestration.run.fit import TrainResult, fit_on
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.processes import only_worker
 
 NUM_EPOCHS = 4
 ALIKE = 0.9999  # drops all edges but those between equal texts
@@ -68,7 +70,9 @@ def trained(cluster: None, config: RunConfig) -> Iterator[TrainResult]:
             time.sleep(1)  # its task ends right after
 
     precision = torch.get_float32_matmul_precision()
-    yield fit(config, on_report=wait_for_a_graph)
+    dataset = Dataset(config.dataset)
+    made_from = identity_of(config, dataset)
+    yield fit_on(dataset, config, made_from, lambda train, *_: train(only_worker(wait_for_a_graph)))
     torch.set_float32_matmul_precision(precision)
 
 

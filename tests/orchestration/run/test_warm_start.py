@@ -16,7 +16,8 @@ from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.orchestration.run.made_from import note_carried, resolved, trained_on, training_data
+from ramen_ray.orchestration.run.identity import trained_on, training_data
+from ramen_ray.orchestration.run.inputs import note_carried, resolved
 from ramen_ray.presets import with_base
 from ramen_ray.tracking.registry import Registry, uri_of
 

@@ -24,7 +24,7 @@ from ramen_ray.method.distributed import gather_rows, group_of_cpus, world
 from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run import processes
-from ramen_ray.orchestration.run.processes import EndIfItRecurs, Process
+from ramen_ray.orchestration.run.processes import EndIfItRecurs, WorkerContext
 
 Job = Callable[..., Any]
 
@@ -33,7 +33,7 @@ Job = Callable[..., Any]
 def train(cluster: None) -> Job:
     """Let the only worker, of one failure at most, do something else than training."""
 
-    def called(worker: Callable[[Process], Any], max_failures: int = 1) -> Any:
+    def called(worker: Callable[[WorkerContext], Any], max_failures: int = 1) -> Any:
         held = WorkersConfig(cpus_per_worker=1, max_failures=max_failures)
         return processes.train_in_one_worker(worker, held)
 
@@ -42,7 +42,7 @@ def train(cluster: None) -> Job:
 
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_another_worker_goes_on_where_one_died_or_failed(is_killed, train, tmp_path, caplog):
-    def end_once(process: Process) -> str:
+    def end_once(worker: WorkerContext) -> str:
         if not (tmp_path / "begun").exists():
             (tmp_path / "begun").touch()
             if is_killed:
@@ -82,7 +82,7 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 def test_a_worker_that_fails_as_it_would_again_is_told_in_one_line(
     error, tries, kind, message, train, tmp_path
 ):
-    def fail(process: Process) -> None:
+    def fail(worker: WorkerContext) -> None:
         with (tmp_path / "tries").open("a") as file:
             file.write(".")
         if error is not None:
@@ -99,7 +99,7 @@ def test_a_worker_that_fails_as_it_would_again_is_told_in_one_line(
 def test_ctrl_c_ends_the_worker(train, tmp_path):
     file = tmp_path / "process"
 
-    def never_end(process: Process) -> None:
+    def never_end(worker: WorkerContext) -> None:
         file.write_text(str(os.getpid()))
         threading.Event().wait()
 
@@ -131,7 +131,7 @@ def test_several_workers_meet_by_the_interface_that_the_driver_names(
     """Ray's processes, started before, do not know it; one group serves all that ask for it."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
-    def meet(process: Process) -> tuple[str | None, int, list[int]]:
+    def meet(worker: WorkerContext) -> tuple[str | None, int, list[int]]:
         groups = {group_of_cpus() for _ in range(3)}
         ranks = gather_rows(np.array([world()[0]]))
         return os.environ.get("GLOO_SOCKET_IFNAME"), len(groups), ranks.tolist()

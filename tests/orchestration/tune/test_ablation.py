@@ -19,7 +19,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run import checks
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import RunError, open_run_directory
-from ramen_ray.orchestration.run.made_from import identity_of
+from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.tune import ablation
 from ramen_ray.orchestration.tune.ablation import (
     AblationConfig,
@@ -27,7 +27,7 @@ from ramen_ray.orchestration.tune.ablation import (
     ablate,
     variants_of,
 )
-from ramen_ray.orchestration.tune.trials import run_trials
+from ramen_ray.orchestration.tune.trials import train_all
 from ramen_ray.presets import PRESETS, bag, ramen_ance
 from ramen_ray.reports.ablation_report import VariantFigures, verdict
 from ramen_ray.tracking.runs import DESCRIPTION_TAG
@@ -135,9 +135,9 @@ def test_a_dataset_that_changes_between_runs_stops_an_ablation_in_one_line(
 
     def change_first(*arguments: Any) -> dict[str, str]:
         shutil.copy(dataset / "queries" / "validation.parquet", dataset / "queries/test.parquet")
-        return run_trials(*arguments)
+        return train_all(*arguments)
 
-    monkeypatch.setattr(ablation, "run_trials", change_first)
+    monkeypatch.setattr(ablation, "train_all", change_first)
     with pytest.raises(
         RunError, match=r"has changed meanwhile: dataset .*; put it back"
     ) as failure:

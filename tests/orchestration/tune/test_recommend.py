@@ -1,15 +1,16 @@
 """What a search within some minutes tries, keeps and says; and one on a real Ray."""
 
+import json
 import logging
 import shlex
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support import run_config_of
 
 from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.run.directory import RunDirectory, RunError
+from ramen_ray.orchestration.run.directory import Identity, RunDirectory, RunError
 from ramen_ray.orchestration.tune import recommend as module
 from ramen_ray.orchestration.tune.recommend import recommend
 from ramen_ray.orchestration.tune.settings import RecommendConfig
@@ -48,7 +49,7 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path):
     settings = RecommendConfig(dataset="rdocs", encoders=("bag", "minilm"), output=str(tmp_path))
     directory = RunDirectory(tmp_path / "search")
     directory.create()
-    search = module._Search(settings, directory, Run("unused", "unused"), Dataset(settings.dataset))
+    search = module._Search(settings, directory, Dataset(settings.dataset))
     bases = search.bases()
     assert len(bases) == 2 * len(module.BASES) * 2
     assert not bases["bag-ance"].regularization.lambda_z
@@ -59,7 +60,7 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path):
     assert search.near() == {}
     found = {"bag-unidec-graph": 0.4, "bag-ance": 0.3, "of-an-earlier-search": 1}
     for name, value in found.items():
-        search.records.write(_record(value, name=f"search-{name}"))
+        _leave_checkpoint(RunDirectory.of(str(tmp_path), f"search-{name}"), 1, value)
     assert list(search.validated) == ["bag-unidec-graph", "bag-ance"]
     near = {name.removeprefix("bag-unidec-graph-"): one for name, one in search.near().items()}
     times = ("rate", "classifier-rate", "highest-lambda")
@@ -71,31 +72,55 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path):
     assert near["only-links"].regularization.lambda_z.keys() == {"links"}
 
 
+def _leave_checkpoint(run: RunDirectory, epoch: int, p_at_1: float) -> None:
+    """Leave what a run does after an epoch."""
+    report = {"step": epoch, "epoch": epoch, "score": p_at_1, "trained_seconds": 2.0 * epoch}
+    folder = run.path / f"checkpoint_{epoch:09d}"
+    folder.mkdir(parents=True)
+    reached = {"validation/P@1": p_at_1, "validation/R@10": 0.5}
+    (folder / "report.json").write_text(json.dumps({**report, **reached}))
+
+
 def test_the_best_epoch_and_the_end_of_a_candidate_outlive_the_process(tmp_path):
     directory = RunDirectory(tmp_path / "search")
     directory.create()
     directory.note(used_seconds=5.0)
     settings = RecommendConfig(dataset="rdocs", output=str(tmp_path))
-    parts = settings, directory, Run("unused", "unused"), Dataset(settings.dataset)
+    parts = settings, directory, Dataset(settings.dataset)
     search, again = module._Search(*parts), module._Search(*parts)
     again.candidates = search.bases()
-    kept, trial = search.records, SimpleNamespace(config={"name": "search-bag-ance"})
-    kept.on_trial_start(0, [], trial)
     assert not again.validated
+    run = RunDirectory.of(str(tmp_path), "search-bag-ance")
     for epoch, p_at_1 in enumerate((0.1, 0.3, 0.2), 1):
-        found = {"validation/P@1": p_at_1, "validation/R@10": 0.5, "epoch": epoch}
-        kept.on_trial_result(epoch, [], trial, {**found, "time_total_s": 2.0 * epoch})
-    name, params = trial.config["name"], trial.config
+        _leave_checkpoint(run, epoch, p_at_1)
     best, last = {"P@1": 0.3, "R@10": 0.5}, {"P@1": 0.2, "R@10": 0.5}
-    assert again.validated == {"bag-ance": TrialRecord(name, params, 0.4, best, 3, 6.0)}
-    end = "trained to the end"
-    trial.last_result = {**found, "epoch": 20, "time_total_s": 40.0, "summary": end}
-    kept.on_trial_result(5, [], trial, trial.last_result)
-    kept.on_trial_complete(5, [], trial)
-    assert again.validated == {
-        "bag-ance": TrialRecord(name, params, 0.35, last, 20, 40.0, True, end)
-    }
+    assert again.validated == {"bag-ance": TrialRecord(run.name, {}, 0.4, best, 3, 6.0)}
+    search.note_end([TrialRecord(run.name, end="stopped early")])
+    stopped = TrialRecord(run.name, {}, 0.4, best, 3, 6.0, end="stopped early")
+    assert again.validated == {"bag-ance": stopped}
+    other = RunDirectory.of(str(tmp_path), "search-bag-unidec")
+    _leave_checkpoint(other, 20, 0.1)
+    other.note(finished=True, metrics={"trained": {"validation": last, "test": last}})
+    whole = TrialRecord(other.name, {}, 0.35, last, 20, 40.0, True, "trained to the end (40 s)")
+    assert again.validated == {"bag-ance": stopped, "bag-unidec": whole}
     assert directory.notes["used_seconds"] >= 5
+
+
+def test_encoders_that_are_compared_are_not_taken_for_changed_ones(tmp_path, monkeypatch):
+    expected: list[Identity] = []
+
+    def train_nothing(*arguments: Any, **limits: Any) -> dict[str, str]:
+        expected.append(arguments[3])
+        return {}
+
+    monkeypatch.setattr(module, "train_all", train_nothing)
+    for encoders in (("bag",), ("bag", "minilm")):
+        settings = RecommendConfig(dataset="rdocs", encoders=encoders, output=str(tmp_path))
+        directory = RunDirectory(tmp_path / "-".join(encoders))
+        directory.create()
+        search = module._Search(settings, directory, Dataset(settings.dataset))
+        search.train(search.bases(), 1.0, Run("unused", "unused"))
+    assert expected[0].keys() - expected[1] == {"encoder"}
 
 
 @pytest.mark.slow

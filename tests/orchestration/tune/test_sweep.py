@@ -31,9 +31,8 @@ from jobs import tune as tune_job
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay, write_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
-from ramen_ray.orchestration.tune import records
 from ramen_ray.orchestration.tune import sweep as sweep_module
-from ramen_ray.orchestration.tune.records import STOPPED_EARLY
+from ramen_ray.orchestration.tune import trial_log
 from ramen_ray.orchestration.tune.sweep import (
     SweepConfig,
     SweepResult,
@@ -42,6 +41,7 @@ from ramen_ray.orchestration.tune.sweep import (
     own_values,
     sweep,
 )
+from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TrialLog
 from ramen_ray.orchestration.tune.trials import halving, num_held
 from ramen_ray.presets import PRESETS, bag, minilm_6, tiny, with_base
 from ramen_ray.printed_commands import training_command
@@ -156,7 +156,7 @@ def test_as_many_runs_at_once_as_the_machines_have_room_for(workers, machines, h
 def test_a_trial_is_named_for_its_number_and_what_it_tries():
     params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "seed": 7}
     trial: Any = SimpleNamespace(experiment_tag="3_encoder.pooling=cls", config=params)
-    name = records.name_of(trial)
+    name = trial_log.name_of(trial)
     assert name == "003-pooling-cls-lr-0.000123-seed-7"
     line = tune_job.trial_line(TrialRecord(name, params, 0.5, end="test P@1 48.00"), "R@10")
     assert line == f"validation R@10 50.00; test P@1 48.00: {name}"
@@ -171,43 +171,58 @@ def test_trials_that_came_out_equal_are_named():
     assert "equal" not in describe_sweep([found[0], *found[2:]], "validation/P@1", None)
 
 
+def _log(output: Path, **settings: Any) -> TrialLog:
+    log = TrialLog(
+        output=str(output), epochs=10, decides=["P@1"], errors=output / "errors", **settings
+    )
+    log.setup()
+    return log
+
+
+def _leave_checkpoint(run: RunDirectory, epoch: int, p_at_1: float, seconds: float = 1.0) -> None:
+    """Leave what a run does after an epoch."""
+    report = {"step": epoch, "epoch": epoch, "score": p_at_1, "trained_seconds": seconds}
+    folder = run.path / f"checkpoint_{epoch:09d}"
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_text(json.dumps({**report, "validation/P@1": p_at_1}))
+
+
 def test_progress_is_told_while_trials_run(tmp_path, monkeypatch, caplog):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
-    training = tiny().training.model_copy(update={"epochs": 10})
-    told = records.Records(tmp_path / "trials", training, total=4)
+    log = _log(tmp_path, total=4)
 
-    def trial(name: str, epoch: int = 0) -> Any:
-        result = {"epoch": epoch, "validation/P@1": 0.1 * epoch, "time_total_s": 1.0}
-        one = SimpleNamespace(config={"name": name}, status="RUNNING", last_result=result)
+    def trial(name: str, epoch: int = 0, status: str = "RUNNING") -> Any:
         if epoch:
-            told.on_trial_result(epoch, [one], one, result)
-        return one
+            _leave_checkpoint(RunDirectory.of(str(tmp_path), name), epoch, 0.1 * epoch)
+        return SimpleNamespace(config={"name": name}, status=status, last_result={"epoch": epoch})
 
     with caplog.at_level(logging.INFO):
         clock.now = 110.0
-        told.on_step_end(1, [trial("a")])
-        told.on_trial_complete(2, [], trial("a", 4))
-        told.ends_at = 200.0
+        log.on_step_end(1, [trial("a")])
+        ended = trial("a", 4)
+        log.on_trial_complete(2, [ended], ended)
+        ended.status = "TERMINATED"
+        log.ends_at = 200.0
         clock.now = 180.0
-        told.on_step_end(3, [trial("b", 2)])
-    begun, ended, last = caplog.messages
+        log.on_step_end(3, [ended, trial("b", 2)])
+    begun, end, last = caplog.messages
     assert begun == "0 of 4 trials have ended, 1 run (epoch 0 of 10)"
-    assert ended.startswith("1/4 a: validation P@1 40.00")
+    assert end == "1/4 a: validation P@1 40.00, stopped early"
     assert re.search(r"^1 of 4 .*epoch 2 of 10.*best so far: .*40\.00.* 20 s left$", last)
 
 
 def test_a_trial_that_goes_on_is_told_with_the_time_of_all_its_attempts(tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    for seconds in (19.0, 0.4):  # in the second it finds its run finished
-        kept = records.Records(tmp_path / "trials", tiny().training, total=1)
-        result = {"epoch": 1, "validation/P@1": 0.5, "time_total_s": seconds, "summary": "trained"}
-        trial: Any = SimpleNamespace(config={"name": "a"}, last_result=result)
-        kept.on_trial_start(1, [trial], trial)
-        kept.on_trial_result(1, [trial], trial, result)
-    kept.on_trial_complete(2, [], trial)
-    assert caplog.messages == ["1/1 a: validation P@1 50.00, trained (19 s)"]
-    assert kept.all()["a"].seconds == pytest.approx(19.4)
+    run = RunDirectory.of(str(tmp_path), "a")
+    _leave_checkpoint(run, 1, 0.6, seconds=8.0)
+    _leave_checkpoint(run, 2, 0.5, seconds=19.4)
+    reached = {"validation": {"P@1": 0.61}, "test": {"P@1": 0.4, "R@10": 0.7}}
+    run.note(finished=True, metrics={"trained": reached})
+    trial: Any = SimpleNamespace(config={"name": "a"}, status="RUNNING")
+    log = _log(tmp_path, total=1)
+    log.on_trial_complete(2, [trial], trial)
+    assert caplog.messages == ["1/1 a: validation P@1 61.00, test P@1 40.00, R@10 70.00 (19 s)"]
 
 
 @pytest.mark.parametrize(
@@ -282,14 +297,15 @@ def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
     dataset = Path(shutil.copytree(config.dataset, tmp_path / "handmade"))
     ours = overlay(config, {"dataset": str(dataset), "name": "changing"})
     test, before = dataset / "queries/test.parquet", (dataset / "queries/test.parquet").read_bytes()
-    ready, space = sweep_module.make_ready, {"loss.margin": tune.uniform(0.1, 0.5)}
+    walked, space = sweep_module.edges_to_train, {"loss.margin": tune.uniform(0.1, 0.5)}
 
-    def change_after(config: RunConfig) -> None:
-        ready(config)
+    def change_after(*arguments: Any) -> Path:
+        edges = walked(*arguments)
         shutil.copy(dataset / "queries" / "validation.parquet", test)
+        return edges
 
     with monkeypatch.context() as patch, caplog.at_level(logging.INFO):
-        patch.setattr(sweep_module, "make_ready", change_after)
+        patch.setattr(sweep_module, "edges_to_train", change_after)
         with pytest.raises(RunError, match=r"meanwhile: dataset .*; put it back") as failure:
             sweep(ours, SETTINGS, space, training_command)
     assert "\n" not in str(failure.value)
@@ -333,11 +349,14 @@ def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
 
     monkeypatch.setattr(Run, "log_artifacts", fail)
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
-    run = Run("unused", "unused")
-    shown = sweep_module.Sweep(config, SETTINGS, {}, {}, directory, run, training_command)
-    trial = TrialRecord("7", {"loss.margin": -1}, end="failed: a reason")
-    shown.records.write(trial)
-    shown.on_end(trial, "FAILED")
+    directory.create()
+    shown = sweep_module.Sweep(config, SETTINGS, {}, {}, directory, training_command)
+    log = _log(Path(config.output), on_end=shown.show_now_and_again)
+    (log.errors / "7").write_text("a reason")
+    trial: Any = SimpleNamespace(
+        config={"name": "7"}, status="ERROR", run_metadata=SimpleNamespace()
+    )
+    log.on_trial_error(1, [trial], trial)
     assert "7 is not shown in MLflow yet: the store is locked" in caplog.text
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 

@@ -17,9 +17,10 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.orchestration.run.made_from import identity_of, is_ready
-from ramen_ray.orchestration.tune.records import Records
-from ramen_ray.orchestration.tune.trials import Trials, run_trials
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.inputs import is_ready
+from ramen_ray.orchestration.tune.trial_log import TrialLog
+from ramen_ray.orchestration.tune.trials import Trials, train_all
 from ramen_ray.tracking.runs import Run, open_run, tracking_uri
 
 pytestmark = pytest.mark.slow
@@ -52,12 +53,19 @@ def _directory(config: RunConfig) -> RunDirectory:
     return RunDirectory.of(config.output, str(config.name))
 
 
-def _expected(config: RunConfig) -> dict[str, Identity]:
-    return {config.dataset: identity_of(config, Dataset(config.dataset))}
+def _expected(config: RunConfig) -> Identity:
+    return identity_of(config, Dataset(config.dataset))
 
 
 def _in_trial(config: RunConfig, parent: Run) -> dict[str, str]:
-    return run_trials({str(config.name): config}, parent, Path(config.output), _expected(config))
+    configs = {str(config.name): config}
+    log = TrialLog(
+        output=config.output,
+        epochs=config.training.epochs,
+        decides=["P@1"],
+        errors=Path(config.output) / "errors",
+    )
+    return train_all(configs, parent, Path(config.output), _expected(config), log)
 
 
 def _kill_trial() -> bool:
@@ -124,13 +132,22 @@ def test_a_trial_that_is_stopped_leaves_its_process_to_the_next(config, unharmed
             (tmp_path / name).write_text(f"{os.getpid()} {threading.active_count()}")
         return overlay(config, params)
 
-    expected, names = _expected(config)[config.dataset], ["stopped", "next", "last"]
-    records = Records(tmp_path / "records", config.training, total=len(names))
-    assert is_ready(config)
-    trials = Trials(config_of, lambda _: expected, parent, config.workers, records, at_once=1)
+    names = ["stopped", "next", "last"]
+    log = TrialLog(
+        output=config.output,
+        epochs=config.training.epochs,
+        decides=["P@1"],
+        errors=tmp_path / "errors",
+        total=len(names),
+    )
+    assert is_ready(config, Dataset(config.dataset))
+    trials = Trials(config_of, _expected(config), parent, config.workers, log, at_once=1)
     space = {"name": tune.grid_search(names)}
-    results = trials.fit(space, tmp_path / "tune", {"scheduler": StopsOne()})
-    assert not results.errors
+    ends = [
+        record.end for record in trials.fit(space, tmp_path / "tune", {"scheduler": StopsOne()})
+    ]
+    assert ends[0] == "stopped early"
+    assert all(end.startswith("test P@1 ") for end in ends[1:])
     seen = [(tmp_path / name).read_text().split() for name in names]
     assert len({process for process, _ in seen}) == 1
     assert seen[1][1] == seen[2][1], "a thread of the stopped trial goes on"

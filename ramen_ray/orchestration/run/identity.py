@@ -1,0 +1,108 @@
+"""What a run is made from besides its settings, and whether that is still the same."""
+
+import json
+from collections.abc import Container, Iterator, Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ramen_ray
+from ramen_ray.config import RunConfig, flatten, read_config
+from ramen_ray.data.store.contents import content_digest
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
+from ramen_ray.method.model.pretrained import content_of
+from ramen_ray.orchestration.run.changes import TABLES, differences, removals
+from ramen_ray.orchestration.run.directory import (
+    CONFIG_FILE,
+    IDENTITY_FILE,
+    Identity,
+    RunError,
+)
+
+if TYPE_CHECKING:
+    from ramen_ray.tracking.registry import LoggedRetriever, Registry
+
+CHANGE_NUMBERS = ("torch", "transformers")  # libraries whose other versions compute other numbers
+SETTING_OF = {"dataset": "dataset", TABLES: "dataset", "encoder": "encoder.pretrained"}
+"""The setting that says where each part is that has no version."""
+TRAINED_ON = "trained_on"  # key of a retriever's metadata: what trained_on yields
+TRAINED_ON_FILE = "trained_on.json"  # the same, of an encoder that was copied from a retriever
+NOT_KNOWN = "not known"
+
+
+def identity_of(config: RunConfig, dataset: Dataset) -> Identity:
+    """Return what a run is made from besides its settings; take it before any of that is read.
+
+    Raises an EncoderError if there is no such encoder.
+    """
+    parts = {
+        "dataset": dataset.fingerprint,
+        TABLES: " ".join(f"{name}:{digest}" for name, digest in dataset.table_digests.items()),
+        "encoder": content_of(config.encoder.pretrained),
+    }
+    classifiers = Path(config.encoder.pretrained).parent / CLASSIFIER_FOLDER
+    if config.base.parts.heads == "classifier" and classifiers.is_dir():
+        parts["classifiers"] = content_of(str(classifiers))
+    return {**parts, **software()}
+
+
+def without_tuned(made_from: Identity, tuned: Container[str]) -> Identity:
+    """Return what runs have in common that differ in the ``tuned`` settings."""
+    return {
+        part: content for part, content in made_from.items() if SETTING_OF.get(part) not in tuned
+    }
+
+
+def trained_on(parameters: Mapping[str, str], content: str) -> Iterator[tuple[str, str]]:
+    """Yield (path, content) of a run's dataset, and of those that its encoder saw before.
+
+    ``parameters`` are those of the run, by dotted key. The ``content`` is a hash of the train
+    queries, or the fingerprint. Of an encoder that we trained, but whose run has gone, its own
+    folder stands for the dataset, whose content is NOT_KNOWN.
+    """
+    yield parameters["dataset"], content
+    encoder = Path(parameters.get("encoder.pretrained", ""))
+    if (file := encoder.parent / TRAINED_ON_FILE).is_file():
+        yield from map(tuple, json.loads(file.read_text()))
+    elif (file := encoder.parent / IDENTITY_FILE).is_file():
+        before = flatten(read_config(encoder.parent / CONFIG_FILE))
+        yield from trained_on(before, json.loads(file.read_text())["dataset"])
+    elif encoder.name == ENCODER_FOLDER:
+        yield str(encoder), NOT_KNOWN
+
+
+def training_data(registry: "Registry", retriever: "LoggedRetriever") -> list[tuple[str, str]]:
+    """Return what :func:`trained_on` yields of the run that trained a retriever."""
+    noted = retriever.metadata.get(TRAINED_ON)
+    if noted is None:  # by an earlier version
+        parameters = registry.parameters(retriever.run_id)
+        return [*trained_on(parameters, retriever.metadata["dataset_fingerprint"])]
+    return [(path, content) for path, content in noted]
+
+
+def software() -> Identity:
+    """Return the versions of the project with its source, and of libraries."""
+    # Builds such as +cu126 belong to the machine, which is no part of a run.
+    versions = {name: version(name).partition("+")[0] for name in CHANGE_NUMBERS}
+    return {"ramen_ray": f"{ramen_ray.__version__}, source {_source_digest()}", **versions}
+
+
+def check_meanwhile(expected: Identity, now: Identity, dataset: str | Path = "") -> None:
+    """Check that what is used ``now`` is what was ``expected``, or a part of it; else RunError.
+
+    The error has the commands that remove new graphs of the ``dataset``.
+    """
+    if changed := differences(expected, {key: now.get(key, "") for key in expected}):
+        raise RunError(
+            f"what is trained on has changed meanwhile: {changed}; put it back"
+            f"{removals(expected, now, dataset)}, and run the same command again"
+        )
+
+
+@cache
+def _source_digest() -> str:
+    root = Path(ramen_ray.__file__).parent
+    files = sorted((file.relative_to(root).as_posix(), file) for file in root.rglob("*.py"))
+    return content_digest(files)

@@ -1,0 +1,160 @@
+"""What a run reads: its encoder's folder, prepared data, a graph, and classifiers that go on."""
+
+import json
+import logging
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ramen_ray.config import RunConfig, overlay, read_config, with_absolute_paths
+from ramen_ray.data.arrays import Int64s
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open_unchanged
+from ramen_ray.data.store.made_folder import owned_folder
+from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
+from ramen_ray.method.model.heads import Classifiers
+from ramen_ray.method.model.sentence_folder import open_encoder
+from ramen_ray.method.objectives.terms import weighted_regularizers
+from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
+from ramen_ray.orchestration.run.build import encoder_tokenizer
+from ramen_ray.orchestration.run.checks import check_clicks, check_vocabulary
+from ramen_ray.orchestration.run.directory import (
+    CONFIG_FILE,
+    IDENTITY_FILE,
+    RunDirectory,
+    run_with_id,
+)
+from ramen_ray.orchestration.run.identity import TRAINED_ON_FILE, training_data
+from ramen_ray.tracking.runs import MODELS, tracking_uri
+
+if TYPE_CHECKING:
+    from ramen_ray.method.graph.walk import WalkSettings
+    from ramen_ray.method.sampling.training_data import Regularizer
+
+PREPARED = "prepared"  # the folder of prepared data in an output
+CARRIED_FILE = "carried.npy"  # (ads,) the ad of an earlier run whose classifier it starts from; -1
+
+logger = logging.getLogger(__name__)
+
+
+def resolved(config: RunConfig) -> RunConfig:
+    """Make paths absolute, and name the folder of an encoder that a run or MLflow has.
+
+    Raises a RunError, RegistryError or TrackingError if there is none.
+    """
+    name = config.encoder.pretrained
+    folder = Path(name).expanduser().absolute()
+    if name.startswith(MODELS):
+        folder = _folder_of_model(name, Path(config.output))
+    if RunDirectory(folder).is_run:
+        folder = RunDirectory(folder).best_checkpoint
+    if (encoder := folder / ENCODER_FOLDER).is_dir():  # we have saved it, and know what it is
+        kind = open_encoder(str(encoder)).kind
+        config = overlay(config, {"encoder.pretrained": str(encoder), "encoder.kind": kind})
+    elif folder.is_dir():
+        config = overlay(config, {"encoder.pretrained": str(folder)})
+    return with_absolute_paths(config)
+
+
+def _folder_of_model(uri: str, output: Path) -> Path:
+    """Return a folder with the encoder of a model: that of the run that trained it, or a copy."""
+    from ramen_ray.tracking.registry import Registry  # takes a second
+
+    registry = Registry(tracking_uri(output))
+    retriever = registry.look_up(uri)
+    if (directory := run_with_id(output, registry.trained_by(retriever))) is not None:
+        return directory.path  # which has classifiers too
+    kept = output.absolute() / "encoders" / retriever.model_id
+    if not kept.is_dir():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with owned_folder(kept.parent) as aside:
+            made = aside / "made"
+            copy_model(registry.download(retriever.uri, aside), made)
+            before = training_data(registry, retriever)
+            (made / TRAINED_ON_FILE).write_text(json.dumps(before))
+            with suppress(OSError):  # another process has made it meanwhile
+                made.rename(kept)
+    return kept
+
+
+def prepared_data(config: RunConfig, dataset: Dataset) -> Prepared:
+    """Prepare a dataset for a run, unless that is done; see :func:`prepare` for what it raises.
+
+    Raises also an EncoderError if the vocabulary does not fit the texts, and a DatasetError or a
+    ConfigError if there are too few clicks.
+    """
+    data = prepare(dataset, Path(config.output) / PREPARED, encoder_tokenizer(config.encoder))
+    check_vocabulary(config, data)
+    check_clicks(config, data)
+    return data
+
+
+def edges_to_train(config: RunConfig, data: Prepared) -> Path:
+    """Return the folder of the graph to train on, walked if the configuration asks for it."""
+    if not config.walk.enabled:
+        return data.path / "edges"
+    from ramen_ray.orchestration.prepare.walks import walked_edges
+
+    return walked_edges(*_walk_arguments(config, data))
+
+
+def is_ready(config: RunConfig, dataset: Dataset) -> bool:
+    """Say whether a run needs no other processes before it trains: all is prepared and walked."""
+    tokenizer = encoder_tokenizer(config.encoder)
+    folder = prepared_folder(dataset, Path(config.output) / PREPARED, tokenizer)
+    if not folder.is_dir() or not config.walk.enabled:
+        return folder.is_dir()
+    from ramen_ray.orchestration.prepare.walks import is_walked
+
+    return is_walked(*_walk_arguments(config, Prepared(folder)))
+
+
+def _walk_arguments(
+    config: RunConfig, data: Prepared
+) -> "tuple[Prepared, list[Regularizer], WalkSettings, int, Path]":
+    """Return what :func:`walked_edges` takes."""
+    from ramen_ray.method.graph.walk import WalkSettings  # importing numba takes half a second
+
+    walk = config.walk
+    settings = WalkSettings(
+        walk.num_hops, walk.restart_probability, walk.max_anchor_degree, walk.top_k
+    )
+    graph = config.regularization
+    regularizers = [*weighted_regularizers(graph.lambda_x, graph.lambda_z)]
+    return data, regularizers, settings, config.seed, Path(config.output) / "walked"
+
+
+def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
+    """Write CARRIED_FILE into a run's folder, if the run that has the encoder has classifiers."""
+    checkpoint = Path(config.encoder.pretrained).parent
+    classifiers = checkpoint / CLASSIFIER_FOLDER
+    if config.base.parts.heads == "none" or not classifiers.is_dir():
+        return
+    path = read_config(checkpoint / CONFIG_FILE).dataset
+    fingerprint = json.loads((checkpoint / IDENTITY_FILE).read_text())["dataset"]
+    since = f"since {checkpoint.parent.name} was trained on it"
+    try:
+        before = open_unchanged(path, fingerprint, since)
+        with before.unchanged(since), dataset.unchanged(WHILE_READ):
+            names = [_names(of_ads, before, dataset) for of_ads in (dataset, before)]
+    except DatasetError as error:
+        # The other run's dataset has gone or changed.
+        logger.warning("warning: classifiers start from the ads' texts, as %s", error)
+        return
+    carried: Int64s = np.asarray(pc.fill_null(pc.index_in(*names), -1), dtype=np.int64)
+    is_trained = np.append(Classifiers.open(classifiers).is_trained, False)  # for -1: not there
+    carried[~is_trained[carried]] = -1
+    np.save(folder / CARRIED_FILE, carried)
+    counts = f"{(carried >= 0).sum():,} of {len(carried):,}"
+    logger.info("classifiers of %s ads go on from %s", counts, path)
+
+
+def _names(dataset: Dataset, *both: Dataset) -> pa.Array:
+    """Return what tells the ads (ads,) of a dataset apart, in the order of their ids."""
+    has_ids = all("source_id" in each.schema("ads").names for each in both)
+    ads = dataset.read("ads").sort_by("ad_id")
+    return ads["source_id" if has_ids else "text"].combine_chunks()

@@ -1,0 +1,227 @@
+"""What has become of trials: Tune knows which have ended, runs' folders how far they came."""
+
+import json
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.experiment import Trial
+
+from ramen_ray.method.metrics.judgement import HEADLINES
+from ramen_ray.naming import joined_name, name_like
+from ramen_ray.orchestration.run.checkpoints import REPORT_FILE, SCORE
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError, checkpoint_folders
+from ramen_ray.orchestration.run.processes import VALIDATION
+from ramen_ray.reports.search_report import TrialRecord
+from ramen_ray.told import Pace
+from ramen_ray.tracking.runs import Run, tracking_uri
+
+logger = logging.getLogger(__name__)
+
+NAME = "name"
+EPOCH = "epoch"
+STOPPED_EARLY = "stopped early"
+OUT_OF_TIME = "out of time"
+FAILED = "failed: "
+ENDED = (Trial.TERMINATED, Trial.ERROR)
+
+
+def name_of(trial: Trial) -> str:
+    """Return a trial's name: a given one, or its number and the values that it tries."""
+    if NAME in trial.config:
+        return str(trial.config[NAME])
+    number = trial.experiment_tag.partition("_")[0].zfill(3)
+    tried = [
+        f"{key.partition('.')[2] or key}-{_short(value)}" for key, value in trial.config.items()
+    ]
+    return name_like("-".join([number, *tried]), number)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+@contextmanager
+def kept_error(folder: Path, name: str) -> Iterator[None]:
+    """Keep the message of an error that ends a trial in a file."""
+    file = folder / name
+    if file.exists():  # Tune starts each trial again that fails
+        raise RunError(file.read_text())
+    try:
+        yield
+    except Exception as error:
+        message = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        file.write_text(message[0])
+        raise
+
+
+def record_of(
+    run: RunDirectory, params: Mapping[str, Any], decides: Sequence[str], with_test: bool
+) -> TrialRecord:
+    """Return how far a trial's run came, by its last and its best checkpoint.
+
+    Its value is the mean of the validation metrics that are named in ``decides``. If it trained to
+    the end, this says so, or, ``with_test``, the figures of the test split.
+    """
+    reports = []
+    for folder in checkpoint_folders(run.path):
+        with suppress(FileNotFoundError):  # it has gone meanwhile
+            reports.append(json.loads((folder / REPORT_FILE).read_text()))
+    notes = run.notes
+    record = TrialRecord(run.name, params, mlflow_run_id=notes.get("mlflow_run_id"))
+    if not reports:
+        return record
+    record = replace(record, epochs=reports[-1][EPOCH], seconds=reports[-1]["trained_seconds"])
+    best = max(reports, key=lambda report: (report[SCORE], report["step"]))
+    metrics = {
+        name.removeprefix(VALIDATION): value
+        for name, value in best.items()
+        if name.startswith(VALIDATION)
+    }
+    if notes.get("finished"):
+        reached = notes["metrics"]["trained"]
+        metrics = reached["validation"]
+        figures = f"test {in_percent(reached['test'], HEADLINES)}"
+        said = figures if with_test else "trained to the end"
+        record = replace(record, is_whole=True, end=f"{said} ({record.seconds:.0f} s)")
+    if not metrics:
+        return record
+    value = sum(metrics[name] for name in decides) / len(decides)
+    return replace(record, value=value, metrics=metrics)
+
+
+def in_percent(metrics: Mapping[str, float], names: Sequence[str]) -> str:
+    """Return some metrics for people."""
+    return ", ".join(f"{name} {100 * metrics[name]:.2f}" for name in names)
+
+
+@dataclass(kw_only=True, eq=False)
+class TrialLog(tune.Callback):
+    """Logs how far trials are, and how each ends; plain values, as Tune pickles it to disk."""
+
+    output: str  # of the runs
+    epochs: int  # of most runs
+    decides: Sequence[str]  # validation metrics, the mean of which is a trial's value
+    errors: Path  # folder of the messages of errors; all machines can reach it
+    total: int = 0  # how many trials there will be
+    prefix: str = ""  # begins the names of trials' runs
+    with_test: bool = True  # whether what is said of a trial's end has metrics of the test split
+    ends_at: float = math.inf  # by the monotonic clock
+    on_end: Callable[[list[TrialRecord]], None] | None = None  # gets all records when one has ended
+
+    def setup(self, **_: Any) -> None:
+        """Begin, or go on in another process."""
+        self.pace = Pace()
+        self.errors.mkdir(parents=True, exist_ok=True)
+
+    def record(self, trial: Trial, has_ended: bool | None = None) -> TrialRecord:
+        """Return what has become of a trial, by default as Tune has it now."""
+        name = name_of(trial)
+        directory = RunDirectory.of(self.output, self.run_of(name))
+        record = record_of(directory, trial.config, self.decides, self.with_test)
+        record = replace(record, name=name)
+        if record.is_whole or not (trial.status in ENDED if has_ended is None else has_ended):
+            return record
+        if (message := self.error_of(trial)) is not None:
+            return replace(record, end=f"{FAILED}{message}")
+        return replace(record, end=OUT_OF_TIME if record.value is None else STOPPED_EARLY)
+
+    def run_of(self, name: str) -> str:
+        """Return the name of a trial's run."""
+        return joined_name(self.prefix, name) if self.prefix else name
+
+    def error_of(self, trial: Trial) -> str | None:
+        """Return why a trial failed, in one line; None if it did not."""
+        file = self.errors / name_of(trial)
+        if file.exists():
+            return file.read_text()
+        if trial.status != Trial.ERROR:
+            return None
+        return (
+            f"its process has died {trial.max_failures + 1} times, once more than "
+            f"workers.max_failures allows; see whether its machine has enough memory"
+        )
+
+    def on_step_end(self, iteration: int, trials: list[Trial], **_: Any) -> None:
+        """Log, now and then, which trials run, the best value, and the time left."""
+        if not self.pace.is_due():
+            return
+        running = [trial for trial in trials if trial.status == Trial.RUNNING]
+        epochs = [trial.last_result.get(EPOCH, 0) for trial in running]
+        num_ended = sum(trial.status in ENDED for trial in trials)
+        if not running and not num_ended:
+            return
+        said = f"{num_ended} of {self.total} trials have ended, {len(running)} run"
+        if running:
+            of_most = f" of {self.epochs}" if max(epochs) <= self.epochs else ""  # or longer
+            said += f" (epoch {', '.join(f'{epoch:g}' for epoch in epochs)}{of_most})"
+        records = [record for record in map(self.record, trials) if record.value is not None]
+        if records:
+            best = max(records, key=lambda record: record.value or 0)
+            said += f"; best so far: validation {in_percent(best.metrics, self.decides)}"
+        done = num_ended + sum(min(epoch / self.epochs, 1) for epoch in epochs)
+        by_pace = self.pace.seconds_left(done, self.total)
+        left = min(math.inf if by_pace is None else by_pace, self.ends_at - time.monotonic())
+        logger.info(said if left == math.inf else f"{said}; at most about {left:.0f} s left")
+
+    def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
+        """Let a trial whose process did not die be started again but once."""
+        if (self.errors / name_of(trial)).exists():
+            trial.run_metadata.num_failures = trial.max_failures
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **_: Any
+    ) -> None:
+        """Log a trial that finished or was stopped early."""
+        self._end(trials, trial)
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
+        """Log why a trial failed, unless another one has failed alike."""
+        trial.run_metadata.num_failures = 0  # a sweep that is resumed tries it again
+        self._end(trials, trial)
+
+    def _end(self, trials: list[Trial], trial: Trial) -> None:
+        record = self.record(trial, has_ended=True)
+        others = [other for other in trials if other is not trial and other.status in ENDED]
+        is_repeated = record.end.startswith(FAILED) and record.end[len(FAILED) :] in {
+            self.error_of(other) for other in others
+        }
+        if not is_repeated:
+            figures = in_percent(record.metrics, self.decides) if record.metrics else ""
+            reached = f"validation {figures}, " if figures else ""
+            number = f"{len(others) + 1}/{self.total}"
+            logger.info("%s %s: %s%s", number, record.name, reached, record.end)
+        try:
+            if record.mlflow_run_id is not None and not record.is_whole:
+                status = "FAILED" if record.end.startswith(FAILED) else "FINISHED"
+                uri = tracking_uri(Path(self.output))
+                Run(uri, record.mlflow_run_id).close_if_open(status)
+            if self.on_end is not None:
+                self.on_end([record, *map(self.record, (t for t in trials if t is not trial))])
+        except Exception as error:  # an error here would fail the trial; the end shows all again
+            logger.warning("%s is not shown in MLflow yet: %s", record.name, error)
+
+
+def failures(errors: Mapping[str, str], num_runs: int) -> str:
+    """Say which runs failed, each error once."""
+    names = defaultdict[str, list[str]](list)
+    for name, error in errors.items():
+        names[error].append(name)
+    lines = "\n".join(f"  {', '.join(failed)}: {error}" for error, failed in names.items())
+    return f"{len(errors)} of {num_runs} runs failed:\n{lines}"
+
+
+def errors_of(records: Collection[TrialRecord]) -> dict[str, str]:
+    """Return the errors of the trials that failed, one line each, by name."""
+    return {
+        record.name: record.end.removeprefix(FAILED)
+        for record in records
+        if record.end.startswith(FAILED)
+    }
