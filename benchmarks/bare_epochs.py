@@ -85,7 +85,7 @@ def main() -> None:
 def build_step(run: Run, step: int) -> Step:
     """Draw a step and turn everything it needs into tensors."""
     data = run.sampler.data
-    drawn = run.sampler.draw(step, run.state.draws, run.objective.regularizers)
+    drawn = run.sampler.draw(step, run.state.sources, run.objective.regularizers)
     inputs = StepInputs.from_local(data, drawn, CPU)
     encoded = EncodedBatch(inputs, torch.empty(0))
     comparisons = []

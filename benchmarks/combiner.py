@@ -36,21 +36,21 @@ from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
-from ramen_ray.method.metrics.judgement import Judgement, Propensity
+from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
 from ramen_ray.method.metrics.ranking import PerQuery, query_metrics
-from ramen_ray.method.novel_ads.evaluation import Embedded, RevealedClicks
-from ramen_ray.method.novel_ads.neighbours import (
+from ramen_ray.method.new_ads.evaluation import Embedded, RevealedClicks
+from ramen_ray.method.new_ads.neighbours import (
     Lookup,
     SeenAds,
     Vectors,
     clicked_together,
     find_neighbours,
 )
-from ramen_ray.method.novel_ads.representation import CombinedAds, Combiner
+from ramen_ray.method.new_ads.representation import CombinedAds, Combiner
 from ramen_ray.method.retrieval.search import search
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.combining.combiner_worker import combiner_setup, revealed_clicks
-from ramen_ray.orchestration.combining.settings import CombinerConfig, CombineSettings, VariantName
+from ramen_ray.orchestration.new_ads.combiner_worker import combiner_setup, revealed_clicks
+from ramen_ray.orchestration.new_ads.settings import CombinerConfig, CombineSettings, VariantName
 from ramen_ray.orchestration.run.processes import WorkerContext
 from ramen_ray.presets import bag_ramen
 
@@ -306,7 +306,7 @@ class CombinerRun:
         self._setup = replace(setup, variant=replace(setup.variant, **of_variant))
         self._model = self._setup.new_model()
         self._state = self._setup.new_state(self._model)
-        self._state.advance()
+        self._state.prepare_next_steps()
 
     def leave_scores_out(self) -> None:
         """Keep the vectors that tell scores apart at zero, as they begin."""
@@ -319,7 +319,7 @@ class CombinerRun:
         stops = [setup.first_steps, setup.plan.total_steps]
         for stop in stops if with_combiner else stops[:1]:
             list(train_steps(self._state, setup.sampler, setup.objective, stop))
-            self._state.advance()
+            self._state.prepare_next_steps()
 
     def combined_ads(self) -> CombinedAds:
         return self._setup.combined_ads(self._model)
@@ -327,9 +327,9 @@ class CombinerRun:
 
 def by_query(embedded: Embedded, vectors: Vectors, split: str) -> ByQuery:
     """Measure ad vectors on a split, with more ranks than the library's metrics have."""
-    judgement = Judgement.from_prepared(embedded.data, split, Propensity())
-    found = judgement.shown(embedded.search(vectors, split, judgement.depth))[0]
-    values = query_metrics(found, judgement.truth, judgement.inverse, KS)
+    ground_truth = GroundTruth.from_prepared(embedded.data, split, Propensity())
+    found = ground_truth.shown(embedded.search(vectors, split, ground_truth.depth))[0]
+    values = query_metrics(found, ground_truth.truth, ground_truth.inverse, KS)
     return {metric: values[metric] for metric in MEASURED}
 
 
@@ -349,9 +349,9 @@ def by_test_query(embedded: Embedded, vectors: Vectors) -> ByQuery:
             gained[places], possible[places] = values[metric]
             found[f"{metric} of {title}"] = gained, possible
     clicks, counts = data.clicks["train"], data.train_click_counts
-    judgement = Judgement.from_clicks(clicks, counts, clicks.num_rows, Propensity())
+    ground_truth = GroundTruth.from_clicks(clicks, counts, clicks.num_rows, Propensity())
     asking = embedded.queries["train"].take(np.arange(clicks.num_rows))
-    trained = judgement.measure(search(asking, vectors, judgement.depth))["R@10"]
+    trained = ground_truth.measure(search(asking, vectors, ground_truth.depth))["R@10"]
     # of as many queries as are tested: the first, as train queries lie in shuffled order
     return {**found, "R@10 of train clicks": (trained[0][every], trained[1][every])}
 

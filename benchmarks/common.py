@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.told import beside
+from ramen_ray.long_work import in_background
 
 if TYPE_CHECKING:  # gpu_step runs where pydantic is missing
     from ramen_ray.config import EncoderConfig
@@ -194,7 +194,7 @@ def sampled() -> Iterator[dict[str, float]]:
 
     look()
     before = sum(used.values())
-    with beside(sample):
+    with in_background(sample):
         yield found
     look()
     found["processor_s"] = sum(used.values()) - before

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from benchmarks.common import alternate, finish, options, seconds_of
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.method.metrics.judgement import Judgement, Propensity
+from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
 from ramen_ray.method.metrics.ranking import KS
 from ramen_ray.method.retrieval.search import drop_filtered, most_filters, search
 
@@ -38,11 +38,11 @@ def main() -> None:
     clicks = random_pairs(draw, asked.queries, asked.ads)
     counts = np.bincount(clicks[:, 1], minlength=asked.ads)
     truth = Csr.from_pairs(clicks[:, 0], clicks[:, 1], asked.queries)
-    judgement = Judgement.from_clicks(truth, counts, asked.queries, Propensity())
+    ground_truth = GroundTruth.from_clicks(truth, counts, asked.queries, Propensity())
 
     def evaluate() -> None:
         found = search(queries, ads, max(KS) + most_filters(pairs))
-        judgement.metrics(drop_filtered(found, pairs, max(KS))[0])
+        ground_truth.metrics(drop_filtered(found, pairs, max(KS))[0])
 
     sides = {
         "product": lambda: seconds_of(lambda: multiply(queries, ads)),

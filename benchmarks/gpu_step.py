@@ -37,7 +37,7 @@ from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.objectives import terms
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
-from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import (
@@ -183,7 +183,7 @@ def _build(
         ]
     optimizer = build_optimizer(model.encoder, 2e-4, 0.01)
     optimizer.register_step_pre_hook(lambda *_: clock.mark("backward"))
-    state = TrainState(model, optimizer, scheduled(optimizer), DrawState(data.graphs))
+    state = TrainState(model, optimizer, scheduled(optimizer), SamplingSources(data.graphs))
     state.parts = [*parts, LastPart(clock)]
     sampler = Sampler(data, batch, seed=0, num_positives=3 if has_all else 1)
     return Run(state, sampler, objective, clock)

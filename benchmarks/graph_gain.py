@@ -27,7 +27,7 @@ from ramen_ray.bases import Part
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.judgement import Judgement, Propensity, evaluate
+from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, evaluate
 from ramen_ray.method.metrics.ranking import clicks_on, popularity_groups, query_metrics
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.presets import bag_ramen, base_changes
@@ -237,17 +237,17 @@ def measured_by_query(model: DualEncoder, data: Prepared, split: str) -> ByQuery
     Queries are cut by their number of answers, a third of the clicks each, as the paper's Table 1
     cuts them by traffic; these sets have none but their clicks.
     """
-    judgement = Judgement.from_prepared(data, split, Propensity())
+    ground_truth = GroundTruth.from_prepared(data, split, Propensity())
     topk_ad_ids, _ = evaluate(model, data, split, Propensity())[1]
-    found = {name: judgement.by_query(topk_ad_ids)[name] for name in OVERALL}
+    found = {name: ground_truth.by_query(topk_ad_ids)[name] for name in OVERALL}
     never = data.train_click_counts == 0
     for name, member in (("clicked ads", ~never), ("never-clicked ads", never)):
         of_ads = query_metrics(
-            topk_ad_ids, clicks_on(judgement.truth, member), judgement.inverse, (10,)
+            topk_ad_ids, clicks_on(ground_truth.truth, member), ground_truth.inverse, (10,)
         )
         found[f"{name} R@10"] = of_ads["R@10"]
     gained, possible = found["P@1"]
-    groups = popularity_groups(np.diff(judgement.truth.indptr)).values()
+    groups = popularity_groups(np.diff(ground_truth.truth.indptr)).values()
     for name, member in zip(ANSWERS, groups, strict=True):
         found[f"P@1, {name}"] = gained * member, possible * member
     return found

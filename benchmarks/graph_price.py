@@ -43,7 +43,7 @@ from ramen_ray.data.prepared.csr import Csr, cumulative_sum
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.model.heads import Classifiers, unit
-from ramen_ray.method.sampling.batches import Batch, DrawState, NodeAnchors, Sampler, Stream
+from ramen_ray.method.sampling.batches import Batch, NodeAnchors, Sampler, SamplingSources, Stream
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import Regularizer, anchor_table
@@ -107,14 +107,16 @@ class FewNodes(Sampler):
 
     few: Few = Few()
 
-    def draw(self, step: int, draws: DrawState, regularizers: Collection[Regularizer]) -> Batch:
+    def draw(
+        self, step: int, sources: SamplingSources, regularizers: Collection[Regularizer]
+    ) -> Batch:
         """Draw a step's batch."""
-        batch = super().draw(step, draws, ())
+        batch = super().draw(step, sources, ())
         places = np.arange(self.batch_size // self.few.parts)
         anchors = {}
-        for number, (one, edges) in enumerate(draws.graphs.items()):
+        for number, (one, edges) in enumerate(sources.graphs.items()):
             stream = 0 if self.few.are_shared else number
-            among = list(draws.graphs.values()) if self.few.are_shared else [edges]
+            among = list(sources.graphs.values()) if self.few.are_shared else [edges]
             chances = uniforms((self.seed, step, Stream.NODE, stream), places)
             nodes = self._weighted(among).draw(np.zeros_like(places), chances)
             nodes = nodes[edges.degrees(nodes) > 0]

@@ -27,7 +27,7 @@ from ramen_ray.method.model.texts import packed
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import ramen_objective
-from ramen_ray.method.sampling.batches import Batch, DrawState, Sampler
+from ramen_ray.method.sampling.batches import Batch, Sampler, SamplingSources
 from ramen_ray.method.sampling.step_inputs import StepInputs
 
 BATCH_SIZE, GOALS_MS, STEPS = 4096, {8: 30.0, 1: 60.0}, 4
@@ -53,8 +53,8 @@ def main() -> None:
     data = made_data(asked.queries, 2, degrees)
     sampler = Sampler(data, BATCH_SIZE, seed=0, num_hard_negatives=1)
     hard = np.random.default_rng(1).integers(0, asked.queries, (asked.queries, 100), np.int32)
-    draws = DrawState(data.graphs, shortlists=hard)
-    sides = {f"of_{count}": partial(_measured, sampler, draws, count) for count in GOALS_MS}
+    sources = SamplingSources(data.graphs, shortlists=hard)
+    sides = {f"of_{count}": partial(_measured, sampler, sources, count) for count in GOALS_MS}
     figures = {
         side: {name: min(row[name] for row in rows) for name in rows[0]}
         for side, rows in alternate(asked.rounds, sides).items()
@@ -62,18 +62,18 @@ def main() -> None:
     finish(max(figures[f"of_{n}"]["prepared"] / goal for n, goal in GOALS_MS.items()), figures)
 
 
-def _measured(sampler: Sampler, draws: DrawState, num_workers: int) -> dict[str, float]:
+def _measured(sampler: Sampler, sources: SamplingSources, num_workers: int) -> dict[str, float]:
     """Return ms a step of one worker of ``num_workers``, whose others' draws are made before."""
     adaptive = AdaptiveWeights(OBJECTIVE, 0.3, 0.02, CPU)
-    whole = [sampler.draw(step, draws, OBJECTIVE.regularizers) for step in range(STEPS)]
+    whole = [sampler.draw(step, sources, OBJECTIVE.regularizers) for step in range(STEPS)]
     profile, prepared, packing, own = cProfile.Profile(time.thread_time), 0.0, 0.0, replace(sampler)
     for step in range(STEPS):
         with _as_one_of(num_workers, whole[step]):
             if step == 0:
-                own.draw(step, draws, OBJECTIVE.regularizers)  # what is kept for an epoch
+                own.draw(step, sources, OBJECTIVE.regularizers)  # what is kept for an epoch
             started = time.thread_time()
             profile.enable()
-            local = own.draw(step, draws, OBJECTIVE.regularizers)
+            local = own.draw(step, sources, OBJECTIVE.regularizers)
             inputs = adaptive.prepare(StepInputs.from_local(sampler.data, local, CPU))
             profile.disable()
             prepared += time.thread_time() - started

@@ -18,7 +18,7 @@ from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, num
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
-from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.training_data import Graphs, TrainingData, node_table
 from ramen_ray.method.training.state import TrainState
 from ramen_ray.method.training.step import train_steps
@@ -94,25 +94,25 @@ def train_all_epochs(run: Run) -> DualEncoder:
 def all_steps(run: Run) -> Iterator[Tensor]:
     """Train a run to its last epoch; yields after each step."""
     state, steps_per_epoch = run.state, run.sampler.steps_per_epoch
-    state.advance()
+    state.prepare_next_steps()
     for epoch in range(run.config.training.epochs):
-        state.draws = renewed(run, state.draws, epoch)
+        state.sources = renewed(run, state.sources, epoch)
         yield from train_steps(state, run.sampler, run.objective, steps_per_epoch * (epoch + 1))
-        state.advance()
+        state.prepare_next_steps()
 
 
-def renewed(run: Run, draws: DrawState, epoch: int) -> DrawState:
+def renewed(run: Run, sources: SamplingSources, epoch: int) -> SamplingSources:
     """Return what an epoch draws from: new shortlists, pruned graphs, or what there was."""
     base, pruning = run.config.base, run.config.pruning
     if base.parts.hard_negatives == "shortlists" and epoch and epoch % base.refresh_every == 0:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "shortlists.npy"
             write_shortlists(run.model, run.data, base.parts.shortlist_size, file)
-            draws = replace(draws, shortlists=np.array(open_shortlists(file)))
+            sources = replace(sources, shortlists=np.array(open_shortlists(file)))
     since = epoch - pruning.warmup_epochs
     if pruning.mode != "never" and since >= 0 and since % pruning.every_epochs == 0:
-        draws = replace(draws, graphs=pruned(run))
-    return draws
+        sources = replace(sources, graphs=pruned(run))
+    return sources
 
 
 def pruned(run: Run) -> Graphs:

@@ -22,7 +22,7 @@ from benchmarks.made_sets import made
 from benchmarks.tables import Found, kept, mean, write
 from ramen_ray.bases import BaseName
 from ramen_ray.config import WITHOUT_GRAPH, overlay
-from ramen_ray.method.metrics.judgement import Judgement, Propensity, evaluate
+from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, evaluate
 from ramen_ray.presets import bag, with_base
 
 STORE = CACHE / "regret"
@@ -89,7 +89,7 @@ def outcome(dataset: str, setting: Setting) -> dict[str, float]:
         seconds = time.process_time() - started
         model.part = "both" if config.base.parts.heads == "classifier" else "encoder"
         topk = evaluate(model, data, "validation", Propensity())[1][0]
-        metrics = Judgement.from_prepared(data, "validation", Propensity()).by_query(topk)
+        metrics = GroundTruth.from_prepared(data, "validation", Propensity()).by_query(topk)
         return {"": {name: metrics[name] for name in METRICS}}, {"seconds": seconds}
 
     runs, figures = kept(STORE, [VERSION, dataset, *setting], measure)

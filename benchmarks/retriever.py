@@ -42,8 +42,8 @@ from ramen_ray.config import EncoderConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.novel_ads.neighbours import Lookup, SeenAds
-from ramen_ray.method.novel_ads.representation import (
+from ramen_ray.method.new_ads.neighbours import Lookup, SeenAds
+from ramen_ray.method.new_ads.representation import (
     CombinedAds,
     Combiner,
     combiner_of,

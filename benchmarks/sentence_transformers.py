@@ -71,7 +71,7 @@ def compare(name: str, rounds: int, steps: int, use_bf16: bool) -> dict[str, flo
 def same_pairs(dataset: Path, run: Run, steps: int) -> Pairs:
     """Return the texts of the query-ad pairs that our first ``steps`` steps draw, in order."""
     corpus = Corpus.read(dataset)
-    batches = [run.sampler.draw(step, run.state.draws, []) for step in range(steps)]
+    batches = [run.sampler.draw(step, run.state.sources, []) for step in range(steps)]
     query_ids = run.sampler.data.query_ids[np.concatenate([batch.queries for batch in batches])]
     ad_ids = np.concatenate([batch.ads[:, 0] for batch in batches])
     queries = [corpus.queries["train"][row] for row in query_ids]

@@ -42,8 +42,8 @@ from benchmarks.common import (
 from benchmarks.retriever import DATASET, logged, make_retriever
 from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.long_work import in_background
 from ramen_ray.presets import MINILM
-from ramen_ray.told import beside
 
 JSON, PATIENCE_S = "application/json", 120
 Request = tuple[bytes, str]
@@ -128,7 +128,7 @@ def measure(
         while not ended.wait(0.2):
             taken.append(memory_mb(server))
 
-    with beside(watch), ThreadPoolExecutor(clients) as pool:
+    with in_background(watch), ThreadPoolExecutor(clients) as pool:
         found = [one for of_client in pool.map(ask, range(clients)) for one in of_client]
     single_ms = [one[1] for one in found if isinstance(one, tuple) and one[0] == 200]
     failed = sum(isinstance(one, tuple) and one[0] != 200 for one in found)

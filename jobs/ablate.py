@@ -18,10 +18,10 @@ import sys
 
 from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.tune.settings import ABLATIONS, AblationConfig
 from ramen_ray.printed_commands import looking_at, training_command
-from ramen_ray.told import told
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     Dataset(config.dataset)  # or a DatasetError, before what takes seconds
     if config.name is not None:
         RunDirectory.of(config.output, config.name, ABLATIONS).refuse_taken({})
-    with told("loading libraries"):
+    with logged_progress("loading libraries"):
         from ramen_ray.orchestration.tune.ablation import ablate
         from ramen_ray.reports.ablation_report import ablation_tables, verdict
     result = ablate(config, ablation)

@@ -15,8 +15,8 @@ import tyro
 
 from ramen_ray.command_line import FilterSettings, StoreSettings, parse_settings, run_job
 from ramen_ray.config import ConfigError, Positive
+from ramen_ray.long_work import logged_progress
 from ramen_ray.printed_commands import in_store
-from ramen_ray.told import told
 
 
 class AskSettings(FilterSettings, StoreSettings):
@@ -41,12 +41,12 @@ def main() -> None:
         raise ConfigError('give a query, such as "red shoes"')
     params = {"top_k": settings.top_k, "filter": settings.wanted, "min_score": settings.min_score}
     registry = settings.registry()
-    from ramen_ray.orchestration.serve.retrievers import retriever_uri
+    from ramen_ray.orchestration.deploy.retrievers import retriever_uri
     from ramen_ray.reports.report_tables import answers_table, show
     from ramen_ray.tracking.registry import ask
 
     uri = retriever_uri(registry, settings.model, settings.output)
-    with told(f"loading {uri}"):
+    with logged_progress(f"loading {uri}"):
         retriever = registry.load(uri, "cpu")
     answers = ask(retriever, settings.queries, params)
     show(answers_table(settings.queries, answers.to_pylist()))

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.errors import shown_path
-from ramen_ray.orchestration.combining.settings import CombineSettings
+from ramen_ray.long_work import logged_progress
+from ramen_ray.orchestration.new_ads.settings import CombineSettings
 from ramen_ray.orchestration.run.directory import checkpoint_of
 from ramen_ray.printed_commands import asking
-from ramen_ray.told import told
 from ramen_ray.tracking.runs import MODELS, tracking_uri, ui_command
 
 
@@ -33,12 +33,12 @@ def main() -> None:
     settings = parse_settings(CombineSettings, __doc__)
     if not settings.run.startswith(MODELS):
         checkpoint_of(Path(settings.run))
-    from ramen_ray.orchestration.combining.finished import open_finished_run
+    from ramen_ray.orchestration.new_ads.finished import open_finished_run
     from ramen_ray.tracking.registry import Registry
 
     open_finished_run(Registry(tracking_uri(settings.output)), settings.run, settings.output)
-    with told("loading libraries"):
-        from ramen_ray.orchestration.combining.combine import combine
+    with logged_progress("loading libraries"):
+        from ramen_ray.orchestration.new_ads.combine import combine
         from ramen_ray.reports.report_tables import combiner_table, show
     result = combine(settings)
     evaluation = result.evaluation

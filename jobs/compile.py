@@ -12,8 +12,8 @@ takes over the alias if one was given; jobs/promote.py --restore moves the alias
 import sys
 
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
+from ramen_ray.long_work import logged_progress
 from ramen_ray.printed_commands import asking
-from ramen_ray.told import told
 
 
 class CompileSettings(ModelSettings):
@@ -27,8 +27,8 @@ def main() -> None:
     """Compile, print how the two compare, and print the new retriever's URI."""
     settings = parse_settings(CompileSettings, __doc__)
     registry = settings.registry()
-    with told("loading libraries"):
-        from ramen_ray.orchestration.serve.copies import compile_for_cpus
+    with logged_progress("loading libraries"):
+        from ramen_ray.orchestration.deploy.copies import compile_for_cpus
         from ramen_ray.reports.report_tables import difference_table, show
         from ramen_ray.tracking.registry import RegistryError
     output = settings.output.absolute()

@@ -15,9 +15,9 @@ from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import DEFAULT_EXPERIMENT, Section
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import printable
+from ramen_ray.long_work import logged_progress
 from ramen_ray.presets import MINILM
 from ramen_ray.printed_commands import training_on
-from ramen_ray.told import told
 from ramen_ray.tracking.runs import ui_command
 
 SHOWN = ("Without clicks, without edges", "Some train queries")
@@ -45,7 +45,7 @@ def main() -> None:
     """Print what matters, write the page and print where it is."""
     settings = parse_settings(DescribeSettings, __doc__)
     dataset = Dataset(settings.dataset)
-    with told("loading libraries"):
+    with logged_progress("loading libraries"):
         from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words
         from ramen_ray.reports.description import describe, log_description
         from ramen_ray.reports.pages import write_page

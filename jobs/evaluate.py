@@ -17,8 +17,8 @@ from ramen_ray.bases import Part
 from ramen_ray.command_line import parse_settings, run_job, write_json
 from ramen_ray.config import ConfigError, Section
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.run.directory import checkpoint_of
-from ramen_ray.told import told
 
 
 class EvaluateSettings(Section):
@@ -55,7 +55,7 @@ def main() -> None:
     from ramen_ray.reports.predictions_page import read_predictions, write_predictions_page
 
     other = None if settings.against is None else read_predictions(settings.against)
-    with told("loading libraries"):
+    with logged_progress("loading libraries"):
         from ramen_ray.orchestration.evaluate import evaluate_checkpoint
         from ramen_ray.reports.report_tables import metrics_table, show
     metrics = evaluate_checkpoint(

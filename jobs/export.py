@@ -11,7 +11,7 @@ import tyro
 
 from ramen_ray.command_line import StoreSettings, parse_settings, run_job
 from ramen_ray.data.store.made_folder import owned_folder
-from ramen_ray.told import told
+from ramen_ray.long_work import logged_progress
 
 
 class ExportSettings(StoreSettings):
@@ -28,12 +28,12 @@ def main() -> None:
     """Copy the retriever, write its parts, and say so."""
     settings = parse_settings(ExportSettings, str(__doc__))
     registry = settings.registry()
-    from ramen_ray.orchestration.serve.retrievers import retriever_uri
+    from ramen_ray.orchestration.deploy.retrievers import retriever_uri
 
     uri = retriever_uri(registry, settings.model, settings.output)
-    with told("loading libraries"):
+    with logged_progress("loading libraries"):
         from ramen_ray.method.retrieval.retriever_folder import export_retriever
-    with told(f"writing {settings.to}"), owned_folder() as aside:
+    with logged_progress(f"writing {settings.to}"), owned_folder() as aside:
         num_ads = export_retriever(registry.download(uri, aside), settings.to)
     print(f"wrote {settings.to}: {num_ads:,} ads of {uri}")
     print("next: docs/how_to/other_engines.md loads it into other engines")

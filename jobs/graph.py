@@ -26,9 +26,9 @@ from ramen_ray.data.tables.graphs.anchor_sets import remove_anchor_set
 from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
 from ramen_ray.data.tables.graphs.session_events import SessionLog
 from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
+from ramen_ray.long_work import logged_progress
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.printed_commands import training_on
-from ramen_ray.told import told
 
 
 class NewAnchorSet(Section):
@@ -71,7 +71,7 @@ class Similar(NewAnchorSet):
     def add(self) -> dict[str, int]:
         """Compare the texts and add the set."""
         Dataset(self.dataset)  # or a DatasetError, before what takes seconds
-        with told("loading libraries"):
+        with logged_progress("loading libraries"):
             from ramen_ray.orchestration.prepare.similar_set import add_similar
         return add_similar(self.dataset, self.name, self.settings, self.replace, self.gb_per_shard)
 

@@ -21,8 +21,8 @@ import tyro
 
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
 from ramen_ray.data.tables.new_ads import NewAds, check_given
+from ramen_ray.long_work import logged_progress
 from ramen_ray.printed_commands import asking
-from ramen_ray.told import told
 
 
 class IndexSettings(ModelSettings):
@@ -36,9 +36,9 @@ def main() -> None:
     settings = parse_settings(IndexSettings, __doc__)
     check_given(settings.changes)
     registry = settings.registry()
-    with told("loading libraries"):
-        from ramen_ray.orchestration.serve.copies import extend_retriever
-    with told("making the new version"):
+    with logged_progress("loading libraries"):
+        from ramen_ray.orchestration.deploy.copies import extend_retriever
+    with logged_progress("making the new version"):
         changed = extend_retriever(registry, settings.model, settings.changes, settings.output)
     said = [f"{number:,} {what}" for what, number in changed.counts.items() if number]
     model = settings.model if "@" in settings.model else changed.model_uri

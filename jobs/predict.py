@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ramen_ray.command_line import FilterSettings, ModelSettings, parse_settings, run_job
 from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
-from ramen_ray.orchestration.serve.asked import Asked, query_files
-from ramen_ray.told import told
+from ramen_ray.long_work import logged_progress
+from ramen_ray.orchestration.deploy.asked import Asked, query_files
 
 
 class QueryColumns(Section):
@@ -60,8 +60,8 @@ def main() -> None:
     )
     query_files(asked)
     registry = settings.registry()
-    with told("loading libraries"):
-        from ramen_ray.orchestration.serve.predict import predict
+    with logged_progress("loading libraries"):
+        from ramen_ray.orchestration.deploy.predict import predict
     done = predict(registry, settings.model, asked, settings.answers.absolute())
     print(f"answers: {settings.answers} ({done.rows} queries, {done.errors} of them with an error)")
     look = f"import pandas; print(pandas.read_parquet({str(settings.answers)!r}))"

@@ -18,9 +18,9 @@ import tyro
 
 from ramen_ray.command_line import StoreSettings, parse_settings, run_job
 from ramen_ray.config import ConfigError
-from ramen_ray.orchestration.serve.promotion_rules import PromotionRules
+from ramen_ray.long_work import logged_progress
+from ramen_ray.orchestration.deploy.promotion_rules import PromotionRules
 from ramen_ray.printed_commands import asking
-from ramen_ray.told import told
 
 NOT_PROMOTED = 3
 """Exit code: all went well, and the champion stays."""
@@ -44,7 +44,7 @@ def main() -> int | None:
     if settings.run is None and not settings.restore:
         raise ConfigError("give the run to promote, or --restore")
     registry = settings.registry()
-    from ramen_ray.orchestration.serve.retrievers import find_candidate
+    from ramen_ray.orchestration.deploy.retrievers import find_candidate
     from ramen_ray.tracking.aliases import name_and_alias, restore
 
     name, alias = name_and_alias(settings.name)
@@ -58,8 +58,8 @@ def main() -> int | None:
         return None
     assert settings.run is not None, "or it is refused above"
     find_candidate(registry, settings.run, settings.name, settings.rules.metric)
-    with told("loading libraries"):
-        from ramen_ray.orchestration.serve.promotion import IncomparableError, promote
+    with logged_progress("loading libraries"):
+        from ramen_ray.orchestration.deploy.promotion import IncomparableError, promote
         from ramen_ray.reports.report_tables import difference_table, show
     try:
         promotion = promote(registry, settings.run, settings.name, settings.rules)

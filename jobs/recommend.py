@@ -19,10 +19,10 @@ from tyro.conf import Positional, arg
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import DatasetPath
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.tune.settings import SEARCHES, RecommendConfig
 from ramen_ray.printed_commands import looking_at, training_command
-from ramen_ray.told import told
 
 
 class JobSettings(RecommendConfig):
@@ -38,7 +38,7 @@ def main() -> None:
     Dataset(settings.dataset)  # or a DatasetError, before what takes seconds
     if settings.name is not None:
         RunDirectory.of(settings.output, settings.name, SEARCHES).refuse_taken({})
-    with told("loading libraries"):
+    with logged_progress("loading libraries"):
         from ramen_ray.orchestration.tune.recommend import recommend
     result = recommend(settings)
     print(f"\n{result.table}\n")

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
 from ramen_ray.config import ConfigError
-from ramen_ray.told import told
+from ramen_ray.long_work import logged_progress
 
 
 class ServeSettings(ModelSettings):
@@ -33,11 +33,11 @@ def main() -> None:
     settings = parse_settings(ServeSettings, __doc__)
     listening = _listening(settings.host, settings.port)
     registry = settings.registry()
-    with told("loading libraries"):
+    with logged_progress("loading libraries"):
         import uvicorn
 
         from ramen_ray.orchestration.serve.server import app_of
-    with told(f"loading {settings.model}"):
+    with logged_progress(f"loading {settings.model}"):
         app = app_of(registry, settings.model)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}"

@@ -17,10 +17,10 @@ from ramen_ray.command_line import parse_with_run_config, run_job
 from ramen_ray.config import ConfigError
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
+from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.run.directory import RunDirectory, deciding_settings
 from ramen_ray.orchestration.tune.settings import SWEEPS, SweepConfig
 from ramen_ray.printed_commands import in_store, looking_at, training_command
-from ramen_ray.told import told
 
 if TYPE_CHECKING:
     from ramen_ray.reports.search_report import TrialRecord
@@ -33,7 +33,7 @@ def main() -> None:
     if config.name is not None:
         plan = {**deciding_settings(config), **settings.model_dump(exclude={"at_once"})}
         RunDirectory.of(config.output, config.name, SWEEPS).refuse_taken(plan)
-    with told("loading libraries"):
+    with logged_progress("loading libraries"):
         from ramen_ray.orchestration.tune.sweep import sweep
         from ramen_ray.reports.search_report import said_of_equals
         from tune_spaces import SPACES

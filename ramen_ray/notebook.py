@@ -35,7 +35,7 @@ from ramen_ray.data.tables.clicks.settings import Columns as Columns
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs.anchor_sets import check_spelling
 from ramen_ray.errors import UserError, first_line_of, printable
-from ramen_ray.orchestration.serve.retrievers import retriever_uri
+from ramen_ray.orchestration.deploy.retrievers import retriever_uri
 from ramen_ray.tracking.registry import Registry, RegistryError, ask
 from ramen_ray.tracking.runs import tracking_uri
 

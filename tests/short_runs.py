@@ -14,7 +14,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.encoded import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.state import (
@@ -64,9 +64,9 @@ class Run:
         if distributed.is_initialized():
             trained = nn.parallel.DistributedDataParallel(trained)
         optimizer = build_optimizer(encoder, *rates)
-        draws = DrawState(sampler.data.graphs)
+        sources = SamplingSources(sampler.data.graphs)
         self.state = TrainState(
-            trained, optimizer, build_schedule(optimizer, *schedule), draws, parts=parts
+            trained, optimizer, build_schedule(optimizer, *schedule), sources, parts=parts
         )
 
     def train(self, stop: int, **settings: Any) -> list[list[float]]:

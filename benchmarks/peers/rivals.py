@@ -21,7 +21,7 @@ from benchmarks.tables import ByQuery, Found, kept, kept_file
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.judgement import Judgement, Propensity
+from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
 from ramen_ray.method.metrics.ranking import ratio
 from ramen_ray.method.retrieval.search import drop_filtered, most_filters
 
@@ -69,11 +69,11 @@ class Corpus:
         ads = dataset.read("ads").sort_by("ad_id")["text"].to_pylist()
         return cls(folder.name, queries, ads, clicks, filters)
 
-    def judgement(self, split: str) -> Judgement:
+    def ground_truth(self, split: str) -> GroundTruth:
         """Return what answers to the queries of a split are measured against."""
         train, clicks = self.clicks["train"], self.clicks[split]
         counts = np.bincount(train.indices, minlength=len(self.ads))
-        return Judgement.from_clicks(clicks, counts, len(train.filled_rows), Propensity())
+        return GroundTruth.from_clicks(clicks, counts, len(train.filled_rows), Propensity())
 
     def train_pairs(self) -> tuple[Int64s, Int64s]:
         """Return the rows of train queries (clicks,) and their ads (clicks,)."""
@@ -231,5 +231,5 @@ def judged(fitted: Fitted, corpus: Corpus, split: str) -> ByQuery:
     filters = corpus.filters.get(split, np.empty((0, 2), dtype=np.int64))
     ads = fitted.answer(corpus.queries[split], DEPTH + most_filters(filters))
     kept, _ = drop_filtered((ads, np.zeros(ads.shape, dtype=np.float32)), filters, DEPTH)
-    found = corpus.judgement(split).by_query(kept)
+    found = corpus.ground_truth(split).by_query(kept)
     return {name: found[name] for name in METRICS}

@@ -31,7 +31,7 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import ZERO_SHOT
-from ramen_ray.told import told
+from ramen_ray.long_work import logged_progress
 from xc_export import export_xc
 from xc_files import ROWS_AT_ONCE, read_matrix
 from xc_folder import Folder, Nodes, Split
@@ -57,7 +57,7 @@ class Import(Section):
 
     def run(self) -> str:
         """Import the folder; returns what to say."""
-        with told(f"reading {self.source}"):
+        with logged_progress(f"reading {self.source}"):
             dataset = import_xc(self)
         return f"wrote {dataset.name} to {dataset.path}"
 
@@ -72,7 +72,7 @@ class Export(Section):
 
     def run(self) -> str:
         """Write the files; returns what to say."""
-        with told(f"writing {self.output}"):
+        with logged_progress(f"writing {self.output}"):
             export_xc(Dataset(self.dataset), self.output)
         return f"wrote {self.output}"
 

@@ -22,7 +22,7 @@ from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.store.same_texts import fold, nearly
 from ramen_ray.data.store.schemas import FILTER, is_known
 from ramen_ray.errors import UserError
-from ramen_ray.told import told
+from ramen_ray.long_work import logged_progress
 
 Connection = duckdb.DuckDBPyConnection
 SHARE_OF_MEMORY = 0.6
@@ -101,7 +101,7 @@ def add_function(
 
 def run(connection: Connection, what: str, sql: str) -> None:
     """Run a statement, whose rows can then be fetched; log how far ``what`` is from 5 s on."""
-    with told(what, lambda: max(connection.query_progress(), 0.0) / 100):
+    with logged_progress(what, lambda: max(connection.query_progress(), 0.0) / 100):
         connection.execute(sql)
 
 

@@ -12,7 +12,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.locks import in_use
 from ramen_ray.data.store.made_folder import check_intact, checksum_files, owned_folder
 from ramen_ray.data.store.predictions import write_predictions
-from ramen_ray.method.metrics.judgement import Judgement
+from ramen_ray.method.metrics.ground_truth import GroundTruth
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.retrieval.search import TopK
@@ -22,7 +22,7 @@ from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import check_resources
 from ramen_ray.orchestration.embed import EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.prepare.pipeline import prepare
-from ramen_ray.orchestration.run.build import build_judgement, trained_tokenizer
+from ramen_ray.orchestration.run.build import build_ground_truth, trained_tokenizer
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
@@ -73,11 +73,11 @@ def evaluate_checkpoint(
     cache = Path(config.output) / "prepared"
     with in_use(opened.path):
         data = prepare(opened, cache, trained_tokenizer(checkpoint, config.encoder))
-        judgement = build_judgement(config, data, split)
-        shown = _retrieve(checkpoint, part, data, split, judgement, config.workers)
+        ground_truth = build_ground_truth(config, data, split)
+        shown = _retrieve(checkpoint, part, data, split, ground_truth, config.workers)
         if predictions is not None:
-            write_predictions(predictions, opened, split, shown, judgement.known(data, split))
-    return judgement.metrics(shown[0])
+            write_predictions(predictions, opened, split, shown, ground_truth.known(data, split))
+    return ground_truth.metrics(shown[0])
 
 
 def _can_be_written(predictions: Path) -> bool:
@@ -91,8 +91,8 @@ def scores_of_run(
 ) -> dict[str, PerQuery]:
     """Return the metrics of a finished run by query, from the best ads that it has kept."""
     file = {"test": TEST_ADS_FILE, "validation": VALIDATION_ADS_FILE}[split]
-    judgement = build_judgement(config, data, split)
-    return judgement.by_query(np.load(folder / file))
+    ground_truth = build_ground_truth(config, data, split)
+    return ground_truth.by_query(np.load(folder / file))
 
 
 def _open_dataset(
@@ -148,7 +148,7 @@ def _retrieve(
     part: Part | None,
     data: Prepared,
     split: str,
-    judgement: Judgement,
+    ground_truth: GroundTruth,
     workers: WorkersConfig,
 ) -> TopK:
     """Return the best ads of each query of a split, by id; embeddings go through a file."""
@@ -163,5 +163,5 @@ def _retrieve(
         np.save(ids, ads.rows)
         embed_tables(checkpoint, [queries, ads], file, resources, part=part)
         shards = embedded_shards(file, num_queries, workers.gb_per_shard, ids=ids)
-        found = search_shards(shards, file, num_queries, judgement.depth, cpus)
-        return judgement.shown(put_together(found, num_queries, judgement.depth))
+        found = search_shards(shards, file, num_queries, ground_truth.depth, cpus)
+        return ground_truth.shown(put_together(found, num_queries, ground_truth.depth))

@@ -18,10 +18,10 @@ from ramen_ray.data.describe.counts import (
 from ramen_ray.data.describe.graph_signal import graph_signals
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
+from ramen_ray.long_work import logged_progress
 from ramen_ray.method.metrics.ranking import popularity_groups
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.method.model.texts import measure_tokens
-from ramen_ray.told import told
 from ramen_ray.tracking.runs import Run, open_run, prefixed, tracking_uri
 
 SEED = 0
@@ -37,7 +37,7 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
     The encoder's tokenizer counts tokens; texts with more than ``max_length`` are too long. Raises
     a DatasetError with all errors of the dataset directory, or an EncoderError.
     """
-    with told(f"checking {shown_path(dataset.path)}"):
+    with logged_progress(f"checking {shown_path(dataset.path)}"):
         check(dataset)
     tokenizer = text_tokenizer(load_tokenizer(encoder), UNCUT, add_special_tokens=True)
     tables = [
@@ -46,7 +46,7 @@ def describe(dataset: Dataset, encoder: str, max_length: int) -> Description:
         *(f"anchors/{name}" for name in dataset.anchor_sets),
     ]
     tokens = {}
-    with told(f"counting clicks, edges and tokens of {shown_path(dataset.path)}"):
+    with logged_progress(f"counting clicks, edges and tokens of {shown_path(dataset.path)}"):
         clicks = {split: count_clicks(dataset, split) for split in dataset.splits}
         edges = {name: count_edges(dataset, name) for name in dataset.anchor_sets}
         groups = popularity_groups(clicks["train"].per_ad)

@@ -18,7 +18,7 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import TrialState
 
 from ramen_ray.method.metrics.comparison import Difference, in_points
-from ramen_ray.method.metrics.judgement import HEADLINES
+from ramen_ray.method.metrics.ground_truth import HEADLINES
 from ramen_ray.reports.pages import PIXELS_PER_INCH, drawn
 from ramen_ray.reports.report_tables import ReportTable, as_list, as_markdown
 

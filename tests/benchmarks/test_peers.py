@@ -52,7 +52,7 @@ def test_what_is_measured_leaves_out_the_filter_pairs(drawn):
         [ad for ad in ads if (row, ad) not in dropped] for row, ads in enumerate(ranked.tolist())
     ]
     kept = np.array([[*ads, *[-1] * (NUM_ADS - len(ads))] for ads in kept])
-    expected = corpus.judgement("test").by_query(kept)
+    expected = corpus.ground_truth("test").by_query(kept)
     found = judged(Answers(ranked), corpus, "test")
     assert found.keys() == set(rivals.METRICS)
     for name, values in found.items():

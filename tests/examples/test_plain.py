@@ -6,7 +6,7 @@ from short_runs import ConfiguredRun
 
 from examples.plain import IN_BATCH, Training
 from ramen_ray.config import overlay
-from ramen_ray.method.metrics.judgement import Propensity, evaluate
+from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.presets import tiny, with_base
 
@@ -31,7 +31,7 @@ def test_losses_weights_and_metrics_are_those_of_a_job(dataset_path, encoder_pat
     job.model.part = "both"
     expected, epochs = [], []
     for epoch in range(4):
-        job.state.advance()
+        job.state.prepare_next_steps()
         stop = (epoch + 1) * job.sampler.steps_per_epoch
         clip = config.optimizer.max_gradient_norm
         for losses in train_steps(

@@ -38,7 +38,7 @@ from experiments.oak.method import (
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import write_dataset
-from ramen_ray.method.metrics.judgement import Propensity, evaluate
+from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.pretrained import load_tokenizer
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.orchestration.run.build import build_model
@@ -92,7 +92,7 @@ def test_links_are_distinct_edges_of_the_query_and_change_with_the_epoch(config,
     edges, links_of = rows_of(both), Links(both, 3, run.sampler)
     drawn: dict[int, set[tuple[int, ...]]] = {}
     for step in range(10 * run.sampler.steps_per_epoch):
-        queries = run.sampler.draw(step, run.state.draws, []).queries
+        queries = run.sampler.draw(step, run.state.sources, []).queries
         for row, links in zip(queries.tolist(), links_of.draw(step, queries).tolist(), strict=True):
             own = [link for link in links if link >= 0]
             assert len(own) == len(set(own)) == min(3, len(edges[row]))

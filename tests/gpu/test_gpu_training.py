@@ -15,7 +15,7 @@ from torch import distributed, nn
 
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.judgement import Propensity, evaluate
+from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.method.model.heads import Classifiers, Head
@@ -32,7 +32,7 @@ from ramen_ray.method.objectives.terms import (
     task_term,
 )
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
-from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.encoded import StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
@@ -116,10 +116,10 @@ class Run:
         self.sampler = Sampler(training_data, BATCH_SIZE, seed=3)
         optimizer = build_optimizer(self.model.encoder, 3e-4, 0.01, embedding_lr=5e-3)
         schedule = build_schedule(optimizer, total_steps // 10, total_steps)
-        draws = DrawState(training_data.graphs)
+        sources = SamplingSources(training_data.graphs)
         parts = self._parts(total_steps) if has_all else []
-        self.state = TrainState(self.model, optimizer, schedule, draws, parts=parts)
-        self.state.advance()
+        self.state = TrainState(self.model, optimizer, schedule, sources, parts=parts)
+        self.state.prepare_next_steps()
 
     def _parts(self, total_steps: int) -> list[StepPart]:
         model, ads = self.model, np.arange(len(self.data.ads))
@@ -137,7 +137,7 @@ class Run:
     def inputs(self, steps: range) -> Iterator[StepInputs]:
         """Make what some steps compute on."""
         state, device = self.state, self.model.device
-        return step_inputs(self.sampler, state.draws, self.objective, steps, device, state.parts)
+        return step_inputs(self.sampler, state.sources, self.objective, steps, device, state.parts)
 
     def train(self, stop: int, use_bf16: bool = False) -> np.ndarray:
         """Train up to a step; returns the losses (steps, terms)."""

@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from ramen_ray.method.distributed import staged, sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import Regularizer
@@ -108,11 +108,13 @@ class AdaptiveWeights(StepPart):
         """Return what is earned by the terms' names."""
         return dict(zip(self.objective.names, self._earned.tolist(), strict=True))
 
-    def restore(self, folder: Path, content: dict[str, float], draws: DrawState) -> DrawState:
+    def restore(
+        self, folder: Path, content: dict[str, float], sources: SamplingSources
+    ) -> SamplingSources:
         """Restore what is earned."""
         earned = [content[name] for name in self.objective.names]
         self._earned = torch.tensor(earned, device=self._earned.device)
-        return draws
+        return sources
 
 
 def rivals(similarity_nL: Tensor, positive_nL: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import new_folder, owned_folder, whole_file
 from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.data.store.schemas import FILTER
+from ramen_ray.long_work import logged_blocks
 from ramen_ray.method.model.dual_encoder import (
     ENCODER_FOLDER,
     DualEncoder,
@@ -55,7 +56,6 @@ from ramen_ray.method.retrieval.index import (
     with_rows_only,
 )
 from ramen_ray.method.retrieval.search import TopK, merge_topk, search, search_index, share_found
-from ramen_ray.told import told_of
 
 VECTORS = "vectors.npy"
 VECTOR = "vector"
@@ -141,7 +141,7 @@ def add_ads(folder: Path, ads: pa.Table, represent: Represent | None = None) -> 
     embed = text_embedder(folder)
     starts = range(0, len(ads), ADS_PER_BLOCK)
     index = faiss.read_index(str(folder / INDEX))
-    for start in told_of("embedding ads", starts, lambda _: ADS_PER_BLOCK, len(ads)):
+    for start in logged_blocks("embedding ads", starts, lambda _: ADS_PER_BLOCK, len(ads)):
         vectors = embed(ads["text"][start : start + ADS_PER_BLOCK].to_pylist())
         index.add(vectors if represent is None else represent(start, vectors))
     with whole_file(folder / INDEX) as aside:
@@ -280,7 +280,7 @@ def _write_index(
     )
     exact: list[TopK] = []
     starts = range(0, len(data.ads), ADS_PER_BLOCK)
-    for start in told_of("indexing ads", starts, lambda _: ADS_PER_BLOCK, len(data.ads)):
+    for start in logged_blocks("indexing ads", starts, lambda _: ADS_PER_BLOCK, len(data.ads)):
         ads = np.arange(start, min(start + ADS_PER_BLOCK, len(data.ads)))
         block = model.embed_ads(data.ads, ads)
         index.add(block)

@@ -85,7 +85,7 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class DrawState:
+class SamplingSources:
     """What batches are drawn from; it is replaced as the run goes on."""
 
     graphs: Graphs  # one graph per regulariser
@@ -126,10 +126,12 @@ class Sampler:
         share = self.batch_size // num_workers
         return range(rank * share, (rank + 1) * share)
 
-    def draw(self, step: int, draws: DrawState, regularizers: Collection[Regularizer]) -> Batch:
+    def draw(
+        self, step: int, sources: SamplingSources, regularizers: Collection[Regularizer]
+    ) -> Batch:
         """Draw a step's batch, with anchors for ``regularizers``."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        rows = self._order_of(epoch, draws.clusters)[position]
+        rows = self._order_of(epoch, sources.clusters)[position]
         ids = self.data.query_ids[rows]
         key = (self.seed, epoch)
         clicks = self.data.clicks if self.clicks is None else self.clicks
@@ -137,13 +139,13 @@ class Sampler:
         # numbered before any is left out, so that draws do not depend on which others are due
         anchors = {
             regularizer: self._draw_anchors(regularizer, number, edges, step, rows, ads[:, 0])
-            for number, (regularizer, edges) in enumerate(draws.graphs.items())
+            for number, (regularizer, edges) in enumerate(sources.graphs.items())
             if regularizer in regularizers
         }
         hard_negatives = np.full((len(rows), self.num_hard_negatives), -1, dtype=np.int64)
-        if draws.shortlists is not None:
+        if sources.shortlists is not None:
             hard_negatives = draw_hard_negatives(
-                draws.shortlists, rows, ids, self.num_hard_negatives, key
+                sources.shortlists, rows, ids, self.num_hard_negatives, key
             )
         return Batch(rows, ads, hard_negatives, anchors)
 

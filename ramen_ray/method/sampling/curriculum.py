@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.method.distributed import array_from_first_worker, world
-from ramen_ray.method.sampling.batches import Clusters, DrawState, Sampler
+from ramen_ray.method.sampling.batches import Clusters, Sampler, SamplingSources
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 
 # Embeddings that are clustered at once; more are sent there in parts, again for each level.
@@ -97,7 +97,7 @@ class Curriculum(StepPart):
             self.seen[rows] = vectors_BD.cpu()
         self._coming.clear()
 
-    def advance(self, step: int, draws: DrawState) -> DrawState:
+    def prepare_next_steps(self, step: int, sources: SamplingSources) -> SamplingSources:
         """Make new clusters if they are due at ``step``, and start collecting embeddings."""
         self._keep()
         epoch, position = divmod(step, self._sampler.steps_per_epoch)
@@ -105,7 +105,7 @@ class Curriculum(StepPart):
             self.clusters = self._make_clusters(epoch)
             self.seen = None
         self._collects = self.schedule.is_due(epoch + 1) and world()[0] == 0
-        return replace(draws, clusters=self.clusters)
+        return replace(sources, clusters=self.clusters)
 
     def _make_clusters(self, epoch: int) -> Clusters:
         size = self.schedule.size_at(epoch)
@@ -129,14 +129,16 @@ class Curriculum(StepPart):
             content["num_clusters"] = self.clusters.num_clusters
         return content
 
-    def restore(self, folder: Path, content: dict[str, Any], draws: DrawState) -> DrawState:
+    def restore(
+        self, folder: Path, content: dict[str, Any], sources: SamplingSources
+    ) -> SamplingSources:
         """Restore the clusters, from which batches are drawn, and the embeddings."""
         if "rows" in content:
             self.clusters = Clusters(content["rows"].numpy(), content["num_clusters"])
         if world()[0] == 0:
             self.seen = content["seen"]
             self._collects = content["collects"]
-        return replace(draws, clusters=self.clusters)
+        return replace(sources, clusters=self.clusters)
 
 
 def balanced_clusters(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ramen_ray.method.distributed import gather_dealt, gather_tensors, world
-from ramen_ray.method.sampling.batches import Batch, DrawState
+from ramen_ray.method.sampling.batches import Batch, SamplingSources
 from ramen_ray.method.sampling.step_inputs import Comparison, Pool, StepInputs
 
 SPARSE_SHARE = 1 / 16
@@ -162,16 +162,16 @@ class StepPart:
     def after(self, encoded: EncodedBatch) -> None:
         """Act on a batch after it has updated the model."""
 
-    def advance(self, step: int, draws: DrawState) -> DrawState:
+    def prepare_next_steps(self, step: int, sources: SamplingSources) -> SamplingSources:
         """Prepare for ``step`` and those after it; returns what their batches are drawn from.
 
         Every worker calls this before the first step, and before each checkpoint is written.
         """
-        return draws
+        return sources
 
     def save(self, folder: Path) -> Any:
         """Return plain values and tensors for a checkpoint, and write what is large into it."""
 
-    def restore(self, folder: Path, content: Any, draws: DrawState) -> DrawState:
+    def restore(self, folder: Path, content: Any, sources: SamplingSources) -> SamplingSources:
         """Restore what :meth:`save` returned and wrote; returns what batches are drawn from."""
-        return draws
+        return sources

@@ -19,7 +19,7 @@ from ramen_ray.method.distributed import sum_over_workers, to_device
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER
 from ramen_ray.method.model.heads import Classifiers, read_rows, write_rows
 from ramen_ray.method.objectives.terms import CLASSIFIERS, OF_CLASSIFIERS
-from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -126,7 +126,7 @@ class ClassifierPart(StepPart):
         self.training.save(folder / MOMENTS_FOLDER)
         return self.training.state_dict()
 
-    def restore(self, folder: Path, content: Any, draws: DrawState) -> DrawState:
+    def restore(self, folder: Path, content: Any, sources: SamplingSources) -> SamplingSources:
         """Restore the moments; the model has the classifiers."""
         self.training.restore(folder / MOMENTS_FOLDER, content)
-        return draws
+        return sources

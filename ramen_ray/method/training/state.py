@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.encoder import Encoder
-from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.encoded import StepPart
 
 STATE_FILE = "state.pt"
@@ -29,16 +29,16 @@ class TrainState:
     model: nn.Module  # the model that is trained, or its wrapper for several workers
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
-    draws: DrawState  # what batches are drawn from now
+    sources: SamplingSources  # what batches are drawn from now
     step: int = 0  # number of steps done; all random draws depend on it
     parts: Sequence[StepPart] = ()  # what extends the steps, in their order
     # (terms,) the weights of the last step's losses
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def advance(self) -> None:
+    def prepare_next_steps(self) -> None:
         """Let the parts prepare for the next steps."""
         for part in self.parts:
-            self.draws = part.advance(self.step, self.draws)
+            self.sources = part.prepare_next_steps(self.step, self.sources)
 
 
 def save_checkpoint(folder: Path, state: TrainState, progress: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def restore_checkpoint(folder: Path, state: TrainState) -> dict[str, Any]:
     state.schedule.load_state_dict(content["schedule"])
     state.step = content["step"]
     for part in state.parts:
-        state.draws = part.restore(folder, content["parts"][part.name], state.draws)
+        state.sources = part.restore(folder, content["parts"][part.name], state.sources)
     progress: dict[str, Any] = content["progress"]
     return progress
 

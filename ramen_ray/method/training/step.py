@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.method.distributed import world
 from ramen_ray.method.objectives.terms import Objective
-from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.encoded import StepPart, encode
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.training.state import TrainState
@@ -46,14 +46,14 @@ def train_steps(
     """Train from ``state.step`` up to step ``stop``; yields this worker's losses (terms,) of each.
 
     The losses stay on the device, so that no step waits for them. All batches are drawn from what
-    ``state.draws`` is at the beginning. Raises a StepMemoryError if a step does not fit.
+    ``state.sources`` is at the beginning. Raises a StepMemoryError if a step does not fit.
     """
     device = next(state.model.parameters()).device
     weights = torch.tensor(objective.weights, device=device)
     times = torch.tensor(objective.times, device=device)
     steps = range(state.step, stop)
     # No thread makes them ahead: it would take Python's lock from the host as it feeds the GPU.
-    for inputs in step_inputs(sampler, state.draws, objective, steps, device, state.parts):
+    for inputs in step_inputs(sampler, state.sources, objective, steps, device, state.parts):
         state.weights = weights
         # What a step drops depends on nothing else, so that a resumed run drops the same.
         key = sampler.seed, state.step, DROPOUT_KEY
@@ -97,7 +97,7 @@ def _step(
 
 def step_inputs(
     sampler: Sampler,
-    draws: DrawState,
+    sources: SamplingSources,
     objective: Objective,
     steps: range,
     device: torch.device,
@@ -105,7 +105,7 @@ def step_inputs(
 ) -> Iterator[StepInputs]:
     """Yield what each of ``steps`` computes on ``device``, prepared by the ``parts``."""
     for step in steps:
-        local = sampler.draw(step, draws, objective.regularizers_at(step))
+        local = sampler.draw(step, sources, objective.regularizers_at(step))
         inputs = StepInputs.from_local(sampler.data, local, device)
         for part in parts:
             inputs = part.prepare(inputs)

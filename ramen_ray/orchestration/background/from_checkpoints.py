@@ -21,7 +21,7 @@ from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.method.retrieval.search import TopK, costs_too_much, search
 from ramen_ray.method.retrieval.shards import BYTES_PER_NUMBER, embedded_shards, shard_ranges
 from ramen_ray.method.retrieval.shortlists import keep_shortlists, open_shortlists, write_shortlists
-from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.training_data import Regularizer, open_graphs
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, TaskContext, Work
 from ramen_ray.orchestration.cluster.resources import free_share
@@ -66,9 +66,9 @@ class GraphPruning(Work):
         file.unlink()
         return report
 
-    def take(self, folder: Path, draws: DrawState) -> DrawState:
+    def take(self, folder: Path, sources: SamplingSources) -> SamplingSources:
         """Draw from the graphs that a call wrote into ``folder``."""
-        return replace(draws, graphs=open_graphs(folder, self.regularizers))
+        return replace(sources, graphs=open_graphs(folder, self.regularizers))
 
 
 def pruning_task(config: RunConfig, context: TaskContext) -> BackgroundTask | None:
@@ -118,9 +118,9 @@ class ShortlistMining(Work):
             self.use_bf16 and has_gpu,
         )
 
-    def take(self, folder: Path, draws: DrawState) -> DrawState:
+    def take(self, folder: Path, sources: SamplingSources) -> SamplingSources:
         """Draw from the shortlists that a call wrote into ``folder``."""
-        return replace(draws, shortlists=open_shortlists(folder / SHORTLISTS_FILE))
+        return replace(sources, shortlists=open_shortlists(folder / SHORTLISTS_FILE))
 
     def _mine_shards(self, model: Path, folder: Path, gb_per_shard: float) -> dict[str, float]:
         data, file = Prepared(self.data), folder / EMBEDDINGS_FILE

@@ -25,7 +25,7 @@ from ramen_ray.data.store.made_folder import is_intact, write_checksums
 from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.distributed import from_first_worker, world
 from ramen_ray.method.model.dual_encoder import copy_model
-from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.cluster.resources import free_share
@@ -77,7 +77,7 @@ class Work(Protocol):
     def __call__(self, model: Path, folder: Path) -> Mapping[str, float]:
         """Compute a result from a saved model into ``folder``; returns figures for the report."""
 
-    def take(self, folder: Path, draws: DrawState) -> DrawState:
+    def take(self, folder: Path, sources: SamplingSources) -> SamplingSources:
         """Return the state of the draws, changed to use the result in ``folder``."""
 
 
@@ -118,8 +118,8 @@ class BackgroundTask:
         return self.folder / STEP_FOLDER.format(step)
 
     def advance(
-        self, step: int, checkpoint: Path, draws: DrawState
-    ) -> tuple[DrawState, dict[str, float]]:
+        self, step: int, checkpoint: Path, sources: SamplingSources
+    ) -> tuple[SamplingSources, dict[str, float]]:
         """At the start of an epoch, start what is due, take the newest result, or wait for it.
 
         Every worker calls this after the same steps. Returns what batches are drawn from now on,
@@ -141,24 +141,24 @@ class BackgroundTask:
             shutil.rmtree(self.result(old))
         figures: dict[str, float] = {}
         if newest is not None and newest != self.taken:
-            draws = self._take(newest, draws)
+            sources = self._take(newest, sources)
             figures = {"step": newest, **read_report(self.result(newest))}
         self.waited_s += time.monotonic() - started
-        return draws, {**figures, "waited_s": self.waited_s}
+        return sources, {**figures, "waited_s": self.waited_s}
 
     @property
     def progress(self) -> dict[str, Any]:
         """What a checkpoint keeps of this task."""
         return {"taken": self.taken, "waited_s": self.waited_s, "due": self.due}
 
-    def restore(self, progress: dict[str, Any], draws: DrawState) -> DrawState:
+    def restore(self, progress: dict[str, Any], sources: SamplingSources) -> SamplingSources:
         """Take the result that was in use when :attr:`progress` was kept, an older one, or none."""
         self.waited_s, due = progress["waited_s"], progress.get("due")
         self.due = None if due is None else (due[0], due[1])
         if progress["taken"] is None:
-            return draws
+            return sources
         step = self._newest_intact(progress["taken"])
-        return draws if step is None else self._take(step, draws)
+        return sources if step is None else self._take(step, sources)
 
     def forget_after(self, step: int) -> None:
         """Remove what was computed from later checkpoints, of which one must have been damaged."""
@@ -170,12 +170,12 @@ class BackgroundTask:
             if later > step:
                 shutil.rmtree(self.result(later))
 
-    def _take(self, step: int, draws: DrawState) -> DrawState:
+    def _take(self, step: int, sources: SamplingSources) -> SamplingSources:
         before, self.taken = self.taken, step
-        draws = self.work.take(self.local.copy_of(self.result(step)), draws)
+        sources = self.work.take(self.local.copy_of(self.result(step)), sources)
         if before is not None:
             self.local.forget(self.result(before))
-        return draws
+        return sources
 
     def _epochs_late(self, step: int) -> int:
         """Return for how many epochs a result has been due, if it is time to wait for it.

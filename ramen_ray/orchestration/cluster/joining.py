@@ -19,7 +19,7 @@ from ray.data import DataContext
 from ray.exceptions import AuthenticationError
 
 from ramen_ray.errors import LOST, UserError, first_line_of
-from ramen_ray.told import told
+from ramen_ray.long_work import logged_progress
 
 TOO_SLOW = ("timed out during startup", "start a dashboard", "dashboard.log", "dashboard.err")
 """What Ray says where its processes, of which the dashboard is one, have not started in time."""
@@ -71,7 +71,7 @@ def start_ray(show_workers: bool = True, for_ray_train: bool = False) -> None:
         check_that_it_answers()
         keep_token_private()
         try:
-            with told("starting Ray"), kept_handler(signal.SIGTERM):
+            with logged_progress("starting Ray"), kept_handler(signal.SIGTERM):
                 joined = in_a_few_tries(
                     lambda: ray.init(
                         logging_level=logging.ERROR,

@@ -9,9 +9,9 @@ from typing import Any
 
 import ray
 
+from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.cluster.joining import ClusterError, start_ray
 from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
-from ramen_ray.told import told
 
 Call = Callable[[], Any]
 TASKS_PER_CPU = 2  # so that none waits for this process
@@ -48,7 +48,7 @@ def in_tasks(tasks: Sequence[Call], name: str = "working", cpus_per_task: float 
         return 1 - (len(waiting) + len(running)) / len(tasks)
 
     try:
-        with user_errors(), told(name, share_done):
+        with user_errors(), logged_progress(name, share_done):
             while waiting or running:
                 most = TASKS_PER_CPU * num_cpus() if cpus_per_task else 1
                 while waiting and len(running) < most:

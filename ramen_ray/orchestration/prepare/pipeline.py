@@ -36,10 +36,10 @@ from ramen_ray.data.store.dataset import WHILE_READ, Dataset
 from ramen_ray.data.store.made_folder import made_once
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.errors import shown_path
+from ramen_ray.long_work import logged_progress, warn_once
 from ramen_ray.method.model.texts import TextTokenizer
 from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
 from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
-from ramen_ray.told import told, warn_once
 
 PREPARED_VERSION = 11
 GROUPS_PER_TASK = 4
@@ -60,7 +60,7 @@ def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared
     raise_errors(dataset, structure.findings)
     with made_once(target) as aside:
         if aside is not None:
-            is_told = told(f"preparing {shown_path(dataset.path)}")
+            is_told = logged_progress(f"preparing {shown_path(dataset.path)}")
             with dataset.unchanged(WHILE_READ), user_errors(), is_told:
                 _prepare_into(aside, dataset, tokenizer, structure)
     prepared = Prepared(target)

@@ -29,6 +29,7 @@ from ramen_ray.data.tables.graphs.text_edges import (
     write_text_edges,
     write_texts,
 )
+from ramen_ray.long_work import logged_blocks
 from ramen_ray.method.graph.similar import (
     FOUND,
     SAMPLED_TEXTS,
@@ -49,7 +50,6 @@ from ramen_ray.orchestration.cluster.tasks import in_tasks
 from ramen_ray.orchestration.embed import FEW_TEXTS, EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.sharded_search import search_shards
 from ramen_ray.presets import MINILM
-from ramen_ray.told import told_of
 
 ROWS_COPIED_AT_ONCE = 4096
 TEXTS_HERE = 2_000_000  # about those that one process tokenises while a cluster starts
@@ -142,7 +142,9 @@ class _Search:
         if is_all:
             self.found = np.full((len(self.sample), k), -1)
             blocks = keep_sample(blocks, self.sample, self.found)
-        done = told_of("searching similar texts", blocks, lambda one: len(one[1][0]), len(texts))
+        done = logged_blocks(
+            "searching similar texts", blocks, lambda one: len(one[1][0]), len(texts)
+        )
         for start, best in done:
             yield np.asarray(texts[start : start + len(best[0])]), best
 

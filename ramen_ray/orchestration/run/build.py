@@ -11,7 +11,7 @@ from ramen_ray.config import EncoderConfig, RunConfig
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import gather_arrays, own_range
-from ramen_ray.method.metrics.judgement import Judgement, Propensity
+from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
 from ramen_ray.method.model.dual_encoder import (
     CLASSIFIER_FOLDER,
     ENCODER_FOLDER,
@@ -37,7 +37,7 @@ from ramen_ray.method.objectives.terms import (
     similarity_to_other_texts,
     task_term,
 )
-from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.encoded import StepPart
 from ramen_ray.method.sampling.training_data import TrainingData
@@ -173,9 +173,9 @@ def build_propensity(config: RunConfig) -> Propensity:
     return Propensity(config.evaluation.propensity_a, config.evaluation.propensity_b)
 
 
-def build_judgement(config: RunConfig, data: Prepared, split: str) -> Judgement:
+def build_ground_truth(config: RunConfig, data: Prepared, split: str) -> GroundTruth:
     """Return the judge of what is found for a split's queries."""
-    return Judgement.from_prepared(data, split, build_propensity(config))
+    return GroundTruth.from_prepared(data, split, build_propensity(config))
 
 
 def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData) -> Sampler:
@@ -234,8 +234,8 @@ def build_state(
     if config.base.parts.order != "random":
         schedule = cluster_schedule(config)
         parts.append(Curriculum(schedule, sampler, model.encoder.dim, device))
-    draws = DrawState(sampler.data.graphs)
-    return TrainState(trained, optimizer, scheduled(optimizer), draws, parts=parts)
+    sources = SamplingSources(sampler.data.graphs)
+    return TrainState(trained, optimizer, scheduled(optimizer), sources, parts=parts)
 
 
 def use_bf16(config: RunConfig, device: torch.device) -> bool:

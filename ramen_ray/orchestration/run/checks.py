@@ -6,13 +6,13 @@ from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, check_epochs
 from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.long_work import warn_once
 from ramen_ray.method.metrics.ranking import METRICS
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.sentence_folder import EncoderFolder, open_encoder
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
 from ramen_ray.orchestration.run.build import cluster_schedule, encoder_tokenizer
 from ramen_ray.presets import check_sets
-from ramen_ray.told import warn_once
 
 MOST_UNKNOWN = 0.2
 

@@ -14,10 +14,10 @@ from ramen_ray.config import ConfigError, RunConfig, flatten, read_config, write
 from ramen_ray.data.store.locks import folder_lock
 from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.errors import UserError
+from ramen_ray.long_work import warn_once
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.run.changes import differences, removals
 from ramen_ray.presets import used_sets
-from ramen_ray.told import warn_once
 from ramen_ray.tracking.runs import Run, open_run
 
 WHERE_IT_RUNS = {

@@ -162,7 +162,7 @@ def start_or_resume(setup: Setup[Model], logged: Run) -> Training[Model]:
     if last is None:
         model = setup.new_model()
         training = Training(setup, model, setup.new_state(model), *kept_with)
-        training.state.advance()
+        training.state.prepare_next_steps()
         return training
     check_intact(last.folder)
     try:
@@ -171,7 +171,7 @@ def start_or_resume(setup: Setup[Model], logged: Run) -> Training[Model]:
         state = training.state
         training.progress = Progress(**restore_checkpoint(last.folder, state))
         for task in setup.background:
-            state.draws = task.restore(training.progress.background[task.name], state.draws)
+            state.sources = task.restore(training.progress.background[task.name], state.sources)
         return training
     except torch.OutOfMemoryError:  # a RuntimeError that says nothing of the checkpoint
         raise
@@ -201,7 +201,8 @@ def train(training: Training[Model]) -> None:
             shown = f"{epoch + bool(rest)}/{plan.total_steps // plan.steps_per_epoch}"
             training.log.log_epoch(shown, stop, losses.means, metrics)
         started = time.monotonic()
-        state.advance()  # before the checkpoint, so that a resumed run need not do it again
+        # before the checkpoint, so that a resumed run need not do it again
+        state.prepare_next_steps()
         training.progress.trained_seconds += time.monotonic() - started
         write_checkpoint(training, metrics)
 
@@ -211,7 +212,7 @@ def take_background_results(training: Training[Model]) -> None:
     step = training.state.step
     checkpoint = training.setup.folder / CHECKPOINT_FOLDER.format(step)
     for task in training.setup.background:
-        training.state.draws, figures = task.advance(step, checkpoint, training.state.draws)
+        training.state.sources, figures = task.advance(step, checkpoint, training.state.sources)
         if training.log is not None:
             training.log.log_background(task.name, figures, step)
 

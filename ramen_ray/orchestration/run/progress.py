@@ -19,10 +19,10 @@ from rich.table import Column
 from torch import Tensor
 
 from ramen_ray.data.store.made_folder import whole_file
-from ramen_ray.method.metrics.judgement import HEADLINES
+from ramen_ray.long_work import Pace, in_background
+from ramen_ray.method.metrics.ground_truth import HEADLINES
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.training.step_losses import StepLosses
-from ramen_ray.told import Pace, beside
 from ramen_ray.tracking.runs import Run
 from ramen_ray.tracking.step_logger import StepLogger
 
@@ -108,7 +108,7 @@ def shown_progress(folder: Path) -> Iterator[None]:
     (folder / PROGRESS_FILE).unlink(missing_ok=True)  # of an earlier attempt
     # One line that changes, or a line now and again.
     show = _show_bar if sys.stdout.isatty() else _log_lines
-    with beside(lambda ended: show(folder, ended)):
+    with in_background(lambda ended: show(folder, ended)):
         yield
 
 

@@ -11,8 +11,8 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.schemas import TRAIN
-from ramen_ray.method.metrics.judgement import HEADLINES
-from ramen_ray.orchestration.run.build import build_judgement
+from ramen_ray.method.metrics.ground_truth import HEADLINES
+from ramen_ray.orchestration.run.build import build_ground_truth
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, started_from
 from ramen_ray.orchestration.run.identity import TRAINED_ON, trained_on
 from ramen_ray.orchestration.run.worker import (
@@ -87,9 +87,9 @@ def _predictions(task: WorkerTask, dataset: Dataset, data: Prepared) -> pd.DataF
     """Return the best ads of test queries, or of some if there are many."""
     ads = np.load(task.run_directory / TEST_ADS_FILE, mmap_mode="r")[:, :AT]
     drawn = np.random.default_rng(task.config.seed).permutation(len(ads))[:MOST_QUERIES]
-    judgement = build_judgement(task.config, data, "test")
+    ground_truth = build_ground_truth(task.config, data, "test")
     queries = dataset.rows_with_ids("queries/test", np.sort(drawn))
     clicked = queries["ad_ids"].combine_chunks().flatten().to_numpy()
     shown = dataset.rows_with_ids("ads", np.union1d(shown_ads(ads[drawn]), clicked))
     unknown = np.full(ads.shape, np.nan, dtype=np.float32)  # a run keeps no scores
-    return spell_out(queries, shown, (ads, unknown), judgement.known(data, "test")).to_pandas()
+    return spell_out(queries, shown, (ads, unknown), ground_truth.known(data, "test")).to_pandas()

@@ -14,7 +14,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import check_intact, whole_file
 from ramen_ray.method.distributed import world
-from ramen_ray.method.metrics.judgement import evaluate
+from ramen_ray.method.metrics.ground_truth import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.pretrained import content_of
@@ -171,7 +171,7 @@ class RunSetup(Setup[DualEncoder]):
         """Return figures of a step's pool, if the loss sees all of it."""
         if self.config.base.parts.loss == "triplet":
             return {}
-        batch = self.sampler.draw(step, state.draws, []).gathered()
+        batch = self.sampler.draw(step, state.sources, []).gathered()
         return pool_figures(batch, self.sampler.data.clicks)
 
 

@@ -1,1 +1,1 @@
-"""Deploy a finished run: promotion, compilation, new ads, batch prediction."""
+"""The server."""

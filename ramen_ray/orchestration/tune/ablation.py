@@ -20,7 +20,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.run.build import build_judgement
+from ramen_ray.orchestration.run.build import build_ground_truth
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
     TEST_ADS_FILE,
@@ -204,7 +204,7 @@ def _notes(run: RunConfig) -> dict[str, Any]:
 
 def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
     ads = np.load(RunDirectory.of(run.output, str(run.name)).path / TEST_ADS_FILE)
-    judgement = build_judgement(run, data, "test")
-    tail = {f"tail/{name}": values for name, values in judgement.on_tail().by_query(ads).items()}
-    scores = {**tail, **judgement.by_query(ads)}
+    ground_truth = build_ground_truth(run, data, "test")
+    tail = {f"tail/{name}": values for name, values in ground_truth.on_tail().by_query(ads).items()}
+    scores = {**tail, **ground_truth.by_query(ads)}
     return {name: scores[name] for name in MEASURED}

@@ -27,7 +27,7 @@ from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.judgement import HEADLINES
+from ramen_ray.method.metrics.ground_truth import HEADLINES
 from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.evaluate import scores_of_run

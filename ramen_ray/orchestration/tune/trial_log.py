@@ -14,13 +14,13 @@ from typing import Any
 from ray import tune
 from ray.tune.experiment import Trial
 
-from ramen_ray.method.metrics.judgement import HEADLINES
+from ramen_ray.long_work import Pace
+from ramen_ray.method.metrics.ground_truth import HEADLINES
 from ramen_ray.naming import joined_name, name_like
 from ramen_ray.orchestration.run.checkpoints import REPORT_FILE, SCORE
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, checkpoint_folders
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.reports.search_report import TrialRecord
-from ramen_ray.told import Pace
 from ramen_ray.tracking.runs import Run, tracking_uri
 
 logger = logging.getLogger(__name__)

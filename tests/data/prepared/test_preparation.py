@@ -29,7 +29,7 @@ from ramen_ray.data.prepared.stages import TablePart, join_parts, text_rows
 from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import SPLITS, schema_of
-from ramen_ray.method.metrics.judgement import Judgement, Propensity, read_test_queries
+from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, read_test_queries
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.orchestration.run.checks import check_clicks, check_vocabulary
 from ramen_ray.presets import tiny
@@ -119,12 +119,12 @@ def test_clicks_keep_their_weights(prepared, dataset_path, encoder_path, tmp_pat
     for split in SPLITS[1:]:
         rows = Dataset(path).read(f"queries/{split}").sort_by("query_id").to_pylist()
         assert found.traffic(split).tolist() == [sum(row["weights"]) for row in rows]
-        measured = Judgement.from_prepared(found, split, Propensity()).traffic
+        measured = GroundTruth.from_prepared(found, split, Propensity()).traffic
         assert measured.tolist() == found.traffic(split).tolist()
         del before[f"clicks/{split}/traffic.npy"], after[f"clicks/{split}/traffic.npy"]
     assert after == before
-    _, judgement = read_test_queries(Dataset(path), Propensity())
-    assert judgement.traffic.tolist() == found.traffic("test").tolist()
+    _, ground_truth = read_test_queries(Dataset(path), Propensity())
+    assert ground_truth.traffic.tolist() == found.traffic("test").tolist()
     for split in SPLITS:
         assert found.clicks[split].cumulative_weights is None
         assert rows_of(found.clicks[split]) == rows_of(prepared.clicks[split])

@@ -16,7 +16,7 @@ from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store import parquet_files
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.parquet_files import open_parquet
-from ramen_ray.orchestration.serve.partitions import partitions
+from ramen_ray.orchestration.deploy.prediction_files import partitions
 
 NESTED = {"plainly": "", "struct": ".inner", "list": ".element", "map": ".code.value"}
 OPEN_WITH_RAY = """

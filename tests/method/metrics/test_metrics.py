@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import csr_of
 
-from ramen_ray.method.metrics.judgement import Judgement, Propensity
+from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
 from ramen_ray.method.metrics.ranking import (
     group_metrics,
     inverse_propensities,
@@ -141,7 +141,7 @@ def test_head_and_torso_are_the_fewest_click_counts_that_cover_a_third_and_two_t
 def test_train_queries_are_a_group_of_a_split_that_has_more_than_a_stray_one(num_trained, is_shown):
     num_queries = 200
     truth = csr_of([[query % NUM_ADS] for query in range(num_queries)])
-    whole = Judgement.from_clicks(truth, np.ones(NUM_ADS, dtype=np.int64), 9, Propensity())
+    whole = GroundTruth.from_clicks(truth, np.ones(NUM_ADS, dtype=np.int64), 9, Propensity())
     trained = np.arange(num_queries) < num_trained
     found = replace(whole, trained=trained).metrics(np.zeros((num_queries, 1), dtype=np.int64))
     assert ("seen/P@1" in found, "new/P@1" in found) == (is_shown, is_shown)

@@ -7,7 +7,7 @@ from short_runs import Run, build_encoder, build_sampler
 from torch import nn
 
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.metrics.judgement import Propensity, evaluate
+from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import Encoder
 from ramen_ray.method.model.occurring_tokens import OccurringTokens, keep_tokens

@@ -20,7 +20,7 @@ from ramen_ray.method.model.encoder import Encoder, build_bag
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective
-from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
 
 LOSS = TripletLoss(0.3, 4)
@@ -43,7 +43,7 @@ def _begin(
     """Begin with what has earned a share ``start`` of the highest weight."""
     adaptive = AdaptiveWeights(objective, HIGHEST, step_size, torch.device("cpu"))
     earned = {one.name: start * HIGHEST if one.regularizer else 1.0 for one in objective.terms}
-    adaptive.restore(Path(), earned, DrawState({}))
+    adaptive.restore(Path(), earned, SamplingSources({}))
     return Run(encoder, sampler, objective, [adaptive], (1e-2, 0.01, None), (4, 60))
 
 
@@ -58,7 +58,7 @@ def _loop_lead(
 
 def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[float]:
     """Return each regulariser's gains in a step, row by row."""
-    batch = sampler.draw(step, DrawState(sampler.data.graphs), list(sampler.data.graphs))
+    batch = sampler.draw(step, SamplingSources(sampler.data.graphs), list(sampler.data.graphs))
 
     def vectors(table: str, ids: np.ndarray) -> list[np.ndarray | None]:
         texts = sampler.data.tables[table]
@@ -123,7 +123,7 @@ def test_a_weight_is_0_until_it_is_earned_and_comes_back(tmp_path):
     assert adaptive.weights.tolist() == pytest.approx([1.0, 0.0, 0.4])
     kept = adaptive.save(tmp_path)
     again = AdaptiveWeights(objective, 0.4, STEP_SIZE, torch.device("cpu"))
-    again.restore(tmp_path, kept, DrawState({}))
+    again.restore(tmp_path, kept, SamplingSources({}))
     for one in (adaptive, again):
         one.move(torch.tensor([0.0, 2 * math.log(10), -50 * math.log(10)]))
         rising = 0.004 * 10**1.01
@@ -193,7 +193,7 @@ def test_a_graph_that_lost_all_its_edges_moves_nothing(prepared_bag, encoder_pat
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     run = _begin(build_bag(str(encoder_path)), sampler)
     bare = {one: csr_of([[]] * edges.num_rows) for one, edges in sampler.data.graphs.items()}
-    run.state.draws = DrawState(bare)
+    run.state.sources = SamplingSources(bare)
     before = run.state.parts[0].weights.tolist()
     assert run.weights(3) == [before] * 3
 

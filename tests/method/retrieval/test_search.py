@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import best_by_a_sort, unit_rows
 
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.judgement import Propensity, evaluate
+from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.metrics.ranking import (
     group_metrics,
     inverse_propensities,

@@ -11,7 +11,13 @@ from support import csr_of, rows_of
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.sampling import batches
-from ramen_ray.method.sampling.batches import Batch, DrawState, Sampler, draw_ads, random_order
+from ramen_ray.method.sampling.batches import (
+    Batch,
+    Sampler,
+    SamplingSources,
+    draw_ads,
+    random_order,
+)
 from ramen_ray.method.sampling.training_data import Graphs, Regularizer, TrainingData
 
 NUM_EPOCHS = 400
@@ -80,13 +86,13 @@ def test_batches_do_not_depend_on_the_workers(prepared, num_workers, clustered, 
     num_queries, draw = len(data.query_ids), np.random.default_rng(0)
     clusters = batches.Clusters(draw.permutation(num_queries), 8) if clustered else None
     shortlists = draw.integers(0, 40, size=(num_queries, 9), dtype=np.int32)
-    draws = DrawState(data.graphs, clusters, shortlists)
+    sources = SamplingSources(data.graphs, clusters, shortlists)
 
     def draws_of(rank: int, world_size: int) -> list[np.ndarray]:
         monkeypatch.setattr(batches, "world", lambda: (rank, world_size))
         sampler = Sampler(data, 16, seed=3, num_hard_negatives=2, nodes=nodes)
         steps = range(2 * sampler.steps_per_epoch)
-        drawn = [sampler.draw(step, draws, REGULARIZERS) for step in steps]
+        drawn = [sampler.draw(step, sources, REGULARIZERS) for step in steps]
         return [np.column_stack([_columns(batch), _nodes(batch)]) for batch in drawn]
 
     whole = draws_of(0, 1)
@@ -99,7 +105,7 @@ def test_batches_do_not_depend_on_the_workers(prepared, num_workers, clustered, 
 def _one_batch(data: TrainingData, step: int = 0, **settings) -> Batch:
     """Draw a batch of all queries."""
     sampler = Sampler(data, len(data.query_ids), seed=0, **settings)
-    return sampler.draw(step, DrawState(data.graphs), list(data.graphs))
+    return sampler.draw(step, SamplingSources(data.graphs), list(data.graphs))
 
 
 def test_draws_follow_clicks_and_edges_of_their_nodes(prepared):
@@ -126,8 +132,8 @@ def test_all_nodes_with_edges_are_drawn_alike_clicked_or_not():
     clicks = csr_of([[0, 1]] * 10)
     edges = csr_of([[7], [1, 3], [], [2], [4]])
     data = TrainingData(np.arange(10), clicks, {REGULARIZERS[1]: edges}, {}, {})
-    sampler, draws = Sampler(data, 10, seed=0), DrawState(data.graphs)
-    drawn = [sampler.draw(step, draws, REGULARIZERS) for step in range(NUM_EPOCHS)]
+    sampler, sources = Sampler(data, 10, seed=0), SamplingSources(data.graphs)
+    drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(NUM_EPOCHS)]
     nodes, anchors = np.concatenate([batch.anchors[REGULARIZERS[1]] for batch in drawn], axis=1)
     _assert_shares(nodes, {0: 1, 1: 1, 3: 1, 4: 1})
     _assert_shares(anchors[nodes == 1], {1: 1, 3: 1})
@@ -143,8 +149,8 @@ def test_rarely_clicked_nodes_are_drawn_more_often():
     of_queries = csr_of([[0], [1], [], [2]])
     graphs = {REGULARIZERS[0]: of_queries, REGULARIZERS[1]: edges}
     data = TrainingData(np.arange(4), clicks, graphs, {}, {})
-    sampler, draws = Sampler(data, 3, seed=0, nodes="rare"), DrawState(graphs)
-    drawn = [sampler.draw(step, draws, REGULARIZERS) for step in range(3 * NUM_EPOCHS)]
+    sampler, sources = Sampler(data, 3, seed=0, nodes="rare"), SamplingSources(graphs)
+    drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(3 * NUM_EPOCHS)]
     for regularizer, shares in (
         (REGULARIZERS[0], {0: 1 / 3, 1: 1 / 2, 3: 1}),
         (REGULARIZERS[1], {0: 1 / 2, 1: 1 / 4, 2: 1, 4: 1}),
@@ -159,8 +165,8 @@ def test_queries_without_clicks_are_nodes_but_never_in_the_order():
     clicks, edges = csr_of([[0], [1], [0], [], []]), csr_of([[0], [], [1], [2], [3]])
     data = TrainingData(np.arange(5), clicks, {REGULARIZERS[0]: edges}, {}, {})
     for nodes, expected in (("all", {0, 2, 3, 4}), ("clicked", {0, 1, 2})):
-        sampler, draws = Sampler(data, 3, seed=0, nodes=nodes), DrawState(data.graphs)
-        drawn = [sampler.draw(step, draws, REGULARIZERS) for step in range(30)]
+        sampler, sources = Sampler(data, 3, seed=0, nodes=nodes), SamplingSources(data.graphs)
+        drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(30)]
         assert sampler.steps_per_epoch == 1
         assert {tuple(sorted(batch.queries.tolist())) for batch in drawn} == {(0, 1, 2)}
         found = np.concatenate([batch.anchors[REGULARIZERS[0]].nodes for batch in drawn])
@@ -172,8 +178,8 @@ def test_nodes_follow_the_graph_that_they_are_drawn_from():
     data = TrainingData(np.arange(2), csr_of([[0], [1]]), {REGULARIZERS[1]: first}, {}, {})
     sampler = Sampler(data, 2, seed=0)
     for edges, expected in ((first, {0, 1, 2}), (pruned, {1}), (csr_of([[]] * 3), {-1})):
-        draws = DrawState({REGULARIZERS[1]: edges})
-        drawn = [sampler.draw(step, draws, REGULARIZERS) for step in range(20)]
+        sources = SamplingSources({REGULARIZERS[1]: edges})
+        drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(20)]
         found = np.concatenate([batch.anchors[REGULARIZERS[1]].anchors for batch in drawn])
         assert set(found.tolist()) == expected
 
@@ -186,8 +192,8 @@ def _ten(clicked: list[int], graphs: Graphs) -> TrainingData:
 def _epochs(data: TrainingData, **settings) -> np.ndarray:
     """Draws of all queries in many epochs."""
     sampler = Sampler(data, len(data.query_ids), seed=0, **settings)
-    draws = DrawState(data.graphs)
-    found = [sampler.draw(epoch, draws, list(data.graphs)) for epoch in range(NUM_EPOCHS)]
+    sources = SamplingSources(data.graphs)
+    found = [sampler.draw(epoch, sources, list(data.graphs)) for epoch in range(NUM_EPOCHS)]
     return np.concatenate([_columns(batch)[np.argsort(batch.queries)] for batch in found])
 
 

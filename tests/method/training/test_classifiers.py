@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.metrics.judgement import Propensity, evaluate
+from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, Scoring, load_model
 from ramen_ray.method.model.pretrained import EncoderError
-from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.training_data import ADS, QUERIES
 from ramen_ray.method.training.classifier_training import ClassifierPart
@@ -52,7 +52,7 @@ class Run(ConfiguredRun):
         super().__init__(config, data, folder)
         size = (len(data.queries["train"]), 4)
         lists = np.random.default_rng(0).integers(0, len(data.ads), size).astype(np.int32)
-        self.state.draws = DrawState(self.sampler.data.graphs, shortlists=lists)
+        self.state.sources = SamplingSources(self.sampler.data.graphs, shortlists=lists)
 
     @property
     def part(self) -> ClassifierPart:
@@ -63,7 +63,7 @@ class Run(ConfiguredRun):
 def test_terms_equal_loops_over_the_printed_sums(config, prepared_bag):
     run = Run(config, prepared_bag)
     steps, device = range(1, 2), run.model.device
-    (inputs,) = step_inputs(run.sampler, run.state.draws, run.objective, steps, device)
+    (inputs,) = step_inputs(run.sampler, run.state.sources, run.objective, steps, device)
     encoded = run.part.before(encode(run.model, inputs))
     losses = run.objective.losses(encoded, step=1)
     found = dict(zip(run.objective.names, losses.tolist(), strict=True))

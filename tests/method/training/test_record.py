@@ -25,7 +25,7 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
-from ramen_ray.method.metrics.judgement import Propensity, evaluate
+from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import TextEmbeddings, number_distinct
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
@@ -98,7 +98,7 @@ class RecordedRun:
             size, double_at = (4, (2,)) if case.base == "ngame" else (BATCH_SIZE, ())
             clusters = ClusterSchedule(1, 1, size, double_at, EPOCHS)
             self.state.parts = [Curriculum(clusters, sampler, self.model.dim, self.model.device)]
-            self.state.advance()
+            self.state.prepare_next_steps()
 
     def __call__(self) -> dict[str, Any]:
         losses, gradients = [], []
@@ -110,7 +110,7 @@ class RecordedRun:
             ):
                 losses.append(terms)
                 gradients.append(self._gradient())
-            self.state.advance()
+            self.state.prepare_next_steps()
         metrics, _ = evaluate(self.model, self.data, "test", Propensity())
         weights = self.state.weights.tolist() if self.case.adaptive else None
         return {
@@ -135,13 +135,13 @@ class RecordedRun:
             self._prune(made / "edges")
         if distributed.is_initialized():
             distributed.barrier()
-        draws = self.state.draws
+        sources = self.state.sources
         if self.case.base in {"ance", "depsl"}:
-            draws = replace(draws, shortlists=open_shortlists(made / "shortlists.npy"))
+            sources = replace(sources, shortlists=open_shortlists(made / "shortlists.npy"))
         if self.case.pruned and epoch >= 2:
             pruned = open_graphs(made / "edges", self.regularizers)
-            draws = replace(draws, graphs=pruned)
-        self.state.draws = draws
+            sources = replace(sources, graphs=pruned)
+        self.state.sources = sources
 
     def _prune(self, folder: Path) -> None:
         for one in self.regularizers:

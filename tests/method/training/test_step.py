@@ -12,7 +12,7 @@ from torch import Tensor
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Term, ramen_objective
-from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.training.state import restore_checkpoint
 from ramen_ray.method.training.step_losses import (
@@ -50,9 +50,9 @@ class Shift(StepPart):
     def save(self, folder: Path) -> Tensor:
         return self.vector.detach()
 
-    def restore(self, folder: Path, content: Tensor, draws: DrawState) -> DrawState:
+    def restore(self, folder: Path, content: Tensor, sources: SamplingSources) -> SamplingSources:
         self.vector = content.requires_grad_()
-        return draws
+        return sources
 
 
 def test_a_part_from_outside_adds_learns_and_is_restored(prepared_bag, encoder_path, tmp_path):

@@ -24,7 +24,7 @@ from ramen_ray.method.objectives.terms import (
     similarity_to_other_texts,
     task_term,
 )
-from ramen_ray.method.sampling.batches import DrawState, Sampler
+from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart, encode
 from ramen_ray.method.sampling.step_inputs import StepInputs
@@ -46,11 +46,14 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def _inputs(
-    sampler: Sampler, step: int, objective: Objective = OBJECTIVE, draws: DrawState | None = None
+    sampler: Sampler,
+    step: int,
+    objective: Objective = OBJECTIVE,
+    sources: SamplingSources | None = None,
 ) -> StepInputs:
     """Return what a step computes on."""
-    draws, steps = draws or DrawState(sampler.data.graphs), range(step, step + 1)
-    (inputs,) = step_inputs(sampler, draws, objective, steps, torch.device("cpu"))
+    sources, steps = sources or SamplingSources(sampler.data.graphs), range(step, step + 1)
+    (inputs,) = step_inputs(sampler, sources, objective, steps, torch.device("cpu"))
     return inputs
 
 
@@ -59,10 +62,10 @@ def _step(
     sampler: Sampler,
     step: int,
     objective: Objective = OBJECTIVE,
-    draws: DrawState | None = None,
+    sources: SamplingSources | None = None,
 ) -> Tensor:
     """Return a step's losses (terms,)."""
-    encoded = encode(model, _inputs(sampler, step, objective, draws))
+    encoded = encode(model, _inputs(sampler, step, objective, sources))
     return objective.losses(encoded, step)
 
 
@@ -91,10 +94,10 @@ class Recorder(nn.Module):
 Texts = dict[tuple[str, int], tuple[int, ...]]
 
 
-def _drawn_texts(sampler: Sampler, step: int, draws: DrawState | None = None) -> Texts:
+def _drawn_texts(sampler: Sampler, step: int, sources: SamplingSources | None = None) -> Texts:
     """Return the tokens of all that a step draws, by table and id."""
-    draws = draws or DrawState(sampler.data.graphs)
-    batch = sampler.draw(step, draws, list(draws.graphs))
+    sources = sources or SamplingSources(sampler.data.graphs)
+    batch = sampler.draw(step, sources, list(sources.graphs))
     return {
         (table, row): tuple(sampler.data.tables[table].gather(np.array([row])).tolist())
         for table, ids in batch.drawn()
@@ -110,7 +113,7 @@ def test_each_distinct_text_of_a_step_is_encoded_once_shortest_first(prepared):
         _step(recorder, sampler, step)
         drawn = list(_drawn_texts(sampler, step).values())
         assert sorted(recorder.texts) == sorted(set(drawn))
-        batch = sampler.draw(step, DrawState(sampler.data.graphs), OBJECTIVE.regularizers)
+        batch = sampler.draw(step, SamplingSources(sampler.data.graphs), OBJECTIVE.regularizers)
         assert len(recorder.texts) < sum((ids >= 0).sum() for _, ids in batch.drawn())
         lengths = [len(text) for text in recorder.texts]
         assert lengths == sorted(lengths)
@@ -148,14 +151,14 @@ def _naive_terms(
     sampler: Sampler,
     step: int,
     loss: TripletLoss = HARDEST_FOUR,
-    draws: DrawState | None = None,
+    sources: SamplingSources | None = None,
 ) -> dict[str, Tensor]:
     """Return the terms by name, from single texts and plain loops."""
-    draws = draws or DrawState(sampler.data.graphs)
-    batch = sampler.draw(step, draws, list(draws.graphs))
+    sources = sources or SamplingSources(sampler.data.graphs)
+    batch = sampler.draw(step, sources, list(sources.graphs))
     vectors = {
         key: encoder(TokenBatch(np.array(ids), np.array([len(ids)])))[0]
-        for key, ids in _drawn_texts(sampler, step, draws).items()
+        for key, ids in _drawn_texts(sampler, step, sources).items()
     }
 
     def term(rows: list, drawn: list, pool: set, known: list[list[int]]) -> Tensor:
@@ -248,11 +251,11 @@ def test_edges_that_another_graph_leaves_out_are_no_negatives(prepared_bag, enco
     drawn_only = {one: [edges] for one, edges in other.data.graphs.items()}
     blind = Sampler(replace(other.data, known_edges=drawn_only), 16, seed=3)
     assert not torch.allclose(found, torch.stack(list(_naive_terms(encoder, blind, 0).values())))
-    pruned = DrawState(open_graphs(tmp_path, regularizers))
-    torch.testing.assert_close(_step(encoder, other, 0, draws=pruned), found)
+    pruned = SamplingSources(open_graphs(tmp_path, regularizers))
+    torch.testing.assert_close(_step(encoder, other, 0, sources=pruned), found)
 
 
-def _with_shortlists(sampler: Sampler, num_ads: int) -> DrawState:
+def _with_shortlists(sampler: Sampler, num_ads: int) -> SamplingSources:
     """Random shortlists without positives; some are empty."""
     draw = np.random.default_rng(0)
     ads = [
@@ -260,22 +263,22 @@ def _with_shortlists(sampler: Sampler, num_ads: int) -> DrawState:
         for row, clicked in enumerate(rows_of(sampler.data.clicks))
     ]
     shortlists = np.array([[*row, *[-1] * (9 - len(row))] for row in ads], dtype=np.int32)
-    return DrawState(sampler.data.graphs, shortlists=shortlists)
+    return SamplingSources(sampler.data.graphs, shortlists=shortlists)
 
 
 @pytest.mark.parametrize("kind", ["bag"])
 def test_hard_negatives_join_the_pool_of_all_queries(kind, data, encoder_path):
     encoder = build_encoder(kind, encoder_path)
     sampler = build_sampler(data, OBJECTIVE, num_hard_negatives=2)
-    draws = _with_shortlists(sampler, len(data.ads))
-    batch = sampler.draw(0, draws, OBJECTIVE.regularizers)
+    sources = _with_shortlists(sampler, len(data.ads))
+    batch = sampler.draw(0, sources, OBJECTIVE.regularizers)
     assert (batch.hard_negatives >= 0).any()
     assert (batch.hard_negatives == -1).any()
     clicked = rows_of(sampler.data.clicks)
     rows = zip(batch.queries.tolist(), batch.hard_negatives.tolist(), strict=True)
     assert not any(set(ads) & set(clicked[query]) for query, ads in rows)
-    found = _step(encoder, sampler, 0, draws=draws)
-    naive = _naive_terms(encoder, sampler, 0, draws=draws)
+    found = _step(encoder, sampler, 0, sources=sources)
+    naive = _naive_terms(encoder, sampler, 0, sources=sources)
     expected = torch.stack(list(naive.values()))
     torch.testing.assert_close(found, expected, **TOLERANCE)
     torch.testing.assert_close(
@@ -292,8 +295,8 @@ def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(kind, data,
     model, sampler = DualEncoder(build_encoder(kind, encoder_path)), build_sampler(data, OBJECTIVE)
     schedule = ClusterSchedule(1, 1, 4, (2,), 3)
     curriculum = Curriculum(schedule, sampler, model.dim, torch.device("cpu"))
-    draws = curriculum.advance(0, DrawState(sampler.data.graphs))
-    assert draws.clusters is None
+    sources = curriculum.prepare_next_steps(0, SamplingSources(sampler.data.graphs))
+    assert sources.clusters is None
     assert curriculum.save(Path())["seen"] is None, "a checkpoint has no zeros"
     rows = []
     for step in range(sampler.steps_per_epoch):
@@ -306,11 +309,11 @@ def test_a_curriculum_makes_clusters_of_the_queries_that_it_observes(kind, data,
     left_out = np.setdiff1d(np.arange(len(data.query_ids)), rows)
     assert len(left_out)
     assert not seen[left_out].any()
-    clusters = curriculum.advance(sampler.steps_per_epoch, draws).clusters
+    clusters = curriculum.prepare_next_steps(sampler.steps_per_epoch, sources).clusters
     assert clusters.num_clusters == 16, "60 queries in clusters of at most 4"
     of_batch = Curriculum(ClusterSchedule(1, 1, 16, (), 3), sampler, model.dim, seen.device)
     of_batch.seen = seen
-    assert of_batch.advance(sampler.steps_per_epoch, draws).clusters.num_clusters == 3
+    assert of_batch.prepare_next_steps(sampler.steps_per_epoch, sources).clusters.num_clusters == 3
 
 
 class _FullAt(StepPart):

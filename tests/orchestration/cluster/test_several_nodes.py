@@ -24,14 +24,14 @@ from ramen_ray.method.retrieval.search import TopK, search
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.orchestration.cluster import resources
 from ramen_ray.orchestration.cluster.joining import ClusterError
+from ramen_ray.orchestration.deploy.asked import Asked
+from ramen_ray.orchestration.deploy.predict import Answered, predict
 from ramen_ray.orchestration.embed import FEW_TEXTS
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.processes import START_TIMEOUT
-from ramen_ray.orchestration.serve.asked import Asked
-from ramen_ray.orchestration.serve.predict import Answered, predict
 from ramen_ray.orchestration.sharded_search import put_together, search_shards
 from ramen_ray.orchestration.tune.settings import SweepConfig
 from ramen_ray.orchestration.tune.sweep import SweepResult, sweep

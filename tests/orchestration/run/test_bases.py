@@ -14,7 +14,7 @@ from support import WAITS_FOR_TASKS, kill_train_worker, meanwhile, wait_until
 from ramen_ray.config import ConfigError, EncoderConfig, RunConfig, WalkConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.judgement import evaluate
+from ramen_ray.method.metrics.ground_truth import evaluate
 from ramen_ray.method.training.step import train_steps
 from ramen_ray.method.training.step_losses import StepLosses, global_losses
 from ramen_ray.orchestration.background.from_checkpoints import GraphPruning
@@ -129,12 +129,12 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
     losses, weights = [], []
     best: dict[str, Any] = {}
     for epoch in range(config.training.epochs):
-        state.advance()
+        state.prepare_next_steps()
         if epoch in PRUNED_AFTER:
             (folder / f"{epoch}").mkdir()
             model.save(folder / f"{epoch}", config.encoder.max_length)
             pruning(folder / f"{epoch}", folder / f"{epoch}")
-            state.draws = pruning.take(folder / f"{epoch}", state.draws)
+            state.sources = pruning.take(folder / f"{epoch}", state.sources)
         stop = state.step + STEPS_PER_EPOCH
         for step in train_steps(state, run.sampler, objective, stop, max_gradient_norm=clip):
             losses.append(step)

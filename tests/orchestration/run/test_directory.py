@@ -9,6 +9,7 @@ from support import run_config_of
 import ramen_ray
 from ramen_ray.config import RunConfig, overlay, read_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.long_work import warn_once
 from ramen_ray.orchestration.run import identity
 from ramen_ray.orchestration.run.directory import (
     RunDirectory,
@@ -18,7 +19,6 @@ from ramen_ray.orchestration.run.directory import (
 )
 from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.presets import tiny
-from ramen_ray.told import warn_once
 
 
 @pytest.fixture

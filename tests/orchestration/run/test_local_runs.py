@@ -11,9 +11,9 @@ from support import WAITS_FOR_TASKS, kill_train_worker, meanwhile, wait_until
 
 from ramen_ray.config import overlay
 from ramen_ray.data.store.made_folder import find_damage
+from ramen_ray.long_work import in_background
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import fit
-from ramen_ray.told import beside
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def _watched_workers() -> Iterator[set[str]]:
                         maps = process.memory_maps()
                         mapped.update(one.path for one in maps if ".npy" in one.path)
 
-    with beside(watch):
+    with in_background(watch):
         yield mapped
 
 

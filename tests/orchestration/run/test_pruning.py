@@ -25,7 +25,7 @@ from ramen_ray.method.graph import pruning
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings
 from ramen_ray.method.model.encoder import build_transformer
-from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration import embed as embedding
 from ramen_ray.orchestration.background import task as background
@@ -107,17 +107,17 @@ def _task(
         def __call__(self, model: Path, folder: Path) -> Any:
             return compute(model, folder)
 
-        def take(self, result: Path, draws: DrawState) -> DrawState:
-            return replace(draws, shortlists=np.array([len(list(result.iterdir()))]))
+        def take(self, result: Path, sources: SamplingSources) -> SamplingSources:
+            return replace(sources, shortlists=np.array([len(list(result.iterdir()))]))
 
     return BackgroundTask("counting", folder / "results", Counting(), schedule)
 
 
 def _advance(task: BackgroundTask, step: int) -> int | None:
     """Advance; returns the step of the result in use."""
-    before = DrawState({})
-    draws, figures = task.advance(step, task.folder.parent, before)
-    assert (draws is not before) == ("step" in figures)
+    before = SamplingSources({})
+    sources, figures = task.advance(step, task.folder.parent, before)
+    assert (sources is not before) == ("step" in figures)
     assert figures["waited_s"] == task.waited_s
     return task.taken
 
@@ -197,7 +197,7 @@ def test_one_task_runs_at_a_time_and_an_interrupted_one_resumes(cluster, tmp_pat
     assert kept == [f"step_{step * EPOCH:09d}" for step in (3, 4)], "no epoch could use another"
     resumed = _task(tmp_path, waits, schedule)
     kept = {"taken": 3 * EPOCH, "waited_s": 2.5}
-    assert resumed.restore(kept, DrawState({})).shortlists is not None
+    assert resumed.restore(kept, SamplingSources({})).shortlists is not None
     assert resumed.progress == {**kept, "due": None}
     resumed.cancel()
     resumed.keep_only_taken()
@@ -221,7 +221,7 @@ def test_a_late_result_is_told_and_one_that_misses_half_of_the_run_ends_it(
             _advance(task, 5 * EPOCH)
         task.cancel()
         resumed = _task(tmp_path, waits, schedule)
-        resumed.restore(json.loads(json.dumps(task.progress)), DrawState({}))
+        resumed.restore(json.loads(json.dumps(task.progress)), SamplingSources({}))
         with pytest.raises(LateError, match="for 6 of 8 "):
             _advance(resumed, 7 * EPOCH)
     resumed.cancel()
@@ -267,7 +267,7 @@ def test_a_damaged_result_is_left_out(cluster, tmp_path, caplog):
         assert _advance(task, epoch * EPOCH) == epoch * EPOCH
     (task.result(2 * EPOCH) / "shortlists").write_text("")
     resumed = _task(tmp_path, writes)
-    resumed.restore({"taken": 2 * EPOCH, "waited_s": 0.0}, DrawState({}))
+    resumed.restore({"taken": 2 * EPOCH, "waited_s": 0.0}, SamplingSources({}))
     assert resumed.taken == EPOCH
     assert "counting are made again when they are due" in caplog.text
     assert _advance(resumed, 3 * EPOCH) == 3 * EPOCH

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from support import wait_until
 
-from ramen_ray import told
+from ramen_ray import long_work
 from ramen_ray.orchestration.run import progress
 from ramen_ray.orchestration.run.progress import LiveProgress, read_progress, shown_progress
 
@@ -22,8 +22,8 @@ Lines = Callable[[], list[str]]
 def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Lines:
     """Returns the lines logged so far, by a watcher that looks often."""
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LOOKS", 0.01)
-    monkeypatch.setattr(told, "FIRST_LINE_S", 0)
-    monkeypatch.setattr(told, "BETWEEN_LINES_S", 0)
+    monkeypatch.setattr(long_work, "FIRST_LINE_S", 0)
+    monkeypatch.setattr(long_work, "BETWEEN_LINES_S", 0)
     caplog.set_level(logging.INFO)
     return lambda: caplog.messages
 
@@ -42,7 +42,7 @@ def test_a_log_gets_lines_with_the_time_left(tmp_path, log):
 
 
 def test_a_log_of_a_long_run_is_short_and_shows_the_last_message(tmp_path, log, monkeypatch):
-    monkeypatch.setattr(told, "FIRST_LINE_S", 3600)
+    monkeypatch.setattr(long_work, "FIRST_LINE_S", 3600)
     with shown_progress(tmp_path):
         for epoch in (1, 2, 4):
             LiveProgress(10 * epoch, 40, f"epoch {epoch}").write(tmp_path)

@@ -13,9 +13,9 @@ from support import the_error
 
 from jobs import train, tune
 from ramen_ray.config import RunConfig, overlay, write_config
+from ramen_ray.long_work import in_background
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import fit
-from ramen_ray.told import beside
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def _run(
         else:
             path.unlink()
 
-    with beside(delete_soon):
+    with in_background(delete_soon):
         code, said = run_here(job, "--config", output / "config.json", *flags)
     assert "Traceback" not in said
     return code, said

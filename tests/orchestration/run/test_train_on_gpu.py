@@ -11,7 +11,7 @@ from support import WAITS_FOR_TASKS
 
 from ramen_ray.config import overlay
 from ramen_ray.method.retrieval.shortlists import open_shortlists
-from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.orchestration.background.from_checkpoints import SHORTLISTS_FILE
 from ramen_ray.orchestration.background.task import BackgroundTask, Schedule, read_report
 from ramen_ray.orchestration.run.fit import fit
@@ -51,15 +51,15 @@ def test_a_background_task_computes_on_the_quarter_that_is_left(cluster, tmp_pat
             ones = torch.ones(3, device="cuda").sum().item()
             return {"gpus": len(ray.get_gpu_ids()), "ones": ones}
 
-        def take(self, result: Path, draws: DrawState) -> DrawState:
-            return draws
+        def take(self, result: Path, sources: SamplingSources) -> SamplingSources:
+            return sources
 
     schedule = Schedule(first=1, every=1, num_epochs=9, steps_per_epoch=1, wait=True)
     task = BackgroundTask("where", tmp_path / "results", Where(), schedule)
     training = placement_group([{"GPU": SHARE}])
     ray.get(training.ready())
     try:
-        task.advance(1, tmp_path, DrawState({}))
+        task.advance(1, tmp_path, SamplingSources({}))
     finally:
         remove_placement_group(training)
     report = read_report(task.result(1))

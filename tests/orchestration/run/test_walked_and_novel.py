@@ -15,7 +15,7 @@ from jobs import evaluate as evaluate_job
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.graph.walk import WalkSettings
-from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
 from ramen_ray.method.training.step import step_inputs
@@ -99,8 +99,11 @@ def test_it_trains_on_the_walked_graph_and_knows_its_positives(trained, config):
     first = {}
     for name, folder in (("own", None), ("walked", edges)):
         training_data = TrainingData.from_prepared(data, REGULARIZERS, folder)
-        sampler, draws = build_sampler(config, data, training_data), DrawState(training_data.graphs)
-        (inputs,) = step_inputs(sampler, draws, objective, range(1), torch.device("cpu"))
+        sampler, sources = (
+            build_sampler(config, data, training_data),
+            SamplingSources(training_data.graphs),
+        )
+        (inputs,) = step_inputs(sampler, sources, objective, range(1), torch.device("cpu"))
         losses = objective.losses(encode(build_model(config), inputs), step=0)
         first[name] = dict(zip(objective.names, losses.tolist(), strict=True))
     histories = {term: trained.run.read_history(f"loss/{term}") for term in objective.names}

@@ -30,6 +30,7 @@ from transformers import BertConfig, BertTokenizer
 from jobs import tune as tune_job
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, overlay, write_config
 from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.long_work import in_background
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.tune import sweep as sweep_module
 from ramen_ray.orchestration.tune import trial_log
@@ -46,7 +47,6 @@ from ramen_ray.orchestration.tune.trials import halving, num_held
 from ramen_ray.presets import PRESETS, bag, minilm_6, tiny, with_base
 from ramen_ray.printed_commands import training_command
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep
-from ramen_ray.told import beside
 from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run, tracking_uri
 from tune_spaces import SPACES
 
@@ -502,7 +502,7 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
         while not ended.wait(0.05):
             seen.update(checkpoints_under_way())
 
-    with beside(watch):
+    with in_background(watch):
         printed = done(tune_job, *words)
     assert min(seen - known) > max(known)
     after = notes()

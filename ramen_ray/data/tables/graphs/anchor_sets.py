@@ -138,7 +138,7 @@ def check_name(dataset: Dataset, name: str, replace: bool) -> None:
         raise DatasetError(
             f"{dataset.path} has an anchor set {name!r} already; give another name, or set replace"
         )
-    with _to_change(dataset.path):
+    with _not_in_use(dataset.path):
         pass
 
 
@@ -205,13 +205,20 @@ def _to_change(dataset_path: Path) -> Iterator[Dataset]:
 
     A process waits for another that changes it.
     """
-    with FileLock(dataset_path / ".lock"), unused(dataset_path) as is_unused:
+    with FileLock(dataset_path / ".lock"), _not_in_use(dataset_path):
+        yield Dataset(dataset_path)
+
+
+@contextmanager
+def _not_in_use(dataset_path: Path) -> Iterator[None]:
+    """Keep jobs from using a dataset directory; a DatasetError if one does."""
+    with unused(dataset_path) as is_unused:
         if not is_unused:
             raise DatasetError(
                 f"{dataset_path} is in use by a job, which would end with other data than it "
                 f"began with; run this again when that has ended, or change a copy"
             )
-        yield Dataset(dataset_path)
+        yield
 
 
 def made_by(how: str, *settings: Any) -> dict[str, Any]:

@@ -166,6 +166,8 @@ def _list(filesystem: fs.FileSystem, path: str, source: str) -> list[fs.FileInfo
     named = filesystem.get_file_info(path)
     if named.type == fs.FileType.File:
         return [named]
+    if named.type == fs.FileType.Unknown:
+        raise DatasetError(f"{source} is a pipe or a device; save its content to a file first")
     parts = PurePosixPath(path).parts
     wild = [row for row, part in enumerate(parts) if re.search(r"[*?\[]", part)]
     if named.type == fs.FileType.NotFound and (not wild or "**" in parts):

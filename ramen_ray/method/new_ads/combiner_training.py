@@ -33,11 +33,11 @@ from ramen_ray.method.distributed import (
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, TextEmbeddings
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.texts import TokenBatch
-from ramen_ray.method.novel_ads.neighbours import Lookup, Ranked, SeenAds
-from ramen_ray.method.novel_ads.representation import WEIGHTS_FILE, CombinedAds, Combiner
+from ramen_ray.method.new_ads.neighbours import Lookup, Ranked, SeenAds
+from ramen_ray.method.new_ads.representation import WEIGHTS_FILE, CombinedAds, Combiner
 from ramen_ray.method.objectives.terms import CLASSIFIERS
 from ramen_ray.method.retrieval.search import drop_filtered
-from ramen_ray.method.sampling.batches import DrawState
+from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.encoded import EncodedBatch
 from ramen_ray.method.sampling.step_inputs import StepInputs
 from ramen_ray.method.sampling.training_data import ADS, QUERIES, TrainingData
@@ -133,12 +133,12 @@ class CombinerPart(ClassifierPart):
         training: ClassifierTraining,
         neighbours: Ranked,
         first_steps: int,
-        draws: Callable[[DrawState, bool], DrawState],
+        sources: Callable[[SamplingSources, bool], SamplingSources],
         is_frozen: bool,
     ) -> None:
         """Train classifiers, alone in the first steps; then beside a combiner, if not frozen.
 
-        ``neighbours`` (S, K) are of each seen ad, never itself, with cosines. ``draws`` sets what
+        ``neighbours`` (S, K) are of each seen ad, never itself, with cosines. ``sources`` sets what
         steps draw from, and is told whether they are of the first.
         """
         super().__init__(training)
@@ -146,7 +146,7 @@ class CombinerPart(ClassifierPart):
         self._neighbours = neighbours
         self._is_frozen = is_frozen
         self._first_steps = first_steps
-        self._draws = draws
+        self._draws = sources
         self._step = 0
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
@@ -188,19 +188,19 @@ class CombinerPart(ClassifierPart):
         if vectors.grad is not None:
             self.training.update(rows, vectors.grad)
 
-    def advance(self, step: int, draws: DrawState) -> DrawState:
+    def prepare_next_steps(self, step: int, sources: SamplingSources) -> SamplingSources:
         """Set what the next steps draw from."""
         self._step = step
-        return self._draws(draws, step < self._first_steps)
+        return self._draws(sources, step < self._first_steps)
 
     def save(self, folder: Path) -> Any:
         """Write the classifiers and their moments."""
         return {**super().save(folder), "next_step": self._step}
 
-    def restore(self, folder: Path, content: Any, draws: DrawState) -> DrawState:
+    def restore(self, folder: Path, content: Any, sources: SamplingSources) -> SamplingSources:
         """Restore the moments; the model has the classifiers."""
-        super().restore(folder, content, draws)
-        return self.advance(content["next_step"], draws)
+        super().restore(folder, content, sources)
+        return self.prepare_next_steps(content["next_step"], sources)
 
 
 def compared_with(added: str, dropout: float = 0.0) -> Callable[[EncodedBatch], Tensor]:

@@ -17,7 +17,7 @@ from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.tables.new_ads import NewAds, read_changes
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
 from ramen_ray.method.metrics.ranking import ratios
-from ramen_ray.method.novel_ads.new_ads import representation_of
+from ramen_ray.method.new_ads.added_ads import representation_of
 from ramen_ray.method.retrieval.retriever_folder import (
     add_ads,
     compile_retriever,
@@ -25,7 +25,7 @@ from ramen_ray.method.retrieval.retriever_folder import (
     known_ads,
     write_ads,
 )
-from ramen_ray.orchestration.serve.promotion import Answering, open_test_queries
+from ramen_ray.orchestration.deploy.promotion import Answering, open_test_queries
 from ramen_ray.tracking.aliases import MovedError, give, holder_of
 from ramen_ray.tracking.registry import (
     COPY_OF,
@@ -120,7 +120,7 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
         DatasetError: the dataset that it was trained on is missing, or has changed since.
     """
     original = registry.look_up(model_uri)
-    dataset, (texts, judgement) = open_test_queries(registry, original)
+    dataset, (texts, ground_truth) = open_test_queries(registry, original)
     with owned_folder() as aside:
         folder = registry.download(original.uri, aside)
         compile_retriever(folder, int8)
@@ -130,9 +130,9 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
     after, before = (registry.load(one.uri, "cpu") for one in (copy, original))
     both = [Answering(copy, after), Answering(original, before)]
     answers, answers_before = (
-        one.retrieve(texts, judgement.depth, one.ads_of_rows(dataset)) for one in both
+        one.retrieve(texts, ground_truth.depth, one.ads_of_rows(dataset)) for one in both
     )
-    ours, base = (judgement.measure(topk) for topk in (answers, answers_before))
+    ours, base = (ground_truth.measure(topk) for topk in (answers, answers_before))
     # rank by rank; a missing score counts as 0
     scores, scores_before = (
         np.where(np.isfinite(found), found, 0) for _, found in (answers, answers_before)

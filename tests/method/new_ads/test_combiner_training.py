@@ -17,12 +17,12 @@ from support import run_in_two_processes
 from ramen_ray.config import overlay
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.model.dual_encoder import TextEmbeddings
-from ramen_ray.method.novel_ads.evaluation import Embedded
-from ramen_ray.method.novel_ads.representation import CombinedAds, open_combined_ads
+from ramen_ray.method.new_ads.evaluation import Embedded
+from ramen_ray.method.new_ads.representation import CombinedAds, open_combined_ads
 from ramen_ray.method.training.state import restore_checkpoint, save_checkpoint
 from ramen_ray.method.training.step import train_steps
-from ramen_ray.orchestration.combining.combiner_worker import CombinerSetup, combiner_setup
-from ramen_ray.orchestration.combining.settings import CombineSettings
+from ramen_ray.orchestration.new_ads.combiner_worker import CombinerSetup, combiner_setup
+from ramen_ray.orchestration.new_ads.settings import CombineSettings
 from ramen_ray.orchestration.run.processes import WorkerContext
 
 DIM, GROUPS, SEEN, NOVEL, QUERIES = 16, 12, 10, 2, 30
@@ -95,7 +95,7 @@ class Training:
     def __init__(self, setup: CombinerSetup) -> None:
         self.setup, self.model = setup, setup.new_model()
         self.state = setup.new_state(self.model)
-        self.state.advance()
+        self.state.prepare_next_steps()
 
     def run(self, stop: int | None = None) -> np.ndarray:
         """Return the losses (steps, terms) up to a step, by default the last."""
@@ -103,7 +103,7 @@ class Training:
         losses = []
         for end in (min(self.setup.first_steps, last), last):
             losses += train_steps(self.state, self.setup.sampler, self.setup.objective, end)
-            self.state.advance()
+            self.state.prepare_next_steps()
         return np.array([loss.numpy() for loss in losses])
 
     def save(self, folder: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(data, settings, break_at
 def test_the_drafts_batches_are_clusters_of_queries(data):
     training = data.training(_short(overlay(RELEASE, {"variant": "draft"}), 1))
     training.run(0)
-    clusters = training.state.draws.clusters
+    clusters = training.state.sources.clusters
     assert clusters.num_clusters == 8 * training.setup.sampler.steps_per_epoch
     groups = np.array_split(data.query_groups[clusters.rows], clusters.num_clusters)
     assert np.mean([len(np.unique(one)) for one in groups]) < 2, "of 5.8 in random order"

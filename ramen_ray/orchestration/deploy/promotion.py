@@ -14,14 +14,14 @@ from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import Dataset, DatasetError, open_unchanged
 from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.errors import UserError
+from ramen_ray.long_work import logged_blocks, logged_progress
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
-from ramen_ray.method.metrics.judgement import Judgement, Propensity, read_test_queries
+from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, read_test_queries
 from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
 from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.orchestration.serve.promotion_rules import PromotionRules
-from ramen_ray.orchestration.serve.retrievers import find_candidate
-from ramen_ray.orchestration.serve.seen_queries import seen_queries
-from ramen_ray.told import told, told_of
+from ramen_ray.orchestration.deploy.promotion_rules import PromotionRules
+from ramen_ray.orchestration.deploy.retrievers import find_candidate
+from ramen_ray.orchestration.deploy.seen_queries import seen_queries
 from ramen_ray.tracking.aliases import CHAMPION, Holder, give, holder_of, name_and_alias
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
@@ -58,7 +58,7 @@ class Answering:
     @classmethod
     def load(cls, registry: Registry, uri: str) -> "Answering":
         """Load the retriever at ``uri``."""
-        with told(f"loading {uri}"):
+        with logged_progress(f"loading {uri}"):
             return cls(registry.look_up(uri), registry.load(uri))
 
     def is_made_from(self, dataset: Dataset) -> bool:
@@ -98,7 +98,7 @@ class Answering:
         starts = range(0, len(texts), QUERIES_PER_PASS)
         embedded = [
             self.model.embed(texts[start : start + QUERIES_PER_PASS])
-            for start in told_of("answering", starts, lambda _: QUERIES_PER_PASS, len(texts))
+            for start in logged_blocks("answering", starts, lambda _: QUERIES_PER_PASS, len(texts))
         ]
         k = min(depth, int(among.sum()))
         rows, scores = self.model.nearest(np.concatenate(embedded), k, among)
@@ -117,20 +117,20 @@ def compare(
         DatasetError: the dataset is missing, or has changed since the candidate was trained on it.
         RegistryError: no ad is in both, no test query is new to both, or it is not known which are.
     """
-    dataset, (texts, judgement) = open_test_queries(registry, candidate.logged, rules.test)
+    dataset, (texts, ground_truth) = open_test_queries(registry, candidate.logged, rules.test)
     seen, unknown = seen_queries(registry, [candidate.logged, champion.logged], texts)
     note = f"which of the test queries are new to both is not known: {'; '.join(unknown)}"
     if unknown and not rules.allow_unknown_training:
         raise RegistryError(f"{note}; bring it back, or compare with --allow-unknown-training")
     both = [(one, one.ads_of_rows(dataset)) for one in (candidate, champion)]
-    has = [np.isin(np.arange(len(judgement.inverse)), ads) for _, ads in both]
+    has = [np.isin(np.arange(len(ground_truth.inverse)), ads) for _, ads in both]
     shared = has[0] & has[1]
     if not shared.any():
         raise RegistryError(f"they have no ad of {dataset.path} in common, by id or by text")
     of_both = [np.append(shared, False)[ads] for _, ads in both]  # rows of each index
-    of_shared = replace(judgement, truth=clicks_on(judgement.truth, shared))
+    of_shared = replace(ground_truth, truth=clicks_on(ground_truth.truth, shared))
     measured = [
-        of_shared.measure(one.retrieve(texts, judgement.depth, ads, rows))
+        of_shared.measure(one.retrieve(texts, ground_truth.depth, ads, rows))
         for (one, ads), rows in zip(both, of_both, strict=True)
     ]
     title = "the test split"
@@ -144,7 +144,7 @@ def compare(
     if all(rows.all() for rows in of_both):
         return found  # neither has any other ad
     whole = [
-        judgement.measure(one.retrieve(texts, judgement.depth, ads, np.full(len(ads), True)))
+        ground_truth.measure(one.retrieve(texts, ground_truth.depth, ads, np.full(len(ads), True)))
         for one, ads in both
     ]
     return [*found, _compared("all of these queries, with all ads that each has", whole)]
@@ -200,7 +200,7 @@ def _compared(
 
 def open_test_queries(
     registry: Registry, retriever: LoggedRetriever, test: str | None = None
-) -> tuple[Dataset, tuple[list[str], Judgement]]:
+) -> tuple[Dataset, tuple[list[str], GroundTruth]]:
     """Read the test split of a retriever's dataset, or of another, ``test``; or a DatasetError."""
     parameters = registry.parameters(retriever.run_id)
     since = f"since {retriever.uri} was trained on it; train again"

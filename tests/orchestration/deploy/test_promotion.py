@@ -18,11 +18,11 @@ from stores import BLIND, Store, choose
 from jobs import promote
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.tables.new_ads import NewAds
-from ramen_ray.method.metrics import judgement
+from ramen_ray.method.metrics import ground_truth
 from ramen_ray.method.metrics.comparison import paired_differences
-from ramen_ray.orchestration.serve import promotion
-from ramen_ray.orchestration.serve.copies import extend_retriever
-from ramen_ray.orchestration.serve.promotion import open_test_queries
+from ramen_ray.orchestration.deploy import promotion
+from ramen_ray.orchestration.deploy.copies import extend_retriever
+from ramen_ray.orchestration.deploy.promotion import open_test_queries
 from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 from ramen_ray.tracking.runs import open_run
@@ -351,12 +351,12 @@ def test_queries_that_change_while_they_are_read_are_refused(
     _, model_id = registry.find_logged(store.run(0.25, copied), None)
     logged = registry.look_up(uri_of(model_id))
     assert len(open_test_queries(registry, logged)[1][0]) == 12
-    count = judgement.count_clicks
+    count = ground_truth.count_clicks
 
     def change_first(dataset: Dataset, split: str) -> Any:
         pq.write_table(dataset.read("queries/train").slice(1), copied / "queries/train.parquet")
         return count(dataset, split)
 
-    monkeypatch.setattr(judgement, "count_clicks", change_first)
+    monkeypatch.setattr(ground_truth, "count_clicks", change_first)
     with pytest.raises(DatasetError, match=f"copied has changed since {logged.uri} was trained on"):
         open_test_queries(registry, logged)

@@ -18,11 +18,11 @@ from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.locks import unused
 from ramen_ray.data.store.made_folder import write_checksums
-from ramen_ray.method.metrics.judgement import Propensity, evaluate
+from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import load_model
-from ramen_ray.method.novel_ads.representation import open_combined_ads
+from ramen_ray.method.new_ads.representation import open_combined_ads
 from ramen_ray.method.retrieval.retriever_folder import text_embedder
-from ramen_ray.orchestration.combining import combine as combining
+from ramen_ray.orchestration.new_ads import combine as combining
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory

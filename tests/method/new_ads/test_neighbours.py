@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support import csr_of, unit_rows
 
-from ramen_ray.method.novel_ads.neighbours import (
+from ramen_ray.method.new_ads.neighbours import (
     Lookup,
     Ranked,
     SeenAds,

@@ -50,7 +50,7 @@ class Propensity:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class GroundTruth:
     """What predictions are measured against."""
 
     truth: Csr  # queries x ads, the clicks to be found
@@ -70,7 +70,7 @@ class Judgement:
         num_train_queries: int,
         propensity: Propensity,
         filters: NDArray[np.int64] = NO_FILTERS,
-    ) -> "Judgement":
+    ) -> "GroundTruth":
         """Compute popularity and propensity from train clicks (ads,), which all weigh the same."""
         inverse = inverse_propensities(
             train_click_counts, num_train_queries, propensity.a, propensity.b
@@ -80,13 +80,15 @@ class Judgement:
         return cls(truth, inverse, groups, traffic, filters=filters)
 
     @classmethod
-    def from_prepared(cls, data: Prepared, split: str, propensity: Propensity) -> "Judgement":
+    def from_prepared(cls, data: Prepared, split: str, propensity: Propensity) -> "GroundTruth":
         """Return the judgement of predictions for the queries of a split."""
         counts = data.train_click_counts
         num_queries = len(data.clicked_queries)
         filters = data.filters(split)
-        judgement = cls.from_clicks(data.clicks[split], counts, num_queries, propensity, filters)
-        return replace(judgement, traffic=data.traffic(split), trained=data.trained_queries(split))
+        ground_truth = cls.from_clicks(data.clicks[split], counts, num_queries, propensity, filters)
+        return replace(
+            ground_truth, traffic=data.traffic(split), trained=data.trained_queries(split)
+        )
 
     @property
     def depth(self) -> int:
@@ -128,12 +130,12 @@ class Judgement:
         """Return what training knew of the queries of a split, and of the ads."""
         return Known(data.trained_queries(split), np.asarray(data.train_click_counts), self.groups)
 
-    def on_tail(self) -> "Judgement":
-        """Return the judgement by clicks on tail ads only."""
+    def on_tail(self) -> "GroundTruth":
+        """Return the ground truth by clicks on tail ads only."""
         return replace(self, truth=clicks_on(self.truth, self.groups["tail"]))
 
 
-def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[str], Judgement]:
+def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[str], GroundTruth]:
     """Read the texts of a dataset's test queries, by id, and what measures their predictions."""
     queries = dataset.read("queries/test").sort_by("query_id")
     train = count_clicks(dataset, "train")
@@ -145,9 +147,9 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[st
         pairs = dataset.read("filters/test")
         filters = np.stack([pairs[name].to_numpy() for name in ("query_id", "ad_id")], axis=1)
     num_queries = int((train.per_query > 0).sum())
-    judgement = Judgement.from_clicks(truth, train.per_ad, num_queries, propensity, filters)
+    ground_truth = GroundTruth.from_clicks(truth, train.per_ad, num_queries, propensity, filters)
     traffic = clicks.astype(np.float64).sum(axis=1)
-    return queries["text"].to_pylist(), replace(judgement, traffic=traffic)
+    return queries["text"].to_pylist(), replace(ground_truth, traffic=traffic)
 
 
 def evaluate(
@@ -158,16 +160,16 @@ def evaluate(
     Each worker embeds its share of the candidates and queries, and searches its own ads for all
     queries. All return the same metrics; only the first also returns the best ads of each query.
     """
-    judgement = Judgement.from_prepared(data, split, propensity)
+    ground_truth = GroundTruth.from_prepared(data, split, propensity)
     queries = data.queries[split]
     own_ads = model.own_share(data.candidates(split))
     ad_embeddings = model.embed_ads(data.ads, own_ads, use_bf16)
     embedded = model.embed_queries(queries, own_range(len(queries)), use_bf16)
     query_embeddings = np.concatenate(gather_arrays(embedded))
-    depth = judgement.depth
+    depth = ground_truth.depth
     local_best = search(query_embeddings, ad_embeddings, depth, model.device.index, own_ads)
-    best = judgement.shown(_merged(local_best, depth))
-    metrics = judgement.metrics(best[0]) if world()[0] == 0 else {}
+    best = ground_truth.shown(_merged(local_best, depth))
+    metrics = ground_truth.metrics(best[0]) if world()[0] == 0 else {}
     return from_first_worker(metrics), best
 
 

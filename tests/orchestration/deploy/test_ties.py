@@ -15,14 +15,14 @@ from support import splitmix64
 
 from ramen_ray.answering.retriever import INDEX, Retriever
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.judgement import Propensity, evaluate, read_test_queries
+from ramen_ray.method.metrics.ground_truth import Propensity, evaluate, read_test_queries
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval.retriever_folder import keep_ads, write_retriever
 from ramen_ray.method.retrieval.shards import index_shards
-from ramen_ray.orchestration.serve.partitions import FILE, Answers, partitions
-from ramen_ray.orchestration.serve.promotion import Answering
-from ramen_ray.orchestration.serve.steps import AllSteps, Work
+from ramen_ray.orchestration.deploy.prediction_actors import AllSteps, Work
+from ramen_ray.orchestration.deploy.prediction_files import FILE, Answers, partitions
+from ramen_ray.orchestration.deploy.promotion import Answering
 
 NUM_ADS = 40
 
@@ -38,7 +38,7 @@ def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
     folder = tmp_path / "retriever"
     write_retriever(folder, model, dataset, prepared_bag, FLAT)
     served = Retriever(folder)
-    texts, judgement = read_test_queries(dataset, Propensity())
+    texts, ground_truth = read_test_queries(dataset, Propensity())
 
     answers = served.answer(texts, NUM_ADS).to_pydict()
     expected, num_ties = [], 0
@@ -53,10 +53,10 @@ def test_ties_are_broken_alike_everywhere_and_by_no_ads_place(
 
     logged: Any = SimpleNamespace(metadata={"dataset_fingerprint": dataset.fingerprint})
     answering = Answering(logged, served)
-    found = answering.retrieve(texts, judgement.depth, answering.ads_of_rows(dataset))
+    found = answering.retrieve(texts, ground_truth.depth, answering.ads_of_rows(dataset))
     assert found[0].tolist() == expected
     metrics, shown = evaluate(model, prepared_bag, "test", Propensity())
-    assert shown[0][:, :NUM_ADS].tolist() == judgement.shown(found)[0].tolist()
+    assert shown[0][:, :NUM_ADS].tolist() == ground_truth.shown(found)[0].tolist()
     assert metrics["R@10"] == pytest.approx(
         np.mean([np.isin(clicked, row[:10]).mean() for clicked, row in _wanted(dataset, shown)])
     )
@@ -76,11 +76,12 @@ def _ids(lists: pa.ChunkedArray) -> list[list[int]]:
 
 def _predicted(folder: Path, texts: list[str], to: Path) -> list[list[int]]:
     """Answer a table of queries with a retriever."""
-    (made := Answers(to)).aside.mkdir(parents=True)
+    aside = to / "aside"
+    aside.mkdir(parents=True)
     pq.write_table(pa.table({"text": texts}), to / "queries.parquet")
-    pieces = partitions({str(to / "queries.parquet"): LocalFileSystem()})
+    answers = Answers(to, aside, partitions({str(to / "queries.parquet"): LocalFileSystem()}), {})
     (whole,) = index_shards(folder / INDEX, 1.0)
-    AllSteps(Work(pieces, "text", 7, made, folder), whole, 1)({"partition": 0})
+    AllSteps(Work(answers, "text", 7, folder), whole, 1)({"partition": 0})
     return _ids(pq.read_table(to / FILE.format(0))["ad_ids"])
 
 

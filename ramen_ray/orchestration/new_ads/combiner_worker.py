@@ -13,7 +13,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.method.distributed import array_from_first_worker, world
-from ramen_ray.method.metrics.judgement import Propensity
+from ramen_ray.method.metrics.ground_truth import Propensity
 from ramen_ray.method.model.dual_encoder import (
     DualEncoder,
     TextEmbeddings,
@@ -21,7 +21,7 @@ from ramen_ray.method.model.dual_encoder import (
     number_distinct,
 )
 from ramen_ray.method.model.heads import Classifiers
-from ramen_ray.method.novel_ads.combiner_training import (
+from ramen_ray.method.new_ads.combiner_training import (
     COMBINED,
     CombinerModel,
     CombinerPart,
@@ -31,14 +31,14 @@ from ramen_ray.method.novel_ads.combiner_training import (
     nearest_unclicked,
     training_data,
 )
-from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation, RevealedClicks, compare_rows
-from ramen_ray.method.novel_ads.neighbours import (
+from ramen_ray.method.new_ads.evaluation import Embedded, Evaluation, RevealedClicks, compare_rows
+from ramen_ray.method.new_ads.neighbours import (
     Lookup,
     Ranked,
     SeenAds,
     clicked_together,
 )
-from ramen_ray.method.novel_ads.representation import (
+from ramen_ray.method.new_ads.representation import (
     COMBINER_FOLDER,
     CombinedAds,
     Combiner,
@@ -46,12 +46,12 @@ from ramen_ray.method.novel_ads.representation import (
 )
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import CLASSIFIERS, Objective, task_term
-from ramen_ray.method.sampling.batches import Clusters, DrawState, Sampler
+from ramen_ray.method.sampling.batches import Clusters, Sampler, SamplingSources
 from ramen_ray.method.sampling.curriculum import balanced_clusters
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_schedule, head_groups
-from ramen_ray.orchestration.combining.settings import CombineSettings, IreneVariant
 from ramen_ray.orchestration.embed import embed_distinct
+from ramen_ray.orchestration.new_ads.settings import CombineSettings, IreneVariant
 from ramen_ray.orchestration.run.directory import IDENTITY_FILE
 from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
 from ramen_ray.orchestration.run.processes import WorkerContext, prepare_process
@@ -149,7 +149,7 @@ class CombinerSetup(Setup[CombinerModel]):
         optimizer = torch.optim.AdamW(groups, lr=own.lr, eps=1e-6)
         warmup = round(own.warmup_fraction * num_steps)
         schedule = build_schedule(optimizer, warmup, num_steps, first_step=start)
-        return TrainState(model, optimizer, schedule, DrawState({}), parts=[part])
+        return TrainState(model, optimizer, schedule, SamplingSources({}), parts=[part])
 
     def save_model(self, model: CombinerModel, checkpoint: Path) -> None:
         """Write the combiner; the part that trains the classifiers writes these."""
@@ -164,9 +164,9 @@ class CombinerSetup(Setup[CombinerModel]):
             return clicked_together(clicks, seen.embeddings, own.neighbours)
         return seen.nearest(seen.embeddings, own.neighbours, np.arange(len(seen.ids)))
 
-    def _draws(self, draws: DrawState, are_first: bool) -> DrawState:
+    def _draws(self, sources: SamplingSources, are_first: bool) -> SamplingSources:
         """Let steps draw hard negatives if they are of the first, or else from clusters."""
-        shortlists, clusters = draws.shortlists, draws.clusters
+        shortlists, clusters = sources.shortlists, sources.clusters
         if are_first and shortlists is None:
             clicks, count = self.sampler.data.clicks, self.settings.classifiers.hard_negatives
             shortlists = nearest_unclicked(self.queries, clicks, self.seen, count)
@@ -174,7 +174,7 @@ class CombinerSetup(Setup[CombinerModel]):
             shortlists = None
             if self.variant.has_clusters and clusters is None:
                 clusters = self._clusters()
-        return replace(draws, shortlists=shortlists, clusters=clusters)
+        return replace(sources, shortlists=shortlists, clusters=clusters)
 
     def _clusters(self) -> Clusters:
         """Cluster the train queries, for negatives that are hard; a batch holds several."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from ramen_ray.config import Fraction, NotNegative, Positive, PositiveFloat, Section, WorkersConfig
 
 if TYPE_CHECKING:
-    from ramen_ray.method.novel_ads.representation import CombinerKind
+    from ramen_ray.method.new_ads.representation import CombinerKind
 
 LossName = Literal["bce", "triplet"]
 NeighboursBy = Literal["text", "clicks"]

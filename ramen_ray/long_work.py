@@ -48,7 +48,7 @@ class Pace:
 
 
 @contextmanager
-def beside(work: Callable[[Event], None]) -> Iterator[None]:
+def in_background(work: Callable[[Event], None]) -> Iterator[None]:
     """Do ``work`` in a thread during the block; the event is set when the block ends."""
     ended = Event()
     thread = Thread(target=work, args=[ended], daemon=True)
@@ -61,7 +61,7 @@ def beside(work: Callable[[Event], None]) -> Iterator[None]:
 
 
 @contextmanager
-def told(what: str, share_done: Callable[[], float] = lambda: 0.0) -> Iterator[None]:
+def logged_progress(what: str, share_done: Callable[[], float] = lambda: 0.0) -> Iterator[None]:
     """Log how long the block has taken, and the time left, after five seconds and now and again.
 
     ``share_done`` returns the share that is done, in [0, 1]; 0 if it is not known.
@@ -78,16 +78,16 @@ def told(what: str, share_done: Callable[[], float] = lambda: 0.0) -> Iterator[N
                 rest = "" if seconds is None else f", about {seconds:.0f} s left"
                 logger.info("%s: %.0f s%s", what, time.monotonic() - started, rest)
 
-    with beside(tell):
+    with in_background(tell):
         yield
 
 
-def told_of(
+def logged_blocks(
     what: str, blocks: Iterable[Item], size_of: Callable[[Item], int], total: int
 ) -> Iterator[Item]:
-    """Pass on blocks as they are done, :func:`told` by their sizes of ``total``."""
+    """Pass on blocks as they are done, :func:`logged_progress` by their sizes of ``total``."""
     done = 0
-    with told(what, lambda: done / total):
+    with logged_progress(what, lambda: done / total):
         for block in blocks:
             yield block
             done += size_of(block)

@@ -1,7 +1,8 @@
 """Answer a table of queries of any size with a retriever, partition by partition.
 
-If one process can hold the index, actors do all steps of a partition (:mod:`.steps`). Else these
-are steps of a Ray Data plan: actors encode, one for each shard of the index searches, one writes.
+If one process can hold the index, actors do all steps of a partition
+(:mod:`.prediction_actors`). Else these are steps of a Ray Data plan: actors encode, one for each
+shard of the index searches, one writes.
 """
 
 import logging
@@ -33,9 +34,9 @@ from ramen_ray.orchestration.cluster.resources import (
     num_cpus,
     user_errors,
 )
-from ramen_ray.orchestration.serve.asked import Asked, query_files
-from ramen_ray.orchestration.serve.partitions import Answers, changed, locked, partitions
-from ramen_ray.orchestration.serve.steps import AllSteps, Encode, Work, Write
+from ramen_ray.orchestration.deploy.asked import Asked, query_files
+from ramen_ray.orchestration.deploy.prediction_actors import AllSteps, Encode, Work, Write
+from ramen_ray.orchestration.deploy.prediction_files import Answers, changed, locked, partitions
 from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
 from ramen_ray.tracking.registry import Registry, content_of_retriever, matching_rows, own_folder
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from ramen_ray.data.tables.new_ads import NewAds, read_first_clicks
 from ramen_ray.errors import UserError
 from ramen_ray.method.model.dual_encoder import Embeddings
-from ramen_ray.method.novel_ads.representation import combiner_of
+from ramen_ray.method.new_ads.representation import combiner_of
 from ramen_ray.method.retrieval.retriever_folder import Represent, text_embedder
 
 

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from ramen_ray.answering.retriever import INDEX
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.method.novel_ads.neighbours import (
+from ramen_ray.method.new_ads.neighbours import (
     Lookup,
     SeenAds,
     Vectors,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ramen_ray.method.novel_ads.representation import Combiner
+from ramen_ray.method.new_ads.representation import Combiner
 
 DIM, ADS, NEIGHBOURS = 6, 5, 3
 

@@ -14,24 +14,24 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.locks import in_use
 from ramen_ray.data.store.made_folder import check_intact, owned_folder
 from ramen_ray.method.model.dual_encoder import load_model
-from ramen_ray.method.novel_ads.evaluation import Embedded, Evaluation
-from ramen_ray.method.novel_ads.representation import COMBINER_FOLDER, use_combiner
+from ramen_ray.method.new_ads.evaluation import Embedded, Evaluation
+from ramen_ray.method.new_ads.representation import COMBINER_FOLDER, use_combiner
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import check_resources
-from ramen_ray.orchestration.combining.combiner_worker import (
+from ramen_ray.orchestration.new_ads.combiner_worker import (
     CombineTask,
     embed_texts,
     identity_of,
     open_embedded,
 )
-from ramen_ray.orchestration.combining.finished import (
+from ramen_ray.orchestration.new_ads.finished import (
     CombinerError,
     FinishedRun,
     open_finished_run,
     open_sibling,
 )
-from ramen_ray.orchestration.combining.settings import CombineSettings
+from ramen_ray.orchestration.new_ads.settings import CombineSettings
 from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run.build import build_propensity, trained_tokenizer
 from ramen_ray.orchestration.run.checkpoints import keep_intact_checkpoints

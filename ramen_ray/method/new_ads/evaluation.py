@@ -9,11 +9,11 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.schemas import ZERO_SHOT
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
-from ramen_ray.method.metrics.judgement import Judgement, Propensity
+from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
 from ramen_ray.method.metrics.ranking import PerQuery, ratios
 from ramen_ray.method.model.dual_encoder import TextEmbeddings
-from ramen_ray.method.novel_ads.neighbours import Vectors
-from ramen_ray.method.novel_ads.representation import CombinedAds, Combiner
+from ramen_ray.method.new_ads.neighbours import Vectors
+from ramen_ray.method.new_ads.representation import CombinedAds, Combiner
 from ramen_ray.method.retrieval.search import TopK, search
 
 SPLITS = (ZERO_SHOT, "test")
@@ -57,8 +57,8 @@ class Embedded:
 
     def measure(self, vectors: Vectors, split: str, propensity: Propensity) -> dict[str, PerQuery]:
         """Return the metrics of ad ``vectors`` (ads, D) on a split, query by query."""
-        judgement = Judgement.from_prepared(self.data, split, propensity)
-        return judgement.measure(self.search(vectors, split, judgement.depth))
+        ground_truth = GroundTruth.from_prepared(self.data, split, propensity)
+        return ground_truth.measure(self.search(vectors, split, ground_truth.depth))
 
 
 def row_vectors(
