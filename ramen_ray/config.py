@@ -291,6 +291,10 @@ class TrainingConfig(Section):
     """Passes over the train queries."""
     global_batch_size: Positive = 256
     """Queries per step over all workers; the number of workers does not change it."""
+    texts_at_once: Positive | None = None
+    """Encode at most this many of a step's distinct texts at once (on each worker), and each part
+    once more for its gradients: memory for larger batches, at a third more time. None encodes all;
+    if they do not fit into a GPU's memory, a run goes on with half as many."""
     sampling: Literal["uniform", "clicks"] = "uniform"
     """Draw a query's ad uniformly among those it led to, or in proportion to its clicks."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

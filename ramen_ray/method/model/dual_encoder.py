@@ -5,6 +5,7 @@ that ask them (UniDEC, section 3). Its vectors for search then have both, one af
 """
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,11 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ramen_ray.bases import Part
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.distributed import own_range
+from ramen_ray.method.distributed import own_range, to_device
 from ramen_ray.method.model.encoder import Encoder, load_encoder
 from ramen_ray.method.model.heads import Classifiers, Head, unit
 from ramen_ray.method.model.occurring_tokens import all_tokens
@@ -59,6 +61,7 @@ class DualEncoder(nn.Module):
         classifiers: of all ads, or this worker's share. They are no parameters of the module, as
             a step trains few rows. Without them ads are searched by their texts.
         part: what ``embed_queries`` and ``embed_ads`` return.
+        texts_at_once: how many texts of a batch a training step encodes at once; None for all.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class DualEncoder(nn.Module):
         self.classifiers = classifiers
         self.part: Part = "encoder" if classifier_head is None else "both"
         self.scoring = Scoring()
+        self.texts_at_once: int | None = None
 
     @property
     def dim(self) -> int:
@@ -94,7 +98,23 @@ class DualEncoder(nn.Module):
         return next(self.parameters()).device
 
     def forward(self, texts: TokenBatch) -> Tensor:
-        """Return (N, D) float32: embeddings of unit norm, then vectors of the head as they are."""
+        """Return (N, D) float32: embeddings of unit norm, then vectors of the head as they are.
+
+        With ``texts_at_once`` memory holds the states of one part of the texts: its backward pass
+        encodes each part once more (GradCache, Gao et al., 2021).
+        """
+        num_parts = math.ceil(len(texts.lengths) / (self.texts_at_once or len(texts.lengths) or 1))
+        if num_parts <= 1:
+            return self._trained_vectors(texts)
+        places = [np.arange(first, len(texts.lengths), num_parts) for first in range(num_parts)]
+        vectors = [
+            checkpoint(self._trained_vectors, texts.take(part), use_reentrant=False)
+            for part in places
+        ]
+        in_order = np.argsort(np.concatenate(places))
+        return torch.cat(vectors)[to_device(in_order, self.device)]
+
+    def _trained_vectors(self, texts: TokenBatch) -> Tensor:
         pooled = self.encoder.pool(texts)
         embeddings = self.encoder.finish(pooled)
         if self.classifier_head is None:

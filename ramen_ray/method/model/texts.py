@@ -175,6 +175,12 @@ class TokenBatch:
     token_ids: NDArray[np.int64]  # (tokens,) int64, one text after another
     lengths: NDArray[np.int64]  # (texts,) int64, ascending
 
+    def take(self, places: Int64s) -> "TokenBatch":
+        """Return the texts at ascending ``places`` (n,)."""
+        lengths = self.lengths[places]
+        starts = self.lengths.cumsum() - self.lengths
+        return TokenBatch(self.token_ids[ragged_positions(starts[places], lengths)], lengths)
+
 
 LEAST_WIDTH = 64  # wide enough to be filled well, and narrow enough for attention to cost little
 PADDING = 0  # no token of a text attends to it, so any will do

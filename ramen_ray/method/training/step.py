@@ -23,6 +23,8 @@ class StepMemoryError(RuntimeError):
     def __init__(self, step: int, num_texts: int, num_tokens: int) -> None:
         """Say which step (from 1), and how much this worker encodes in it."""
         super().__init__(step, num_texts, num_tokens)  # which it is pickled with
+        self.step = step
+        self.num_texts = num_texts
 
     def __str__(self) -> str:
         step, num_texts, num_tokens = self.args

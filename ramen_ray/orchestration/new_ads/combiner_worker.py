@@ -12,6 +12,7 @@ from ramen_ray.bases import Part
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.made_folder import whole_file
+from ramen_ray.errors import UserError
 from ramen_ray.method.distributed import array_from_first_worker, world
 from ramen_ray.method.metrics.ground_truth import Propensity
 from ramen_ray.method.model.dual_encoder import (
@@ -50,6 +51,7 @@ from ramen_ray.method.sampling.batches import Clusters, Sampler, SamplingSources
 from ramen_ray.method.sampling.curriculum import balanced_clusters
 from ramen_ray.method.training.classifier_training import ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_schedule, head_groups
+from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.embed import embed_distinct
 from ramen_ray.orchestration.new_ads.settings import CombineSettings, IreneVariant
 from ramen_ray.orchestration.run.directory import IDENTITY_FILE
@@ -86,7 +88,10 @@ class CombineTask:
         embedded, of_sibling = open_embedded(model, data, sibling, self.embeddings)
         setup = combiner_setup(self.settings, embedded, model, folder, worker)
         training = start_or_resume(setup, self.run)
-        train(training)
+        try:
+            train(training)
+        except StepMemoryError as error:
+            raise UserError(str(error)) from error
         if world()[0] != 0:
             return None
         setup.combined_ads(training.model).save(folder / COMBINER_FOLDER)

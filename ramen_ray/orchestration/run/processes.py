@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,12 +62,16 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interfaces by which several workers find each other."""
 RAY_TRAIN = ".ray_train"  # in a run's folder: Ray Train's own files, none of which outlives it
 VALIDATION = "validation/"  # begins the names of validation's metrics in reports
-OUT_OF_MEMORY = re.compile(r"out of memory in step (\d+): .*")  # what StepMemoryError says
+OUT_OF_MEMORY = re.compile(r"out of memory in step \d+: .*")  # what StepMemoryError says
 OnReport = Callable[[dict[str, Any]], None]
 """Called with the metrics of each checkpoint, once that outlives the process."""
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
+
+
+class TooManyTexts(RuntimeError):
+    """A step does not fit into memory; the next attempt encodes fewer of its texts at once."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +120,11 @@ def train_in_one_worker(train: Train[Result], workers: WorkersConfig) -> Result:
     """Train in one process; if it fails, another one goes on from the last checkpoint.
 
     Raises:
-        UserError, OSError: the process raised it, and so would another one; or a GPU's memory has
-            not sufficed for the same step twice.
+        UserError, OSError: the process raised it, and so would another one.
         ClusterError: processes have died too often, or there is no room for another one.
     """
     worker = as_task(train_alone, **task_share(workers), max_retries=0)
     failures = 0
-    memory = MemoryFailures()
     with user_errors():
         while True:
             running = worker.remote(train)
@@ -130,12 +132,12 @@ def train_in_one_worker(train: Train[Result], workers: WorkersConfig) -> Result:
                 result: Result = ray.get(running)
                 return result
             except RayTaskError as error:
-                recurs = isinstance(error.cause, UserError) or is_disk_full(error.cause)
+                failure = error.cause
+                if isinstance(failure, TooManyTexts):
+                    continue
+                recurs = isinstance(failure, UserError) or is_disk_full(failure)
                 if failures == workers.max_failures or recurs:
                     raise
-                if (known := memory.recurring([error.cause])) is not None:
-                    raise known from error
-                failure = error.cause
             except DEATHS as error:
                 if failures == workers.max_failures:
                     raise died_too_often(workers.max_failures, error) from error
@@ -254,31 +256,13 @@ def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> UserErr
     )
 
 
-class MemoryFailures:
-    """Knows for which step a GPU's memory did not suffice when a training failed last."""
-
-    _step: str | None = None
-
-    def recurring(self, errors: Iterable[Exception]) -> UserError | None:
-        """Return what to end with if the ``errors`` say the same of the same step again."""
-        before = self._step
-        self._step = None
-        for said in filter(None, (OUT_OF_MEMORY.search(str(error)) for error in errors)):
-            self._step = said[1]
-            if self._step == before:  # once may have been for what another process held
-                return UserError(said[0])
-        return None
-
-
 class EndIfItRecurs(UserCallback):
     """Ends a training that fails as it would again: on a full disk, or for the memory of a step."""
 
-    def __init__(self) -> None:
-        self._memory = MemoryFailures()
-
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """End the training, as Ray Train does not retry errors of its controller."""
-        errors = worker_exceptions.values()
-        full = next(filter(is_disk_full, errors), None)
-        if (end := full or self._memory.recurring(errors)) is not None:
-            raise ControllerError(end)
+        for error in worker_exceptions.values():
+            if is_disk_full(error):
+                raise ControllerError(error)
+            if (said := OUT_OF_MEMORY.search(str(error))) is not None:
+                raise ControllerError(UserError(said[0]))

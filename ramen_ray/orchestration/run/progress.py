@@ -80,7 +80,8 @@ class RunLog:
             self._next_write_at = time.monotonic() + SECONDS_BETWEEN_WRITES
             LiveProgress(step, self._total_steps, self._message).write(self._folder)
 
-    def _show(self, message: str, step: int) -> None:
+    def show(self, message: str, step: int) -> None:
+        """Show ``message`` at once, and until there is another."""
         self._message, self._next_write_at = message, 0.0
         self.show_step(step)
 
@@ -91,7 +92,7 @@ class RunLog:
         # metrics first, as terminals cut lines
         parts = [f"{k} {100 * metrics[k]:.2f}" for k in HEADLINES if k in metrics]
         parts += [f"{name} {value:.4f}" for name, value in losses.items()]
-        self._show(f"epoch {epoch}: {', '.join(parts)}", step)
+        self.show(f"epoch {epoch}: {', '.join(parts)}", step)
         self.steps.log_figures("validation", metrics, step)
 
     def log_background(self, name: str, figures: Mapping[str, float], step: int) -> None:
@@ -99,7 +100,7 @@ class RunLog:
         self.steps.log_figures(name, figures, step)
         if "step" in figures:
             parts = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
-            self._show(f"new {name}: {parts}", step)
+            self.show(f"new {name}: {parts}", step)
 
 
 @contextmanager

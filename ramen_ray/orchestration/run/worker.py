@@ -13,6 +13,7 @@ from ramen_ray.config import RunConfig, write_config
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import check_intact, whole_file
+from ramen_ray.errors import UserError
 from ramen_ray.method.distributed import world
 from ramen_ray.method.metrics.ground_truth import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
@@ -24,6 +25,7 @@ from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.step_inputs import pool_figures
 from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.state import TrainState
+from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.background.from_checkpoints import pruning_task, shortlist_task
 from ramen_ray.orchestration.background.task import TaskContext
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
@@ -47,9 +49,11 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.identity import check_meanwhile
 from ramen_ray.orchestration.run.inputs import CARRIED_FILE
 from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
-from ramen_ray.orchestration.run.processes import WorkerContext, prepare_process
+from ramen_ray.orchestration.run.processes import TooManyTexts, WorkerContext, prepare_process
 from ramen_ray.tracking.runs import Run
 
+LEAST_TEXTS_AT_ONCE = 16  # fewer are not what fills a memory
+TEXTS_AT_ONCE_FILE = "texts_at_once"  # in a run's folder, once a step has not fitted into memory
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
 RETRIEVER = ".retriever/retriever"  # in a run's folder, until it is logged
 
@@ -93,7 +97,17 @@ class WorkerTask:
         setup = run_setup(self, worker)
         try:
             training = start_or_resume(setup, self.run)
+            if (
+                training.log is not None
+                and setup.texts_at_once != self.config.training.texts_at_once
+            ):
+                said = (
+                    f"encoding {setup.texts_at_once} texts at once, as more do not fit into memory"
+                )
+                training.log.show(said, training.state.step)
             train(training)
+        except StepMemoryError as error:
+            raise setup.with_fewer_texts(error) from None  # the cause says that training ends
         finally:
             for task in setup.background:
                 task.cancel()
@@ -147,11 +161,27 @@ class RunSetup(Setup[DualEncoder]):
     def new_state(self, model: DualEncoder) -> TrainState:
         """Build what changes besides the model, which keeps only the tokens that occur."""
         keep_tokens(model.encoder, self.data.occurring_tokens)
+        model.texts_at_once = self.texts_at_once
         if self.config.encoder.compile:
             model.encoder.backbone.compile(dynamic=True)  # no two steps have one shape
         return build_state(
             self.config, model, self.worker.wrap(model), self.sampler, self.objective
         )
+
+    @property
+    def texts_at_once(self) -> int | None:
+        """How many texts a step encodes at once: what has fitted into memory, once noted."""
+        file = self.folder / TEXTS_AT_ONCE_FILE
+        return int(file.read_text()) if file.is_file() else self.config.training.texts_at_once
+
+    def with_fewer_texts(self, error: StepMemoryError) -> Exception:
+        """Note half as many texts at once for the next attempt; returns what this one ends with."""
+        fewer = min(self.texts_at_once or error.num_texts, error.num_texts) // 2
+        if fewer < LEAST_TEXTS_AT_ONCE:
+            return UserError(str(error))
+        with whole_file(self.folder / TEXTS_AT_ONCE_FILE) as aside:
+            aside.write_text(f"{fewer}\n")
+        return TooManyTexts(error.step, fewer)
 
     def save_model(self, model: DualEncoder, checkpoint: Path) -> None:
         """Write the model, the configuration, and what the run is made from."""

@@ -15,7 +15,7 @@ from torch.nn import functional
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder
-from ramen_ray.method.model.encoder import build_bag
+from ramen_ray.method.model.encoder import build_bag, build_transformer
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.objectives.losses import SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import (
@@ -340,9 +340,61 @@ def test_a_step_that_does_not_fit_is_told_with_its_size(prepared_bag, encoder_pa
     )
     with pytest.raises(StepMemoryError, match=said) as told:
         run.train(5)
-    assert run.state.step == 2
+    assert run.state.step == told.value.step - 1 == 2
+    assert told.value.num_texts == len(texts)
     assert "\n" not in str(told.value)
     assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)
+
+
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_step_in_parts_has_the_losses_and_gradients_of_the_whole(
+    is_compiled, prepared, encoder_path
+):
+    sampler = build_sampler(prepared, OBJECTIVE)
+    model = DualEncoder(build_transformer(str(encoder_path)))
+    if is_compiled:
+        model.encoder.backbone.compile(dynamic=True)
+    inputs = _inputs(sampler, 0)
+    num_texts = len(inputs.tokens.lengths)
+
+    def train(texts_at_once: int | None, use_bf16: bool) -> tuple[Tensor, Tensor]:
+        model.texts_at_once = texts_at_once
+        model.zero_grad()
+        losses = OBJECTIVE.losses(encode(model, inputs, use_bf16), 0)
+        losses.sum().backward()
+        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        return losses.detach(), torch.cat(gradients)
+
+    losses, gradients = train(None, use_bf16=False)
+    rounded = train(None, use_bf16=True)
+    rounding = (rounded[1] - gradients).norm()
+    for texts_at_once in (num_texts // 3, 7, num_texts + 1):
+        in_parts = train(texts_at_once, use_bf16=False)
+        torch.testing.assert_close(in_parts[0], losses, rtol=1e-6, atol=1e-7)
+        assert (in_parts[1] - gradients).norm() <= 1e-6 * gradients.norm()
+        in_parts = train(texts_at_once, use_bf16=True)
+        torch.testing.assert_close(in_parts[0], rounded[0], rtol=4e-3, atol=1e-4)
+        assert (in_parts[1] - gradients).norm() <= 1.5 * rounding
+
+
+def test_memory_holds_the_states_of_one_part(prepared, encoder_path):
+    sampler = build_sampler(prepared, OBJECTIVE)
+    model = DualEncoder(build_transformer(str(encoder_path)))
+    inputs = _inputs(sampler, 0)
+
+    def most_kept(texts_at_once: int | None) -> int:
+        kept: dict[int, int] = {}
+        model.texts_at_once = texts_at_once
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            encode(model, inputs)
+        return sum(kept.values())
+
+    assert most_kept(len(inputs.tokens.lengths) // 8) < most_kept(None) / 4
 
 
 def _left_out(encoded: EncodedBatch, sampler: Sampler) -> list[list[bool]]:

@@ -169,7 +169,8 @@ def test_two_workers_of_which_one_may_be_killed_end_like_a_plain_loop(
     config = overlay(config, {**changes, "base.num_positives": 2, "classifier.sharded": True})
     expected, best = _train_here(config, data, tmp_path)
     # Checkpoint 12 lies in an epoch whose embeddings are kept for the next clusters.
-    two = overlay(config, {"name": f"two-{is_killed}", "workers.num_workers": 2})
+    in_parts = {"workers.num_workers": 2, "training.texts_at_once": 20}
+    two = overlay(config, {"name": f"two-{is_killed}", **in_parts})
     trained = _fit_killing_a_worker(two, at_step=12) if is_killed else fit(two)
     for name in ("loss/task", "loss/classifier", "loss/total", "lambda_x/links"):
         found = dict(zip(*trained.run.read_history(name), strict=True))

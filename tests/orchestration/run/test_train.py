@@ -10,22 +10,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from pruned import assert_same, half, kept_by_a_loop
 from support import WAITS_FOR_TASKS, begin_training, kill_train_worker, meanwhile, wait_until
 
 from jobs import train
-from ramen_ray.config import overlay, read_config, write_config
+from ramen_ray.config import WorkersConfig, overlay, read_config, write_config
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import checksum_files, write_checksums
-from ramen_ray.method.model.dual_encoder import load_model
+from ramen_ray.errors import UserError
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.method.training.state import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, RunDirectory, RunError
-from ramen_ray.orchestration.run.fit import fit
+from ramen_ray.orchestration.run.fit import fit, fit_on
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.run.processes import Train, WorkerContext, train_in_one_worker
+from ramen_ray.orchestration.run.worker import TEXTS_AT_ONCE_FILE, WorkerResult
 from ramen_ray.tracking.runs import Run
 
 EPOCH = 7  # steps of an epoch of the made dataset
@@ -179,6 +185,41 @@ def test_a_killed_driver_and_then_a_killed_worker_change_nothing(
     logged = run.client.get_run(run.id).data.metrics
     for name, value in unharmed.metrics["trained"]["test"].items():
         assert logged[f"test/{name}".replace("@", "_at_")] == value, name
+
+
+def test_a_step_that_does_not_fit_is_done_in_parts_to_the_same_numbers(config, unharmed):
+    most = 20  # texts
+
+    def in_little_memory(train: Train[WorkerResult], worker: WorkerContext) -> WorkerResult:
+        whole = DualEncoder._trained_vectors
+
+        def refuse(model: DualEncoder, texts: TokenBatch) -> torch.Tensor:
+            if len(texts.lengths) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return whole(model, texts)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(DualEncoder, "_trained_vectors", refuse)
+            return train(worker)
+
+    def run_workers(
+        train: Train[WorkerResult], workers: WorkersConfig, folder: Path
+    ) -> WorkerResult:
+        return train_in_one_worker(partial(in_little_memory, train), workers)
+
+    little = overlay(config, {"name": "little-memory", "workers.max_failures": 0})
+    dataset = Dataset(little.dataset)
+    trained = fit_on(dataset, little, identity_of(little, dataset), run_workers)
+    assert most / 2 < int((trained.run_directory / TEXTS_AT_ONCE_FILE).read_text()) <= most
+    for name in ("loss/task", "loss/total"):
+        expected = dict(zip(*unharmed.run.read_history(name), strict=True))
+        history = dict(zip(*trained.run.read_history(name), strict=True))
+        assert history == pytest.approx(expected, rel=1e-4), name
+    most = 0
+    with pytest.raises(UserError, match=r"out of memory in step 1: .* training\.global_batch_size"):
+        fit_on(
+            dataset, overlay(little, {"name": "none"}), identity_of(little, dataset), run_workers
+        )
 
 
 def test_a_damaged_run_goes_on_from_what_is_whole_to_the_same_numbers(config, unharmed, caplog):
