@@ -86,7 +86,7 @@ def build_step(run: Run, step: int) -> Step:
     """Draw a step and turn everything it needs into tensors."""
     data = run.sampler.data
     drawn = run.sampler.draw(step, run.state.sources, run.objective.regularizers)
-    inputs = StepInputs.from_local(data, drawn, CPU)
+    inputs = StepInputs.from_local(data, drawn, run.sampler.batch_size, CPU)
     encoded = EncodedBatch(inputs, torch.empty(0))
     comparisons = []
     for term in run.objective.terms:

@@ -74,7 +74,9 @@ def _measured(sampler: Sampler, sources: SamplingSources, num_workers: int) -> d
             started = time.thread_time()
             profile.enable()
             local = own.draw(step, sources, OBJECTIVE.regularizers)
-            inputs = adaptive.prepare(StepInputs.from_local(sampler.data, local, CPU))
+            inputs = adaptive.prepare(
+                StepInputs.from_local(sampler.data, local, sampler.batch_size, CPU)
+            )
             profile.disable()
             prepared += time.thread_time() - started
         started = time.thread_time()
@@ -95,10 +97,10 @@ def _as_one_of(num_workers: int, whole: Batch) -> Iterator[None]:
     def world() -> tuple[int, int]:
         return 0, num_workers
 
-    def gathered(batch: Batch) -> Batch:
+    def gathered(batch: Batch, batch_size: int) -> Batch:
         return whole
 
-    modules = ("distributed", "sampling.batches", "sampling.step_inputs")
+    modules = ("distributed", "sampling.batches")
     with ExitStack() as stack:
         for name in modules:
             stack.enter_context(patch(f"ramen_ray.method.{name}.world", world))

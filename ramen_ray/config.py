@@ -330,7 +330,10 @@ class WorkersConfig(Section):
     """The workers; properties of the cluster, not of the experiment."""
 
     num_workers: Positive = 1
-    """Worker processes; must divide the global batch size."""
+    """Worker processes, which share each batch."""
+    min_workers: Positive | None = None
+    """Go on with as few workers if machines are lost or missing, and with more when they are there;
+    None needs all num_workers."""
     use_gpu: bool = False
     """Train on GPUs."""
     gpus_per_worker: Annotated[float, Field(gt=0, le=1)] = 0.75
@@ -350,8 +353,17 @@ class WorkersConfig(Section):
     more are cut into shards, each held by a process of its own. Also GB of a retriever's index in
     cells that memory holds while it is made."""
 
+    @property
+    def fewest(self) -> int:
+        """How many workers a training needs to begin and to go on."""
+        return self.num_workers if self.min_workers is None else self.min_workers
+
     @model_validator(mode="after")
     def _check_gpus(self) -> Self:
+        if self.fewest > self.num_workers:
+            raise ValueError(
+                f"min_workers {self.min_workers} are more than num_workers {self.num_workers}"
+            )
         if self.use_gpu and self.num_workers > 1 and self.gpus_per_worker <= 0.5:
             raise ValueError(
                 f"gpus_per_worker {self.gpus_per_worker} lets several of the num_workers "
@@ -400,10 +412,10 @@ class RunConfig(Section):
     def _check_batch(self) -> Self:
         batch = self.training.global_batch_size
         workers = self.workers.num_workers
-        if batch % workers:
+        if batch < workers:
             raise ValueError(
-                f"training.global_batch_size {batch} cannot be shared evenly by "
-                f"workers.num_workers {workers}"
+                f"training.global_batch_size {batch} has no query for some of workers.num_workers "
+                f"{workers}"
             )
         return self
 

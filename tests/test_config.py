@@ -107,8 +107,12 @@ def test_an_unknown_key_or_a_bad_value_is_refused_by_name(key, value):
             r"optimizer\.lr: .*training\.epochs: .*extra: ",
         ),
         (
-            {"training.global_batch_size": 10, "workers.num_workers": 4},
-            r"global_batch_size 10 .*num_workers 4",
+            {"training.global_batch_size": 3, "workers.num_workers": 4},
+            r"global_batch_size 3 .*num_workers 4",
+        ),
+        (
+            {"workers.num_workers": 2, "workers.min_workers": 3},
+            r"workers: .*min_workers 3 .*num_workers 2",
         ),
         (
             {"workers.num_workers": 2, "workers.gpus_per_worker": 0.5, "workers.use_gpu": True},
@@ -319,7 +323,7 @@ def test_sets_as_published_are_off_unless_named():
         (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
         (["tiny", "--regularization.lambda-x.nonesuch", "1"], "nonesuch"),
         (["tiny", "--training.epochs", "many"], "--training.epochs"),
-        (["tiny", "--workers.num-workers", "3"], "workers.num_workers 3"),
+        (["tiny", "--workers.num-workers", "300"], "workers.num_workers 300"),
         (["tiny", "--optimizer.lr", "0"], "optimizer.lr: Input should be greater than 0\n"),
         (["tiny", "--dataset"], "--dataset"),
         (["tiny", "--dataset", "no/such/folder"], "/no/such/folder\n"),

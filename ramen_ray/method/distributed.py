@@ -61,6 +61,20 @@ def gather_tensors(rows: Tensor, group: distributed.ProcessGroup | None = None) 
     return gathered
 
 
+def gather_own(rows: Tensor, num_rows: int) -> Tensor:
+    """Put the workers' :func:`own_range` of ``num_rows`` rows together, in order."""
+    _, num_workers = world()
+    most = -(-num_rows // num_workers)
+    padding = rows.new_zeros((most - len(rows), *rows.shape[1:]))
+    group = None if rows.is_cuda else group_of_cpus()
+    gathered = gather_tensors(torch.cat([rows, padding]), group)
+    if num_rows == num_workers * most:
+        return gathered
+    shares = [own_range(num_rows, rank) for rank in range(num_workers)]
+    kept = [rank * most + share - share[0] for rank, share in enumerate(shares)]
+    return gathered[to_device(np.concatenate(kept), rows.device)]
+
+
 def gather_at_first(rows: NDArray[Any]) -> list[NDArray[Any]]:
     """Return every worker's ``rows``, of one shape, on the first worker; on the others nothing."""
     rank, num_workers = world()
@@ -138,9 +152,13 @@ def gather_arrays(array: NDArray[Any]) -> list[NDArray[Any]]:
     return [part[:length] for part, length in zip(stacked, lengths, strict=True)]
 
 
-def own_range(num_rows: int) -> NDArray[np.int64]:
-    """Return this worker's consecutive share of ``num_rows`` rows; shares differ by at most one."""
-    rank, num_workers = world()
+def own_range(num_rows: int, rank: int | None = None) -> NDArray[np.int64]:
+    """Return a worker's consecutive share of ``num_rows`` rows; shares differ by at most one.
+
+    ``rank`` None is this worker's.
+    """
+    own_rank, num_workers = world()
+    rank = own_rank if rank is None else rank
     return np.arange(rank * num_rows // num_workers, (rank + 1) * num_rows // num_workers)
 
 

@@ -16,13 +16,14 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ramen_ray.bases import NodeChoice
 from ramen_ray.data.arrays import Int64s, UInt64s, best_of_each
 from ramen_ray.data.prepared.csr import Csr, cumulative_sum, ragged_positions
 from ramen_ray.data.prepared.hashing import keyed_hash, uniforms
-from ramen_ray.method.distributed import gather_rows, world
+from ramen_ray.method.distributed import gather_own, own_range, world
 from ramen_ray.method.sampling.training_data import (
     ADS,
     QUERIES,
@@ -59,21 +60,18 @@ class Batch:
             parts += [(anchor_table(regularizer.anchor_set), anchors)]
         return parts
 
-    def gathered(self) -> "Batch":
-        """Return the global batch by one collective of the workers' CPUs."""
-        num_workers = world()[1]
-        if num_workers == 1:
+    def gathered(self, batch_size: int) -> "Batch":
+        """Return the global batch, of ``batch_size`` queries, by one collective of all CPUs."""
+        if world()[1] == 1:
             return self
-        parts = [ids for _, ids in self.drawn()]
-        flat = np.concatenate([ids.reshape(-1) for ids in parts])
-        of_workers = gather_rows(flat[None])
-        ends = np.cumsum([ids.size for ids in parts])[:-1]
-        queries, ads, hard_negatives, *rest = (
-            whole.reshape(num_workers * len(ids), *ids.shape[1:])
-            for whole, ids in zip(np.split(of_workers, ends, axis=1), parts, strict=True)
-        )
-        pairs = map(NodeAnchors, rest[::2], rest[1::2])
-        return Batch(queries, ads, hard_negatives, dict(zip(self.anchors, pairs, strict=True)))
+        parts = [ids.reshape(len(ids), -1) for _, ids in self.drawn()]
+        local = torch.from_numpy(np.concatenate(parts, axis=1))
+        ends = np.cumsum([ids.shape[1] for ids in parts])[:-1]
+        columns = np.split(gather_own(local, batch_size).numpy(), ends, axis=1)
+        queries, ads, hard_negatives, *rest = map(np.ascontiguousarray, columns)
+        pairs = map(NodeAnchors, *([ids[:, 0] for ids in rest[kind::2]] for kind in (0, 1)))
+        anchors = dict(zip(self.anchors, pairs, strict=True))
+        return Batch(queries[:, 0], ads, hard_negatives, anchors)
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,8 @@ class Sampler:
     @property
     def slots(self) -> range:
         """This worker's places in the global batch."""
-        rank, num_workers = world()
-        share = self.batch_size // num_workers
-        return range(rank * share, (rank + 1) * share)
+        own = own_range(self.batch_size)
+        return range(int(own[0]), int(own[-1]) + 1)
 
     def draw(
         self, step: int, sources: SamplingSources, regularizers: Collection[Regularizer]

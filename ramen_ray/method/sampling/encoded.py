@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ramen_ray.method.distributed import gather_dealt, gather_tensors, world
+from ramen_ray.method.distributed import gather_dealt, gather_own, world
 from ramen_ray.method.sampling.batches import Batch, SamplingSources
 from ramen_ray.method.sampling.step_inputs import Comparison, Pool, StepInputs
 
@@ -90,7 +90,7 @@ class EncodedBatch:
     @cached_property
     def clicked_in_pool(self) -> Tensor:
         """(B, L) bool, which ads of the ``ad_pool`` the batch's queries clicked: P_i ∩ L_B."""
-        return gather_tensors(self.own_clicked_in_pool)
+        return gather_own(self.own_clicked_in_pool, len(self.batch.queries))
 
     @cached_property
     def own_clicked_in_pool(self) -> Tensor:

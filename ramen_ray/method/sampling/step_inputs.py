@@ -15,7 +15,7 @@ from torch import Tensor
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr, ragged_positions
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.distributed import dealt_rows, staged, world
+from ramen_ray.method.distributed import dealt_rows, own_range, staged
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.batches import Batch
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
@@ -130,9 +130,11 @@ class StepInputs:
     added: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_local(cls, data: TrainingData, local: Batch, device: torch.device) -> "StepInputs":
-        """Make the inputs from this worker's ``local`` batch, by a collective of all CPUs."""
-        batch = local.gathered()
+    def from_local(
+        cls, data: TrainingData, local: Batch, batch_size: int, device: torch.device
+    ) -> "StepInputs":
+        """Make the inputs from this worker's share of a batch, by a collective of all CPUs."""
+        batch = local.gathered(batch_size)
         texts = BatchTexts.from_batch(batch, data.tables)
         queries, ads, hard_negatives, *rest = texts.positions
         nodes = dict(zip(batch.anchors, rest[::2], strict=True))
@@ -146,9 +148,8 @@ class StepInputs:
             pool: Pool,
             candidates: Int64s,
         ) -> Comparison:
-            first = world()[0] * len(rows)  # of this worker's rows among those of all
-            positions_of_rows = positions[first : first + len(rows)]
-            arrays = positions_of_rows, candidates, pool.find(drawn), pool.links(graphs, rows)
+            own = positions[own_range(len(positions))]
+            arrays = own, candidates, pool.find(drawn), pool.links(graphs, rows)
             return Comparison(pool, *(staged(array, device) for array in arrays))
 
         of_ads = _pool([batch.ads, batch.hard_negatives], [ads, hard_negatives])

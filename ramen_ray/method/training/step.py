@@ -108,7 +108,7 @@ def step_inputs(
     """Yield what each of ``steps`` computes on ``device``, prepared by the ``parts``."""
     for step in steps:
         local = sampler.draw(step, sources, objective.regularizers_at(step))
-        inputs = StepInputs.from_local(sampler.data, local, device)
+        inputs = StepInputs.from_local(sampler.data, local, sampler.batch_size, device)
         for part in parts:
             inputs = part.prepare(inputs)
         yield inputs

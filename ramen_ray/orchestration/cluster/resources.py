@@ -150,18 +150,18 @@ def task_share(workers: WorkersConfig) -> dict[str, float]:
 
 
 def check_resources(workers: WorkersConfig) -> None:
-    """Wait until the cluster can hold all workers at once; a ClusterError if it still cannot."""
+    """Wait until the cluster has room for the fewest workers; a ClusterError if it has not."""
     worker = worker_share(workers)
-    if has_room([worker] * workers.num_workers, workers.startup_timeout_s):
+    if has_room([worker] * workers.fewest, workers.startup_timeout_s):
         return
     free, offered = ray.available_resources(), ray.cluster_resources()
     per_worker = " and ".join(f"workers.{k.lower()}s_per_worker {n:g}" for k, n in worker.items())
     needs = " and ".join(
-        f"{workers.num_workers * n:g} {k}s (free: {free.get(k, 0):g} of {offered.get(k, 0):g})"
+        f"{workers.fewest * n:g} {k}s (free: {free.get(k, 0):g} of {offered.get(k, 0):g})"
         for k, n in worker.items()
     )
     raise ClusterError(
-        f"workers.num_workers {workers.num_workers} with {per_worker} needs {needs}, each "
+        f"workers.num_workers {workers.fewest} with {per_worker} needs {needs}, each "
         f"worker's on one machine and GPU; ask for less, add machines, or, if machines are still "
         f"starting, raise workers.startup_timeout_s ({workers.startup_timeout_s:g})"
     )

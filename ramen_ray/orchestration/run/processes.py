@@ -60,6 +60,8 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Variables for torch's allocator of GPU memory; the second is its earlier name."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interfaces by which several workers find each other."""
+NOTICED_WITHIN_S = 20.0  # by Ray, that a machine is lost
+SECONDS_BETWEEN_RESIZES = 60.0  # and the training goes on from its last checkpoint
 RAY_TRAIN = ".ray_train"  # in a run's folder: Ray Train's own files, none of which outlives it
 VALIDATION = "validation/"  # begins the names of validation's metrics in reports
 OUT_OF_MEMORY = re.compile(r"out of memory in step \d+: .*")  # what StepMemoryError says
@@ -173,13 +175,19 @@ def train_in_workers(
             was not replaced.
         KeyboardInterrupt: Ctrl-C.
     """
-    os.environ.setdefault(START_TIMEOUT, str(workers.startup_timeout_s))
+    is_fixed = workers.fewest == workers.num_workers
+    # Ray Train asks for a lost machine once more, until it knows that the machine is gone.
+    patience = workers.startup_timeout_s if is_fixed else NOTICED_WITHIN_S
+    os.environ.setdefault(START_TIMEOUT, str(patience))
     shutil.rmtree(folder / RAY_TRAIN, ignore_errors=True)  # of a driver that was killed
     trainer = TorchTrainer(
         train_loop_per_worker,
         train_loop_config={"train": train},
         scaling_config=ScalingConfig(
-            num_workers=workers.num_workers,
+            num_workers=(
+                workers.num_workers if is_fixed else (workers.fewest, workers.num_workers)
+            ),
+            elastic_resize_monitor_interval_s=SECONDS_BETWEEN_RESIZES,
             use_gpu=workers.use_gpu,
             resources_per_worker=worker_share(workers),
         ),
@@ -246,11 +254,11 @@ def _known_reason(error: TrainingFailedError, workers: WorkersConfig) -> UserErr
                 return died_too_often(workers.max_failures, failure)
         return None
     # The controller also ends where it waited for room in vain: is there any now?
-    needed = [worker_share(workers)] * workers.num_workers
+    needed = [worker_share(workers)] * workers.fewest
     if is_disk_full(end) or has_room(needed, MOMENT_S):
         return None
     return ClusterError(
-        f"workers were lost, and the cluster has had no room for all {workers.num_workers} since; "
+        f"workers were lost, and the cluster has had no room for {workers.fewest} since; "
         f"add machines, and run the same command again to go on (waited "
         f"{workers.max_failures + 1} times workers.startup_timeout_s)"
     )

@@ -201,7 +201,7 @@ class RunSetup(Setup[DualEncoder]):
         """Return figures of a step's pool, if the loss sees all of it."""
         if self.config.base.parts.loss == "triplet":
             return {}
-        batch = self.sampler.draw(step, state.sources, []).gathered()
+        batch = self.sampler.draw(step, state.sources, []).gathered(self.sampler.batch_size)
         return pool_figures(batch, self.sampler.data.clicks)
 
 

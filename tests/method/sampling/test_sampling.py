@@ -10,9 +10,10 @@ from scipy import stats
 from support import csr_of, rows_of
 
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.method.sampling import batches
+from ramen_ray.method import distributed
 from ramen_ray.method.sampling.batches import (
     Batch,
+    Clusters,
     Sampler,
     SamplingSources,
     draw_ads,
@@ -34,12 +35,12 @@ def shapes(draw_value):
 
 
 def _orders_of_workers(num_queries, batch_size, seed, epoch, num_workers):
-    share = batch_size // num_workers
-    slots = [range(rank * share, (rank + 1) * share) for rank in range(num_workers)]
+    ends = [rank * batch_size // num_workers for rank in range(num_workers + 1)]
+    slots = [range(*bounds) for bounds in pairwise(ends)]
     return [random_order(num_queries, batch_size, own, seed, epoch) for own in slots]
 
 
-@given(shapes(), st.sampled_from([2, 4]))
+@given(shapes(), st.sampled_from([2, 3, 4]))
 def test_an_epoch_takes_each_query_once_but_a_remainder_whatever_the_workers(shape, num_workers):
     num_queries, batch_size, _, _ = shape
     orders = _orders_of_workers(*shape, num_workers)
@@ -77,19 +78,19 @@ def _nodes(batch: Batch) -> np.ndarray:
     return np.column_stack([drawn.nodes for drawn in batch.anchors.values()])
 
 
-@pytest.mark.parametrize("num_workers", [2, 4])
+@pytest.mark.parametrize("num_workers", [2, 3])
 @pytest.mark.parametrize(
     ("clustered", "nodes"), [(False, "all"), (False, "rare"), (True, "clicked")]
 )
 def test_batches_do_not_depend_on_the_workers(prepared, num_workers, clustered, nodes, monkeypatch):
     data = TrainingData.from_prepared(prepared, REGULARIZERS)
     num_queries, draw = len(data.query_ids), np.random.default_rng(0)
-    clusters = batches.Clusters(draw.permutation(num_queries), 8) if clustered else None
+    clusters = Clusters(draw.permutation(num_queries), 8) if clustered else None
     shortlists = draw.integers(0, 40, size=(num_queries, 9), dtype=np.int32)
     sources = SamplingSources(data.graphs, clusters, shortlists)
 
     def draws_of(rank: int, world_size: int) -> list[np.ndarray]:
-        monkeypatch.setattr(batches, "world", lambda: (rank, world_size))
+        monkeypatch.setattr(distributed, "world", lambda: (rank, world_size))
         sampler = Sampler(data, 16, seed=3, num_hard_negatives=2, nodes=nodes)
         steps = range(2 * sampler.steps_per_epoch)
         drawn = [sampler.draw(step, sources, REGULARIZERS) for step in steps]

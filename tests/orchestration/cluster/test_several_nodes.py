@@ -1,6 +1,7 @@
 """Several machines: training over all of them, machines that are lost, machines that join."""
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, product
@@ -18,8 +19,9 @@ from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from support import WAITS_FOR_TASKS, Ended, contents_of, text_table, wait_until
 
-from ramen_ray.config import RunConfig, overlay
+from ramen_ray.config import RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.method.distributed import world
 from ramen_ray.method.retrieval.search import TopK, search
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.orchestration.cluster import resources
@@ -28,10 +30,11 @@ from ramen_ray.orchestration.deploy.asked import Asked
 from ramen_ray.orchestration.deploy.predict import Answered, predict
 from ramen_ray.orchestration.embed import FEW_TEXTS
 from ramen_ray.orchestration.prepare.pipeline import prepare
+from ramen_ray.orchestration.run import processes
 from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.orchestration.run.processes import START_TIMEOUT
+from ramen_ray.orchestration.run.processes import START_TIMEOUT, WorkerContext, train_in_workers
 from ramen_ray.orchestration.sharded_search import put_together, search_shards
 from ramen_ray.orchestration.tune.settings import SweepConfig
 from ramen_ray.orchestration.tune.sweep import SweepResult, sweep
@@ -254,6 +257,37 @@ def test_a_run_without_enough_machines_says_so_and_goes_on_when_there_are(
         _disturbed(lambda: fit(run), lambda: any(folder.glob("checkpoint_0*")), machines.lose)
     patient = overlay(run, {"workers.startup_timeout_s": 600})
     assert _disturbed(lambda: fit(patient), _waits, machines.add).metrics == unharmed.metrics
+
+
+def test_a_run_goes_on_with_fewer_workers(machines, config, unharmed, monkeypatch):
+    monkeypatch.setenv(START_TIMEOUT, "")
+    monkeypatch.delenv(START_TIMEOUT)
+    machines.become(1, 1)
+    run = overlay(config, {"name": "fewer", "workers.min_workers": 1})
+    folder = RunDirectory.of(config.output, "fewer").path
+    fewer = _disturbed(lambda: fit(run), lambda: any(folder.glob("checkpoint_0*")), machines.lose)
+    for row, of_splits in unharmed.metrics.items():
+        for split, metrics in of_splits.items():
+            assert fewer.metrics[row][split] == pytest.approx(metrics, abs=0.02), (row, split)
+
+
+def test_a_machine_that_joins_gets_a_worker(machines, tmp_path, monkeypatch):
+    monkeypatch.setenv(START_TIMEOUT, "20")
+    monkeypatch.setattr(processes, "SECONDS_BETWEEN_RESIZES", 1.0)
+    machines.become(1)
+
+    def wait_for_another(worker: WorkerContext) -> int:
+        num_workers = world()[1]
+        (tmp_path / f"{num_workers}").touch()
+        while num_workers == 1:
+            time.sleep(0.1)
+        return num_workers
+
+    def train() -> int:
+        workers = WorkersConfig(num_workers=3, min_workers=1, cpus_per_worker=1)
+        return train_in_workers(wait_for_another, workers, tmp_path)
+
+    assert _disturbed(train, (tmp_path / "1").exists, machines.add) == 2
 
 
 def _waits() -> bool:
