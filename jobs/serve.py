@@ -7,16 +7,19 @@ Examples:
 Before you open the port to others: docs/reference/security.md.
 """
 
+import gc
 import shlex
 import socket
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
-from ramen_ray.config import ConfigError
+from ramen_ray.config import ConfigError, PositiveFloat
 from ramen_ray.long_work import logged_progress
+
+SECONDS_TO_END = 3.0  # that threads have
 
 
 class ServeSettings(ModelSettings):
@@ -26,6 +29,11 @@ class ServeSettings(ModelSettings):
     """Address to listen at; 0.0.0.0 lets other machines in."""
     port: Annotated[int, Field(ge=1, le=65_535)] = 5001
     """Port to listen at."""
+    follow_s: PositiveFloat = 5.0
+    """Seconds between looks at the version that has the alias; a new one is served from then on."""
+    log: Literal["minutes", "requests", "queries"] = "minutes"
+    """What is logged: a line for each minute with requests, also one of JSON for each request, or
+    with its queries."""
 
 
 def main() -> None:
@@ -34,21 +42,21 @@ def main() -> None:
     listening = _listening(settings.host, settings.port)
     registry = settings.registry()
     with logged_progress("loading libraries"):
-        import uvicorn
-
+        from ramen_ray.orchestration.serve.connections import server_of
         from ramen_ray.orchestration.serve.server import app_of
     with logged_progress(f"loading {settings.model}"):
-        app = app_of(registry, settings.model)
+        app = app_of(registry, settings.model, settings.follow_s, settings.log)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}"
-    print(f"serving: {settings.model} at {url}")
+    print(f"serving: {app.state.following.served} at {url}")
     print(
         f"ask:     curl --silent --header 'Content-Type: application/json' "
         f"{shlex.quote(f'{url}/invocations')} "
         """--data '{"inputs": ["a query"], "params": {"top_k": 3}}'""",
         flush=True,
     )
-    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
+    gc.freeze()  # what stays is not looked through again
+    server_of(app).run(sockets=[listening])
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -64,4 +72,4 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 if __name__ == "__main__":
-    sys.exit(run_job(main))
+    sys.exit(run_job(main, SECONDS_TO_END))

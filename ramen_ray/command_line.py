@@ -144,11 +144,12 @@ class FilterSettings(Section):
         return values
 
 
-def run_job(job: Callable[[], int | None]) -> int:
+def run_job(job: Callable[[], int | None], seconds_to_end: float | None = None) -> int:
     """Run ``job``, which may return an exit code; a user's error becomes one message and code 2.
 
     So does a full disk, or a file that the system refuses. SIGINT ends the job with code 130,
-    SIGTERM with 143; both unwind, so that runs and folders are closed.
+    SIGTERM with 143; both unwind, so that runs and folders are closed. Threads that do not end in
+    ``seconds_to_end``, by default SECONDS_TO_END, after that are left.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_Redacting("%(message)s"))
@@ -170,7 +171,7 @@ def run_job(job: Callable[[], int | None]) -> int:
             text = "\n".join(map(printable, message.split("\n")))
             print(f"error: {text}", file=sys.stderr)  # noqa: T201
         except KeyboardInterrupt as stop:
-            return _ended_by(ended_by[-1], str(stop))
+            return _ended_by(ended_by[-1], str(stop), seconds_to_end or SECONDS_TO_END)
     return USER_ERROR_CODE
 
 
@@ -195,14 +196,14 @@ def _unwinding_at_signals() -> Iterator[list[signal.Signals]]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # amid the exit there is nothing to unwind
 
 
-def _ended_by(number: signal.Signals, advice: str) -> int:
+def _ended_by(number: signal.Signals, advice: str, seconds: float) -> int:
     """Say what has ended the job, and what to do next; return its exit code."""
     is_lost = number == LOST
     said = f"error: {RAY_IS_LOST}" if is_lost else "; ".join(filter(None, ["interrupted", advice]))
     print(said, file=sys.stderr)  # noqa: T201
     sys.stdout.flush()
     code = USER_ERROR_CODE if is_lost else 128 + number
-    last = threading.Timer(SECONDS_TO_END, os._exit, [code])  # if threads, or Ray, do not end
+    last = threading.Timer(seconds, os._exit, [code])  # if threads, or Ray, do not end
     last.daemon = True
     last.start()
     return code

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 _END = r"(?=[])}>'\",.:;]*(?:\s|$))"
 _IN_TEXT = re.compile(
-    r"(\w[\w+.-]*://)"
+    r"(\w[\w+.-]{0,30}://)"  # without a limit a long word takes hours
     # a password may have spaces, but what looks like a port and then words is a port
     rf"([^\s/@]*:(?!\d+(?:\W|$))\S[^\n@]*@\S*?|\S*?){_END}"
 )

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import mlflow
 import numpy as np
@@ -18,7 +20,7 @@ from mlflow.pyfunc import FLAVOR_NAME
 from ramen_ray.answering import code_of
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.contents import content_digest
-from ramen_ray.data.store.made_folder import checksum_files, find_damage
+from ramen_ray.data.store.made_folder import checksum_files, find_damage, owned_folder
 from ramen_ray.errors import UserError, first_line_of, redacted_reason, shown_address
 from ramen_ray.naming import naming_fault
 from ramen_ray.tracking.moved_store import place_beside
@@ -44,6 +46,7 @@ ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for a model that does not exist, and for a name that no model can have."""
 NO_FILE = "No such artifact"  # how MLflow's message begins
 FILES = ("ads.parquet", "encoder", "index.faiss", "retriever.json")
+MOST_SAID = 500
 LOST = "the store has lost files of it: bring them back, or train again under another name"
 
 
@@ -58,6 +61,7 @@ class LoggedRetriever:
     model_id: str  # id of the logged model
     run_id: str  # the run that logged it
     metadata: dict[str, Any]  # kept with it, such as the dataset's fingerprint and ``num_ads``
+    made_at: datetime  # in UTC
 
     @property
     def uri(self) -> str:
@@ -182,6 +186,15 @@ class Registry:
         with registry_errors(self.uri):
             self.client.update_model_version(name, number, text)
 
+    def pinned(self, model_uri: str) -> str:
+        """Return the URI of the version that an alias names now; others as they are."""
+        name, at, alias = model_uri.removeprefix(MODELS).rpartition("@")
+        if not at:
+            return model_uri
+        with registry_errors(self.uri):
+            version = self.client.get_model_version_by_alias(name, alias).version
+        return f"{MODELS}{name}/{version}"
+
     def look_up(self, model_uri: str) -> LoggedRetriever:
         """Read the metadata of a ``models:/`` URI; a RegistryError if it is no retriever."""
         with registry_errors(self.uri):
@@ -192,7 +205,8 @@ class Registry:
         metadata = model.metadata or {}
         if "dataset_fingerprint" not in metadata:
             raise RegistryError(f"{model_uri} is not a retriever of this project")
-        return LoggedRetriever(str(model.model_id), model.run_id, metadata)
+        made_at = datetime.fromisoformat(model.utc_time_created).replace(tzinfo=UTC)
+        return LoggedRetriever(str(model.model_id), model.run_id, metadata, made_at)
 
     def trained_by(self, retriever: LoggedRetriever) -> str:
         """Return the id of the run that trained a retriever, or what it was copied from."""
@@ -208,25 +222,26 @@ class Registry:
         It answers by the code that it keeps.
         """
         try:
-            folder = own_folder(self._fetch(model_uri, None))
-            loaded: Retriever = code_of(folder).Retriever(folder, device)
+            with owned_folder() as aside:
+                folder = self.download(model_uri, aside, may_stay=True)
+                loaded: Retriever = code_of(folder).Retriever(folder, device)
             return loaded
         except FileNotFoundError as error:
             raise RegistryError(f"{model_uri} cannot be loaded: {LOST} ({error})") from error
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             raise RegistryError(f"{model_uri} cannot be loaded: {first_line_of(error)}") from error
 
-    def copy(self, model_uri: str, folder: Path) -> Path:
+    def copy(self, model_uri: str, folder: Path, may_stay: bool = False) -> Path:
         """Copy a retriever into ``folder``; returns its folder there, which :meth:`load` takes too.
 
+        One that is on this machine is not copied if it ``may_stay``: its folder is returned.
         Raises a RegistryError if some of its files are gone or damaged.
         """
         folder.mkdir(exist_ok=True)
-        return self._fetch(model_uri, str(folder))
-
-    def _fetch(self, model_uri: str, folder: str | None) -> Path:
         with registry_errors(self.uri):
-            fetched = Path(download_artifacts(self._place(model_uri), dst_path=folder))
+            place = self._place(model_uri)
+            is_here = may_stay and Path(place).is_dir()
+            fetched = Path(download_artifacts(place, dst_path=None if is_here else str(folder)))
             retriever = own_folder(fetched)
         if missing := [name for name in FILES if not (retriever / name).exists()]:
             raise RegistryError(f"{model_uri} has no {', '.join(missing)}; {LOST}")
@@ -236,36 +251,34 @@ class Registry:
         return fetched
 
     def _place(self, model_uri: str) -> str:
-        """Return the folder of a retriever whose store was moved with it, or else its URI."""
-        source = model_uri
-        reference = model_uri.removeprefix(MODELS)
-        name, at, alias = reference.rpartition("@")
-        if at:
-            source = self.client.get_model_version_by_alias(name, alias).source
-        name, _, version = reference.rpartition("/")
+        """Return the folder of a retriever that is on this machine, or else its URI."""
+        source = self.pinned(model_uri)
+        name, _, version = source.removeprefix(MODELS).rpartition("/")
         if name and version.isdecimal():
             source = self.client.get_model_version(name, version).source
         model_id = source.removeprefix(MODELS)
         if model_id == source or "/" in model_id:  # a folder, or what only MLflow understands
             return model_uri
-        model = self.client.get_logged_model(model_id)
-        return str(place_beside(self.uri, model.artifact_location) or model_uri)
+        address = self.client.get_logged_model(model_id).artifact_location
+        here = place_beside(self.uri, address) or Path(unquote(address.removeprefix("file://")))
+        return str(here) if here.is_dir() else model_uri
 
-    def download(self, model_uri: str, folder: Path) -> Path:
-        """Copy a retriever into ``folder``; returns the path of its own folder."""
-        return own_folder(self.copy(model_uri, folder))
+    def download(self, model_uri: str, folder: Path, may_stay: bool = False) -> Path:
+        """Do what :meth:`copy` does; returns the folder that the run wrote."""
+        return own_folder(self.copy(model_uri, folder, may_stay))
 
 
 def ask(retriever: "Retriever", queries: Sequence[Any], params: Mapping[str, Any]) -> pa.Table:
     """Return what :meth:`Retriever.answer` does, with the ``params`` that are not None.
 
-    Raises a RegistryError if they ask for too much, or for what the retriever does not have.
+    Raises a RegistryError if they ask for too much, or for what the retriever does not have; its
+    message has at most MOST_SAID characters of a request.
     """
     options = {name: value for name, value in params.items() if value is not None}
     try:
         return retriever.answer(queries, **options)
     except retriever.refusal as error:
-        raise RegistryError(str(error)) from None
+        raise RegistryError(str(error)[:MOST_SAID]) from None
 
 
 def matching_rows(folder: Path, wanted: Mapping[str, Sequence[str]]) -> Int64s:
@@ -284,14 +297,14 @@ def matching_rows(folder: Path, wanted: Mapping[str, Sequence[str]]) -> Int64s:
 
 
 def ask_once(retriever: "Retriever") -> None:
-    """Ask a retriever a query before it is promoted; a RegistryError if it does not answer."""
+    """Ask a retriever a query before it is taken; a RegistryError if it does not answer."""
     try:
         (row,) = ask(retriever, ["a query"], {"top_k": 1}).to_pylist()
         fault = row["error"] or ("" if row["ads"] else "it finds no ad")
     except Exception as error:  # of any library that it runs
         fault = first_line_of(error)
     if fault:
-        raise RegistryError(f"the retriever does not answer, and is not promoted: {fault}")
+        raise RegistryError(f"the retriever does not answer, and is not taken: {fault}")
 
 
 def own_folder(copied: Path) -> Path:

@@ -1,94 +1,153 @@
 """A retriever over HTTP: what is wrong or too large is refused in one sentence."""
 
+import asyncio
 import json
-from typing import Annotated, Any
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from ramen_ray.answering.requests import MAX_QUERIES
-from ramen_ray.tracking.registry import Registry, RegistryError, ask
+from ramen_ray.orchestration.serve.asked import ADVICE, asked_by
+from ramen_ray.orchestration.serve.connections import JSON, RETRY, BusyError
+from ramen_ray.orchestration.serve.exchanges import INVOCATIONS, Bodies, Exchanges, Log
+from ramen_ray.orchestration.serve.figures import Figures
+from ramen_ray.orchestration.serve.following import Following
+from ramen_ray.orchestration.serve.lane import Answered, Lane
+from ramen_ray.tracking.registry import MOST_SAID, Registry, RegistryError
 
-MAX_BODY_BYTES = 16_000_000  # of two million characters, of which each may take six bytes or more
-MOST_SAID = 500  # characters of a request that are told back
-ADVICE = 'post {"inputs": ["a query"]} as JSON to /invocations'
-
-
-class Params(BaseModel, extra="forbid"):
-    """What a request may set of its answers; the retriever checks the values."""
-
-    top_k: Any = None
-    filter: Any = None
-    min_score: Any = None
-
-
-class Asked(BaseModel, extra="forbid"):
-    """The body of a request."""
-
-    inputs: Annotated[list[Any], Field(max_length=MAX_QUERIES)]
-    params: Params = Params()
+ANSWER_S = 60.0  # that a request waits for its turn and its answer
+# A request that is not larger is answered with others, before those that are.
+SMALL_BODY_BYTES = 65_536
+SMALL_ANSWERS = 2_000
+QUERIES_TOGETHER = 64
+MOST_WAITING = 256
+MOST_LARGE_WAITING = 8
+MINUTE_S = 60.0
 
 
-def app_of(registry: Registry, model_uri: str) -> FastAPI:
-    """Load a retriever, and make its web application.
+def app_of(
+    registry: Registry, model_uri: str, follow_s: float = 5.0, log: Log = "minutes"
+) -> Starlette:
+    """Load a retriever, and make its web application, which follows an alias every ``follow_s``.
 
     As with `mlflow models serve`, `POST /invocations` answers `{"inputs": [text, ...], "params":
-    {...}}` by `{"predictions": [...]}`, and `GET /health` by null. What is wrong with a
-    request has a status from 400 to 499, and a sentence.
+    {...}}` by `{"predictions": [...]}`. `GET /health` and `/ready` describe the version that is
+    served, `/metrics` has figures for Prometheus. What is wrong with a request has a status from
+    400 to 499, and a sentence; 503 says to ask again.
     """
-    retriever = registry.load(model_uri)
-    app = FastAPI(openapi_url=None, redirect_slashes=False)  # no client says where to go on
-    app.add_middleware(_Limited)
+    figures = Figures()
+    service = _Service(Following(registry, model_uri, figures), figures)
 
-    @app.get("/health")
-    def health() -> None: ...
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        thread = ThreadPoolExecutor(1)
+        works = {figures.log_minute: MINUTE_S, service.following.look: follow_s}
+        tasks = [
+            asyncio.create_task(_every(seconds, thread, work)) for work, seconds in works.items()
+        ]
+        yield
+        for task in tasks:
+            task.cancel()
 
-    @app.post("/invocations")
-    def invocations(asked: Asked) -> JSONResponse:
-        answers = ask(retriever, asked.inputs, asked.params.model_dump())
-        return JSONResponse({"predictions": answers.to_pylist()})
-
-    @app.exception_handler(RegistryError)
-    def refused(_: Request, error: RegistryError) -> Response:
-        return _refusal(400, str(error))
-
-    @app.exception_handler(RequestValidationError)
-    def not_understood(_: Request, error: RequestValidationError) -> Response:
-        fault = error.errors()[0]
-        place = ".".join(str(part) for part in fault["loc"][1:])
-        return _refusal(400, f"{fault['msg']}: {place or 'the request'}; {ADVICE}")
-
-    @app.exception_handler(HTTPException)
-    def not_read(_: Request, error: HTTPException) -> Response:
-        return _refusal(error.status_code, f"{error.detail}; {ADVICE}")
-
+    app = Starlette(
+        routes=[
+            Route("/health", service.health),
+            Route("/ready", service.ready),
+            Route("/metrics", service.metrics),
+            Route(INVOCATIONS, service.invocations, methods=["POST"]),
+        ],
+        middleware=[Middleware(Exchanges, figures=figures, log=log)],
+        exception_handlers={
+            RegistryError: _refused,
+            HTTPException: _not_read,
+            BusyError: _busy,
+            TimeoutError: _busy,
+        },
+        lifespan=lifespan,
+    )
+    app.state.following = service.following
+    app.router.redirect_slashes = False  # no client says where to go on
     return app
 
 
-class _Limited:
-    """An application that reads no more of a request than MAX_BODY_BYTES."""
+class _Service:
+    """The pages of the application."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, following: Following, figures: Figures) -> None:
+        self.following = following
+        self.figures = figures
+        self.small = Lane(following, figures, MOST_WAITING, QUERIES_TOGETHER)
+        self.large = Lane(following, figures, MOST_LARGE_WAITING, 1)
+        self.bodies = Bodies()
+        figures.watch(lambda: len(self.small.waiting) + len(self.large.waiting))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        num_bytes = 0
+    async def health(self, _: Request) -> Response:
+        """Describe the version that is served."""
+        return _json(200, self.following.served.described())
 
-        async def receive_part() -> Message:
-            nonlocal num_bytes
-            part = await receive()
-            num_bytes += len(part.get("body", b""))
-            if num_bytes > MAX_BODY_BYTES:
-                raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES} bytes")
-            return part
+    async def ready(self, _: Request) -> Response:
+        """Do the same, but with the status 503 while requests are refused."""
+        return _json(503 if self.small.is_full else 200, self.following.served.described())
 
-        await self.app(scope, receive_part, send)
+    async def metrics(self, _: Request) -> Response:
+        """Return figures."""
+        return Response(self.figures.exposed(), media_type=CONTENT_TYPE_LATEST)
+
+    async def invocations(self, request: Request) -> Response:
+        """Answer queries."""
+        noted = request.state.noted
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+            raise HTTPException(400, f"the request is not of the type {JSON}")
+        async with self.bodies.read(request) as body, asyncio.timeout(ANSWER_S):
+            noted["began"] = time.monotonic()
+            answered = await self._answer(body, noted)
+            noted["ended"] = time.monotonic()
+        noted["model"] = answered.served.uri
+        content = b'{"predictions": [' + b", ".join(answered.rows) + b"]}"
+        return Response(content, 200, {"X-Model": quote(answered.served.uri, "/:")}, JSON)
+
+    async def _answer(self, body: bytes, noted: dict[str, Any]) -> Answered:
+        is_small = len(body) <= SMALL_BODY_BYTES
+        if is_small:
+            asked = asked_by(body)
+        else:
+            loop = asyncio.get_running_loop()
+            asked = await loop.run_in_executor(self.large.thread, asked_by, body)
+        noted["queries"] = len(asked.inputs)
+        noted["texts"] = asked.inputs
+        is_small = is_small and asked.num_answers <= SMALL_ANSWERS
+        return await (self.small if is_small else self.large).answer(asked)
 
 
-def _refusal(status: int, why: str) -> Response:
+async def _refused(_: Request, error: Exception) -> Response:
+    return _json(400, {"error": str(error)[:MOST_SAID]})
+
+
+async def _not_read(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json(error.status_code, {"error": f"{error.detail}; {ADVICE}"[:MOST_SAID]})
+
+
+async def _busy(_: Request, __: Exception) -> Response:
+    return _json(503, {"error": "the server is busy"}, RETRY)
+
+
+async def _every(seconds: float, thread: ThreadPoolExecutor, work: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        await asyncio.get_running_loop().run_in_executor(thread, work)
+
+
+def _json(status: int, content: object, headers: dict[str, str] | None = None) -> Response:
     # json escapes half surrogate pairs, which JSONResponse cannot encode
-    return Response(json.dumps({"error": why[:MOST_SAID]}), status, media_type="application/json")
+    return Response(json.dumps(content), status, headers, JSON)

@@ -2,17 +2,30 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection
+from typing import Any
 
 import pytest
 from conftest import free_port
-from fastapi.testclient import TestClient
-from support import ROOT, running
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+from stores import choose
+from support import PATIENCE_S, ROOT, running, wait_until, write_rows
 
-from ramen_ray.orchestration.serve.server import MAX_BODY_BYTES, app_of
-from ramen_ray.tracking.registry import Registry
+from jobs import index, promote
+from ramen_ray.orchestration.serve import connections, exchanges, lane, server
+from ramen_ray.orchestration.serve.connections import server_of
+from ramen_ray.orchestration.serve.exchanges import MAX_BODY_BYTES
+from ramen_ray.orchestration.serve.server import app_of
+from ramen_ray.tracking.registry import Registry, ask
 
 AS_JSON = {"Content-Type": "application/json"}
 
@@ -50,7 +63,7 @@ def test_a_query_that_is_no_text_has_an_error_in_its_row(client):
 @pytest.mark.parametrize(
     ("content", "headers", "sentence"),
     [
-        (b'{"inputs": ' + b"[" * 100_000, AS_JSON, "parsing the body"),
+        (b'{"inputs": ' + b"[" * 100_000, AS_JSON, "no JSON"),
         (b"\x00\xff" * 1_000, AS_JSON, "JSON"),
         (b'["oak"]', AS_JSON, "the request"),
         (b'{"instances": [{"query": "oak"}]}', AS_JSON, "inputs"),
@@ -65,7 +78,15 @@ def test_a_query_that_is_no_text_has_an_error_in_its_row(client):
         (b'{"inputs": ["oak"], "params": {"min_score": true}}', AS_JSON, "min_score is True"),
         (b'{"inputs": ["oak"], "params": {"filter": ["a"]}}', AS_JSON, "filter is ['a']"),
         (b'{"inputs": ["oak"], "params": {"filter": {"\\ud800": "a"}}}', AS_JSON, "no column"),
-        (b'{"inputs": [1], "' + b"k" * 100_000 + b'": 1}', AS_JSON, "kkk"),
+        (b'{"inputs": [1], "' + b"k" * 1_000_000 + b'": 1}', AS_JSON, "kkk"),
+        (
+            b'{"inputs": ["oak"], "params": {"filter": {"' + b"k" * 1_000_000 + b'": "a"}}}',
+            AS_JSON,
+            "no column 'kkk",
+        ),
+        (b'{"inputs": [' + b"1," * 300_000 + b"1]}", AS_JSON, "200000 values"),
+        (b'{"inputs": [' + rb'"\\", ' * 300_000 + b"1]}", AS_JSON, "200000 values"),
+        ('{"inputs": ["oak"]}'.encode("utf-16"), AS_JSON, "no JSON"),
         (json.dumps({"inputs": ["oak"] * 10_001}).encode(), AS_JSON, "10000"),
         (json.dumps({"inputs": ["x" * 9_999] * 201}).encode(), AS_JSON, "2000000"),
     ],
@@ -87,6 +108,174 @@ def test_no_client_is_sent_to_another_address(client):
     assert too_large.json().keys() == {"error"}
 
 
+@contextmanager
+def _serving(app: Starlette) -> Iterator[int]:
+    """Serve in a thread until the block ends; yields the port."""
+    server = server_of(app)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+def _asked(port: int, path: str, body: Any = None, **headers: str) -> Any:
+    """Return status, headers and content of an answer."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    method = "GET" if body is None else "POST"
+    connection.request(method, path, json.dumps(body), AS_JSON | headers)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    is_json = answer.headers["Content-Type"] == "application/json"
+    return answer.status, answer.headers, json.loads(content) if is_json else content.decode()
+
+
+def _figures(port: int) -> dict[str, float]:
+    lines = _asked(port, "/metrics")[2].splitlines()
+    pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    return {name: float(value) for name, value in pairs}
+
+
+def test_an_alias_is_followed_while_clients_ask(store, dataset_path, done, caplog, tmp_path):
+    name = "models:/followed@champion"
+    expected = {}
+    registry = Registry(store.uri)
+    for version, noise in (("1", 0.0), ("2", 3.0)):
+        store.champion("followed", noise, dataset_path)
+        uri = f"models:/followed/{version}"
+        expected[uri] = registry.load(uri).answer(["robin nest"], 3).to_pylist()
+    assert expected["models:/followed/1"] != expected["models:/followed/2"]
+    app = app_of(registry, name, follow_s=0.05)
+    ended = threading.Event()
+    body = {"inputs": ["robin nest"], "params": {"top_k": 3}}
+
+    def ask_on(_: int) -> Counter[str]:
+        answered = Counter[str]()
+        while not ended.is_set():
+            status, headers, content = _asked(port, "/invocations", body)
+            assert status == 200
+            assert content["predictions"] == expected[headers["X-Model"]]
+            answered[headers["X-Model"]] += 1
+        return answered
+
+    def is_served(version: str) -> bool:
+        return _asked(port, "/ready")[2]["version"] == version
+
+    restore = (promote, "--restore", "--name", "followed", "--output", store.output)
+    with _serving(app) as port, ThreadPoolExecutor(4) as pool:
+        clients = pool.map(ask_on, range(4))
+        try:
+            done(*restore)
+            wait_until(lambda: is_served("1"), "the version before is not served")
+            for version in "212":
+                store.client.set_registered_model_alias("followed", "champion", version)
+                wait_until(lambda v=version: is_served(v), f"version {version} is not served")
+        finally:
+            ended.set()
+        counts = sum(clients, Counter())
+        assert counts.keys() == expected.keys()
+        described = _asked(port, "/health")[2]
+        assert described["model"] == "models:/followed/2"
+        assert described["ads"] == 40
+        assert described["run"] == registry.look_up("models:/followed/2").run_id
+        figures = _figures(port)
+        assert figures['ramen_requests_total{status="200"}'] == counts.total()
+        assert figures["ramen_refused_loads_total"] == 0
+
+        rows = [[f"A{n}", "oak"] for n in range(3)]
+        few = write_rows(tmp_path / "few.csv", "ad_id text", rows)
+        to = ("--model", name, "--output", store.output)
+        done(index, *to, "--sync", few, "--allow-lost-ads")
+        wait_until(lambda: "fewer than half of 40" in caplog.text, caplog.text)
+        found = registry.find_logged(store.run(0.0, dataset_path), None)
+        damaged = next(store.output.glob(f"mlartifacts/models/{found[1]}/**/index.faiss"))
+        damaged.write_bytes(damaged.read_bytes()[:-9])
+        choose(registry, "followed", *found)
+        wait_until(lambda: "models:/followed/4 is damaged" in caplog.text, caplog.text)
+        assert _figures(port)["ramen_refused_loads_total"] == 2
+        assert is_served("2")
+        assert (
+            _asked(port, "/invocations", body)[2]["predictions"] == expected["models:/followed/2"]
+        )
+
+
+def test_requests_that_wait_are_answered_together_or_refused(store, logged_retriever, monkeypatch):
+    monkeypatch.setattr(server, "MOST_WAITING", 12)
+    texts = ["robin nest", "oak", "ship", "saw", ""]
+    expected = Registry(store.uri).load(logged_retriever, "cpu").answer(texts, 3).to_pylist()
+    app = app_of(Registry(store.uri), logged_retriever)
+    may_answer = threading.Event()
+    asked = []
+
+    def ask_later(retriever: Any, queries: list[Any], params: dict[str, Any]) -> Any:
+        asked.append(len(queries))
+        may_answer.wait(PATIENCE_S)
+        return ask(retriever, queries, params)
+
+    monkeypatch.setattr(lane, "ask", ask_later)
+
+    def send(number: int) -> Any:
+        top_k = 0 if number == 9 else 3
+        body = {"inputs": texts[number % 5 :], "params": {"top_k": top_k}}
+        return _asked(port, "/invocations", body)
+
+    def is_waiting(number: int) -> bool:
+        return _figures(port)["ramen_waiting_requests"] == number
+
+    with _serving(app) as port, ThreadPoolExecutor(13) as pool:
+        first = pool.submit(send, 0)
+        wait_until(lambda: asked, "nothing is answered")
+        others = [pool.submit(send, number) for number in range(12)]
+        wait_until(lambda: is_waiting(12), "nothing waits")
+        assert _asked(port, "/ready")[0] == 503
+        status, headers, content = send(0)
+        assert (status, headers["Retry-After"]) == (503, "1")
+        assert "busy" in content["error"]
+        may_answer.set()
+        assert first.result()[2]["predictions"] == expected
+        for number, other in enumerate(others):
+            status, _, content = other.result()
+            if number == 9:
+                assert status == 400
+                assert "top_k is 0" in content["error"]
+            else:
+                assert [row["ads"] for row in content["predictions"]] == [
+                    row["ads"] for row in expected[number % 5 :]
+                ]
+    assert sorted(asked) == [1, 5, 38]  # what is refused, the first, and what waited
+
+
+HALF = (
+    b"POST /invocations HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\nContent-Type: application/json"
+)
+
+
+def test_a_client_that_hangs_costs_a_connection(store, logged_retriever, monkeypatch, caplog):
+    monkeypatch.setattr(connections, "EXCHANGE_S", 1.0)
+    monkeypatch.setattr(exchanges, "BODY_S", 0.5)
+    app = app_of(Registry(store.uri), logged_retriever)
+    body = json.dumps({"inputs": ["oak"] * 5_000, "params": {"top_k": 40}}).encode()
+    large = HALF.replace(b"99", str(len(body)).encode()) + b"\r\n\r\n" + body
+    with _serving(app) as port, ExitStack() as clients:
+        texts = [b"", HALF, HALF + b"\r\n\r\n{", b"\xff\r\n\r\n", large]
+        opened = [socket.create_connection(("127.0.0.1", port), PATIENCE_S) for _ in texts]
+        for client, text in zip(opened, texts, strict=True):
+            clients.enter_context(client)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(text)
+        assert _asked(port, "/invocations", {"inputs": ["oak"]})[0] == 200
+        for client, begin in zip(opened, (b"", b"", b"HTTP/1.1 408"), strict=False):
+            assert client.recv(12) == begin
+        answered = 'ramen_requests_total{status="200"}'  # in vain, too
+        wait_until(lambda: _figures(port).get(answered) == 2, "the answer is not cut")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_the_job_serves_until_it_is_stopped(store, logged_retriever, tmp_path):
     port, log = free_port(), tmp_path / "server.log"
     command = [sys.executable, str(ROOT / "jobs/serve.py"), "--model", logged_retriever]
@@ -94,10 +283,12 @@ def test_the_job_serves_until_it_is_stopped(store, logged_retriever, tmp_path):
     environment = {**os.environ, "MLFLOW_TRACKING_URI": store.uri}
     address = f"http://127.0.0.1:{port}"
     with running(command, log, f"{address}/health", env=environment, cwd=tmp_path) as server:
-        assert f"serving: {logged_retriever} at {address}" in log.read_text()
+        assert f"serving: {logged_retriever} (40 ads, made " in log.read_text()
         second = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True)
         assert second.returncode == 2
         assert f"error: cannot listen at 127.0.0.1, port {port}: Add".encode() in second.stderr
-        server.terminate()
-        assert server.wait(30) == 143
+        with socket.create_connection(("127.0.0.1", port)) as hanging:
+            hanging.sendall(HALF + b"\r\n\r\n{")
+            server.terminate()
+            assert server.wait(10) == 143
     assert "Traceback" not in log.read_text()

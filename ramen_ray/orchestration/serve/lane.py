@@ -1,0 +1,126 @@
+"""Requests that wait are answered together, in a thread, by the version that is served then."""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ramen_ray.orchestration.serve.asked import Asked
+from ramen_ray.orchestration.serve.connections import BusyError
+from ramen_ray.orchestration.serve.figures import Figures
+from ramen_ray.orchestration.serve.following import Following, Served
+from ramen_ray.tracking.registry import ask
+
+ROWS_AT_ONCE = 64  # that are spelt out while other threads wait
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Rows of JSON, and the version that found them."""
+
+    rows: list[bytes]
+    served: Served
+
+
+Result = Answered | Exception
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    asked: Asked
+    alike: str  # equal for requests that can be answered together
+    result: asyncio.Future[Answered]
+
+
+class Lane:
+    """A queue of requests, and the thread that answers them.
+
+    Attributes:
+        thread: does what takes long, one thing after another.
+    """
+
+    def __init__(
+        self, following: Following, figures: Figures, most_waiting: int, most_queries: int
+    ) -> None:
+        """Let ``most_waiting`` requests wait, and answer ``most_queries`` together."""
+        self.following = following
+        self.figures = figures
+        self.most_waiting = most_waiting
+        self.most_queries = most_queries
+        self.thread = ThreadPoolExecutor(1)
+        self.waiting = deque[_Waiting]()
+        self._work: asyncio.Task[None] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more requests may wait."""
+        return len(self.waiting) >= self.most_waiting
+
+    async def answer(self, asked: Asked) -> Answered:
+        """Wait for an answer; raises a RegistryError if there is none, a BusyError if many wait."""
+        if self.is_full:
+            raise BusyError
+        params = repr(asked.params)  # which tells true from 1
+        entry = _Waiting(asked, params, asyncio.get_running_loop().create_future())
+        self.waiting.append(entry)
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._work_off())
+        return await entry.result
+
+    async def _work_off(self) -> None:
+        loop = asyncio.get_running_loop()
+        while batch := self._next_batch():
+            requests = [entry.asked for entry in batch]
+            results = await loop.run_in_executor(self.thread, self._answer, requests)
+            for entry, result in zip(batch, results, strict=True):
+                if entry.result.done():  # nobody waits any more
+                    continue
+                if isinstance(result, Answered):
+                    entry.result.set_result(result)
+                else:
+                    entry.result.set_exception(result)
+
+    def _next_batch(self) -> list[_Waiting]:
+        """Take the request that has waited longest, and those that can be answered with it."""
+        batch = list[_Waiting]()
+        others = deque[_Waiting]()
+        num_queries = 0
+        while self.waiting:
+            entry = self.waiting.popleft()
+            if entry.result.done():
+                continue
+            num_queries += len(entry.asked.inputs)
+            is_like = not batch or entry.alike == batch[0].alike
+            if is_like and (not batch or num_queries <= self.most_queries):
+                batch.append(entry)
+            else:
+                others.append(entry)
+        self.waiting = others
+        return batch
+
+    def _answer(self, requests: Sequence[Asked]) -> list[Result]:
+        served = self.following.served
+        queries = [query for asked in requests for query in asked.inputs]
+        params = requests[0].params.model_dump()
+        try:
+            answers = ask(served.retriever, queries, params)
+        except Exception as error:
+            if len(requests) > 1:  # each for itself: they may be too much together only
+                return [self._answer([asked])[0] for asked in requests]
+            return [error]
+        self.figures.batches.observe(len(queries))
+        self.figures.count_answers(answers)
+        self.following.columns.update(params["filter"] or {})
+        rows = _as_json(answers)
+        return [Answered([next(rows) for _ in asked.inputs], served) for asked in requests]
+
+
+def _as_json(answers: pa.Table) -> Iterator[bytes]:
+    """Spell out row by row, few at once: Arrow holds the interpreter's lock meanwhile."""
+    for batch in answers.to_batches(ROWS_AT_ONCE):
+        for row in batch.to_pylist():
+            yield json.dumps(row).encode()
