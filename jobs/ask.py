@@ -39,7 +39,13 @@ def main() -> None:
     settings = parse_settings(AskSettings, __doc__)
     if not settings.queries:
         raise ConfigError('give a query, such as "red shoes"')
-    params = {"top_k": settings.top_k, "filter": settings.wanted, "min_score": settings.min_score}
+    params = {
+        "top_k": settings.top_k,
+        "filter": settings.wanted,
+        "min_score": settings.min_score,
+        "at_most": settings.limits,
+        "columns": settings.with_columns,
+    }
     registry = settings.registry()
     from ramen_ray.orchestration.deploy.retrievers import retriever_uri
     from ramen_ray.reports.report_tables import answers_table, show
@@ -49,7 +55,7 @@ def main() -> None:
     with logged_progress(f"loading {uri}"):
         retriever = registry.load(uri, "cpu")
     answers = ask(retriever, settings.queries, params)
-    show(answers_table(settings.queries, answers.to_pylist()))
+    show(answers_table(settings.queries, answers.to_pylist(), settings.with_columns))
     print(f"asked: {uri}")
     of_table = "--model", uri, "--queries", "FILE", "--answers", "FOLDER"
     print(f"next:  {in_store(settings.output, 'jobs/predict.py', *of_table)}")

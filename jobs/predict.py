@@ -55,6 +55,8 @@ def main() -> None:
         settings.encoding,
         settings.wanted,
         settings.min_score,
+        settings.limits,
+        settings.with_columns,
         settings.use_gpu,
         settings.gb_per_shard,
     )

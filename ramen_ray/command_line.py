@@ -131,6 +131,21 @@ class FilterSettings(Section):
     either value through. --columns.ad-filters of jobs/ingest.py or jobs/index.py keeps columns."""
     min_score: float | None = None
     """Only ads with at least this score."""
+    at_most: tuple[str, ...] = ()
+    """Of a query's ads at most so many with one value, as in seller=2."""
+    with_columns: tuple[str, ...] = ()
+    """Columns whose values are given with each ad, as in market seller."""
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """How many ads may have one value, by column; a ConfigError if one is not COLUMN=NUMBER."""
+        limits = {}
+        for word in self.at_most:
+            name, _, number = word.partition("=")
+            if not (name and number.isdecimal() and int(number)):
+                raise ConfigError(f"--at-most {word}: write COLUMN=NUMBER, such as seller=2")
+            limits[name] = int(number)
+        return limits
 
     @property
     def wanted(self) -> dict[str, list[str]]:

@@ -62,6 +62,7 @@ ANSWERS = pa.schema(
         ("ad_id", pa.string()),
         ("ad", pa.string()),
         ("score", pa.float64()),
+        ("doubt", pa.string()),
         ("error", pa.string()),
     ]
 )
@@ -222,10 +223,13 @@ class Retriever:
         top_k: int = 10,
         filter: Mapping[str, str | Sequence[str]] | None = None,
         min_score: float | None = None,
+        at_most: Mapping[str, int] | None = None,
+        columns: Sequence[str] = (),
     ) -> pa.Table:
-        """Return each query's best ads: columns query, rank (from 1), ad_id, ad, score and error.
+        """Return each query's best ads: query, rank (from 1), ad_id, ad, score, doubt and error.
 
         A query without an answer has one row, whose ``error`` says why; all others have none.
+        ``doubt`` says why an answer may be a bad one.
 
         Args:
             queries: texts, or one, or a table with a column ``query`` or ``text``.
@@ -233,22 +237,29 @@ class Retriever:
             filter: by column, the value that ads must have, or a list of values of which one:
                 ``{"market": "DE"}``.
             min_score: lowest score of an ad.
+            at_most: by column, how many of a query's ads may have one value: ``{"seller": 2}``.
+            columns: those whose values the table has too, at its end.
 
         Raises:
-            RegistryError: the retriever has fewer ads than ``top_k``, or no such column or value.
+            RegistryError: the retriever has fewer ads than ``top_k``, or no such column.
             TypeError: the queries are no texts and no such table.
         """
         texts = _texts(queries)
-        params = {"top_k": top_k, "filter": filter, "min_score": min_score}
+        params: dict[str, Any] = {"top_k": top_k, "filter": filter, "min_score": min_score}
+        params |= {"at_most": at_most, "columns": tuple(columns)}
+        blank = [None] * len(columns)
         rows = list[tuple[Any, ...]]()
         for query, answer in zip(texts, ask(self._model, texts, params).to_pylist(), strict=True):
             if answer["error"]:
                 text = None if query is None else printable(str(query))
-                rows.append((text, None, None, None, None, answer["error"]))
-            best = zip(answer["ad_ids"], answer["ads"], answer["scores"], strict=True)
-            rows += [(query, rank, *ad, None) for rank, ad in enumerate(best, start=1)]
-        columns = zip(*rows, strict=True) if rows else [()] * len(ANSWERS)
-        return pa.table([list(column) for column in columns], schema=ANSWERS)
+                rows.append((text, None, None, None, None, None, answer["error"], *blank))
+            values = [answer["columns"][name] for name in columns]
+            best = zip(answer["ad_ids"], answer["ads"], answer["scores"], *values, strict=True)
+            for rank, (ad_id, ad, score, *beside) in enumerate(best, start=1):
+                rows.append((query, rank, ad_id, ad, score, answer.get("doubt"), None, *beside))
+        schema = pa.schema([*ANSWERS, *((name, pa.string()) for name in columns)])
+        cells = zip(*rows, strict=True) if rows else [()] * len(schema)
+        return pa.table([list(column) for column in cells], schema=schema)
 
     def embed(self, queries: str | Iterable[str] | Frame) -> NDArray[np.float32]:
         """Return the queries' vectors (queries, D), unit norm, to search an exported index with.

@@ -1,6 +1,7 @@
 """Turn queries into vectors for search, with the encoder and the head that a run wrote."""
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -10,13 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 SETTINGS = "retriever.json"
 ENCODER = "encoder"
 HEAD = "classifier_head"
 TEXTS_PER_PASS = 64
 FEW_QUERIES = 8  # for so few one thread is fastest: several would wait for each other
+# doubts
+UNKNOWN = "unknown words"  # more than half of its tokens
+LOW = "low score"
+CUT = "cut"  # it is longer than what is read
 INPUTS = ("input_ids", "attention_mask")
 
 Embeddings = NDArray[np.float32]
@@ -41,23 +46,41 @@ class QueryEncoder:
 
     def __call__(self, texts: Sequence[str]) -> Embeddings:
         """Return unit-norm vectors (texts, D)."""
-        if not len(texts):
-            return self([""])[:0]
+        return self.vectors(self.tokenize(texts)) if len(texts) else self([""])[:0]
+
+    def tokenize(self, texts: Sequence[str]) -> list[Encoding]:
+        """Return the texts' tokens."""
         prompt = self.settings.get("query_prompt", "")
-        encodings = self.tokenizer.encode_batch_fast(
+        encodings: list[Encoding] = self.tokenizer.encode_batch_fast(
             [prompt + text for text in texts],
             add_special_tokens=self.settings["add_special_tokens"],
         )
+        return encodings
+
+    def vectors(self, encodings: Sequence[Encoding]) -> Embeddings:
+        """Return unit-norm vectors (texts, D) of some texts' tokens."""
         token_ids = [encoding.ids or [self.settings["placeholder"]] for encoding in encodings]
-        by_length = sorted(range(len(texts)), key=lambda row: len(token_ids[row]))
+        by_length = sorted(range(len(token_ids)), key=lambda row: len(token_ids[row]))
         parts = [
             self.pool([token_ids[row] for row in by_length[start : start + TEXTS_PER_PASS]])
-            for start in range(0, len(texts), TEXTS_PER_PASS)
+            for start in range(0, len(token_ids), TEXTS_PER_PASS)
         ]
         sorted_vectors = self.vectors_of(np.concatenate(parts))
         vectors = np.empty(sorted_vectors.shape, dtype=np.float32)
         vectors[by_length] = sorted_vectors
         return vectors
+
+    def doubt(self, encoding: Encoding, score: float) -> str | None:
+        """Say why an answer may be a bad one, whose best ad has this score; None if nothing does.
+
+        LOW is below the ``least_score`` of the settings, that most train queries reach.
+        """
+        num_tokens = len(encoding.ids) - sum(encoding.special_tokens_mask)
+        if 2 * encoding.ids.count(self.settings.get("unknown", -1)) > num_tokens:
+            return UNKNOWN
+        if score < self.settings.get("least_score", -math.inf):
+            return LOW
+        return CUT if encoding.overflowing else None
 
 
 def _load_heads(folder: Path, settings: dict[str, Any]) -> Callable[[Embeddings], Embeddings]:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -48,6 +49,15 @@ def check_numbers(top_k: Any, min_score: Any, num_ads: int) -> None:
     is_number = isinstance(min_score, Real) and not isinstance(min_score, bool)
     if min_score is not None and not (is_number and -math.inf <= min_score <= math.inf):
         raise RefusedError(f"min_score is {min_score!r}; give a number, or leave it out")
+
+
+def check_limits(at_most: Any) -> None:
+    """Refuse what does not limit the ads with one value of a column."""
+    if not isinstance(at_most, Mapping):
+        raise RefusedError(f"at_most is {at_most!r}; give numbers by column")
+    for name, most in at_most.items():
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise RefusedError(f"at_most of {name} is {most!r}; give a whole number from 1 on")
 
 
 def check_size(num_queries: int, num_characters: int, top_k: int) -> None:

@@ -12,13 +12,12 @@ import pyarrow as pa
 from .ads import Ads
 from .encoding import FEW_QUERIES, Embeddings, QueryEncoder
 from .ranking import Flags, TopK, search_index
-from .requests import RefusedError, check_numbers, check_size, find_error
+from .requests import RefusedError, check_limits, check_numbers, check_size, find_error
 
 INDEX = "index.faiss"
 # of one request, which is answered whole and in memory
 MAX_ANSWER_BYTES = 16_000_000
 MAX_SECONDS = 30
-BYTES_BESIDE_TEXTS = 30  # of a score, and what is around it and the texts in JSON
 QUERIES_PER_ANSWER = 256
 MOST = 2.0  # above any score, and what float32 can hold
 
@@ -51,6 +50,8 @@ class Retriever:
         top_k: int = 10,
         filter: Mapping[str, Any] | None = None,
         min_score: float | None = None,
+        at_most: Mapping[str, int] | None = None,
+        columns: Sequence[str] = (),
     ) -> pa.Table:
         """Answer every query with its ``top_k`` best ads.
 
@@ -59,10 +60,13 @@ class Retriever:
             top_k: ads per query; fewer if fewer match.
             filter: by column the value that ads must have, or a list of which they must have one.
             min_score: the lowest score of an ad.
+            at_most: by column, how many of a query's ads may have one value of it.
+            columns: those whose values are returned with each ad.
 
         Returns:
             A row per query with ``ad_ids``, ``ads`` (their texts) and ``scores``, lists with the
-            best first, and ``error``: why there is no answer, or null.
+            best first; ``doubt``: why the answer may be a bad one, or null; ``columns``, if any are
+            asked for: by name the ads' values; and ``error``: why there is no answer, or null.
 
         Raises:
             RefusedError: the request asks for too much, or a value is not what it must be.
@@ -70,13 +74,47 @@ class Retriever:
         check_numbers(top_k, min_score, len(self.ads))
         if not isinstance(filter, Mapping | None):
             raise RefusedError(f"filter is {filter!r}; give values by column")
+        if not isinstance(columns, list | tuple):
+            raise RefusedError(f"columns is {columns!r}; give a list of names")
+        at_most = {} if at_most is None else at_most
+        check_limits(at_most)
+        self.ads.check_columns([*at_most, *columns])
         among = self.ads.matching(filter) if filter else None
         least = -np.inf if min_score is None else max(min(min_score, MOST), -MOST)
         errors = [find_error(text) for text in texts]
         asked = [text for text, error in zip(texts, errors, strict=True) if error is None]
         check_size(len(errors), sum(map(len, asked)), top_k)
-        rows, scores = self._within_limits(asked, top_k, among, least)
-        return self.ads.spell_out(errors, rows, scores)
+        if filter and among is not None and not among.any():
+            errors = [error or self.ads.why_none(filter) for error in errors]
+            asked = []
+        doubts = list[str | None]()
+        found = list[TopK]()
+        num_bytes = 0
+        started = time.monotonic()
+        for start in range(0, len(asked), QUERIES_PER_ANSWER):
+            tokens = self.embed.tokenize(asked[start : start + QUERIES_PER_ANSWER])
+            rows, scores = self.best(self.embed.vectors(tokens), top_k, among, at_most)
+            doubts += map(self.embed.doubt, tokens, scores[:, 0].tolist())
+            rows[scores < least] = -1
+            found.append((rows, scores))
+            num_bytes += self.ads.num_bytes(rows[rows >= 0], columns)
+            _check_cost(num_bytes, time.monotonic() - started)
+        none = np.full((0, top_k), -1), np.zeros((0, top_k), dtype=np.float32)
+        rows, scores = (np.concatenate(parts) for parts in zip(none, *found, strict=True))
+        return self.ads.spell_out(errors, rows, scores, doubts, columns)
+
+    def best(
+        self, vectors: Embeddings, k: int, among: Flags | None, at_most: Mapping[str, int]
+    ) -> TopK:
+        """Return what :meth:`nearest` does, but at most so many ads with one value of a column."""
+        if not at_most:
+            return self.nearest(vectors, k, among)
+        return self.ads.topk_with_limits(
+            lambda queries, depth: self.nearest(vectors[queries], depth, among),
+            len(vectors),
+            k,
+            at_most,
+        )
 
     def nearest(self, vectors: Embeddings, k: int, among: Flags | None = None) -> TopK:
         """Return the rows (queries, k) of the best ads, -1 after the last, and their scores.
@@ -87,27 +125,14 @@ class Retriever:
         numbers, scores = search_index(self.index, vectors, k, self.ads.numbers, among)
         return self.ads.rows_of(numbers), scores
 
-    def _within_limits(
-        self, texts: list[str], top_k: int, among: Flags | None, least: float
-    ) -> TopK:
-        """Search block by block, unless this takes too long or the answers grow too large."""
-        started = time.monotonic()
-        rows = np.full((len(texts), top_k), -1)
-        scores = np.zeros(rows.shape, dtype=np.float32)
-        num_bytes = 0
-        for start in range(0, len(texts), QUERIES_PER_ANSWER):
-            block = slice(start, start + QUERIES_PER_ANSWER)
-            best, scores[block] = self.nearest(self.embed(texts[block]), top_k, among)
-            best[scores[block] < least] = -1
-            rows[block] = best
-            num_bytes += int((self.ads.lengths[best[best >= 0]] + BYTES_BESIDE_TEXTS).sum())
-            if num_bytes > MAX_ANSWER_BYTES:
-                raise RefusedError(
-                    f"the answers have more than {MAX_ANSWER_BYTES // 1_000_000} MB; send fewer "
-                    f"queries at once, or lower top_k"
-                )
-            if time.monotonic() > started + MAX_SECONDS:
-                raise RefusedError(
-                    f"the request takes more than {MAX_SECONDS} s; send fewer queries at once"
-                )
-        return rows, scores
+
+def _check_cost(num_bytes: int, seconds: float) -> None:
+    if num_bytes > MAX_ANSWER_BYTES:
+        raise RefusedError(
+            f"the answers have more than {MAX_ANSWER_BYTES // 1_000_000} MB; send fewer queries at "
+            f"once, or lower top_k"
+        )
+    if seconds > MAX_SECONDS:
+        raise RefusedError(
+            f"the request takes more than {MAX_SECONDS} s; send fewer queries at once"
+        )

@@ -126,16 +126,24 @@ def combiner_table(metrics: BySplit, differences: Differences) -> ReportTable:
     return ReportTable("", columns, rows, text_columns=2)
 
 
-def answers_table(queries: Sequence[str], answers: Sequence[Mapping[str, Any]]) -> ReportTable:
-    """Lay out what a retriever answers, one row per ad, best first."""
+def answers_table(
+    queries: Sequence[str], answers: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()
+) -> ReportTable:
+    """Lay out what a retriever answers, one row per ad, best first, with values of ``columns``."""
     rows = []
+    blank = [""] * len(columns)
     for query, answer in zip(queries, answers, strict=True):
         ads = zip(answer["ads"], answer["ad_ids"], answer["scores"], strict=True)
         if answer["error"]:
-            rows.append([query, f"error: {answer['error']}", "", ""])
+            rows.append([query, f"error: {answer['error']}", "", *blank, ""])
+        values = [answer["columns"][name] for name in columns]
+        if answer.get("doubt"):
+            query = f"{query} (doubted: {answer['doubt']})"
         for place, (ad, ad_id, score) in enumerate(ads):
-            rows.append(["" if place else query, ad, ad_id, f"{score:.3f}"])
-    return ReportTable("", ("query", "ad", "id", "score"), rows, text_columns=3)
+            beside = [column[place] or "" for column in values]
+            rows.append(["" if place else query, ad, ad_id, *beside, f"{score:.3f}"])
+    header = "query", "ad", "id", *columns, "score"
+    return ReportTable("", header, rows, text_columns=3 + len(columns))
 
 
 def _in_order(metrics: BySplit) -> list[tuple[str, str, Metrics]]:

@@ -36,7 +36,11 @@ class ServedRetriever(PythonModel):
 
         Raises an MlflowException, which a server answers with status 400, for what it refuses.
         """
-        options = {name: value for name, value in (params or {}).items() if value is not None}
+        options = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in (params or {}).items()
+            if value is not None
+        }
         try:
             answers = self.retriever.answer(_queries_of(model_input), **options)
         except self.retriever.refusal as error:

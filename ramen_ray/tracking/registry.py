@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -274,26 +275,40 @@ def ask(retriever: "Retriever", queries: Sequence[Any], params: Mapping[str, Any
     Raises a RegistryError if they ask for too much, or for what the retriever does not have; its
     message has at most MOST_SAID characters of a request.
     """
-    options = {name: value for name, value in params.items() if value is not None}
+    options = {name: value for name, value in params.items() if value not in (None, (), {})}
+    if new := options.keys() - signature(retriever.answer).parameters:
+        raise RegistryError(
+            f"this retriever is of an earlier version, without {', '.join(sorted(new))}; each new "
+            f"one has it, also one that jobs/index.py makes"
+        )
     try:
         return retriever.answer(queries, **options)
     except retriever.refusal as error:
         raise RegistryError(str(error)[:MOST_SAID]) from None
 
 
-def matching_rows(folder: Path, wanted: Mapping[str, Sequence[str]]) -> Int64s:
-    """Return the rows of the ads of the retriever in ``folder`` that match a filter.
+def check_columns(folder: Path, names: Sequence[str]) -> None:
+    """Raise a RegistryError if the ads of the retriever in ``folder`` lack a column."""
+    if names:
+        code = code_of(folder)
+        try:
+            code.Ads(folder).check_columns(names)
+        except code.RefusedError as error:
+            raise RegistryError(str(error)) from None
 
-    Raises a RegistryError if there is no such column or value, or no ad with all that are wanted.
+
+def matching_rows(folder: Path, wanted: Mapping[str, Sequence[str]]) -> tuple[Int64s, str | None]:
+    """Return the rows of the ads of the retriever in ``folder`` that match a filter, or why none.
+
+    Raises a RegistryError if there is no such column.
     """
     code = code_of(folder)
     try:
         rows = np.flatnonzero(code.Ads(folder).matching(wanted))
     except code.RefusedError as error:
         raise RegistryError(str(error)) from None
-    if not len(rows):
-        raise RegistryError(f"no ad has the wanted values of {', '.join(wanted)} at once")
-    return rows
+    none = f"no ad has the wanted values of {', '.join(wanted)}"
+    return rows, None if len(rows) else none
 
 
 def ask_once(retriever: "Retriever") -> None:

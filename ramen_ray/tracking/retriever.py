@@ -27,6 +27,7 @@ OUTPUTS = Schema(
         ColSpec(Array(DataType.string), "ad_ids"),
         ColSpec(Array(DataType.string), "ads"),
         ColSpec(Array(DataType.double), "scores"),
+        ColSpec(DataType.string, "doubt", required=False),
         ColSpec(DataType.string, "error", required=False),
     ]
 )
@@ -84,10 +85,13 @@ def _parameters(folder: Path) -> ParamSchema:
     columns = pq.read_schema(folder / "ads.parquet").names
     names = [name.removeprefix(FILTER) for name in columns if name.startswith(FILTER)]
     by = [Property(name, AnyType(), required=False) for name in names or NO_COLUMNS]
+    most = [Property(name, DataType.long, required=False) for name in names or NO_COLUMNS]
     return ParamSchema(
         [
             ParamSpec("top_k", DataType.long, 10),
             ParamSpec("filter", Object(by), {}),
             ParamSpec("min_score", DataType.double, None),
+            ParamSpec("at_most", Object(most), {}),
+            ParamSpec("columns", DataType.string, [], shape=(-1,)),
         ]
     )

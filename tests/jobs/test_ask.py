@@ -35,7 +35,7 @@ def test_a_query_is_answered_by_the_run_that_is_named_or_finished_last(store, do
         ["robin nest", answer["ads"][0], answer["ad_ids"][0], scores[0]],
         ["", answer["ads"][1], answer["ad_ids"][1], scores[1]],
     ]
-    assert [row[0] for row in others] == ["oak", ""]
+    assert [row[0] for row in others] == ["oak (doubted: unknown words)", ""]
     assert f"asked: {uri}\nnext:  python jobs/predict.py --model {uri} " in printed
     for named in (uri, store.output / "runs" / "mine", run_id):
         assert _rows(done(ask, "robin nest", "--model", named, *ads)) == [first, second]

@@ -60,6 +60,7 @@ from ramen_ray.method.retrieval.search import TopK, merge_topk, search, search_i
 VECTORS = "vectors.npy"
 VECTOR = "vector"
 MOST_QUERIES = 1000
+SHARE_BELOW = 0.01  # of train queries, whose best ads have a score that is called low
 RECALL_AT = 100
 ONNX_FOLDER = "onnx"  # where sentence-transformers looks for graphs
 FLOAT32_FILE = "model.onnx"
@@ -102,13 +103,15 @@ def write_retriever(
         "max_length": tokenizer.max_length,
         "add_special_tokens": tokenizer.add_special_tokens,
         "placeholder": tokenizer.placeholder,
+        "unknown": tokenizer.unknown,
         "query_prompt": tokenizer.prompts.query,
         "part": model.part,
         "classifier_weight": model.scoring.weight,
     }
-    _write_settings(folder, how_texts_become_vectors)
+    recall, least_score = _write_index(folder / INDEX, model, data, settings)
+    _write_settings(folder, how_texts_become_vectors | {"least_score": least_score})
     return {
-        f"recall@{RECALL_AT}": _write_index(folder / INDEX, model, data, settings),
+        f"recall@{RECALL_AT}": recall,
         "megabytes": (folder / INDEX).stat().st_size / 1e6,
     }
 
@@ -271,8 +274,11 @@ def _write_settings(folder: Path, settings: dict[str, Any]) -> None:
 
 def _write_index(
     file: Path, model: DualEncoder, data: Prepared, settings: RetrieverSettings
-) -> float:
-    """Write the index of all ads and return its recall; each ad is encoded once."""
+) -> tuple[float, float]:
+    """Write the index of all ads; each is encoded once.
+
+    Returns its recall, and the score that the best ads of nearly all train queries reach.
+    """
     rows = np.arange(min(len(data.queries["test"]), MOST_QUERIES))
     queries = model.embed_queries(data.queries["test"], rows)
     index = trained_index(
@@ -286,4 +292,8 @@ def _write_index(
         index.add(block)
         exact = [merge_topk([*exact, search(queries, block, RECALL_AT, ids=ads)], RECALL_AT)]
     faiss.write_index(index, str(file))
-    return share_found(search_index(index, queries, RECALL_AT)[0], exact[0][0])
+    recall = share_found(search_index(index, queries, RECALL_AT)[0], exact[0][0])
+    trained_on = np.linspace(0, len(data.queries["train"]) - 1, MOST_QUERIES).astype(int)
+    known = model.embed_queries(data.queries["train"], np.unique(trained_on))
+    best = search_index(index, known, 1)[1]
+    return recall, float(np.quantile(best, SHARE_BELOW))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ramen_ray.answering.ads import ANSWERS
+from ramen_ray.answering.ads import ANSWERS, COLUMNS
 from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.table_file import TableFile
@@ -21,6 +21,9 @@ class Asked:
     # by column, the values that ads may have
     filter: Mapping[str, Sequence[str]] = field(default_factory=dict)
     min_score: float | None = None  # the lowest score of an ad
+    # by column, how many of a query's ads may have one value of it
+    at_most: Mapping[str, int] = field(default_factory=dict)
+    columns: Sequence[str] = ()  # those whose values are written with each ad
     # wait for a machine with GPUs; else GPUs are used only if the cluster has some now
     use_gpu: bool = False
     # GB of a retriever that one process holds; a larger one is cut into shards
@@ -34,7 +37,7 @@ def query_files(asked: Asked) -> list[TableFile]:
     for file in files:
         if asked.column in file.partitions:
             raise DatasetError(f"{file.path} has no column {asked.column!r} in itself")
-        if taken := sorted(set(ANSWERS.names) & set(file.header)):
+        if taken := sorted({*ANSWERS.names, COLUMNS} & set(file.header)):
             raise DatasetError(
                 f"{file.path} has a column {', '.join(map(repr, taken))}, as the answers do"
                 f"; rename it"

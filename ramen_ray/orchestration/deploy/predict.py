@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import ray
 import ray.data
@@ -38,7 +39,13 @@ from ramen_ray.orchestration.deploy.asked import Asked, query_files
 from ramen_ray.orchestration.deploy.prediction_actors import AllSteps, Encode, Work, Write
 from ramen_ray.orchestration.deploy.prediction_files import Answers, changed, locked, partitions
 from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
-from ramen_ray.tracking.registry import Registry, content_of_retriever, matching_rows, own_folder
+from ramen_ray.tracking.registry import (
+    Registry,
+    check_columns,
+    content_of_retriever,
+    matching_rows,
+    own_folder,
+)
 
 CPUS_PER_ACTOR = 2
 MADE_FILE = ".queries.parquet"
@@ -68,7 +75,7 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
         DatasetError: the source cannot be read.
         ConfigError: there are fewer than ``top_k`` ads, the retriever cannot use a GPU, or another
             call writes or wrote ``output``, perhaps with other queries.
-        RegistryError, TrackingError: there is no such retriever, or no ad of it matches the filter.
+        RegistryError, TrackingError: there is no such retriever, or column.
         ClusterError: the cluster has no room for it.
     """
     retriever = registry.look_up(model_uri)
@@ -85,8 +92,11 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
         copied = registry.copy(retriever.uri, aside / "retriever")
         folder = own_folder(copied)
         content = content_of_retriever(folder)
+        none = None
         if asked.filter:
-            keep_ads(folder, matching_rows(folder, asked.filter), few_exactly=True)
+            rows, none = matching_rows(folder, asked.filter)
+            keep_ads(folder, rows if len(rows) else np.arange(1), few_exactly=True)
+        check_columns(folder, [*asked.at_most, *asked.columns])
         pieces = partitions(parquet)
         made_from = {
             "model": retriever.uri,
@@ -94,10 +104,14 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             "top_k": asked.top_k,
             "filter": dict(asked.filter) or None,
             "min_score": asked.min_score,
+            "at_most": dict(asked.at_most) or None,
+            "columns": list(asked.columns) or None,
             "column": asked.column,
         }
-        answers = Answers(output, aside, pieces, made_from, made_of)
-        work = Work(answers, asked.column, asked.top_k, folder, asked.min_score)
+        answers = Answers(output, aside, pieces, made_from, asked.columns, made_of)
+        work = Work(
+            answers, asked.column, asked.top_k, folder, asked.min_score, asked.at_most, none
+        )
         counts = answers.counts()
         missing = [number for number, part in enumerate(counts) if part is None]
         logger.info(
@@ -138,6 +152,10 @@ def _answer(work: Work, missing: list[int], gb_per_shard: float, num_gpus: int) 
     encoder: Needs = {"memory": float(memory)} | ({"GPU": num_gpus} if num_gpus else {})
     if len(shards) == 1:
         _answer_in_each(rows, work, shards[0], encoder)
+    elif work.at_most:
+        raise ConfigError(
+            f"at_most: the retriever is cut into {len(shards)} shards; give a higher gb_per_shard"
+        )
     else:
         _answer_with_shards(rows, work, shards, encoder)
 

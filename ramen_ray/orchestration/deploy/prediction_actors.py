@@ -1,7 +1,7 @@
 """The steps that answer a partition of queries: encode, search, write."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ramen_ray.answering import code_of
 from ramen_ray.data.store.same_texts import is_utf8
 from ramen_ray.orchestration.cluster.tasks import limited_attempts
-from ramen_ray.orchestration.deploy.prediction_files import Answers, with_answers
+from ramen_ray.orchestration.deploy.prediction_files import Answers
 from ramen_ray.orchestration.sharded_search import Block, SearchShard, Shard, queries_at_once
 
 
@@ -25,6 +25,8 @@ class Work:
     top_k: int
     retriever: Path  # its folder, which all machines can reach
     min_score: float | None = None  # lowest score of an ad
+    at_most: Mapping[str, int] = field(default_factory=dict)  # ads with one value, by column
+    none: str | None = None  # why no query has an answer
 
 
 class Encode:
@@ -59,7 +61,8 @@ class Write:
         work, number = self.work, int(block["partition"])
         partition = work.answers.partitions[number]
         with limited_attempts(work.answers.aside, f"{partition.name}, writing"):
-            answered = self._beside(partition.batches(), partition.schema, block)
+            schema = work.answers.schema(partition)
+            answered = self._beside(partition.batches(), schema, block)
             work.answers.write(number, answered)
         return {"partition": number}
 
@@ -77,9 +80,15 @@ class Write:
                 ads, scores = block["ads"][answered], block["scores"][answered]
                 if self.work.min_score is not None:
                     ads = np.where(scores < self.work.min_score, -1, ads)
-                answers = self.ads.spell_out(errors, self.ads.rows_of(ads), scores)
-                columns = [*rows.columns, *answers.columns]
-                yield pa.Table.from_arrays(columns, schema=with_answers(schema))
+                if self.work.none:
+                    errors = [error or self.work.none for error in errors]
+                    ads, scores = ads[:0], scores[:0]
+                rows_of_ads = self.ads.rows_of(ads)
+                given = {"columns": self.work.answers.columns} if self.work.answers.columns else {}
+                answers = self.ads.spell_out(errors, rows_of_ads, scores, **given)
+                names = schema.names[rows.num_columns :]
+                columns = [*rows.columns, *(answers[name].combine_chunks() for name in names)]
+                yield pa.Table.from_arrays(columns, schema=schema)
 
 
 def _values(cells: pa.Array) -> list[Any]:
@@ -91,11 +100,30 @@ def _values(cells: pa.Array) -> list[Any]:
         return [one.decode() if one is not None and is_utf8(one) else one for one in contents]
 
 
+class SearchWithLimits:
+    """Finds each query's best ads, but at most so many with one value of a column."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.retriever = code_of(work.retriever).Retriever(work.retriever)
+
+    def __call__(self, block: Block) -> Block:
+        """Search for the queries of a block."""
+        work = self.work
+        numbers = np.append(self.retriever.ads.numbers, -1)
+        rows, scores = self.retriever.best(block["queries"], work.top_k, None, work.at_most)
+        return {**block, "ads": numbers[rows], "scores": scores}
+
+
 class AllSteps:
     """Does all steps of one partition after another, with the whole index."""
 
     def __init__(self, work: Work, shard: Shard, num_threads: int) -> None:
-        search = SearchShard(shard, work.top_k, num_threads, work.answers.aside)
+        search: Callable[[Block], Block] = (
+            SearchWithLimits(work)
+            if work.at_most
+            else SearchShard(shard, work.top_k, num_threads, work.answers.aside)
+        )
         self.steps: list[Callable[[dict[str, Any]], Any]] = [Encode(work), search, Write(work)]
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:

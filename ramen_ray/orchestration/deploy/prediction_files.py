@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
-from ramen_ray.answering.ads import ANSWERS
+from ramen_ray.answering.ads import ANSWERS, COLUMNS
 from ramen_ray.config import ConfigError
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.locks import folder_lock
@@ -136,6 +136,7 @@ class Answers:
     aside: Path  # a folder for what is needed until all is answered
     partitions: list[Partition]  # of the queries
     made_from: Mapping[str, Any]  # by name, what else decides the answers; plain values
+    columns: Sequence[str] = ()  # of the ads, to write beside them
     table: str | None = None  # the identity of the table that the file of queries was made of
 
     def write(self, number: int, batches: Iterable[pa.Table]) -> None:
@@ -143,13 +144,20 @@ class Answers:
         partition, errors = self.partitions[number], 0
         with (
             whole_file(self.folder / FILE.format(number), self.aside) as aside,
-            pq.ParquetWriter(aside, with_answers(partition.schema), compression="zstd") as writer,
+            pq.ParquetWriter(aside, self.schema(partition), compression="zstd") as writer,
         ):
             for batch in batches:
                 writer.write_table(batch)
                 errors += len(batch) - batch[batch.num_columns - 1].null_count
             made_from = self._made_from(partition)
             writer.add_key_value_metadata({ERRORS: str(errors), MADE_FROM: made_from})
+
+    def schema(self, partition: Partition) -> pa.Schema:
+        """Return the columns of queries, and those of their answers beside them."""
+        *lists, _, error = ANSWERS  # doubts are not told
+        values = pa.struct([(name, pa.list_(pa.string())) for name in self.columns])
+        beside = [pa.field(COLUMNS, values)] if self.columns else []
+        return pa.schema([*partition.schema, *lists, *beside, error])
 
     def counts(self) -> list[tuple[int, int] | None]:
         """Return rows, and rows without an answer, by partition; None where there is no whole file.
@@ -184,11 +192,6 @@ def _of_another_call(file: Path, differ: Sequence[str]) -> ConfigError:
     return ConfigError(
         f"{file} is of another call ({', '.join(differ)} differ); choose another folder"
     )
-
-
-def with_answers(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of queries, and those of their answers beside them."""
-    return pa.schema([*schema, *ANSWERS])
 
 
 @contextmanager

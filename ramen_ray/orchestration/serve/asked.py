@@ -18,6 +18,8 @@ class Params(BaseModel, extra="forbid"):
     top_k: Any = None
     filter: Any = None
     min_score: Any = None
+    at_most: Any = None
+    columns: Any = None
 
 
 class Asked(BaseModel, extra="forbid"):

@@ -43,6 +43,7 @@ class Figures:
         self._waiting = Gauge("waiting_requests", "Requests that wait.", **made)
         self._queries = Counter("queries", "Queries.", **made)
         self._empty = Counter("empty_answers", "Queries without an ad.", **made)
+        self._doubts = Counter("doubts", "Queries whose answers are doubted.", ["doubt"], **made)
         self._scores = Histogram("best_score", "Score of the best ad.", buckets=SCORES, **made)
         self.refused_loads = Counter("refused_loads", "Versions not taken over.", **made)
         self._model = Info("model", "The version that is served.", **made)
@@ -75,6 +76,9 @@ class Figures:
         lengths = np.asarray(pc.list_value_length(answers["scores"]))
         self._queries.inc(len(answers))
         self._empty.inc(int((lengths == 0).sum()))
+        if "doubt" in answers.column_names:  # not of earlier versions
+            for doubt in answers["doubt"].drop_null().to_pylist():
+                self._doubts.labels(doubt).inc()
         best = pc.list_element(answers["scores"].filter(pa.array(lengths > 0)), 0)
         for score in best.to_pylist():
             self._scores.observe(score)

@@ -114,7 +114,6 @@ def _matches(ad: dict[str, str], wanted: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"market": "US"}, "no ad has the market 'US'; its values are DE, FR, LI, MC, a, b"),
         ({"market": 7}, "the filter market is 7; give a text, or a list of texts"),
         ({"market": []}, "the filter market is an empty list; give values, or leave it out"),
         ({"country": "DE"}, "country"),
@@ -125,9 +124,66 @@ def test_what_cannot_be_filtered_by_is_refused(wanted, message, champion):
         champion.answer(QUERIES, filter=wanted)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        ({"market": "US"}, "no ad has the market 'US'; its values are DE, FR, LI, MC, a, b"),
+        ({"market": ["US", "CH"], "state": "new"}, "no ad has the market 'US' or 'CH'"),
+        ({"market": "LI", "state": "used"}, "no ad has the wanted values of market, state at once"),
+    ],
+)
+def test_a_filter_that_no_ad_matches_is_an_empty_answer_with_a_reason(wanted, reason, champion):
+    rows = champion.answer([*QUERIES, ""], filter=wanted, min_score=0.1).to_pylist()
+    assert all(row["error"].startswith(reason) for row in rows[:-1])
+    assert rows[-1]["error"] == "the query is empty"
+    assert not any(row["ads"] for row in rows)
+    found = champion.answer(QUERIES, filter={"market": ["US", "DE"]})
+    assert found == champion.answer(QUERIES, filter={"market": "DE"})
+
+
+def _by_a_loop(answer: dict[str, float], ads: Ads, most: dict[str, int], top_k: int) -> list[str]:
+    taken: list[str] = []
+    for ad in answer:
+        same = {name: [ads[other][name] for other in taken].count(ads[ad][name]) for name in most}
+        if all(not ads[ad][name] or same[name] < most[name] for name in most):
+            taken.append(ad)
+    return taken[:top_k]
+
+
+@pytest.mark.parametrize("most", [{"market": 1}, {"state": 3}, {"market": 2, "state": 4}])
+@pytest.mark.parametrize("top_k", [1, 7, 90])
+def test_at_most_so_many_have_one_value(most, top_k, champion, catalogue):
+    of_all = _answers(champion, top_k=90)
+    found = champion.answer(QUERIES, top_k, at_most=most, columns=["state", "market"]).to_pylist()
+    for answer, row in zip(of_all, found, strict=True):
+        assert row["ad_ids"] == _by_a_loop(answer, catalogue, most, top_k)
+        scores = [answer[ad] for ad in row["ad_ids"]]
+        np.testing.assert_allclose(row["scores"], scores, atol=1e-6)
+        assert list(row["columns"]) == ["state", "market"]
+        for name, values in row["columns"].items():
+            assert values == [catalogue[ad][name] or None for ad in row["ad_ids"]]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"at_most": {"seller": 1}}, "no column 'seller'"),
+        ({"at_most": {"market": 0}}, "at_most of market is 0"),
+        ({"at_most": {"market": True}}, "at_most of market is True"),
+        ({"at_most": ["market"]}, "at_most is"),
+        ({"columns": ["seller"]}, "no column 'seller'"),
+        ({"columns": "market"}, "columns is 'market'"),
+        ({"columns": [{}]}, "no column {}"),
+    ],
+)
+def test_limits_and_columns_that_cannot_be_are_refused(params, message, champion):
+    with pytest.raises(champion.refusal, match=message):
+        champion.answer(QUERIES, **params)
+
+
 def test_a_retriever_without_columns_refuses_a_filter(logged_retriever, output):
     model = Registry(f"sqlite:///{output}/mlflow.db").load(logged_retriever)
-    with pytest.raises(RegistryError, match=r"no column 'market' to filter by; .*--sync"):
+    with pytest.raises(RegistryError, match=r"no column 'market' of the ads; .*--sync"):
         ask_retriever(model, QUERIES, {"filter": {"market": ["DE"]}})
     assert len(model.answer(["oak"], filter={})["ads"][0]) == 10
 
@@ -143,8 +199,15 @@ def test_commands_and_notebooks_filter(store, champion, done, refused, catalogue
     retriever = load_retriever(uri, store.output)
     found = retriever.search(["oak"], 90, filter=wanted, min_score=0.2)
     assert found["ad_id"].to_pylist() == [ad for ad, s in expected.items() if s >= 0.2]
-    with pytest.raises(RegistryError, match="no ad has the market 'US'"):
-        retriever.search(["oak"], filter={"market": "US"})
+    (error,) = retriever.search(["oak"], filter={"market": "US"})["error"].to_pylist()
+    assert error.startswith("no ad has the market 'US'")
+    limited = ("--at-most", "market=1", "--with-columns", "state")
+    lines = [line.split("│") for line in done(ask, "oak", *flags, *limited).splitlines()]
+    rows = [[cell.strip() for cell in line[3:5]] for line in lines if len(line) > 5]
+    best = retriever.search(["oak"], 90, at_most={"market": 1}, columns=["state"])
+    assert rows == [list(row.values()) for row in best.select(["ad_id", "state"]).to_pylist()]
+    in_turn = _answers(champion, top_k=90)[1]
+    assert [row[0] for row in rows] == _by_a_loop(in_turn, catalogue, {"market": 1}, 90)
     error = "error: --filter market: write COLUMN=VALUE, such as market=DE"
     assert refused(ask, "oak", *flags, "--filter", "market") == error
 
@@ -335,4 +398,17 @@ def test_a_table_of_queries_is_answered_with_what_matches(
         np.testing.assert_allclose(scores, wanted, atol=1e-6)
     for other in (["--filter", "market=FR"], []):
         assert "filter differ" in refused(predict, *words, *other)
-    assert "no ad has the market 'US'" in refused(predict, *words, "--filter", "market=US")
+    words[words.index("--answers") + 1] = tmp_path / "none"
+    done(predict, *words, "--filter", "market=US")
+    errors = pq.read_table(tmp_path / "none")["error"].to_pylist()
+    assert errors == ["no ad has the wanted values of market"] * 5 + ["the query is empty"]
+    words[words.index("--answers") + 1] = tmp_path / "limited"
+    limits = ["--at-most", "market=3", "--with-columns", "half"]
+    assert "higher gb_per_shard" in refused(predict, *words, *limits)
+    words[words.index("--gb-per-shard") + 1] = "1"
+    done(predict, *words, *limits)
+    params = {"top_k": 40, "min_score": 0.1, "at_most": {"market": 3}, "columns": ["half"]}
+    expected = large.model.answer(QUERIES, **params)
+    found = pq.read_table(tmp_path / "limited")[: len(QUERIES)]
+    for name in ("ad_ids", "columns"):
+        assert found[name].to_pylist() == expected[name].to_pylist()

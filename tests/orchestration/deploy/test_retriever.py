@@ -1,5 +1,6 @@
 """The logged model against exact search with the encoder that it was made from."""
 
+import json
 import os
 import shutil
 import urllib.error
@@ -117,7 +118,7 @@ def ads(dataset_path: Path) -> list[str]:
 def test_answers_are_exact_searches_with_the_trained_encoder(logged, queries, ads):
     answers = logged.model.predict(queries, params={"top_k": 7})
     similarity = logged.similarity()
-    assert list(answers.columns) == ["ad_ids", "ads", "scores", "error"]
+    assert list(answers.columns) == ["ad_ids", "ads", "scores", "doubt", "error"]
     assert answers["error"].isna().all()
     for row, answer in answers.iterrows():
         shown = [int(ad) for ad in answer["ad_ids"]]
@@ -141,6 +142,20 @@ def test_prompts_stand_before_served_queries_and_before_ads_that_are_added(
     np.testing.assert_allclose(served.embed(queries), expected, atol=1e-5)
     expected = theirs.encode_document(ads, normalize_embeddings=True)
     np.testing.assert_allclose(text_embedder(tmp_path)(ads), expected, atol=1e-5)
+
+
+def test_answers_that_may_be_bad_are_doubted(logged, queries):
+    least = np.quantile(logged.similarity("train").max(axis=1), 0.01)
+    best = logged.similarity().max(axis=1)
+    asked = [*queries, "数据库", "robin " * 500, "robin nest"]
+    answers = logged.model.predict(asked)
+    for doubt, score in zip(answers["doubt"], best, strict=False):
+        assert (doubt == "low score") == (score < least) or abs(score - least) < 1e-5
+    unknown, cut, _ = answers["doubt"][-3:]
+    assert unknown == "unknown words"
+    assert cut in ("cut", "low score")
+    raised = json.loads((logged.trained.parent / "retriever/retriever.json").read_text())
+    assert raised["least_score"] == pytest.approx(least, abs=1e-5)
 
 
 def test_a_bad_row_is_reported_and_the_others_are_answered(logged, queries):
@@ -201,7 +216,7 @@ def test_of_a_table_only_a_column_of_queries_is_answered(logged, queries):
 def test_the_model_is_described_and_holds_no_pickle(logged, queries):
     model = logged.model
     names = [param.name for param in model.metadata.signature.params]
-    assert names == ["top_k", "filter", "min_score"]
+    assert names == ["top_k", "filter", "min_score", "at_most", "columns"]
     assert model.metadata.metadata["dataset"] == "handmade"
     example, params = model.input_example, {"top_k": 1}
     assert example == queries[:2]
