@@ -66,6 +66,8 @@ ANSWERS = pa.schema(
         ("error", pa.string()),
     ]
 )
+FRAMES = {"judged", "filters", "query_splits"}
+"""Settings of an import that are tables: frames, or where they are stored."""
 QUERY_COLUMNS = ("query", "text")
 _FLAG = re.compile(r"(?:flags )?(?<![\w-])--([a-z][\w.-]*)")
 
@@ -119,7 +121,8 @@ def write_dataset(
         query_edges: by anchor set: query, anchor, and weight if ``columns`` names it.
         ad_edges: likewise for ads.
         settings: ``columns``, where they do not have the usual names, and others of
-            :class:`~ramen_ray.data.tables.clicks.settings.UserTables`.
+            :class:`~ramen_ray.data.tables.clicks.settings.UserTables`, of which ``judged``,
+            ``filters`` and ``query_splits`` are frames too.
 
     Raises:
         DatasetError: a frame has mixed columns, a row is wrong, or the folder exists.
@@ -147,6 +150,9 @@ def write_dataset(
                 for name, frame in (frames or {}).items()
             }
 
+        for name in settings.keys() & FRAMES:
+            if not isinstance(settings[name], str | None):
+                settings[name] = written(name, settings[name], name)
         tables = UserTables(
             written("clicks", clicks, "clicks"),
             None if queries is None else written("queries", queries, "queries"),

@@ -36,12 +36,12 @@ from ramen_ray.data.findings import Finding
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import (
-    ID_TABLES,
+    WHOLE_TABLES,
     edge_rows,
     join_parts,
     text_rows,
-    write_ids,
     write_parts,
+    write_whole_tables,
 )
 from ramen_ray.data.prepared.tokens import measure_texts
 from ramen_ray.data.store.dataset import Dataset
@@ -274,15 +274,14 @@ def prepare_in_process(
         rows = dataset.read(table)
         if table.startswith("edges/"):
             edge_tables.append(edge_rows(table, rows))
-        elif table not in ID_TABLES:
+        elif table not in WHOLE_TABLES:
             text_tables.append(text_rows(table, rows, tokenizer))
     blocks = _sorted_blocks(text_tables, ["table", "key"], num_blocks)
     if edge_tables:
         blocks += _sorted_blocks(edge_tables, ["table", "key", "anchor_id"], num_blocks)
     written = [write_parts(block, folder / "parts").to_pylist() for block in reversed(blocks)]
     join_parts([*chain(*written)], folder, num_rows, vocab_size or tokenizer.vocab_size)
-    for table in ID_TABLES:
-        write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
+    write_whole_tables(folder, dataset)
     names = [rows["table"][0].as_py() for rows in text_tables]
     figures = measure_texts(folder, names, tokenizer.unknown, tokenizer.num_special)
     description = {

@@ -36,7 +36,9 @@ def _categorical(columns: dict[str, list[Any]]) -> pa.Table:
 @pytest.mark.parametrize("frame", [pa.table, pd.DataFrame, _categorical])
 def test_tables_in_memory_become_a_dataset_directory(frame, tmp_path):
     columns = Columns(ad_text=("title",), clicks_weight="clicks")
+    judged = {"query": CLICKS["query"][:2], "ad_id": CLICKS["ad_id"][:2], "grade": [0, 1]}
     given = {"ads": frame(ADS), "ad_edges": {"kinds": frame(KINDS)}, "columns": columns}
+    given["judged"] = frame(judged)
     dataset = write_dataset(tmp_path / "mine", frame(CLICKS), **given, drop_own_text=True)
     assert dataset.path == Dataset(tmp_path / "mine").path
     ads = dataset.read("ads").to_pandas()
@@ -44,6 +46,8 @@ def test_tables_in_memory_become_a_dataset_directory(frame, tmp_path):
     texts = {row["text"] for row in dataset.read("queries/train").to_pylist()}
     assert texts < set(CLICKS["query"])
     assert dataset.num_rows("edges/kinds/ad") == 2
+    grades = [dataset.read(t)["grade"].to_pylist() for t in dataset.tables if "judged" in t]
+    assert sorted(grade for of_split in grades for grade in of_split) == [0, 1]
     assert {path.name for path in tmp_path.iterdir()} == {"mine"}
     with pytest.raises(DatasetError, match="exists"):
         write_dataset(tmp_path / "mine", frame(CLICKS), ads=frame(ADS), columns=columns)

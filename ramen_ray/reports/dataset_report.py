@@ -83,12 +83,17 @@ def _splits(description: Description) -> ReportTable:
     has_weights = any(size.weight is not None for size in description.splits.values())
     if has_weights:
         columns.append("click weight")
+    kinds = []
+    if any(name.endswith("_judgements") for name in description.statistics):
+        kinds = ["judgements", "low_judgements"]
+    columns += [kind.replace("_", " ") for kind in kinds]
     rows = []
     for split, size in description.splits.items():
         per_query = _average(size.num_clicks / size.num_queries)
         row = [split, _count(size.num_queries), _count(size.num_clicks), per_query]
         if has_weights:
             row.append("" if size.weight is None else _average(size.weight))
+        row += [_count(description.statistics.get(f"num_{split}_{kind}", 0)) for kind in kinds]
         rows.append(row)
     return ReportTable("Splits", columns, rows)
 

@@ -90,6 +90,12 @@ _OF_COLUMNS = [
         "give each ad one",
         "SELECT row, len(weights) AS value FROM this WHERE len(weights) <> len(ad_ids)",
     ),
+    error(
+        "grade",
+        "grade outside 0..1",
+        "scale the grades",
+        "SELECT row, grade AS value FROM this WHERE NOT grade BETWEEN 0 AND 1",
+    ),
     # replacement character, byte order mark; UTF-8 read as Latin-1 or Windows-1252; control signs
     warning(
         "text",

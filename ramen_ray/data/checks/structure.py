@@ -12,6 +12,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.data.store.schemas import (
     HELD_OUT_SIDES,
+    JUDGED,
     SIDES,
     SPLITS,
     ZERO_SHOT,
@@ -28,6 +29,7 @@ _NEEDED_BY = {
 }
 _EMPTY_ADVICE = {
     "edges": "leave the table out or give it edges",
+    "judged": "leave the table out or give it judgements",
     "queries": "every split needs queries; hold out a part of the train split",
 }
 
@@ -49,6 +51,7 @@ def read_tables(dataset: Dataset) -> list[str]:
         *(f"filters/{split}" for split in HELD_OUT),
         f"queries/{ZERO_SHOT}",
         "novel_ads",
+        *JUDGED,
     ]
     needed = [*splits, "ads", *(f"anchors/{name}" for name in sets)]
     return needed + [table for table in optional if dataset.has(table)]

@@ -15,15 +15,17 @@ MANY_TEXTS = 0.01  # share of its tokens or texts from which on those that an en
 
 
 def keys_of(table: str) -> list[str]:
-    """Name the columns that no two rows of ``table`` share: an id, or both of a pair."""
+    """Name the columns that no two rows of ``table`` share: an id, a pair, or also a source."""
     names: list[str] = schema_of(table).names
-    return names[: 1 + table.startswith(("edges/", "filters/"))]
+    of_kind = {"edges": 2, "filters": 2, "judged": 3}
+    return names[: of_kind.get(table.split("/")[0], 1)]
 
 
 def repeat_rules(table: str, columns: Collection[str], *, ascends: bool) -> list[FaultKind]:
     """Forbid that rows repeat ids, pairs of ids, users' own ids, or texts of ads."""
     keys = keys_of(table)
-    what, advice = ("id", "give every row its own") if len(keys) == 1 else ("pair", "leave one")
+    advice = "give every row its own" if len(keys) == 1 else "leave one"
+    what = ("id", "pair", "judgement")[len(keys) - 1]
     harm = warning if table.startswith("filters/") else error  # to filter a pair twice is no harm
     of_keys = harm(keys[-1], f"{what} that an earlier row has", advice, _repeats(keys))
     rules = [] if ascends else [of_keys]  # which takes memory for all ids
@@ -88,6 +90,17 @@ def cross_rules(
             USING (ad_id)
             WHERE ad_id BETWEEN 0 AND (SELECT count(*) - 1 FROM ads)""",
         )
+    if folder == "judged" and split == "train" and TRAIN in loaded:
+        held_out = [f"queries/{name}" for name in HELD_OUT if f"queries/{name}" in loaded]
+        texts = " UNION ALL ".join(f"SELECT folded FROM {name_literal(name)}" for name in held_out)
+        if texts:
+            yield warning(
+                "query_id",
+                "judgement of a query that is held out too, up to case and white space",
+                "training sees what the model is measured by; leave these judgements out",
+                f"""SELECT row, text AS value FROM this JOIN {name_literal(TRAIN)} USING (query_id)
+                WHERE folded IN ({texts})""",
+            )
     if folder == "filters" and {"ads", f"queries/{split}"} <= {*loaded}:
         yield warning(
             "ad_id",

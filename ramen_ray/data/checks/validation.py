@@ -48,7 +48,7 @@ def validate(
     num_rows = structure.num_rows
     found: dict[str, list[Finding]] = {table: [] for table in num_rows}
     # first what the rules of others read; edges last, as they may be larger than all else
-    turns = (TRAIN, "novel_ads", "ads", "queries", "anchors", "filters", "aliases")
+    turns = (TRAIN, "novel_ads", "ads", "queries", "anchors", "filters", "judged", "aliases")
     edges = [table for table in num_rows if table.startswith("edges/")]
     others = [table for table in num_rows if table not in edges]
     others.sort(key=lambda name: turns.index(name if name in turns else name.split("/")[0]))
@@ -87,7 +87,7 @@ class _TableReader:
         self.schema = dataset.schema(table)
         self.damage: list[Finding] = []  # the file that cannot be read, which ends the rows
         self.not_utf8 = Tallies()  # texts whose bytes are not; the rows have them as Latin-1
-        self.ascends = True  # ids, or pairs of ids, do, so that none repeats or is null
+        self.ascends = True  # ids, or pairs of them, do, so that none repeats or is null
         self._dataset = dataset
         self._table = table
 
@@ -125,12 +125,13 @@ class _TableReader:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def _ascend(first: pa.Array, second: pa.Array | None = None) -> bool:
-    """Say whether keys (n,), or pairs of keys, ascend; False if one is null."""
-    rises = pc.greater(first[1:], first[:-1])
-    if second is not None:
-        same = pc.equal(first[1:], first[:-1])
-        rises = pc.or_(rises, pc.and_(same, pc.greater(second[1:], second[:-1])))
+def _ascend(first: pa.Array, *others: pa.Array) -> bool:
+    """Say whether keys (n,), or tuples of keys, ascend; False if one is null."""
+    *before, last = first, *others
+    rises = pc.greater(last[1:], last[:-1])
+    for keys in reversed(before):
+        same = pc.equal(keys[1:], keys[:-1])
+        rises = pc.or_(pc.greater(keys[1:], keys[:-1]), pc.and_(same, rises))
     return pc.all(rises, skip_nulls=False, min_count=0).as_py() is True
 
 
@@ -181,7 +182,7 @@ class _Tables:
     def _forget(self, table: str, columns: Iterable[str]) -> None:
         """Drop what no later rule reads: most tables, or some columns."""
         of_table = name_literal(table)
-        if table.startswith(("edges/", "filters/", "aliases/")):
+        if table.startswith(("edges/", "filters/", "judged/", "aliases/")):
             self._connection.execute(f"DROP TABLE {of_table}")
             return
         kept = {*schema_of(table).names} - (set() if self._warns else {"text"})

@@ -19,7 +19,8 @@ from ramen_ray.data.describe.content import (
     Share,
 )
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
+from ramen_ray.data.store.judgements import LOW
+from ramen_ray.data.store.schemas import JUDGED, NODE_TABLES, SPLITS, TRAIN
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,10 @@ def dataset_statistics(
         "share_ads_without_click": _ratio(int((per_ad == 0).sum()), num_nodes["ad"]),
         "share_ads_with_one_click": _ratio(int((per_ad == 1).sum()), num_nodes["ad"]),
     }
+    for table in filter(dataset.has, JUDGED):
+        split, grades = table.removeprefix("judged/"), dataset.read(table)["grade"]
+        statistics[f"num_{split}_judgements"] = len(grades)
+        statistics[f"num_{split}_low_judgements"] = pc.sum(pc.less(grades, LOW)).as_py()
     for name in dataset.anchor_sets:
         statistics[f"{name}_num_anchors"] = dataset.num_rows(f"anchors/{name}")
         for side, count in num_nodes.items():

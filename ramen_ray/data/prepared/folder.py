@@ -1,16 +1,19 @@
 """A dataset prepared for training: token tables, clicks and edges as memory-mapped arrays."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from ramen_ray.data.arrays import Booleans, Float64s, Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
+from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, ZERO_SHOT
 
 
@@ -90,6 +93,16 @@ class Prepared:
     def filters(self, split: str) -> Int64s:
         """(pairs, 2) int64 (query row, ad) pairs to drop from a split's predictions."""
         return np.asarray(np.load(self.path / "filters" / f"{split}.npy", mmap_mode="r"))
+
+    def judgements(self, split: str, sources: Collection[str] = ()) -> Judgements | None:
+        """Return the judgements of a split's query rows by some sources, or all; None without."""
+        file = self.path / "judged" / f"{split}.parquet"
+        if not file.exists():
+            return None
+        judged = Judgements.of(pq.read_table(file), sources)
+        if split == "train":  # ids are those of the dataset, rows are shuffled
+            judged = replace(judged, queries=np.argsort(self.query_ids)[judged.queries])
+        return judged
 
     def candidates(self, split: str) -> Int64s:
         """(candidates,) int64, the ads that are searched for a split's queries, ascending."""

@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Float64s, Int64s, publish, to_lists, write_pieces
 from ramen_ray.data.prepared.csr import accumulate, id_type
 from ramen_ray.data.prepared.hashing import mix
 from ramen_ray.data.prepared.tokens import write_hashes
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import (
     HELD_OUT_SIDES,
+    JUDGED,
     NODE_TABLES,
     TRAIN,
     WEIGHTS,
@@ -32,6 +35,7 @@ from ramen_ray.data.store.schemas import (
 Tokenize = Callable[[pa.StringArray], tuple[NDArray[np.int32], Int64s]]
 
 ID_TABLES = ("filters/validation", "filters/test", f"filters/{ZERO_SHOT}", "novel_ads")
+WHOLE_TABLES = (*ID_TABLES, *JUDGED)
 """Tables without texts or edges, small enough to read whole."""
 
 
@@ -217,11 +221,18 @@ def _pieces(files: Iterable[str], name: str) -> Iterator[NDArray[Any]]:
             yield arrays[name]
 
 
-def write_ids(folder: Path, table: str, rows: pa.Table | None) -> None:
-    """Write a table of ids, or one that the dataset does not have, as (rows, columns) int64."""
-    columns = schema_of(table).names
-    empty = np.empty((0, len(columns)), dtype=np.int64)
-    array = empty if rows is None else np.stack([rows[name].to_numpy() for name in columns], axis=1)
-    file = folder / f"{table}.npy"
-    file.parent.mkdir(exist_ok=True)
-    np.save(file, array)
+def write_whole_tables(folder: Path, dataset: Dataset) -> None:
+    """Write tables of ids, also those that the dataset lacks, and the judgements that it has."""
+    for table in ID_TABLES:
+        columns = schema_of(table).names
+        array = np.empty((0, len(columns)), dtype=np.int64)
+        if dataset.has(table):
+            rows = dataset.read(table)
+            array = np.stack([rows[name].to_numpy() for name in columns], axis=1)
+        file = folder / f"{table}.npy"
+        file.parent.mkdir(exist_ok=True)
+        np.save(file, array)
+    for table in filter(dataset.has, JUDGED):
+        file = folder / f"{table}.parquet"
+        file.parent.mkdir(exist_ok=True)
+        pq.write_table(dataset.read(table), file)

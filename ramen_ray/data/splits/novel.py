@@ -65,7 +65,7 @@ def make_novel_split(
         revealed = np.full(len(novel), -1)
         if settings.one_shot:
             revealed = _draw_revealed_queries(parent, novel, left_out, settings.seed)
-        for table in ("ads", "queries/test", "filters/test"):
+        for table in ("ads", "queries/test", "filters/test", "judged/test"):
             write_kept(parent, table, {}, writer)
         writer.write("novel_ads", pa.table({"ad_id": np.flatnonzero(novel)}))
 
@@ -75,7 +75,9 @@ def make_novel_split(
             return _keep_clicks(rows, ~hidden[ads] | (revealed[ads] == queries))
 
         train = _write_queries(parent, "train", visible, writer)
-        _write_held_out(parent, "validation", ~novel, writer)
+        _write_pairs(parent, "judged/train", ~novel, train, writer)
+        validation = _write_held_out(parent, "validation", ~novel, writer)
+        _write_pairs(parent, "judged/validation", ~novel, validation, writer)
         _write_held_out(parent, ZERO_SHOT, novel, writer)
         cut = {table: rows & (not settings.keep_ad_edges) for table, rows in of_novel_text.items()}
         for name in parent.anchor_sets:
@@ -155,19 +157,32 @@ def _write_queries(
     return {table: kept}
 
 
-def _write_held_out(parent: Dataset, target: str, chosen: Booleans, writer: DatasetWriter) -> None:
-    """Write a split's queries, and filter pairs, with the ``chosen`` ads (ads,) only."""
+def _write_held_out(parent: Dataset, target: str, chosen: Booleans, writer: DatasetWriter) -> Kept:
+    """Write a split's queries, and filter pairs, with the ``chosen`` ads (ads,); returns which."""
 
     def answered(rows: pa.RecordBatch) -> pa.RecordBatch:
         return _keep_clicks(rows, chosen[click_pairs(rows)[1]])
 
     kept = _write_queries(parent, target, answered, writer)
+    filters = f"filters/{_MADE_FROM[target]}"
+    _write_pairs(parent, filters, chosen, kept, writer, f"filters/{target}")
+    return kept
+
+
+def _write_pairs(
+    parent: Dataset,
+    table: str,
+    chosen: Booleans,
+    kept: Kept,
+    writer: DatasetWriter,
+    target: str | None = None,
+) -> None:
+    """Write the pairs of kept queries and ``chosen`` ads (ads,)."""
 
     def of_ads(pairs: pa.RecordBatch) -> pa.RecordBatch:
         return pairs.filter(pa.array(chosen[pairs["ad_id"]]))
 
-    filters = f"filters/{_MADE_FROM[target]}"
-    write_kept(parent, filters, kept, writer, of_ads, f"filters/{target}")
+    write_kept(parent, table, kept, writer, of_ads, target)
 
 
 def _write_edges(

@@ -8,7 +8,7 @@ from ramen_ray.data.arrays import Booleans, Float64s
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.splits.kept import Kept, lowest, new_dataset_from, write_kept
 from ramen_ray.data.store.dataset import Dataset, DatasetWriter
-from ramen_ray.data.store.schemas import NODE_TABLES, SPLITS, TRAIN
+from ramen_ray.data.store.schemas import JUDGED, NODE_TABLES, SPLITS, TRAIN
 
 SHARE_OF_SEEDS, GROWTH = 1 / 64, 4
 _SEEDS, _NEIGHBOURS, _ADS, _HELD_OUT = range(4)
@@ -34,6 +34,8 @@ def sample_dataset(dataset: Path, output: Path, num_queries: int, seed: int = 0)
             write_kept(parent, table, kept, writer)
         for split in SPLITS[1:]:
             write_kept(parent, f"filters/{split}", kept, writer)
+        for table in JUDGED:
+            write_kept(parent, table, kept, writer)
         for anchor_set in parent.anchor_sets:
             _write_graph(parent, anchor_set, kept, writer)
     return Dataset(output)

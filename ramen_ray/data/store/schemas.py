@@ -30,6 +30,16 @@ QUERY_EDGES = pa.schema(
 )
 AD_EDGES = pa.schema([("ad_id", pa.int64()), ("anchor_id", pa.int64()), ("weight", pa.float32())])
 FILTERS = pa.schema([("query_id", pa.int64()), ("ad_id", pa.int64())])
+JUDGEMENTS = pa.schema(
+    [
+        ("query_id", pa.int64()),
+        ("ad_id", pa.int64()),
+        ("source", pa.string()),
+        ("grade", pa.float32()),
+    ]
+)
+"""How well ads answer queries, from 0 to 1; a pair has one grade of each source."""
+JUDGED = tuple(f"judged/{split}" for split in SPLITS)
 NOVEL_ADS = pa.schema([("ad_id", pa.int64())])
 ALIASES = pa.schema([("name", pa.string()), ("of", pa.string())])
 """Names of queries or ads that have no row, for the user's later tables: ``of`` is the source_id of
@@ -40,7 +50,13 @@ WEIGHTS = pa.field("weights", pa.list_(pa.float32()))  # of clicks, or counts: a
 FILTER = "filter_"
 """Prefix of the columns of ads, strings, that answers can be filtered by: filter_market."""
 MAY_BE_NULL = ("source_id", "of")
-_SINGLE = {"ads": ADS, "novel_ads": NOVEL_ADS, "aliases/query": ALIASES, "aliases/ad": ALIASES}
+_SINGLE = {
+    "ads": ADS,
+    "novel_ads": NOVEL_ADS,
+    "aliases/query": ALIASES,
+    "aliases/ad": ALIASES,
+    **dict.fromkeys(JUDGED, JUDGEMENTS),
+}
 
 
 def schema_of(table: str) -> pa.Schema:
@@ -65,7 +81,7 @@ def ids_in(table: str) -> dict[str, str]:
     """Return, by column of ids that a table must have, the table whose rows they number."""
     numbered = {"ad_id": "ads", "ad_ids": "ads", "query_id": TRAIN}
     match table.split("/"):
-        case ["queries" | "filters", split]:
+        case ["queries" | "filters" | "judged", split]:
             numbered["query_id"] = f"queries/{split}"
         case ["anchors" | "edges", name, *side]:
             numbered["anchor_id"] = f"anchors/{name}"

@@ -23,13 +23,13 @@ from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import (
-    ID_TABLES,
+    WHOLE_TABLES,
     TablePart,
     edge_rows,
     join_parts,
     text_rows,
-    write_ids,
     write_parts,
+    write_whole_tables,
 )
 from ramen_ray.data.prepared.tokens import measure_texts
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset
@@ -89,7 +89,7 @@ def _prepare_into(
 ) -> None:
     findings = [found for found in validate(dataset) if found not in structure.findings]
     raise_errors(dataset, findings)
-    tables = [table for table in read_tables(dataset) if table not in ID_TABLES]
+    tables = [table for table in read_tables(dataset) if table not in WHOLE_TABLES]
     edges = [table for table in tables if table.startswith("edges/")]
     texts = [table for table in tables if table not in edges]
     to_text_rows = partial(_text_rows, tokenizer)
@@ -102,8 +102,7 @@ def _prepare_into(
         shutil.rmtree(folder / aside)
     measure = partial(measure_texts, folder, texts, tokenizer.unknown, tokenizer.num_special)
     statistics, figures = in_tasks([partial(dataset_statistics, dataset), measure])
-    for table in ID_TABLES:
-        write_ids(folder, table, dataset.read(table) if dataset.has(table) else None)
+    write_whole_tables(folder, dataset)
     description = {
         "name": dataset.name,
         "anchor_sets": dataset.anchor_sets,

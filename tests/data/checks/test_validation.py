@@ -30,6 +30,7 @@ from support import query_table
 from ramen_ray.data.checks.structure import check_structure
 from ramen_ray.data.checks.validation import check, validate
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
+from ramen_ray.data.store.schemas import JUDGED, JUDGEMENTS
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,9 @@ def full_path(dataset_path: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     tables["queries/zero_shot"] = query_table(texts, [[36], [37, 38], [36, 39]])
     tables["filters/zero_shot"] = pa.table({"query_id": [0, 1], "ad_id": [38, 39]})
     tables["novel_ads"] = pa.table({"ad_id": [36, 37, 38, 39]})
+    for table in JUDGED:
+        pairs = [0, 0, 0], [4, 4, 5], ["human", "teacher", "human"], [0.0, 0.5, 1.0]
+        tables[table] = pa.table(pairs, JUDGEMENTS.names)
     tables["aliases/query"] = pa.table(
         {"name": ["gone", "merged"], "of": [None, "queries/train:0"]}
     )
@@ -183,6 +187,13 @@ E edges/topics/ad:36:anchor_id pair that an earlier row has: ad_id 0 anchor_id 0
 E aliases/query:2:name id that an earlier row has: 'gone'""",
         append("filters/zero_shot", query_id=1, ad_id=39): """
 W filters/zero_shot:2:ad_id pair that an earlier row has (1 of 3, 33.3%): query_id 1 ad_id 39""",
+        append("judged/test", query_id=0, ad_id=4, source="teacher", grade=1.0): """
+E judged/test:3:source judgement that an earlier row has: query_id 0 ad_id 4 source 'teacher'""",
+        set_cells("judged/train", "grade", 1, 1.5, np.nan): """
+E judged/train:1:grade grade outside 0..1: 1.5, nan (row 2)""",
+        set_cells("judged/train", "source", 0, None): "E judged/train:0:source no value: null",
+        set_cells("judged/test", "query_id", 2, 12): """
+E judged/test:2:query_id id outside 0..11: 12""",
     },
     "weights": {
         set_cells("queries/train", "ad_ids", 2, [1, None]): """
@@ -253,6 +264,9 @@ E novel_ads:1:ad_id id that an earlier row has: 36
 E queries/zero_shot:1:ad_ids ad that is not in novel_ads: 37""",
     },
     "texts": {
+        set_cells("judged/train", "query_id", 2, 51): """
+W judged/train:2:query_id judgement of a query that is held out too, up to case and white space
+    (1 of 3, 33.3%): 'rasp anvil'""",
         set_cells("queries/zero_shot", "ad_ids", 1, [37, 5]): """
 E queries/zero_shot:1:ad_ids ad that is not in novel_ads: 5""",
         set_cells("ads", "text", 3, "cafÃ©", "the birdâ€™s", "bi\ufffdrds", "\ufefffirst"): """

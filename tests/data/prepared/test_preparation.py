@@ -28,7 +28,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import TablePart, join_parts, text_rows
 from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
-from ramen_ray.data.store.schemas import SPLITS, schema_of
+from ramen_ray.data.store.schemas import JUDGEMENTS, SPLITS, schema_of
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, read_test_queries
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.orchestration.run.checks import check_clicks, check_vocabulary
@@ -178,6 +178,38 @@ def test_filters_are_the_pairs_of_the_table_or_none(prepared, copied, encoder_pa
     shutil.rmtree(copied / "filters")
     unfiltered = _prepare(copied, encoder_path, tmp_path / "out")
     assert unfiltered.filters("test").shape == (0, 2)
+    assert unfiltered.judgements("test") is None
+
+
+def test_judgements_are_of_query_rows_and_means_over_the_sources_that_are_asked_for(
+    dataset_path, encoder_path, tmp_path
+):
+    parent = Dataset(dataset_path)
+    tables = {table: parent.read(table) for table in parent.tables}
+    rows = [(5, 7, "human", 1.0), (5, 7, "teacher", 0.5), (2, 3, "teacher", 0.25)]
+    for split in SPLITS:
+        columns = dict(zip(JUDGEMENTS.names, zip(*rows, strict=True), strict=True))
+        tables[f"judged/{split}"] = pa.table(columns, JUDGEMENTS)
+    dataset = write_dataset(tmp_path / "judged", tables, name="judged")
+    assert dataset.fingerprint != parent.fingerprint
+    prepared = prepare_in_process(dataset, tmp_path / "p", str(encoder_path), MAX_LENGTH, True)
+    row_of = {"train": prepared.query_ids.tolist().index}
+    expected = {
+        (): {(5, 7): 0.75, (2, 3): 0.25},
+        ("human",): {(5, 7): 1.0},
+        ("human", "teacher"): {(5, 7): 0.75, (2, 3): 0.25},
+    }
+    for split in SPLITS:
+        for sources, grades in expected.items():
+            judged = prepared.judgements(split, sources)
+            columns = (judged.queries.tolist(), judged.ads.tolist(), judged.grades.tolist())
+            assert {(query, ad): grade for query, ad, grade in zip(*columns, strict=True)} == {
+                (row_of.get(split, int)(query), ad): grade for (query, ad), grade in grades.items()
+            }
+    assert prepared.metadata["statistics"]["num_test_judgements"] == 3
+    assert prepared.metadata["statistics"]["num_test_low_judgements"] == 1
+    with pytest.raises(DatasetError, match=r"'me'.*human, teacher"):
+        prepared.judgements("test", ["me"])
 
 
 def _prepare(path: Path, encoder: Path, folder: Path, **options: int) -> Prepared:

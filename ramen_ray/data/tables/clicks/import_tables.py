@@ -24,6 +24,7 @@ from ramen_ray.data.tables.graphs.anchor_sets import made_by
 from ramen_ray.data.tables.reading.columns import (
     Column,
     filter_columns,
+    grade_column,
     listed_id_column,
     text_column,
     time_column,
@@ -104,11 +105,16 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
         times = time_column(names["time"], unit, flag)
         clicks["time"] = within(times, *tables.click_bounds, reasons)
     ads = of_nodes(columns.ad_id, columns.ad_text) | filter_columns(columns.ad_filters)
+    judged = of_names(tables.pair_columns("judged"))
+    judged["grade"] = grade_column(columns.judged_grade, tables.judged_highest)
+    if columns.judged_source:
+        judged["source"] = text_column(columns.judged_source)
     sources: dict[str, tuple[str | None, dict[str, Column]]] = {
         "query": (tables.queries, of_nodes(columns.query_id, columns.query_text)),
         "ad": (tables.ads, ads),
         "clicks": (tables.clicks, clicks),
-        "filters": (tables.filters, of_names(tables.filter_columns)),
+        "filters": (tables.filters, of_names(tables.pair_columns("filters"))),
+        "judged": (tables.judged, judged),
     }
     if tables.given_splits:
         source, given = tables.given_splits
@@ -148,6 +154,8 @@ class _Import:
                 self.connection, writer, given=has_pairs, own_text=own_text
             )
             _log("filters", pairs)
+        if "judged" in self.opened:
+            _log("judgements", writing.write_judgements(self.connection, writer))
 
     def _read(self) -> None:
         """Read the tables, refuse what is wrong with their rows, and sum the clicks."""
@@ -155,7 +163,7 @@ class _Import:
         clicks = self.opened["clicks"]
         numbering.register_key(connection)
         for name, table in self.opened.items():
-            columns = {"clicks": self._click_columns, "query": "*, key(text) AS key"}.get(name, "*")
+            columns = self._columns_to_read.get(name, "*")
             table.load(connection, f"{name}_rows", f"SELECT {columns} FROM source")
         if "weight" in clicks.columns:
             numbering.check_totals(connection, clicks, "clicks_rows")
@@ -193,6 +201,14 @@ class _Import:
             other = numbering.check_repeated_ids(self.connection, side, self.opened[side])
             counts["of them with a different text, which is not used"] = other
         _log(PLURAL[side], counts)
+
+    @property
+    def _columns_to_read(self) -> dict[str, str]:
+        """Return SQL of the columns that are made of a table's, where it is not all as they are."""
+        columns = {"clicks": self._click_columns, "query": "*, key(text) AS key"}
+        if not self.tables.columns.judged_source:
+            columns["judged"] = "*, 'given' AS source"
+        return columns
 
     @property
     def _click_columns(self) -> str:

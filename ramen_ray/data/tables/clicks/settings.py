@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -60,6 +59,14 @@ class Columns(EdgeColumns, AdColumns):
     """Query of a filter pair, named as the clicks name it; default the clicks' column."""
     filters_ad: str | None = None
     """Ad of a filter pair, named as the clicks name it; default the clicks' column."""
+    judged_query: str | None = None
+    """Query of a judgement, named as the clicks name it; default the clicks' column."""
+    judged_ad: str | None = None
+    """Ad of a judgement, named as the clicks name it; default the clicks' column."""
+    judged_grade: str = "grade"
+    """Grade of a judgement, from 0 to judged_highest."""
+    judged_source: str | None = None
+    """Who judged, such as human; without it, all judgements are by one source, called given."""
 
     def __post_init__(self) -> None:
         """Raise a DatasetError for a text in place of a tuple: its letters would be columns."""
@@ -113,6 +120,10 @@ class UserTables:
     out."""
     filters: str | None = None
     """Table of pairs of query and ad that are dropped from predictions."""
+    judged: str | None = None
+    """Table of judgements: pairs of query and ad with a grade of how well the ad answers."""
+    judged_highest: float = 1.0
+    """The best grade, such as 3 for levels from 0 to 3."""
     query_edges: dict[str, str] = field(default_factory=dict)
     """Anchor sets, each with its table of edges from queries: NAME TABLE NAME TABLE..."""
     ad_edges: dict[str, str] = field(default_factory=dict)
@@ -164,8 +175,14 @@ class UserTables:
         """Raise a DatasetError if the settings do not fit together."""
         for name in {**self.query_edges, **self.ad_edges}:
             check_spelling(name)
-        for fault in chain(self._table_faults(), self._split_faults(), self._time_faults()):
+        for fault in self._faults():
             raise DatasetError(fault)
+
+    def _faults(self) -> Iterator[str]:
+        yield from self._table_faults()
+        yield from self._number_faults()
+        yield from self._split_faults()
+        yield from self._time_faults()
 
     def _table_faults(self) -> Iterator[str]:
         roles: dict[str, str] = {}
@@ -176,12 +193,16 @@ class UserTables:
             yield f"anchors {name}: give query_edges or ad_edges too"
         if self.columns.ad_filters and not self.ads:
             yield "columns.ad_filters needs the table that has them: ads"
+        if self.columns.query_split and not self.queries:
+            yield "columns.query_split needs the table that has it: queries"
+
+    def _number_faults(self) -> Iterator[str]:
         for limit in ("max_clicks_per_query", "min_click_weight"):
             value = getattr(self, limit) or 0.0
             if not 0 <= value < np.inf:
                 yield f"{limit} is {value:g}; it must be a number from 0 on"
-        if self.columns.query_split and not self.queries:
-            yield "columns.query_split needs the table that has it: queries"
+        if not 0 < self.judged_highest < np.inf:
+            yield f"judged_highest is {self.judged_highest:g}; it must be a number above 0"
 
     def _split_faults(self) -> Iterator[str]:
         splits = self.splits
@@ -285,13 +306,12 @@ class UserTables:
             return self.query_splits, {"query": query, "split": columns.splits_split}
         return None
 
-    @property
-    def filter_columns(self) -> dict[str, str]:
-        """Names of the columns of the table of filter pairs by role: query and ad."""
-        columns = self.columns
+    def pair_columns(self, of: Literal["filters", "judged"]) -> dict[str, str]:
+        """Names of the columns of a table of pairs by role: query and ad."""
+        sides = ("query", "ad")
         return {
-            "query": columns.filters_query or self.click_columns["query"],
-            "ad": columns.filters_ad or self.click_columns["ad"],
+            side: getattr(self.columns, f"{of}_{side}") or self.click_columns[side]
+            for side in sides
         }
 
     @property

@@ -115,6 +115,40 @@ def write_filters(
     return counts
 
 
+def write_judgements(connection: Connection, writer: DatasetWriter) -> dict[str, int]:
+    """Write the judgements of kept queries and ads, the mean of a source's; returns counts.
+
+    A query that is in several splits, or whose other spellings are, is judged in the last only:
+    nothing is learnt from judgements of what is held out.
+    """
+    grades = """CREATE TABLE grades AS
+        WITH last AS (
+            SELECT family, max(split) AS split FROM kept_queries JOIN queries USING (number)
+            GROUP BY family)
+        SELECT split, query_id, ad_id, source, avg(grade ORDER BY place) AS grade,
+            count(*) AS times, min(grade) < max(grade) AS differ
+        FROM judged JOIN kept_queries ON kept_queries.number = query
+        JOIN queries USING (number) JOIN last USING (family, split)
+        JOIN kept_ads ON kept_ads.number = ad
+        GROUP BY split, query_id, ad_id, source"""
+    run(connection, "averaging judgements", grades)
+    used = "SELECT coalesce(sum(times), 0) FROM grades"
+    counts = {}
+    for number, split in enumerate(SPLITS):
+        rows = f"SELECT query_id, ad_id, source, grade FROM grades WHERE split = {number}"
+        if found := count(connection, f"SELECT count(*) FROM ({rows})"):
+            counts[f"of {split} queries"] = found
+            ordered = f"{rows} ORDER BY query_id, ad_id, source"
+            writer.write(f"judged/{split}", stream(connection, ordered))
+    counts["contradict each other, and their mean counts"] = count(
+        connection, "SELECT count(*) FROM grades WHERE differ"
+    )
+    counts["rows of queries and ads that the import left out"] = count(
+        connection, f"SELECT count(*) - ({used}) FROM judged WHERE query + ad IS NOT NULL"
+    )
+    return counts
+
+
 _OWN_TEXT = f"""SELECT held_out.number AS query, ads.number AS ad
     FROM (SELECT queries.number, fold(text) AS folded FROM queries JOIN kept_queries USING (number)
           WHERE split > {TRAIN}) AS held_out

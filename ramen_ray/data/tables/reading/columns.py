@@ -164,6 +164,17 @@ def weight_column(name: str, zeros: str = "") -> Column:
     return Column(name, convert, fault, pa.float64(), doubts=(is_zero,) if zeros else ())
 
 
+def grade_column(name: str, highest: float) -> Column:
+    """Read a column of grades from 0 to ``highest``, as shares of it."""
+
+    def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
+        numbers, bad = as_numbers(cells)
+        return numbers / highest, bad | (numbers < 0) | (numbers > highest)
+
+    fault = f"are not numbers from 0 to {highest:g} (--judged-highest is the best grade)"
+    return Column(name, convert, fault, pa.float64())
+
+
 def time_column(name: str, unit: TimeUnit, flag: str) -> Column:
     """Read a column of times as float64 seconds since 1970; ``flag`` sets the unit of numbers."""
     outside = "cells are outside the years 1990 to 2100"

@@ -1,0 +1,167 @@
+"""Judgements of an import, and what becomes of them in other datasets, against plain loops."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from random_datasets import random_dataset
+from support import errors_in, import_in_process, write_rows
+from written_out import clicks_of, plain
+
+from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
+from ramen_ray.data.splits.sample import sample_dataset
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.schemas import JUDGED, JUDGEMENTS, SPLITS
+from ramen_ray.data.tables.clicks.import_tables import import_tables
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
+
+NUM_QUERIES, NUM_ADS, BEST = 60, 9, 3
+Grades = dict[tuple[str, str, str], float]
+
+
+def _texts(dataset: Dataset, table: str) -> list[str]:
+    ordered = dataset.read(table).sort_by("ad_id" if table == "ads" else "query_id")
+    return ordered["text"].to_pylist()
+
+
+def _judged(dataset: Dataset, split: str) -> Grades:
+    table = f"judged/{split}"
+    if not dataset.has(table):
+        return {}
+    queries, ads = _texts(dataset, f"queries/{split}"), _texts(dataset, "ads")
+    rows = dataset.read(table).to_pylist()
+    grades = {(queries[r["query_id"]], ads[r["ad_id"]], r["source"]): r["grade"] for r in rows}
+    assert len(grades) == len(rows)
+    return grades
+
+
+def _all_judged(dataset: Dataset) -> dict[str, Grades]:
+    return {split: _judged(dataset, split) for split in SPLITS}
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[tuple[str, str, str, int]]:
+    """Judgements, some of them of the same pair, by the same source or another."""
+    draw = np.random.default_rng(0)
+    sources = np.array(["human", "teacher"])
+    return [
+        (f"query {query}", f"ad {ad}", sources[source], int(grade))
+        for query, ad, source, grade in zip(
+            draw.integers(0, NUM_QUERIES, 500),
+            draw.integers(0, NUM_ADS, 500),
+            draw.integers(0, 2, 500),
+            draw.integers(0, BEST + 1, 500),
+            strict=True,
+        )
+    ]
+
+
+def _tables(folder: Path, judged: list[tuple[str, str, str, int]]) -> UserTables:
+    """Write clicks over ten days, in which later queries come back, and the judgements."""
+    draw = np.random.default_rng(1)
+    clicks = [
+        (f"query {query}", f"ad {draw.integers(NUM_ADS)}", f"2026-03-{day + 1:02d}")
+        for day in range(10)
+        for query in {*draw.integers(0, NUM_QUERIES, 20), 6 * day}
+    ]
+    clicks += [("Query  7", "ad 1", "2026-03-10"), ("query 7", "ad 1", "2026-03-01")]
+    clicks += [("query 8", f"ad {ad}", "2026-03-01") for ad in range(NUM_ADS)]
+    every = [(f"query {query}", f"ad {query % NUM_ADS}", "2026-03-02") for query in range(60)]
+    return UserTables(
+        write_rows(folder / "clicks.csv", "query ad day", clicks + every),
+        judged=write_rows(folder / "judged.csv", "query ad by level", judged),
+        judged_highest=BEST,
+        columns=Columns(clicks_time="day", judged_grade="level", judged_source="by"),
+    )
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_judgements_are_imported_as_plain_loops_would(by_time, drawn, tmp_path):
+    tables = _tables(tmp_path, drawn)
+    splits = Splits(test_fraction=0.2, validation_fraction=0.2)
+    if by_time:
+        splits = Splits(
+            validation_from="2026-03-05", test_from="2026-03-08", held_out="later-clicks"
+        )
+    tables = UserTables(**{**vars(tables), "splits": splits, "max_clicks_per_query": 9})
+    dataset, findings = import_in_process(tables, tmp_path / "out")
+    assert findings == errors_in(dataset) == []
+    last = {plain(text): split for split in SPLITS for text in clicks_of(dataset, split)}
+    given = defaultdict(list)
+    for query, ad, source, level in drawn:
+        given[query, ad, source].append(level / BEST)
+    for split in SPLITS:
+        expected = {
+            pair: pytest.approx(sum(grades) / len(grades))
+            for pair, grades in given.items()
+            if last.get(plain(pair[0])) == split and pair[0] in clicks_of(dataset, split)
+        }
+        assert _judged(dataset, split) == expected
+    assert "query 8" not in last, "it is left out as a bot, with its judgements"
+    assert all(_all_judged(dataset).values())
+
+
+BAD_ROWS = {
+    "query 1,ad 1,human,4": "'level'",
+    "query 1,ad 1,human,-1": "'level'",
+    "query 1,ad 1,human,nan": "'level'",
+    "query 1,ad 1,,2": "'by'",
+    "no query,ad 1,human,2": "'query'",
+    "query 1,no ad,human,2": "'ad'",
+}
+
+
+@pytest.mark.parametrize(("row", "column"), BAD_ROWS.items())
+def test_bad_judgements_are_refused_or_left_out(row, column, drawn, tmp_path):
+    tables = _tables(tmp_path, drawn)
+    expected = _all_judged(import_tables(tables, tmp_path / "expected"))
+    with (tmp_path / "judged.csv").open("a") as file:
+        file.write(f"{row}\n")
+    with pytest.raises(DatasetError, match=f"judged.csv, row 502, column {column}"):
+        import_tables(tables, tmp_path / "out")
+    lenient = UserTables(**{**vars(tables), "skip_bad_rows": True})
+    assert _all_judged(import_tables(lenient, tmp_path / "out")) == expected
+
+
+def test_judgements_without_sources_have_one_and_a_dataset_without_any_has_no_table(tmp_path):
+    tables = _tables(tmp_path, [("query 1", "ad 1", "", 1), ("query 2", "ad 1", "", 0)])
+    columns = Columns(judged_grade="level")
+    given = UserTables(**{**vars(tables), "columns": columns, "judged_highest": 2})
+    rows = _all_judged(import_tables(given, tmp_path / "out")).values()
+    assert {pair: grade for grades in rows for pair, grade in grades.items()} == {
+        ("query 1", "ad 1", "given"): 0.5,
+        ("query 2", "ad 1", "given"): 0.0,
+    }
+    without = import_tables(UserTables(tables.clicks), tmp_path / "without")
+    assert not {*without.tables} & {*JUDGED}
+    with pytest.raises(DatasetError, match="judged_highest"):
+        UserTables(tables.clicks, judged_highest=0)
+
+
+def test_judgements_follow_queries_and_ads_into_other_datasets(tmp_path):
+    parent = random_dataset(tmp_path / "parent", 0)
+    tables = {table: parent.read(table) for table in parent.tables}
+    draw = np.random.default_rng(0)
+    for split in SPLITS:
+        num_queries, num_ads = parent.num_rows(f"queries/{split}"), parent.num_rows("ads")
+        pairs = draw.choice(num_queries * num_ads, num_queries * num_ads // 3, replace=False)
+        grades = draw.random(len(pairs))
+        columns = [pairs // num_ads, pairs % num_ads, ["human"] * len(pairs), grades]
+        tables[f"judged/{split}"] = pa.table(columns, schema=JUDGEMENTS)
+    whole = write_dataset(tmp_path / "whole", tables, name="whole")
+    novel = make_novel_split(whole.path, tmp_path / "novel", NovelSettings(0.3))
+    sample = sample_dataset(whole.path, tmp_path / "sample", 6)
+    new = {_texts(novel, "ads")[ad] for ad in novel.read("novel_ads")["ad_id"].to_pylist()}
+    assert errors_in(novel) == errors_in(sample) == []
+    for made in (novel, sample):
+        ads = {*_texts(made, "ads")}
+        for split in SPLITS:
+            known = ads - new if made is novel and split != "test" else ads
+            queries = {*_texts(made, f"queries/{split}")}
+            assert _judged(made, split) == {
+                pair: grade
+                for pair, grade in _judged(whole, split).items()
+                if pair[0] in queries and pair[1] in known
+            }
