@@ -68,7 +68,7 @@ def main() -> int | None:
     if promotion.origin:
         print(promotion.origin)
     for comparison in promotion.compared:
-        print(f"on {comparison.of}:")
+        print(f"on {comparison.queries}:")
         show(difference_table(comparison.candidate, comparison.differences, more=comparison.kept))
     if not promotion.promoted:
         print(f"version {promotion.version} is not promoted: {promotion.verdict}")

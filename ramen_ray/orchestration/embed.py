@@ -66,7 +66,7 @@ def embed_tables(
     GPU, of an actor; ``part`` says which of the model's vectors texts get. Returns (texts of all
     tables, D), mapped from ``file``; a ClusterError if processes have died.
     """
-    shape = (sum(len(one.rows) for one in tables), load_model(model, part=part).dim)
+    shape = (sum(len(table.rows) for table in tables), load_model(model, part=part).dim)
     map_new_array(file, dtype, shape)
     with owned_folder(file.parent) as attempts, user_errors():
         work, batches = _Work(model, file, resources, part, attempts), _batches(tables)

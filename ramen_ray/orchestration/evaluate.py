@@ -163,5 +163,5 @@ def _retrieve(
         np.save(ids, ads.rows)
         embed_tables(checkpoint, [queries, ads], file, resources, part=part)
         shards = embedded_shards(file, num_queries, workers.gb_per_shard, ids=ids)
-        found = search_shards(shards, file, num_queries, ground_truth.depth, cpus)
-        return ground_truth.shown(put_together(found, num_queries, ground_truth.depth))
+        answers = search_shards(shards, file, num_queries, ground_truth.depth, cpus)
+        return ground_truth.shown(put_together(answers, num_queries, ground_truth.depth))

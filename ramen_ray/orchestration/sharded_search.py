@@ -79,8 +79,8 @@ def put_together(blocks: Iterable[tuple[int, TopK]], num_queries: int, k: int) -
     """Return what was found for all queries, from :func:`search_shards`."""
     ads = np.full((num_queries, k), -1)
     scores = np.full((num_queries, k), -np.inf, dtype=np.float32)
-    for start, found in blocks:
-        ads[start : start + len(found[0])], scores[start : start + len(found[0])] = found
+    for start, answers in blocks:
+        ads[start : start + len(answers[0])], scores[start : start + len(answers[0])] = answers
     return ads, scores
 
 
@@ -90,7 +90,7 @@ def _query_blocks(file: Path, num_queries: int) -> list[Block]:
     size = min(QUERIES_PER_PASS * max(-(-passes // MOST_BLOCKS), 1), MOST_QUERIES_PER_BLOCK)
     starts = range(0, num_queries, size)
     spans = [{"start": start, "stop": min(start + size, num_queries)} for start in starts]
-    return [{"name": f"queries from {one['start']}", "file": str(file), **one} for one in spans]
+    return [{"name": f"queries from {span['start']}", "file": str(file), **span} for span in spans]
 
 
 def _stream(
@@ -157,8 +157,8 @@ class SearchShard:
             for start in range(0, len(queries), at_once):
                 some = slice(start, start + at_once)
                 best = [(block["ads"][some], block["scores"][some])] if "ads" in block else []
-                own = search_index(self.index, queries[some], self.k, self.ids)
-                ads[some], scores[some] = merge_topk([*best, own], self.k)
+                shard_answers = search_index(self.index, queries[some], self.k, self.ids)
+                ads[some], scores[some] = merge_topk([*best, shard_answers], self.k)
         return {**block, "ads": ads, "scores": scores}
 
 

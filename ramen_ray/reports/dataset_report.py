@@ -133,7 +133,7 @@ def _distributions(description: Description) -> ReportTable:
         ("of", "per", "mean", "median", "p90", "p99", "max"),
         [
             [
-                degrees.of,
+                degrees.graph,
                 degrees.per,
                 _average(degrees.distribution.total / degrees.distribution.size),
                 *map(_count, degrees.distribution.quantiles.values()),
@@ -150,10 +150,10 @@ def _degree_plots(description: Description) -> list[Plot]:
     """Plot clicks per query and per ad, and edges per node of each kind for all anchor sets."""
     lines: dict[str, dict[str, Distribution]] = {}
     for degrees in description.degrees.values():
-        if degrees.of == "clicks":
+        if degrees.graph == "clicks":
             lines.setdefault("clicks", {})[f"per {degrees.per}"] = degrees.distribution
         elif degrees.distribution.total:
-            lines.setdefault(f"edges per {degrees.per}", {})[degrees.of] = degrees.distribution
+            lines.setdefault(f"edges per {degrees.per}", {})[degrees.graph] = degrees.distribution
     return [
         Plot(label, {name: _tail(distribution) for name, distribution in by_name.items()})
         for label, by_name in lines.items()

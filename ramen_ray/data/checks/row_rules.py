@@ -29,17 +29,17 @@ def row_rules(table: str, columns: Collection[str], num_rows: Mapping[str, int])
     for column in columns:
         if column not in MAY_BE_NULL and not column.startswith(FILTER):
             inside = f"OR list_count({column}) < len({column})" if column in LISTS else ""
-            found = f"SELECT row, {column} AS value FROM this WHERE {column} IS NULL {inside}"
+            broken = f"SELECT row, {column} AS value FROM this WHERE {column} IS NULL {inside}"
             advice = "give every row one, or leave the row out"
-            rules.append(error(column, "no value", advice, found))
-    for column, of in ids_in(table).items():
-        if limit := num_rows.get(of):  # else that table has a finding of its own
+            rules.append(error(column, "no value", advice, broken))
+    for column, target in ids_in(table).items():
+        if limit := num_rows.get(target):  # else that table has a finding of its own
             # the ids that number a table's own rows
             is_own = column not in LISTS and table.startswith(("queries/", "ads", "anchors/"))
             advice = "number the rows from 0 without gaps" if is_own else _DANGLING
-            found = f"""SELECT row, value FROM (SELECT row, {_each(column)} AS value FROM this)
+            broken = f"""SELECT row, value FROM (SELECT row, {_each(column)} AS value FROM this)
                 WHERE value < 0 OR value >= {limit}"""
-            rules.append(error(column, f"id outside 0..{limit - 1}", advice, found))
+            rules.append(error(column, f"id outside 0..{limit - 1}", advice, broken))
     if table.startswith("queries/"):
         rules.append(_UNCLICKED if table == TRAIN else _UNANSWERED)
     return rules + [rule for rule in _OF_COLUMNS if rule.column in columns]

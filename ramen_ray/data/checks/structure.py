@@ -77,9 +77,9 @@ def inspect_structure(dataset: Dataset) -> Structure:
         if not dataset.has(table):
             findings.append(_error(file, f"there is no table {table!r}", "training needs it"))
             continue
-        found, count = _read_footers(dataset, table)
-        findings += found
-        if found:
+        damaged, count = _read_footers(dataset, table)
+        findings += damaged
+        if damaged:
             continue
         num_rows[table] = count
         if not count and not table.startswith(("filters/", "aliases/")):
@@ -122,13 +122,13 @@ def _read_footers(dataset: Dataset, table: str) -> tuple[list[Finding], int]:
     return findings, count
 
 
-def _column_findings(file: str, expected: pa.Schema, found: pa.Schema) -> Iterator[Finding]:
+def _column_findings(file: str, expected: pa.Schema, given: pa.Schema) -> Iterator[Finding]:
     for field in expected:
         # the engine's names do not tell upper from lower case
-        alike = [column for column in found if column.name.lower() == field.name]
+        alike = [column for column in given if column.name.lower() == field.name]
         types = [column.type for column in alike if column.name == field.name]
         if not types:
-            message, advice = f"the column is missing (there are {found.names})", "add or rename it"
+            message, advice = f"the column is missing (there are {given.names})", "add or rename it"
         elif len(alike) > 1:
             message, advice = f"{len(alike)} columns have this name, but for case", "leave one"
         elif not _same_type(types[0], field.type):
@@ -138,10 +138,10 @@ def _column_findings(file: str, expected: pa.Schema, found: pa.Schema) -> Iterat
         yield _error(file, message, advice, field.name)
 
 
-def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
-    if pa.types.is_list(found) and pa.types.is_list(expected):
-        return bool(found.value_type == expected.value_type)  # the item's field is free
-    return bool(found == expected)
+def _same_type(given: pa.DataType, expected: pa.DataType) -> bool:
+    if pa.types.is_list(given) and pa.types.is_list(expected):
+        return bool(given.value_type == expected.value_type)  # the item's field is free
+    return bool(given == expected)
 
 
 def _set_findings(dataset: Dataset) -> Iterator[Finding]:

@@ -195,12 +195,12 @@ _LOST_TEXTS = {
 
 def text_findings(figures: Mapping[str, TextFigures]) -> list[Finding]:
     """Warn of many unknown tokens, and of many texts of the same tokens; the worst table first."""
-    found = []
+    findings = []
     for name, (message, advice) in _LOST_TEXTS.items():
-        shares = {table: getattr(of, name) for table, of in figures.items()}
+        shares = {table: getattr(figure, name) for table, figure in figures.items()}
         many = {table: share for table, share in shares.items() if share >= MANY_TEXTS}
         tables = sorted(many, key=lambda table: -many[table])
         if tables:
             most = f"{'up to ' * (len(tables) > 1)}{many[tables[0]]:.1%}"
-            found.append(Finding("warning", ", ".join(tables), f"{most} {message}", advice))
-    return found
+            findings.append(Finding("warning", ", ".join(tables), f"{most} {message}", advice))
+    return findings

@@ -8,6 +8,7 @@ the engine, where rules for what is in it are SQL: :mod:`~ramen_ray.data.checks.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -46,7 +47,7 @@ def validate(
     """
     structure = inspect_structure(dataset)
     num_rows = structure.num_rows
-    found: dict[str, list[Finding]] = {table: [] for table in num_rows}
+    findings: dict[str, list[Finding]] = {table: [] for table in num_rows}
     # first what the rules of others read; edges last, as they may be larger than all else
     turns = (TRAIN, "novel_ads", "ads", "queries", "anchors", "filters", "judged", "aliases")
     edges = [table for table in num_rows if table.startswith("edges/")]
@@ -56,7 +57,7 @@ def validate(
         tables = _Tables(connection, dataset, num_rows, warns)
         for table in others:
             progress(table)
-            found[table] = tables.check(table)
+            findings[table] = tables.check(table)
         if TRAIN in tables.loaded:
             unclicked = f"FROM {name_literal(TRAIN)} WHERE len(ad_ids) = 0"
             # those that have an edge are taken out as the tables of edges are read
@@ -65,17 +66,17 @@ def validate(
             )
             if count(connection, "SELECT count(*) FROM unlinked") == num_rows[TRAIN]:
                 message, advice = "no train query has a click", "training needs queries with clicks"
-                found[TRAIN].append(Finding("error", f"{TRAIN}.parquet", message, advice))
+                findings[TRAIN].append(Finding("error", f"{TRAIN}.parquet", message, advice))
         find_leaks = warns and tables.loaded >= {*NODE_TABLES.values()}
         if find_leaks:
             find_answers(connection, tables.loaded)
         for table in edges:
             progress(table)
-            found[table] = tables.check(table, find_leaks=find_leaks)
+            findings[table] = tables.check(table, find_leaks=find_leaks)
         if TRAIN in tables.loaded:
             at_last = [table_rules.UNLINKED] + [table_rules.REVERSED_CLICKS] * find_leaks
-            found[TRAIN] += tables.broken(TRAIN, at_last)
-    every = [*structure.findings, *(finding for of_table in found.values() for finding in of_table)]
+            findings[TRAIN] += tables.broken(TRAIN, at_last)
+    every = [*structure.findings, *chain.from_iterable(findings.values())]
     wanted = [finding for finding in every if warns or finding.severity == "error"]
     return sorted(wanted, key=lambda finding: finding.severity)
 
@@ -101,8 +102,8 @@ class _TableReader:
                     readable = self._readable(rows, file, num_rows)
                     yield readable
                     num_rows += len(rows)
-                    found = readable.select(keys)
-                    last = pa.concat_batches([last[-1:], found]) if last else found
+                    key_rows = readable.select(keys)
+                    last = pa.concat_batches([last[-1:], key_rows]) if last else key_rows
                     self.ascends = self.ascends and _ascend(*last)
                 if num_rows != read_footer(path).num_rows:
                     raise DatasetError("its number of rows differs from its footer")
@@ -112,16 +113,16 @@ class _TableReader:
 
     def _readable(self, rows: pa.RecordBatch, file: Path, first: int) -> pa.RecordBatch:
         columns = []
-        for one in self.schema:
-            column = rows[one.name]
-            if pa.types.is_string(one.type) and (odd := not_utf8(column)).any():
+        for field_ in self.schema:
+            column = rows[field_.name]
+            if pa.types.is_string(field_.type) and (odd := not_utf8(column)).any():
                 contents = column.cast(pa.binary()).filter(odd).to_pylist()
-                kind = FaultKind("bytes that are not UTF-8", "convert the source", one.name)
+                kind = FaultKind("bytes that are not UTF-8", "convert the source", field_.name)
                 self.not_utf8.add(kind, file, first + np.flatnonzero(odd), contents)
                 # the engine cannot hold them, and null would be another fault
                 texts = pa.array([content.decode("latin-1") for content in contents])
                 column = pc.replace_with_mask(column, odd, texts)
-            columns.append(column.cast(one.type))
+            columns.append(column.cast(field_.type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
@@ -164,10 +165,10 @@ class _Tables:
             is_used = anchor_set in self._dataset.strict_anchor_sets and side in NODE_TABLES
             if find_leaks and is_used and f"anchors/{anchor_set}" in self.loaded:
                 rules += table_rules.leak_rules(table)
-        found = [tally.share() for tally in reader.not_utf8.values()]
-        found += self.broken(table, rules)
+        findings = [tally.share() for tally in reader.not_utf8.values()]
+        findings += self.broken(table, rules)
         self._forget(table, columns)
-        return found
+        return findings
 
     def _load(self, table: str, reader: _TableReader) -> None:
         rows = pa.RecordBatchReader.from_batches(reader.schema, reader.batches())
@@ -201,7 +202,7 @@ class _Tables:
         checking = f"{_this(table)} {' UNION ALL '.join(counts)}"
         run(self._connection, f"checking {table}", checking)
         broken = [(rules[i], number) for i, number in sorted(self._connection.fetchall()) if number]
-        return [one for rule, number in broken for one in self._finding(table, rule, number)]
+        return list(chain.from_iterable(self._finding(table, *rule) for rule in broken))
 
     def _finding(self, table: str, rule: FaultKind, number: int) -> Iterator[Finding]:
         whole = self._num_rows[table]

@@ -41,8 +41,8 @@ class Distribution:
         """Median, p90, p99 and max: the smallest value that such a share does not exceed."""
         up_to = 100 * np.cumsum(self.counts)
         wanted = np.array([*PER_CENT.values()]) * self.size
-        found = self.values[np.searchsorted(up_to, wanted)]
-        return dict(zip(PER_CENT, found.astype(float).tolist(), strict=True))
+        values = self.values[np.searchsorted(up_to, wanted)]
+        return dict(zip(PER_CENT, values.astype(float).tolist(), strict=True))
 
     def tail(self) -> tuple[Int64s, Float64s]:
         """Return the positive values, ascending, and the share at or above each."""
@@ -87,7 +87,7 @@ class SplitSize:
 class Degrees:
     """How many clicks, or edges of an anchor set ``of``, there are per query, ad or anchor."""
 
-    of: str
+    graph: str
     per: str
     distribution: Distribution
 
@@ -169,20 +169,20 @@ class GraphSignal:
     @property
     def metrics(self) -> dict[str, float]:
         """What is worth comparing between graphs, by name; only what there is."""
-        found = {"share_leaking_edges": self.leaking_edges / max(self.edges, 1)}
+        metrics = {"share_leaking_edges": self.leaking_edges / max(self.edges, 1)}
         if "ad" in self.sides:
-            found["share_test_clicks_reached"] = self.reached_clicks / max(self.test_clicks, 1)
+            metrics["share_test_clicks_reached"] = self.reached_clicks / max(self.test_clicks, 1)
         if self.shared.pairs and not self.is_void:
             is_whole = len(self.sides) == 2
             what = "clicks_with_shared_anchor" if is_whole else "joined_pairs_with_shared_click"
-            found |= {
+            metrics |= {
                 f"share_{what}": self.shared.share,
                 "share_by_chance": self.shared.share_by_chance,
                 "lift": self.shared.lift,
             }
             if self.shared_beyond_words.pairs:
-                found["lift_beyond_words"] = self.shared_beyond_words.lift
-        return found
+                metrics["lift_beyond_words"] = self.shared_beyond_words.lift
+        return metrics
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class Description:
             name: degrees.distribution.quantiles for name, degrees in self.degrees.items()
         }
         for name, group in self.groups.items():
-            figures[name] = {f"share_{of}": share.value for of, share in group.shares.items()}
+            figures[name] = {f"share_{key}": share.value for key, share in group.shares.items()}
         for table, tokens in self.tokens.items():
             figures[f"tokens/{table}"] = tokens.lengths.quantiles | {
                 "share_too_long": tokens.share_above(self.max_length).value,
@@ -218,5 +218,9 @@ class Description:
             }
         figures |= {f"signal/{name}": signal.metrics for name, signal in self.signals.items()}
         shares = {f"share_{name}": share.value for name, share in self.shares.items()}
-        named = {f"{of}/{name}": one for of, ones in figures.items() for name, one in ones.items()}
+        named = {
+            f"{group}/{name}": value
+            for group, values in figures.items()
+            for name, value in values.items()
+        }
         return {**self.statistics, **shares, **named}

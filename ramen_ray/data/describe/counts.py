@@ -138,13 +138,13 @@ def node_shares(
     """Count nodes without clicks or edges, and test clicks on rare ads, by metric name."""
     queries = clicks["train"].per_query
     train, test = clicks["train"].per_ad, clicks["test"].per_ad
-    zero, one = "ads without a train click", "ads with exactly one train click"
+    without, with_one = "ads without a train click", "ads with exactly one train click"
     shares = {
         "queries_without_click": _share("train queries without a click", queries == 0),
-        "ads_without_click": _share(zero, train == 0),
-        "ads_with_one_click": _share(one, train == 1),
-        "test_clicks_on_ads_without_click": _share(f"test clicks on {zero}", train == 0, test),
-        "test_clicks_on_ads_with_one_click": _share(f"test clicks on {one}", train == 1, test),
+        "ads_without_click": _share(without, train == 0),
+        "ads_with_one_click": _share(with_one, train == 1),
+        "test_clicks_on_ads_without_click": _share(f"test clicks on {without}", train == 0, test),
+        "test_clicks_on_ads_with_one_click": _share(f"test clicks on {with_one}", train == 1, test),
     }
     if edges:
         no_query = ~np.any([of_set.per_query for of_set in edges.values()], axis=0)
@@ -164,9 +164,9 @@ def node_shares(
 def popularity_group(member: Booleans, clicks: Mapping[str, ClickCounts]) -> PopularityGroup:
     """Describe the group of ads that ``member`` (ads,) flags."""
     train, test = clicks["train"].per_ad, clicks["test"].per_ad
-    found = train[member]
+    counted = train[member]
     return PopularityGroup(
-        (int(found.min()), int(found.max())) if len(found) else None,
+        (int(counted.min()), int(counted.max())) if len(counted) else None,
         {
             "ads": _share("ads", member),
             "train_clicks": _share("train clicks", member, train),

@@ -95,10 +95,10 @@ def _sample_clicks(dataset: Dataset) -> Pairs:
     """Return the query and the ad of each train click (clicks,), of at most ``MAX_CLICKS``."""
     draws, clicks, first = np.empty(0, dtype=np.uint64), np.empty((2, 0), dtype=np.int64), 0
     for rows in dataset.batches(TRAIN, ["query_id", "ad_ids"]):
-        found = np.stack(click_pairs(rows))
-        numbers = np.arange(first, first + found.shape[1])
+        pairs = np.stack(click_pairs(rows))
+        numbers = np.arange(first, first + pairs.shape[1])
         draws = np.concatenate([draws, keyed_hash((_SAMPLE,), numbers)])
-        clicks = np.concatenate([clicks, found], axis=1)
+        clicks = np.concatenate([clicks, pairs], axis=1)
         first += len(numbers)
         if len(draws) > MAX_CLICKS:
             lowest = np.sort(np.argpartition(draws, MAX_CLICKS)[:MAX_CLICKS])
@@ -127,8 +127,8 @@ def joined_pairs(connection: Connection, name: str, side: str, nodes: Int64s) ->
                 lead(node) OVER of_anchor, first_value(node) OVER of_anchor) AS other
             FROM {edges} WINDOW of_anchor AS (PARTITION BY thing ORDER BY draw))
         WHERE node <> other ORDER BY thing, draw"""
-    found = (connection.execute(sql).fetchnumpy() for sql in (direct, common))
-    pairs = max(((one["node"], one["other"]) for one in found), key=lambda one: len(one[0]))
+    joined = (connection.execute(sql).fetchnumpy() for sql in (direct, common))
+    pairs = max(((pair["node"], pair["other"]) for pair in joined), key=lambda pair: len(pair[0]))
     chosen = np.argsort(keyed_hash((_SAMPLE,), np.arange(len(pairs[0]))))[:MAX_CLICKS]
     return pairs[0][chosen], pairs[1][chosen]
 
@@ -166,8 +166,8 @@ def _count_shared(connection: Connection, pairs: Pairs, sides: tuple[str, ...]) 
         dealt = right[np.argsort(keyed_hash((key,), np.arange(len(right))))]
         # a shuffle may pair a node of one side with itself
         apart = (left != dealt) | (len(sides) == 2)
-        found = int(_flag_shared(connection, left[apart], dealt[apart]).sum())
-        by_chance.append(found * len(left) / max(int(apart.sum()), 1))
+        num_shared = int(_flag_shared(connection, left[apart], dealt[apart]).sum())
+        by_chance.append(num_shared * len(left) / max(int(apart.sum()), 1))
     shared = int(_flag_shared(connection, left, right).sum())
     return Shared(len(left), shared, float(np.mean(by_chance)))
 

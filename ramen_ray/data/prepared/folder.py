@@ -37,7 +37,7 @@ class Prepared:
     @property
     def text_figures(self) -> dict[str, TextFigures]:
         """Counts of texts and tokens by table."""
-        return {table: TextFigures(**of) for table, of in self.metadata["texts"].items()}
+        return {table: TextFigures(**figures) for table, figures in self.metadata["texts"].items()}
 
     @cached_property
     def splits(self) -> list[str]:

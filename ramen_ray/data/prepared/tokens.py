@@ -83,9 +83,10 @@ def measure_texts(
         table = TokenTable.open(folder / "tokens" / name)
         tokens, texts = table.token_ids, len(table)
         starts = [] if unknown is None else range(0, len(tokens), TOKENS_AT_ONCE)
-        found = [np.count_nonzero(tokens[at : at + TOKENS_AT_ONCE] == unknown) for at in starts]
-        distinct, own = len(np.unique(table.hashes)), len(tokens) - num_special * texts
-        figures[name] = TextFigures(texts, distinct, own, int(sum(found)))
+        unknowns = [np.count_nonzero(tokens[at : at + TOKENS_AT_ONCE] == unknown) for at in starts]
+        distinct = len(np.unique(table.hashes))
+        content = len(tokens) - num_special * texts
+        figures[name] = TextFigures(texts, distinct, content, int(sum(unknowns)))
     return figures
 
 
@@ -114,22 +115,22 @@ def _hashed(folder: Path, key: int) -> TokenTable:
 def _tell_apart(tables: list[TokenTable], share: int, num_shares: int) -> bool:
     """Say whether texts of equal hashes are equal, in one of ``num_shares`` shares of them."""
     rows = [np.flatnonzero(table.hashes % num_shares == share) for table in tables]
-    hashes = np.concatenate([table.hashes[own] for table, own in zip(tables, rows, strict=True)])
+    hashes = np.concatenate([table.hashes[part] for table, part in zip(tables, rows, strict=True)])
     table_of, row = np.repeat(np.arange(len(rows)), [*map(len, rows)]), np.concatenate(rows)
     order = np.argsort(hashes)
     twins = np.flatnonzero(np.diff(hashes[order]) == 0)
     for start in range(0, len(twins), TEXTS_AT_ONCE):
         some = twins[start : start + TEXTS_AT_ONCE]
-        one, other = order[some], order[some + 1]
-        for pair in np.unique(np.stack([table_of[one], table_of[other]]), axis=1).T:
-            chosen = (table_of[one] == pair[0]) & (table_of[other] == pair[1])
-            some_rows, other_rows = row[one[chosen]], row[other[chosen]]
-            if not _are_equal(tables[pair[0]], some_rows, tables[pair[1]], other_rows):
+        left, right = order[some], order[some + 1]
+        for pair in np.unique(np.stack([table_of[left], table_of[right]]), axis=1).T:
+            chosen = (table_of[left] == pair[0]) & (table_of[right] == pair[1])
+            left_rows, right_rows = row[left[chosen]], row[right[chosen]]
+            if not _are_equal(tables[pair[0]], left_rows, tables[pair[1]], right_rows):
                 return False
     return True
 
 
-def _are_equal(one: TokenTable, rows: Int64s, other: TokenTable, other_rows: Int64s) -> bool:
+def _are_equal(left: TokenTable, left_rows: Int64s, right: TokenTable, right_rows: Int64s) -> bool:
     """Compare some rows (n,) of a table with as many of another."""
-    same_lengths = np.array_equal(one.lengths(rows), other.lengths(other_rows))
-    return same_lengths and np.array_equal(one.gather(rows), other.gather(other_rows))
+    same_lengths = np.array_equal(left.lengths(left_rows), right.lengths(right_rows))
+    return same_lengths and np.array_equal(left.gather(left_rows), right.gather(right_rows))

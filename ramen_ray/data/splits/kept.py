@@ -52,18 +52,18 @@ def write_kept(
     is called ``target``, by default as the old one; without rows there is none.
     """
     new_ids = {name: np.cumsum(flags) - 1 for name, flags in kept.items()}
-    named = {column: of for column, of in ids_in(table).items() if of in kept}
+    named = {column: node for column, node in ids_in(table).items() if node in kept}
 
     def renumbered() -> Iterator[pa.RecordBatch]:
         for batch in map(change, parent.batches(table) if parent.has(table) else ()):
             chosen = np.ones(len(batch), dtype=bool)
-            for column, of in named.items():
+            for column, node in named.items():
                 if column != "ad_ids":
-                    chosen &= kept[of][batch[column].to_numpy()]
+                    chosen &= kept[node][batch[column].to_numpy()]
             batch = batch.filter(pa.array(chosen))
-            for column, of in named.items():
+            for column, node in named.items():
                 place = batch.schema.get_field_index(column)
-                batch = batch.set_column(place, column, _mapped(batch[column], new_ids[of]))
+                batch = batch.set_column(place, column, _mapped(batch[column], new_ids[node]))
             if len(batch):
                 yield batch
 

@@ -110,10 +110,10 @@ def _find_novel_texts(parent: Dataset, novel: Booleans, aside: Path) -> dict[str
         novel_texts = f"""CREATE TABLE novel_texts AS
             SELECT DISTINCT folded FROM ({texts_of("ads")}) JOIN novel USING (id)"""
         run(connection, "reading the novel ads' texts", novel_texts)
-        for table, found in flags.items():
+        for table, is_novel in flags.items():
             with_text = f"SELECT id FROM ({texts_of(table)}) SEMI JOIN novel_texts USING (folded)"
             for rows in stream(connection, with_text):
-                found[rows["id"]] = True
+                is_novel[rows["id"]] = True
     return flags
 
 

@@ -146,8 +146,8 @@ class Dataset:
     def rows_with_ids(self, table: str, ids: Iterable[int]) -> pa.Table:
         """Read the rows with these ids as a stream; they come in the order of their ids."""
         wanted = pa.array(ids, pa.int64())
-        found = [batch.filter(pc.is_in(batch[0], wanted)) for batch in self.batches(table)]
-        return pa.Table.from_batches(found).sort_by(schema_of(table).names[0])
+        parts = [batch.filter(pc.is_in(batch[0], wanted)) for batch in self.batches(table)]
+        return pa.Table.from_batches(parts).sort_by(schema_of(table).names[0])
 
     def clicks(self, split: str) -> "csr_array":
         """Read a split's clicks as (queries, ads) float32 weights, 1 each if it has none."""
@@ -241,7 +241,7 @@ class DatasetWriter:
         file = self.folder / f"{table}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
         # closed before the engine that it reads from is, also if the disk is full
-        with closing(prefetched(row_groups(_conform(table, one) for one in batches))) as groups:
+        with closing(prefetched(row_groups(_conform(table, batch) for batch in batches))) as groups:
             first = next(groups, None)
             if first is None:
                 pq.write_table(schema_of(table).empty_table(), file)
@@ -288,7 +288,7 @@ def write_dataset(path: str | Path, tables: Mapping[str, pa.Table], **metadata: 
 def _sorted(rows: pa.Table, column: str) -> Iterator[pa.RecordBatch]:
     """Sort rows, whose texts may have more bytes than one array can hold."""
     as_large = {pa.string(): pa.large_string(), pa.list_(pa.int64()): pa.large_list(pa.int64())}
-    large = pa.schema([one.with_type(as_large.get(one.type, one.type)) for one in rows.schema])
+    large = pa.schema([cell.with_type(as_large.get(cell.type, cell.type)) for cell in rows.schema])
     for batch in rows.cast(large).sort_by(column).to_batches(65_536):
         yield batch.cast(rows.schema)
 

@@ -48,9 +48,9 @@ class Known:
 def predictions_schema(columns: Iterable[str]) -> pa.Schema:
     """Return PREDICTIONS and, of each column to filter by, the ad's value and the clicked ads'."""
     kept = [name for name in columns if name.startswith(FILTER)]
-    own = [(name, pa.string()) for name in kept]
+    kept_columns = [(name, pa.string()) for name in kept]
     of_clicked = [(CLICKED + name, pa.list_(pa.string())) for name in kept]
-    return pa.schema([*PREDICTIONS, *own, *of_clicked])
+    return pa.schema([*PREDICTIONS, *kept_columns, *of_clicked])
 
 
 def write_predictions(

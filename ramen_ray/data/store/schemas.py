@@ -101,7 +101,7 @@ def is_known(table: str) -> bool:
 def optional_fields(table: str, present: Collection[str]) -> list[pa.Field]:
     """Return which columns of ``present`` a table may have besides those of `schema_of`."""
     may_have = {"queries": [SOURCE_ID, WEIGHTS], "ads": [SOURCE_ID], "anchors": [SOURCE_ID]}
-    fields = [one for one in may_have.get(table.split("/")[0], []) if one.name in present]
+    fields = [field for field in may_have.get(table.split("/")[0], []) if field.name in present]
     if table == "ads":
         fields += [pa.field(name, pa.string()) for name in present if name.startswith(FILTER)]
     return fields

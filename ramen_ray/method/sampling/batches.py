@@ -120,8 +120,8 @@ class Sampler:
     @property
     def slots(self) -> range:
         """This worker's places in the global batch."""
-        own = own_range(self.batch_size)
-        return range(int(own[0]), int(own[-1]) + 1)
+        places = own_range(self.batch_size)
+        return range(int(places[0]), int(places[-1]) + 1)
 
     def draw(
         self, step: int, sources: SamplingSources, regularizers: Collection[Regularizer]

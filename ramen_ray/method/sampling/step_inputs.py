@@ -148,8 +148,8 @@ class StepInputs:
             pool: Pool,
             candidates: Int64s,
         ) -> Comparison:
-            own = positions[own_range(len(positions))]
-            arrays = own, candidates, pool.find(drawn), pool.links(graphs, rows)
+            own_positions = positions[own_range(len(positions))]
+            arrays = own_positions, candidates, pool.find(drawn), pool.links(graphs, rows)
             return Comparison(pool, *(staged(array, device) for array in arrays))
 
         of_ads = _pool([batch.ads, batch.hard_negatives], [ads, hard_negatives])

@@ -52,17 +52,17 @@ class GraphPruning(Work):
         """Write each regulariser's pruned graph, and return figures of what is left."""
         tokens, file = self.data / "tokens", folder / EMBEDDINGS_FILE
         sides = {"query": tokens / "queries" / "train", "ad": tokens / "ads"}
-        nodes = [sides[one.side] for one in self.regularizers]
-        anchors = [tokens / "anchors" / one.anchor_set for one in self.regularizers]
+        nodes = [sides[regularizer.side] for regularizer in self.regularizers]
+        anchors = [tokens / "anchors" / regularizer.anchor_set for regularizer in self.regularizers]
         tables = [*sorted({*nodes}), *sorted({*anchors})]
-        found = embed_distinct(model, tables, file, self.use_bf16, self.num_threads)
-        texts = dict(zip(tables, found, strict=True))
+        embedded = embed_distinct(model, tables, file, self.use_bf16, self.num_threads)
+        texts = dict(zip(tables, embedded, strict=True))
         report: dict[str, float] = {}
-        for one, node, anchor in zip(self.regularizers, nodes, anchors, strict=True):
-            edges, place = Csr.open(self.edges / one.path), folder / one.path
+        for regularizer, node, anchor in zip(self.regularizers, nodes, anchors, strict=True):
+            edges, place = Csr.open(self.edges / regularizer.path), folder / regularizer.path
             pruned = prune(edges, texts[node], texts[anchor], self.prune_threshold, place)
-            report[f"share_kept/{one.path}"] = pruned.share_kept
-            report[f"nodes_left_bare/{one.path}"] = pruned.num_left_bare
+            report[f"share_kept/{regularizer.path}"] = pruned.share_kept
+            report[f"nodes_left_bare/{regularizer.path}"] = pruned.num_left_bare
         file.unlink()
         return report
 

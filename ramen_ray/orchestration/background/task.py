@@ -241,7 +241,7 @@ class BackgroundTask:
 
     def _newest_intact(self, last: int | None = None) -> int | None:
         """Return, on all workers, the step of the newest result up to ``last`` that is whole."""
-        found = None
+        newest = None
         if world()[0] == 0:
             otherwise = f"{self.name} are made again when they are due"
             steps = [step for step in _steps(self.folder) if last is None or step <= last]
@@ -250,8 +250,8 @@ class BackgroundTask:
                 for step in sorted(steps, reverse=True)
                 if step == self.taken or is_intact(self.result(step), otherwise)
             )
-            found = next(whole, None)
-        return from_first_worker(found)
+            newest = next(whole, None)
+        return from_first_worker(newest)
 
     @property
     def _pending(self) -> int | None:

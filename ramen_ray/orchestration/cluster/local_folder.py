@@ -45,13 +45,13 @@ class LocalFolder:
             while is_busy:  # a collective would time out before a large folder is copied
                 unfinished = len(wait(begun, SECONDS_BETWEEN_SIGNS).not_done)
                 is_busy = bool(sum_over_workers(torch.tensor(unfinished, device=self.device)))
-        for one in begun:
-            one.result()
+        for copied in begun:
+            copied.result()
         return place if place.is_dir() else folder
 
     def copy_of_graphs(self, folder: Path, regularizers: Iterable[Regularizer]) -> Path:
         """Return a folder with the graphs of ``regularizers``, each of which has its checksums."""
-        copies = {self.copy_of(folder / one.path).parent.parent for one in regularizers}
+        copies = {self.copy_of(folder / graph.path).parent.parent for graph in regularizers}
         return copies.pop() if len(copies) == 1 else folder  # if some could not be copied
 
     def forget(self, folder: Path) -> None:

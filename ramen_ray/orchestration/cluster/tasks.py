@@ -55,8 +55,8 @@ def in_tasks(tasks: Sequence[Call], name: str = "working", cpus_per_task: float 
                     number = waiting.popleft()
                     running[run.remote(shared, number)] = number
                 ended, _ = ray.wait([*running])
-                for one in ended:
-                    results[running.pop(one)] = ray.get(one)
+                for task in ended:
+                    results[running.pop(task)] = ray.get(task)
     except KeyboardInterrupt:
         running.clear()
         if not _is_task():  # else it is cancelled, with what it has sent

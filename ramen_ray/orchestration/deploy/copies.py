@@ -88,7 +88,7 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
             add_ads(folder, new, represent)
         texts = known_ads(folder)["text"][-EXAMPLE_ADS:].to_pylist()
         sources = {"new_ads": given.ads, "removed_ads": given.remove, "all_ads": given.sync}
-        made: dict[str, object] = {key: one for key, one in sources.items() if one is not None}
+        made: dict[str, object] = {key: path for key, path in sources.items() if path is not None}
         made["num_ads"] = extended.num_ads
         copy = log_copy(registry, original, folder, texts, made, output)
     return replace(extended, model_uri=take_place(registry, copy, original, model_uri))
@@ -127,15 +127,15 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
         example = texts[:EXAMPLE_QUERIES]
         changes = {"compiled": "int8" if int8 else "float32"}
         copy = log_copy(registry, original, folder, example, changes, output)
-    after, before = (registry.load(one.uri, "cpu") for one in (copy, original))
+    after, before = (registry.load(logged.uri, "cpu") for logged in (copy, original))
     both = [Answering(copy, after), Answering(original, before)]
     answers, answers_before = (
-        one.retrieve(texts, ground_truth.depth, one.ads_of_rows(dataset)) for one in both
+        side.retrieve(texts, ground_truth.depth, side.ads_of_rows(dataset)) for side in both
     )
     ours, base = (ground_truth.measure(topk) for topk in (answers, answers_before))
     # rank by rank; a missing score counts as 0
     scores, scores_before = (
-        np.where(np.isfinite(found), found, 0) for _, found in (answers, answers_before)
+        np.where(np.isfinite(scored), scored, 0) for _, scored in (answers, answers_before)
     )
     timed = time_alone((after, before), texts[:TIMED_QUERIES])
     compiled = Compiled(
@@ -146,9 +146,9 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
         metrics=ratios(ours),
         differences=paired_differences(ours, base),
     )
-    found = {f"test/{name}": value for name, value in compiled.metrics.items()}
-    found |= {"answer/milliseconds": compiled.milliseconds}
-    Run(registry.uri, copy.run_id).log_metrics(found, model_id=copy.model_id)
+    figures = {f"test/{name}": value for name, value in compiled.metrics.items()}
+    figures |= {"answer/milliseconds": compiled.milliseconds}
+    Run(registry.uri, copy.run_id).log_metrics(figures, model_id=copy.model_id)
     metric = registry.parameters(original.run_id)["training.selection_metric"]
     costs = compiled.differences[metric]
     if compiled.milliseconds >= compiled.milliseconds_before:

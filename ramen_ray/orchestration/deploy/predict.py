@@ -197,9 +197,11 @@ def _answer_with_shards(
         **_options({**encoder, "CPU": cpus}),
     )
     each = max(int(cpus), 1), cpus
-    found = through_shards(encoded, shards, work.top_k, each, work.answers.aside)
-    one = ActorPoolStrategy(size=1)
-    found.map(Write, fn_constructor_args=(work,), compute=one, **_options(writer)).materialize()
+    answered = through_shards(encoded, shards, work.top_k, each, work.answers.aside)
+    alone = ActorPoolStrategy(size=1)
+    answered.map(
+        Write, fn_constructor_args=(work,), compute=alone, **_options(writer)
+    ).materialize()
 
 
 def _whole(share: float) -> float:

@@ -97,7 +97,7 @@ def _values(cells: pa.Array) -> list[Any]:
         return cells.to_pylist()
     except UnicodeDecodeError:
         contents = cells.cast(pa.large_binary()).to_pylist()
-        return [one.decode() if one is not None and is_utf8(one) else one for one in contents]
+        return [cell.decode() if cell is not None and is_utf8(cell) else cell for cell in contents]
 
 
 class SearchWithLimits:

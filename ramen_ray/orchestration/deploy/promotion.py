@@ -41,7 +41,7 @@ class LostFiltersError(UserError):
 class Compared:
     """How much better a candidate is than the champion, on some queries and ads."""
 
-    of: str  # which they are, in words
+    queries: str  # which they are, in words
     candidate: dict[str, float]  # its metrics
     differences: dict[str, Difference]  # by how much these exceed the champion's
     num_lost_ads: int = 0  # how many ads of the champion the candidate does not have
@@ -76,15 +76,15 @@ class Answering:
 
         Ads of another dataset are found by the user's ids, or by texts if none has such an id.
         """
-        own = self.model.ads
+        indexed = self.model.ads
         ads = dataset.read("ads").sort_by("ad_id").combine_chunks()
         has_ids = "source_id" in ads.column_names or self.is_made_from(dataset)
-        by_ids, by_texts = (own.ids, users_ids(ads)), (own.texts, ads["text"])
+        by_ids, by_texts = (indexed.ids, users_ids(ads)), (indexed.texts, ads["text"])
         for names, known in [by_ids, by_texts] if has_ids else [by_texts]:
-            found = pc.index_in(names, known.cast(names.type).combine_chunks())
-            if found.null_count < len(found):
+            places = pc.index_in(names, known.cast(names.type).combine_chunks())
+            if places.null_count < len(places):
                 break
-        return np.asarray(pc.fill_null(found, -1), dtype=np.int64)
+        return np.asarray(pc.fill_null(places, -1), dtype=np.int64)
 
     def retrieve(
         self, texts: list[str], depth: int, ads: Int64s, among: Booleans | None = None
@@ -122,7 +122,7 @@ def compare(
     note = f"which of the test queries are new to both is not known: {'; '.join(unknown)}"
     if unknown and not rules.allow_unknown_training:
         raise RegistryError(f"{note}; bring it back, or compare with --allow-unknown-training")
-    both = [(one, one.ads_of_rows(dataset)) for one in (candidate, champion)]
+    both = [(side, side.ads_of_rows(dataset)) for side in (candidate, champion)]
     has = [np.isin(np.arange(len(ground_truth.inverse)), ads) for _, ads in both]
     shared = has[0] & has[1]
     if not shared.any():
@@ -130,24 +130,24 @@ def compare(
     of_both = [np.append(shared, False)[ads] for _, ads in both]  # rows of each index
     of_shared = replace(ground_truth, truth=clicks_on(ground_truth.truth, shared))
     measured = [
-        of_shared.measure(one.retrieve(texts, ground_truth.depth, ads, rows))
-        for (one, ads), rows in zip(both, of_both, strict=True)
+        of_shared.measure(side.retrieve(texts, ground_truth.depth, ads, rows))
+        for (side, ads), rows in zip(both, of_both, strict=True)
     ]
     title = "the test split"
-    if not shared.all() or not all(one.is_made_from(dataset) for one, _ in both):
+    if not shared.all() or not all(side.is_made_from(dataset) for side, _ in both):
         among = f"among the {int(shared.sum()):,} ads that both have"
         title = f"{int((~seen).sum()):,} test queries of {dataset.name}, {among}"
     decisive, *others = _by_novelty(f"{title}; {note}" if unknown else title, measured, seen)
     num_lost = _num_lost_ads(*both[0], *both[1])
     kept = _kept(candidate, champion, num_lost)
-    found = [replace(decisive, num_lost_ads=num_lost, kept=kept), *others]
+    comparisons = [replace(decisive, num_lost_ads=num_lost, kept=kept), *others]
     if all(rows.all() for rows in of_both):
-        return found  # neither has any other ad
+        return comparisons  # neither has any other ad
     whole = [
-        ground_truth.measure(one.retrieve(texts, ground_truth.depth, ads, np.full(len(ads), True)))
-        for one, ads in both
+        ground_truth.measure(side.retrieve(texts, ground_truth.depth, ads, np.full(len(ads), True)))
+        for side, ads in both
     ]
-    return [*found, _compared("all of these queries, with all ads that each has", whole)]
+    return [*comparisons, _compared("all of these queries, with all ads that each has", whole)]
 
 
 def _num_lost_ads(ours: Answering, own_ads: Int64s, base: Answering, base_ads: Int64s) -> int:
@@ -172,30 +172,32 @@ def _lost_filters(ours: Answering, base: Answering) -> list[str]:
     return sorted({*base.filters} - {*ours.filters})
 
 
-def _by_novelty(of: str, measured: list[dict[str, PerQuery]], seen: Booleans) -> list[Compared]:
+def _by_novelty(
+    queries: str, measured: list[dict[str, PerQuery]], seen: Booleans
+) -> list[Compared]:
     """Compare what two get on queries that neither has ``seen`` (queries,), then on the others."""
     if seen.all():
         raise RegistryError(
             "one of them was trained on all of the test queries; --test names a dataset with others"
         )
     if not seen.any():
-        return [_compared(of, measured)]
+        return [_compared(queries, measured)]
     others = f"{int(seen.sum()):,} that one of the two was trained on"
     return [
-        _compared(f"{of}, that neither was trained on", measured, ~seen),
+        _compared(f"{queries}, that neither was trained on", measured, ~seen),
         _compared(others, measured, seen),
     ]
 
 
 def _compared(
-    of: str, measured: list[dict[str, PerQuery]], flags: Booleans | slice = slice(None)
+    queries: str, measured: list[dict[str, PerQuery]], flags: Booleans | slice = slice(None)
 ) -> Compared:
     """Compare what candidate and champion get on the queries that are flagged, or on all."""
     ours, theirs = (
-        {name: (gained[flags], possible[flags]) for name, (gained, possible) in one.items()}
-        for one in measured
+        {name: (gained[flags], possible[flags]) for name, (gained, possible) in metrics.items()}
+        for metrics in measured
     )
-    return Compared(of, ratios(ours), paired_differences(ours, theirs))
+    return Compared(queries, ratios(ours), paired_differences(ours, theirs))
 
 
 def open_test_queries(
@@ -237,12 +239,12 @@ class Promotion:
             return "as before" if is_same else "the first of its name"
         decisive, before = self.compared[0], f"version {self.champion.version}"
         by = in_points(decisive.differences[self.metric])
-        found = f"{self.metric} {by} against {before} on {decisive.of}"
+        sentence = f"{self.metric} {by} against {before} on {decisive.queries}"
         if decisive.num_lost_ads:
-            found += f"; {decisive.num_lost_ads:,} ads of {before} are not in it"
+            sentence += f"; {decisive.num_lost_ads:,} ads of {before} are not in it"
         if not self.champion.has_alias:
-            found += f"; no version had the alias, {before} was the last (--restore)"
-        return found
+            sentence += f"; no version had the alias, {before} was the last (--restore)"
+        return sentence
 
 
 def promote(

@@ -62,10 +62,10 @@ def mlflow_run_id(run: str) -> str:
     """Return the id of a folder's MLflow run, or ``run``, if it is an id; or a RegistryError."""
     folder = Path(run)
     if RunDirectory(folder).is_run:
-        found = RunDirectory(folder).mlflow_run_id
-        if found is None:
+        run_id = RunDirectory(folder).mlflow_run_id
+        if run_id is None:
             raise RegistryError(f"the run {run} has not started yet")
-        return found
+        return run_id
     if folder.is_dir() or len(folder.parts) > 1:  # which no id is
         lack = "is not that of a run" if folder.is_dir() else "does not exist"
         raise RegistryError(f"the folder {run} {lack}; give one such as outputs/{RUNS}/NAME")

@@ -76,7 +76,8 @@ def combine(settings: CombineSettings) -> CombineResult:
     workers = settings.workers
     start_ray(for_ray_train=workers.num_workers > 1)
     check_resources(workers)
-    data, *prepared = [prepare(one, output / "prepared", tokenizer) for one in [dataset, *siblings]]
+    cache = output / "prepared"
+    data, *prepared = [prepare(source, cache, tokenizer) for source in (dataset, *siblings)]
     model = load_model(finished.model, part=finished.part)
     check_sizes(settings, data, model.dim)
     sibling = prepared[0] if prepared else None
@@ -90,8 +91,8 @@ def combine(settings: CombineSettings) -> CombineResult:
             its = json.loads((checkpoint.folder / IDENTITY_FILE).read_text())
             refuse_anothers(checkpoint.folder, its, identity_of(directory.path))
         with told_how_to_go_on(directory.path), run.closing():
-            own = {f"combine.{key}": value for key, value in flatten(settings).items()}
-            run.log_parameters({**registry.parameters(parent.id), **own}, {})
+            parameters = {f"combine.{key}": value for key, value in flatten(settings).items()}
+            run.log_parameters({**registry.parameters(parent.id), **parameters}, {})
             embeddings = directory.path / EMBEDDINGS_FILE
             embed_texts(
                 finished.model, finished.part, data, sibling, embeddings, workers.cpus_per_worker
@@ -125,7 +126,7 @@ def _open_directory(
 ) -> Iterator[RunDirectory]:
     """Find the folder of a combiner by what determines its result, and lock it; or a RunError."""
     chosen = settings.model_dump_json(exclude=SAYS_WHERE)
-    revealed = [one.fingerprint for one in siblings]
+    revealed = [sibling.fingerprint for sibling in siblings]
     key = short_hash(f"{chosen}{finished.retriever.model_id}{revealed}")
     name = joined_name(finished.directory.name, settings.variant, key)
     directory = RunDirectory(output / "combiners" / name)
@@ -154,24 +155,26 @@ def _log_retriever(
 
 def check_sizes(settings: CombineSettings, data: Prepared, dim: int) -> None:
     """Check that there is enough to train on, and that the heads fit; else a CombinerError."""
-    own, name, least = settings.combiner, data.metadata["name"], settings.classifiers.min_clicks
+    combiner = settings.combiner
+    name = data.metadata["name"]
+    least = settings.classifiers.min_clicks
     is_seen = data.train_click_counts >= least
     rows, ads = data.clicks["train"].gather(data.clicked_queries)
     num_seen, num_queries = int(is_seen.sum()), len(np.unique(rows[is_seen[ads]]))
-    if num_seen <= own.neighbours:
+    if num_seen <= combiner.neighbours:
         raise CombinerError(
             f"{name} has {num_seen} ads with at least {least} train clicks; combiner.neighbours "
-            f"{own.neighbours} needs more"
+            f"{combiner.neighbours} needs more"
         )
-    if num_queries < own.batch_size:
+    if num_queries < combiner.batch_size:
         raise CombinerError(
             f"{name} has {num_queries} train queries with clicks on these ads, fewer than "
-            f"combiner.batch_size {own.batch_size}"
+            f"combiner.batch_size {combiner.batch_size}"
         )
-    if own.batch_size % settings.workers.num_workers:
+    if combiner.batch_size % settings.workers.num_workers:
         raise CombinerError(
-            f"combiner.batch_size {own.batch_size} cannot be shared evenly by "
+            f"combiner.batch_size {combiner.batch_size} cannot be shared evenly by "
             f"workers.num_workers {settings.workers.num_workers}"
         )
-    if dim % own.heads:
-        raise CombinerError(f"combiner.heads {own.heads} must divide the vectors' width {dim}")
+    if dim % combiner.heads:
+        raise CombinerError(f"combiner.heads {combiner.heads} must divide the vectors' width {dim}")

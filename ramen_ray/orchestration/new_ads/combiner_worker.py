@@ -133,7 +133,7 @@ class CombinerSetup(Setup[CombinerModel]):
 
     def new_state(self, model: CombinerModel) -> TrainState:
         """Build what changes besides the model, as it is before the first step."""
-        own, first, start = self.settings.combiner, self.settings.classifiers, self.first_steps
+        combiner, first, start = self.settings.combiner, self.settings.classifiers, self.first_steps
         is_frozen = self.variant.loss == "bce"
         num_moved = start if is_frozen else self.plan.total_steps
         training = ClassifierTraining(
@@ -149,10 +149,10 @@ class CombinerSetup(Setup[CombinerModel]):
             self._draws,
             is_frozen,
         )
-        groups = head_groups([model], own.lr, WEIGHT_DECAY)
+        groups = head_groups([model], combiner.lr, WEIGHT_DECAY)
         num_steps = self.plan.total_steps - start
-        optimizer = torch.optim.AdamW(groups, lr=own.lr, eps=1e-6)
-        warmup = round(own.warmup_fraction * num_steps)
+        optimizer = torch.optim.AdamW(groups, lr=combiner.lr, eps=1e-6)
+        warmup = round(combiner.warmup_fraction * num_steps)
         schedule = build_schedule(optimizer, warmup, num_steps, first_step=start)
         return TrainState(model, optimizer, schedule, SamplingSources({}), parts=[part])
 
@@ -163,11 +163,11 @@ class CombinerSetup(Setup[CombinerModel]):
 
     def _neighbours(self) -> Ranked:
         """Return the neighbours (S, K) of the seen ads in training."""
-        seen, own = self.seen, self.settings.combiner
+        seen, combiner = self.seen, self.settings.combiner
         if self.variant.neighbours_by == "clicks":
             clicks = self.sampler.data.clicks
-            return clicked_together(clicks, seen.embeddings, own.neighbours)
-        return seen.nearest(seen.embeddings, own.neighbours, np.arange(len(seen.ids)))
+            return clicked_together(clicks, seen.embeddings, combiner.neighbours)
+        return seen.nearest(seen.embeddings, combiner.neighbours, np.arange(len(seen.ids)))
 
     def _draws(self, sources: SamplingSources, are_first: bool) -> SamplingSources:
         """Let steps draw hard negatives if they are of the first, or else from clusters."""
@@ -193,9 +193,9 @@ class CombinerSetup(Setup[CombinerModel]):
 
     def combined_ads(self, model: CombinerModel) -> CombinedAds:
         """Return the representation of ads by what has been trained."""
-        own = self.settings.combiner
+        combiner = self.settings.combiner
         return model.combined_ads(
-            self.seen, Lookup(own.neighbours, own.shortlist, self.variant.threshold)
+            self.seen, Lookup(combiner.neighbours, combiner.shortlist, self.variant.threshold)
         )
 
 
@@ -254,16 +254,16 @@ def _objective(
     settings: CombineSettings, variant: IreneVariant, first_steps: int, total_steps: int
 ) -> Objective:
     """Build the terms: that of the first steps, and those of the others."""
-    own, first = settings.combiner, settings.classifiers
+    combiner, first = settings.combiner, settings.classifiers
     alone, others, terms = range(first_steps), range(first_steps, total_steps), []
     if first_steps:
         similarity = compared_with(CLASSIFIERS, first.dropout)
         hinge = TripletLoss(first.margin, NUM_NEGATIVES)
         terms.append(task_term(hinge, 1.0, "classifiers", similarity, alone))
-    loss = bce if variant.loss == "bce" else TripletLoss(own.margin, NUM_NEGATIVES)
+    loss = bce if variant.loss == "bce" else TripletLoss(combiner.margin, NUM_NEGATIVES)
     terms.append(task_term(loss, 1.0, "combiner", compared_with(COMBINED), others))
     if variant.loss == "triplet":
-        hinge = TripletLoss(own.classifier_margin, NUM_NEGATIVES)
+        hinge = TripletLoss(combiner.classifier_margin, NUM_NEGATIVES)
         similarity = compared_with(CLASSIFIERS)
         terms.append(task_term(hinge, 1.0, "combiner_classifiers", similarity, others))
     return Objective(tuple(terms))
@@ -293,10 +293,11 @@ def open_embedded(
     """Map what :func:`embed_texts` wrote: the dataset's, and of the sibling's train queries."""
     tables = [TokenTable.open(folder) for folder in _tables(data, sibling)]
     vectors = np.load(file, mmap_mode="r")
-    found = [TextEmbeddings(vectors, places) for places in number_distinct(tables)[1]]
-    queries = dict(zip(data.splits, found, strict=False))  # what follows them: ads, the sibling's
-    of_sibling = found[-1] if sibling is not None else None
-    ads = replace(found[len(queries)], scales=model.text_scales)
+    embedded = [TextEmbeddings(vectors, places) for places in number_distinct(tables)[1]]
+    # what follows the splits: the ads, and the sibling's queries
+    queries = dict(zip(data.splits, embedded, strict=False))
+    of_sibling = embedded[-1] if sibling is not None else None
+    ads = replace(embedded[len(queries)], scales=model.text_scales)
     return Embedded(data, queries, ads), of_sibling
 
 

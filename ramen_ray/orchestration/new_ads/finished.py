@@ -53,12 +53,12 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
     directory = RunDirectory(Path(run).absolute())
     if run.startswith(MODELS):
         logged_by = registry.look_up(run).run_id
-        if (found := run_with_id(output, logged_by)) is None:
+        if (earlier := run_with_id(output, logged_by)) is None:
             raise RunError(
                 f"no run in {output.absolute() / 'runs'} logged {run} (MLflow run {logged_by}); "
                 f"give the folder of the run that trained its encoder"
             )
-        directory = found
+        directory = earlier
     path = directory.path
     if not directory.is_run:
         raise RunError(f"{path} is not the folder of a run; see {output.absolute() / 'runs'}")
@@ -94,16 +94,16 @@ def novel_split(dataset: Dataset) -> dict[str, Any] | None:
 def open_sibling(dataset: Dataset, revealed: Path) -> Dataset:
     """Open the one-shot sibling of a zero-shot split; a CombinerError if it is another's."""
     sibling = Dataset(revealed)
-    own, other = novel_split(dataset), novel_split(sibling)
-    if own is None or other is None or not other["one_shot"]:
+    split, other_split = novel_split(dataset), novel_split(sibling)
+    if split is None or other_split is None or not other_split["one_shot"]:
         raise CombinerError(
             f"--revealed {revealed} is not a one-shot split; make one with "
             f"python jobs/ingest.py novel --one-shot"
         )
     different = [
-        f"{key} {other[key]} there, {own[key]} in {dataset.path}"
+        f"{key} {other_split[key]} there, {split[key]} in {dataset.path}"
         for key in ("parent_fingerprint", "novel_fraction", "seed")
-        if own[key] != other[key]
+        if split[key] != other_split[key]
     ]
     if different:
         raise CombinerError(

@@ -108,13 +108,13 @@ class CombineSettings(Section):
 
     def chosen_variant(self, has_classifiers: bool = False) -> IreneVariant:
         """Return the variant, with what is set instead; a run's own classifiers are not trained."""
-        variant, own, first = VARIANTS[self.variant], self.combiner, self.classifiers
+        variant, combiner, first = VARIANTS[self.variant], self.combiner, self.classifiers
         epochs = 0 if has_classifiers else variant.classifier_epochs
         return replace(
             variant,
-            kind=own.kind or variant.kind,
-            loss=own.loss or variant.loss,
-            neighbours_by=own.neighbours_by or variant.neighbours_by,
-            threshold=variant.threshold if own.threshold is None else own.threshold,
+            kind=combiner.kind or variant.kind,
+            loss=combiner.loss or variant.loss,
+            neighbours_by=combiner.neighbours_by or variant.neighbours_by,
+            threshold=variant.threshold if combiner.threshold is None else combiner.threshold,
             classifier_epochs=epochs if first.epochs is None else first.epochs,
         )

@@ -143,7 +143,7 @@ class _Search:
             self.found = np.full((len(self.sample), k), -1)
             blocks = keep_sample(blocks, self.sample, self.found)
         done = logged_blocks(
-            "searching similar texts", blocks, lambda one: len(one[1][0]), len(texts)
+            "searching similar texts", blocks, lambda block: len(block[1][0]), len(texts)
         )
         for start, best in done:
             yield np.asarray(texts[start : start + len(best[0])]), best

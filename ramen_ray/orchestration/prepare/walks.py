@@ -37,7 +37,8 @@ def walked_edges(
     """
     folder = cache / _cache_key(data.path / "edges", settings, seed)
     with ExitStack() as stack:
-        sides = sorted({one.path for one in regularizers})  # in an order that others wait in, too
+        # in an order that others wait in, too
+        sides = sorted({graph.path for graph in regularizers})
         asides = {side: stack.enter_context(made_once(folder / side)) for side in sides}
         missing = {side: aside for side, aside in asides.items() if aside is not None}
         if missing:
@@ -56,7 +57,7 @@ def is_walked(
 ) -> bool:
     """Return whether :func:`walked_edges` would find the walked graphs in the cache."""
     folder = cache / _cache_key(data.path / "edges", settings, seed)
-    return all(find_damage(folder / one.path) is None for one in regularizers)
+    return all(find_damage(folder / regularizer.path) is None for regularizer in regularizers)
 
 
 def _cache_key(edges: Path, settings: WalkSettings, seed: int) -> str:

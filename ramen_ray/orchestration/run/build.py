@@ -83,11 +83,11 @@ def build_encoder(config: EncoderConfig) -> Encoder:
     return encoder
 
 
-def choose_prompts(config: EncoderConfig, own: Prompts) -> Prompts:
+def choose_prompts(config: EncoderConfig, trained_with: Prompts) -> Prompts:
     """Return the prompts that are configured, or else those that the encoder has."""
     return Prompts(
-        own.query if config.query_prompt is None else config.query_prompt,
-        own.ad if config.ad_prompt is None else config.ad_prompt,
+        trained_with.query if config.query_prompt is None else config.query_prompt,
+        trained_with.ad if config.ad_prompt is None else config.ad_prompt,
     )
 
 
@@ -99,18 +99,18 @@ def build_classifiers(
     Where ``carried`` (ads,) is not -1, an ad starts from that classifier of the encoder's own run.
     """
     num_ads = len(data.ads)
-    own = own_range(num_ads)
-    vectors = model.classifier_vectors(data.ads, own)
+    ads = own_range(num_ads)
+    vectors = model.classifier_vectors(data.ads, ads)
     if carried is not None:
         before = Classifiers.open(Path(config.encoder.pretrained).parent / CLASSIFIER_FOLDER)
-        is_carried = carried[own] >= 0
-        vectors[is_carried] = before.take(carried[own][is_carried]).numpy()
+        is_carried = carried[ads] >= 0
+        vectors[is_carried] = before.take(carried[ads][is_carried]).numpy()
     settings = config.classifier
     if not settings.sharded:
         vectors = np.concatenate(gather_arrays(vectors))
     is_clicked = np.asarray(data.train_click_counts) > 0
     is_trained = is_clicked if settings.unclicked == "text" else np.ones(num_ads, dtype=bool)
-    first = int(own[0]) if settings.sharded else 0
+    first = int(ads[0]) if settings.sharded else 0
     return Classifiers(torch.from_numpy(vectors).to(model.device), first, is_trained)
 
 
@@ -118,8 +118,8 @@ def held_classifiers(config: RunConfig, data: Prepared) -> range | None:
     """Return the ads whose classifiers this worker trains; None for all."""
     if not config.classifier.sharded:
         return None
-    own = own_range(len(data.ads))
-    return range(int(own[0]), int(own[-1]) + 1)
+    ads = own_range(len(data.ads))
+    return range(int(ads[0]), int(ads[-1]) + 1)
 
 
 def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
@@ -130,8 +130,8 @@ def encoder_tokenizer(encoder: EncoderConfig) -> TextTokenizer:
 
 def trained_tokenizer(checkpoint: Path, encoder: EncoderConfig) -> TextTokenizer:
     """Load the tokenizer of a checkpoint, whatever has become of the encoder that it began with."""
-    own = str(checkpoint / ENCODER_FOLDER)
-    return encoder_tokenizer(encoder.model_copy(update={"pretrained": own}))
+    folder = str(checkpoint / ENCODER_FOLDER)
+    return encoder_tokenizer(encoder.model_copy(update={"pretrained": folder}))
 
 
 def build_objective(config: RunConfig) -> Objective:
@@ -151,18 +151,18 @@ def _task_terms(config: RunConfig, triplet: TripletLoss) -> list[Term]:
         is_decoupled = parts.loss == "decoupled"
         return triplet if parts.loss == "triplet" else SoftmaxLoss(temperature, is_decoupled)
 
-    own, classifiers_own = loss(config.loss.temperature), loss(settings.temperature)
+    encoder_loss, classifier_loss = loss(config.loss.temperature), loss(settings.temperature)
     by_cosine = parts.loss == "triplet"
     takes_all = config.loss.own_text_negatives
     similarity_of = own_similarity if takes_all else similarity_to_other_texts
-    terms = [task_term(own, encoder_share * (1 - reverse), similarity_of=similarity_of)]
+    terms = [task_term(encoder_loss, encoder_share * (1 - reverse), similarity_of=similarity_of)]
     if reverse:
-        terms.append(reverse_term(own, encoder_share * reverse))
+        terms.append(reverse_term(encoder_loss, encoder_share * reverse))
     if parts.heads == "classifier":
         share = settings.share
-        terms.append(classifier_term(classifiers_own, share * (1 - reverse), by_cosine))
+        terms.append(classifier_term(classifier_loss, share * (1 - reverse), by_cosine))
         if reverse:
-            terms.append(classifier_reverse_term(classifiers_own, share * reverse))
+            terms.append(classifier_reverse_term(classifier_loss, share * reverse))
         if settings.bce:
             terms.append(bce_term(settings.temperature, share * settings.bce))
     return terms
@@ -214,14 +214,14 @@ def build_state(
     """Build the state before the first step; steps call ``trained``, the model or its wrapper."""
     rates, regularization, device = config.optimizer, config.regularization, model.device
     num_steps = sampler.steps_per_epoch * config.training.epochs
-    heads = [one for one in (model.encoder.projection, model.classifier_head) if one is not None]
+    heads = [head for head in (model.encoder.projection, model.classifier_head) if head is not None]
     optimizer = build_optimizer(
         model.encoder, rates.lr, rates.weight_decay, rates.embedding_lr, heads, rates.head_lr
     )
 
-    def scheduled(one: torch.optim.Optimizer) -> LRScheduler:
+    def scheduled(optimizer: torch.optim.Optimizer) -> LRScheduler:
         warmup_steps = round(rates.warmup_fraction * num_steps)
-        return build_schedule(one, warmup_steps, num_steps, rates.decay)
+        return build_schedule(optimizer, warmup_steps, num_steps, rates.decay)
 
     parts: list[StepPart] = []
     if model.classifiers is not None:

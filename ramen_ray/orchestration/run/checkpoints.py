@@ -62,7 +62,7 @@ class Checkpoints:
 
     def best(self) -> Checkpoint:
         """Return the one of the highest score, of equals the latest."""
-        best = max(kept_in(self._run), key=lambda one: one.rank, default=None)
+        best = max(kept_in(self._run), key=lambda checkpoint: checkpoint.rank, default=None)
         best = self._known_to_the_first(best)
         assert best is not None, "the last step has a checkpoint"
         return best
@@ -95,20 +95,21 @@ class Checkpoints:
             raise RunError(f"another process trains {self._run} now, so this one ends")
         aside.rename(self._run / name)
         *earlier, last = kept_in(self._run)
-        best = max([*earlier, last], key=lambda one: one.rank)
-        for one in earlier:
-            if one != best:
-                one.folder.rename(aside.with_name(one.folder.name))  # which goes with what it is in
+        best = max([*earlier, last], key=lambda checkpoint: checkpoint.rank)
+        for checkpoint in earlier:
+            if checkpoint != best:
+                folder = checkpoint.folder
+                folder.rename(aside.with_name(folder.name))  # which goes with what it is in
 
-    def _known_to_the_first(self, found: Checkpoint | None) -> Checkpoint | None:
+    def _known_to_the_first(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
         """Return what the first worker has found: others may see a shared folder late."""
-        step = from_first_worker(None if found is None else found.step)
+        step = from_first_worker(None if checkpoint is None else checkpoint.step)
         return None if step is None else _open(self._run / CHECKPOINT_FOLDER.format(step))
 
 
 def _move_into(folder: Path, share: Path) -> None:
     """Move the files of a worker's share of a checkpoint into the ``folder`` of the first one's."""
-    for file in [one for one in share.rglob("*") if one.is_file()]:
+    for file in [path for path in share.rglob("*") if path.is_file()]:
         place = folder / file.relative_to(share)
         place.parent.mkdir(exist_ok=True)
         file.rename(place)

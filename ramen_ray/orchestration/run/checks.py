@@ -58,10 +58,10 @@ def check_clicks(config: RunConfig, data: Prepared) -> None:
             f"base.num_positives {drawn} is more than any query of {data.metadata['name']} led to: "
             f"the most is {most}"
         )
-    batch, found = config.training.global_batch_size, len(data.clicked_queries)
-    if found < batch:
+    batch, num_queries = config.training.global_batch_size, len(data.clicked_queries)
+    if num_queries < batch:
         raise DatasetError(
-            f"{data.metadata['name']} has {found} train queries with clicks, fewer than "
+            f"{data.metadata['name']} has {num_queries} train queries with clicks, fewer than "
             f"training.global_batch_size {batch}"
         )
 

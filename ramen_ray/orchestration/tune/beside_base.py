@@ -51,14 +51,14 @@ def fit_beside_base(config: RunConfig) -> Ladder:
     dataset = Dataset(config.dataset)
     made_from = identity_of(config, dataset)
     configs = _configs(config)
-    for one in configs.values():
-        check_config(one, dataset)
+    for rung in configs.values():
+        check_config(rung, dataset)
     results = {}
     with in_use(dataset.path):
-        for number, (name, one) in enumerate(configs.items(), 1):
+        for number, (name, rung) in enumerate(configs.items(), 1):
             logger.info("training %d of %d: %s", number, len(configs), name)
-            key = experiment_hash(one, dataset.fingerprint)
-            named = overlay(one, {"name": one.name or default_name(one, dataset.name, key)})
+            key = experiment_hash(rung, dataset.fingerprint)
+            named = overlay(rung, {"name": rung.name or default_name(rung, dataset.name, key)})
             again = Dataset(config.dataset)
             now = identity_of(named, again)
             check_meanwhile(made_from, now, again.path)

@@ -54,20 +54,20 @@ def import_tables(
         "licence": "",
         "imported": without_secrets(asdict(tables)),
         "held_out_from": tables.held_out_from,
-        "anchor_sets": {key: made_by("edges", one) for key, one in lists.items()},
+        "anchor_sets": {key: made_by("edges", edge_list) for key, edge_list in lists.items()},
     }
     opened = open_tables(tables)  # all of them, to report errors before the work begins
-    of_edges = {key: edges.open_tables(one, metadata) for key, one in lists.items()}
+    of_edges = {key: edges.open_tables(edge_list, metadata) for key, edge_list in lists.items()}
     with new_dataset(output, **metadata) as writer:
         with engine(writer.folder, memory) as connection:
             _Import(tables, opened, connection).write(writer)
         if lists:
             written = Dataset(writer.folder, metadata)
             with engine(writer.folder, memory, written) as connection:
-                for key, one in lists.items():
-                    of_set = written, one, of_edges[key], key, writer
-                    found = edges.write_edge_list(connection, *of_set)
-                    _log(f"anchor set {key}", found.num_rows | found.counts)
+                for key, edge_list in lists.items():
+                    of_set = written, edge_list, of_edges[key], key, writer
+                    edge_counts = edges.write_edge_list(connection, *of_set)
+                    _log(f"anchor set {key}", edge_counts.num_rows | edge_counts.counts)
     dataset = Dataset(output)
     queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
     logger.info("wrote %s queries and %s ads", queries, f"{dataset.num_rows('ads'):,}")
@@ -278,5 +278,5 @@ class _Import:
 
 def _log(what: str, counts: Mapping[str, int]) -> None:
     """Log the counts that are not 0."""
-    found = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
-    logger.info("%s: %s", what, found or "none")
+    counted = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
+    logger.info("%s: %s", what, counted or "none")

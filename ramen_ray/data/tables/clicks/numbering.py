@@ -179,11 +179,11 @@ def leave_out(connection: Connection, tables: UserTables) -> dict[str, int]:
         what = "pairs left out for their low weight"
         counts[what] = _drop(connection, ["query", "ad", "period"], light)
     if tables.drop_own_text:
-        own = """SELECT DISTINCT sums.query, sums.ad FROM sums
+        pairs = """SELECT DISTINCT sums.query, sums.ad FROM sums
             JOIN queries ON queries.number = sums.query JOIN ads ON ads.number = sums.ad
             WHERE fold(queries.text) = fold(ads.text)"""
         what = "pairs left out as an ad of the query's own text"
-        counts[what] = _drop(connection, ["query", "ad"], own)
+        counts[what] = _drop(connection, ["query", "ad"], pairs)
     return counts
 
 

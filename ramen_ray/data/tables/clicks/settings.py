@@ -71,14 +71,15 @@ class Columns(EdgeColumns, AdColumns):
     def __post_init__(self) -> None:
         """Raise a DatasetError for a text in place of a tuple: its letters would be columns."""
         for name in ("query_text", "ad_text", "ad_filters"):
-            if isinstance(one := getattr(self, name), str):
-                raise DatasetError(f"columns.{name} is a tuple of names: ({one!r},)")
+            if isinstance(value := getattr(self, name), str):
+                raise DatasetError(f"columns.{name} is a tuple of names: ({value!r},)")
 
     def of_edges(self, query: str, ad: str) -> EdgeColumns:
         """Return the names in tables of edges, which name queries and ads as the clicks do."""
-        own = {one.name: getattr(self, one.name) for one in fields(EdgeColumns)}
-        own["edges_query"], own["edges_ad"] = self.edges_query or query, self.edges_ad or ad
-        return EdgeColumns(**own)
+        names = {column.name: getattr(self, column.name) for column in fields(EdgeColumns)}
+        names["edges_query"] = self.edges_query or query
+        names["edges_ad"] = self.edges_ad or ad
+        return EdgeColumns(**names)
 
 
 @dataclass(frozen=True)

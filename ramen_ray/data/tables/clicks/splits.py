@@ -163,9 +163,9 @@ def keep_queries(connection: Connection, fewest_ads: int, *, all_periods: bool) 
                   ON query = number)
         WHERE ads >= {max(fewest_ads, 1):d} OR {without}"""
     run(connection, "splitting queries", kept_queries)
-    own = "number = query AND split = period" if all_periods else "number = query"
+    on = "number = query AND split = period" if all_periods else "number = query"
     kept_clicks = f"""CREATE OR REPLACE VIEW kept_clicks AS
-        SELECT split, query_id, query, ad, period, weight FROM counted JOIN kept_queries ON {own}"""
+        SELECT split, query_id, query, ad, period, weight FROM counted JOIN kept_queries ON {on}"""
     connection.execute(kept_clicks)
     clicked = dict(
         connection.sql("SELECT split, sum((ads > 0)::INT) FROM kept_queries GROUP BY 1").fetchall()

@@ -109,8 +109,8 @@ def write_filters(
         counts[what] = count(connection, unused)
     for number, split in enumerate(SPLITS):
         rows = f"SELECT query_id, ad_id FROM filter_pairs WHERE split = {number}"
-        if found := count(connection, f"SELECT count(*) FROM ({rows})"):
-            counts[f"pairs of {split} queries"] = found
+        if num_pairs := count(connection, f"SELECT count(*) FROM ({rows})"):
+            counts[f"pairs of {split} queries"] = num_pairs
             writer.write(f"filters/{split}", stream(connection, f"{rows} ORDER BY query_id, ad_id"))
     return counts
 

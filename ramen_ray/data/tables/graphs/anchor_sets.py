@@ -223,7 +223,7 @@ def _not_in_use(dataset_path: Path) -> Iterator[None]:
 
 def made_by(how: str, *settings: Any) -> dict[str, Any]:
     """Say in ``dataset.json`` by what and with which dataclasses of settings a set was made."""
-    given = {name: value for one in settings for name, value in asdict(one).items()}
+    given = {name: value for group in settings for name, value in asdict(group).items()}
     return {"made_by": how, "settings": without_secrets(given)}
 
 

@@ -96,9 +96,10 @@ def add_edge_list(
         anchor_sets.folder_beside(dataset) as aside,
         engine(aside, memory, dataset) as connection,
     ):
-        found = write_edge_list(connection, dataset, edge_list, tables, name, DatasetWriter(aside))
-        anchor_sets.put_in_place(aside, dataset, name, made, found.num_rows, replace)
-    return found.num_rows | found.counts
+        writer = DatasetWriter(aside)
+        written = write_edge_list(connection, dataset, edge_list, tables, name, writer)
+        anchor_sets.put_in_place(aside, dataset, name, made, written.num_rows, replace)
+    return written.num_rows | written.counts
 
 
 def write_edge_list(
@@ -233,5 +234,5 @@ def _unknown(
         nodes.HELD_OUT_NODE: f"{side} edges of validation and test queries",
         nodes.LEFT_OUT_NODE: f"{side} edges of {PLURAL[side]} that the import left out",
     }
-    found = f"SELECT node, count(*) FROM {side}_rows WHERE node < 0 GROUP BY node ORDER BY 1 DESC"
-    return Counter({of_kind[node]: edges for node, edges in connection.sql(found).fetchall()})
+    sql = f"SELECT node, count(*) FROM {side}_rows WHERE node < 0 GROUP BY node ORDER BY 1 DESC"
+    return Counter({of_kind[node]: edges for node, edges in connection.sql(sql).fetchall()})

@@ -198,8 +198,8 @@ def _name_cells(
     it.
     """
     cells = f"(SELECT DISTINCT {side} AS name FROM log WHERE {side} IS NOT NULL)"
-    found = f"CREATE OR REPLACE TABLE found AS {nodes.named(side, 'name AS cell', cells)}"
-    run(connection, f"looking up the log's {side} cells", found)
+    look_up = f"CREATE OR REPLACE TABLE found AS {nodes.named(side, 'name AS cell', cells)}"
+    run(connection, f"looking up the log's {side} cells", look_up)
     is_text = "false"
     if side == "ad":
         nodes.read_numbers(connection, dataset, side, "found")

@@ -107,12 +107,12 @@ def add_co_session(
             anchors = f"SELECT item AS id, text FROM {side}_items"
             connection.execute(f"CREATE OR REPLACE VIEW anchors AS {anchors}")
             writer = DatasetWriter(folders[side])
-            found = anchor_sets.write_edges(
+            edges = anchor_sets.write_edges(
                 connection, dataset, name, [side], settings.protocol, writer
             )
-            summary |= {f"edges/{name}/{side}": 0} | found.counts | found.num_rows
-            if found.num_rows:
-                written[side] = found.num_rows
+            summary |= {f"edges/{name}/{side}": 0} | edges.counts | edges.num_rows
+            if edges.num_rows:
+                written[side] = edges.num_rows
         if not written:
             left_out = ", ".join(f"{count} {what}" for what, count in summary.items() if count)
             raise DatasetError(

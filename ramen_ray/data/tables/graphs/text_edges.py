@@ -37,10 +37,10 @@ def read_texts(folder: Path) -> pa.ChunkedArray:
     return _mapped(folder / "texts.arrow")["text"]
 
 
-def write_near(folder: Path, found: Iterable[tuple[Int64s, Int64s, NDArray[np.float32]]]) -> None:
+def write_near(folder: Path, edges: Iterable[tuple[Int64s, Int64s, NDArray[np.float32]]]) -> None:
     """Write the numbers of texts (n,), of their anchors (n,), and the edges' weights (n,)."""
     with pa.ipc.new_file(str(folder / "near.arrow"), NEAR) as file:
-        for columns in found:
+        for columns in edges:
             arrays = map(pa.array, columns, NEAR.types)
             file.write_batch(pa.record_batch([*arrays], schema=NEAR))
 

@@ -166,10 +166,10 @@ def _iso_seconds(strings: pa.Array) -> tuple[Float64s, Booleans]:
     texts = pc.if_else(days, midnight, pc.if_else(zones, strings, in_utc))
     texts = pc.if_else(pc.or_(days, times), texts, None)
     try:
-        found = texts.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        since_1970 = texts.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     except pa.ArrowInvalid:  # such as a 13th month
-        found = pa.array([_microseconds(text) for text in texts.to_pylist()], pa.int64())
-    microseconds, bad = as_numbers(pa.chunked_array([found]))
+        since_1970 = pa.array([_microseconds(text) for text in texts.to_pylist()], pa.int64())
+    microseconds, bad = as_numbers(pa.chunked_array([since_1970]))
     return microseconds / 10**6, bad
 
 

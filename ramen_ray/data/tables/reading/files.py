@@ -134,7 +134,7 @@ def warn_of_copies(files: Sequence[TableFile]) -> None:
     for group in (group for group in alike.values() if len(group) > 1):
         first: dict[str, str] = {}
         pairs = ((file.path, first.setdefault(file.digest(), file.path)) for file in group)
-        copies += [(path, of) for path, of in pairs if path != of]
+        copies += [(path, original) for path, original in pairs if path != original]
     if copies:
         message = (
             "warning: %s has the content of %s, and both were read (%d such files); take one away"
@@ -157,8 +157,8 @@ def _filesystem(source: str) -> tuple[fs.FileSystem, str]:
     try:
         return fs.FileSystem.from_uri(uri)
     except pa.ArrowInvalid:
-        found, path = fsspec.core.url_to_fs(source)
-        return fs.PyFileSystem(fs.FSSpecHandler(found)), path
+        other, path = fsspec.core.url_to_fs(source)
+        return fs.PyFileSystem(fs.FSSpecHandler(other)), path
 
 
 def _list(filesystem: fs.FileSystem, path: str, source: str) -> list[fs.FileInfo]:
@@ -176,23 +176,25 @@ def _list(filesystem: fs.FileSystem, path: str, source: str) -> list[fs.FileInfo
     is_glob = bool(wild) and named.type == fs.FileType.NotFound
     root = str(PurePosixPath(*parts[: wild[0]])) if is_glob else path
     selector = fs.FileSelector(root, allow_not_found=True, recursive=True)
-    below = [one for one in filesystem.get_file_info(selector) if one.type != fs.FileType.Directory]
+    entries = filesystem.get_file_info(selector)
+    below = [entry for entry in entries if entry.type != fs.FileType.Directory]
     if isinstance(filesystem, fs.LocalFileSystem):  # which passes over broken links
         links = filter(Path.is_symlink, Path(root).rglob("*"))
-        below += [fs.FileInfo(str(one), fs.FileType.NotFound) for one in links if not one.exists()]
-    shown = [one for one in below if not _is_hidden(PurePosixPath(one.path).relative_to(root))]
-    is_wanted = partial(_fits, pattern=path) if is_glob else lambda one: suffixes(one)[0] in FORMATS
-    found = sorted((one for one in shown if is_wanted(one.path)), key=lambda one: one.path)
-    _refuse_logs(found, below)
-    if not found:
+        broken = (str(link) for link in links if not link.exists())
+        below += [fs.FileInfo(link, fs.FileType.NotFound) for link in broken]
+    shown = [file for file in below if not _is_hidden(PurePosixPath(file.path).relative_to(root))]
+    is_wanted = partial(_fits, pattern=path) if is_glob else _has_format
+    wanted = sorted((file for file in shown if is_wanted(file.path)), key=lambda file: file.path)
+    _refuse_logs(wanted, below)
+    if not wanted:
         raise DatasetError(f"{source} holds no files ({', '.join(FORMATS)})")
-    if odd := [one.path for one in found if one.type != fs.FileType.File]:
+    if odd := [file.path for file in wanted if file.type != fs.FileType.File]:
         raise DatasetError(f"{odd[0]} is a broken link, a pipe or a device; take it away")
-    others = sorted({one.path for one in shown} - {one.path for one in found})
+    others = sorted({file.path for file in shown} - {file.path for file in wanted})
     if others and not is_glob:
         message = "%s: %s files of other kinds are not read, such as %s"
         logger.warning(message, *map(printable, (source, str(len(others)), others[0])))
-    return found
+    return wanted
 
 
 def _is_hidden(path: PurePosixPath) -> bool:
@@ -200,16 +202,20 @@ def _is_hidden(path: PurePosixPath) -> bool:
     return any(part[0] in "._" and not PARTITION.match(part) for part in path.parts)
 
 
+def _has_format(path: str) -> bool:
+    return suffixes(path)[0] in FORMATS
+
+
 def _fits(path: str, pattern: str) -> bool:
     """Return whether a glob matches; ``*`` does not cross folders, as in a shell."""
     return path.count("/") == pattern.count("/") and PurePosixPath(path).match(pattern)
 
 
-def _refuse_logs(found: Sequence[fs.FileInfo], below: Sequence[fs.FileInfo]) -> None:
+def _refuse_logs(wanted: Sequence[fs.FileInfo], below: Sequence[fs.FileInfo]) -> None:
     """Refuse files that lie in a table with a log, which may have removed some of them."""
     for name, log in LOGS.items():
-        for table in {match[1] for one in below if (match := log.match(f"/{one.path}"))}:
-            if any(f"/{one.path}".startswith(f"{table}/") for one in found):
+        for table in {match[1] for file in below if (match := log.match(f"/{file.path}"))}:
+            if any(f"/{file.path}".startswith(f"{table}/") for file in wanted):
                 raise _has_log(table[1:], name)
 
 

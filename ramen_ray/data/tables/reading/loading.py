@@ -140,11 +140,11 @@ class UserTable:
             if kind.skipped == FaultKind.skipped:
                 self.left_out[kind.message] += number
 
-    def _report(self, kind: FaultKind, found: Sequence[tuple[Any, ...]], number: int) -> None:
-        for place, cell in found:
+    def _report(self, kind: FaultKind, examples: Sequence[tuple[Any, ...]], number: int) -> None:
+        for place, cell in examples:
             file, row = divmod(place, ROWS_PER_FILE)
             self._faults.add(kind, shown_path(self._files[file].path), [row], [cell])
-        self._faults[kind].count += number - len(found)
+        self._faults[kind].count += number - len(examples)
 
     def refused(self) -> list[Finding]:
         """Return the kinds of rows for which :meth:`check` would refuse the table."""
@@ -273,14 +273,14 @@ def nearly_known(connection: Connection, unknown: str, known: str) -> tuple[int,
     connection.execute(f"CREATE OR REPLACE TEMP TABLE unknown_names AS {counted}")
     if not count(connection, "SELECT count(*) FROM unknown_names"):
         known = f"{known} LIMIT 0"  # to change the names takes time
-    found = f"""SELECT sum(number), min(one.name), arg_min(other.name, one.name)
+    nearest = f"""SELECT sum(number), min(one.name), arg_min(other.name, one.name)
         FROM unknown_names AS one
         JOIN (SELECT nearly(name) AS near, min(name) AS name FROM ({known}) GROUP BY near) AS other
             ON nearly(one.name) = other.near"""
-    run(connection, "comparing unknown names", found)
-    ((number, name, of),) = connection.fetchall()
+    run(connection, "comparing unknown names", nearest)
+    ((number, name, known_name),) = connection.fetchall()
     spelling = "case, spaces, leading zeros or a final .0"
-    return int(number or 0), f"{spelling}, as {name!r} for {of!r}" if number else spelling
+    return int(number or 0), f"{spelling}, as {name!r} for {known_name!r}" if number else spelling
 
 
 def _are_headers(cells: pa.Table) -> tuple[Booleans, Booleans]:

@@ -182,7 +182,7 @@ def _read_parquet(file: TableFile) -> Iterator[Rows]:
         for batch in parquet.iter_batches(ROWS_PER_BATCH, columns=wanted):
             # Arrow also reads "query.text" where "query" is asked for
             rows = pa.Table.from_batches([batch.select(wanted)]).rename_columns(file.own_columns)
-            types = [_ARRAYS.get(one.type, one.type) for one in rows.schema]
+            types = [_ARRAYS.get(field.type, field.type) for field in rows.schema]
             plain = rows.cast(pa.schema(list(zip(file.own_columns, types, strict=True))))
             _refuse_bytes(file, plain, first)
             yield Rows(plain, first + np.arange(len(batch)))
