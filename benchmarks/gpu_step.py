@@ -179,7 +179,7 @@ def _build(
         classifiers = Classifiers(vectors, 0, np.ones(num_texts, dtype=bool))
         parts += [
             ClassifierPart(ClassifierTraining(classifiers, 1e-3, scheduled)),
-            AdaptiveWeights(objective, 0.3, 0.02, device),
+            AdaptiveWeights(objective, 0.02, num_texts // batch, device),
         ]
     optimizer = build_optimizer(model.encoder, 2e-4, 0.01)
     optimizer.register_step_pre_hook(lambda *_: clock.mark("backward"))

@@ -54,8 +54,6 @@ from ramen_ray.presets import minilm
 
 BASE, WHOLE = "no graph", "each step"
 ANCHOR_RATE = 1e-2
-TRIPLED = {"regularization.adaptive_max": 0.9}
-UNPULLED = {"regularization.adaptive_max": 1e-6}
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,7 @@ class Few:
     are_shared: bool = False  # the same for all graphs, of all ads that have edges in any
     are_negatives: bool = False  # of the task, too
     own_vectors: bool = False  # of the anchors, whose texts are not encoded
+    highest_lambda: float | None = None  # in place of the recipe's
 
 
 Row = tuple[Mapping[str, Any], Few | None]
@@ -80,23 +79,26 @@ def rows() -> dict[str, Row]:
     for title, steps in EVERY.items():
         changes = {**with_graph, "regularization.every_steps": steps}
         found |= {title: (changes, None), f"{title}, rare nodes": ({**changes, **RARE}, None)}
-    tripled, eighth = {**with_graph, **TRIPLED}, f"{WHOLE}, an eighth of the nodes"
+    tripled, eighth = partial(Few, highest_lambda=0.9), f"{WHOLE}, an eighth of the nodes"
     squared = "by the square of rare, highest λ 0.9"
     shared = f"{squared}, negatives too, one draw for all graphs"
     vectors = "anchors' own vectors"
     found |= {
         eighth: (with_graph, Few()),
-        f"{eighth}, rare, highest λ 0.9": (tripled, Few(power=1)),
-        f"{eighth}, {squared}": (tripled, Few(power=2)),
-        f"{eighth}, {squared}, negatives too": (tripled, Few(power=2, are_negatives=True)),
-        f"{eighth}, {shared}": (tripled, Few(8, 2, True, True)),
-        f"{WHOLE}, a tenth of the nodes, {shared}": (tripled, Few(10, 2, True, True)),
+        f"{eighth}, rare, highest λ 0.9": (with_graph, tripled(power=1)),
+        f"{eighth}, {squared}": (with_graph, tripled(power=2)),
+        f"{eighth}, {squared}, negatives too": (with_graph, tripled(power=2, are_negatives=True)),
+        f"{eighth}, {shared}": (with_graph, tripled(8, 2, True, True)),
+        f"{WHOLE}, a tenth of the nodes, {shared}": (with_graph, tripled(10, 2, True, True)),
         f"{WHOLE}, {vectors}": (with_graph, Few(1, own_vectors=True)),
         f"{WHOLE}, a sixth of the nodes, {shared}, {vectors}": (
-            tripled,
-            Few(6, 2, True, True, own_vectors=True),
+            with_graph,
+            tripled(6, 2, True, True, own_vectors=True),
         ),
-        f"{eighth}, {shared}, nothing pulled": ({**with_graph, **UNPULLED}, Few(8, 2, True, True)),
+        f"{eighth}, {shared}, nothing pulled": (
+            with_graph,
+            Few(8, 2, True, True, highest_lambda=1e-6),
+        ),
     }
     return found
 
@@ -178,6 +180,9 @@ class AnchorVectors(StepPart):
 
 
 def begun(config: RunConfig, few: Few | None) -> Run:
+    if few is not None and few.highest_lambda is not None:
+        sets = dict.fromkeys(config.regularization.lambda_z, few.highest_lambda)
+        config = overlay(config, {"regularization.lambda_z": sets})
     run = begin(config, dataset_of(config.dataset, config.encoder))
     if few is None:
         return run

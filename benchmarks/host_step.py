@@ -64,7 +64,7 @@ def main() -> None:
 
 def _measured(sampler: Sampler, sources: SamplingSources, num_workers: int) -> dict[str, float]:
     """Return ms a step of one worker of ``num_workers``, whose others' draws are made before."""
-    adaptive = AdaptiveWeights(OBJECTIVE, 0.3, 0.02, CPU)
+    adaptive = AdaptiveWeights(OBJECTIVE, 0.02, sampler.steps_per_epoch, CPU)
     whole = [sampler.draw(step, sources, OBJECTIVE.regularizers) for step in range(STEPS)]
     profile, prepared, packing, own = cProfile.Profile(time.thread_time), 0.0, 0.0, replace(sampler)
     for step in range(STEPS):

@@ -29,6 +29,7 @@ from ramen_ray.method.sampling.batches import Stream, draw_ads, random_order
 from ramen_ray.presets import bag_unidec
 
 SPLITS = ("train", "validation", "test")
+ERROR = 0.02  # probability that any useless graph ever pulls
 IN_BATCH = {"base.order": "random", "base.hard_negatives": "none"}
 
 
@@ -81,14 +82,14 @@ def triplet_loss(
 
 
 @torch.no_grad()
-def gain(queries_BD: Tensor, ads_BD: Tensor, clicked_BB: Tensor, means_BD: Tensor) -> Tensor:
+def gains_of(queries_BD: Tensor, ads_BD: Tensor, clicked_BB: Tensor, means_BD: Tensor) -> Tensor:
     """Return how far pulls to means of ads' anchors widen their queries' lead over the nearest."""
     nearest_B, rivals_B = (queries_BD @ ads_BD.T).masked_fill(clicked_BB, -torch.inf).max(dim=0)
     leads_BD = (queries_BD - queries_BD[rivals_B]) * torch.isfinite(nearest_B)[:, None]
     is_linked_B1 = means_BD.any(dim=1, keepdim=True)
     pulls_BD = means_BD - is_linked_B1 * means_BD.sum(dim=0) / is_linked_B1.sum().clamp(min=1)
     along_B1 = (pulls_BD * ads_BD).sum(dim=1, keepdim=True)  # unit vectors cannot move along it
-    return (leads_BD * (pulls_BD - along_B1 * ads_BD)).sum()
+    return (leads_BD * (pulls_BD - along_B1 * ads_BD)).sum(dim=1)
 
 
 class Training:
@@ -115,8 +116,12 @@ class Training:
         rise = round(rates.warmup_fraction * total)
         shares = [min(step / rise, (total - step) / (total - rise)) for step in range(total + 1)]
         self.schedules = [LambdaLR(optimizer, shares.__getitem__) for optimizer in self.optimizers]
-        self.highest = config.regularization.adaptive_max
-        self.earned = torch.full([len(self.data.graphs)], 0.01 * self.highest)
+        weights = config.regularization.lambda_z
+        self.highest = torch.tensor([weights[name] for name in self.data.graphs])
+        self.lambdas = 0.1 * self.highest
+        self.pulls = torch.zeros(len(self.highest), dtype=torch.bool)
+        self.num_looks, self.seen = 0, np.empty(0, dtype=np.int64)
+        self.evidence = torch.zeros(2, len(self.highest))
 
     def means(self, table: str, rows: Int64s | None = None) -> Tensor:
         """Return the means (n, D) of the token embeddings of a table's texts, or of some rows'."""
@@ -155,10 +160,8 @@ class Training:
             losses.append(triplet_loss(cosines_NA, torch.from_numpy(drawn), linked_NA, config.loss))
             linked_BA = torch.from_numpy(data.linked[name][np.ix_(ads[:, 0], anchors)]).float()
             pulled_BD = linked_BA @ anchors_AD / linked_BA.sum(dim=1, keepdim=True).clamp(min=1)
-            gains.append(gain(queries_BD, pool_LD[first], clicked_BL[:, first], pulled_BD))
-        self.earned *= torch.exp(config.regularization.adaptive_step * torch.stack(gains))
-        self.earned.clamp_(0.01 * self.highest, self.highest)
-        lambdas = self.earned * (self.earned >= 0.1 * self.highest)  # a graph earns its pull first
+            gains.append(gains_of(queries_BD, pool_LD[first], clicked_BL[:, first], pulled_BD))
+        lambdas = self.adapted(torch.stack(gains), step, ads[:, 0])
         shares = torch.tensor([1 - config.classifier.share, config.classifier.share])
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -166,6 +169,27 @@ class Training:
         for moved in (*self.optimizers, *self.schedules):
             moved.step()
         return [*torch.stack(losses).tolist(), *lambdas.tolist()]
+
+    def adapted(self, gains_GB: Tensor, step: int, ads: Int64s) -> Tensor:
+        """Return λ of each graph: 0 until an epoch's gains, of each ad once, are no chance."""
+        factors = torch.exp(self.config.regularization.adaptive_step * gains_GB.sum(dim=1))
+        moved = (self.lambdas * factors).clamp(0.01 * self.highest, self.highest)
+        self.lambdas = torch.where(self.pulls, moved, self.lambdas)
+        if step % self.steps_per_epoch == 0:
+            self.seen = ads[:0]
+            self.evidence.zero_()
+        new_B = ~np.isin(ads, self.seen)
+        new_B[np.setdiff1d(np.arange(len(ads)), np.unique(ads, return_index=True)[1])] = False
+        self.seen = np.append(self.seen, ads)
+        counted_GB = gains_GB * torch.from_numpy(new_B)
+        self.evidence += torch.stack([counted_GB.sum(dim=1), counted_GB.square().sum(dim=1)])
+        epoch, place = divmod(step + 1, self.steps_per_epoch)
+        if place == 0 or (epoch == 0 and place in 2 ** np.arange(30)):
+            self.num_looks += 1
+            chance = ERROR * 6 / (np.pi * self.num_looks) ** 2 / len(gains_GB)
+            needed_G = (-2 * np.log(chance) * self.evidence[1]).sqrt()
+            self.pulls |= self.evidence[0] > needed_G
+        return self.lambdas * self.pulls
 
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, float]:

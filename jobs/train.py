@@ -63,7 +63,11 @@ def main() -> None:
     start_ray(for_ray_train=config.workers.num_workers > 1)
     imports.join()
     result = _train_beside_base(config) if job.with_base else _train(config)
+    from ramen_ray.reports.report_tables import unearned_note
     from ramen_ray.tracking.runs import ui_command
+
+    if unearned := unearned_note(result.run.read_histories("lambda_")):
+        print(unearned)
 
     run = shown_path(result.run_directory)
     print(f"encoder: {shown_path(result.encoder)}")
@@ -87,11 +91,11 @@ def _train_beside_base(config: RunConfig) -> "TrainResult":
     from ramen_ray.orchestration.tune.beside_base import fit_beside_base
 
     ladder = fit_beside_base(config)
-    from ramen_ray.reports.report_tables import gains_note, gains_table, metrics_table, show
+    from ramen_ray.reports.report_tables import GAINS_NOTE, gains_table, metrics_table, show
 
     show(metrics_table(ladder.metrics))
     show(gains_table(ladder.gains))
-    print(gains_note(ladder.gains))
+    print(GAINS_NOTE)
     return list(ladder.results.values())[-1]
 
 

@@ -189,9 +189,8 @@ class RegularizationConfig(Section):
     about a quarter."""
     adaptive: bool = False
     """Let each weight grow while its graph pushes ads ahead of their nearest rivals, and shrink
-    while it pushes them behind. λ then only says which regularisers there are."""
-    adaptive_max: PositiveFloat = 0.3
-    """Highest adaptive weight. All are 0 until they have earned a tenth of it."""
+    while it pushes them behind; λ is the most that it may become. With a softmax it is 0 until a
+    test shows that the graph does push them ahead."""
     adaptive_step: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """Rate at which each query's evidence moves the logarithm of an adaptive weight."""
 

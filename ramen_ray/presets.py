@@ -28,6 +28,7 @@ DEFAULT_PRESET = "bag-unidec"
 DEFAULT_DATASET = "rdocs"
 WIKI_320K = "datasets/lf-wikiseealsotitles-320k"
 PROPENSITY = ("propensity_a", "propensity_b")  # keys of dataset.json, and of the section evaluation
+HIGHEST_LAMBDA = 0.3
 SOFTMAX_RATE, SOFTMAX_WEIGHT = 0.5, 10
 """A softmax of cosines over 0.05 has larger gradients and a larger loss than the hinge."""
 
@@ -35,7 +36,8 @@ SOFTMAX_RATE, SOFTMAX_WEIGHT = 0.5, 10
 def with_recipe(config: RunConfig) -> RunConfig:
     """Pull ads to the anchors of each graph with their edges, by adaptive λ; or a DatasetError."""
     dataset = Dataset(config.dataset)
-    highest = config.regularization.adaptive_max
+    is_softmax = config.base.parts.loss != "triplet"
+    highest = HIGHEST_LAMBDA * (SOFTMAX_WEIGHT if is_softmax else 1)
     # Queries stay out: what a query is linked to is mostly not an answer to it.
     sets = [name for name in linked_sets(dataset)["lambda_z"] if name in dataset.strict_anchor_sets]
     changes = {
@@ -80,7 +82,6 @@ def base_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any
     if is_softmax == (config.base.parts.loss != "triplet"):
         return dict(changes)
     rates = config.optimizer.model_dump()
-    graph = config.regularization
 
     def scaled(value: float, factor: float) -> float:
         return value * factor if is_softmax else value / factor
@@ -94,8 +95,7 @@ def base_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any
         f"regularization.{side}": {name: scaled(w, SOFTMAX_WEIGHT) for name, w in of_side.items()}
         for side, of_side in lambdas(config).items()
     }
-    highest = {"regularization.adaptive_max": scaled(graph.adaptive_max, SOFTMAX_WEIGHT)}
-    return {**changes, **constants, **weights, **highest}
+    return {**changes, **constants, **weights}
 
 
 def lambdas(config: RunConfig) -> dict[str, dict[str, float]]:
@@ -300,7 +300,6 @@ def unidec_320k(dataset: str = WIKI_320K) -> RunConfig:
         ),
         optimizer=OptimizerConfig(lr=1e-4, head_lr=2e-4, weight_decay=0.01, decay="cosine"),
         loss=LossConfig(temperature=0.05, reverse_share=0.5),
-        regularization=RegularizationConfig(adaptive_max=0.3 * SOFTMAX_WEIGHT),
         base=BaseConfig(kind="unidec", refresh_every=5, first_clustered_epoch=5),
         classifier=ClassifierConfig(
             temperature=1.0, bce=1.0, lr=1e-3, weight=1.0, text_scale=1.0, sharded=True

@@ -39,7 +39,8 @@ def write_run_plots(folder: Path, run: Run, compared: Mapping[str, Mapping[str, 
     losses = run.read_histories("loss/")
     named = {name.removeprefix("loss/"): curve for name, curve in losses.items()}
     _plot_curves(folder / "losses.png", named, "loss")
-    if weights := run.read_histories("lambda_"):
+    weights = run.read_histories("lambda_")
+    if any(any(values) for _, values in weights.values()):
         _plot_curves(folder / "weights.png", weights, "λ")
     curves = {name: run.read_history(f"validation/{name}") for name in CURVES}
     _plot_curves(folder / "validation.png", curves, "validation metric", marker="o")

@@ -109,11 +109,10 @@ def gains_table(gains: Mapping[str, Mapping[str, Difference]]) -> ReportTable:
     return ReportTable("", ("test, points", *SHOWN_GAINS), rows)
 
 
-def gains_note(gains: Mapping[str, Mapping[str, Difference]]) -> str:
-    """Say how to read :func:`gains_table`, and why a row may have no difference at all."""
-    same = [row for row, by in gains.items() if not any(map(any, by.values()))]
-    no_pull = "; no query differs, as where the graph has earned no pull: "
-    return GAINS_NOTE + (no_pull + ", ".join(same) if same else "")
+def unearned_note(weights: Mapping[str, tuple[list[int], list[float]]]) -> str:
+    """Name the graphs whose weight, of a run's histories by name, was always 0; or return ""."""
+    unused = [name for name, (_, values) in weights.items() if not any(values)]
+    return f"{', '.join(unused)}: earned no weight, not used" if unused else ""
 
 
 def combiner_table(metrics: BySplit, differences: Differences) -> ReportTable:

@@ -130,7 +130,7 @@ class Run:
         clusters = ClusterSchedule(1, 1, BATCH_SIZE, (), num_epochs=2)
         return [
             ClassifierPart(ClassifierTraining(classifiers, 3e-2, falling)),
-            AdaptiveWeights(self.objective, 0.3, 0.02, model.device),
+            AdaptiveWeights(self.objective, 0.02, self.sampler.steps_per_epoch, model.device),
             Curriculum(clusters, self.sampler, model.encoder.dim, model.device),
         ]
 

@@ -63,7 +63,7 @@ def test_a_log_becomes_two_anchor_sets_that_training_uses(copied, encoder_path, 
     flags = shlex.split(command.split("jobs/train.py")[1])
     weights = run_config_of(flags).regularization
     assert weights.adaptive and not weights.lambda_x
-    assert weights.lambda_z["co_click"] == weights.adaptive_max
+    assert weights.lambda_z["co_click"] == 3.0
     assert hint.startswith("co_session stays out")
     tried = run_config_of([*flags, *hint.split("try it: ")[1].split()])
     assert tried.regularization.lambda_x == {"co_session": 0.3}

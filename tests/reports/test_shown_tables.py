@@ -1,6 +1,6 @@
 """Tables of metrics and of gains, and the notes below them."""
 
-from ramen_ray.reports.report_tables import gains_note, metrics_table
+from ramen_ray.reports.report_tables import metrics_table, unearned_note
 
 
 def test_the_table_is_in_per_cent_by_split_and_row():
@@ -13,10 +13,7 @@ def test_the_table_is_in_per_cent_by_split_and_row():
     assert [row[1:3] for row in table.rows] == [["untrained", "12.50"], ["trained", "50.00"]]
 
 
-def test_a_graph_that_changed_nothing_is_told():
-    gains = {
-        "unidec over in_batch": {"P@1": (0.04, 0.01, 0.07), "R@10": (0.0, 0.0, 0.0)},
-        "unidec + graph over unidec": {"P@1": (0.0, 0.0, 0.0), "R@10": (0.0, 0.0, 0.0)},
-    }
-    assert gains_note(gains).endswith("has earned no pull: unidec + graph over unidec")
-    assert "pull" not in gains_note({"unidec over in_batch": gains["unidec over in_batch"]})
+def test_a_graph_that_has_never_pulled_is_named():
+    weights = {"lambda_z/links": ([1, 2], [0.0, 0.3]), "lambda_z/co_click": ([1, 2], [0.0, 0.0])}
+    assert unearned_note(weights) == "lambda_z/co_click: earned no weight, not used"
+    assert not unearned_note({"lambda_z/links": weights["lambda_z/links"]})

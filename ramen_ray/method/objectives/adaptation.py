@@ -8,38 +8,48 @@ A); it says no more. Our reading:
   the query; seen from the ad, its own query above the nearest query without a click on it. A
   regulariser pulls a row to its anchors. Its *gain* says how much this widens the lead:
   (own - rival) · (anchor - mean anchor of the step), the second factor projected off the row, as
-  unit vectors cannot move along themselves. A random graph's anchors are the mean, without gain.
+  unit vectors cannot move along themselves.
 - Only the nearest rival counts: a pull towards the query's own topic helps against most ads, but
   can hurt against the few that outrank the right one.
-- A step adds the rate (0.02, as 0.01 is too slow in runs of minutes) times the sum of its rows'
-  gains to the logarithm of a weight, so the pace depends on the evidence.
-- Reliance is earned: what a weight has earned starts at a hundredth of the highest value, whatever
-  λ is, and never falls below, so it can recover; from a tenth on it is the weight, before that 0.
-- With a triplet loss it starts at that tenth, and is never 0: its rivals are soon overtaken without
-  the graph, whose gains are then too small to earn anything.
+- Reliance is earned by a test. If a graph is independent of the clicks, its anchors could be dealt
+  out anew: a node's gain is as often positive as negative. So the sum of an epoch's gains, over the
+  root of the sum of their squares, exceeds z with a probability of at most exp(-z²/2), whatever the
+  degrees, the batch and the number of nodes. A node counts once in an epoch.
+- The k-th look may err with the probability ERROR · 6 / (π k)², shared by the run's graphs, so that
+  all looks together err with ERROR: after 1, 2, 4, ... steps of the first epoch, then after each.
+- Until then the weight is 0. Then it starts at a tenth of λ, which is its highest value. A step
+  adds the rate (0.02, as 0.01 is too slow in runs of minutes) times the sum of its rows' gains to
+  the logarithm of the weight, which stays within a hundredth of λ and λ.
+- With a triplet loss it starts at that tenth without a test: its rivals are soon overtaken without
+  the graph, whose gains are then too small to show anything.
 
 Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from ramen_ray.method.distributed import staged, sum_over_workers
+from ramen_ray.method.distributed import own_range, staged, sum_over_workers
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.training_data import Regularizer
+from ramen_ray.method.sampling.training_data import ADS, Regularizer
 
-LINKED = "linked_anchors"  # what is added to a step's inputs: by regulariser, LinkedAnchors
+LINKED, IS_NEW = "linked_anchors", "is_new_ad"
+"""What is added to a step's inputs: LinkedAnchors by regulariser; (b,) bool, whether a row's first
+ad is in the epoch for the first time."""
+ERROR = 0.02  # probability that any useless graph of a run ever pulls
 LEAST_SHARE = 0.01
-PULLING_SHARE = 0.1
+FIRST_SHARE = 0.1
 
 
 class AdaptiveWeights(StepPart):
@@ -51,69 +61,129 @@ class AdaptiveWeights(StepPart):
     def __init__(
         self,
         objective: Objective,
-        max_weight: float,
         step_size: float,
+        steps_per_epoch: int,
         device: torch.device,
         earns_first: bool = True,
     ) -> None:
-        """Start all regularisers of the objective alike, whatever weights it gives them.
+        """Start all regularisers at a tenth of the objective's weights, which none exceeds.
 
-        No weight exceeds ``max_weight``. With ``earns_first`` it is 0 until it has earned a tenth
-        of that. A gain of 1 moves the logarithm of what is earned by ``step_size``.
+        With ``earns_first`` a weight is 0 until its graph has passed the test. A gain of 1 moves
+        the logarithm of a weight by ``step_size``.
         """
         self.objective = objective
         self.step_size = step_size
-        self._max_weight = max_weight
+        self.steps_per_epoch = steps_per_epoch
+        self._step = 0
+        self._num_looks = 0
+        self.num_tests = len(objective.regularizers)  # that share the error
         is_moved = [term.regularizer is not None for term in objective.terms]
         self._is_moved = torch.tensor(is_moved, device=device)
         self._times = torch.tensor(objective.times, device=device)
-        initial = torch.tensor(objective.weights, device=device)
-        start = LEAST_SHARE if earns_first else PULLING_SHARE
-        self._earned = torch.where(self._is_moved, start * max_weight, initial)
-        self._silent_below = PULLING_SHARE * max_weight if earns_first else 0.0
+        self._highest = torch.tensor(objective.weights, device=device)
+        self._levels = torch.where(self._is_moved, FIRST_SHARE, 1.0) * self._highest
+        self._pulls = ~self._is_moved | (not earns_first)
+        # (2, terms) float64: the sum of this epoch's gains of nodes, and of their squares
+        self._evidence = torch.zeros(2, len(is_moved), dtype=torch.float64, device=device)
+        self._seen: NDArray[np.bool_] | None = None  # (ads,) whether an ad was in this epoch
 
     @property
     def weights(self) -> Tensor:
         """(terms,) float32, in the objective's order; those without a regulariser never move."""
-        is_silent = self._is_moved & (self._earned < self._silent_below)
-        return self._earned.masked_fill(is_silent, 0.0)
+        return torch.where(self._pulls, self._levels, 0.0)
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
         """Return a step's inputs with the anchors that its queries and ads are linked to."""
-        device = self._earned.device
+        device = self._levels.device
+        is_new_b = staged(self._new_ads(inputs), device)
         linked = {
             regularizer: linked_anchors(inputs, regularizer, device)
             for regularizer in inputs.regularizers
         }
-        return replace(inputs, added={**inputs.added, LINKED: linked})
+        return replace(inputs, added={**inputs.added, LINKED: linked, IS_NEW: is_new_b})
+
+    def _new_ads(self, inputs: StepInputs) -> NDArray[np.bool_]:
+        """Say which of this worker's first ads (b,) are in the epoch's steps for the first time."""
+        if self._seen is None or self._step % self.steps_per_epoch == 0:
+            self._seen = np.zeros(len(inputs.data.tables[ADS]), dtype=bool)
+        ads_B = inputs.batch.ads[:, 0]
+        is_new_B = np.zeros(len(ads_B), dtype=bool)
+        is_new_B[np.unique(ads_B, return_index=True)[1]] = True
+        is_new_B &= ~self._seen[ads_B]
+        self._seen[ads_B] = True
+        return is_new_B[own_range(len(ads_B))]
 
     def weigh(self, weights: Tensor, encoded: EncodedBatch) -> Tensor:
         """Move the weights by a step's gains, and return them for the same step."""
         if encoded.batch.anchors:
             gains = regularizer_gains(encoded)
-            nothing = self._earned.new_zeros(())
+            nothing_3 = self._evidence.new_zeros(3)
             terms = self.objective.terms
-            self.move(torch.stack([gains.get(term.regularizer, nothing) for term in terms]))
+            self.move(
+                torch.stack([gains.get(term.regularizer, nothing_3) for term in terms], dim=1)
+            )
+        self._step += 1
+        epoch, position = divmod(self._step, self.steps_per_epoch)
+        if position == 0 or (epoch == 0 and position.bit_count() == 1):
+            self.look()
+        if position == 0:
+            self._evidence.zero_()
         return self.weights
 
     def move(self, gains: Tensor) -> None:
-        """Move what is earned by the gains (terms,) of this worker's rows in a step."""
+        """Take this worker's gains of a step (3, terms): all rows', new nodes', and the squares."""
+        sum_over_workers(gains)
         # Seen in every N-th step only, they stand for N steps, as the term's loss does.
-        factors = torch.exp(self.step_size * sum_over_workers(self._times * gains))
-        highest = self._max_weight
-        moved = (self._earned * factors).clamp(LEAST_SHARE * highest, highest)
-        self._earned = torch.where(self._is_moved, moved, self._earned)
+        factors = torch.exp(self.step_size * self._times * gains[0])
+        moved = (self._levels * factors.float()).clamp(LEAST_SHARE * self._highest, self._highest)
+        self._levels = torch.where(self._is_moved & self._pulls, moved, self._levels)
+        self._evidence += gains[1:]
 
-    def save(self, folder: Path) -> dict[str, float]:
-        """Return what is earned by the terms' names."""
-        return dict(zip(self.objective.names, self._earned.tolist(), strict=True))
+    def end_step(self) -> None:
+        """Count a step; look at the evidence if that is due."""
+        self._step += 1
+        epoch, position = divmod(self._step, self.steps_per_epoch)
+        if position == 0 or (epoch == 0 and position.bit_count() == 1):
+            self.look()
+        if position == 0:
+            self._evidence.zero_()
+
+    @property
+    def needed_z(self) -> float:
+        """What the latest look asks of each graph."""
+        return math.sqrt(
+            2 * math.log(self.num_tests * (math.pi * self._num_looks) ** 2 / 6 / ERROR)
+        )
+
+    def look(self) -> None:
+        """Let those graphs pull whose evidence of this epoch passes the test."""
+        self._num_looks += 1
+        total, squares = self._evidence
+        self._pulls |= total > self.needed_z * squares.sqrt()
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Return the levels, what pulls, and the evidence of the epoch."""
+        return {
+            "levels": dict(zip(self.objective.names, self._levels.tolist(), strict=True)),
+            "pulls": dict(zip(self.objective.names, self._pulls.tolist(), strict=True)),
+            "evidence": self._evidence,
+            "seen": None if self._seen is None else torch.from_numpy(self._seen),
+            "step": self._step,
+            "num_looks": self._num_looks,
+        }
 
     def restore(
-        self, folder: Path, content: dict[str, float], sources: SamplingSources
+        self, folder: Path, content: dict[str, Any], sources: SamplingSources
     ) -> SamplingSources:
-        """Restore what is earned."""
-        earned = [content[name] for name in self.objective.names]
-        self._earned = torch.tensor(earned, device=self._earned.device)
+        """Restore what :meth:`save` returned."""
+        device = self._levels.device
+        names = self.objective.names
+        self._levels = torch.tensor([content["levels"][name] for name in names], device=device)
+        self._pulls = torch.tensor([content["pulls"][name] for name in names], device=device)
+        self._evidence = content["evidence"].to(device)
+        self._seen = None if content["seen"] is None else content["seen"].numpy().copy()
+        self._step = content["step"]
+        self._num_looks = content["num_looks"]
         return sources
 
 
@@ -128,10 +198,10 @@ def leads(own_bD: Tensor, candidates_LD: Tensor, rivals_b: Tensor) -> Tensor:
     return (own_bD - candidates_LD[rivals_b]) * (rivals_b >= 0)[:, None]
 
 
-def gain(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
-    """Sum the gains of rows (b, D) that are pulled along pulls (b, D); a scalar."""
+def gains_of_rows(leads_bD: Tensor, rows_bD: Tensor, pulls_bD: Tensor) -> Tensor:
+    """Return the gains (b,) of rows (b, D) that are pulled along pulls (b, D)."""
     along_b1 = (pulls_bD * rows_bD).sum(dim=1, keepdim=True)
-    return (leads_bD * (pulls_bD - along_b1 * rows_bD)).sum()
+    return (leads_bD * (pulls_bD - along_b1 * rows_bD)).sum(dim=1)
 
 
 class LinkedAnchors(NamedTuple):
@@ -161,7 +231,10 @@ def linked_anchors(
 
 @torch.no_grad()
 def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer | None, Tensor]:
-    """Return each drawn regulariser's gain, a scalar, on this worker's rows."""
+    """Return each drawn regulariser's gains (3,) float64 on this worker's rows.
+
+    These are the sum over the rows, that over nodes that are new in the epoch, and its squares'.
+    """
     # The batch's queries and ads, and not the nodes that were drawn: only these have a rival. Each
     # is pulled to the mean of those of its anchors that the batch has.
     queries_bD = encoded.queries_bD
@@ -182,7 +255,13 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer | None, Tensor]
     gains: dict[Regularizer | None, Tensor] = {}
     for regularizer in encoded.batch.anchors:
         side = regularizer.side
-        gains[regularizer] = gain(ahead[side], rows_of[side], _pulls(encoded, regularizer))
+        pulls_bD = _pulls(encoded, regularizer)
+        gains_b = gains_of_rows(ahead[side], rows_of[side], pulls_bD).double()
+        # an epoch has each query once
+        new_b = (
+            gains_b if side == "query" else gains_b * encoded.copied(encoded.inputs.added[IS_NEW])
+        )
+        gains[regularizer] = torch.stack([gains_b.sum(), new_b.sum(), new_b.square().sum()])
     return gains
 
 

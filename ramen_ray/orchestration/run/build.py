@@ -228,9 +228,10 @@ def build_state(
         lr = config.classifier.lr
         parts.append(ClassifierPart(ClassifierTraining(model.classifiers, lr, scheduled)))
     if regularization.adaptive:
-        highest, step_size = regularization.adaptive_max, regularization.adaptive_step
+        step_size = regularization.adaptive_step
         earns_first = config.base.parts.loss != "triplet"
-        parts.append(AdaptiveWeights(objective, highest, step_size, device, earns_first))
+        steps = sampler.steps_per_epoch
+        parts.append(AdaptiveWeights(objective, step_size, steps, device, earns_first))
     if config.base.parts.order != "random":
         schedule = cluster_schedule(config)
         parts.append(Curriculum(schedule, sampler, model.encoder.dim, device))

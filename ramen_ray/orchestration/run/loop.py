@@ -199,7 +199,9 @@ def train(training: Training[Model]) -> None:
         if training.log is not None:
             training.log.steps.log_figures("pool", figures, stop)
             shown = f"{epoch + bool(rest)}/{plan.total_steps // plan.steps_per_epoch}"
-            training.log.log_epoch(shown, stop, losses.means, metrics)
+            weights = dict(zip(setup.objective.names, state.weights.tolist(), strict=True))
+            used = {name: loss for name, loss in losses.means.items() if weights[name]}
+            training.log.log_epoch(shown, stop, used, metrics)
         started = time.monotonic()
         # before the checkpoint, so that a resumed run need not do it again
         state.prepare_next_steps()

@@ -74,11 +74,19 @@ def fit_beside_base(config: RunConfig) -> Ladder:
     }
     # imported here, so that training does not wait for what only its end needs
     from ramen_ray.orchestration.run.results import PAGE
-    from ramen_ray.reports.report_tables import as_markdown, gains_note, gains_table, metrics_table
+    from ramen_ray.reports.report_tables import (
+        GAINS_NOTE,
+        as_markdown,
+        gains_table,
+        metrics_table,
+        unearned_note,
+    )
 
     ladder, run = Ladder(results, gains), list(results.values())[-1].run
     tables = as_markdown(gains_table(gains)), as_markdown(metrics_table(ladder.metrics))
-    run.describe("\n\n".join([tables[0], gains_note(gains), tables[1], run.link_to(PAGE)]))
+    unearned = unearned_note(run.read_histories("lambda_"))
+    parts = [tables[0], GAINS_NOTE, unearned, tables[1], run.link_to(PAGE)]
+    run.describe("\n\n".join(filter(None, parts)))
     return ladder
 
 

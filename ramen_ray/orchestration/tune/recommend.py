@@ -253,8 +253,12 @@ class _Search:
             kept = {only: lambdas(best)["lambda_z"][only]}
             changes[f"only-{only}"] = {"regularization.lambda_z": kept}
         for word, factor in FACTORS.items() if sets else ():
-            highest = _scaled(best.regularization.adaptive_max, factor)
-            changes[f"{word}-highest-lambda"] = {"regularization.adaptive_max": highest}
+            changes[f"{word}-highest-lambda"] = {
+                f"regularization.{side}": {
+                    name: _scaled(most, factor) for name, most in of_side.items()
+                }
+                for side, of_side in lambdas(best).items()
+            }
         near = {f"{name}-{what}": overlay(best, change) for what, change in changes.items()}
         return candidates | near
 

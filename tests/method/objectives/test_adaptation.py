@@ -27,24 +27,23 @@ LOSS = TripletLoss(0.3, 4)
 WEIGHTS = {"links": 0.4, "topics": 0.2}
 OBJECTIVE = ramen_objective(LOSS, WEIGHTS, WEIGHTS)
 STEP_SIZE = 0.01
-HIGHEST = 0.3
-LEAST, PULLING = 0.01, 0.1
-"""Shares of the highest weight: what has been earned at first, and what pulls."""
-EARNED = 0.3
+LEAST, FIRST = 0.01, 0.1
+"""Shares of λ: the least weight, and that with which a graph begins to pull."""
+CPU = torch.device("cpu")
 
 
-def _begin(
-    encoder: Encoder,
+def _adaptive(
     sampler: Sampler,
     objective: Objective = OBJECTIVE,
     step_size: float = STEP_SIZE,
-    start: float = EARNED,
-) -> Run:
-    """Begin with what has earned a share ``start`` of the highest weight."""
-    adaptive = AdaptiveWeights(objective, HIGHEST, step_size, torch.device("cpu"))
-    earned = {one.name: start * HIGHEST if one.regularizer else 1.0 for one in objective.terms}
-    adaptive.restore(Path(), earned, SamplingSources({}))
-    return Run(encoder, sampler, objective, [adaptive], (1e-2, 0.01, None), (4, 60))
+    earns_first: bool = True,
+) -> AdaptiveWeights:
+    return AdaptiveWeights(objective, step_size, sampler.steps_per_epoch, CPU, earns_first)
+
+
+def _begin(encoder: Encoder, sampler: Sampler, adaptive: AdaptiveWeights) -> Run:
+    rates = (1e-2, 0.01, None)
+    return Run(encoder, sampler, adaptive.objective, [adaptive], rates, (4, 60))
 
 
 def _loop_lead(
@@ -56,8 +55,8 @@ def _loop_lead(
     return own - max(rivals, key=lambda rival: float(row @ rival))
 
 
-def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[float]:
-    """Return each regulariser's gains in a step, row by row."""
+def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[list[float]]:
+    """Return each regulariser's gains in a step, of each row."""
     batch = sampler.draw(step, SamplingSources(sampler.data.graphs), list(sampler.data.graphs))
 
     def vectors(table: str, ids: np.ndarray) -> list[np.ndarray | None]:
@@ -90,46 +89,129 @@ def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[float]:
         anchors = {a: vectors(f"anchors/{name}", np.array([a]))[0] for a in sorted(pool)}
         means = [np.mean([anchors[a] for a in some], axis=0) if some else None for some in shown]
         overall = np.mean([mean for mean in means if mean is not None], axis=0)
-        total = 0.0
+        of_rows = [0.0] * size
         for i, mean in enumerate(means):
             if mean is not None:
                 row, pull = {"query": queries, "ad": ads}[side][i], mean - overall
-                total += float(ahead[side][i] @ (pull - (pull @ row) * row))
-        gains.append(total)
+                of_rows[i] = float(ahead[side][i] @ (pull - (pull @ row) * row))
+        gains.append(of_rows)
     return gains
 
 
-def test_the_weights_follow_a_loop_over_rows(prepared_bag, encoder_path):
+def _needed_z(look: int, num_tests: int) -> float:
+    return math.sqrt(2 * math.log(num_tests * math.pi**2 * look**2 / (6 * 0.02)))
+
+
+def test_weights_and_evidence_follow_a_loop_over_rows(prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
-    run = _begin(build_bag(str(encoder_path)), sampler)
-    earned, moves = np.full(len(OBJECTIVE.terms) - 1, EARNED * HIGHEST), []
-    for step in range(8):
+    pulling = _adaptive(sampler, earns_first=False)
+    run = _begin(build_bag(str(encoder_path)), sampler, pulling)
+    num_regularizers = len(OBJECTIVE.regularizers)
+    highest = np.array(OBJECTIVE.weights[1:])
+    expected = FIRST * highest
+    moves = []
+    for step in range(2 * sampler.steps_per_epoch - 1):
+        if step % sampler.steps_per_epoch == 0:
+            seen: set[int] = set()
+            evidence = np.zeros((2, num_regularizers))
         gains = np.array(_loop_gains(run.model, sampler, step))
-        earned = np.clip(earned * np.exp(STEP_SIZE * gains), LEAST * HIGHEST, HIGHEST)
-        expected = np.where(earned < PULLING * HIGHEST, 0, earned)
-        (found,) = run.weights(step + 1)
-        assert found == pytest.approx([1.0, *expected], rel=1e-4)
-        moves.append(gains)
+        ads = sampler.draw(step, run.state.sources, []).ads[:, 0].tolist()
+        for place, ad in enumerate(ads):
+            for number, regularizer in enumerate(OBJECTIVE.regularizers):
+                if regularizer.side == "query" or ad not in seen:
+                    evidence[0, number] += gains[number, place]
+                    evidence[1, number] += gains[number, place] ** 2
+            seen.add(ad)
+        moves.append(gains.sum(axis=1))
+        expected = np.clip(expected * np.exp(STEP_SIZE * moves[-1]), LEAST * highest, highest)
+        (weights,) = run.weights(step + 1)
+        assert weights == pytest.approx([1.0, *expected], rel=1e-4)
+        if (step + 1) % sampler.steps_per_epoch:
+            kept = pulling.save(Path())["evidence"][:, 1:]
+            np.testing.assert_allclose(kept, evidence, rtol=1e-4, atol=1e-6)
     assert np.min(moves) < 0 < np.max(moves)
+    assert len(seen) < len(ads) * sampler.steps_per_epoch, "some ads come more than once"
 
 
-def test_a_weight_is_0_until_it_is_earned_and_comes_back(tmp_path):
+def _evidence(gains: Tensor) -> Tensor:
+    """Return the gains of nodes (nodes, terms) as a step hands them on; first a task's."""
+    sums = torch.stack([gains.sum(dim=0), gains.sum(dim=0), gains.square().sum(dim=0)])
+    return torch.cat([torch.zeros(3, 1), sums], dim=1).double()
+
+
+def _many_graphs(count: int) -> AdaptiveWeights:
+    """Weights of graphs that are each tested alone, in epochs of one step."""
+    objective = ramen_objective(LOSS, {}, {f"{number}": 0.5 for number in range(count)})
+    adaptive = AdaptiveWeights(objective, STEP_SIZE, 1, CPU)
+    adaptive.num_tests = 1
+    return adaptive
+
+
+@pytest.mark.parametrize("num_nodes", [8, 100, 1000])
+@pytest.mark.parametrize("is_heavy", [False, True])
+def test_of_useless_graphs_at_most_one_in_fifty_ever_pulls(num_nodes, is_heavy):
+    """Each epoch has the same nodes, whose gains hardly change, as those of a trained encoder."""
+    generator = torch.Generator().manual_seed(num_nodes)
+    adaptive = _many_graphs(600)
+    gains = torch.randn(num_nodes, 600, generator=generator)
+    if is_heavy:
+        gains = gains**3
+    for _ in range(60):
+        change = torch.randn(num_nodes, 600, generator=generator)
+        adaptive.move(_evidence(gains + 0.1 * change))
+        adaptive.end_step()
+    assert (adaptive.weights[1:] > 0).float().mean() <= 0.02
+
+
+def test_graphs_that_help_half_of_their_nodes_pull_at_once():
+    generator = torch.Generator().manual_seed(0)
+    adaptive = _many_graphs(100)
+    adaptive.move(_evidence(torch.randn(1000, 100, generator=generator) + 0.25))
+    adaptive.end_step()
+    assert (adaptive.weights[1:] > 0).float().mean() >= 0.95
+
+
+def test_a_weight_is_0_until_its_evidence_suffices_and_then_adapts(tmp_path):
     objective = ramen_objective(LOSS, {"links": 0.5}, {"links": 0.2})
-    adaptive = AdaptiveWeights(objective, 0.4, STEP_SIZE, torch.device("cpu"))
-    assert adaptive.weights.tolist() == [1.0, 0.0, 0.0], "whatever λ is"
-    adaptive.move(torch.tensor([0.0, -1e4, 1e4]))
-    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.0, 0.4])
-    adaptive.move(torch.tensor([5.0, 99 * math.log(10), 0.0]))
-    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.0, 0.4])
-    kept = adaptive.save(tmp_path)
-    again = AdaptiveWeights(objective, 0.4, STEP_SIZE, torch.device("cpu"))
-    again.restore(tmp_path, kept, SamplingSources({}))
+
+    def begun() -> AdaptiveWeights:
+        return AdaptiveWeights(objective, STEP_SIZE, 10, CPU)
+
+    adaptive = begun()
+    assert adaptive.weights.tolist() == [1.0, 0.0, 0.0]
+    needed = _needed_z(1, num_tests=2)
+    just = torch.tensor([0.0, needed * 1.001, needed * 0.999])
+    adaptive.move(torch.stack([just, just, torch.ones(3)]).double())
+    adaptive.look()
+    assert adaptive.weights.tolist() == pytest.approx([1.0, 0.05, 0.0]), "a tenth of λ"
+    again = begun()
+    again.restore(tmp_path, adaptive.save(tmp_path), SamplingSources({}))
     for one in (adaptive, again):
-        one.move(torch.tensor([0.0, 2 * math.log(10), -50 * math.log(10)]))
-        rising = 0.004 * 10**1.01
-        assert one.weights.tolist() == pytest.approx([1.0, rising, 0.4 / 10**0.5])
-        one.move(torch.tensor([0.0, -2 * math.log(10), -51 * math.log(10)]))
-        assert one.weights.tolist() == [1.0, 0.0, 0.0], "what was lost is earned again"
+        gains = torch.tensor([0.0, 100 * math.log(3), 0.0])
+        one.move(torch.stack([gains, 0 * gains, 0 * gains]).double())
+        assert one.weights.tolist() == pytest.approx([1.0, 0.15, 0.0])
+        one.move(torch.stack([-99 * gains, 0 * gains, 0 * gains]).double())
+        assert one.weights.tolist() == pytest.approx([1.0, 0.005, 0.0]), "a hundredth of λ"
+        one.look()
+        assert one.weights.tolist() == pytest.approx([1.0, 0.005, 0.0])
+
+
+def test_a_training_that_goes_on_has_the_evidence_of_the_whole(
+    prepared_bag, encoder_path, tmp_path
+):
+    sampler = build_sampler(prepared_bag, OBJECTIVE)
+    whole = _adaptive(sampler)
+    _begin(build_bag(str(encoder_path)), sampler, whole).train(6)
+    first, second = _adaptive(sampler), _adaptive(sampler)
+    run = _begin(build_bag(str(encoder_path)), sampler, first)
+    run.train(3)
+    second.restore(tmp_path, first.save(tmp_path), SamplingSources({}))
+    run.state.parts = [second]
+    run.train(6)
+    kept, expected = second.save(tmp_path), whole.save(tmp_path)
+    assert torch.equal(kept.pop("evidence"), expected.pop("evidence"))
+    assert torch.equal(kept.pop("seen"), expected.pop("seen"))
+    assert kept == expected
 
 
 def _shuffled(edges: Csr, draw: np.random.Generator) -> Csr:
@@ -171,27 +253,27 @@ def test_a_random_graph_never_pulls_and_a_good_one_earns_its_weight(encoder_path
             data = replace(data, graphs=graphs, known_edges=known)
         encoder = build_bag(str(encoder_path))
         encoder.embedding = nn.EmbeddingBag.from_pretrained(embeddings, freeze=False, mode="mean")
-        begun = _begin(encoder, Sampler(data, 16, seed=3), objective, 0.05, LEAST)
+        sampler = Sampler(data, 16, seed=3)
+        begun = _begin(encoder, sampler, _adaptive(sampler, objective, 0.05))
         return np.array(begun.weights(60))[:, 1:]
 
     random = [weights(np.random.default_rng(seed)) for seed in range(3)]
     good = weights()
-    assert np.max(random) == np.max(good[0]) == 0
-    assert np.min(good[-1]) > HIGHEST * 0.99
+    assert np.max(random) == 0
+    assert np.min(good[-1]) > 0.1 * 0.99
 
 
 def test_what_need_not_earn_first_pulls_from_the_first_step_and_never_stops():
-    pulling = AdaptiveWeights(OBJECTIVE, HIGHEST, STEP_SIZE, torch.device("cpu"), earns_first=False)
-    starts = [0.1 * HIGHEST if term.regularizer else term.weight for term in OBJECTIVE.terms]
-    assert pulling.weights.tolist() == pytest.approx(starts)
-    pulling.move(torch.tensor([-1e4] * len(OBJECTIVE.terms)))
-    least = [0.01 * HIGHEST if term.regularizer else term.weight for term in OBJECTIVE.terms]
-    assert pulling.weights.tolist() == pytest.approx(least)
+    pulling = AdaptiveWeights(OBJECTIVE, STEP_SIZE, 10, CPU, earns_first=False)
+    highest = np.array(OBJECTIVE.weights[1:])
+    assert pulling.weights.tolist() == pytest.approx([1.0, *(FIRST * highest)])
+    pulling.move(torch.full((3, len(OBJECTIVE.terms)), -1e4).double())
+    assert pulling.weights.tolist() == pytest.approx([1.0, *(LEAST * highest)])
 
 
 def test_a_graph_that_lost_all_its_edges_moves_nothing(prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
-    run = _begin(build_bag(str(encoder_path)), sampler)
+    run = _begin(build_bag(str(encoder_path)), sampler, _adaptive(sampler, earns_first=False))
     bare = {one: csr_of([[]] * edges.num_rows) for one, edges in sampler.data.graphs.items()}
     run.state.sources = SamplingSources(bare)
     before = run.state.parts[0].weights.tolist()
@@ -200,10 +282,14 @@ def test_a_graph_that_lost_all_its_edges_moves_nothing(prepared_bag, encoder_pat
 
 def test_weights_move_in_steps_with_anchors_as_far_as_in_all(prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
-    first = _begin(build_bag(str(encoder_path)), sampler).weights(1)[0]
-    seldom = ramen_objective(LOSS, WEIGHTS, WEIGHTS, every_steps=3)
-    moved = np.array(_begin(build_bag(str(encoder_path)), sampler, seldom).weights(4))
+
+    def weights(objective: Objective, steps: int) -> list[list[float]]:
+        adaptive = _adaptive(sampler, objective, earns_first=False)
+        return _begin(build_bag(str(encoder_path)), sampler, adaptive).weights(steps)
+
+    first = weights(OBJECTIVE, 1)[0]
+    moved = np.array(weights(ramen_objective(LOSS, WEIGHTS, WEIGHTS, every_steps=3), 4))
     assert (moved[0] == moved[1:3]).all()
     assert (moved[3] != moved[2])[1:].any()
-    start = np.array([1.0, *[EARNED * HIGHEST] * (len(first) - 1)])
+    start = np.array([1.0, *(FIRST * np.array(OBJECTIVE.weights[1:]))])
     assert moved[0] == pytest.approx(start * (np.array(first) / start) ** 3, rel=1e-5)

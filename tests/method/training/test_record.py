@@ -93,7 +93,9 @@ class RecordedRun:
         self.run = Run(made, sampler, objective, (), (2e-2, 0.01, 5e-2), schedule)
         self.model, self.state = self.run.model, self.run.state
         if case.adaptive:
-            self.state.parts = [AdaptiveWeights(objective, 0.3, 0.5, self.model.device, False)]
+            self.state.parts = [
+                AdaptiveWeights(objective, 0.5, STEPS_PER_EPOCH, self.model.device, False)
+            ]
         if case.base in {"ngame", "depsl"}:
             size, double_at = (4, (2,)) if case.base == "ngame" else (BATCH_SIZE, ())
             clusters = ClusterSchedule(1, 1, size, double_at, EPOCHS)

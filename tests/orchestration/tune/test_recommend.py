@@ -63,7 +63,7 @@ def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path):
         _leave_checkpoint(RunDirectory.of(str(tmp_path), f"search-{name}"), 1, value)
     assert list(search.validated) == ["bag-unidec-graph", "bag-ance"]
     near = {name.removeprefix("bag-unidec-graph-"): one for name, one in search.near().items()}
-    times = ("rate", "classifier-rate", "highest-lambda")
+    times = ("rate", "classifier-rate", "lambda")
     assert set(near) == {
         *(f"{word}-{what}" for word in ("third", "triple") for what in times),
         *("twice-the-epochs", "only-links", "only-categories"),

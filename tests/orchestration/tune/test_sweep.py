@@ -99,7 +99,7 @@ def test_a_space_has_the_sides_in_use_and_the_first_trial_all_its_values_or_none
     assert own_values(overlay(config, {"loss.margin": 0.7}), space) is None
     assert own_values(overlay(config, {"regularization.lambda_x": {}}), space) is None
     softmax = with_base(tiny(), {"base.kind": "unidec"})
-    assert own_values(softmax, SPACES["unidec"](softmax))["regularization.adaptive_max"] == 3.0
+    assert own_values(softmax, SPACES["unidec"](softmax))["regularization.lambda_z.links"] == 3.0
 
 
 def test_spaces_that_do_not_fit_are_refused(stand_in):
