@@ -70,7 +70,6 @@ Settings = TypeVar("Settings", bound=Section)
 USER_ERROR_CODE = 2
 RAY_IS_LOST = "Ray's control process (gcs_server) has died; run the same command again to go on"
 SECONDS_TO_END = 20.0
-RAYS_COPIES = "working_dir_files"  # a folder with Ray's copies of the files of submitted jobs
 
 _OF_PYDANTIC = re.compile(
     r"Error parsing (?:[A-Z]\w+|(?:\d+\.)?([\w.]+)): \d+ validation errors? for \w+ "
@@ -313,13 +312,6 @@ def parse_with_run_config(
             prog=f"{sys.argv[0]} [PRESET | --config FILE]",
             description=f"{description}\nPresets (default {DEFAULT_PRESET}; PRESET --help shows "
             f"its values):\n{presets}\n",
-        )
-    if RAYS_COPIES in Path.cwd().parts and not Path(config.output).is_absolute():
-        logger.warning(
-            "warning: --output %s is in Ray's copy of the submitted files, %s, which Ray may "
-            "delete and other machines do not see; give an absolute path",
-            config.output,
-            Path.cwd(),
         )
     tracking_uri(Path(config.output))  # refuses what cannot hold a store before anything is made
     return settings, overlay(config, {})  # without the zeros that made flags

@@ -202,17 +202,6 @@ def _parse(*arguments: str) -> RunConfig:
     return run_config_of(arguments)
 
 
-def test_results_in_rays_copy_of_a_job_are_warned_of(tmp_path, monkeypatch, caplog):
-    copy = tmp_path / "working_dir_files" / "_ray_pkg_1"
-    copy.mkdir(parents=True)
-    monkeypatch.chdir(copy)
-    _parse("--output", "/shared/outputs")
-    assert not caplog.messages
-    _parse("--output", "mine")
-    (warning,) = caplog.messages
-    assert "--output mine is in Ray's copy of the submitted files" in warning
-
-
 def test_workers_find_an_encoder_that_is_named_from_here(tmp_path, monkeypatch):
     (tmp_path / "mine" / "encoder").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

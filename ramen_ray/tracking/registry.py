@@ -232,8 +232,8 @@ class Registry:
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             raise RegistryError(f"{model_uri} cannot be loaded: {first_line_of(error)}") from error
 
-    def copy(self, model_uri: str, folder: Path, may_stay: bool = False) -> Path:
-        """Copy a retriever into ``folder``; returns its folder there, which :meth:`load` takes too.
+    def download(self, model_uri: str, folder: Path, may_stay: bool = False) -> Path:
+        """Copy a retriever into ``folder``; returns the folder there that its run wrote.
 
         One that is on this machine is not copied if it ``may_stay``: its folder is returned.
         Raises a RegistryError if some of its files are gone or damaged.
@@ -243,13 +243,14 @@ class Registry:
             place = self._place(model_uri)
             is_here = may_stay and Path(place).is_dir()
             fetched = Path(download_artifacts(place, dst_path=None if is_here else str(folder)))
-            retriever = own_folder(fetched)
+            artifacts = Model.load(str(fetched)).flavors[FLAVOR_NAME][ARTIFACTS]
+            retriever = fetched / artifacts[NAME]["path"]
         if missing := [name for name in FILES if not (retriever / name).exists()]:
             raise RegistryError(f"{model_uri} has no {', '.join(missing)}; {LOST}")
         # those of earlier versions have no checksums
         if checksum_files(retriever) and (damage := find_damage(retriever)):
             raise RegistryError(f"{model_uri} is damaged: {damage}; {LOST}")
-        return fetched
+        return retriever
 
     def _place(self, model_uri: str) -> str:
         """Return the folder of a retriever that is on this machine, or else its URI."""
@@ -263,10 +264,6 @@ class Registry:
         address = self.client.get_logged_model(model_id).artifact_location
         here = place_beside(self.uri, address) or Path(unquote(address.removeprefix("file://")))
         return str(here) if here.is_dir() else model_uri
-
-    def download(self, model_uri: str, folder: Path, may_stay: bool = False) -> Path:
-        """Do what :meth:`copy` does; returns the folder that the run wrote."""
-        return own_folder(self.copy(model_uri, folder, may_stay))
 
 
 def ask(retriever: "Retriever", queries: Sequence[Any], params: Mapping[str, Any]) -> pa.Table:
@@ -320,12 +317,6 @@ def ask_once(retriever: "Retriever") -> None:
         fault = first_line_of(error)
     if fault:
         raise RegistryError(f"the retriever does not answer, and is not taken: {fault}")
-
-
-def own_folder(copied: Path) -> Path:
-    """Return the folder that the run wrote, in a copy of a retriever as MLflow keeps it."""
-    artifacts = Model.load(str(copied)).flavors[FLAVOR_NAME][ARTIFACTS]
-    return copied / artifacts[NAME]["path"]
 
 
 def content_of_retriever(folder: Path) -> str:

@@ -68,7 +68,7 @@ def test_only_a_retriever_that_answers_is_promoted(store, dataset_path, refused,
             promote, run_id, *flags
         )
         with pytest.raises((RegistryError, TrackingError), match="the store has lost files of it"):
-            registry.copy(uri_of(model_id), tmp_path / "copy")
+            registry.download(uri_of(model_id), tmp_path / "copy")
         assert store.client.search_registered_models() == []
         (store.output / "gone").rename(lost)
     first, again = (choose(registry, "shop", run_id, model_id) for _ in range(2))

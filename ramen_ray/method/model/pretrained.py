@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile, is_zipfile
 
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
@@ -165,7 +163,7 @@ def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
 
     config = load_config(pretrained)
     with opening("the weights", pretrained):
-        _check_weights(pretrained, config)
+        _check_package(pretrained)
     if num_layers is not None:
         if not 1 <= num_layers <= config.num_hidden_layers:
             raise EncoderError(
@@ -199,8 +197,8 @@ def load_backbone(pretrained: str, num_layers: int | None = None) -> Any:
     return backbone
 
 
-def _check_weights(name: str, config: PreTrainedConfig) -> None:
-    """Refuse a package's weights that are not as tested, and weights too few for the layers."""
+def _check_package(name: str) -> None:
+    """Refuse a package's weights that are not those that were tested."""
     source = Path(resolve_pretrained(name))
     expected = PACKAGED.get(name)
     checked = [(file, source / file) for file in ("model.safetensors", "tokenizer.json")]
@@ -209,23 +207,6 @@ def _check_weights(name: str, config: PreTrainedConfig) -> None:
             f"{name!r}: {' and '.join(file for file, _ in checked)} in {source} are not those that "
             f"this project was tested with; install the package anew, or give its folder's path"
         )
-    claimed = config.num_hidden_layers
-    most = _num_weights(name)
-    # each layer takes time and memory before transformers looks for its weights
-    if most is not None and not 1 <= claimed <= most:
-        raise EncoderError(f"{name!r} claims to have {claimed} layers, and has {most} weights")
-
-
-def _num_weights(name: str) -> int | None:
-    """Return how many tensors the files of weights list; None if that is not known."""
-    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
-        if listed := json_of(name, index):
-            return len(listed["weight_map"])
-    if file := file_of(name, "model.safetensors"):
-        with safe_open(file, "numpy") as content:
-            return len(content.keys())
-    file = file_of(name, "pytorch_model.bin")
-    return len(ZipFile(file).namelist()) if file and is_zipfile(file) else None
 
 
 @contextmanager

@@ -44,7 +44,6 @@ from ramen_ray.tracking.registry import (
     check_columns,
     content_of_retriever,
     matching_rows,
-    own_folder,
 )
 
 CPUS_PER_ACTOR = 2
@@ -89,8 +88,7 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
     files = query_files(asked)
     with locked(output) as aside:
         parquet, made_of = _as_parquet(asked, files, output / MADE_FILE, aside)
-        copied = registry.copy(retriever.uri, aside / "retriever")
-        folder = own_folder(copied)
+        folder = registry.download(retriever.uri, aside / "retriever")
         content = content_of_retriever(folder)
         none = None
         if asked.filter:
