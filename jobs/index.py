@@ -40,11 +40,8 @@ def main() -> None:
         from ramen_ray.orchestration.deploy.copies import extend_retriever
     with logged_progress("making the new version"):
         changed = extend_retriever(registry, settings.model, settings.changes, settings.output)
-    said = [f"{number:,} {what}" for what, number in changed.counts.items() if number]
     model = settings.model if "@" in settings.model else changed.model_uri
-    print(
-        f"{changed.model_uri} has {changed.num_ads:,} ads: {', '.join(said) or 'nothing to change'}"
-    )
+    print(f"{changed.model_uri} has {changed}")
     print(f"next: {asking(model, settings.output)}")
 
 

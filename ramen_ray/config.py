@@ -320,9 +320,9 @@ class EvaluationConfig(Section):
 class IndexConfig(Section):
     """The index of ads in the retriever that a finished run logs."""
 
-    kind: Literal["auto", "flat", "hnsw", "ivf_pq"] = "auto"
-    """Search all ads (flat), along a graph (hnsw), or in compressed cells (ivf_pq: least memory);
-    auto chooses by the number of ads."""
+    kind: Literal["auto", "flat", "half", "hnsw", "ivf_pq"] = "auto"
+    """Search all ads (flat), all in half precision (half: half of the memory), along a graph
+    (hnsw), or in compressed cells (ivf_pq: least memory); auto chooses by the number of ads."""
 
 
 class WorkersConfig(Section):

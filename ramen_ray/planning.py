@@ -66,6 +66,8 @@ def index_bytes(ads: int, dim: int, kind: IndexKind) -> float:
     if kind == "ivf_pq":
         centroids = 2 * math.isqrt(ads) + 256  # of cells, and of each code
         return ads * (dim / DIMENSIONS_PER_CODE + 8) + FLOAT * centroids * dim
+    if kind == "half":
+        return ads * FLOAT * dim / 2
     return ads * (FLOAT * dim + (2 * 4 * HNSW_LINKS + 16) * (kind == "hnsw"))
 
 

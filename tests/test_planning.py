@@ -83,7 +83,9 @@ def test_walks_read_and_leave_as_much_as_planned():
     assert 0.99 * left <= planned["training"]["walked graph"] / 2 <= 1.2 * left
 
 
-@pytest.mark.parametrize(("kind", "ads"), [("flat", 2_000), ("hnsw", 2_000), ("ivf_pq", 10_000)])
+@pytest.mark.parametrize(
+    ("kind", "ads"), [("flat", 2_000), ("half", 2_000), ("hnsw", 2_000), ("ivf_pq", 10_000)]
+)
 def test_an_index_is_as_large_as_planned(kind, ads):
     vectors = np.random.default_rng(0).standard_normal((ads, 16), dtype=np.float32)
     written = faiss.serialize_index(filled_index(kind, vectors)).nbytes

@@ -87,8 +87,9 @@ def _only(index: Any, among: Flags, number: int) -> tuple[Any, Any]:
 
 def _is_scanned(index: Any) -> bool:
     """Say whether an index can be searched deeper without finding others."""
-    is_other = faiss is None or not isinstance(index, faiss.Index)
-    return is_other or isinstance(index, faiss.IndexFlat | faiss.IndexIVF)
+    if faiss is None or not isinstance(index, faiss.Index):
+        return True
+    return isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer | faiss.IndexIVF)
 
 
 Find = Callable[[NDArray[np.float32], int], TopK]

@@ -383,4 +383,5 @@ def ui_command(uri: str) -> str:
     uri = shown_address(uri).replace(here, SQLITE)
     if uri.startswith("http"):
         return shlex.join(["open", uri])
-    return shlex.join(["mlflow", "ui", "--host", "127.0.0.1", "--backend-store-uri", uri])
+    command = ["mlflow", "ui", "--host", "127.0.0.1", "--backend-store-uri", uri]
+    return shlex.join(["env", "MLFLOW_DISABLE_TELEMETRY=true", *command])

@@ -13,7 +13,7 @@ import numpy as np
 from faiss.contrib.inspect_tools import get_invlist
 from numpy.typing import NDArray
 
-IndexKind = Literal["flat", "hnsw", "ivf_pq"]
+IndexKind = Literal["flat", "half", "hnsw", "ivf_pq"]
 BulkKind = Literal["flat", "short_codes"]
 
 MOST_FLAT_ADS = 50_000
@@ -60,7 +60,8 @@ def with_rows_only(index: Any, rows: NDArray[np.int64], few_exactly: bool = Fals
         index.nprobe = index.nlist if is_few else min(widened, index.nlist)
         return index
     has_graph = isinstance(index, faiss.IndexHNSW)  # its links lead through all rows
-    fewer = new_index("hnsw" if has_graph and not is_few else "flat", index.d, len(rows))
+    scanned: IndexKind = "half" if isinstance(index, faiss.IndexScalarQuantizer) else "flat"
+    fewer = new_index("hnsw" if has_graph and not is_few else scanned, index.d, len(rows))
     for start in range(0, len(rows), ADS_PER_BLOCK):
         fewer.add(index.reconstruct_batch(rows[start : start + ADS_PER_BLOCK]))
     return fewer
@@ -103,6 +104,7 @@ def new_index(kind: IndexKind | BulkKind, dim: int, num_ads: int) -> Any:
     cells = _num_cells(num_ads)
     recipe = {
         "flat": "Flat",
+        "half": "SQfp16",
         "hnsw": f"HNSW{HNSW_LINKS}",
         "ivf_pq": f"IVF{cells},PQ{codes}np",
         "short_codes": f"IVF{cells},PQ{short_codes}x4fs,Refine(SQ8)",

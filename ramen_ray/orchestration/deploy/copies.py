@@ -50,6 +50,10 @@ class Extended:
     num_ads: int
     counts: dict[str, int]  # of ads, by what has become of them, in words
 
+    def __str__(self) -> str:
+        changes = [f"{count:,} {what}" for what, count in self.counts.items() if count]
+        return f"{self.num_ads:,} ads: {', '.join(changes) or 'nothing to change'}"
+
 
 def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: Path) -> Extended:
     """Log a copy of a retriever with other ads, and put it in the original's place.
@@ -91,7 +95,9 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
         made: dict[str, object] = {key: path for key, path in sources.items() if path is not None}
         made["num_ads"] = extended.num_ads
         copy = log_copy(registry, original, folder, texts, made, output)
-    return replace(extended, model_uri=take_place(registry, copy, original, model_uri))
+    description = f"{extended}, since {original.uri}"
+    uri = take_place(registry, copy, original, model_uri, description)
+    return replace(extended, model_uri=uri)
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,8 @@ def compile_for_cpus(registry: Registry, model_uri: str, int8: bool, output: Pat
         return replace(compiled, refusal=by)
     if costs.high < 0:
         return replace(compiled, refusal=f"it costs {metric} {in_points(costs)}")
-    return replace(compiled, model_uri=take_place(registry, copy, original, model_uri))
+    text = f"{original.uri}, compiled to {changes['compiled']}"
+    return replace(compiled, model_uri=take_place(registry, copy, original, model_uri, text))
 
 
 def time_alone(models: Sequence[Retriever], texts: Sequence[str]) -> list[float]:
@@ -201,10 +208,15 @@ def log_copy(
 
 
 def take_place(
-    registry: Registry, copy: LoggedRetriever, original: LoggedRetriever, model_uri: str
+    registry: Registry,
+    copy: LoggedRetriever,
+    original: LoggedRetriever,
+    model_uri: str,
+    description: str,
 ) -> str:
     """Register a changed copy under its original's name, and move the named alias to it.
 
+    The new version gets a ``description``, which the MLflow UI shows.
     A ``model_uri`` without a name (``models:/MODEL_ID``) registers nothing. Returns the copy's URI.
     Raises a RegistryError if the copy does not answer, and a MovedError, before anything is
     registered, if the alias is not the original's any more.
@@ -214,9 +226,12 @@ def take_place(
         return copy.uri
     name, alias = named.groups()
     ask_once(registry.load(copy.uri))
-    if not alias:
-        return f"models:/{name}/{registry.register(name, copy.run_id, copy.model_id)}"
-    holder = holder_of(registry, name, alias)
-    if not holder.has_alias or registry.look_up(holder.uri).model_id != original.model_id:
-        raise MovedError(name, alias)
-    return f"models:/{name}/{give(registry, alias, copy.run_id, copy.model_id, holder)}"
+    if alias:
+        holder = holder_of(registry, name, alias)
+        if not holder.has_alias or registry.look_up(holder.uri).model_id != original.model_id:
+            raise MovedError(name, alias)
+        number = give(registry, alias, copy.run_id, copy.model_id, holder)
+    else:
+        number = registry.register(name, copy.run_id, copy.model_id)
+    registry.describe(name, number, description)
+    return f"models:/{name}/{number}"

@@ -123,4 +123,4 @@ def _as_json(answers: pa.Table) -> Iterator[bytes]:
     """Spell out row by row, few at once: Arrow holds the interpreter's lock meanwhile."""
     for batch in answers.to_batches(ROWS_AT_ONCE):
         for row in batch.to_pylist():
-            yield json.dumps(row).encode()
+            yield json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()

@@ -113,7 +113,7 @@ class _Service:
             answered = await self._answer(body, noted)
             noted["ended"] = time.monotonic()
         noted["model"] = answered.served.uri
-        content = b'{"predictions": [' + b", ".join(answered.rows) + b"]}"
+        content = b'{"predictions":[' + b",".join(answered.rows) + b"]}"
         return Response(content, 200, {"X-Model": quote(answered.served.uri, "/:")}, JSON)
 
     async def _answer(self, body: bytes, noted: dict[str, Any]) -> Answered:

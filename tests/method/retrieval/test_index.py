@@ -23,7 +23,19 @@ def _filled(kind: IndexKind) -> faiss.Index:
     return filled_index(kind, unit_rows(FEWEST_IVF_PQ_ADS + 500, DIM, 0))
 
 
-@pytest.mark.parametrize(("kind", "least"), [("flat", 1.0), ("hnsw", 0.98), ("ivf_pq", 1.0)])
+def test_half_precision_finds_the_same_in_half_of_the_memory():
+    ads, queries = (unit_rows(rows, 384, seed) for rows, seed in ((5_000, 0), (200, 1)))
+    flat, half = (filled_index(kind, ads) for kind in ("flat", "half"))
+    assert 2 * len(faiss.serialize_index(half)) < 1.01 * len(faiss.serialize_index(flat))
+    exact, found = (search_index(index, queries, K) for index in (flat, half))
+    same = [np.isin(row, other).mean() for row, other in zip(found[0], exact[0], strict=True)]
+    assert np.mean(same) >= 0.999
+    np.testing.assert_allclose(found[1], exact[1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "least"), [("flat", 1.0), ("half", 1.0), ("hnsw", 0.98), ("ivf_pq", 1.0)]
+)
 def test_rows_that_stay_are_found_as_before(kind, least):
     index, queries = faiss.clone_index(_filled(kind)), unit_rows(NUM_QUERIES, DIM, 1)
     rows = np.flatnonzero(np.random.default_rng(2).random(index.ntotal) < 0.7)

@@ -77,7 +77,7 @@ def test_short_codes_find_most_of_what_an_exact_search_finds(tmp_path):
     assert index.stat().st_mtime_ns == made  # another actor need not make it anew
 
 
-@pytest.mark.parametrize("kind", ["flat", "ivf_pq", "hnsw"])
+@pytest.mark.parametrize("kind", ["flat", "half", "ivf_pq", "hnsw"])
 def test_shards_of_a_retrievers_index_find_what_the_whole_one_finds(tmp_path, kind):
     ads, queries = (unit_rows(rows, 8, 3) for rows in (11_000, 50))
     index = new_index(kind, 8, len(ads))

@@ -17,7 +17,7 @@ from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.method.retrieval import shards
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
-from ramen_ray.method.retrieval.retriever_folder import write_retriever
+from ramen_ray.method.retrieval.retriever_folder import keep_ads, write_retriever
 from ramen_ray.notebook import load_retriever
 from ramen_ray.tracking.registry import Registry, RegistryError
 from ramen_ray.tracking.registry import ask as ask_retriever
@@ -225,6 +225,8 @@ def test_columns_follow_a_catalogue(store, shop, catalogue, done, refused, tmp_p
     printed = done(index, *to, "--sync", _write(tmp_path / "1.csv", today), *text)
     said = "1 with another text, 2 with other values to filter by, 1 removed"
     assert printed.startswith(f"models:/following/2 has 89 ads: {said}\n")
+    description = store.client.get_model_version("following", "2").description
+    assert description.startswith(f"89 ads: {said}, since models:/m-")
     _check(registry.load(champion), today, market="US")
     _check(registry.load(champion), today, state="old")
 
@@ -304,7 +306,7 @@ def test_an_import_keeps_what_it_is_told_to(shop, catalogue, done, refused, tmp_
     assert "names a column twice" in refused(ingest, *words, *twice)
 
 
-@pytest.fixture(scope="module", params=["flat", "hnsw", "ivf_pq"])
+@pytest.fixture(scope="module", params=["flat", "half", "hnsw", "ivf_pq"])
 def large(
     request: pytest.FixtureRequest,
     store: Store,
@@ -321,6 +323,7 @@ def large(
     faiss.write_index(made, str(folder / "index.faiss"))
     if kind == "ivf_pq":
         made.make_direct_map()
+    if kind in ("half", "ivf_pq"):
         vectors = made.reconstruct_n(0, MANY)
     markets = draw.choice(["DE", "FR", "AT"], MANY, p=[0.02, 0.4, 0.58]).astype(object)
     markets[[*RARE]] = [*RARE.values()]
@@ -364,6 +367,13 @@ def test_every_kind_of_index_finds_all_that_match(wanted, number, large):
     np.testing.assert_allclose(np.array(found["scores"].to_pylist()), best, atol=1e-5)
     rows = np.array([[int(ad[1:]) for ad in ads] for ads in found["ad_ids"].to_pylist()])
     np.testing.assert_allclose(np.take_along_axis(scores, rows, 1), best, atol=1e-5)
+
+
+def test_ads_that_stay_keep_their_numbers(large, store, tmp_path):
+    folder = Registry(store.uri).download(large.uri, tmp_path / "copy")
+    rows = np.flatnonzero(large.columns["market"] == "DE")
+    keep_ads(folder, rows)
+    assert Retriever(folder).ads.numbers.tolist() == rows.tolist()
 
 
 def test_of_more_ads_than_are_scanned_most_are_found(large, monkeypatch):

@@ -342,7 +342,7 @@ def test_an_alias_that_was_moved_meanwhile_is_left_alone(store, dataset_path):
     registry, derived = Registry(store.uri), store.champion("derived", 0.3, dataset_path)
     original, chosen = (store.champion("moving", noise, dataset_path) for noise in (0.1, 0.2))
     with pytest.raises(MovedError, match="moving@champion"):
-        take_place(registry, derived, original, "models:/moving@champion")
+        take_place(registry, derived, original, "models:/moving@champion", "a copy")
     assert registry.look_up("models:/moving@champion") == chosen
     assert len(store.client.search_model_versions("name = 'moving'")) == 2
 
