@@ -102,8 +102,8 @@ def _on_lifts(shared: Shared, beyond: Shared, what: str) -> str:
     if beyond.share < FEW_SHARED:
         return (
             f"It ties {what} {lifts}, but only {beyond.share:.1%} of those whose texts have no word"
-            " in common: expect a gain where texts are alike"
+            " in common: it may gain where texts are alike"
         )
     if beyond.lift < STRONG_LIFT:
         return f"It ties some {what} {lifts}, along with much else: let λ adapt"
-    return f"It ties {what} whose texts have no word in common {lifts}: expect a gain"
+    return f"It ties {what} whose texts have no word in common {lifts}: may gain"

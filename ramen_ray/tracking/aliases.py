@@ -21,6 +21,9 @@ HISTORY = "{}_history"
 
 The version that has the alias now counts as the latest, also where the tag does not end with it."""
 
+ASKED = "champion_asked"
+"""Tag of a registered model: how many candidates have been compared with it, and the last one."""
+
 
 class MovedError(RegistryError):
     """An alias is not as it was when the work began that was to move it."""
@@ -100,6 +103,19 @@ def restore(registry: Registry, name: str, alias: str) -> tuple[Holder, Holder]:
     with _still(registry, present):
         _move(registry, earlier, earlier.version)
     return present, earlier
+
+
+def time_asked(registry: Registry, name: str, model_id: str) -> int:
+    """Return the number of a candidate among those that were compared; it stays if asked again."""
+    model = registry.unless_absent(registry.client.get_registered_model, name)
+    number, _, last = (model.tags.get(ASKED, "0") if model else "0").partition(" ")
+    return int(number) + (last != model_id)
+
+
+def note_asked(registry: Registry, name: str, model_id: str, number: int) -> None:
+    """Note a candidate that was compared, and what :func:`time_asked` has returned for it."""
+    with registry_errors(registry.uri):
+        registry.client.set_registered_model_tag(name, ASKED, f"{number} {model_id}")
 
 
 def _last_there(registry: Registry, holder: Holder) -> Holder:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Booleans
+from ramen_ray.data.arrays import Booleans, Int64s
 
 NULL_WORDS = (
     *("NULL", "Null", "null", "(null)", "#NULL!", "None", "NONE", "none", r"\N"),
@@ -34,6 +34,18 @@ def normalized(texts: pa.Array) -> pa.Array:
 def fold(texts: pa.Array) -> pa.Array:
     """Map texts (n,) that look alike but for case and white space to one string."""
     return pc.utf8_lower(_single_spaced(pc.utf8_normalize(texts, "NFKD")))
+
+
+def alike(texts: pa.Array) -> Int64s:
+    """Number texts (n,) as they come; those of the same words, whatever their order, are alike.
+
+    Case, white space and punctuation do not count.
+    """
+    folded = fold(texts)
+    bare = pc.replace_substring_regex(folded, r"[\pP\pS]", " ")
+    words = [" ".join(sorted({*text.split()})) for text in bare.to_pylist()]
+    keys = pc.if_else(pc.equal(words, ""), folded, pa.array(words, pa.string()))
+    return np.asarray(keys.dictionary_encode().indices, dtype=np.int64)
 
 
 def nearly(names: pa.Array) -> pa.Array:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ramen_ray.data.arrays import Float64s
+from ramen_ray.data.arrays import Float64s, Int64s
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 
 NUM_SAMPLES = 2000
@@ -25,6 +25,16 @@ def in_points(difference: tuple[float, float, float], digits: int = 2) -> str:
     """Format a difference and its bounds in points: ``+1.78 [+0.75, +2.85]``."""
     value, low, high = (f"{100 * bound:+.{digits}f}" for bound in difference)
     return f"{value} [{low}, {high}]"
+
+
+def by_piece(metrics: Mapping[str, PerQuery], pieces: Int64s) -> dict[str, PerQuery]:
+    """Add up the gains of queries that are one piece of evidence, by its number (queries,)."""
+    _, numbers = np.unique(pieces, return_inverse=True)
+
+    def added(values: Float64s) -> Float64s:
+        return np.bincount(numbers, values).astype(np.float64)
+
+    return {name: (added(gained), added(possible)) for name, (gained, possible) in metrics.items()}
 
 
 def mean_over_seeds(runs: Sequence[Mapping[str, PerQuery]]) -> dict[str, PerQuery]:

@@ -3,26 +3,42 @@
 The two may be of different datasets, such as those of two weeks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import Dataset, DatasetError, open_unchanged
 from ramen_ray.data.store.predictions import users_ids
+from ramen_ray.data.store.same_texts import alike
 from ramen_ray.errors import UserError
 from ramen_ray.long_work import logged_blocks, logged_progress
-from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
+from ramen_ray.method.metrics.comparison import (
+    Difference,
+    by_piece,
+    in_points,
+    paired_differences,
+)
+from ramen_ray.method.metrics.evidence import Evidence
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, read_test_queries
 from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.orchestration.deploy.promotion_rules import PromotionRules
 from ramen_ray.orchestration.deploy.retrievers import find_candidate
 from ramen_ray.orchestration.deploy.seen_queries import seen_queries
-from ramen_ray.tracking.aliases import CHAMPION, Holder, give, holder_of, name_and_alias
+from ramen_ray.tracking.aliases import (
+    CHAMPION,
+    Holder,
+    give,
+    holder_of,
+    name_and_alias,
+    note_asked,
+    time_asked,
+)
 from ramen_ray.tracking.registry import LoggedRetriever, Registry, RegistryError, ask_once, uri_of
 from ramen_ray.tracking.runs import TrackingError
 
@@ -44,6 +60,8 @@ class Compared:
     queries: str  # which they are, in words
     candidate: dict[str, float]  # its metrics
     differences: dict[str, Difference]  # by how much these exceed the champion's
+    # the gains of both by queries, of which those that are alike count as one
+    gains: tuple[Mapping[str, PerQuery], Mapping[str, PerQuery]] = ({}, {})
     num_lost_ads: int = 0  # how many ads of the champion the candidate does not have
     kept: Sequence[Sequence[str]] = ()  # rows of a table: ads and filters of both, and what is lost
 
@@ -111,7 +129,8 @@ def compare(
     """Compare two retrievers on the candidate's test queries; the first result decides.
 
     It is of the queries that neither was trained on, and the ads that both have. Then come the
-    other queries, and all queries with all ads of each.
+    other queries, all queries with all ads of each, and clicks on ads that only the candidate has.
+    Queries of the same words are one piece of evidence.
 
     Raises:
         DatasetError: the dataset is missing, or has changed since the candidate was trained on it.
@@ -137,17 +156,27 @@ def compare(
     if not shared.all() or not all(side.is_made_from(dataset) for side, _ in both):
         among = f"among the {int(shared.sum()):,} ads that both have"
         title = f"{int((~seen).sum()):,} test queries of {dataset.name}, {among}"
-    decisive, *others = _by_novelty(f"{title}; {note}" if unknown else title, measured, seen)
+    pieces = alike(pa.array(texts))
+    title = f"{title}; {note}" if unknown else title
+    decisive, *others = _by_novelty(title, measured, pieces, seen)
     num_lost = _num_lost_ads(*both[0], *both[1])
     kept = _kept(candidate, champion, num_lost)
     comparisons = [replace(decisive, num_lost_ads=num_lost, kept=kept), *others]
     if all(rows.all() for rows in of_both):
         return comparisons  # neither has any other ad
     whole = [
-        ground_truth.measure(side.retrieve(texts, ground_truth.depth, ads, np.full(len(ads), True)))
-        for side, ads in both
+        side.retrieve(texts, ground_truth.depth, ads, np.full(len(ads), True)) for side, ads in both
     ]
-    return [*comparisons, _compared("all of these queries, with all ads that each has", whole)]
+    by_all = list(map(ground_truth.measure, whole))
+    everything = "all of these queries, with all ads that each has"
+    comparisons.append(_compared(everything, by_all, pieces))
+    clicks_on_new = clicks_on(ground_truth.truth, has[0] & ~has[1])
+    asks_new = (np.diff(clicks_on_new.indptr) > 0) & ~seen
+    if asks_new.any():
+        title = f"clicks on new ads, which the champion lacks, of {int(asks_new.sum()):,} queries"
+        by_new = list(map(replace(ground_truth, truth=clicks_on_new).measure, whole))
+        comparisons.append(_compared(title, by_new, pieces, asks_new))
+    return comparisons
 
 
 def _num_lost_ads(ours: Answering, own_ads: Int64s, base: Answering, base_ads: Int64s) -> int:
@@ -173,7 +202,7 @@ def _lost_filters(ours: Answering, base: Answering) -> list[str]:
 
 
 def _by_novelty(
-    queries: str, measured: list[dict[str, PerQuery]], seen: Booleans
+    queries: str, measured: list[dict[str, PerQuery]], pieces: Int64s, seen: Booleans
 ) -> list[Compared]:
     """Compare what two get on queries that neither has ``seen`` (queries,), then on the others."""
     if seen.all():
@@ -181,23 +210,27 @@ def _by_novelty(
             "one of them was trained on all of the test queries; --test names a dataset with others"
         )
     if not seen.any():
-        return [_compared(queries, measured)]
+        return [_compared(queries, measured, pieces)]
     others = f"{int(seen.sum()):,} that one of the two was trained on"
     return [
-        _compared(f"{queries}, that neither was trained on", measured, ~seen),
-        _compared(others, measured, seen),
+        _compared(f"{queries}, that neither was trained on", measured, pieces, ~seen),
+        _compared(others, measured, pieces, seen),
     ]
 
 
 def _compared(
-    queries: str, measured: list[dict[str, PerQuery]], flags: Booleans | slice = slice(None)
+    queries: str,
+    measured: list[dict[str, PerQuery]],
+    pieces: Int64s,
+    flags: Booleans | slice = slice(None),
 ) -> Compared:
     """Compare what candidate and champion get on the queries that are flagged, or on all."""
-    ours, theirs = (
+    flagged = (
         {name: (gained[flags], possible[flags]) for name, (gained, possible) in metrics.items()}
         for metrics in measured
     )
-    return Compared(queries, ratios(ours), paired_differences(ours, theirs))
+    ours, theirs = (by_piece(metrics, pieces[flags]) for metrics in flagged)
+    return Compared(queries, ratios(ours), paired_differences(ours, theirs), (ours, theirs))
 
 
 def open_test_queries(
@@ -228,6 +261,8 @@ class Promotion:
     # how they compare, what decided first; empty if nothing was compared
     compared: list[Compared] = field(default_factory=list)
     obstacle: str | None = None  # why it was promoted by force without a comparison, if so
+    evidence: Evidence | None = None  # whether that is noise; None if nothing was compared
+    not_worse_by: float = 0.0  # points of the metric that it may be worse by
 
     @property
     def verdict(self) -> str:
@@ -239,7 +274,9 @@ class Promotion:
             return "as before" if is_same else "the first of its name"
         decisive, before = self.compared[0], f"version {self.champion.version}"
         by = in_points(decisive.differences[self.metric])
-        sentence = f"{self.metric} {by} against {before} on {decisive.queries}"
+        sentence = f"{self.metric} {by} against {before} on {decisive.queries}; {self.evidence}"
+        if self.not_worse_by:
+            sentence += f"; it may be worse by {self.not_worse_by:g}"
         if decisive.num_lost_ads:
             sentence += f"; {decisive.num_lost_ads:,} ads of {before} are not in it"
         if not self.champion.has_alias:
@@ -252,9 +289,11 @@ def promote(
 ) -> Promotion:
     """Register a run's retriever, and give it an alias if it beats the current champion.
 
-    It does if its metric on test queries is higher by more than noise: the 95 % interval of a
-    paired bootstrap over the queries lies above zero. If no version is champion, the last that was
-    and is still there is to be beaten; only the first of a name is not compared.
+    It does if its metric on test queries is higher by more than noise, or, with
+    ``rules.not_worse_by``, is not lower than that by more than noise. The more candidates of a name
+    were compared, the more is noise (:mod:`~ramen_ray.method.metrics.evidence`). If no version is
+    champion, the last that was and is still there is to be beaten; only the first of a name is not
+    compared.
 
     Args:
         registry: of the run's store.
@@ -265,6 +304,7 @@ def promote(
         rules: by default, nothing is forced or allowed.
 
     Raises:
+        ConfigError: ``rules.not_worse_by`` is below 0.
         RegistryError: a name is not valid, there is no such metric or no retriever, it is the
             champion already and would get another alias, it does not answer, or there is another
             champion by the time that the two are compared.
@@ -274,6 +314,7 @@ def promote(
         DatasetError: the dataset that the run was trained on is missing, or has changed since.
     """
     rules = rules or PromotionRules()
+    margin = rules.margin
     name, alias = name_and_alias(named)
     champion = holder_of(registry, name, CHAMPION)
     run_id, (source, model_id) = find_candidate(registry, run, named, rules.metric)
@@ -285,21 +326,36 @@ def promote(
         return Promotion(number, champion, metric, promoted=True)
     ours = Answering.load(registry, uri_of(model_id))
     ask_once(ours.model)
-    compared, obstacle = list[Compared](), None
+    compared, obstacle, evidence = list[Compared](), None, None
+    time = time_asked(registry, name, model_id)
     try:
         compared = _compare_with_champion(registry, ours, champion, rules)
-        is_better = not compared or compared[0].differences[metric].low > 0
     except IncomparableError as error:
         if not rules.force:
             raise
-        is_better, obstacle = True, str(error)
-    promoted = rules.force or is_better
+        obstacle = str(error)
+    if compared:
+        ours_by_query, theirs = compared[0].gains
+        evidence = Evidence.measured(ours_by_query[metric], theirs[metric], time)
+    promoted = rules.force or evidence is None or evidence.value + margin > evidence.noise
     if promoted:
         number = give(registry, alias, source, model_id, champion)
     else:
         number = registry.register(name, source, model_id)
+    if compared:
+        note_asked(registry, name, model_id, time)
     origin = registry.explain_choice(run_id, source, metric)
-    promotion = Promotion(number, champion, metric, promoted, origin, compared, obstacle)
+    promotion = Promotion(
+        number,
+        champion,
+        metric,
+        promoted,
+        origin,
+        compared,
+        obstacle,
+        evidence,
+        rules.not_worse_by,
+    )
     registry.describe(name, number, promotion.verdict)
     return promotion
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ramen_ray.config import ConfigError
+
 
 @dataclass(frozen=True)
 class PromotionRules:
@@ -11,9 +13,18 @@ class PromotionRules:
     """Test metric that decides, such as R@10; default: the run's selection metric."""
     test: str | None = None
     """Dataset directory whose test queries decide; default: the one that the run was trained on."""
+    not_worse_by: float = 0.0
+    """Points of the metric that it may be worse by, such as 0.5: for fresh models with new ads."""
     force: bool = False
     """Promote it even if it does not beat the champion, or cannot be compared with it."""
     allow_lost_filters: bool = False
     """Promote it even if clients can filter the champion's answers by more columns than its own."""
     allow_unknown_training: bool = False
     """Let test queries decide that one of the two may have been trained on, as data are gone."""
+
+    @property
+    def margin(self) -> float:
+        """What it may be worse by, as a fraction; a ConfigError if that is below 0."""
+        if not self.not_worse_by >= 0:
+            raise ConfigError(f"--not-worse-by {self.not_worse_by:g} is below 0")
+        return self.not_worse_by / 100

@@ -62,14 +62,18 @@ def stores(
     return made
 
 
+def _clicked(week: Dataset) -> dict[str, set[str]]:
+    """Return the ads, by the user's ids, that test queries have clicked, by text."""
+    ids = {row["ad_id"]: row["source_id"] for row in week.read("ads").to_pylist()}
+    rows = week.read("queries/test").to_pylist()
+    return {row["text"]: {ids[ad] for ad in row["ad_ids"]} for row in rows}
+
+
 def _oracle(
     store: Store, run_ids: tuple[str, str], week: Dataset, queries: list[str], ads: set[str]
 ) -> dict[str, list[float]]:
     """Measure retrievers by a loop over what they answer of ``ads``, the champion last."""
-    clicked = {}
-    ids = {row["ad_id"]: row["source_id"] for row in week.read("ads").to_pylist()}
-    for row in week.read("queries/test").to_pylist():
-        clicked[row["text"]] = {ids[ad] for ad in row["ad_ids"]} & ads
+    clicked = {text: all_ads & ads for text, all_ads in _clicked(week).items()}
     registry = Registry(store.uri)
     found: dict[str, list[float]] = {name: [] for name in METRICS}
     for run_id in run_ids:
@@ -103,12 +107,15 @@ def test_retrievers_of_two_catalogues_are_compared_on_what_both_have(stores, wee
     known = [text for text in tested if text in trained]
     assert new
     assert known
+    added = {f"A{number}" for number in range(len(TEXTS) - NEW, len(TEXTS))}
+    asks_new = [text for text in new if added & _clicked(weeks[1])[text]]
     titles = [line for line in printed.splitlines() if line.startswith("on ")]
     assert titles == [
         f"on {len(new)} test queries of dataset, among the {len(shared)} ads that both have, that "
         "neither was trained on:",
         f"on {len(known)} that one of the two was trained on:",
         "on all of these queries, with all ads that each has:",
+        f"on clicks on new ads, which the champion lacks, of {len(asks_new)} queries:",
     ]
     rows = [line.strip("│").split("│") for line in printed.splitlines() if line.startswith("│")]
     shown = {name: [row for row in rows if row[0].strip() == name] for name in METRICS}
