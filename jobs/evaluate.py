@@ -33,6 +33,8 @@ class EvaluateSettings(Section):
     part: Part | None = None
     """What a model with classifiers finds ads by: encoder, classifier, or both; by default what
     validation chose."""
+    judged_by: tuple[str, ...] = ()
+    """Sources whose judgements count, such as human; by default all."""
     json_file: Path | None = None
     """Also write all metrics to this file, as JSON."""
     predictions: Path | None = None
@@ -64,6 +66,7 @@ def main() -> None:
         settings.dataset,
         None if predictions is None else predictions.absolute(),
         settings.part,
+        settings.judged_by,
     )
     show(metrics_table({checkpoint.name: {settings.split: metrics}}))
     if settings.json_file is not None:

@@ -1,6 +1,8 @@
 """Evaluate a checkpoint: tasks embed queries and ads into a file, shards of which are searched."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +43,7 @@ def evaluate_checkpoint(
     dataset: str | None = None,
     predictions: Path | None = None,
     part: Part | None = None,
+    judged_by: Sequence[str] = (),
 ) -> dict[str, float]:
     """Return the metrics of a checkpoint's model on a split.
 
@@ -51,13 +54,15 @@ def evaluate_checkpoint(
         predictions: a parquet file to write the predictions to, with the users' ids.
         part: which of its vectors a model with classifiers answers by; None for what validation
             chose for the run, or both if that is not known.
+        judged_by: the sources whose judgements count; by default all.
 
     Raises:
         RunError: it does not exist, or is a run that is not finished.
         CheckpointError: it is not a checkpoint, or has no classifiers where it should.
         DamagedError: a file of it has changed since it was written.
         ConfigError: the predictions cannot be written there.
-        DatasetError: the dataset is not usable, or not what was trained on.
+        DatasetError: the dataset is not usable, or not what was trained on, or has no judgement by
+            one of ``judged_by``.
     """
     if (directory := RunDirectory(checkpoint)).is_run:
         part = part or directory.notes.get("part")
@@ -73,7 +78,8 @@ def evaluate_checkpoint(
     cache = Path(config.output) / "prepared"
     with in_use(opened.path):
         data = prepare(opened, cache, trained_tokenizer(checkpoint, config.encoder))
-        ground_truth = build_ground_truth(config, data, split)
+        judged = data.judgements(split, judged_by)
+        ground_truth = replace(build_ground_truth(config, data, split), judged=judged)
         shown = _retrieve(checkpoint, part, data, split, ground_truth, config.workers)
         if predictions is not None:
             write_predictions(predictions, opened, split, shown, ground_truth.known(data, split))

@@ -18,6 +18,7 @@ Differences = Mapping[str, Mapping[str, Mapping[str, Difference]]]
 
 SHOWN = ("P@1", "P@3", "P@5", "N@5", "PSP@1", "PSP@5", "R@10", "R@100")
 SHOWN_OF_COMBINERS = ("P@1", "P@5", "N@5", "R@10", "R@100")
+SHOWN_IF_JUDGED = ("bad@1", "bad@5", "judged@5", "judged/N@5")
 SHOWN_GAINS = ("P@1", "N@5", "R@10")
 GAINS_NOTE = "in brackets: 95 % intervals; a gain whose interval contains 0 may be noise"
 OF_QUERIES = {"train queries": "seen", "new queries": "new", "by clicks": "traffic"}
@@ -75,13 +76,14 @@ def metrics_table(metrics: BySplit) -> ReportTable:
 
     A split with train queries also gets the metrics of these, of the others, and by clicks.
     """
-    rows = []
-    for split, row, values in _in_order(metrics):
-        rows.append([split, row, *_per_cent(values, SHOWN)])
+    rows, in_order = [], _in_order(metrics)
+    shown = _shown(values for _, _, values in in_order)
+    for split, row, values in in_order:
+        rows.append([split, row, *_per_cent(values, shown)])
         if "seen/P@1" in values:
             for kind, group in OF_QUERIES.items():
-                rows.append([f"{split}, {kind}", row, *_per_cent(values, SHOWN, f"{group}/")])
-    return ReportTable("", ("split", "encoder", *SHOWN), rows, text_columns=2)
+                rows.append([f"{split}, {kind}", row, *_per_cent(values, shown, f"{group}/")])
+    return ReportTable("", ("split", "encoder", *shown), rows, text_columns=2)
 
 
 def difference_table(
@@ -95,7 +97,7 @@ def difference_table(
     ``differences`` are by how much they exceed these; rows of cells in ``more`` come last.
     """
     rows = []
-    for name in SHOWN:
+    for name in _shown([metrics]):
         ours = metrics[name]
         by, low, high = differences[name]
         cells = f"{100 * ours:.2f}", f"{100 * (ours - by):.2f}", f"{100 * by:+.2f}"
@@ -143,6 +145,12 @@ def answers_table(
             rows.append(["" if place else query, ad, ad_id, *beside, f"{score:.3f}"])
     header = "query", "ad", "id", *columns, "score"
     return ReportTable("", header, rows, text_columns=3 + len(columns))
+
+
+def _shown(metrics: Iterable[Metrics]) -> tuple[str, ...]:
+    """Return the names of the metrics to show, with those of judgements if there are any."""
+    has_judgements = any(SHOWN_IF_JUDGED[0] in values for values in metrics)
+    return SHOWN + SHOWN_IF_JUDGED * has_judgements
 
 
 def _in_order(metrics: BySplit) -> list[tuple[str, str, Metrics]]:

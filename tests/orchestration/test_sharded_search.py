@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
@@ -13,7 +14,8 @@ from support import NUM_CPUS, best_by_a_sort
 from jobs.graph import Similar
 from ramen_ray.config import overlay, write_config
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.schemas import JUDGEMENTS
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.encoder import build_bag
@@ -116,6 +118,34 @@ def test_a_checkpoint_is_evaluated_in_shards_as_without(
     in_shards, whole = found.values()
     assert in_shards[0] == whole[0]
     assert in_shards[1].equals(whole[1])
+
+
+def test_judgements_of_the_sources_that_are_asked_for_measure_a_checkpoint(
+    cluster, small_run, dataset_path, encoder_path, tmp_path
+):
+    parent, pairs = Dataset(dataset_path), [(query, ad) for query in range(12) for ad in range(40)]
+    grades = {"human": [(query + ad) % 3 / 2 for query, ad in pairs], "teacher": [0.0] * 480}
+    rows = [
+        (*pair, by, grade)
+        for by, of_source in grades.items()
+        for pair, grade in zip(pairs, of_source, strict=True)
+    ]
+    tables = {table: parent.read(table) for table in parent.tables}
+    tables["judged/test"] = pa.table([*zip(*rows, strict=True)], JUDGEMENTS.names)
+    dataset = str(write_dataset(tmp_path / "judged", tables, name="judged").path)
+    DualEncoder(build_bag(str(encoder_path))).save(tmp_path / "model", 16)
+    changes = {"encoder.kind": "bag", "encoder.max_length": 16, "dataset": dataset}
+    write_config(overlay(small_run, changes), tmp_path / "model" / "config.json")
+    file = tmp_path / "found.parquet"
+    for by, mean in (("human",), grades["human"]), ((), [grade / 2 for grade in grades["human"]]):
+        metrics = evaluate_checkpoint(tmp_path / "model", "test", dataset, file, judged_by=by)
+        grade_of = dict(zip(pairs, mean, strict=True))
+        answers = [row for row in pq.read_table(file).to_pylist() if row["rank"] <= 5]
+        bad = [grade_of[int(row["query_id"]), int(row["ad_id"])] < 0.5 for row in answers]
+        assert metrics["bad@5"] == pytest.approx(sum(bad) / len(bad))
+        assert metrics["judged@5"] == 1.0
+    with pytest.raises(DatasetError, match="'me'"):
+        evaluate_checkpoint(tmp_path / "model", "test", dataset, judged_by=["me"])
 
 
 @pytest.fixture

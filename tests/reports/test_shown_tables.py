@@ -11,6 +11,11 @@ def test_the_table_is_in_per_cent_by_split_and_row():
     }
     table = metrics_table(metrics)
     assert [row[1:3] for row in table.rows] == [["untrained", "12.50"], ["trained", "50.00"]]
+    metrics["trained"]["test"] |= {"bad@1": 0.25}
+    judged = metrics_table(metrics)
+    place = judged.columns.index("bad@1")
+    assert [row[place] for row in judged.rows] == ["–", "25.00"]
+    assert "bad@1" not in table.columns
 
 
 def test_a_graph_that_has_never_pulled_is_named():

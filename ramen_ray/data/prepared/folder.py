@@ -15,6 +15,7 @@ from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, ZERO_SHOT
+from ramen_ray.errors import DatasetError
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,14 @@ class Prepared:
         return np.asarray(np.load(self.path / "filters" / f"{split}.npy", mmap_mode="r"))
 
     def judgements(self, split: str, sources: Collection[str] = ()) -> Judgements | None:
-        """Return the judgements of a split's query rows by some sources, or all; None without."""
+        """Return the judgements of a split's query rows by some sources, or all; None without.
+
+        Raises a DatasetError if there are none by one of ``sources``.
+        """
         file = self.path / "judged" / f"{split}.parquet"
         if not file.exists():
+            if sources:
+                raise DatasetError(f"the {split} split of {self.metadata['name']} has no judgement")
             return None
         judged = Judgements.of(pq.read_table(file), sources)
         if split == "train":  # ids are those of the dataset, rows are shuffled

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.arrays import Float64s, Int64s
+from ramen_ray.data.arrays import Booleans, Float64s, Int64s
 from ramen_ray.errors import DatasetError
 
 LOW = 0.5
@@ -40,3 +40,8 @@ class Judgements:
             [("query_id", "ascending"), ("ad_id", "ascending")]
         )
         return cls(*(means[name].to_numpy() for name in ("query_id", "ad_id", "grade_mean")))
+
+    def among(self, member: Booleans) -> "Judgements":
+        """Return the judgements of the ads that ``member`` (ads,) flags."""
+        kept = member[self.ads]
+        return Judgements(self.queries[kept], self.ads[kept], self.grades[kept])

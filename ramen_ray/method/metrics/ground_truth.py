@@ -11,6 +11,7 @@ from ramen_ray.data.describe.counts import count_clicks
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.data.store.predictions import Known
 from ramen_ray.method.distributed import (
     from_first_worker,
@@ -19,6 +20,7 @@ from ramen_ray.method.distributed import (
     own_range,
     world,
 )
+from ramen_ray.method.metrics.judged import judged_metrics
 from ramen_ray.method.metrics.ranking import (
     GROUP_KS,
     KS,
@@ -61,6 +63,7 @@ class GroundTruth:
     trained: Booleans | None = None
     # (pairs, 2) of (query row, ad id), which are dropped from predictions
     filters: NDArray[np.int64] = field(default_factory=lambda: NO_FILTERS)
+    judged: Judgements | None = None
 
     @classmethod
     def from_clicks(
@@ -87,7 +90,10 @@ class GroundTruth:
         filters = data.filters(split)
         ground_truth = cls.from_clicks(data.clicks[split], counts, num_queries, propensity, filters)
         return replace(
-            ground_truth, traffic=data.traffic(split), trained=data.trained_queries(split)
+            ground_truth,
+            traffic=data.traffic(split),
+            trained=data.trained_queries(split),
+            judged=data.judgements(split),
         )
 
     @property
@@ -107,7 +113,7 @@ class GroundTruth:
         """Return ``METRICS`` by query of ad ids (queries, k), best first, -1 after the last.
 
         If at least a hundredth of the queries were trained on, and as many were not, there are also
-        ``seen/`` and ``new/``.
+        ``seen/`` and ``new/``; and with judgements, those of :func:`judged_metrics`.
         """
         overall = query_metrics(topk_ad_ids, self.truth, self.inverse, KS)
         weights: dict[str, Float64s | Booleans] = {"traffic": self.traffic}
@@ -120,7 +126,8 @@ class GroundTruth:
             for name in OF_GROUPS
         }
         by_ads = group_metrics(topk_ad_ids, self.truth, self.groups, GROUP_KS)
-        return overall | by_ads | weighted
+        by_grades = {} if self.judged is None else judged_metrics(topk_ad_ids, self.judged)
+        return overall | by_ads | weighted | by_grades
 
     def metrics(self, topk_ad_ids: NDArray[np.int64]) -> dict[str, float]:
         """Return the metrics of :meth:`by_query` over all queries."""
@@ -131,8 +138,13 @@ class GroundTruth:
         return Known(data.trained_queries(split), np.asarray(data.train_click_counts), self.groups)
 
     def on_tail(self) -> "GroundTruth":
-        """Return the ground truth by clicks on tail ads only."""
-        return replace(self, truth=clicks_on(self.truth, self.groups["tail"]))
+        """Return the ground truth of tail ads only."""
+        return self.among(self.groups["tail"])
+
+    def among(self, member: Booleans) -> "GroundTruth":
+        """Return the ground truth of the ads that ``member`` (ads,) flags only."""
+        judged = None if self.judged is None else self.judged.among(member)
+        return replace(self, truth=clicks_on(self.truth, member), judged=judged)
 
 
 def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[str], GroundTruth]:
@@ -149,7 +161,9 @@ def read_test_queries(dataset: Dataset, propensity: Propensity) -> tuple[list[st
     num_queries = int((train.per_query > 0).sum())
     ground_truth = GroundTruth.from_clicks(truth, train.per_ad, num_queries, propensity, filters)
     traffic = clicks.astype(np.float64).sum(axis=1)
-    return queries["text"].to_pylist(), replace(ground_truth, traffic=traffic)
+    has_judgements = dataset.has("judged/test")
+    judged = Judgements.of(dataset.read("judged/test")) if has_judgements else None
+    return queries["text"].to_pylist(), replace(ground_truth, traffic=traffic, judged=judged)
 
 
 def evaluate(

@@ -25,7 +25,7 @@ from ramen_ray.method.metrics.comparison import (
 )
 from ramen_ray.method.metrics.evidence import Evidence
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, read_test_queries
-from ramen_ray.method.metrics.ranking import PerQuery, clicks_on, ratios
+from ramen_ray.method.metrics.ranking import PerQuery, ratios
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.orchestration.deploy.promotion_rules import PromotionRules
 from ramen_ray.orchestration.deploy.retrievers import find_candidate
@@ -147,7 +147,7 @@ def compare(
     if not shared.any():
         raise RegistryError(f"they have no ad of {dataset.path} in common, by id or by text")
     of_both = [np.append(shared, False)[ads] for _, ads in both]  # rows of each index
-    of_shared = replace(ground_truth, truth=clicks_on(ground_truth.truth, shared))
+    of_shared = ground_truth.among(shared)
     measured = [
         of_shared.measure(side.retrieve(texts, ground_truth.depth, ads, rows))
         for (side, ads), rows in zip(both, of_both, strict=True)

@@ -210,6 +210,13 @@ def test_judgements_are_of_query_rows_and_means_over_the_sources_that_are_asked_
     assert prepared.metadata["statistics"]["num_test_low_judgements"] == 1
     with pytest.raises(DatasetError, match=r"'me'.*human, teacher"):
         prepared.judgements("test", ["me"])
+    by_rows = GroundTruth.from_prepared(prepared, "test", Propensity())
+    answers = np.tile(np.arange(9), (len(by_rows.traffic), 1))
+    for ground_truth in (by_rows, read_test_queries(dataset, Propensity())[1]):
+        assert ground_truth.metrics(answers)["bad@5"] == 1.0, "of query 2's ad 3 alone"
+        assert ground_truth.metrics(answers)["bad@10"] == 0.5
+        without_3 = ground_truth.among(np.arange(40) != 3)
+        assert without_3.metrics(answers)["bad@10"] == 0.0
 
 
 def _prepare(path: Path, encoder: Path, folder: Path, **options: int) -> Prepared:

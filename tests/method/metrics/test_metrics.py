@@ -10,7 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import csr_of
 
+from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
+from ramen_ray.method.metrics.judged import judged_metrics
 from ramen_ray.method.metrics.ranking import (
     group_metrics,
     inverse_propensities,
@@ -135,6 +137,42 @@ def test_head_and_torso_are_the_fewest_click_counts_that_cover_a_third_and_two_t
         assert counts[part].sum() >= share * counts.sum() - 1e-9
         without_least = counts[part & (counts > counts[part].min(initial=41))]
         assert not counts.any() or without_least.sum() < share * counts.sum()
+
+
+@settings(max_examples=60)
+@given(predictions_and_clicks(), st.data())
+def test_what_judgements_say_equals_a_loop(case, data):
+    topk, _ = case
+    pairs = st.tuples(st.integers(0, len(topk) - 1), st.integers(0, NUM_ADS - 1))
+    grades = data.draw(st.dictionaries(pairs, st.sampled_from([0.0, 0.25, 0.5, 1.0])))
+    queries, ads = np.array([*grades], dtype=np.int64).reshape(-1, 2).T
+    judged = Judgements(queries, ads, np.array([*grades.values()]))
+    found = ratios(judged_metrics(topk, judged))
+    for k in (1, 5, 10):
+        low = num_judged = 0
+        ndcg, recall = [], []
+        for query, answers in enumerate(topk.tolist()):
+            of_query = {ad: grade for (other, ad), grade in grades.items() if other == query}
+            first = [of_query[ad] for ad in answers[:k] if ad in of_query]
+            low += sum(grade < 0.5 for grade in first)
+            num_judged += len(first)
+            gains = [of_query[ad] for ad in answers if ad in of_query][:k]
+            ideal = sorted(of_query.values(), reverse=True)[:k]
+            if any(ideal):
+                ndcg.append(_dcg(gains) / _dcg(ideal))
+            if num_high := sum(grade >= 0.5 for grade in of_query.values()):
+                recall.append(sum(grade >= 0.5 for grade in first) / num_high)
+        expected = {
+            f"bad@{k}": low / max(num_judged, 1),
+            f"judged@{k}": num_judged / (k * len(topk)),
+            f"judged/N@{k}": sum(ndcg) / max(len(ndcg), 1),
+            f"judged/R@{k}": sum(recall) / max(len(recall), 1),
+        }
+        assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+def _dcg(gains):
+    return sum(gain / log2(rank + 2) for rank, gain in enumerate(gains))
 
 
 @pytest.mark.parametrize(("num_trained", "is_shown"), [(0, False), (1, False), (4, True)])
