@@ -53,10 +53,12 @@ from ramen_ray.config import (
     ConfigError,
     RunConfig,
     Section,
+    flatten,
     message_of,
     overlay,
 )
 from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.idle_settings import refuse_idle
 from ramen_ray.orchestration.run.directory import read_run_config
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, linked_sets, on_dataset, with_base
 from ramen_ray.tracking.runs import sqlite_uri, tracking_uri
@@ -314,7 +316,10 @@ def parse_with_run_config(
             f"its values):\n{presets}\n",
         )
     tracking_uri(Path(config.output))  # refuses what cannot hold a store before anything is made
-    return settings, overlay(config, {})  # without the zeros that made flags
+    config = overlay(config, {})  # without the zeros that made flags
+    before = flatten(default)
+    refuse_idle(config, [key for key, value in flatten(config).items() if before.get(key) != value])
+    return settings, config
 
 
 def _starting_config(argv: Sequence[str] | None) -> tuple[RunConfig, list[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 from ramen_ray.command_line import BASE_PARTS, StoreSettings
 from ramen_ray.config import RunConfig, flatten, shown_dataset
 from ramen_ray.errors import shown_path
+from ramen_ray.idle_settings import advice_on_idle
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, with_base
 from ramen_ray.tracking.runs import Run, ui_command
 
@@ -17,13 +18,18 @@ UNADVISED_LAMBDA = 0.3
 def training_command(config: RunConfig) -> str:
     """Return the command that trains with ``config``, in fewest flags; or a DatasetError."""
     settings = flatten(config)
+    idle = {key for key in settings if advice_on_idle(config, key) is not None}
     parts = {key: settings[key] for key in BASE_PARTS}
     commands: list[list[str]] = []
+
+    def acting(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in settings.items() if key not in idle}
+
     for name, preset in PRESETS.items():
         start = preset(config.dataset)
         before = flatten(start)
         base = _flags({key: before[key] for key in parts}, parts)
-        others = _flags(flatten(with_base(start, parts)), settings)
+        others = _flags(*map(acting, (flatten(with_base(start, parts)), settings)))
         data = ["--dataset", shown_dataset(config.dataset)]
         commands.append(["python", "jobs/train.py", name, *data, *base, *others])
     shortest = min(commands, key=len)

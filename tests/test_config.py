@@ -213,7 +213,7 @@ def test_workers_find_an_encoder_that_is_named_from_here(tmp_path, monkeypatch):
 def test_flags_change_a_preset_as_an_overlay_does():
     found = _parse(
         *("tiny", "--optimizer.lr", "0.25", "--training.epochs=3", "--workers.use-gpu"),
-        *("--encoder.num-layers", "2", "--regularization.lambda-x.links", "0.5"),
+        *("--encoder.max-length", "20", "--regularization.lambda-x.links", "0.5"),
         *("--regularization.lambda-z.categories", "0"),
         *("--walk.enabled", "--walk.restart-probability", "0.6"),
     )
@@ -221,7 +221,7 @@ def test_flags_change_a_preset_as_an_overlay_does():
         "optimizer.lr": 0.25,
         "training.epochs": 3,
         "workers.use_gpu": True,
-        "encoder.num_layers": 2,
+        "encoder.max_length": 20,
         "regularization.lambda_x.links": 0.5,
         "regularization.lambda_z.categories": 0,
         "walk.enabled": True,

@@ -1,14 +1,18 @@
 """Search spaces for jobs/tune.py: functions that return samplers for some settings.
 
-A space is a function of the configuration that is tuned. It returns samplers by dotted key. The
-keys are flags of jobs/train.py, so the results can be pasted there.
+A space is a function of the configuration that is tuned. It returns samplers by dotted key; those
+of settings that do nothing are left out. The keys are flags of jobs/train.py, so the results can be
+pasted there.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from ray import tune
 
 from ramen_ray.config import RunConfig
+from ramen_ray.idle_settings import advice_on_idle
 
 
 def regularization(config: RunConfig) -> dict[str, Any]:
@@ -24,8 +28,7 @@ def regularization(config: RunConfig) -> dict[str, Any]:
             key = f"regularization.{side}.{name}"
             space[key] = tune.loguniform(weight / 10, weight * 10)
     space["loss.margin"] = tune.uniform(0.1, 0.5)
-    if config.walk.enabled:
-        space["walk.restart_probability"] = tune.choice([0.5, 0.6, 0.7, 0.8, 0.9])
+    space["walk.restart_probability"] = tune.choice([0.5, 0.6, 0.7, 0.8, 0.9])
     return space
 
 
@@ -49,15 +52,13 @@ def optimizer(config: RunConfig) -> dict[str, Any]:
 
 def mining(config: RunConfig) -> dict[str, Any]:
     """The margin, how many negatives of a row count, and hard negatives if the base draws any."""
-    space: dict[str, Any] = {
+    return {
         "loss.margin": tune.uniform(0.1, 0.5),
         "loss.num_negatives": tune.choice([1, 3, 10, 30]),
         "loss.softmax_weighting": tune.choice([False, True]),
+        "base.num_hard_negatives": tune.choice([1, 2, 5]),
+        "base.shortlist_size": tune.choice([20, 50, 100]),
     }
-    if config.base.parts.hard_negatives == "shortlists":
-        space["base.num_hard_negatives"] = tune.choice([1, 2, 5])
-        space["base.shortlist_size"] = tune.choice([20, 50, 100])
-    return space
 
 
 def encoder(config: RunConfig) -> dict[str, Any]:
@@ -79,21 +80,27 @@ def unidec(config: RunConfig) -> dict[str, Any]:
         "optimizer.lr": tune.loguniform(config.optimizer.lr / 4, config.optimizer.lr * 4),
         "base.num_positives": tune.choice([1, 2, 3]),
         "base.num_hard_negatives": tune.choice([1, 3, 6, 10]),
+        "loss.temperature": tune.loguniform(0.02, 0.2),
+        "loss.reverse_share": tune.choice([0.0, 0.5]),
+        "classifier.share": tune.uniform(0.2, 0.8),
+        "classifier.temperature": tune.loguniform(0.05, 1.0),
+        "classifier.lr": tune.loguniform(1e-3, 1e-1),
+        "classifier.weight": tune.loguniform(0.1, 2.0),
+        "classifier.text_scale": tune.uniform(0.3, 1.0),
     }
-    if config.base.parts.loss != "triplet":
-        space["loss.temperature"] = tune.loguniform(0.02, 0.2)
-        space["loss.reverse_share"] = tune.choice([0.0, 0.5])
-    if config.base.parts.heads == "classifier":
-        space |= {
-            "classifier.share": tune.uniform(0.2, 0.8),
-            "classifier.temperature": tune.loguniform(0.05, 1.0),
-            "classifier.lr": tune.loguniform(1e-3, 1e-1),
-            "classifier.weight": tune.loguniform(0.1, 2.0),
-            "classifier.text_scale": tune.uniform(0.3, 1.0),
-        }
     if config.regularization.lambda_x or config.regularization.lambda_z:
         space |= regularization(config)
     return space
 
 
-SPACES = {space.__name__: space for space in (regularization, optimizer, mining, encoder, unidec)}
+def _of_what_acts(space: Callable[[RunConfig], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    @wraps(space)
+    def acting(config: RunConfig) -> dict[str, Any]:
+        drawn = space(config)
+        return {key: drawn[key] for key in drawn if advice_on_idle(config, key) is None}
+
+    return acting
+
+
+_FUNCTIONS = (regularization, optimizer, mining, encoder, unidec)
+SPACES = {space.__name__: _of_what_acts(space) for space in _FUNCTIONS}

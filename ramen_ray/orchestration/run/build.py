@@ -227,7 +227,7 @@ def build_state(
     if model.classifiers is not None:
         lr = config.classifier.lr
         parts.append(ClassifierPart(ClassifierTraining(model.classifiers, lr, scheduled)))
-    if regularization.adaptive:
+    if regularization.adaptive and objective.regularizers:
         step_size = regularization.adaptive_step
         earns_first = config.base.parts.loss != "triplet"
         steps = sampler.steps_per_epoch

@@ -86,8 +86,6 @@ def _check_encoder(encoder: EncoderConfig) -> None:
         warn_once(note)
     _check_width(encoder, folder)
     if encoder.kind == "bag":
-        if encoder.compile:
-            raise ConfigError("encoder.compile is for transformers; a bag has nothing to compile")
         return
     folder.choose_pooling(encoder.pooling)
     folder.check_length(encoder.max_length, "encoder.max_length")

@@ -25,6 +25,7 @@ from ramen_ray.config import (
     overlay,
 )
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.idle_settings import refuse_idle
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
@@ -122,7 +123,9 @@ def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, 
     # the fewest whole settings that use every value of each key
     for row in range(max(map(len, values.values()))):
         setting = {key: choices[row % len(choices)] for key, choices in values.items()}
-        check_config(overlay(config, setting), dataset)
+        changed = overlay(config, setting)
+        refuse_idle(changed, setting)
+        check_config(changed, dataset)
     return distributions
 
 

@@ -1,0 +1,123 @@
+"""A setting that is given acts, or is refused: every leaf, against short trainings."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.in_process import train
+from jobs.train import JobSettings
+from ramen_ray.command_line import parse_with_run_config
+from ramen_ray.config import ConfigError, RunConfig, flatten, overlay
+from ramen_ray.idle_settings import advice_on_idle
+from ramen_ray.presets import tiny
+
+OTHER_VALUES: dict[str, Any] = {
+    "regularization.nodes": "clicked",
+    "optimizer.decay": "cosine",
+    "training.sampling": "clicks",
+    "base.double_cluster_size_at": (2,),
+    "base.num_hard_negatives": 2,
+    "base.shortlist_size": 8,
+    "pruning.prune_threshold": 0.5,
+    "pruning.warmup_epochs": 2,
+    "walk.top_k": 1,
+    "walk.max_anchor_degree": 2,
+}
+"""Of settings that are no numbers, or where half as much changes nothing on few texts."""
+SECTIONS = ("optimizer", "loss", "regularization", "base", "classifier", "walk", "pruning")
+NOT_IN_STEPS = {
+    *("optimizer.max_gradient_norm", "optimizer.head_lr", "optimizer.embedding_lr"),
+    *("base.kind", "base.order", "base.hard_negatives", "base.loss", "base.heads"),
+    *("classifier.sharded", "base.refresh_mode", "classifier.weight", "classifier.text_scale"),
+    *("classifier.unclicked", "loss.reverse_share", "base.num_positives"),
+    "loss.own_text_negatives",
+}
+"""Names of other settings, what several workers or answers see, and what needs more clicks."""
+
+
+def _config(dataset_path: Any, encoder_path: Any, **changes: Any) -> RunConfig:
+    start = {
+        "encoder.pretrained": str(encoder_path),
+        "regularization.lambda_z": {"links": 0.3},
+        "training.epochs": 3,
+        "training.global_batch_size": 16,
+        "base.refresh_every": 1,
+        "base.cluster_size": 2,
+    }
+    return overlay(tiny(str(dataset_path)), {**start, **changes})
+
+
+CONFIGS = {
+    "plain": {"regularization.lambda_z": {}, "regularization.adaptive": False},
+    "graph": {
+        "base.kind": "ance",
+        "walk.enabled": True,
+        "pruning.mode": "synchronous",
+        "pruning.prune_threshold": 0.3,
+    },
+    "softmax": {
+        "base.kind": "unidec",
+        "base.num_hard_negatives": 1,
+        "regularization.adaptive": False,
+    },
+    "clustered": {
+        "base.kind": "ngame",
+        "regularization.lambda_z": {},
+        "regularization.adaptive": False,
+    },
+}
+
+
+def _fingerprint(config: RunConfig, data: Any) -> bytes:
+    model = train(config, data)
+    parameters = [p.detach().numpy().tobytes() for p in model.parameters()]
+    if model.classifiers is not None:
+        parameters.append(model.classifiers.vectors.numpy().tobytes())
+    return b"".join(parameters)
+
+
+def _other(key: str, value: Any) -> Any:
+    if key == "pruning.mode":
+        return "synchronous" if value == "never" else "never"
+    if key in OTHER_VALUES:
+        return OTHER_VALUES[key]
+    if isinstance(value, bool):
+        return not value
+    if value is None or value == 0:
+        return 1
+    return type(value)(value * 2) if isinstance(value, int) else value / 2
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("bag --loss.temperature 0.1", "loss.temperature"),
+        ("bag --classifier.lr 0.1", "classifier.lr"),
+        ("bag-unidec --walk.num-hops 9", "walk.num_hops"),
+        ("bag --base.cluster-size 8", "base.cluster_size"),
+        ("bag --encoder.num-layers 2", "encoder.num_layers"),
+        ("bag-unidec --workers.gpus-per-worker 1", "workers.gpus_per_worker"),
+    ],
+)
+def test_a_setting_that_does_nothing_is_refused_by_name(words, key):
+    with pytest.raises(ConfigError, match=rf"^{key.replace('.', '[.]')} does nothing"):
+        parse_with_run_config(JobSettings(), "", words.split())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_of_every_setting_it_is_known_whether_it_acts(
+    name, dataset_path, encoder_path, prepared_bag
+):
+    torch.set_num_threads(1)
+    config = _config(dataset_path, encoder_path, **CONFIGS[name])
+    expected = _fingerprint(config, prepared_bag)
+    wrong = []
+    for key, value in flatten(config).items():
+        if key.split(".")[0] not in SECTIONS or key in NOT_IN_STEPS or ".lambda_" in key:
+            continue
+        changed = overlay(config, {key: _other(key, value)})
+        acts = _fingerprint(changed, prepared_bag) != expected
+        if acts != (advice_on_idle(changed, key) is None):
+            wrong.append((key, "acts" if acts else "does nothing"))
+    assert not wrong
