@@ -170,11 +170,11 @@ def compare(
     by_all = list(map(ground_truth.measure, whole))
     everything = "all of these queries, with all ads that each has"
     comparisons.append(_compared(everything, by_all, pieces))
-    clicks_on_new = clicks_on(ground_truth.truth, has[0] & ~has[1])
-    asks_new = (np.diff(clicks_on_new.indptr) > 0) & ~seen
+    of_new = ground_truth.among(has[0] & ~has[1])
+    asks_new = (np.diff(of_new.truth.indptr) > 0) & ~seen
     if asks_new.any():
         title = f"clicks on new ads, which the champion lacks, of {int(asks_new.sum()):,} queries"
-        by_new = list(map(replace(ground_truth, truth=clicks_on_new).measure, whole))
+        by_new = list(map(of_new.measure, whole))
         comparisons.append(_compared(title, by_new, pieces, asks_new))
     return comparisons
 
