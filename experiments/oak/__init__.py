@@ -1,1 +1,1 @@
-"""OAK, which enriches queries by their anchors: docs/evidence/oak.md."""
+"""OAK, which enriches queries by their anchors: experiments/README.md."""

@@ -1,7 +1,7 @@
 """OAK's additions to an encoder: a bank of vectors of anchors, and what adds them to a query.
 
 A query that is linked to anchors gets an attention over their vectors added to its embedding; ads
-stay as they are. See docs/evidence/oak.md.
+stay as they are. See experiments/README.md.
 
 Shapes: b queries, m links of each, A anchors, D width of an embedding.
 """

@@ -39,7 +39,7 @@ NUM_CALIBRATED = 10
 
 
 class OakSettings(Section):
-    """What OAK adds to a run: queries are enriched by their anchors (docs/evidence/oak.md)."""
+    """What OAK adds to a run: queries are enriched by their anchors (experiments/README.md)."""
 
     anchor_sets: tuple[str, ...]
     """Anchor sets that queries are enriched by."""
