@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -248,6 +249,33 @@ def test_requests_that_wait_are_answered_together_or_refused(store, logged_retri
                     row["ads"] for row in expected[number % 5 :]
                 ]
     assert sorted(asked) == [1, 5, 38]  # what is refused, the first, and what waited
+
+
+def test_requests_are_named_counted_and_logged(store, logged_retriever, monkeypatch, caplog):
+    monkeypatch.setattr(server, "MINUTE_S", 0.05)
+    caplog.set_level("INFO", "ramen_ray")
+    app = app_of(Registry(store.uri), logged_retriever, log="queries")
+    body = {"inputs": ["oak", "", "robin nest"], "params": {"min_score": 2.0}}
+    with TestClient(app) as client:
+        given = client.post("/invocations", json=body, headers={"X-Request-Id": "mine-1"})
+        made = client.post("/invocations", json=[], headers={"X-Request-Id": "not\tmine"})
+        figures = client.get("/metrics").text
+        wait_until(lambda: "requests, 1 errors, p50 " in caplog.text, caplog.text)
+    assert given.headers["X-Request-Id"] == "mine-1"
+    assert made.headers["X-Request-Id"].isalnum()
+    assert given.headers["X-Model"] == logged_retriever
+    lines = [json.loads(record.message) for record in caplog.records if "{" in record.message]
+    assert [(line["id"], line["status"]) for line in lines] == [
+        ("mine-1", 200),
+        (made.headers["X-Request-Id"], 400),
+    ]
+    assert lines[0]["queries"] == body["inputs"]
+    assert lines[0]["model"] == logged_retriever
+    assert "ramen_queries_total 3.0" in figures
+    assert "ramen_empty_answers_total 3.0" in figures
+    page = (ROOT / "docs/how_to/morning.md").read_text()
+    for name in re.findall(r"ramen_\w+|process_\w+", page):
+        assert f"{name} " in figures or f"{name}{{" in figures or name == "ramen_doubts_total"
 
 
 HALF = (
