@@ -6,12 +6,16 @@ A visitor wants something: a kind of product, with some features. They search fo
 their own, once or a few times, and click on products that have these features. So words of one
 want occur in one session, products of one want are clicked together, and few words of a query are
 those of a title. In the second week there are new products, and some are gone.
+
+Spare parts have a number, as in catalogues, and no word of the product that they fit; visitors name
+them by that product, or open them from its page. So only sessions say which part fits what, and
+many a part has no click on a result at all.
 """
 
 import argparse
 import csv
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -77,6 +81,14 @@ FEATURES: list[Words] = [
     ("green", "olive"),
     ("blue", "navy"),
 ]
+PARTS: list[Words] = [
+    ("strap", "belt", "sling"),
+    ("buckle", "clasp", "clip"),
+    ("handle", "grip", "knob"),
+    ("seal", "gasket", "rubber ring"),
+    ("cover", "lid", "cap"),
+    ("clamp", "bracket", "holder"),
+]
 BRANDS = [
     "Norvik",
     "Aldana",
@@ -111,30 +123,35 @@ MODELS = [
 FIRST_DAY = date(2026, 6, 1)
 DAYS_A_WEEK, SECONDS_A_DAY = 7, 86_400
 PRODUCTS, NEW_PRODUCTS, ENDED = 1_500, 150, 120
-WANTS, VISITS_A_WEEK = 900, 4_000
+SPARE_PARTS, FIRST_PART = 400, 5_000
+WANTS, VISITS_A_WEEK, PART_VISITS_A_WEEK = 900, 4_000, 2_400
+SESSIONS_A_WEEK = VISITS_A_WEEK + PART_VISITS_A_WEEK
 
 
 @dataclass(frozen=True)
 class Product:
-    """An ad: a kind of product with features, from a brand."""
+    """An ad: a kind of product with features, from a brand, or a spare part of one."""
 
     ad_id: str
     category: str
     kind: Words
     features: frozenset[int]
     brand: str
+    model: str
     title: str
     appeal: float
+    fits: "Product | None" = None  # what it is a spare part of
 
 
 @dataclass(frozen=True)
 class Event:
-    """A search, and the product that was clicked after it, if any."""
+    """A search, and the ad that was opened after it, if any."""
 
     session: int
     time: int
     query: str
     ad_id: str
+    is_result: bool = True  # opened among the search's results
 
 
 class Shop:
@@ -143,6 +160,7 @@ class Shop:
     def __init__(self, seed: int) -> None:
         """Draw what visitors want, some of it often."""
         self._draw = np.random.default_rng(seed)
+        self._draw_parts = np.random.default_rng([seed, 1])
         self._kinds = [(category, kind) for category, kinds in KINDS.items() for kind in kinds]
         self._wants = [self._want() for _ in range(WANTS)]
         popularity = 1 / np.arange(2, WANTS + 2)
@@ -166,19 +184,66 @@ class Shop:
         shown = " ".join(FEATURES[one][0] for one in sorted(features))
         title = f"{brand} {model} {number % 90 + 10} {kind[0]} {shown}"
         return Product(
-            f"P{number:05d}", category, kind, features, brand, title, float(self._draw.pareto(1.2))
+            f"P{number:05d}",
+            category,
+            kind,
+            features,
+            brand,
+            model,
+            title,
+            float(self._draw.pareto(1.2)),
+        )
+
+    def spare_parts(self, products: list[Product]) -> list[Product]:
+        """Draw spare parts of some products."""
+        codes = self._draw_parts.choice(10_000, SPARE_PARTS, replace=False).tolist()
+        return [
+            self._spare_part(products, f"P{number:05d}", code)
+            for number, code in enumerate(codes, FIRST_PART)
+        ]
+
+    def _spare_part(self, products: list[Product], ad_id: str, code: int) -> Product:
+        fits = products[int(self._draw_parts.integers(len(products)))]
+        kind = PARTS[int(self._draw_parts.integers(len(PARTS)))]
+        return replace(
+            fits,
+            ad_id=ad_id,
+            category="spare parts",
+            kind=kind,
+            title=f"{kind[0]} {code:04d}",
+            fits=fits,
         )
 
     def week(self, products: list[Product], monday: date, first_session: int) -> list[Event]:
         """Draw the visits of a week, in the order of time."""
         midnight = int(datetime(monday.year, monday.month, monday.day, tzinfo=UTC).timestamp())
-        starts = self._draw.integers(0, DAYS_A_WEEK * SECONDS_A_DAY, VISITS_A_WEEK)
-        events: list[Event] = []
-        for number, start in enumerate(np.sort(starts).tolist()):
-            events += self._visit(products, first_session + number, midnight + start)
-        return events
+        seconds = DAYS_A_WEEK * SECONDS_A_DAY
+        starts = np.sort(self._draw.integers(0, seconds, VISITS_A_WEEK))
+        visits = [self._visit(products, midnight + start) for start in starts.tolist()]
+        parts = [product for product in products if product.fits]
+        starts = self._draw_parts.integers(0, seconds, PART_VISITS_A_WEEK)
+        visits += [self._part_visit(parts, midnight + start) for start in starts.tolist()]
+        visits.sort(key=lambda events: events[0].time)
+        return [
+            replace(event, session=first_session + number)
+            for number, events in enumerate(visits)
+            for event in events
+        ]
 
-    def _visit(self, products: list[Product], session: int, time: int) -> list[Event]:
+    def _part_visit(self, parts: list[Product], time: int) -> list[Event]:
+        """Search for a product, and open its spare part, from its page or by a search."""
+        draw = self._draw_parts
+        part = parts[int(draw.integers(len(parts)))]
+        assert part.fits is not None
+        named = f"{part.brand} {part.model} {draw.choice(part.fits.kind)}".lower()
+        search = Event(0, time, named, part.fits.ad_id)
+        if draw.random() < 0.7:
+            opened = Event(0, time + 30, named, part.ad_id, is_result=False)
+        else:
+            opened = Event(0, time + 60, f"{draw.choice(part.kind)} for {named}", part.ad_id)
+        return [search, opened]
+
+    def _visit(self, products: list[Product], time: int) -> list[Event]:
         number, features = self._wants[int(self._draw.choice(WANTS, p=self._how_often))]
         kind = self._kinds[number][1]
         offered = [one for one in products if one.kind == kind]
@@ -188,7 +253,7 @@ class Shop:
             query = self._query(kind, features)
             clicked = offered[int(self._draw.choice(len(offered), p=fits / fits.sum()))]
             is_click = self._draw.random() < 0.7
-            events.append(Event(session, time, query, clicked.ad_id if is_click else ""))
+            events.append(Event(0, time, query, clicked.ad_id if is_click else ""))
             time += int(self._draw.integers(15, 180))
         return events
 
@@ -210,7 +275,9 @@ def write_week(folder: Path, products: list[Product], events: list[Event]) -> No
     )
     days = [datetime.fromtimestamp(one.time, UTC).date().isoformat() for one in events]
     clicks = Counter(
-        (day, one.query, one.ad_id) for day, one in zip(days, events, strict=True) if one.ad_id
+        (day, one.query, one.ad_id)
+        for day, one in zip(days, events, strict=True)
+        if one.ad_id and one.is_result
     )
     _write(
         folder / "clicks.csv",
@@ -238,11 +305,14 @@ def main() -> None:
     output: Path = parser.parse_args().output
     shop = Shop(seed=0)
     products = shop.products(0, PRODUCTS)
-    write_week(output / "week_1", products, shop.week(products, FIRST_DAY, 0))
+    parts = shop.spare_parts(products)
+    first = [*products, *parts]
+    write_week(output / "week_1", first, shop.week(first, FIRST_DAY, 0))
     left = [one for one in products if int(one.ad_id[1:]) % (PRODUCTS // ENDED)]
-    later = [*left, *shop.products(PRODUCTS, NEW_PRODUCTS)]
+    fitting = [part for part in parts if part.fits in left]
+    later = [*left, *shop.products(PRODUCTS, NEW_PRODUCTS), *fitting]
     monday = FIRST_DAY + timedelta(days=DAYS_A_WEEK)
-    write_week(output / "week_2", later, shop.week(later, monday, VISITS_A_WEEK))
+    write_week(output / "week_2", later, shop.week(later, monday, SESSIONS_A_WEEK))
 
 
 if __name__ == "__main__":
