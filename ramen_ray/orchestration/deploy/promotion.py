@@ -30,6 +30,7 @@ from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.orchestration.deploy.promotion_rules import PromotionRules
 from ramen_ray.orchestration.deploy.retrievers import find_candidate
 from ramen_ray.orchestration.deploy.seen_queries import seen_queries
+from ramen_ray.orchestration.deploy.veto import objection
 from ramen_ray.tracking.aliases import (
     CHAMPION,
     Holder,
@@ -263,6 +264,7 @@ class Promotion:
     obstacle: str | None = None  # why it was promoted by force without a comparison, if so
     evidence: Evidence | None = None  # whether that is noise; None if nothing was compared
     not_worse_by: float = 0.0  # points of the metric that it may be worse by
+    veto: str | None = None  # why judgements speak against it, if they do
 
     @property
     def verdict(self) -> str:
@@ -277,6 +279,8 @@ class Promotion:
         sentence = f"{self.metric} {by} against {before} on {decisive.queries}; {self.evidence}"
         if self.not_worse_by:
             sentence += f"; it may be worse by {self.not_worse_by:g}"
+        if self.veto:
+            sentence += f"; vetoed: {self.veto}"
         if decisive.num_lost_ads:
             sentence += f"; {decisive.num_lost_ads:,} ads of {before} are not in it"
         if not self.champion.has_alias:
@@ -290,7 +294,8 @@ def promote(
     """Register a run's retriever, and give it an alias if it beats the current champion.
 
     It does if its metric on test queries is higher by more than noise, or, with
-    ``rules.not_worse_by``, is not lower than that by more than noise. The more candidates of a name
+    ``rules.not_worse_by``, is not lower than that by more than noise; and ``rules.veto`` allows it
+    (:func:`~ramen_ray.orchestration.deploy.veto.objection`). The more candidates of a name
     were compared, the more is noise (:mod:`~ramen_ray.method.metrics.evidence`). If no version is
     champion, the last that was and is still there is to be beaten; only the first of a name is not
     compared.
@@ -337,7 +342,9 @@ def promote(
     if compared:
         ours_by_query, theirs = compared[0].gains
         evidence = Evidence.measured(ours_by_query[metric], theirs[metric], time)
-    promoted = rules.force or evidence is None or evidence.value + margin > evidence.noise
+    veto = _objection(compared, rules)
+    is_better = evidence is None or evidence.value + margin > evidence.noise
+    promoted = rules.force or (is_better and veto is None)
     if promoted:
         number = give(registry, alias, source, model_id, champion)
     else:
@@ -355,9 +362,17 @@ def promote(
         obstacle,
         evidence,
         rules.not_worse_by,
+        veto,
     )
     registry.describe(name, number, promotion.verdict)
     return promotion
+
+
+def _objection(compared: list[Compared], rules: PromotionRules) -> str | None:
+    """Return what :func:`objection` does, or None if nothing is compared or can veto."""
+    if not compared or not rules.veto:
+        return None
+    return objection(rules.veto, compared[0].differences, compared[0].gains)
 
 
 def _compare_with_champion(

@@ -1,6 +1,7 @@
 """What a user may set of a promotion, as flags of its command too."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ramen_ray.config import ConfigError
 
@@ -15,6 +16,9 @@ class PromotionRules:
     """Dataset directory whose test queries decide; default: the one that the run was trained on."""
     not_worse_by: float = 0.0
     """Points of the metric that it may be worse by, such as 0.5: for fresh models with new ads."""
+    veto: Literal["bad@1", "bad@5", "bad@10"] | None = None
+    """Share of bad answers, by judgements, that must not be higher by more than noise; too few
+    judgements to tell veto it too."""
     force: bool = False
     """Promote it even if it does not beat the champion, or cannot be compared with it."""
     allow_lost_filters: bool = False

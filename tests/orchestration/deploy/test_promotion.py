@@ -10,13 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import Done, RunHere
 from stores import BLIND, Store, choose
 
 from jobs import promote
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.schemas import JUDGEMENTS
 from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.metrics import ground_truth
 from ramen_ray.method.metrics.comparison import paired_differences
@@ -78,6 +80,37 @@ def test_only_a_better_retriever_replaces_the_champion_and_it_can_be_restored(
     assert _champion(store, "shop") == good
     described = store.client.get_model_version("shop", "2").description
     assert described.startswith("R@10 +")
+
+
+JUDGED = {  # grades of an ad that was clicked, and of another; and how many queries are judged
+    "the better is bad": ((0.0, 1.0), 12, 3, "its bad@5 is higher: +"),
+    "hardly any": ((1.0, 0.0), 1, 3, "5 answers are judged, and to show a difference of 5 points"),
+    "the better is good": ((1.0, 0.0), 12, 0, "P@1 +"),
+    "none": ((), 0, 3, "bad@5 needs judgements"),
+}
+
+
+@pytest.mark.parametrize("case", JUDGED)
+def test_judgements_can_veto_what_clicks_prefer(case, store, job, dataset_path, tmp_path):
+    grades, num_judged, expected, told = JUDGED[case]
+    parent = Dataset(dataset_path)
+    tables = {table: parent.read(table) for table in parent.tables}
+    rows = [
+        (query["query_id"], ad, "human", grades[ad not in query["ad_ids"]])
+        for query in tables["queries/test"].to_pylist()[:num_judged]
+        for ad in range(parent.num_rows("ads"))
+    ]
+    if rows:
+        tables["judged/test"] = pa.table([*zip(*rows, strict=True)], JUDGEMENTS.names)
+    judged = str(write_dataset(tmp_path / "judged", tables, name="judged").path)
+    champion, candidate = (store.run(noise, dataset_path) for noise in (BLIND, 0.0))
+    to = ("--name", case.replace(" ", "-"), "--metric", "P@1", "--test", judged)
+    assert job(champion, *to)[0] == 0
+    code, printed = job(candidate, *to, "--veto", "bad@5")
+    assert (code, told in printed) == (expected, True), printed
+    assert ("vetoed" in printed) == bool(expected)
+    if expected:
+        assert job(candidate, *to, "--veto", "bad@5", "--force")[0] == 0
 
 
 def test_a_choice_by_hand_is_the_champion_to_beat(
