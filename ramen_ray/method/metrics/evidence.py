@@ -4,10 +4,8 @@ The k-th time may err with a chance of ALPHA / (k (k + 1)); all times together t
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TypeVar
 
 import numpy as np
 
@@ -16,7 +14,6 @@ from ramen_ray.method.metrics.ranking import PerQuery, ratio
 ALPHA = 0.05
 """The share of histories in which a model that is no better is ever taken for a better one."""
 NORMAL = NormalDist()
-Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -88,13 +85,6 @@ class Evidence:
     @property
     def _chance(self) -> float:
         return ALPHA / (self.time * (self.time + 1))
-
-
-def preferred(measured: Mapping[Name, PerQuery], usual: Name) -> Name:
-    """Return the usual one, unless what measures best is better beyond noise."""
-    best = max(measured, key=lambda name: ratio(measured[name]))
-    test = Evidence.measured(measured[best], measured[usual], time=1)
-    return best if test.value > test.noise else usual
 
 
 def _th(number: int) -> str:
