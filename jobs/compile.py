@@ -28,7 +28,7 @@ def main() -> None:
     settings = parse_settings(CompileSettings, __doc__)
     registry = settings.registry()
     with logged_progress("loading libraries"):
-        from ramen_ray.orchestration.deploy.copies import compile_for_cpus
+        from ramen_ray.orchestration.deploy.compile import compile_for_cpus
         from ramen_ray.reports.report_tables import difference_table, show
         from ramen_ray.tracking.registry import RegistryError
     output = settings.output.absolute()

@@ -37,7 +37,7 @@ def main() -> None:
     check_given(settings.changes)
     registry = settings.registry()
     with logged_progress("loading libraries"):
-        from ramen_ray.orchestration.deploy.copies import extend_retriever
+        from ramen_ray.orchestration.deploy.extend import extend_retriever
     with logged_progress("making the new version"):
         changed = extend_retriever(registry, settings.model, settings.changes, settings.output)
     model = settings.model if "@" in settings.model else changed.model_uri

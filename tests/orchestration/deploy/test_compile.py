@@ -24,8 +24,8 @@ from jobs import compile as compile_job
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_transformer
-from ramen_ray.orchestration.deploy import copies as compilation
-from ramen_ray.orchestration.deploy.copies import time_alone
+from ramen_ray.orchestration.deploy import compile as compilation
+from ramen_ray.orchestration.deploy.compile import time_alone
 from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import Registry
 

@@ -23,7 +23,7 @@ from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.metrics import ground_truth
 from ramen_ray.method.metrics.comparison import paired_differences
 from ramen_ray.orchestration.deploy import promotion
-from ramen_ray.orchestration.deploy.copies import extend_retriever
+from ramen_ray.orchestration.deploy.extend import extend_retriever
 from ramen_ray.orchestration.deploy.promotion import open_test_queries
 from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
