@@ -12,7 +12,6 @@ import logging
 import math
 import shutil
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayError
 
-from ramen_ray.data.store.made_folder import is_intact, write_checksums
+from ramen_ray.data.store.made_folder import is_intact, made_once
 from ramen_ray.errors import UserError, is_disk_full
 from ramen_ray.method.distributed import from_first_worker, world
 from ramen_ray.method.model.dual_encoder import copy_model
@@ -41,7 +40,7 @@ PATIENCE_S = 600  # with a late result, however short the epochs are
 NUM_KEPT = 2  # the newest, and the one that the last checkpoint uses
 
 REPORT_FILE = "report.json"
-PENDING = ".pending"
+PENDING, WHOLE = ".pending", "whole"
 
 
 class LateError(UserError):
@@ -275,7 +274,7 @@ class BackgroundTask:
         share = {} if self.has_own_tasks else free_share()
         run = as_task(_run, **share, max_retries=NUM_RETRIES, retry_exceptions=True)
         begun = self.folder / PENDING / STEP_FOLDER.format(step)
-        self._task = run.remote(f"{self.name} of step {step}", self.work, begun)
+        self._task = run.remote(self.work, begun)
 
     def _check(self, seconds: float = 0) -> bool:
         """Wait up to ``seconds`` for a running task; returns whether none is running any more."""
@@ -305,19 +304,16 @@ def _steps(folder: Path) -> list[int]:
     return [int(path.name.removeprefix("step_")) for path in folder.glob("step_*")]
 
 
-def _run(name: str, work: Work, pending: Path) -> Path:
-    """Return the folder of a whole result."""
-    for leftover in pending.glob("attempt-*"):
-        logger.warning("%s was interrupted and is run again", name)
-        shutil.rmtree(leftover, ignore_errors=True)
-    attempt = pending / f"attempt-{uuid.uuid4().hex}"
-    attempt.mkdir()
-    started = time.monotonic()
-    report = dict(work(pending, attempt))
-    report["seconds"] = time.monotonic() - started
-    (attempt / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
-    write_checksums(attempt)
-    return attempt
+def _run(work: Work, pending: Path) -> Path:
+    """Return the folder of a whole result, in what was begun; it may be there already."""
+    whole = pending / WHOLE
+    with made_once(whole) as aside:
+        if aside is not None:
+            started = time.monotonic()
+            report = dict(work(pending, aside))
+            report["seconds"] = time.monotonic() - started
+            (aside / REPORT_FILE).write_text(json.dumps(report, indent=2) + "\n")
+    return whole
 
 
 def read_report(result: Path) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from ramen_ray.config import RunConfig, overlay, read_config, with_absolute_path
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset, DatasetError, open_unchanged
-from ramen_ray.data.store.made_folder import owned_folder
+from ramen_ray.data.store.made_folder import made_once, owned_folder
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER, copy_model
 from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.sentence_folder import open_encoder
@@ -69,15 +68,12 @@ def _folder_of_model(uri: str, output: Path) -> Path:
     if (directory := run_with_id(output, registry.trained_by(retriever))) is not None:
         return directory.path  # which has classifiers too
     kept = output.absolute() / "encoders" / retriever.model_id
-    if not kept.is_dir():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with owned_folder(kept.parent) as aside:
-            made = aside / "made"
-            copy_model(registry.download(retriever.uri, aside), made)
+    with made_once(kept) as aside:
+        if aside is not None:
+            with owned_folder() as copied:
+                copy_model(registry.download(retriever.uri, copied), aside)
             before = training_data(registry, retriever)
-            (made / TRAINED_ON_FILE).write_text(json.dumps(before))
-            with suppress(OSError):  # another process has made it meanwhile
-                made.rename(kept)
+            (aside / TRAINED_ON_FILE).write_text(json.dumps(before))
     return kept
 
 
