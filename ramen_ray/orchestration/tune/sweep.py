@@ -109,7 +109,10 @@ def check_space(config: RunConfig, space: Space, dataset: Dataset) -> dict[str, 
             or a key does not fit the configuration or a value training.
     """
     if not space:
-        raise ConfigError("the search space is empty: nothing would be tuned")
+        raise ConfigError(
+            "the search space is empty: none of its settings acts here, as those of regularisers "
+            "do not without a graph; give another --space, or an anchor set a weight"
+        )
     distributions: dict[str, BaseDistribution] = {}
     for key, domain in space.items():
         try:
