@@ -8,7 +8,7 @@ of its z to the one that the look asked for. `ratio` is the share of useless gra
 With `--train`, good and half-random graphs of ads do pull, and a second table has what they bring
 on validation and test.
 
-    python -m benchmarks.earned [--sets rdocs foldoc debian] [--epochs 60] [--draws 8]
+    python -m benchmarks.earned [--sets rdocs foldoc debian] [--epochs 8] [--draws 2]
         [--into docs/evidence] [--train] [--seeds 3]
 """
 
@@ -55,7 +55,7 @@ USELESS = ("shuffled", "misleading")
 
 def main() -> None:
     sets = ["rdocs", "foldoc", "debian"]
-    asked = options(__doc__, sets=sets, train=False, seeds=3, into="", epochs=60, draws=8)
+    asked = options(__doc__, sets=sets, train=False, seeds=3, into="", epochs=8, draws=2)
     torch.set_num_threads(1)
     if asked.train:
         lines = [line for dataset in asked.sets for line in gains(dataset, asked.seeds)]
