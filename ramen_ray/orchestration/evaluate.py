@@ -28,6 +28,7 @@ from ramen_ray.orchestration.run.build import build_ground_truth, trained_tokeni
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
+    PART_ADS_FILE,
     TEST_ADS_FILE,
     VALIDATION_ADS_FILE,
     RunDirectory,
@@ -93,10 +94,15 @@ def _can_be_written(predictions: Path) -> bool:
 
 
 def scores_of_run(
-    folder: Path, config: RunConfig, data: Prepared, split: str
+    folder: Path, config: RunConfig, data: Prepared, split: str, part: Part | None = None
 ) -> dict[str, PerQuery]:
-    """Return the metrics of a finished run by query, from the best ads that it has kept."""
+    """Return the metrics of a finished run by query, from the best ads that it has kept.
+
+    With a ``part`` of its vectors these are test queries' ads by that, if it has classifiers.
+    """
     file = {"test": TEST_ADS_FILE, "validation": VALIDATION_ADS_FILE}[split]
+    if part is not None:
+        file = PART_ADS_FILE.format(part)
     ground_truth = build_ground_truth(config, data, split)
     return ground_truth.by_query(np.load(folder / file))
 

@@ -34,6 +34,7 @@ RUNS = "runs"
 CONFIG_FILE = "config.json"
 RUN_FILE = "run.json"
 TEST_ADS_FILE, VALIDATION_ADS_FILE = "test_ads.npy", "validation_ads.npy"
+PART_ADS_FILE = "test_ads_{}.npy"
 CHECKPOINT = re.compile(r"checkpoint_\d{9,}")  # the name of a checkpoint's folder
 IDENTITY_FILE = "made_from.json"  # in a checkpoint: what its run is made from
 

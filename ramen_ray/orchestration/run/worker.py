@@ -42,6 +42,7 @@ from ramen_ray.orchestration.run.build import (
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
+    PART_ADS_FILE,
     TEST_ADS_FILE,
     VALIDATION_ADS_FILE,
     Identity,
@@ -255,7 +256,7 @@ def evaluate_best(setup: RunSetup, best: Path) -> tuple[Metrics, Part]:
     A model with classifiers is evaluated by each part of its vectors; validation chooses the one
     that answers. The first worker writes the best ads of test and validation queries, ids (queries,
     k), into TEST_ADS_FILE and VALIDATION_ADS_FILE, and those of each part into
-    ``test_ads_PART.npy``. Returns the metrics, and the part that answers.
+    PART_ADS_FILE. Returns the metrics, and the part that answers.
     """
     config = setup.config
     splits = setup.data.splits[1:]
@@ -280,7 +281,7 @@ def evaluate_best(setup: RunSetup, best: Path) -> tuple[Metrics, Part]:
         _save_ads(setup.folder / VALIDATION_ADS_FILE, best_ads[chosen]["validation"])
         if len(parts) > 1:
             for part, of_splits in best_ads.items():
-                _save_ads(setup.folder / f"test_ads_{part}.npy", of_splits["test"])
+                _save_ads(setup.folder / PART_ADS_FILE.format(part), of_splits["test"])
     return metrics, chosen
 
 

@@ -4,14 +4,23 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from pathlib import Path
 
+from ramen_ray.bases import Part
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.locks import in_use
-from ramen_ray.method.metrics.comparison import Difference, paired_differences
+from ramen_ray.data.store.same_texts import alike
+from ramen_ray.method.metrics.comparison import Difference, by_piece, paired_differences
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
-from ramen_ray.orchestration.run.directory import default_name, experiment_hash
+from ramen_ray.orchestration.run.directory import (
+    PART_ADS_FILE,
+    RunDirectory,
+    default_name,
+    experiment_hash,
+    step_of,
+)
 from ramen_ray.orchestration.run.fit import TrainResult, fit_on
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.run.inputs import prepared_data, resolved
@@ -28,7 +37,7 @@ class Ladder:
     """A run and its bases."""
 
     results: Mapping[str, TrainResult]  # by name, from the plainest to the run asked for
-    # by how much the test metrics of each exceed those of the one before
+    # by how much the test metrics of each exceed those of the one before; and the last, the first
     gains: Mapping[str, Mapping[str, Difference]]
 
     @property
@@ -64,14 +73,19 @@ def fit_beside_base(config: RunConfig) -> Ladder:
             check_meanwhile(made_from, now, again.path)
             results[name] = fit_on(again, named, now, train_in_all_workers)
     data = prepared_data(config, dataset)
-    scores = {
-        name: scores_of_run(result.run_directory, config, data, "test")
-        for name, result in results.items()
-    }
-    gains = {
-        f"{name} over {before}": paired_differences(scores[name], scores[before])
-        for before, name in pairwise(scores)
-    }
+    pairs = list(pairwise(results))
+    if len(results) > 2:
+        pairs.append((next(iter(results)), next(reversed(results))))
+    queries = dataset.read("queries/test").sort_by("query_id")
+    pieces = alike(queries["text"].combine_chunks())
+    gains = {}
+    for before, name in pairs:
+        runs = results[name].run_directory, results[before].run_directory
+        part = _part_of_both(*runs)
+        ours, base = (
+            by_piece(scores_of_run(run, config, data, "test", part), pieces) for run in runs
+        )
+        gains[f"{name} over {before} ({_answering(*runs, part)})"] = paired_differences(ours, base)
     # imported here, so that training does not wait for what only its end needs
     from ramen_ray.orchestration.run.results import PAGE
     from ramen_ray.reports.report_tables import (
@@ -88,6 +102,20 @@ def fit_beside_base(config: RunConfig) -> Ladder:
     parts = [tables[0], GAINS_NOTE, unearned, tables[1], run.link_to(PAGE)]
     run.describe("\n\n".join(filter(None, parts)))
     return ladder
+
+
+def _part_of_both(run: Path, base: Path) -> Part | None:
+    """Return the part that two runs with classifiers are compared by; None for each one's own."""
+    have_all = all((folder / PART_ADS_FILE.format("both")).is_file() for folder in (run, base))
+    return RunDirectory(run).notes["part"] if have_all else None
+
+
+def _answering(run: Path, base: Path, part: Part | None) -> str:
+    """Say by what parts, and after which steps, two runs are compared."""
+    runs = [RunDirectory(folder) for folder in (run, base)]
+    parts = dict.fromkeys(str(part or directory.notes["part"]) for directory in runs)
+    steps = [str(step_of(directory.best_checkpoint)) for directory in runs]
+    return f"{'/'.join(parts)}, step {'/'.join(steps)}"
 
 
 def _configs(config: RunConfig) -> dict[str, RunConfig]:
