@@ -12,24 +12,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from .ranking import SCORES_AT_ONCE, TopK
-from .requests import RefusedError
+from .requests import ANSWERS, COLUMNS, RefusedError
 
 ADS = "ads.parquet"
 NUMBERS = "numbers.npy"
 FILTER = "filter_"  # prefix of the columns that answers can be filtered by
-COLUMNS = "columns"  # of answers: by name, the values of their ads
 MOST_NAMED = 10
 BYTES_BESIDE_TEXTS = 30  # of a score, and what is around it and the texts in JSON
-ANSWERS = pa.schema(
-    [
-        ("ad_ids", pa.list_(pa.string())),
-        ("ads", pa.list_(pa.string())),
-        ("scores", pa.list_(pa.float32())),
-        ("doubt", pa.string()),
-        ("error", pa.string()),
-    ]
-)
-
 Flags = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
 

@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 MAX_CHARACTERS = 10_000
 # of one request
@@ -15,6 +16,16 @@ MAX_QUERY_CHARACTERS = 2_000_000
 MAX_ANSWERS = 200_000
 JSON_NAMES = {"dict": "an object", "list": "a list"}
 SURROGATE = re.compile("[\ud800-\udfff]")
+COLUMNS = "columns"  # of answers: by name, the values of their ads
+ANSWERS = pa.schema(
+    [
+        ("ad_ids", pa.list_(pa.string())),
+        ("ads", pa.list_(pa.string())),
+        ("scores", pa.list_(pa.float32())),
+        ("doubt", pa.string()),
+        ("error", pa.string()),
+    ]
+)
 
 
 class RefusedError(ValueError):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ramen_ray.answering.ads import ANSWERS, COLUMNS
+from ramen_ray.answering.requests import ANSWERS, COLUMNS
 from ramen_ray.config import GB_PER_SHARD
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.table_file import TableFile

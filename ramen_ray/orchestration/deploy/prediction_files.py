@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
-from ramen_ray.answering.ads import ANSWERS, COLUMNS
+from ramen_ray.answering.requests import ANSWERS, COLUMNS
 from ramen_ray.config import ConfigError
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.locks import folder_lock

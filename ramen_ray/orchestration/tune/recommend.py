@@ -253,7 +253,7 @@ class _Search:
             kept = {only: lambdas(best)["lambda_z"][only]}
             changes[f"only-{only}"] = {"regularization.lambda_z": kept}
         for word, factor in FACTORS.items() if sets else ():
-            changes[f"{word}-highest-lambda"] = {
+            changes[f"{word}-lambda"] = {
                 f"regularization.{side}": {
                     name: _scaled(most, factor) for name, most in of_side.items()
                 }

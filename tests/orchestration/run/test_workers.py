@@ -157,7 +157,7 @@ def _run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (WorkerGroupError("dead", {0: DIED}), ClusterError, TOO_OFTEN),
         (WorkerGroupError("dead", {0: ConnectionError("reset"), 1: DIED}), ClusterError, TOO_OFTEN),
-        (ControllerError(TimeoutError("none")), ClusterError, "had no room for all 1 since; add"),
+        (ControllerError(TimeoutError("none")), ClusterError, "had no room for 1 since; add"),
         (ActorDiedError(), ClusterError, "a process has died"),
         (ControllerError(UserError("out of memory in step 7: b")), UserError, "memory in step 7"),
     ],

@@ -482,6 +482,7 @@ def test_a_sweep_out_of_time_ends_its_trials(config, result):
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_with_the_same_command(
     done, joining, config, empty_store, prepared_by_runs, tmp_path
 ):
