@@ -18,7 +18,7 @@ lint: $(INSTALLED)
 	$(VENV)/bin/lint-imports
 
 quick: $(INSTALLED)
-	$(VENV)/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 15 -m "not slow"
+	$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15 -m "not slow"
 
 # at the same time, as tests of Ray wait for much
 test: $(INSTALLED)
