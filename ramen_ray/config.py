@@ -358,7 +358,7 @@ class WorkersConfig(Section):
         return self.num_workers if self.min_workers is None else self.min_workers
 
     @model_validator(mode="after")
-    def _check_gpus(self) -> Self:
+    def _check_workers(self) -> Self:
         if self.fewest > self.num_workers:
             raise ValueError(
                 f"min_workers {self.min_workers} are more than num_workers {self.num_workers}"

@@ -85,7 +85,7 @@ class AdaptiveWeights(StepPart):
         self._pulls = ~self._is_moved | (not earns_first)
         # (2, terms) float64: the sum of this epoch's gains of nodes, and of their squares
         self._evidence = torch.zeros(2, len(is_moved), dtype=torch.float64, device=device)
-        self._seen: NDArray[np.bool_] | None = None  # (ads,) whether an ad was in this epoch
+        self._seen: NDArray[np.bool_] | None = None  # (ads,) whether this epoch has measured an ad
 
     @property
     def weights(self) -> Tensor:
@@ -94,6 +94,8 @@ class AdaptiveWeights(StepPart):
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
         """Return a step's inputs with the anchors that its queries and ads are linked to."""
+        if not inputs.regularizers:
+            return inputs
         device = self._levels.device
         is_new_b = staged(self._new_ads(inputs), device)
         linked = {
@@ -103,8 +105,8 @@ class AdaptiveWeights(StepPart):
         return replace(inputs, added={**inputs.added, LINKED: linked, IS_NEW: is_new_b})
 
     def _new_ads(self, inputs: StepInputs) -> NDArray[np.bool_]:
-        """Say which of this worker's first ads (b,) are in the epoch's steps for the first time."""
-        if self._seen is None or self._step % self.steps_per_epoch == 0:
+        """Say which of this worker's first ads (b,) the epoch measures for the first time."""
+        if self._seen is None:
             self._seen = np.zeros(len(inputs.data.tables[ADS]), dtype=bool)
         ads_B = inputs.batch.ads[:, 0]
         is_new_B = np.zeros(len(ads_B), dtype=bool)
@@ -122,12 +124,7 @@ class AdaptiveWeights(StepPart):
             self.move(
                 torch.stack([gains.get(term.regularizer, nothing_3) for term in terms], dim=1)
             )
-        self._step += 1
-        epoch, position = divmod(self._step, self.steps_per_epoch)
-        if position == 0 or (epoch == 0 and position.bit_count() == 1):
-            self.look()
-        if position == 0:
-            self._evidence.zero_()
+        self.end_step()
         return self.weights
 
     def move(self, gains: Tensor) -> None:
@@ -147,6 +144,7 @@ class AdaptiveWeights(StepPart):
             self.look()
         if position == 0:
             self._evidence.zero_()
+            self._seen = None
 
     @property
     def needed_z(self) -> float:

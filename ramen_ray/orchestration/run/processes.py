@@ -61,7 +61,7 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interfaces by which several workers find each other."""
 NOTICED_WITHIN_S = 20.0  # by Ray, that a machine is lost
-SECONDS_BETWEEN_RESIZES = 60.0  # and the training goes on from its last checkpoint
+SECONDS_BETWEEN_RESIZES = 60.0  # each goes on from the last checkpoint
 RAY_TRAIN = ".ray_train"  # in a run's folder: Ray Train's own files, none of which outlives it
 VALIDATION = "validation/"  # begins the names of validation's metrics in reports
 OUT_OF_MEMORY = re.compile(r"out of memory in step \d+: .*")  # what StepMemoryError says

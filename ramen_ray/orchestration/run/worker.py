@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -169,7 +170,7 @@ class RunSetup(Setup[DualEncoder]):
             self.config, model, self.worker.wrap(model), self.sampler, self.objective
         )
 
-    @property
+    @cached_property  # as this attempt began: another worker may note fewer for the next
     def texts_at_once(self) -> int | None:
         """How many texts a step encodes at once: what has fitted into memory, once noted."""
         file = self.folder / TEXTS_AT_ONCE_FILE
