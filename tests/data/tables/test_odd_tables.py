@@ -178,18 +178,7 @@ LOGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "",
-        "t",
-        "t/*.parquet",
-        "t/*/*.parquet",
-        "t/part-0.parquet",
-        "t/data",
-        "t/data/part-1.parquet",
-    ],
-)
+@pytest.mark.parametrize("source", ["", "t", "t/*.parquet", "t/*/*.parquet"])
 @pytest.mark.parametrize("log", LOGS)
 def test_tables_with_a_log_are_refused(log, source, tmp_path):
     _write_parts(tmp_path, "t/part-0.parquet", "t/data/part-1.parquet")
@@ -313,14 +302,6 @@ def test_nuls_are_doubted_and_texts_of_no_width_are_empty(name, tmp_path):
     assert clicked_pairs(dataset) == set(CLICKS)
 
 
-def test_a_partition_that_is_given_twice_is_refused(tmp_path):
-    file = tmp_path / "day=2026-04-01" / "day=2026-04-02" / "a.csv"
-    dataset, _ = _import(file.parent, file.name, FRAME)  # whose day is not asked for
-    assert clicked_pairs(dataset) == set(CLICKS)
-    with pytest.raises(DatasetError, match=r"a\.csv: its folders' names give 'day' twice; rename"):
-        _import(file.parent, file.name, FRAME, columns=Columns(clicks_time="day"))
-
-
 def test_marks_and_headers_of_joined_files_are_taken_out(tmp_path):
     mark = "\ufeff"
     start = f'{mark}"query","ad"\r\n' + LINES.replace("\n", "\r\n")
@@ -329,9 +310,6 @@ def test_marks_and_headers_of_joined_files_are_taken_out(tmp_path):
     assert clicked_pairs(dataset) == {*CLICKS, ("a", "b"), ("ab", "c")}
     assert "row 302: 2 rows repeat the header, and are left out" in found
     assert "row 302: 3 lines have byte order marks" in found
-    for skip in (False, True):
-        with pytest.raises(DatasetError, match="row 302: 1 rows name the columns in another order"):
-            _import(tmp_path / "2", "a.csv", start + "ad,query\nad 1,query 9\n", skip_bad_rows=skip)
 
 
 def test_ids_that_lost_digits_are_refused(tmp_path):
@@ -358,13 +336,6 @@ def test_sessions_that_lost_their_names_are_not_one(session, tmp_path):
     log = SessionLog(write_rows(tmp_path / "s.csv", "session_id time query ad_id", rows))
     with pytest.raises(DatasetError, match="300 rows without a session"):
         add_co_session(dataset.path, log, SessionSettings(min_support=1))
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
-def test_a_column_of_file_and_folder_is_read_from_the_file(name, tmp_path, caplog):
-    dataset, _ = _import(tmp_path / "ad=other" / "day=1", name, FRAME)
-    assert clicked_pairs(dataset) == set(CLICKS)
-    assert "the columns 'ad' are in the file and in the name of its folder" in caplog.text
 
 
 def test_rows_without_a_query_and_an_ad_are_said_unless_they_are_blank(tmp_path):

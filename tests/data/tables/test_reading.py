@@ -220,7 +220,6 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
         "a.csv.gz, row 3: has more than 64 MiB without a line break",
     ),
     "wide": ("a.csv", b"query" + b",x" * (1 << 20) + b"\n", "an open quote, or over 1048576 bytes"),
-    "a key twice": ("a.jsonl", GOOD + b'\n{"query": "a", "query": "b"}\n', "row 42: .*twice"),
     "half a character": ("a.jsonl", GOOD + b'{"query": "\\ud800"}\n', "row 41, .*surrogate"),
     "pretty": ("a.json", json.dumps([{"query": "a"}], indent=1).encode(), "row 1: .*per line"),
 }
@@ -277,20 +276,6 @@ def test_what_is_not_a_plain_file_is_refused(case, tmp_path):
         find_files(source.format(tmp_path), ["query", *(["market"] if "market" in message else [])])
 
 
-def test_files_of_the_same_content_are_told_unless_they_have_no_rows(tmp_path, caplog):
-    contents = {"1": "query\na\n", "1 (1)": "query\na\n", "2": "query\nb\n"}
-    contents |= dict.fromkeys(["3", "4", "day=1/a", "day=2/a"], "query\n")
-    contents |= dict.fromkeys(["day=3/a", "day=4/a"], "query\nc\n")
-    for name, content in contents.items():
-        (tmp_path / f"{name}.csv").parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.csv").write_text(content)
-    table = UserTable(str(tmp_path), {"query": Column("query")}, skip_bad_rows=False)
-    assert table.read()["query"].to_pylist() == [*"aab", *"cc"]
-    (told,) = (line for line in caplog.messages if "content" in line)
-    first, copy = tmp_path / "1 (1).csv", tmp_path / "1.csv"
-    assert told.startswith(f"warning: {copy} has the content of {first}, and both were read (1 ")
-
-
 NO_PARTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a broken link": (
         lambda folder: (folder / "b.csv").symlink_to("/nowhere/b.csv"),
@@ -299,10 +284,6 @@ NO_PARTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a pipe": (
         lambda folder: os.mkfifo(folder / "b.csv"),
         "b.csv is a broken link, a pipe or a device",
-    ),
-    "a copy": (
-        lambda folder: (folder / "a.csv.gz").write_bytes(gzip.compress(b"query\na\n")),
-        "a.csv.gz: looks like a copy of a.csv",
     ),
     "a pointer of Git LFS": (
         lambda folder: (folder / "b.csv").write_text(

@@ -1,9 +1,8 @@
 """Find the files of a user's table: a file, a folder or a glob, on a disk or in a store."""
 
 import logging
-import os
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -26,7 +25,6 @@ from ramen_ray.errors import (
     DatasetError,
     first_line_of,
     printable,
-    redacted,
     redacted_reason,
     shown_address,
 )
@@ -58,7 +56,7 @@ def find_files(
     check_encoding(encoding)
     filesystem, listed = _listed(source)
     files: list[TableFile] = []
-    faults = list(_copies(filesystem, listed))
+    faults: list[tuple[str, str]] = []
     for info in listed:
         try:
             file = open_file(TableFile(filesystem, info, encoding), tuple(columns), advice)
@@ -69,14 +67,6 @@ def find_files(
     if not files and not faults:
         faults.append((listed[0].path, "is empty"))
     raise_errors(f"the source {shown_address(source)}", _one_of_each(faults))
-    if twice := [file for file in files if file.given_twice]:
-        logger.warning(
-            "%s: the columns %s are in the file and in the name of its folder; the file's are read"
-            " (%d files)",
-            printable(redacted(twice[0].path)),
-            ", ".join(map(repr, twice[0].given_twice)),
-            len(twice),
-        )
     return files
 
 
@@ -85,10 +75,7 @@ def _listed(source: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     shown = shown_address(source)
     try:
         filesystem, path = _filesystem(source)
-        listed = _list(filesystem, path, shown)
-        for place in dict.fromkeys([path, _real(filesystem, path)]):
-            _refuse_logs_above(filesystem, PurePosixPath(place))
-        return filesystem, listed
+        return filesystem, _list(filesystem, path, shown)
     except DatasetError:
         raise
     except UnicodeError as error:
@@ -98,48 +85,12 @@ def _listed(source: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
         raise DatasetError(f"cannot open {shown}: {reason}") from None  # it may have a password
 
 
-def _copies(filesystem: fs.FileSystem, listed: Sequence[fs.FileInfo]) -> Iterator[tuple[str, str]]:
-    """Yield each file that is another's copy by its name, or the same by links, and say so."""
-    names: dict[str, str] = {}
-    places: dict[str, str] = {}
-    for info in listed:
-        path, place = info.path, _real(filesystem, info.path)
-        name = path[: len(path) - len("".join(suffixes(path)))]
-        if (first := places.setdefault(place, path)) != path:
-            yield path, f"is a link to {first}; take it away, or give a glob"
-        elif (first := names.setdefault(name, path)) != path:
-            other = PurePosixPath(first).name
-            yield path, f"looks like a copy of {other}; give one, or a glob"
-
-
-def _real(filesystem: fs.FileSystem, path: str) -> str:
-    """Return a path without the links on its way."""
-    return os.path.realpath(path) if isinstance(filesystem, fs.LocalFileSystem) else path
-
-
 def _one_of_each(faults: Sequence[tuple[str, str]]) -> Iterator[Finding]:
     """Yield a finding of each fault, with its first file and the number of its files."""
     first = {fault: file for file, fault in reversed(faults)}
     for fault, number in Counter(fault for _, fault in faults).items():
         more = f" (so are {number - 1} more files)" if number > 1 else ""
         yield Finding("error", first[fault], fault + more)
-
-
-def warn_of_copies(files: Sequence[TableFile]) -> None:
-    """Say which files are the same to the byte, partitions aside: their rows count twice."""
-    alike = defaultdict(list)
-    for file in files:
-        alike[file.info.size, *file.partitions.items()].append(file)
-    copies = []
-    for group in (group for group in alike.values() if len(group) > 1):
-        first: dict[str, str] = {}
-        pairs = ((file.path, first.setdefault(file.digest(), file.path)) for file in group)
-        copies += [(path, original) for path, original in pairs if path != original]
-    if copies:
-        message = (
-            "warning: %s has the content of %s, and both were read (%d such files); take one away"
-        )
-        logger.warning(message, *map(printable, map(redacted, copies[0])), len(copies))
 
 
 def _filesystem(source: str) -> tuple[fs.FileSystem, str]:
@@ -216,36 +167,7 @@ def _refuse_logs(wanted: Sequence[fs.FileInfo], below: Sequence[fs.FileInfo]) ->
     for name, log in LOGS.items():
         for table in {match[1] for file in below if (match := log.match(f"/{file.path}"))}:
             if any(f"/{file.path}".startswith(f"{table}/") for file in wanted):
-                raise _has_log(table[1:], name)
-
-
-def _refuse_logs_above(filesystem: fs.FileSystem, path: PurePosixPath) -> None:
-    """Refuse a part of a table with a log: a file, a partition, or its folder of data."""
-    for table in path.parents:
-        try:
-            log = _log_of(filesystem, table)
-        except Exception as error:  # who may read a part of a store may be denied to look above it
-            message = "%s: cannot see whether it has a log of which files are alive (%s)"
-            logger.warning(message, table, redacted(first_line_of(error)))
-            return
-        if log:
-            raise _has_log(str(table), log)
-        if table.name != "data" and not PARTITION.match(table.name):
-            return
-
-
-def _log_of(filesystem: fs.FileSystem, table: PurePosixPath) -> str | None:
-    selectors = (
-        fs.FileSelector(str(table / folder), allow_not_found=True)
-        for folder in ("_delta_log", "metadata")
-    )
-    below = [info for selector in selectors for info in filesystem.get_file_info(selector)]
-    files = [f"/{info.path}" for info in below if info.type == fs.FileType.File]
-    return next((name for name, log in LOGS.items() if any(map(log.match, files))), None)
-
-
-def _has_log(table: str, name: str) -> DatasetError:
-    return DatasetError(
-        f"{table} is a {name} table: its log says which of its files are alive; export the rows as"
-        " parquet with a reader of its format"
-    )
+                raise DatasetError(
+                    f"{table[1:]} is a {name} table: its log says which of its files are alive;"
+                    " export the rows as parquet with a reader of its format"
+                )

@@ -55,14 +55,7 @@ def parse_objects(block: Block, path: object, columns: Sequence[str]) -> Rows:
 
 def _parse(text: bytes) -> Any:
     # pandas' cells of nothing, which Python writes as NaN
-    return json.loads(text, object_pairs_hook=_object, parse_constant=lambda _: None)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise ValueError("it has a key twice")
-    return fields
+    return json.loads(text, parse_constant=lambda _: None)
 
 
 def _column(cells: list[Any]) -> pa.Array:

@@ -25,7 +25,7 @@ from ramen_ray.data.findings import (
 from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.tables.reading.cells import is_text, plain_values
 from ramen_ray.data.tables.reading.columns import ADVICE, NULL_PARTS, Column
-from ramen_ray.data.tables.reading.files import find_files, warn_of_copies
+from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.lines import Rows
 from ramen_ray.data.tables.reading.table_file import TableFile, read_file
 from ramen_ray.errors import DatasetError, first_line_of, shown_address, shown_path
@@ -38,11 +38,6 @@ HEADER_AGAIN = FaultKind(
     "rows repeat the header, and are left out",
     "were files with headers joined? Leave the headers out",
     severity="warning",
-)
-OTHER_HEADER = FaultKind(
-    "rows name the columns in another order, in which the rows below them may be too",
-    "were files joined? Give them as files of a folder",
-    always=True,
 )
 SPREADSHEET_ROWS = (65_536, 1_048_576)
 CUT = FaultKind(
@@ -178,7 +173,6 @@ class UserTable:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the good rows: ``place`` and a column for each role."""
         schema = self._schema
-        with_rows = []
         try:
             for number, file in enumerate(self._files):
                 before = self.rows_read
@@ -187,8 +181,6 @@ class UserTable:
                         yield from self._good_rows(rows, number).cast(schema).to_batches()
                 if self.rows_read - before + 1 in SPREADSHEET_ROWS:
                     self._faults.add(CUT, file.path, [self.rows_read - before + 1])
-                with_rows += [file] if self.rows_read > before else []
-            warn_of_copies(with_rows)
         except Exception as error:  # else the engine's error would hide it
             self._stopped = error
             raise
@@ -249,9 +241,8 @@ class UserTable:
         num_lost = len(np.unique(np.concatenate(unreadable)))
         self.rows_read += num_lost
         self.left_out["unreadable lines"] += num_lost
-        is_header, is_other_header = _are_headers(rows.cells.select(file.own_columns))
+        is_header = _are_headers(rows.cells.select(file.own_columns))
         self._faults.add(HEADER_AGAIN, file.path, rows.numbers[is_header])
-        self._faults.add(OTHER_HEADER, file.path, rows.numbers[is_other_header])
         self.left_out["headers"] += int(is_header.sum())
         return ~is_header
 
@@ -283,18 +274,15 @@ def nearly_known(connection: Connection, unknown: str, known: str) -> tuple[int,
     return int(number or 0), f"{spelling}, as {name!r} for {known_name!r}" if number else spelling
 
 
-def _are_headers(cells: pa.Table) -> tuple[Booleans, Booleans]:
-    """Flag the rows whose cells are the names of their columns, and those in another order."""
-    same, other = np.zeros((2, len(cells)), dtype=bool)
-    names = [name.strip().lower() for name in cells.column_names]
-    if names and all(is_text(column.type) for column in cells.columns):
-        maybe = np.asarray(pc.is_in(_lower(cells.columns[0]), pa.array(names)))
-        columns = cells.columns if maybe.any() else []
-        words = (_lower(column).filter(pa.array(maybe)).to_pylist() for column in columns)
-        for place, row in zip(np.flatnonzero(maybe), zip(*words, strict=True), strict=True):
-            same[place] = list(row) == names
-            other[place] = not same[place] and set(row) >= set(names)
-    return same, other
+def _are_headers(cells: pa.Table) -> Booleans:
+    """Flag the rows (n,) whose cells are the names of their columns."""
+    flags = np.full(len(cells), bool(cells.column_names))
+    for name, column in zip(cells.column_names, cells.columns, strict=True):
+        if not is_text(column.type):
+            return np.zeros(len(cells), dtype=bool)
+        if flags.any():  # to look at all cells takes long
+            flags &= np.asarray(pc.fill_null(pc.equal(_lower(column), name.strip().lower()), False))
+    return flags
 
 
 def _lower(texts: pa.ChunkedArray) -> pa.Array:

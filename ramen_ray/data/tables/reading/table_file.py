@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
@@ -49,7 +48,6 @@ class TableFile:
     header: tuple[str, ...] = ()  # its own columns; of JSON lines, the fields of the first
     columns: tuple[str, ...] = ()  # those to read
     partitions: dict[str, str | None] = field(default_factory=dict)  # as in day=2026-10-01
-    given_twice: tuple[str, ...] = ()  # those to read that it and its folder's name have
 
     @property
     def path(self) -> str:
@@ -109,7 +107,9 @@ def open_file(file: TableFile, columns: tuple[str, ...], advice: str = "") -> Ta
     if header is None:
         return None
     header = _as_asked(header, columns)
-    partitions = _partitions(path, [name for name in columns if name not in header])
+    partitions = {
+        name: value for name, value in _partitions(path).items() if name not in header
+    }  # a file's own column comes first
     if twice := [name for name in columns if header.count(name) > 1]:
         raise DatasetError(f"has several columns {', '.join(map(repr, twice))}; rename the others")
     missing = [name for name in columns if name not in header and name not in partitions]
@@ -120,11 +120,7 @@ def open_file(file: TableFile, columns: tuple[str, ...], advice: str = "") -> Ta
             f" {', '.join([*map(_shown, header), *partitions])}"
             f"{'; separate the cells of .csv by commas, of .tsv by tabs' if is_one else advice}"
         )
-    twice = [name for name in columns if name in header and name in partitions]
-    partitions = {name: value for name, value in partitions.items() if name not in twice}
-    return replace(
-        file, header=header, columns=columns, partitions=partitions, given_twice=tuple(twice)
-    )
+    return replace(file, header=header, columns=columns, partitions=partitions)
 
 
 def _header(file: TableFile) -> tuple[str, ...] | None:
@@ -139,12 +135,9 @@ def _header(file: TableFile) -> tuple[str, ...] | None:
     return fields_of(start) if file.format == "jsonl" else header_of(start, file.format)
 
 
-def _partitions(path: str, columns: Sequence[str]) -> dict[str, str | None]:
-    matches = list(filter(None, map(PARTITION.match, PurePosixPath(path).parent.parts)))
+def _partitions(path: str) -> dict[str, str | None]:
+    matches = filter(None, map(PARTITION.match, PurePosixPath(path).parent.parts))
     values = {match[1]: None if match[2] == NO_PARTITION else match[2] for match in matches}
-    times = Counter(match[1] for match in matches)
-    if twice := [name for name in columns if times[name] > 1]:
-        raise DatasetError(f"its folders' names give {twice[0]!r} twice; rename one of them")
     try:
         return {name: text and unquote(text, errors="strict") for name, text in values.items()}
     except UnicodeDecodeError as error:
