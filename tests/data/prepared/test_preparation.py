@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.checks.table_rules import text_findings
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.stages import TablePart, join_parts, text_rows
+from ramen_ray.data.prepared.stages import TablePart, join_parts
 from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import JUDGEMENTS, SPLITS, schema_of
@@ -254,15 +254,6 @@ def test_a_join_that_a_lost_machine_interrupted_is_done_again(
 
     monkeypatch.setattr(support, "join_parts", join_twice)
     assert _arrays(_prepare(dataset_path, encoder_path, tmp_path / "out")) == _arrays(prepared)
-
-
-def test_the_lists_of_a_part_can_count_more_entries_than_32_bits_can():
-    """Of sorted rows, which no test can hold, all offsets are in one array."""
-    tokens = np.zeros(1, np.int32), np.ones(1, np.int64)
-    for table in (query_table(["a"], [[0]]), query_table(["a"], [[0]]).drop(["ad_ids"])):
-        rows = text_rows("queries/train", table, lambda _: tokens)
-        for name in ("tokens", "ad_ids", "weights"):
-            assert pa.types.is_large_list(rows.schema.field(name).type)
 
 
 @pytest.mark.parametrize(

@@ -154,17 +154,6 @@ def test_edges_are_not_added_to_other_nodes_than_they_were_made_for(copied):
     assert Dataset(copied).tables == before
 
 
-def test_what_others_wrote_meanwhile_is_not_deleted(copied):
-    dataset = Dataset(copied)
-    with folder_beside(dataset) as aside:
-        theirs = copied / "edges" / "more" / "query.parquet"
-        theirs.parent.mkdir()
-        theirs.write_bytes(b"the only copy")
-        with pytest.raises(DatasetError, match=r"edges/more exists already; move it away"):
-            put_in_place(aside, dataset, "more", {}, {}, replace=False)
-    assert theirs.read_bytes() == b"the only copy"
-
-
 def test_a_dataset_that_a_training_holds_does_not_change_until_it_ends(copied, refused, done):
     with in_use(copied), in_use(copied):
         said = refused(graph, "remove", copied, "--name", "links")

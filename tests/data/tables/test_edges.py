@@ -1,20 +1,17 @@
 """A user's own edges, in every format; all errors in them are reported at once."""
 
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import contents_of, errors_in, query_table, text_table, write_frame
+from support import errors_in, query_table, text_table, write_frame
 
 from ramen_ray.data.engine import engine, stream
 from ramen_ray.data.store import parquet_files
@@ -132,22 +129,6 @@ def test_edges_in_batches_are_those_of_a_loop(rows, rows_per_batch, listed, path
     assert [file.name for file in path.glob(".*")] == [".lock"]
 
 
-def _many_edges(folder: Path) -> EdgeList:
-    """200,000 edges of each side in several files, with repeats whose sums depend on the order."""
-    draw = np.random.default_rng(0)
-    given = {}
-    for side, column, texts in (("query", "query", TRAIN), ("ad", "ad_id", ADS)):
-        for part in range(2):
-            nodes, anchors = draw.choice(texts, 100_000), draw.integers(30_000, size=100_000)
-            names, weights = [f"anchor {n}" for n in anchors], 10.0 ** draw.uniform(-6, 6, 100_000)
-            rows = pa.table({column: nodes, "anchor": names, "weight": weights})
-            file = folder / f"{side}_edges" / f"{part}.parquet"
-            file.parent.mkdir(exist_ok=True)
-            pq.write_table(rows, file, row_group_size=10_000)
-        given[f"{side}_edges"] = str(folder / f"{side}_edges")
-    return EdgeList(**given, columns=EdgeColumns(edges_weight="weight"))
-
-
 def _write_edges(
     folder: Path, dataset: Dataset, edge_list: EdgeList, threads: int, memory: str | None = None
 ) -> None:
@@ -156,17 +137,6 @@ def _write_edges(
         connection.execute(f"SET threads = {threads}")
         writer = DatasetWriter(folder)
         write_edge_list(connection, dataset, edge_list, tables, "mine", writer)
-
-
-def test_any_number_of_threads_writes_the_same_bytes(path, tmp_path):
-    edge_list, written = _many_edges(tmp_path), []
-    for threads in (1, 4):
-        folder = tmp_path / f"by_{threads}"
-        folder.mkdir()
-        _write_edges(folder, Dataset(path), edge_list, threads)
-        written.append(contents_of(folder))
-    assert len(written[0]) == 3
-    assert written[0] == written[1]
 
 
 def test_a_long_table_of_edges_needs_little_memory(path, tmp_path):
@@ -188,19 +158,6 @@ def test_anchors_may_be_listed_by_their_texts(path, tmp_path):
     anchors.write_text("text\nfelt\nwool\n")
     _add(path, **found)
     assert _edges(path, "query") == {(1, "felt"): 1.0, (1, "wool"): 1.0}
-
-
-def test_an_anchor_that_its_table_lists_may_be_called_na(path, tmp_path):
-    rows = pd.DataFrame({"query": TRAIN * 2, "anchor": "NA"})
-    source = write_frame(rows, tmp_path / "links.csv")
-    with pytest.raises(DatasetError, match="8 cells are words for nothing: 'NA'"):
-        _add(path, query_edges=source)
-    for name, message in (("NULL", "8 rows name anchors that the table"), ("NA", None)):
-        listed = pd.DataFrame({"anchor_id": [name], "text": ["missing values"]})
-        anchors = write_frame(listed, tmp_path / "anchors.csv")
-        with pytest.raises(DatasetError, match=message) if message else nullcontext():
-            _add(path, query_edges=source, anchors=anchors)
-    assert {anchor for _, anchor in _edges(path, "query")} == {"missing values"}
 
 
 def test_all_errors_are_reported_together_or_their_rows_left_out(path, tmp_path):
@@ -283,13 +240,6 @@ def test_no_edges_are_an_error(path, tmp_path):
     (tmp_path / "broken.csv").write_text("query,anchor\nred shoes\n")
     with pytest.raises(DatasetError, match="row 2: 1 lines have 1 cells instead of 2"):
         _add(path, query_edges=str(tmp_path / "broken.csv"))
-    source, none_listed = write_frame(LINKS, tmp_path / "links.csv"), str(tmp_path / "empty.csv")
-    columns = {"anchor_id": "query", "anchor_text": "anchor"}
-    with pytest.raises(DatasetError, match="6 rows name anchors that the table"):
-        _add(path, query_edges=source, anchors=none_listed, **columns)
-    shutil.rmtree(path / "queries")
-    with pytest.raises(DatasetError, match="no table 'queries/train'"):
-        _add(path, query_edges=source)
 
 
 def test_ids_precede_texts_also_those_that_the_import_merged_or_left_out(path, tmp_path):

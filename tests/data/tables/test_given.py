@@ -146,16 +146,11 @@ BAD_ROWS = [
         ("clicks.csv", row, "clicks.csv, row 42", *fragments)
         for row, *fragments in (
             (" ,1,1,2026-03-01", "'query_id': 1 cells are empty"),
-            ("q1,,1,2026-03-01", "'ad_id': 1 cells are empty"),
             ("q1,1,few,2026-03-01", "'count'", "not positive numbers", ": 'few'"),
-            ("q1,1,-1,2026-03-01", "'count'", "not positive", "'-1'"),
-            ("q1,1,1e99,2026-03-01", "'count'", "up to 1e+30: '1e99'"),
-            ("q1,1,inf,2026-03-01", "'count'", "'inf'"),
             ("q1,1,1,today", "'day'", "are not times", "'today'"),
             ("q1,77,1,2026-03-01", "'ad_id': 1 rows name an ad that", "'77'"),
             ("zz,1,1,2026-03-01", "'query_id': 1 rows name a query", "'zz'"),
             ("q1,1", "2 cells instead of 4"),
-            ("q1,1,1,2026-03-01,more", "5 cells instead of 4"),
         )
     ),
 ]

@@ -5,9 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from support import import_in_process, write_rows
 
@@ -38,15 +36,6 @@ def _ads(folder: Path, name: Callable[[int], str] = str, first: int = 0) -> str:
     return write_rows(folder / "ads.csv", "ad_id text", rows)
 
 
-def _shop(folder: Path, name: Callable[[int], str] = str) -> Dataset:
-    """A dataset whose 60 queries and 6 ads have ids, which ``name`` spells."""
-    texts = ((name(n), f"query {n}") for n in NUMBERS)
-    clicked = ((name(n), name(n % 6)) for n in NUMBERS)
-    queries = write_rows(folder / "q.csv", "query_id text", texts)
-    clicks = write_rows(folder / "c.csv", "query_id ad_id", clicked)
-    return import_in_process(UserTables(clicks, queries, _ads(folder, name)), folder / "shop")[0]
-
-
 @SPELLINGS
 def test_an_import_says_that_ids_are_known_in_another_spelling(case, tmp_path):
     listed, clicked = OTHER_SPELLINGS[case]
@@ -57,33 +46,6 @@ def test_an_import_says_that_ids_are_known_in_another_spelling(case, tmp_path):
         import_in_process(UserTables(clicks, ads=ads), tmp_path / "out")
     assert f"61 rows name an ad that is not in {ads}, 60 of them {BUT_FOR}" in str(error.value)
     assert f"as {min(map(clicked, range(6)))!r} for " in str(error.value)
-
-
-@SPELLINGS
-def test_edges_say_that_names_are_known_in_another_spelling(case, tmp_path):
-    listed, named = OTHER_SPELLINGS[case]
-    shop = _shop(tmp_path, listed)
-    texts = ((listed(n), f"text {n}") for n in range(6))
-    anchors = write_rows(tmp_path / "a.csv", "anchor_id text", texts)
-    rows = ((named(n).strip(), named(n % 6).strip()) for n in NUMBERS)
-    links = write_rows(tmp_path / "links.csv", "query anchor", rows)
-    with pytest.raises(DatasetError) as error:
-        add_edge_list(shop.path, "links", EdgeList(query_edges=links, anchors=anchors))
-    for unknown in ("60 rows name queries that the dataset", "of anchors"):
-        assert f"{unknown} does not have, 60 of them {BUT_FOR}" in str(error.value)
-
-
-@SPELLINGS
-def test_sessions_count_names_in_another_spelling(case, tmp_path):
-    listed, named = OTHER_SPELLINGS[case]
-    shop = _shop(tmp_path, listed)
-    rows = [(n // 3, 1_775_000_000 + n, f"query {n}", named(n % 6).strip()) for n in NUMBERS]
-    rows += [(n // 3, 1_775_000_000 + n, named(n).strip(), "") for n in NUMBERS]
-    log = write_rows(tmp_path / "log.csv", "session_id time query ad_id", rows)
-    counts = add_co_session(shop.path, SessionLog(log), SessionSettings(min_support=1))
-    for side, number in (("queries", 60), ("ads", shop.num_rows("queries/train"))):
-        (found,) = [what for what in counts if what.startswith(f"rows of unknown {side} that")]
-        assert counts[found] == number
 
 
 @SPELLINGS
@@ -164,21 +126,6 @@ def test_an_id_that_a_table_lists_is_no_word_for_nothing(tmp_path, caplog):
     assert shop.read("ads")["source_id"].to_pylist() == ["1", "2", "3"]
 
 
-ROUNDED = "cells are numbers in scientific notation, which have lost digits"
-
-
-def test_names_of_edges_that_lost_digits_are_refused(tmp_path):
-    shop = _shop(tmp_path)
-    rows = [(f"1.{n}E+18", f"2.{n}E+18") for n in range(9)]
-    links = write_rows(tmp_path / "links.csv", "query anchor", rows)
-    texts = ((to, f"text {to}") for _, to in rows)
-    anchors = write_rows(tmp_path / "a.csv", "anchor_id text", texts)
-    with pytest.raises(DatasetError) as error:
-        add_edge_list(shop.path, "links", EdgeList(query_edges=links, anchors=anchors))
-    for file, column in (("links", "query"), ("links", "anchor"), ("a", "anchor_id")):
-        assert f"{file}.csv, row 2, column '{column}': 9 {ROUNDED}" in str(error.value)
-
-
 def test_a_text_of_digits_is_no_number_among_texts(tmp_path):
     """A dataset without ids takes numbers from tables that have nothing else."""
     rows = ((f"query {n}", f"ad {n % 6}") for n in NUMBERS)
@@ -195,17 +142,6 @@ def test_a_text_of_digits_is_no_number_among_texts(tmp_path):
     numbers = write_rows(tmp_path / "n.csv", "query anchor", ((name, "a") for name in ("2", "5")))
     add_edge_list(shop.path, "links", EdgeList(query_edges=numbers))
     assert Dataset(shop.path).read("edges/links/query")["query_id"].to_pylist() == [2, 5]
-
-
-@pytest.mark.parametrize("type", [pa.float16(), pa.float32(), pa.float64()])
-def test_ids_that_are_no_numbers_are_empty(type, tmp_path):
-    ids = np.array([*(n % 6 for n in NUMBERS), np.nan], type.to_pandas_dtype())
-    queries = [*(f"query {n}" for n in NUMBERS), "last"]
-    pq.write_table(pa.table({"query": queries, "ad_id": pa.array(ids)}), tmp_path / "c.parquet")
-    with pytest.raises(DatasetError, match="row 60, column 'ad_id': 1 cells are empty"):
-        import_in_process(
-            UserTables(str(tmp_path / "c.parquet"), ads=_ads(tmp_path)), tmp_path / "out"
-        )
 
 
 def test_words_for_nothing_are_left_out_of_joined_texts(tmp_path):

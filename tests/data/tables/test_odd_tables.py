@@ -7,7 +7,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,8 +17,6 @@ from written_out import clicked_pairs
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
-from ramen_ray.data.tables.graphs.session_events import SessionLog
-from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
 from ramen_ray.data.tables.reading import lines
 from ramen_ray.data.tables.reading.columns import Column
 from ramen_ray.data.tables.reading.loading import UserTable
@@ -137,25 +134,6 @@ def test_times_in_other_units_are_refused_with_the_unit(unit, kind, tmp_path):
     assert 40 <= dataset.num_rows("queries/validation") <= 60
 
 
-ODD_TIMES: dict[str, tuple[Callable[[int], object], str]] = {
-    **{
-        time: (lambda n, time=time: "2026-04-01" if n else time, "1 cells are outside the years")
-        for time in ("1850-01-01", "9999-12-31", "0")
-    },
-    "rounded by a spreadsheet": (lambda n: "1.775E+12", "300 cells are not times"),
-    "rounded to float32": (lambda n: np.float32(1.775e9 + n), "times have lost digits"),
-    "a time of day": (lambda n: "12:30:00", "300 cells are not times"),
-}
-
-
-@pytest.mark.parametrize("case", ODD_TIMES)
-def test_what_is_no_time_is_refused(case, tmp_path):
-    of_row, message = ODD_TIMES[case]
-    frame = FRAME.assign(t=[of_row(n) for n in range(300)])
-    with pytest.raises(DatasetError, match=f"a.parquet.*'t'.*{message}"):
-        _import(tmp_path, "a.parquet", frame, columns=Columns(clicks_time="t"))
-
-
 def test_hours_as_numbers_are_not_seconds(tmp_path):
     hours = FRAME.assign(t=[f"20260401{n % 24:02d}" for n in range(300)])
     columns = Columns(clicks_time="t")
@@ -223,14 +201,6 @@ def test_words_for_nothing_are_refused_if_many(tmp_path):
     for option, expected in (("leave-out", set()), ("keep", {(word, "a") for word in words})):
         dataset, _ = _import(tmp_path / option, "a.csv", many, null_words=option)
         assert clicked_pairs(dataset) == {*CLICKS, *expected}
-
-
-def test_values_to_filter_by_are_trimmed(tmp_path):
-    rows = [(n, f"ad {n}", " DE " if n % 2 else "\u00a0") for n in range(7)]
-    ads = write_rows(tmp_path / "ads.csv", "ad_id text market", rows)
-    columns = Columns(ad_filters=("market",))
-    dataset, _ = _import(tmp_path, "a.csv", BY_ID, ads=ads, columns=columns)
-    assert dataset.read("ads")["filter_market"].to_pylist() == [None, "DE"] * 3 + [None]
 
 
 def test_a_log_as_companies_have_it(tmp_path, caplog):
@@ -329,24 +299,6 @@ def test_ids_that_lost_digits_are_refused(tmp_path):
     assert _import(tmp_path / "3", "b.csv", texts)[0].num_rows("ads") == 7
 
 
-@pytest.mark.parametrize("session", ["NULL", "1.34E+18"])
-def test_sessions_that_lost_their_names_are_not_one(session, tmp_path):
-    dataset, _ = _import(tmp_path, "a.csv", FRAME)
-    rows = ((session, 1_775_000_000 + n, query, "") for n, (query, _) in enumerate(CLICKS))
-    log = SessionLog(write_rows(tmp_path / "s.csv", "session_id time query ad_id", rows))
-    with pytest.raises(DatasetError, match="300 rows without a session"):
-        add_co_session(dataset.path, log, SessionSettings(min_support=1))
-
-
-def test_rows_without_a_query_and_an_ad_are_said_unless_they_are_blank(tmp_path):
-    rows = "".join(f"{query},{ad},US\n" for query, ad in CLICKS)
-    content = f"query,ad,country\n{rows},,\n\n,,US\n"
-    with pytest.raises(DatasetError, match="row 304, column 'query': 1 cells are empty"):
-        _import(tmp_path, "a.csv", content)
-    dataset, found = _import(tmp_path / "2", "a.csv", content.removesuffix(",,US\n"))
-    assert (clicked_pairs(dataset), found) == (set(CLICKS), "")
-
-
 @pytest.mark.parametrize("limit", [65_536, 1_048_576])
 def test_a_table_that_ends_where_a_spreadsheet_does_is_doubted(limit, tmp_path, caplog):
     file = tmp_path / "a.csv"
@@ -357,31 +309,6 @@ def test_a_table_that_ends_where_a_spreadsheet_does_is_doubted(limit, tmp_path, 
         table.check()
         assert len(caplog.messages) == (num_rows == limit - 1)
     assert f"a.csv, row {limit}: 1 files end at the last row" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
-)
-def test_headers_are_found_in_texts_of_any_type(kind, tmp_path):
-    def table(*rows: tuple[str, str | None]) -> pa.Table:
-        columns = (pa.array(cells).cast(kind) for cells in zip(*rows, strict=True))
-        return pa.table(dict(zip(("query", "ad"), columns, strict=True)))
-
-    dataset, found = _import(tmp_path, "a.parquet", table(("query", "ad"), *CLICKS))
-    assert clicked_pairs(dataset) == set(CLICKS)
-    assert "1 rows repeat the header" in found
-    assert len(found.splitlines()) == 1
-    with pytest.raises(DatasetError, match="row 300, column 'query': 1 cells are empty"):
-        _import(tmp_path / "empty", "a.parquet", table(*CLICKS, (" ", None)))
-
-
-def test_columns_whose_names_begin_alike_are_told_apart(tmp_path):
-    query, ad = zip(*CLICKS, strict=True)
-    columns = {"query.id": ad, "query": query, "ad": ad, "a": [{"b": "x"}] * 300, "a.b": query}
-    for name in ("query", "a.b"):
-        names = Columns(clicks_query=name)
-        dataset, found = _import(tmp_path / name, "a.parquet", pa.table(columns), columns=names)
-        assert (clicked_pairs(dataset), found) == (set(CLICKS), "")
 
 
 def test_a_file_that_changes_after_it_was_found_is_refused(tmp_path):

@@ -349,16 +349,6 @@ def test_a_huge_session_is_truncated_not_squared(dataset, tmp_path):
     assert queries.keys() == {(0, f"only once {number}") for number in numbers[-99:]}
 
 
-def test_any_number_of_threads_finds_the_same_weights(dataset, tmp_path):
-    rows = _random_rows(1, 130_000, 13_000)
-    found = [
-        _edges(rows, dataset, SessionSettings(window_s=5, top_k=2), tmp_path, threads)
-        for threads in (1, 4)
-    ]
-    assert found[0] == found[1]
-    assert len(found[0][0]) > 5
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -12,16 +12,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
-from duckdb.func import ARROW
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import PATIENCE_S, ROOT, errors_in, import_in_process, wait_until, write_rows
 from written_out import clicked_pairs, clicks_of, column_of, edge_weights_of, plain
 
 from jobs import ingest
-from ramen_ray.data.engine import engine, run
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.data.tables.clicks.import_tables import import_tables
@@ -219,30 +216,6 @@ def test_minimum_counts_are_those_of_plain_loops(tmp_path):
         _random_shop(tmp_path, "few", min_ads_per_query=99)
 
 
-def test_light_pairs_are_left_out_and_texts_normalised_on_request(tmp_path):
-    rows = [(f"q {n}", "a\u00a0 b", 1) for n in range(60)]
-    rows += [(f" q  {n}", "a b", 1) for n in range(30)]
-    write_rows(tmp_path / "clicks.csv", "query ad n", rows)
-    columns = Columns(clicks_weight="n")
-    dataset = _random_shop(tmp_path, columns=columns)
-    assert dataset.num_rows("ads") == 2
-    normal = _random_shop(
-        tmp_path, "normal", columns=columns, normalize_texts=True, min_click_weight=2
-    )
-    assert normal.read("ads")["text"].to_pylist() == ["a b"]
-    merged = [click for split in SPLITS for click in _clicks_of(normal, split).items()]
-    assert dict(merged) == {f"q {n}": {"a b": 2.0} for n in range(30)}
-
-
-@pytest.mark.parametrize("weight", [0.1, 0.3, 0.7])
-def test_weights_at_a_limit_are_within_it(weight, tmp_path):
-    rows = [(f"q {n}", f"ad {n % 7}", weight) for n in range(60) for _ in range(2)]
-    write_rows(tmp_path / "clicks.csv", "query ad n", rows)
-    limits = {"min_click_weight": 2 * weight, "max_clicks_per_query": 2 * weight}
-    dataset = _random_shop(tmp_path, columns=Columns(clicks_weight="n"), **limits)
-    assert sum(dataset.num_rows(f"queries/{split}") for split in SPLITS) == 60
-
-
 SPLIT, PART = "2026-03-01", Columns(query_split="part")
 BY_TIME = Splits(test_from=SPLIT)
 BAD_SETTINGS: dict[str, dict[str, Any]] = {
@@ -319,20 +292,6 @@ def test_edges_come_in_with_the_clicks(tmp_path):
         ("ad number 1", "odd"): 2.0,
         ("ad number 6", "odd"): 2.0,
     }
-
-
-def test_edges_name_texts_if_the_clicks_do(tmp_path):
-    _write_log(tmp_path)
-    links = ((f"query \u00a0{n}", "anything") for n in range(400))
-    source = write_rows(tmp_path / "links.csv", "query anchor", links)
-    edges = {"query_edges": {"links": source}}
-    with pytest.raises(DatasetError, match=r"row 2, column 'query': .*354 rows name queries that"):
-        _random_shop(tmp_path, **edges)
-    normal = _random_shop(tmp_path, **edges, normalize_texts=True, skip_bad_rows=True)
-    train = normal.read("queries/train")["text"].to_pylist()
-    expected = {(text, "anything"): 1.0 for text in train if text.startswith("query")}
-    assert edge_weights_of(normal, "links", "query") == expected
-    assert normal.metadata["num_rows"]["edges/links/query"] == len(expected)
 
 
 CLICKS = "query_id,ad_id,count,day\n"
@@ -418,24 +377,3 @@ def test_an_import_that_is_ended_leaves_no_dataset_directory(number, done, tmp_p
     assert f"wrote out to {tmp_path / 'out'}" in done(ingest, *words)
     assert {file.name for file in tmp_path.iterdir()} == {"clicks.csv", "out"}
     assert sum(Dataset(tmp_path / "out").num_rows(f"queries/{s}") for s in SPLITS) == 20_000
-
-
-@pytest.mark.parametrize("where", ["stream", "function"])
-def test_ctrl_c_passes_through_the_engine(where, tmp_path):
-    """DuckDB turns what a signal raises into errors of its own, in what it calls too."""
-
-    def interrupt(batches: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-        return batches
-
-    rows = pa.RecordBatchReader.from_batches(
-        pa.schema([("n", pa.int64())]), (interrupt(pa.record_batch({"n": [n]})) for n in range(9))
-    )
-    with pytest.raises(KeyboardInterrupt), engine(tmp_path) as connection:
-        if where == "stream":
-            connection.register("rows", rows)
-            run(connection, "reading", "CREATE TABLE read AS FROM rows")
-        of_batch = lambda column: interrupt(column.combine_chunks())  # noqa: E731
-        connection.create_function("end_it", of_batch, ["BIGINT"], "BIGINT", type=ARROW)
-        run(connection, "ending", "SELECT end_it(range) FROM range(9)")
-    assert not list(tmp_path.iterdir())
