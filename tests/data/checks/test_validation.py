@@ -28,7 +28,7 @@ from breaking import (
 from support import query_table
 
 from ramen_ray.data.checks.structure import check_structure
-from ramen_ray.data.checks.validation import check, validate
+from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import JUDGED, JUDGEMENTS
 
@@ -354,33 +354,7 @@ def test_rows_keep_their_numbers_in_large_tables_of_several_files(copied):
     assert ": 7, 8 (1.parquet, row 1), 9 (1.parquet, row 99999)" in finding.message
 
 
-def test_nothing_is_written_into_the_dataset_directory(copied):
-    folders = [copied, *(folder for folder in copied.rglob("*") if folder.is_dir())]
-    before = {folder: folder.stat().st_mtime_ns for folder in folders}
-    validate(Dataset(copied))
-    assert {folder: folder.stat().st_mtime_ns for folder in folders} == before
-
-
-def test_anchor_sets_whose_names_differ_in_case_are_two(copied):
-    copy("anchors/links", "anchors/Links")(copied)
-    for side in ("query", "ad"):
-        copy(f"edges/links/{side}", f"edges/Links/{side}")(copied)
-    check(Dataset(copied))
-    more = [line.replace("edges/links/", "edges/Links/") for line in DOUBTS if "edges" in line]
-    assert sorted(_lines(copied)) == sorted(DOUBTS + more)
-
-
 def test_a_failed_write_leaves_nothing_behind(tmp_path):
     with pytest.raises(KeyError, match="colours"):
         write_dataset(tmp_path / "new", {"colours": pa.table({"a": [1]})}, name="new")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_some_rows_are_read_from_the_parts_that_hold_them(copied, full_path):
-    split("ads", 4)(copied)
-    dataset, whole = Dataset(copied), Dataset(full_path)
-    chosen = [0, 9, 10, 25, 39]
-    rows = whole.read("ads").take(chosen).to_pylist()
-    assert dataset.rows_with_ids("ads", chosen).to_pylist() == rows
-    assert dataset.num_rows("ads") == 40
-    assert dataset.tables == whole.tables

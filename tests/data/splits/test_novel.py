@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from random_datasets import SPLIT_SIZES, random_dataset, rows_in
-from support import MAX_LENGTH, errors_in, node_edges, prepare_in_process, query_table, text_table
+from random_datasets import random_dataset, rows_in
+from support import MAX_LENGTH, errors_in, prepare_in_process
 from written_out import plain
 
 from jobs import ingest
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.dataset import Dataset, DatasetError
 
 
 def _clicks(dataset: Dataset, split: str) -> dict[tuple[str, str, int], float]:
@@ -161,47 +161,6 @@ def test_the_seed_decides(tmp_path):
         "keep_ad_edges": False,
         "unseen_texts": False,
     }
-
-
-def test_ads_and_the_queries_of_an_ad_are_drawn_about_equally_often(tmp_path):
-    draws = 30
-    tables = {"ads": text_table("ad_id", [f"ad {a}" for a in range(4)])}
-    for split in SPLIT_SIZES:
-        texts = [f"{split} {query}" for query in range(5)]
-        tables[f"queries/{split}"] = query_table(texts, [[0, 1, 2, 3]] * 5)
-    parent = write_dataset(tmp_path / "parent", tables, name="even").path
-    novel, revealed, together = Counter[int](), Counter[str](), 0
-    for seed in range(draws):
-        drawn = NovelSettings(0.5, one_shot=True, seed=seed)
-        split = make_novel_split(parent, tmp_path / str(seed), drawn)
-        ads = split.read("novel_ads")["ad_id"].to_pylist()
-        clicks = [(query, ad) for query, _, ad in _clicks(split, "train") if ad in ads]
-        novel.update(ads)
-        revealed.update(query for query, _ in clicks)
-        together += clicks[0][0] == clicks[1][0]
-    for counts, outcomes in ((novel, 4), (revealed, 5)):
-        expected = 2 * draws / outcomes
-        assert len(counts) == outcomes
-        assert min(counts.values()) > 0.5 * expected
-        assert max(counts.values()) < 1.5 * expected
-    assert 0.5 * draws / 5 < together < 1.5 * draws / 5
-
-
-def test_a_graph_that_loses_all_edges_is_dropped(tmp_path):
-    queries = {f"queries/{s}": query_table([f"{s} 0", f"{s} 1"], [[0], [1]]) for s in SPLIT_SIZES}
-    tables = {
-        **queries,
-        "ads": text_table("ad_id", ["an ad", "another"]),
-        "anchors/graph": text_table("anchor_id", ["an anchor"]),
-        "edges/graph/ad": node_edges("ad_id", [[0], []]),
-    }
-    parent = write_dataset(tmp_path / "parent", tables, name="bare").path
-    splits = [
-        make_novel_split(parent, tmp_path / str(seed), NovelSettings(0.5, seed=seed))
-        for seed in range(8)
-    ]
-    left = {(rows_in(split, "novel_ads")[0]["ad_id"], len(split.anchor_sets)) for split in splits}
-    assert left == {(0, 0), (1, 1)}
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
 """Tables of a dataset directory as streams."""
 
-import errno
 import hashlib
 import os
 import shutil
-import threading
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -83,14 +81,6 @@ def test_a_dataset_that_nobody_has_touched_is_read_once(copied, monkeypatch):
     assert len(read) == len(opened.tables)
 
 
-def test_tables_in_linked_folders_are_tables(copied, dataset_path, tmp_path):
-    for name in ("anchors", "edges"):
-        (copied / name).rename(tmp_path / name)
-        (copied / name).symlink_to(tmp_path / name)
-    assert Dataset(copied).tables == Dataset(dataset_path).tables
-    assert Dataset(copied).fingerprint == Dataset(dataset_path).fingerprint
-
-
 def test_a_pipe_among_the_parts_of_a_table_is_not_waited_for(copied):
     (copied / "ads.parquet").rename(copied / "whole.parquet")
     (copied / "ads.parquet").mkdir()
@@ -113,16 +103,3 @@ def test_the_same_rows_give_the_same_bytes_however_they_come(tmp_path, monkeypat
     assert pq.read_table(many)["text"].to_pylist() == texts
     footer = pq.read_metadata(many)
     assert 10 < footer.num_row_groups < 100
-
-
-def test_a_failed_write_has_ended_the_thread_that_reads_ahead(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(parquet_files, "ROWS_PER_GROUP", 1)
-    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
-    batches = (pa.table({"ad_id": [n], "text": ["robin"]}) for n in range(3))
-    with pytest.raises(OSError, match="No space") as failed:
-        DatasetWriter(tmp_path).write("ads", batches)
-    assert not [one.name for one in threading.enumerate() if one.name.startswith("prefetched")]
-    assert failed.tb  # else what the write held would be gone by itself

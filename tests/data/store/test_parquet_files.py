@@ -14,7 +14,7 @@ from support import CODE_TYPE, RunsCode, table_with_code
 from ramen_ray.data.checks.structure import inspect_structure
 from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.store import parquet_files
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.dataset import DatasetError, write_dataset
 from ramen_ray.data.store.parquet_files import open_parquet
 from ramen_ray.orchestration.deploy.prediction_files import partitions
 
@@ -109,22 +109,3 @@ def test_tables_of_a_dataset_that_would_take_gigabytes_are_refused(tmp_path, mon
     with pytest.raises(DatasetError, match=rf"train\.parquet: {expected}"):
         dataset.read("queries/train")
     assert any(re.search(expected, found.message) for found in inspect_structure(dataset).findings)
-
-
-@pytest.mark.parametrize("nested", NESTED)
-def test_no_table_of_a_dataset_may_hold_code(nested, tmp_path):
-    ads = pa.table({"ad_id": [0], "text": ["an ad"]})
-    dataset = write_dataset(tmp_path / "dataset", {"ads": ads}, name="made")
-    code = table_with_code(tmp_path / "run", nested)
-    ads = ads.append_column(code.schema.field("code"), code["code"])
-    pq.write_table(ads, dataset.path / "ads.parquet")
-    column = f"'code{NESTED[nested]}'"
-    for read in (
-        lambda: Dataset(dataset.path).num_rows("ads"),
-        lambda: Dataset(dataset.path).read("ads"),
-        lambda: list(Dataset(dataset.path).batches("ads", ["text"])),
-    ):
-        with pytest.raises(DatasetError, match=rf"ads\.parquet.*{column} \(ray\.data\.arrow_pickl"):
-            read()
-    (error,) = (found for found in validate(Dataset(dataset.path)) if found.file == "ads.parquet")
-    assert f"{column} (ray.data.arrow_pickled_object)" in str(error)
