@@ -28,6 +28,7 @@ from ramen_ray.orchestration.run.build import (
     build_objective,
     build_sampler,
     build_state,
+    build_training_data,
 )
 
 EDGE_SEED = 7
@@ -57,7 +58,8 @@ def train(config: RunConfig, data: Prepared, *changes: Change) -> DualEncoder:
 
 def begin(config: RunConfig, data: Prepared, *changes: Change, edges: Path | None = None) -> Run:
     """Build what :func:`train` trains, on the graphs in ``edges``, by default the dataset's own."""
-    training_data = TrainingData.from_prepared(data, build_objective(config).regularizers, edges)
+    regularizers = build_objective(config).regularizers
+    training_data = build_training_data(config, data, regularizers, edges)
     if config.walk.enabled:
         settings, walked = WalkSettings(**config.walk.model_dump(exclude={"enabled"})), {}
         for one, own in training_data.graphs.items():

@@ -254,6 +254,26 @@ class BaseConfig(Section):
         return self
 
 
+class JudgedConfig(Section):
+    """How judgements of train queries are learnt from, if the dataset has some.
+
+    Ads judged below 0.5 are no positives, clicked or not; others are never negatives of their
+    query. With num_negatives 0, graded 0 and without as_positives, judgements are not used.
+    """
+
+    num_negatives: Annotated[int, Field(ge=0)] = 2
+    """Ads drawn for each query of those judged below 0.5, or with graded of all that are judged;
+    they are negatives of the whole batch."""
+    as_positives: bool = False
+    """Train on ads judged 0.5 or more as if they had been clicked, each as often as the query's
+    average click."""
+    graded: NotNegative = 0.0
+    """Weight of a term that brings cosines in line with grades: MarginMSE beside a triplet loss, or
+    the KL divergence over the judged ads of the pool beside a softmax."""
+    sources: tuple[str, ...] = ()
+    """Whose judgements count, such as human; by default all."""
+
+
 class WalkConfig(Section):
     """Random walks with restart, which replace each node's edges by the anchors that they visit."""
 
@@ -400,6 +420,7 @@ class RunConfig(Section):
     regularization: RegularizationConfig = RegularizationConfig()
     base: BaseConfig = BaseConfig()
     classifier: ClassifierConfig = ClassifierConfig()
+    judged: JudgedConfig = JudgedConfig()
     walk: WalkConfig = WalkConfig()
     pruning: PruningConfig = PruningConfig()
     training: TrainingConfig = TrainingConfig()

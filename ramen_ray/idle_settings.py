@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ramen_ray.config import ConfigError, RunConfig
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.presets import used_sets
 
 
@@ -33,6 +34,10 @@ def _has_shortlists(config: RunConfig) -> bool:
 
 def _is_clustered(config: RunConfig) -> bool:
     return config.base.parts.order != "random"
+
+
+def _has_judgements(config: RunConfig) -> bool:
+    return Dataset(config.dataset).has("judged/train")
 
 
 GRAPH_ADVICE = "give an anchor set a weight, --regularization.lambda-z.SET 0.3"
@@ -93,6 +98,11 @@ CONDITIONS = (
         ("base.refresh_every",),
         lambda config: _has_shortlists(config) or _is_clustered(config),
         "set --base.hard-negatives shortlists, or --base.order",
+    ),
+    Condition(
+        ("judged.",),
+        _has_judgements,
+        "import judgements of train queries with jobs/ingest.py tables --judged",
     ),
     Condition(("base.first_clustered_epoch",), _is_clustered, "set --base.order clustered"),
     Condition(

@@ -30,6 +30,7 @@ from ramen_ray.orchestration.run.build import (
     build_model,
     build_objective,
     build_state,
+    build_training_data,
     held_classifiers,
 )
 from ramen_ray.orchestration.run.build import build_sampler as configured_sampler
@@ -101,7 +102,7 @@ class ConfiguredRun(Run):
             self.model = build_model(config)
             if self.model.classifier_head is not None:
                 self.model.classifiers = build_classifiers(config, self.model, data)
-        training_data = TrainingData.from_prepared(data, self.objective.regularizers)
+        training_data = build_training_data(config, data, self.objective.regularizers)
         self.sampler = configured_sampler(config, data, training_data)
         self.state = build_state(config, self.model, self.model, self.sampler, self.objective)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ramen_ray.method.distributed import own_range, to_device
+from ramen_ray.method.distributed import gather_own, own_range, to_device
 from ramen_ray.method.model.heads import unit
 from ramen_ray.method.objectives.losses import LEFT_OUT, Loss
 from ramen_ray.method.sampling.encoded import EncodedBatch
@@ -28,6 +28,9 @@ CLASSIFIERS = "classifiers_Ld"
 OF_CLASSIFIERS = "classifier_queries_Ud"
 """What is added to a batch: (L, d) float32, the classifiers of the pool; (U, d) float32, the
 vectors of its texts, not normalised, that are compared with them."""
+NO_NEGATIVES = "no_negatives_bL"
+"""What may be added to a batch: (b, L) bool, ads that are neither positives nor negatives of this
+worker's queries."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def task_term(
     """
 
     def ads_loss(encoded: EncodedBatch) -> Tensor:
-        similarity_bL = similarity_of(encoded)
+        similarity_bL = _of_rivals(encoded, similarity_of(encoded))
         clicked_bL = encoded.own_clicked_in_pool
         losses_b = loss(similarity_bL, encoded.own_places, clicked_bL)
         return losses_b.sum() / len(encoded.batch.queries)
@@ -169,6 +172,7 @@ def bce_term(temperature: float, weight: float) -> Term:
         logits_bL = (
             _asking(encoded, encoded.inputs.task.rows) @ encoded.added[CLASSIFIERS].T / temperature
         )
+        logits_bL = _of_rivals(encoded, logits_bL)
         clicked_bL = encoded.own_clicked_in_pool.to(logits_bL.dtype)
         total = functional.binary_cross_entropy_with_logits(logits_bL, clicked_bL, reduction="sum")
         return total / (len(encoded.batch.queries) * len(encoded.ad_pool.ids))
@@ -176,12 +180,22 @@ def bce_term(temperature: float, weight: float) -> Term:
     return Term(BCE, weight, entropy)
 
 
+def _of_rivals(encoded: EncodedBatch, similarity_bL: Tensor) -> Tensor:
+    """Return similarities (b, L) of this worker's queries without what is no negative of them."""
+    is_none_bL = encoded.added.get(NO_NEGATIVES)
+    return similarity_bL if is_none_bL is None else similarity_bL.masked_fill(is_none_bL, LEFT_OUT)
+
+
 def _reverse_loss(loss: Loss, encoded: EncodedBatch, queries_BD: Tensor, ads_LD: Tensor) -> Tensor:
     """Return this worker's part of the mean loss over the ads that have a query in the batch."""
     clicked_LB = encoded.clicked_in_pool.T
     share = to_device(own_range(len(ads_LD)), ads_LD.device)
     no_places_l1 = torch.full_like(share, -1)[:, None]
-    losses_l = loss(ads_LD[share] @ queries_BD.T, no_places_l1, clicked_LB[share])
+    similarity_lB = ads_LD[share] @ queries_BD.T
+    if (is_none_bL := encoded.added.get(NO_NEGATIVES)) is not None:
+        is_none_lB = gather_own(is_none_bL, len(encoded.batch.queries)).T[share]
+        similarity_lB = similarity_lB.masked_fill(is_none_lB, LEFT_OUT)
+    losses_l = loss(similarity_lB, no_places_l1, clicked_LB[share])
     return losses_l.sum() / clicked_LB.any(dim=1).sum().clamp(min=1)
 
 

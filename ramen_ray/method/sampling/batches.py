@@ -48,7 +48,7 @@ class Batch:
 
     queries: Int64s  # (b,) rows of train queries
     ads: Int64s  # (b, P) ads that were clicked for each query
-    hard_negatives: Int64s  # (b, H) ads that were never clicked for each query
+    hard_negatives: Int64s  # (b, H) further ads of the pool: hard negatives, and judged ads
     # per regulariser, its nodes, which need not be of the batch, and their anchors
     anchors: Mapping[Regularizer, NodeAnchors]
 
@@ -109,6 +109,9 @@ class Sampler:
     # without clicks are then never drawn
     nodes: NodeChoice = "all"
     num_positives: int = 1  # P; more than one for losses over several of a query's ads
+    # J; that many of each query's ``judged`` ads join its hard negatives, in columns after these
+    num_judged: int = 0
+    judged: Csr | None = None
     _order: tuple[int, Clusters | None, Int64s] | None = field(default=None, init=False)
     _linked: dict[Regularizer, tuple[Csr, Csr]] = field(default_factory=dict, init=False)
 
@@ -144,6 +147,12 @@ class Sampler:
             hard_negatives = draw_hard_negatives(
                 sources.shortlists, rows, ids, self.num_hard_negatives, key
             )
+        if self.judged is not None:
+            own_keys = keyed_hash((*key, Stream.JUDGED), ids)
+            drawn = draw_several(
+                self.judged, rows, own_keys, self.num_judged, (*key, Stream.JUDGED)
+            )
+            hard_negatives = np.hstack([hard_negatives, drawn])
         return Batch(rows, ads, hard_negatives, anchors)
 
     def _draw_anchors(
@@ -213,6 +222,7 @@ class Stream(IntEnum):
     FURTHER_ADS = 7
     # 8 is taken by the links of OAK
     IN_CLUSTER = 9
+    JUDGED = 10
 
 
 def random_order(num_queries: int, batch_size: int, slots: range, seed: int, epoch: int) -> Int64s:

@@ -13,6 +13,7 @@ from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.method.sampling.judged import JudgedAds
 
 QUERIES, ADS = "queries", "ads"
 
@@ -63,6 +64,7 @@ class TrainingData:
     # per regulariser, graphs whose edges are never negatives, drawn or not
     known_edges: Mapping[Regularizer, Sequence[Csr]]
     tables: Mapping[str, TokenTable]  # texts of ``queries``, ``ads`` and ``anchors/SET``
+    judged: JudgedAds | None = None  # which ``clicks`` follow already
 
     @cached_property
     def clicked_rows(self) -> Int64s:
@@ -71,11 +73,16 @@ class TrainingData:
 
     @classmethod
     def from_prepared(
-        cls, data: Prepared, regularizers: Iterable[Regularizer], edges: Path | None = None
+        cls,
+        data: Prepared,
+        regularizers: Iterable[Regularizer],
+        edges: Path | None = None,
+        judged: JudgedAds | None = None,
     ) -> "TrainingData":
         """Map the arrays of a prepared dataset; its own edges always count as known edges.
 
-        Steps draw from the graphs in the folder ``edges``, if it is given.
+        Steps draw from the graphs in the folder ``edges``, if it is given, and by what is
+        ``judged``.
         """
         own_edges = data.path / "edges"
         graphs = open_graphs(own_edges if edges is None else edges, regularizers)
@@ -86,4 +93,7 @@ class TrainingData:
         sets = {regularizer.anchor_set for regularizer in graphs}
         anchors = {anchor_table(name): data.anchors(name) for name in sorted(sets)}
         tables = {QUERIES: data.queries["train"], ADS: data.ads, **anchors}
-        return cls(data.query_ids, data.clicks["train"], graphs, known_edges, tables)
+        clicks = data.clicks["train"]
+        if judged is not None:
+            clicks = judged.applied_to(clicks)
+        return cls(data.query_ids, clicks, graphs, known_edges, tables, judged)

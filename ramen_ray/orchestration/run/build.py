@@ -1,5 +1,6 @@
 """Build the parts of a run from its configuration; this module does not need Ray."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from ramen_ray.config import EncoderConfig, RunConfig
+from ramen_ray.config import ConfigError, EncoderConfig, RunConfig
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.distributed import gather_arrays, own_range
@@ -24,6 +25,7 @@ from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.method.model.texts import Prompts, TextTokenizer
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
+from ramen_ray.method.objectives.judged import JudgedPart, graded_term
 from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import (
     Objective,
@@ -40,7 +42,8 @@ from ramen_ray.method.objectives.terms import (
 from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
 from ramen_ray.method.sampling.encoded import StepPart
-from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.method.sampling.judged import JudgedAds
+from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
 from ramen_ray.method.training.classifier_training import ClassifierPart, ClassifierTraining
 from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
 
@@ -165,6 +168,9 @@ def _task_terms(config: RunConfig, triplet: TripletLoss) -> list[Term]:
             terms.append(classifier_reverse_term(classifier_loss, share * reverse))
         if settings.bce:
             terms.append(bce_term(settings.temperature, share * settings.bce))
+    if config.judged.graded:
+        temperature = None if parts.loss == "triplet" else config.loss.temperature
+        terms.append(graded_term(config.judged.graded, temperature))
     return terms
 
 
@@ -178,18 +184,53 @@ def build_ground_truth(config: RunConfig, data: Prepared, split: str) -> GroundT
     return GroundTruth.from_prepared(data, split, build_propensity(config))
 
 
+def build_training_data(
+    config: RunConfig,
+    data: Prepared,
+    regularizers: Iterable[Regularizer] = (),
+    edges: Path | None = None,
+) -> TrainingData:
+    """Map what a run trains on, by what is judged; for ``edges`` see TrainingData.from_prepared.
+
+    Raises a DatasetError if there is no judgement by one of the sources that are asked for, and a
+    ConfigError if there is none but is to be learnt from.
+    """
+    settings = config.judged
+    needs_judgements = settings.as_positives or settings.graded > 0
+    ads = None
+    if settings.num_negatives or needs_judgements:
+        judged = data.judgements("train", settings.sources)
+        if judged is not None:
+            ads = JudgedAds.from_judgements(judged, len(data.query_ids), settings.as_positives)
+        elif needs_judgements:
+            name = "as_positives" if settings.as_positives else "graded"
+            raise ConfigError(
+                f"judged.{name} needs judgements of the train queries of {data.metadata['name']}; "
+                f"import some with jobs/ingest.py tables --judged, or leave it"
+            )
+    return TrainingData.from_prepared(data, regularizers, edges, ads)
+
+
 def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData) -> Sampler:
     """Build the sampler that draws a run's batches."""
     parts = config.base.parts
     has_shortlists = parts.hard_negatives == "shortlists"
+    clicks = data.weighted_clicks if config.training.sampling == "clicks" else None
+    judged, drawn = training_data.judged, None
+    if judged is not None:
+        clicks = None if clicks is None else judged.applied_to(clicks)
+        if config.judged.num_negatives:
+            drawn = judged.pairs if config.judged.graded else judged.low
     return Sampler(
         training_data,
         config.training.global_batch_size,
         config.seed,
-        data.weighted_clicks if config.training.sampling == "clicks" else None,
+        clicks,
         parts.num_hard_negatives if has_shortlists else 0,
         config.regularization.nodes,
         parts.num_positives,
+        config.judged.num_negatives,
+        drawn,
     )
 
 
@@ -224,6 +265,8 @@ def build_state(
         return build_schedule(optimizer, warmup_steps, num_steps, rates.decay)
 
     parts: list[StepPart] = []
+    if sampler.data.judged is not None:
+        parts.append(JudgedPart(sampler.data.judged, device))
     if model.classifiers is not None:
         lr = config.classifier.lr
         parts.append(ClassifierPart(ClassifierTraining(model.classifiers, lr, scheduled)))

@@ -11,7 +11,11 @@ from ramen_ray.method.metrics.ranking import METRICS
 from ramen_ray.method.model.pretrained import EncoderError
 from ramen_ray.method.model.sentence_folder import EncoderFolder, open_encoder
 from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS
-from ramen_ray.orchestration.run.build import cluster_schedule, encoder_tokenizer
+from ramen_ray.orchestration.run.build import (
+    build_training_data,
+    cluster_schedule,
+    encoder_tokenizer,
+)
 from ramen_ray.presets import check_sets
 
 MOST_UNKNOWN = 0.2
@@ -52,13 +56,14 @@ def check_config(config: RunConfig, dataset: Dataset) -> None:
 
 def check_clicks(config: RunConfig, data: Prepared) -> None:
     """Raise a DatasetError if clicks do not fill a batch, a ConfigError if no query has enough."""
-    drawn, most = config.base.parts.num_positives, int(np.diff(data.clicks["train"].indptr).max())
+    training_data = build_training_data(config, data)
+    drawn, most = config.base.parts.num_positives, int(np.diff(training_data.clicks.indptr).max())
     if drawn > most:
         raise ConfigError(
             f"base.num_positives {drawn} is more than any query of {data.metadata['name']} led to: "
             f"the most is {most}"
         )
-    batch, num_queries = config.training.global_batch_size, len(data.clicked_queries)
+    batch, num_queries = config.training.global_batch_size, len(training_data.clicked_rows)
     if num_queries < batch:
         raise DatasetError(
             f"{data.metadata['name']} has {num_queries} train queries with clicks, fewer than "

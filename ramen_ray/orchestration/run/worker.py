@@ -24,7 +24,6 @@ from ramen_ray.method.retrieval.index import IndexKind, choose_kind
 from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.step_inputs import pool_figures
-from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.method.training.state import TrainState
 from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.background.from_checkpoints import pruning_task, shortlist_task
@@ -37,6 +36,7 @@ from ramen_ray.orchestration.run.build import (
     build_propensity,
     build_sampler,
     build_state,
+    build_training_data,
     held_classifiers,
     use_bf16,
 )
@@ -220,7 +220,7 @@ def run_setup(task: WorkerTask, worker: WorkerContext) -> RunSetup:
         graphs = data.path / task.edges.relative_to(task.prepared)
     else:
         graphs = local.copy_of_graphs(task.edges, regularizers)
-    sampler = build_sampler(config, data, TrainingData.from_prepared(data, regularizers, graphs))
+    sampler = build_sampler(config, data, build_training_data(config, data, regularizers, graphs))
     bf16 = use_bf16(config, worker.device)
     # background tasks may run on other machines, so they read the shared folders
     context = TaskContext(
