@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -165,3 +166,142 @@ def test_judgements_follow_queries_and_ads_into_other_datasets(tmp_path):
                 for pair, grade in _judged(whole, split).items()
                 if pair[0] in queries and pair[1] in known
             }
+
+
+Row = tuple[str, str, str, int, int, int]
+Pairs = dict[tuple[str, str, int], Any]
+DAYS = {"validation_from": "2026-03-05", "test_from": "2026-03-08"}
+SPLITTINGS = {
+    "drawn": Splits(test_fraction=0.2, validation_fraction=0.2),
+    "new-queries": Splits(**DAYS),
+    "later-clicks": Splits(**DAYS, held_out="later-clicks"),
+}
+VIEWS = Columns(
+    clicks_weight="clicks", clicks_time="day", clicks_views="views", clicks_position="at"
+)
+
+
+@pytest.fixture(scope="module")
+def log() -> list[Row]:
+    """Rows of query, ad, day, clicks, views and position; a bot clicks on all that it sees."""
+    draw = np.random.default_rng(0)
+    rows = [("bot", f"ad {ad}", "2026-03-01", 500, 500, 1) for ad in range(NUM_ADS)]
+    for query in range(40):
+        for ad in draw.choice(NUM_ADS, 6, replace=False):
+            for day in draw.integers(1 + query // 6, 10, 2):
+                views, at = int(draw.integers(1, 40)), int(draw.integers(1, 4))
+                clicks = 0 if (query + ad) % 3 else int(draw.binomial(views, 0.5 / at))
+                rows.append((f"query {query}", f"ad {ad}", f"2026-03-{day:02d}", clicks, views, at))
+    return rows
+
+
+def _expected(rows: list[Row], splits: Splits) -> Pairs:
+    """Return clicks and expected clicks by pair and period, of periods that count."""
+    has_time = splits.test_from is not None
+    periods = [has_time * ((day >= "2026-03-05") + (day >= "2026-03-08")) for _, _, day, *_ in rows]
+    first: dict[str, int] = {}
+    for row, period in zip(rows, periods, strict=True):
+        if row[3] and row[0] != "bot":
+            first[row[0]] = min(first.get(row[0], 2), period)
+    counted = [
+        (row, period)
+        for row, period in zip(rows, periods, strict=True)
+        if row[0] in first and (splits.held_out == "later-clicks" or first[row[0]] == period)
+    ]
+    clicks: dict[Any, int] = defaultdict(int)
+    views: dict[Any, int] = defaultdict(int)
+    for (_, _, _, clicked, seen, at), period in counted:
+        clicks[period, at] += clicked
+        views[period, at] += seen
+    pairs: Pairs = defaultdict(lambda: np.zeros(2))
+    for (query, ad, _, clicked, seen, at), period in counted:
+        pairs[query, ad, period] += [clicked, seen * clicks[period, at] / views[period, at]]
+    return pairs
+
+
+@pytest.mark.parametrize("name", SPLITTINGS)
+def test_impressions_weigh_clicks_and_judge_ads_as_plain_loops_would(name, log, tmp_path):
+    splits, least = SPLITTINGS[name], 4.0
+    tables = UserTables(
+        write_rows(tmp_path / "log.csv", "query ad day clicks views at", log),
+        columns=VIEWS,
+        splits=splits,
+        weights="coec",
+        min_expected=least,
+        max_clicks_per_query=1000,
+    )
+    dataset, findings = import_in_process(tables, tmp_path / "out")
+    assert findings == errors_in(dataset) == []
+    pairs = _expected(log, splits)
+    last = {text: split for split in SPLITS for text in clicks_of(dataset, split)}
+    clicked = {(query, ad) for (query, ad, _), (clicks, _) in pairs.items() if clicks}
+    refused = {
+        (query, ad, "shown")
+        for (query, ad, _), (clicks, expected) in pairs.items()
+        if expected >= least and (query, ad) not in clicked
+    }
+    for number, split in enumerate(SPLITS):
+        weights = {}
+        for (query, ad, period), (clicks, expected) in pairs.items():
+            is_there = last[query] == split if name != "later-clicks" else period == number
+            if clicks and is_there:
+                coec = (clicks + 1) / (expected + 1)
+                weights[query, ad] = pytest.approx(coec if split == "train" else clicks)
+        rows = dataset.read(f"queries/{split}").to_pylist()
+        ads = _texts(dataset, "ads")
+        assert weights == {
+            (row["text"], ads[ad]): weight
+            for row in rows
+            for ad, weight in zip(row["ad_ids"], row["weights"], strict=True)
+        }
+        judged = _judged(dataset, split)
+        assert judged == {key: 0.0 for key in refused if last[key[0]] == split}
+    assert len(refused) > 20
+    assert _all_judged(dataset)["train"]
+
+
+def test_rows_without_clicks_are_impressions_and_positions_count_from_any_number(log, tmp_path):
+    """Rows of one impression each say the same as their sums, at positions from 0 or from 1."""
+    summed = [(query, ad, day, clicks, views, at) for query, ad, day, clicks, views, at in log]
+    single = [
+        (query, ad, day, int(number < clicks), at - 1)
+        for query, ad, day, clicks, views, at in log
+        for number in range(views)
+    ]
+    given = {"weights": "coec", "min_expected": 3.0}
+    by_sums = UserTables(
+        write_rows(tmp_path / "sums.csv", "query ad day clicks views at", summed),
+        columns=VIEWS,
+        **given,
+    )
+    columns = Columns(clicks_weight="clicks", clicks_position="at")
+    by_rows = UserTables(
+        write_rows(tmp_path / "rows.csv", "query ad day clicks at", single),
+        columns=columns,
+        **given,
+    )
+    folders = [tmp_path / name for name in ("sums", "rows")]
+    made = [import_tables(*task) for task in zip((by_sums, by_rows), folders, strict=True)]
+    for table in made[0].tables:
+        assert made[0].read(table).equals(made[1].read(table)), table
+
+
+BAD_VIEWS = {
+    "query 1,ad 1,2026-03-01,3,2,1": "row 2, column 'views'",
+    "query 1,ad 1,2026-03-01,1,2,-1": "row 2, column 'at'",
+    "query 1,ad 1,2026-03-01,nan,2,1": "row 2, column 'clicks'",
+    "query 1,ad 1,2026-03-01,2,2,1": "no impression without a click",
+}
+
+
+@pytest.mark.parametrize(("row", "told"), BAD_VIEWS.items())
+def test_impressions_that_cannot_be_are_refused(row, told, tmp_path, caplog):
+    rows = [row.split(","), *([f"query {n}", "ad 2", "2026-03-01", 2, 2, 1] for n in range(60))]
+    file = write_rows(tmp_path / "log.csv", "query ad day clicks views at", rows)
+    with pytest.raises(DatasetError, match=told):
+        import_tables(UserTables(file, columns=VIEWS, weights="coec"), tmp_path / "out")
+    assert "all positions are the same" in caplog.text
+    with pytest.raises(DatasetError, match=r"columns\.clicks_views"):
+        UserTables(file, columns=VIEWS)
+    with pytest.raises(DatasetError, match=r"columns\.clicks_weight"):
+        UserTables(file, weights="coec")

@@ -17,7 +17,7 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.same_texts import normalized
 from ramen_ray.data.store.schemas import FILTER, PLURAL, SIDES, SPLITS, Side
-from ramen_ray.data.tables.clicks import numbering, splits, writing
+from ramen_ray.data.tables.clicks import numbering, shown, splits, writing
 from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs import edges
 from ramen_ray.data.tables.graphs.anchor_sets import made_by
@@ -96,14 +96,7 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
         }
 
     names = tables.click_columns
-    clicks = of_names({side: names[side] for side in SIDES})
-    if "weight" in names:
-        clicks["weight"] = weight_column(names["weight"], zeros="impressions, rows of 0 clicks")
-    if "time" in names:
-        unit, flag = columns.clicks_time_unit, "--columns.clicks-time-unit"
-        reasons = "clicks before clicks_from", "clicks from clicks_until on"
-        times = time_column(names["time"], unit, flag)
-        clicks["time"] = within(times, *tables.click_bounds, reasons)
+    clicks = of_names({side: names[side] for side in SIDES}) | _number_columns(tables)
     ads = of_nodes(columns.ad_id, columns.ad_text) | filter_columns(columns.ad_filters)
     judged = of_names(tables.pair_columns("judged"))
     judged["grade"] = grade_column(columns.judged_grade, tables.judged_highest)
@@ -125,6 +118,23 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
         for what, (source, columns_of) in sources.items()
         if source is not None
     }
+
+
+def _number_columns(tables: UserTables) -> dict[str, Column]:
+    """Return the columns of a click's numbers that are given: weight, views, position and time."""
+    names, has_views = tables.click_columns, tables.counts_views
+    read: dict[str, Column] = {}
+    if "weight" in names:
+        zeros = "" if has_views else "impressions, rows of 0 clicks"
+        read["weight"] = weight_column(names["weight"], zeros, from_zero=has_views)
+    for role in names.keys() & {"views", "position"}:
+        read[role] = weight_column(names[role], from_zero=True)
+    if "time" in names:
+        unit, flag = tables.columns.clicks_time_unit, "--columns.clicks-time-unit"
+        reasons = "clicks before clicks_from", "clicks from clicks_until on"
+        times = time_column(names["time"], unit, flag)
+        read["time"] = within(times, *tables.click_bounds, reasons)
+    return read
 
 
 @dataclass(frozen=True)
@@ -154,7 +164,7 @@ class _Import:
                 self.connection, writer, given=has_pairs, own_text=own_text
             )
             _log("filters", pairs)
-        if "judged" in self.opened:
+        if "judged" in self.opened or self.tables.min_expected is not None:
             _log("judgements", writing.write_judgements(self.connection, writer))
 
     def _read(self) -> None:
@@ -167,6 +177,7 @@ class _Import:
             table.load(connection, f"{name}_rows", f"SELECT {columns} FROM source")
         if "weight" in clicks.columns:
             numbering.check_totals(connection, clicks, "clicks_rows")
+            shown.check_views(connection, clicks)
         listed = [side for side in SIDES if side in self.opened]
         for name in (*listed, "clicks"):
             self._count_rows(name)
@@ -184,7 +195,7 @@ class _Import:
 
     def _sum_clicks(self) -> None:
         connection = self.connection
-        numbering.sum_clicks(connection)
+        numbering.sum_clicks(connection, counts_views=self.tables.counts_views)
         if not (num_clicks := count(connection, "SELECT sum(clicks) FROM sums")):
             roles = " and ".join(list(self.tables.click_columns.values())[:2])
             raise DatasetError(
@@ -215,7 +226,11 @@ class _Import:
         weight = "weight" if self.tables.columns.clicks_weight else "1.0"
         bounds = self.tables.period_bounds or ()
         period = " + ".join(f"(time >= {bound!r})::TINYINT" for bound in bounds) or "0::TINYINT"
-        return f"place, query, ad, {weight} AS weight, {period} AS period"
+        names = self.opened["clicks"].columns
+        views = "views" if "views" in names else "greatest(weight, 1)"
+        position = "position" if "position" in names else "0.0::DOUBLE"
+        counted = f", {views} AS views, {position} AS position" * self.tables.counts_views
+        return f"place, query, ad, {weight} AS weight, {period} AS period{counted}"
 
     def _number(self, name: str, known: Collection[Side]) -> None:
         """Number the names in a table's rows; note those of ``known`` sides that are not there."""
@@ -274,6 +289,16 @@ class _Import:
             left_out = keep()
         if any((counts := counts | left_out).values()):
             _log("splits", counts)
+        if tables.counts_views:
+            self._use_views()
+
+    def _use_views(self) -> None:
+        """Weigh clicks by what was to be expected, and judge what was shown in vain, if asked."""
+        shown.expect_clicks(self.connection)
+        if self.tables.weights == "coec":
+            shown.weigh_by_coec(self.connection)
+        if (least := self.tables.min_expected) is not None:
+            _log("impressions", shown.judge_refused(self.connection, least))
 
 
 def _log(what: str, counts: Mapping[str, int]) -> None:

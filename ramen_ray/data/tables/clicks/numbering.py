@@ -21,8 +21,8 @@ Then clicks are summed:
     the user's rows with names, if a text is all that queries or ads have.
 ``clicks`` (query, ad, weight, period, place)
     the same with numbers.
-``sums`` (query, ad, period, weight, clicks)
-    the clicks of each pair in each period.
+``sums`` (query, ad, period, weight, clicks), ``shown`` (query, ad, period, position, clicks, views)
+    the clicks of each pair in each period, and its impressions, if these are asked for.
 """
 
 from collections.abc import Sequence
@@ -145,17 +145,28 @@ def numbered(sides: Sequence[Side], rows: str) -> str:
     return f"SELECT {others}, {columns} FROM {rows} AS rows {joins}"
 
 
-def sum_clicks(connection: Connection) -> None:
-    """Sum the clicks of known queries and ads, of each pair in each period."""
+def sum_clicks(connection: Connection, *, counts_views: bool = False) -> None:
+    """Sum the clicks of known queries and ads, and perhaps the views, by pair and period."""
     # a parallel sum of floats would depend on the number of threads
     whole = f"weight = floor(weight) AND weight < {LARGEST_EXACT}"
     (exact,) = connection.sql(f"SELECT bool_and({whole}) FROM clicks").fetchall()[0]
     total = "sum(weight::BIGINT)" if exact else "sum(weight ORDER BY place)"
     sums = f"""CREATE TABLE sums AS
         SELECT query, ad, period, {total}::FLOAT AS weight, count(*) AS clicks
-        FROM clicks WHERE query IS NOT NULL AND ad IS NOT NULL
+        FROM clicks WHERE query IS NOT NULL AND ad IS NOT NULL AND weight > 0
         GROUP BY query, ad, period"""
     run(connection, "summing clicks", sums)
+    connection.execute(
+        """CREATE TABLE shown (query BIGINT, ad BIGINT, period TINYINT, position DOUBLE,
+            clicks DOUBLE, views DOUBLE)"""
+    )
+    if counts_views:
+        shown = """INSERT INTO shown BY NAME
+            SELECT query, ad, period, position, sum(weight ORDER BY place) AS clicks,
+                sum(views ORDER BY place) AS views
+            FROM clicks WHERE query IS NOT NULL AND ad IS NOT NULL
+            GROUP BY query, ad, period, position"""
+        run(connection, "summing impressions", shown)
     connection.execute("DROP TABLE clicks")
 
 
@@ -188,9 +199,15 @@ def leave_out(connection: Connection, tables: UserTables) -> dict[str, int]:
 
 
 def _drop(connection: Connection, key: Sequence[str], unwanted: str) -> int:
-    """Delete the sums whose ``key`` the query selects; counts different ones, periods aside."""
+    """Delete the sums and what was shown whose ``key`` a query selects.
+
+    Returns how many different ones there are, periods aside.
+    """
     columns = ", ".join(key)
     connection.execute(f"CREATE OR REPLACE TABLE unwanted AS {unwanted}")
-    connection.execute(f"DELETE FROM sums WHERE ({columns}) IN (SELECT {columns} FROM unwanted)")
+    for table in ("sums", "shown"):
+        connection.execute(
+            f"DELETE FROM {table} WHERE ({columns}) IN (SELECT {columns} FROM unwanted)"
+        )
     counted = ", ".join(name for name in key if name != "period")
     return count(connection, f"SELECT count(*) FROM (SELECT DISTINCT {counted} FROM unwanted)")

@@ -40,6 +40,11 @@ class Columns(EdgeColumns, AdColumns):
     ads."""
     clicks_weight: str | None = None
     """Weight of a click, such as a count; without it every row counts 1."""
+    clicks_views: str | None = None
+    """Impressions of a row, for weights coec and min_expected; without it every row is one, or as
+    many as its clicks."""
+    clicks_position: str | None = None
+    """Position at which the ad was shown, a number; for weights coec and min_expected."""
     clicks_time: str | None = None
     """Time of a click: a timestamp, ISO 8601 text, or a number of clicks_time_unit."""
     clicks_time_unit: TimeUnit = "s"
@@ -135,6 +140,13 @@ class UserTables:
     """Names of the columns in the tables."""
     splits: Splits = field(default_factory=Splits)
     """Which queries are held out."""
+    weights: Literal["clicks", "coec"] = "clicks"
+    """What weighs train clicks: their sum, or clicks over expected clicks (coec), which are a
+    pair's impressions times the log's clicks per impression at their positions; both plus 1. Rows
+    of 0 clicks are then impressions."""
+    min_expected: float | None = None
+    """Ads that were shown until so many clicks were expected, such as 3, and had none, are judged
+    0, by the source shown."""
     clicks_from: str | None = None
     """Clicks before this time are left out; ISO 8601, or a number of columns.clicks_time_unit."""
     clicks_until: str | None = None
@@ -197,11 +209,21 @@ class UserTables:
         if self.columns.query_split and not self.queries:
             yield "columns.query_split needs the table that has it: queries"
 
+        views = [
+            name for name in ("clicks_views", "clicks_position") if getattr(self.columns, name)
+        ]
+        if views and not self.counts_views:
+            yield f"columns.{views[0]} needs weights coec, or min_expected"
+        if self.counts_views and not self.columns.clicks_weight:
+            yield "weights coec and min_expected need a column of clicks: set columns.clicks_weight"
+
     def _number_faults(self) -> Iterator[str]:
         for limit in ("max_clicks_per_query", "min_click_weight"):
             value = getattr(self, limit) or 0.0
             if not 0 <= value < np.inf:
                 yield f"{limit} is {value:g}; it must be a number from 0 on"
+        if self.min_expected is not None and not 0 < self.min_expected < np.inf:
+            yield f"min_expected is {self.min_expected:g}; it must be a number above 0"
         if not 0 < self.judged_highest < np.inf:
             yield f"judged_highest is {self.judged_highest:g}; it must be a number above 0"
 
@@ -241,6 +263,11 @@ class UserTables:
         first, last = self.click_bounds
         if first >= last:
             yield "clicks_from is not before clicks_until"
+
+    @property
+    def counts_views(self) -> bool:
+        """Whether impressions count."""
+        return self.weights == "coec" or self.min_expected is not None
 
     @property
     def fewest_ads(self) -> int:
@@ -286,13 +313,15 @@ class UserTables:
 
     @property
     def click_columns(self) -> dict[str, str]:
-        """Names of the click table's columns by role: query, ad and, if given, weight and time."""
+        """Names of the click table's columns by role: query, ad and others that are given."""
         columns = self.columns
         named = {
             "query": columns.clicks_query or ("query_id" if self.queries else "query"),
             "ad": columns.clicks_ad or ("ad_id" if self.ads else "ad"),
             "weight": columns.clicks_weight,
             "time": columns.clicks_time,
+            "views": columns.clicks_views,
+            "position": columns.clicks_position,
         }
         return {role: name for role, name in named.items() if name is not None}
 

@@ -65,10 +65,11 @@ def count_clicks(connection: Connection, *, all_periods: bool) -> None:
         LEFT JOIN families ON place = query GROUP BY ALL"""
     run(connection, "finding first clicks", periods)
     if not all_periods and count(connection, "SELECT max(period) FROM sums"):
-        delete = """DELETE FROM sums USING periods, queries
-            WHERE queries.number = query AND queries.family = periods.family
-                AND sums.period <> periods.period"""
-        run(connection, "counting clicks", delete)
+        for table in ("sums", "shown"):
+            delete = f"""DELETE FROM {table} USING periods, queries
+                WHERE queries.number = query AND queries.family = periods.family
+                    AND {table}.period <> periods.period"""
+            run(connection, "counting clicks", delete)
     connection.execute("ALTER TABLE sums RENAME TO counted")
 
 

@@ -151,15 +151,19 @@ def filter_columns(names: Collection[str]) -> dict[str, Column]:
     return columns
 
 
-def weight_column(name: str, zeros: str = "") -> Column:
-    """Read a column of numbers above 0; ``zeros`` says why rows of 0 are left out, if they are."""
+def weight_column(name: str, zeros: str = "", *, from_zero: bool = False) -> Column:
+    """Read a column of numbers above 0, or ``from_zero`` on.
+
+    ``zeros`` says why rows of 0 are left out, if they are.
+    """
 
     def convert(cells: pa.ChunkedArray) -> tuple[Any, Booleans]:
         numbers, bad = as_numbers(cells)
         wrong = (numbers < LEAST_WEIGHT) | (numbers > LARGEST_WEIGHT)
-        return numbers, bad | (wrong & (numbers != 0) if zeros else wrong)
+        return numbers, bad | (wrong & (numbers != 0) if zeros or from_zero else wrong)
 
-    fault = f"are not positive numbers up to {LARGEST_WEIGHT:g}"
+    numbers = "numbers from 0" if from_zero else "positive numbers"
+    fault = f"are not {numbers} up to {LARGEST_WEIGHT:g}"
     is_zero = FaultKind(zeros, unwanted=True, flags=lambda numbers: numbers == 0)
     return Column(name, convert, fault, pa.float64(), doubts=(is_zero,) if zeros else ())
 
