@@ -34,6 +34,12 @@ class ServeSettings(ModelSettings):
     log: Literal["minutes", "requests", "queries"] = "minutes"
     """What is logged: a line for each minute with requests, also one of JSON for each request, or
     with its queries."""
+    page: bool = True
+    """Whether / is a page to ask by, which says why an ad answers, by texts of the training."""
+    shadow: str | None = None
+    """A challenger, such as models:/shop@challenger, beside which the page shows the answers."""
+    shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the requests that it is asked too, after the client has its answer; for figures."""
 
 
 def main() -> None:
@@ -41,11 +47,16 @@ def main() -> None:
     settings = parse_settings(ServeSettings, __doc__)
     listening = _listening(settings.host, settings.port)
     registry = settings.registry()
+    if settings.shadow:
+        registry.look_up(settings.shadow)
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.serve.connections import server_of
-        from ramen_ray.orchestration.serve.server import app_of
+        from ramen_ray.orchestration.serve.server import ServerSettings, app_of
+    how = ServerSettings(
+        settings.follow_s, settings.log, settings.page, settings.shadow, settings.shadow_share
+    )
     with logged_progress(f"loading {settings.model}"):
-        app = app_of(registry, settings.model, settings.follow_s, settings.log)
+        app = app_of(registry, settings.model, how)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}"
     print(f"serving: {app.state.following.served} at {url}")
@@ -55,6 +66,8 @@ def main() -> None:
         """--data '{"inputs": ["a query"], "params": {"top_k": 3}}'""",
         flush=True,
     )
+    if settings.page:
+        print(f"page:    {url}/", flush=True)
     gc.freeze()  # what stays is not looked through again
     server_of(app).run(sockets=[listening])
 

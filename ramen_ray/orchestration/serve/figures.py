@@ -7,17 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
     Info,
-    ProcessCollector,
-    generate_latest,
 )
+
+from ramen_ray.orchestration.serve.held import Counted
 
 SCORES = [score / 20 for score in range(-4, 21)]  # bounds of the histogram of scores
 SIZES = [2**power for power in range(11)]
@@ -27,17 +25,17 @@ logger = logging.getLogger(__name__)
 
 
 class Figures:
-    """Counts of one server, which any thread may add to."""
+    """Counts of what one retriever answers, which any thread may add to."""
 
-    def __init__(self) -> None:
-        made: Any = {"namespace": "ramen", "registry": CollectorRegistry()}
-        self._registry: CollectorRegistry = made["registry"]
-        ProcessCollector(registry=self._registry)
+    def __init__(self, registry: CollectorRegistry, what: str = "ramen") -> None:
+        """Let a registry of Prometheus' client have them, with names that begin with ``what``."""
+        made: Any = {"namespace": what, "registry": registry}
+        self._what = what
         self._requests = Counter("requests", "Requests by status.", ["status"], **made)
         self._seconds = Histogram(
             "request_seconds", "From a whole request to its answer.", buckets=SECONDS, **made
         )
-        self.batches = Histogram(
+        self._batches = Histogram(
             "batch_queries", "Queries that are answered together.", buckets=SIZES, **made
         )
         self._waiting = Gauge("waiting_requests", "Requests that wait.", **made)
@@ -71,21 +69,17 @@ class Figures:
         self._minute.append(seconds)
         self._statuses[status] += 1
 
-    def count_answers(self, answers: pa.Table) -> None:
+    def count_answers(self, counted: Counted) -> None:
         """Count what was found for queries."""
-        lengths = np.asarray(pc.list_value_length(answers["scores"]))
-        self._queries.inc(len(answers))
-        self._empty.inc(int((lengths == 0).sum()))
-        if "doubt" in answers.column_names:  # not of earlier versions
-            for doubt in answers["doubt"].drop_null().to_pylist():
-                self._doubts.labels(doubt).inc()
-        best = pc.list_element(answers["scores"].filter(pa.array(lengths > 0)), 0)
-        for score in best.to_pylist():
+        num_queries = sum(counted.batches)
+        self._queries.inc(num_queries)
+        self._empty.inc(num_queries - len(counted.best))
+        for size in counted.batches:
+            self._batches.observe(size)
+        for doubt in counted.doubts:
+            self._doubts.labels(doubt).inc()
+        for score in counted.best:
             self._scores.observe(score)
-
-    def exposed(self) -> bytes:
-        """Return all in Prometheus' format."""
-        return generate_latest(self._registry)
 
     def log_minute(self) -> None:
         """Log a line of the requests since the last one, if there were any."""
@@ -94,7 +88,8 @@ class Figures:
         p50, p99 = 1000 * np.quantile(self._minute, [0.5, 0.99])
         num_errors = sum(count for status, count in self._statuses.items() if status >= 400)
         logger.info(
-            "%d requests, %d errors, p50 %.1f ms, p99 %.1f ms",
+            "%s: %d requests, %d errors, p50 %.1f ms, p99 %.1f ms",
+            self._what,
             len(self._minute),
             num_errors,
             p50,

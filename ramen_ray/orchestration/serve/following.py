@@ -6,15 +6,13 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ramen_ray.errors import first_line_of
 from ramen_ray.orchestration.serve.figures import Figures
-from ramen_ray.tracking.registry import Registry, RegistryError, ask_once
+from ramen_ray.orchestration.serve.held import Held
+from ramen_ray.tracking.registry import Registry, RegistryError
 from ramen_ray.tracking.runs import TrackingError
-
-if TYPE_CHECKING:
-    from ramen_ray.answering.retriever import Retriever
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +24,7 @@ class Served:
     uri: str  # models:/NAME/VERSION, or models:/MODEL_ID
     run_id: str
     made_at: datetime
-    retriever: "Retriever"
+    held: Held
     loaded_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
@@ -36,7 +34,7 @@ class Served:
 
     def __str__(self) -> str:
         made = self.made_at.isoformat(" ", "minutes").removesuffix("+00:00")
-        return f"{self.uri} ({len(self.retriever.ads)} ads, made {made} UTC by run {self.run_id})"
+        return f"{self.uri} ({self.held.num_ads} ads, made {made} UTC by run {self.run_id})"
 
     def described(self) -> dict[str, Any]:
         """Say which retriever it is, as JSON."""
@@ -46,7 +44,8 @@ class Served:
             "name": name or None,
             "version": version if name else None,
             "run": self.run_id,
-            "ads": len(self.retriever.ads),
+            "ads": self.held.num_ads,
+            "columns": self.held.columns,
             "age_s": round(self.age_s),
             "loaded_at": self.loaded_at.isoformat(timespec="seconds"),
         }
@@ -70,7 +69,7 @@ class Following:
         figures.serve(self.served.described())
         self._refused: str | None = None
         self._fault: str | None = None
-        self._retired: Callable[[], object] = lambda: None  # the retriever before, until it is gone
+        self._retired: Callable[[], object] = lambda: None  # what was held before, until it is gone
 
     def look(self) -> None:
         """Serve the version that the alias names now, unless it is refused, with a line."""
@@ -102,22 +101,19 @@ class Following:
     def _take_over(self, uri: str) -> None:
         before = self.served
         after = self._load(uri)
-        num_ads = len(after.retriever.ads)
-        if 2 * num_ads < len(before.retriever.ads):
+        if 2 * after.held.num_ads < before.held.num_ads:
             raise RegistryError(
-                f"it has {num_ads} ads, fewer than half of {len(before.retriever.ads)}"
+                f"it has {after.held.num_ads} ads, fewer than half of {before.held.num_ads}"
             )
-        if lost := self.columns - after.retriever.ads.columns.keys():
+        if lost := self.columns.difference(after.held.columns):
             raise RegistryError(f"requests filter by {', '.join(sorted(lost))}, which it lacks")
         self.served = after
-        self._retired = weakref.ref(before.retriever)
+        self._retired = weakref.ref(before.held)
         self.figures.serve(after.described())
         logger.info("serving: %s in place of %s", str(after), before.uri)
         del before
         gc.collect()  # what is held in circles
 
     def _load(self, uri: str) -> Served:
-        found = self.registry.look_up(uri)
-        retriever = self.registry.load(uri)
-        ask_once(retriever)
-        return Served(uri, found.run_id, found.made_at, retriever)
+        logged = self.registry.look_up(uri)
+        return Served(uri, logged.run_id, logged.made_at, Held(self.registry, uri))

@@ -1,28 +1,22 @@
 """Requests that wait are answered together, in a thread, by the version that is served then."""
 
 import asyncio
-import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from ramen_ray.orchestration.serve.asked import Asked
 from ramen_ray.orchestration.serve.connections import BusyError
-from ramen_ray.orchestration.serve.figures import Figures
 from ramen_ray.orchestration.serve.following import Following, Served
-from ramen_ray.tracking.registry import ask
-
-ROWS_AT_ONCE = 64  # that are spelt out while other threads wait
+from ramen_ray.orchestration.serve.held import Rows
 
 
 @dataclass(frozen=True)
 class Answered:
     """Rows of JSON, and the version that found them."""
 
-    rows: list[bytes]
+    rows: Rows
     served: Served
 
 
@@ -43,12 +37,9 @@ class Lane:
         thread: does what takes long, one thing after another.
     """
 
-    def __init__(
-        self, following: Following, figures: Figures, most_waiting: int, most_queries: int
-    ) -> None:
+    def __init__(self, following: Following, most_waiting: int, most_queries: int) -> None:
         """Let ``most_waiting`` requests wait, and answer ``most_queries`` together."""
         self.following = following
-        self.figures = figures
         self.most_waiting = most_waiting
         self.most_queries = most_queries
         self.thread = ThreadPoolExecutor(1)
@@ -104,23 +95,11 @@ class Lane:
 
     def _answer(self, requests: Sequence[Asked]) -> list[Result]:
         served = self.following.served
-        queries = [query for asked in requests for query in asked.inputs]
-        params = requests[0].params.model_dump()
-        try:
-            answers = ask(served.retriever, queries, params)
-        except Exception as error:
-            if len(requests) > 1:  # each for itself: they may be too much together only
-                return [self._answer([asked])[0] for asked in requests]
-            return [error]
-        self.figures.batches.observe(len(queries))
-        self.figures.count_answers(answers)
-        self.following.columns.update(params["filter"] or {})
-        rows = _as_json(answers)
-        return [Answered([next(rows) for _ in asked.inputs], served) for asked in requests]
-
-
-def _as_json(answers: pa.Table) -> Iterator[bytes]:
-    """Spell out row by row, few at once: Arrow holds the interpreter's lock meanwhile."""
-    for batch in answers.to_batches(ROWS_AT_ONCE):
-        for row in batch.to_pylist():
-            yield json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
+        results, counted = served.held.answer(requests)
+        self.following.figures.count_answers(counted)
+        if counted.batches:
+            self.following.columns.update(requests[0].params.filter or {})
+        return [
+            result if isinstance(result, Exception) else Answered(result, served)
+            for result in results
+        ]

@@ -6,24 +6,37 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import quote
 
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    ProcessCollector,
+    generate_latest,
+)
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.errors import UserError
 from ramen_ray.orchestration.serve.asked import ADVICE, asked_by
 from ramen_ray.orchestration.serve.connections import JSON, RETRY, BusyError
 from ramen_ray.orchestration.serve.exchanges import INVOCATIONS, Bodies, Exchanges, Log
 from ramen_ray.orchestration.serve.figures import Figures
 from ramen_ray.orchestration.serve.following import Following
-from ramen_ray.orchestration.serve.lane import Answered, Lane
-from ramen_ray.tracking.registry import MOST_SAID, Registry, RegistryError
+from ramen_ray.orchestration.serve.lane import Lane
+from ramen_ray.orchestration.serve.shadow import SHADOW, Shadow
+from ramen_ray.orchestration.serve.why import Reason, reasons
+from ramen_ray.tracking.registry import MOST_SAID, Registry
 
 ANSWER_S = 60.0  # that a request waits for its turn and its answer
 # A request that is not larger is answered with others, before those that are.
@@ -33,25 +46,45 @@ QUERIES_TOGETHER = 64
 MOST_WAITING = 256
 MOST_LARGE_WAITING = 8
 MINUTE_S = 60.0
+T = TypeVar("T")
+PAGE = Path(__file__).with_name("page.html")
+ONLY_ITSELF = {  # what the page may load and ask
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; base-uri 'none'; "
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; frame-ancestors 'none'"
+}
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How a server answers."""
+
+    follow_s: float = 5.0
+    log: Log = "minutes"
+    has_page: bool = True
+    shadow: str | None = None  # the URI of a challenger
+    shadow_share: float = 0.0  # of requests, that it is asked again
 
 
 def app_of(
-    registry: Registry, model_uri: str, follow_s: float = 5.0, log: Log = "minutes"
+    registry: Registry, model_uri: str, settings: ServerSettings = ServerSettings()
 ) -> Starlette:
-    """Load a retriever, and make its web application, which follows an alias every ``follow_s``.
+    """Load a retriever, and make its web application, which follows its alias.
 
     As with `mlflow models serve`, `POST /invocations` answers `{"inputs": [text, ...], "params":
-    {...}}` by `{"predictions": [...]}`. `GET /health` and `/ready` describe the version that is
-    served, `/metrics` has figures for Prometheus. What is wrong with a request has a status from
-    400 to 499, and a sentence; 503 says to ask again.
+    {...}}` by `{"predictions": [...]}`; `/shadow` does by the challenger. `GET /health` and
+    `/ready` describe the version that is served, `/metrics` has figures for Prometheus. `/` is a
+    page for people, and `/why` tells it why an ad answers a query. What is wrong with a
+    request has a status from 400 to 499, and a sentence; 503 says to ask again.
     """
-    figures = Figures()
-    service = _Service(Following(registry, model_uri, figures), figures)
+    service = _Service(registry, model_uri, settings)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         thread = ThreadPoolExecutor(1)
-        works = {figures.log_minute: MINUTE_S, service.following.look: follow_s}
+        works = dict[Callable[[], None], float]()
+        for following in service.followings:
+            works[following.figures.log_minute] = MINUTE_S
+            works[following.look] = settings.follow_s
         tasks = [
             asyncio.create_task(_every(seconds, thread, work)) for work, seconds in works.items()
         ]
@@ -60,15 +93,10 @@ def app_of(
             task.cancel()
 
     app = Starlette(
-        routes=[
-            Route("/health", service.health),
-            Route("/ready", service.ready),
-            Route("/metrics", service.metrics),
-            Route(INVOCATIONS, service.invocations, methods=["POST"]),
-        ],
-        middleware=[Middleware(Exchanges, figures=figures, log=log)],
+        routes=service.routes,
+        middleware=[Middleware(Exchanges, figures=service.following.figures, log=settings.log)],
         exception_handlers={
-            RegistryError: _refused,
+            UserError: _refused,
             HTTPException: _not_read,
             BusyError: _busy,
             TimeoutError: _busy,
@@ -83,50 +111,96 @@ def app_of(
 class _Service:
     """The pages of the application."""
 
-    def __init__(self, following: Following, figures: Figures) -> None:
-        self.following = following
-        self.figures = figures
-        self.small = Lane(following, figures, MOST_WAITING, QUERIES_TOGETHER)
-        self.large = Lane(following, figures, MOST_LARGE_WAITING, 1)
+    def __init__(self, registry: Registry, model_uri: str, settings: ServerSettings) -> None:
+        self.registry = registry
+        self.metered = CollectorRegistry()
+        ProcessCollector(registry=self.metered)
+        figures = Figures(self.metered)
+        self.following = Following(registry, model_uri, figures)
+        self.followings = [self.following]
+        self.small = Lane(self.following, MOST_WAITING, QUERIES_TOGETHER)
+        self.large = Lane(self.following, MOST_LARGE_WAITING, 1)
         self.bodies = Bodies()
         figures.watch(lambda: len(self.small.waiting) + len(self.large.waiting))
+        self.routes = [
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/metrics", self.metrics),
+            Route(INVOCATIONS, self.invocations, methods=["POST"]),
+        ]
+        self.shadow: Shadow | None = None
+        if settings.shadow:
+            challenger = Following(registry, settings.shadow, Figures(self.metered, SHADOW))
+            self.followings.append(challenger)
+            self.shadow = Shadow(challenger, self.metered, settings.shadow_share)
+            ask_shadow = partial(self.invocations, lane=self.shadow.lane)
+            self.routes.append(Route("/shadow", ask_shadow, methods=["POST"]))
+        if settings.has_page:
+            self.page = Response(PAGE.read_bytes(), 200, ONLY_ITSELF, "text/html")
+            self.routes.append(Route("/", self.show_page))
+            self.routes.append(Route("/why", self.why))
+            self.explaining = asyncio.Lock()
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The versions that are served, as JSON."""
+        shadow = self.shadow.following.served.described() if self.shadow else None
+        return {**self.following.served.described(), "shadow": shadow}
 
     async def health(self, _: Request) -> Response:
         """Describe the version that is served."""
-        return _json(200, self.following.served.described())
+        return _json(200, self.described)
 
     async def ready(self, _: Request) -> Response:
         """Do the same, but with the status 503 while requests are refused."""
-        return _json(503 if self.small.is_full else 200, self.following.served.described())
+        return _json(503 if self.small.is_full else 200, self.described)
 
     async def metrics(self, _: Request) -> Response:
         """Return figures."""
-        return Response(self.figures.exposed(), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(self.metered), media_type=CONTENT_TYPE_LATEST)
 
-    async def invocations(self, request: Request) -> Response:
-        """Answer queries."""
+    async def show_page(self, _: Request) -> Response:
+        """Return the page for people."""
+        return self.page
+
+    async def invocations(self, request: Request, lane: Lane | None = None) -> Response:
+        """Answer queries, by the champion or in another lane."""
         noted = request.state.noted
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             raise HTTPException(400, f"the request is not of the type {JSON}")
         async with self.bodies.read(request) as body, asyncio.timeout(ANSWER_S):
             noted["began"] = time.monotonic()
-            answered = await self._answer(body, noted)
+            is_small = len(body) <= SMALL_BODY_BYTES
+            asked = asked_by(body) if is_small else await self._in_turn(asked_by, body)
+            noted["queries"] = len(asked.inputs)
+            noted["texts"] = asked.inputs
+            is_small = is_small and asked.num_answers <= SMALL_ANSWERS
+            answered = await (lane or (self.small if is_small else self.large)).answer(asked)
             noted["ended"] = time.monotonic()
         noted["model"] = answered.served.uri
         content = b'{"predictions":[' + b",".join(answered.rows) + b"]}"
-        return Response(content, 200, {"X-Model": quote(answered.served.uri, "/:")}, JSON)
+        model = {"X-Model": quote(answered.served.uri, "/:")}
+        after = None
+        if self.shadow and is_small and lane is None:
+            after = BackgroundTask(self.shadow.may_ask, asked, answered.rows)
+        return Response(content, 200, model, JSON, after)
 
-    async def _answer(self, body: bytes, noted: dict[str, Any]) -> Answered:
-        is_small = len(body) <= SMALL_BODY_BYTES
-        if is_small:
-            asked = asked_by(body)
-        else:
-            loop = asyncio.get_running_loop()
-            asked = await loop.run_in_executor(self.large.thread, asked_by, body)
-        noted["queries"] = len(asked.inputs)
-        noted["texts"] = asked.inputs
-        is_small = is_small and asked.num_answers <= SMALL_ANSWERS
-        return await (self.small if is_small else self.large).answer(asked)
+    async def why(self, request: Request) -> Response:
+        """Say why an ad may answer a query."""
+        if self.explaining.locked():
+            raise BusyError
+        async with self.explaining, asyncio.timeout(ANSWER_S):
+            ad_id, query = (request.query_params.get(name, "") for name in ("ad_id", "query"))
+            return _json(200, await self._in_turn(self._reasons, ad_id, query))
+
+    def _reasons(self, ad_id: str, query: str) -> list[Reason]:
+        served = self.following.served
+        trained_by = self.registry.trained_by(self.registry.look_up(served.uri))
+        dataset = Dataset(self.registry.parameters(trained_by)["dataset"])
+        return reasons(dataset, ad_id, query, served.held.embed)
+
+    async def _in_turn(self, work: Callable[..., T], *given: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.large.thread, work, *given)
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -10,25 +10,21 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from http.client import HTTPConnection
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from conftest import free_port
-from starlette.applications import Starlette
+from serving import AS_JSON, asked, figures_at, serving
 from starlette.testclient import TestClient
 from stores import choose
 from support import PATIENCE_S, ROOT, running, wait_until, write_rows
 
 from jobs import index, promote
-from ramen_ray.orchestration.serve import connections, exchanges, lane, server
-from ramen_ray.orchestration.serve.connections import server_of
+from ramen_ray.orchestration.serve import connections, exchanges, held, server
 from ramen_ray.orchestration.serve.exchanges import MAX_BODY_BYTES
-from ramen_ray.orchestration.serve.server import app_of
+from ramen_ray.orchestration.serve.server import ServerSettings, app_of
 from ramen_ray.tracking.registry import Registry, ask
-
-AS_JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -109,39 +105,6 @@ def test_no_client_is_sent_to_another_address(client):
     assert too_large.json().keys() == {"error"}
 
 
-@contextmanager
-def _serving(app: Starlette) -> Iterator[int]:
-    """Serve in a thread until the block ends; yields the port."""
-    server = server_of(app)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
-
-
-def _asked(port: int, path: str, body: Any = None, **headers: str) -> Any:
-    """Return status, headers and content of an answer."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-    method = "GET" if body is None else "POST"
-    connection.request(method, path, json.dumps(body), AS_JSON | headers)
-    answer = connection.getresponse()
-    content = answer.read()
-    connection.close()
-    is_json = answer.headers["Content-Type"] == "application/json"
-    return answer.status, answer.headers, json.loads(content) if is_json else content.decode()
-
-
-def _figures(port: int) -> dict[str, float]:
-    lines = _asked(port, "/metrics")[2].splitlines()
-    pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
-    return {name: float(value) for name, value in pairs}
-
-
 def test_an_alias_is_followed_while_clients_ask(store, dataset_path, done, caplog, tmp_path):
     name = "models:/followed@champion"
     expected = {}
@@ -151,24 +114,24 @@ def test_an_alias_is_followed_while_clients_ask(store, dataset_path, done, caplo
         uri = f"models:/followed/{version}"
         expected[uri] = registry.load(uri).answer(["robin nest"], 3).to_pylist()
     assert expected["models:/followed/1"] != expected["models:/followed/2"]
-    app = app_of(registry, name, follow_s=0.05)
+    app = app_of(registry, name, ServerSettings(follow_s=0.05))
     ended = threading.Event()
     body = {"inputs": ["robin nest"], "params": {"top_k": 3}}
 
     def ask_on(_: int) -> Counter[str]:
         answered = Counter[str]()
         while not ended.is_set():
-            status, headers, content = _asked(port, "/invocations", body)
+            status, headers, content = asked(port, "/invocations", body)
             assert status == 200
             assert content["predictions"] == expected[headers["X-Model"]]
             answered[headers["X-Model"]] += 1
         return answered
 
     def is_served(version: str) -> bool:
-        return _asked(port, "/ready")[2]["version"] == version
+        return asked(port, "/ready")[2]["version"] == version
 
     restore = (promote, "--restore", "--name", "followed", "--output", store.output)
-    with _serving(app) as port, ThreadPoolExecutor(4) as pool:
+    with serving(app) as port, ThreadPoolExecutor(4) as pool:
         clients = pool.map(ask_on, range(4))
         try:
             done(*restore)
@@ -180,11 +143,11 @@ def test_an_alias_is_followed_while_clients_ask(store, dataset_path, done, caplo
             ended.set()
         counts = sum(clients, Counter())
         assert counts.keys() == expected.keys()
-        described = _asked(port, "/health")[2]
+        described = asked(port, "/health")[2]
         assert described["model"] == "models:/followed/2"
         assert described["ads"] == 40
         assert described["run"] == registry.look_up("models:/followed/2").run_id
-        figures = _figures(port)
+        figures = figures_at(port)
         assert figures['ramen_requests_total{status="200"}'] == counts.total()
         assert figures["ramen_refused_loads_total"] == 0
 
@@ -198,11 +161,9 @@ def test_an_alias_is_followed_while_clients_ask(store, dataset_path, done, caplo
         damaged.write_bytes(damaged.read_bytes()[:-9])
         choose(registry, "followed", *found)
         wait_until(lambda: "models:/followed/4 is damaged" in caplog.text, caplog.text)
-        assert _figures(port)["ramen_refused_loads_total"] == 2
+        assert figures_at(port)["ramen_refused_loads_total"] == 2
         assert is_served("2")
-        assert (
-            _asked(port, "/invocations", body)[2]["predictions"] == expected["models:/followed/2"]
-        )
+        assert asked(port, "/invocations", body)[2]["predictions"] == expected["models:/followed/2"]
 
 
 def test_requests_that_wait_are_answered_together_or_refused(store, logged_retriever, monkeypatch):
@@ -211,29 +172,29 @@ def test_requests_that_wait_are_answered_together_or_refused(store, logged_retri
     expected = Registry(store.uri).load(logged_retriever, "cpu").answer(texts, 3).to_pylist()
     app = app_of(Registry(store.uri), logged_retriever)
     may_answer = threading.Event()
-    asked = []
+    sizes = []
 
     def ask_later(retriever: Any, queries: list[Any], params: dict[str, Any]) -> Any:
-        asked.append(len(queries))
+        sizes.append(len(queries))
         may_answer.wait(PATIENCE_S)
         return ask(retriever, queries, params)
 
-    monkeypatch.setattr(lane, "ask", ask_later)
+    monkeypatch.setattr(held, "ask", ask_later)
 
     def send(number: int) -> Any:
         top_k = 0 if number == 9 else 3
         body = {"inputs": texts[number % 5 :], "params": {"top_k": top_k}}
-        return _asked(port, "/invocations", body)
+        return asked(port, "/invocations", body)
 
     def is_waiting(number: int) -> bool:
-        return _figures(port)["ramen_waiting_requests"] == number
+        return figures_at(port)["ramen_waiting_requests"] == number
 
-    with _serving(app) as port, ThreadPoolExecutor(13) as pool:
+    with serving(app) as port, ThreadPoolExecutor(13) as pool:
         first = pool.submit(send, 0)
-        wait_until(lambda: asked, "nothing is answered")
+        wait_until(lambda: sizes, "nothing is answered")
         others = [pool.submit(send, number) for number in range(12)]
         wait_until(lambda: is_waiting(12), "nothing waits")
-        assert _asked(port, "/ready")[0] == 503
+        assert asked(port, "/ready")[0] == 503
         status, headers, content = send(0)
         assert (status, headers["Retry-After"]) == (503, "1")
         assert "busy" in content["error"]
@@ -248,13 +209,13 @@ def test_requests_that_wait_are_answered_together_or_refused(store, logged_retri
                 assert [row["ads"] for row in content["predictions"]] == [
                     row["ads"] for row in expected[number % 5 :]
                 ]
-    assert sorted(asked) == [1, 5, 38]  # what is refused, the first, and what waited
+    assert sorted(sizes) == [1, 5, 38]  # what is refused, the first, and what waited
 
 
 def test_requests_are_named_counted_and_logged(store, logged_retriever, monkeypatch, caplog):
     monkeypatch.setattr(server, "MINUTE_S", 0.05)
     caplog.set_level("INFO", "ramen_ray")
-    app = app_of(Registry(store.uri), logged_retriever, log="queries")
+    app = app_of(Registry(store.uri), logged_retriever, ServerSettings(log="queries"))
     body = {"inputs": ["oak", "", "robin nest"], "params": {"min_score": 2.0}}
     with TestClient(app) as client:
         given = client.post("/invocations", json=body, headers={"X-Request-Id": "mine-1"})
@@ -289,18 +250,18 @@ def test_a_client_that_hangs_costs_a_connection(store, logged_retriever, monkeyp
     app = app_of(Registry(store.uri), logged_retriever)
     body = json.dumps({"inputs": ["oak"] * 5_000, "params": {"top_k": 40}}).encode()
     large = HALF.replace(b"99", str(len(body)).encode()) + b"\r\n\r\n" + body
-    with _serving(app) as port, ExitStack() as clients:
+    with serving(app) as port, ExitStack() as clients:
         texts = [b"", HALF, HALF + b"\r\n\r\n{", b"\xff\r\n\r\n", large]
         opened = [socket.create_connection(("127.0.0.1", port), PATIENCE_S) for _ in texts]
         for client, text in zip(opened, texts, strict=True):
             clients.enter_context(client)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.sendall(text)
-        assert _asked(port, "/invocations", {"inputs": ["oak"]})[0] == 200
+        assert asked(port, "/invocations", {"inputs": ["oak"]})[0] == 200
         for client, begin in zip(opened, (b"", b"", b"HTTP/1.1 408"), strict=False):
             assert client.recv(12) == begin
         answered = 'ramen_requests_total{status="200"}'  # in vain, too
-        wait_until(lambda: _figures(port).get(answered) == 2, "the answer is not cut")
+        wait_until(lambda: figures_at(port).get(answered) == 2, "the answer is not cut")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 

@@ -1,0 +1,177 @@
+"""The page, why an ad answers, and a challenger beside the champion."""
+
+import shutil
+import threading
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from playwright.sync_api import expect, sync_playwright
+from screenshots import FLAGS
+from serving import asked, figures_at, serving
+from starlette.testclient import TestClient
+from support import PATIENCE_S, wait_until
+
+from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.orchestration.serve import held, shadow
+from ramen_ray.orchestration.serve.server import ServerSettings, app_of
+from ramen_ray.tracking.registry import Registry, ask
+
+QUERY = "robin nest"
+CHAMPION = "models:/page@champion"
+CHALLENGER = "models:/page@challenger"
+
+
+@pytest.fixture(scope="module")
+def registry(store, dataset_path, tmp_path_factory) -> Registry:
+    """A store with a champion whose ads have a market, one of which never has clicks, and more."""
+    dataset = Dataset(dataset_path)
+    tables = {name: dataset.read(name) for name in dataset.tables}
+    markets = [("DE", "<b>FR</b>", None)[ad % 3] for ad in range(40)]
+    tables["ads"] = tables["ads"].append_column("filter_market", pa.array(markets, pa.string()))
+    path = write_dataset(tmp_path_factory.mktemp("page") / "mine", tables, name="mine").path
+    made = Registry(store.uri)
+    store.champion("page", 3.0, dataset_path)
+    made.client.set_registered_model_alias("page", "challenger", "1")
+    store.champion("page", 0.0, path)
+    return made
+
+
+def _why(client: TestClient, ad_id: int) -> list[dict[str, Any]]:
+    return client.get("/why", params={"query": QUERY, "ad_id": str(ad_id)}).json()
+
+
+def test_why_tells_the_clicks_and_the_anchors_of_an_ad(registry, dataset_path):
+    dataset = Dataset(dataset_path)
+    queries = dataset.read("queries/train").to_pylist()
+    ads = dataset.read("ads")["text"].to_pylist()
+    embed = registry.load(CHAMPION).embed
+
+    def nearest(rows: list[dict[str, Any]]) -> list[float]:
+        texts = [row["text"] for row in rows]
+        return sorted((embed(texts) @ embed([QUERY])[0]).tolist(), reverse=True)[:5]
+
+    kinds = set()
+    with TestClient(app_of(registry, CHAMPION)) as client:
+        for ad in range(40):
+            clicks, *sets = _why(client, ad)
+            groups = [(clicks, [row for row in queries if ad in row["ad_ids"]])]
+            for reason in sets:
+                edges = f"edges/{reason['by']}"
+                anchors = dataset.read(f"anchors/{reason['by']}")["text"].to_pylist()
+                of_ad = [
+                    edge["anchor_id"]
+                    for edge in dataset.read(f"{edges}/ad").to_pylist()
+                    if edge["ad_id"] == ad
+                ]
+                assert sorted(reason["anchors"]) == sorted(anchors[anchor] for anchor in of_ad)
+                linked = {
+                    edge["query_id"]
+                    for edge in dataset.read(f"{edges}/query").to_pylist()
+                    if edge["anchor_id"] in of_ad
+                }
+                groups.append((reason, [row for row in queries if row["query_id"] in linked]))
+            assert [reason["by"] for reason in sets] == ["links", "topics"]
+            for reason, expected in groups:
+                kinds.add((reason["by"], bool(expected)))
+                assert reason["number"] == len(expected)
+                scores = [query["score"] for query in reason["queries"]]
+                if expected:
+                    np.testing.assert_allclose(scores, nearest(expected), atol=1e-6)
+                for query in reason["queries"]:
+                    alike = [row["ad_ids"] for row in expected if row["text"] == query["text"]]
+                    led_to = [[ads[ad] for ad in clicked][:5] for clicked in alike]
+                    assert sorted(query["ads"]) in map(sorted, led_to)
+        assert {(None, True), ("links", True), ("topics", False)} <= kinds
+        assert client.get("/why", params={"query": QUERY, "ad_id": "unknown"}).json() == []
+    hidden = TestClient(app_of(registry, CHAMPION, ServerSettings(has_page=False)))
+    assert [hidden.get(path).status_code for path in ("/", "/why")] == [404, 404]
+
+
+def test_a_challenger_is_asked_after_the_answer(registry, monkeypatch):
+    texts = [QUERY, "oak", "ship", "saw"]
+    champion, challenger = (registry.load(uri) for uri in (CHAMPION, CHALLENGER))
+    answers = [model.answer(texts)["ad_ids"].to_pylist() for model in (champion, challenger)]
+    overlaps = [len({*ours} & {*theirs}) / 10 for ours, theirs in zip(*answers, strict=True)]
+    assert 0 < sum(overlaps) < len(texts)
+    may_answer = threading.Event()
+
+    def ask_later(retriever: Any, queries: list[Any], params: dict[str, Any]) -> Any:
+        if not retriever.ads.columns:  # those of the challenger have none
+            may_answer.wait(PATIENCE_S)
+        return ask(retriever, queries, params)
+
+    monkeypatch.setattr(held, "ask", ask_later)
+    monkeypatch.setattr(shadow, "MOST_WAITING", 1)
+    settings = ServerSettings(shadow=CHALLENGER, shadow_share=1.0)
+
+    def count(status: int) -> float:
+        return figures_at(port).get(f'ramen_shadow_requests_total{{status="{status}"}}', 0)
+
+    with serving(app_of(registry, CHAMPION, settings)) as port:
+        for _ in range(4):
+            status, headers, _ = asked(port, "/invocations", {"inputs": texts})
+            assert (status, headers["X-Model"]) == (200, "models:/page/2")
+        wait_until(lambda: count(503) == 2, "nothing is left out")  # one is asked, one waits
+        assert count(200) == 0
+        may_answer.set()
+        wait_until(lambda: count(200) == 2, "the challenger is not asked")
+        only = {"inputs": texts, "params": {"filter": {"market": "DE"}}}
+        assert asked(port, "/invocations", only)[0] == 200
+        wait_until(lambda: count(400) == 1, "a filter that it lacks is not counted")
+        status, headers, content = asked(port, "/shadow", {"inputs": texts})
+        assert (status, headers["X-Model"]) == (200, "models:/page/1")
+        assert [row["ad_ids"] for row in content["predictions"]] == answers[1]
+        figures = figures_at(port)
+        assert figures["ramen_shadow_overlap_sum"] == pytest.approx(2 * sum(overlaps))
+        assert figures["ramen_shadow_overlap_count"] == 2 * len(texts)
+        assert figures["ramen_shadow_request_seconds_count"] == 5
+        assert asked(port, "/health")[2]["shadow"]["model"] == "models:/page/1"
+    with serving(app_of(registry, CHAMPION, ServerSettings(shadow=CHALLENGER))) as port:
+        assert asked(port, "/invocations", {"inputs": texts})[0] == 200
+        assert not figures_at(port).get("ramen_shadow_queries_total")
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="there is no Chromium")
+def test_the_page_in_a_browser(registry, tmp_path):
+    settings = ServerSettings(shadow=CHALLENGER)
+    expected = registry.load(CHAMPION).answer([QUERY], 3, {"market": "<b>FR</b>"}).to_pylist()
+    with serving(app_of(registry, CHAMPION, settings)) as port, sync_playwright() as playwright:
+        path = shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        page = browser.new_page()
+        faults = []
+        loaded = []
+        page.on("pageerror", lambda error: faults.append(error))
+        page.on("console", lambda told: faults.append(told.text))
+        page.on("request", lambda request: loaded.append(request.url))
+        page.goto(f"http://127.0.0.1:{port}/#q=robin+nest&k=3&f.market=%3Cb%3EFR%3C%2Fb%3E")
+        champion, challenger = (page.locator("section").nth(place) for place in (0, 1))
+        ads = champion.locator(".line > span:nth-child(2)")
+        expect(ads).to_have_count(3)
+        shown = [text.rsplit(" ", 1)[0].strip() for text in ads.all_inner_texts()]
+        assert shown == expected[0]["ads"]
+        expect(challenger.locator(".line")).to_have_count(3)
+        expect(champion).to_contain_text("models:/page/2")
+        expect(challenger).to_contain_text("models:/page/1")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        expect(champion.locator(".reasons").first).to_contain_text("led to it")
+        page.get_by_label("market").fill("DE")
+        page.get_by_label("market").press("Enter")
+        expect(champion.locator(".chip").first).to_have_text("market: DE")
+        assert "f.market=DE" in page.url
+        page.go_back()
+        expect(champion.locator(".chip").first).to_have_text("market: <b>FR</b>")
+        page.keyboard.press("Escape")
+        page.keyboard.type("zzz qqq")
+        page.keyboard.press("Enter")
+        expect(champion.locator(".doubt")).to_contain_text("unknown words")
+        for width, scheme in ((360, "dark"), (1200, "light")):
+            page.set_viewport_size({"width": width, "height": 700})
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        browser.close()
+    assert not faults
+    assert all(url.startswith(f"http://127.0.0.1:{port}/") for url in loaded)

@@ -1,0 +1,49 @@
+"""An application that is served in a thread, and what asks it."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from typing import Any
+
+from starlette.applications import Starlette
+from support import PATIENCE_S
+
+from ramen_ray.orchestration.serve.connections import server_of
+
+AS_JSON = {"Content-Type": "application/json"}
+
+
+@contextmanager
+def serving(app: Starlette) -> Iterator[int]:
+    """Serve in a thread until the block ends; yields the port."""
+    server = server_of(app)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+def asked(port: int, path: str, body: Any = None, **headers: str) -> Any:
+    """Return status, headers and content of an answer."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    method = "GET" if body is None else "POST"
+    connection.request(method, path, json.dumps(body), AS_JSON | headers)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    is_json = answer.headers["Content-Type"] == "application/json"
+    return answer.status, answer.headers, json.loads(content) if is_json else content.decode()
+
+
+def figures_at(port: int) -> dict[str, float]:
+    lines = asked(port, "/metrics")[2].splitlines()
+    pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+    return {name: float(value) for name, value in pairs}
