@@ -63,11 +63,13 @@ def main() -> None:
     start_ray(for_ray_train=config.workers.num_workers > 1)
     imports.join()
     result = _train_beside_base(config) if job.with_base else _train(config)
-    from ramen_ray.reports.report_tables import unearned_note
+    from ramen_ray.reports.report_tables import unearned_note, worse_note
     from ramen_ray.tracking.runs import ui_command
 
-    if unearned := unearned_note(result.run.read_histories("lambda_")):
-        print(unearned)
+    unearned = unearned_note(result.run.read_histories("lambda_"))
+    worse = worse_note(result.rows(), config.training.selection_metric)
+    for note in filter(None, (unearned, worse)):
+        print(note)
 
     run = shown_path(result.run_directory)
     print(f"encoder: {shown_path(result.encoder)}")

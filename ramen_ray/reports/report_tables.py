@@ -117,6 +117,18 @@ def unearned_note(weights: Mapping[str, tuple[list[int], list[float]]]) -> str:
     return f"{', '.join(unused)}: earned no weight, not used" if unused else ""
 
 
+def worse_note(metrics: BySplit, metric: str) -> str:
+    """Say that the last row of ``metrics`` is below the first in validation; or return ""."""
+    (before, start), *_, (_, end) = metrics.items()
+    was, has_become = (100 * row["validation"][metric] for row in (start, end))
+    if has_become >= was:
+        return ""
+    return (
+        f"training made the encoder worse: {metric} of validation was {was:.2f} ({before}) and is "
+        f"{has_become:.2f}; lower optimizer.lr, or take the preset bag-unidec"
+    )
+
+
 def combiner_table(metrics: BySplit, differences: Differences) -> ReportTable:
     """Lay out metrics in per cent; ``differences`` say by how much rows exceed texts alone."""
     rows = []

@@ -1,6 +1,6 @@
 """Tables of metrics and of gains, and the notes below them."""
 
-from ramen_ray.reports.report_tables import metrics_table, unearned_note
+from ramen_ray.reports.report_tables import metrics_table, unearned_note, worse_note
 
 
 def test_the_table_is_in_per_cent_by_split_and_row():
@@ -22,3 +22,12 @@ def test_a_graph_that_has_never_pulled_is_named():
     weights = {"lambda_z/links": ([1, 2], [0.0, 0.3]), "lambda_z/co_click": ([1, 2], [0.0, 0.0])}
     assert unearned_note(weights) == "lambda_z/co_click: earned no weight, not used"
     assert not unearned_note({"lambda_z/links": weights["lambda_z/links"]})
+
+
+def test_a_training_that_ends_below_its_start_is_named():
+    rows = {
+        "start: first": {"validation": {"P@1": 0.3, "R@10": 0.4}},
+        "trained": {"validation": {"P@1": 0.2, "R@10": 0.5}},
+    }
+    assert "start: first" in worse_note(rows, "P@1")
+    assert not worse_note(rows, "R@10")
