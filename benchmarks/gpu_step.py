@@ -4,11 +4,11 @@ A DistilBERT-size encoder with random weights, generated texts of 3 to 12 tokens
 bf16 autocast. `ratio` compares the step's useful operations (6 per token and encoder weight, plus
 attention; no padding) per second with those of a large bf16 matrix product. `step_with_all` also
 has classifiers, losses from ads to queries and adaptive λ; `--compiled` adds an encoder that
-torch.compile compiled.
+torch.compile compiled; `--profile` prints where the time of a step goes, by operation.
 By part: `host_` is how long the processor was at it, and `device_` how long the GPU was. The host
 is ahead of the GPU if `ms_per_step` is the GPU's sum.
 
-    python -m benchmarks.gpu_step [--rounds 3] [--steps 20] [--compiled]
+    python -m benchmarks.gpu_step [--rounds 3] [--steps 20] [--compiled] [--profile]
         [--smoke: tiny sizes, on the CPU]
 """
 
@@ -25,6 +25,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
+from torch.profiler import profile
 from transformers import BertTokenizer, DistilBertConfig, DistilBertModel
 
 from benchmarks.common import alternate, finish, medians, options
@@ -53,7 +54,7 @@ from ramen_ray.method.training.state import TrainState, build_optimizer, build_s
 from ramen_ray.method.training.step import step_inputs, train_steps
 
 NUM_TEXTS, BATCH_SIZE, VOCABULARY = 200_000, 1024, 30_000
-WARMUP_STEPS, PRODUCTS = 2, 10
+WARMUP_STEPS, PROFILED_STEPS, PRODUCTS = 2, 3, 10
 scheduled = partial(build_schedule, warmup_steps=10, total_steps=10_000)
 WEIGHTS = dict.fromkeys(("links", "categories"), 0.1)
 SOFTMAX = SoftmaxLoss(0.05)
@@ -63,7 +64,7 @@ TASK += [build(SoftmaxLoss(1.0), 0.5) for build in OF_CLASSIFIERS]
 
 
 def main() -> int:
-    asked = options(__doc__, rounds=3, steps=20, compiled=False, smoke=False)
+    asked = options(__doc__, rounds=3, steps=20, compiled=False, profile=False, smoke=False)
     if not asked.smoke and not torch.cuda.is_available():
         print("there is no GPU here; --smoke tries the code on the CPU", file=sys.stderr)
         return 2
@@ -76,6 +77,8 @@ def main() -> int:
     if asked.compiled:
         runs["step_compiled"] = build()
         runs["step_compiled"].state.model.encoder.backbone.compile(dynamic=True)  # as runs do
+    if asked.profile:
+        print(_profiled(runs["step"]))
     sides = {name: partial(_steps, run, asked.steps) for name, run in runs.items()}
     sides["matmul"] = partial(_matmul, 512 if asked.smoke else 8192, device)
     found = {side: medians(rows) for side, rows in alternate(asked.rounds, sides).items()}
@@ -246,6 +249,15 @@ def _steps(run: Run, steps: int) -> dict[str, float]:
     if device.type == "cuda":
         figures["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
     return figures
+
+
+def _profiled(run: Run) -> str:
+    """Return a table of the operations in which some steps spend most time."""
+    with profile() as profiled:  # of the device too, if there is one
+        _steps(run, PROFILED_STEPS)
+    device = "device" if run.state.model.device.type == "cuda" else "cpu"
+    table = profiled.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=25)
+    return str(table)
 
 
 def _matmul(size: int, device: torch.device) -> dict[str, float]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ramen_ray.config import RunConfig
@@ -29,6 +30,7 @@ from ramen_ray.orchestration.run.build import (
     build_sampler,
     build_state,
     build_training_data,
+    use_bf16,
 )
 
 EDGE_SEED = 7
@@ -74,7 +76,7 @@ def begin(config: RunConfig, data: Prepared, *changes: Change, edges: Path | Non
 
 def begin_on(training_data: TrainingData, config: RunConfig, data: Prepared) -> Run:
     """Build what :func:`train` trains on given graphs."""
-    model = build_model(config)
+    model = build_model(config).to("cuda" if torch.cuda.is_available() else "cpu")
     keep_tokens(model.encoder, data.occurring_tokens)
     if model.classifier_head is not None:
         model.classifiers = build_classifiers(config, model, data)
@@ -96,10 +98,12 @@ def train_all_epochs(run: Run) -> DualEncoder:
 def all_steps(run: Run) -> Iterator[Tensor]:
     """Train a run to its last epoch; yields after each step."""
     state, steps_per_epoch = run.state, run.sampler.steps_per_epoch
+    bf16 = use_bf16(run.config, run.model.device)
     state.prepare_next_steps()
     for epoch in range(run.config.training.epochs):
         state.sources = renewed(run, state.sources, epoch)
-        yield from train_steps(state, run.sampler, run.objective, steps_per_epoch * (epoch + 1))
+        stop = steps_per_epoch * (epoch + 1)
+        yield from train_steps(state, run.sampler, run.objective, stop, use_bf16=bf16)
         state.prepare_next_steps()
 
 

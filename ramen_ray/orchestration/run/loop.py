@@ -39,6 +39,7 @@ from ramen_ray.orchestration.run.progress import RunLog
 from ramen_ray.tracking.runs import Run, prefixed
 
 STEPS_PER_LOG = 50
+STEPS_PER_QUESTION = 10  # whether a machine leaves: all workers wait for each other to answer it
 IS_LAST = "is_last"  # in what is reported: whether the training ends here
 NOT_VALIDATED = -1.0  # the score of a model that was not validated: below all others
 
@@ -139,6 +140,7 @@ class Training(Generic[Model]):
     log: RunLog | None  # None but on the first worker
     progress: Progress = field(default_factory=Progress)
     first_step_at: float | None = None
+    was_warned: bool = False  # that a machine leaves, in this attempt
 
     @property
     def is_over(self) -> bool:
@@ -186,12 +188,11 @@ def start_or_resume(setup: Setup[Model], logged: Run) -> Training[Model]:
 def train(training: Training[Model]) -> None:
     """Train from the present step to the last, with validations and checkpoints on the way."""
     setup, state, plan = training.setup, training.state, training.setup.plan
-    for stop in [step for step in plan.checkpoints if step > state.step]:
-        if training.is_over:
-            return
+    while not training.is_over:
         if state.step and state.step % plan.steps_per_epoch == 0:  # a checkpoint may lie within
             take_background_results(training)
-        losses = train_until(training, stop)
+        losses = train_until(training, next(step for step in plan.checkpoints if step > state.step))
+        stop = state.step
         check_weights(training.model, stop, setup.advice)
         metrics = validate(training) if stop in plan.validations else {}
         epoch, rest = divmod(stop, plan.steps_per_epoch)
@@ -220,7 +221,7 @@ def take_background_results(training: Training[Model]) -> None:
 
 
 def train_until(training: Training[Model], stop: int) -> StepLosses:
-    """Train up to step ``stop``; returns the losses of the steps."""
+    """Train to step ``stop``, or until a machine is about to leave; returns the steps' losses."""
     setup, state = training.setup, training.state
     started, first = time.monotonic(), state.step
     is_adaptive = any(part.moves_weights for part in state.parts)
@@ -241,8 +242,9 @@ def train_until(training: Training[Model], stop: int) -> StepLosses:
         waiting.append(losses)
         if is_adaptive:
             weights.append(state.weights)
+        ends = state.step == stop or is_warned(training)
         # Reading losses waits for the device and for other workers, so it is done now and again.
-        if len(waiting) == STEPS_PER_LOG or state.step == stop:
+        if len(waiting) == STEPS_PER_LOG or ends:
             trained.append(global_losses(waiting))
             check_losses(trained[-1], setup.objective.names, state.step, setup.advice)
             seconds = time.monotonic() - started
@@ -250,8 +252,18 @@ def train_until(training: Training[Model], stop: int) -> StepLosses:
                 speed = (state.step - first) * setup.sampler.batch_size / seconds
                 training.log.log_steps(trained[-1], weights, state.step, speed)
             waiting, weights = [], []
+        if ends:
+            break
     training.progress.trained_seconds += time.monotonic() - started
     return StepLosses.from_terms(setup.objective, first, np.concatenate(trained))
+
+
+def is_warned(training: Training[Model]) -> bool:
+    """Ask now and again, on all workers at the same step, whether a machine leaves: true once."""
+    if training.was_warned or training.state.step % STEPS_PER_QUESTION:
+        return False
+    training.was_warned = training.setup.worker.machine_leaves()
+    return training.was_warned
 
 
 def validate(training: Training[Model]) -> dict[str, float]:

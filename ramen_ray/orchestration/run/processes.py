@@ -85,6 +85,8 @@ class WorkerContext:
     # returns what steps call: a model, or its wrapper for several workers
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model
     report: OnReport = lambda metrics: None
+    # whether a machine with a worker will be taken away; all workers ask together
+    machine_leaves: Callable[[], bool] = lambda: False
 
 
 def prepare_process(seed: int, workers: WorkersConfig) -> None:
@@ -165,8 +167,8 @@ def train_in_workers(
 ) -> Result:
     """Train in every worker of Ray Train; returns what the first one returns.
 
-    If workers are lost, all are started anew, once there is room for them. All machines can reach
-    the run's ``folder``.
+    If workers are lost, all are started anew, once there is room for them. A machine that is taken
+    away after a notice counts as no failure. All machines can reach the run's ``folder``.
 
     Raises:
         UserError: the first worker returned it (see :func:`train_loop_per_worker`), or a GPU's
@@ -235,6 +237,7 @@ def train_loop_per_worker(settings: dict[str, Any]) -> Any:
         ray.train.get_context().get_local_rank() == 0,
         ray.train.torch.prepare_model,
         ray.train.report,  # to the callbacks
+        lambda: ray.train.get_preemption_info() is not None,
     )
     try:
         return settings["train"](context)

@@ -1,6 +1,8 @@
 """Several machines: training over all of them, machines that are lost, machines that join."""
 
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -77,10 +79,19 @@ class Machines:
         wait_until(lambda: node.node_id in _alive(), "the machine does not start")
         return str(node.node_id)
 
-    def lose(self) -> None:
-        """Kill all processes of the machine that was added first; nobody is told."""
-        _, node = self._running.pop(0)
+    def lose(self, node_id: str | None = None) -> None:
+        """Kill all processes of a machine, by default the one added first; nobody is told."""
+        ids = [node.node_id for _, node in self._running]
+        _, node = self._running.pop(0 if node_id is None else ids.index(node_id))
         self._cluster.remove_node(node, allow_graceful=False)
+
+    def drain(self, node_id: str, within_s: int) -> None:
+        """Give notice, as clouds do for spot machines, that a machine will be taken away."""
+        command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--node-id", node_id]
+        command += ["--address", self._cluster.address, "--reason-message", "a spot machine"]
+        command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+        command += ["--deadline-remaining-seconds", str(within_s)]
+        subprocess.run(command, check=True, capture_output=True)
 
     def become(self, *num_cpus: int) -> None:
         """Lose and add machines, until those with these numbers of CPUs are left."""
@@ -288,6 +299,39 @@ def test_a_machine_that_joins_gets_a_worker(machines, tmp_path, monkeypatch):
         return train_in_workers(wait_for_another, workers, tmp_path)
 
     assert _disturbed(train, (tmp_path / "1").exists, machines.add) == 2
+
+
+def test_a_machine_that_is_taken_away_after_a_notice_counts_as_no_failure(
+    machines, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "1")
+    monkeypatch.setenv("RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S", "0.2")
+    machines.become(1)
+    leaving = machines.add()
+
+    def wait_for_a_notice(worker: WorkerContext) -> int:
+        (tmp_path / f"began{world()[0]}").touch()
+        while not (tmp_path / "noticed").exists():
+            if worker.machine_leaves():
+                (tmp_path / f"told{world()[0]}").touch()
+                time.sleep(600)  # Ray Train ends it when the machine has to be gone
+        return world()[1]
+
+    def train() -> int:
+        workers = WorkersConfig(num_workers=2, cpus_per_worker=1, max_failures=0)
+        return train_in_workers(wait_for_a_notice, workers, tmp_path)
+
+    def both(what: str) -> bool:
+        return len(list(tmp_path.glob(f"{what}?"))) == 2
+
+    def take_away() -> None:
+        machines.add()
+        machines.drain(leaving, within_s=20)
+        wait_until(lambda: both("told"), "workers are not told that a machine leaves")
+        (tmp_path / "noticed").touch()
+
+    assert _disturbed(train, lambda: both("began"), take_away) == 2
+    machines.lose(leaving)
 
 
 def _waits() -> bool:
