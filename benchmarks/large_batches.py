@@ -57,7 +57,7 @@ def main() -> None:
 def measured(
     device_name: str, layers: int, steps: int, batch: int, texts_at_once: int | None
 ) -> dict[str, float]:
-    """Train some steps after a first one that does not count; returns seconds and memory."""
+    """Train some steps after a first one, whose time counts if it is the only one."""
     device = torch.device(device_name)
     is_gpu = device.type == "cuda"
     backbone = BertModel(BertConfig(vocab_size=VOCABULARY, num_hidden_layers=layers, **MINILM))
@@ -72,12 +72,13 @@ def measured(
     state = TrainState(model, optimizer, schedule, SamplingSources(data.graphs))
     sampler = Sampler(data, batch, seed=0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    list(train_steps(state, sampler, objective, 1, use_bf16=is_gpu))
-    started = time.perf_counter()
-    for losses in train_steps(state, sampler, objective, 1 + steps, use_bf16=is_gpu):
-        last = losses
-    float(last.sum())  # a GPU has done the steps then
-    seconds = (time.perf_counter() - started) / steps
+    seconds = 0.0
+    for stop in (1, 1 + steps) if steps else (1,):
+        started, first = time.perf_counter(), state.step
+        for losses in train_steps(state, sampler, objective, stop, use_bf16=is_gpu):
+            last = losses
+        float(last.sum())  # a GPU has done the steps then
+        seconds = (time.perf_counter() - started) / (stop - first)
     grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     peak_mb = torch.cuda.max_memory_allocated() / 1e6 if is_gpu else grown_kb / 1e3
     return {"s_per_step": seconds, "peak_mb": peak_mb}

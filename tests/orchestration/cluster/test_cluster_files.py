@@ -1,0 +1,61 @@
+"""The descriptions of clusters fit their schemas, and their commands are commands of ours."""
+
+import json
+import shlex
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import ray
+import yaml
+from jsonschema import ValidationError, validate
+from support import ROOT
+
+from jobs.train import JobSettings
+from ramen_ray.command_line import parse_with_run_config
+
+CLUSTER = ROOT / "cluster.yaml"
+SCHEMA = json.loads((files("ray.autoscaler") / "ray-schema.json").read_text())
+KUBERAY = json.loads(Path(__file__).with_name("kuberay.json").read_text())
+
+
+@pytest.fixture
+def rayjob():
+    return yaml.safe_load((ROOT / "kubernetes.yaml").read_text())
+
+
+def test_cluster_yaml_fits_the_schema_that_ray_ships():
+    config = yaml.safe_load(CLUSTER.read_text())
+    validate(config, SCHEMA)
+    worker = config["available_node_types"]["gpu_worker"]
+    assert worker["min_workers"] == 0 < worker["max_workers"]
+    assert worker["node_config"]["InstanceMarketOptions"]["MarketType"] == "spot"
+
+
+def test_every_node_shares_the_output_folder():
+    config = yaml.safe_load(CLUSTER.read_text())
+    assert any("/shared" in command for command in config["initialization_commands"])
+    assert "--volume=/shared:/shared" in config["docker"]["run_options"]
+
+
+def test_the_job_for_kubernetes_fits_the_schema_of_kuberay(rayjob):
+    validate(rayjob, KUBERAY)
+    cluster = rayjob["spec"]["rayClusterSpec"]
+    assert cluster["rayVersion"] == ray.__version__
+    assert cluster["authOptions"]["mode"] == "token"
+    cluster["headGroupSpec"]["replicas"] = 1
+    with pytest.raises(ValidationError, match="'replicas' was unexpected"):
+        validate(rayjob, KUBERAY)
+
+
+def test_the_job_for_kubernetes_asks_for_what_its_pods_have(rayjob, dataset_path):
+    python, job, _, *words = shlex.split(rayjob["spec"]["entrypoint"])
+    assert (python, Path(job).name) == ("python", "train.py")
+    at = words.index("--dataset")
+    here = [*words[:at], "--dataset", str(dataset_path), *words[at + 2 :]]
+    _, config = parse_with_run_config(JobSettings(), "", ["tiny", *here])
+    (group,) = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    (worker,) = group["template"]["spec"]["containers"]
+    assert group["maxReplicas"] == config.workers.num_workers > config.workers.fewest
+    assert int(worker["resources"]["requests"]["cpu"]) >= config.workers.cpus_per_worker
+    assert config.output.startswith(worker["volumeMounts"][0]["mountPath"])
