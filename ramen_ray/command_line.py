@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import select
-import shlex
 import signal
 import sys
 import threading
@@ -49,7 +48,6 @@ import tyro
 from pydantic import ValidationError
 
 from ramen_ray.config import (
-    BUILT_IN,
     ConfigError,
     RunConfig,
     Section,
@@ -78,7 +76,6 @@ _OF_PYDANTIC = re.compile(
     r"(?:(\w+) (?=Input ))?"
     r"|Error parsing __tyro-dummy-inner__[\w.]*: "  # dataclasses, whose errors say what is wrong
 )
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 logger = logging.getLogger(__name__)
 _CHECK_RIGHTS = "; check its permissions, and run the same command again"
@@ -89,8 +86,6 @@ _TO_DO = {
     errno.EROFS: "; make the folder writable, and run the same command again",
 }
 """What is said after the system's own words, by the error's number."""
-NOW = {"": "bag", "ramen": "bag-ramen", "unidec": "bag-unidec", "depsl": "bag --base.kind depsl"}
-"""What to give in place of presets that were named after data, such as debian-unidec."""
 
 
 class StoreSettings(Section):
@@ -176,7 +171,6 @@ def run_job(job: Callable[[], int | None], seconds_to_end: float | None = None) 
             stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     with _unwinding_at_signals() as ended_by:
         try:
-            _refuse_odd_characters(sys.argv[1:])
             return job() or 0
         except BrokenPipeError:
             return _unread()
@@ -245,20 +239,6 @@ def _what_to_do_about(error: Exception) -> str | None:
         what_to_do = _TO_DO.get(error.errno or 0, "")
         return f"{error.filename}: {error.strerror}{what_to_do}"
     return None
-
-
-def _refuse_odd_characters(words: Sequence[str]) -> None:
-    """Refuse names that cannot be stored, or shown in the commands that jobs print."""
-    for before, word in zip(["", *words], words, strict=False):
-        try:
-            word.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"{word!r} is not UTF-8; rename what it names") from error
-        if control := _CONTROL.search(word):
-            flag = f"{before} " if before.startswith("--") else ""
-            raise UserError(
-                f"{flag}{word!r} has the control character {control[0]!r}; rename what it names"
-            )
 
 
 def write_json(json_file: Path, content: Any) -> None:
@@ -332,11 +312,7 @@ def _starting_config(argv: Sequence[str] | None) -> tuple[RunConfig, list[str]]:
             flags = _deciding(rest)
             if flags.dataset is not None:
                 config = on_dataset(config, flags.dataset)
-        case [name, *rest] if not name.startswith("-") and name not in PRESETS:
-            dataset, _, base = name.partition("-")
-            if dataset in BUILT_IN and base in NOW:
-                words = [sys.argv[0], *NOW[base].split(), "--dataset", dataset, *rest]
-                raise ConfigError(f"the preset {name} is now: python {shlex.join(words)}")
+        case [name, *_] if not name.startswith("-") and name not in PRESETS:
             raise ConfigError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}")
         case words:
             is_named = words and not words[0].startswith("-")

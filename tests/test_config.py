@@ -27,7 +27,6 @@ from ramen_ray.config import (
     overlay,
     read_config,
     shown_dataset,
-    with_absolute_paths,
     write_config,
 )
 from ramen_ray.data.store.dataset import Dataset
@@ -135,14 +134,6 @@ def test_presets_are_complete_and_read_back_from_their_file(preset, tmp_path):
     assert read_config(file) == config
 
 
-def test_a_weight_of_0_is_the_same_as_none():
-    weights = {"regularization.lambda_x.links": 0.0, "regularization.lambda_z.links": 0.2}
-    assert flatten(overlay(PLAIN, weights)) == {
-        **flatten(PLAIN),
-        "regularization.lambda_z.links": 0.2,
-    }
-
-
 def test_a_built_in_dataset_is_named_and_a_folder_of_that_name_is_a_path():
     found = overlay(PLAIN, {"dataset": "debian"})
     assert found.dataset == str(ROOT / "datasets" / "debian")
@@ -201,14 +192,6 @@ def test_the_experiment_hash_sees_every_setting_but_where_a_run_runs():
 
 def _parse(*arguments: str) -> RunConfig:
     return run_config_of(arguments)
-
-
-def test_workers_find_an_encoder_that_is_named_from_here(tmp_path, monkeypatch):
-    (tmp_path / "mine" / "encoder").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    here = overlay(PLAIN, {"encoder.pretrained": "mine/encoder"})
-    assert with_absolute_paths(here).encoder.pretrained == str(tmp_path / "mine" / "encoder")
-    assert with_absolute_paths(PLAIN).encoder.pretrained == "an/encoder"  # of the hub
 
 
 def test_flags_change_a_preset_as_an_overlay_does():
@@ -307,7 +290,6 @@ def test_sets_as_published_are_off_unless_named():
     ("arguments", "fragment"),
     [
         (["nonesuch"], "error: unknown preset 'nonesuch'; presets are bag, "),
-        (["debian-depsl", "--seed", "3"], "bag --base.kind depsl --dataset debian --seed 3\n"),
         (["-seed", "1"], "error: Unrecognized options: -seed, 1\n"),
         (["tiny", "--optimizer.lrr", "1"], "--optimizer.lrr"),
         (["tiny", "--regularization.lambda-x.nonesuch", "1"], "nonesuch"),
@@ -350,19 +332,6 @@ class Greeting(Section):
     """How often."""
     loudly: bool = False
     """Whether to shout."""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fragment"),
-    [
-        ([], "greet"),
-        (["greet"], "--name"),
-        (["greet", "--name", "a", "--times", "0"], "times: Input should be greater than 0"),
-    ],
-)
-def test_bad_arguments_of_any_job_are_one_line(arguments, fragment, refused):
-    job = SimpleNamespace(main=lambda: parse_settings({"greet": Greeting}, "Greets."))
-    assert fragment in refused(job, *arguments)
 
 
 @pytest.mark.parametrize("kind", [Greeting, {"greet": Greeting, "other": LossConfig}])

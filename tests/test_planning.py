@@ -12,14 +12,12 @@ from support import ROOT, node_edges, prepare_in_process, query_table, text_tabl
 from transformers import DistilBertConfig, DistilBertModel
 
 from jobs import plan
-from ramen_ray.config import EncoderConfig, overlay
-from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import write_dataset
-from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.retrieval.index import filled_index
 from ramen_ray.orchestration.run.build import build_encoder
-from ramen_ray.planning import ENCODERS, Sizes, index_bytes, memory, prepared_bytes
-from ramen_ray.presets import MINILM, PRESETS
+from ramen_ray.planning import ENCODERS, Sizes, index_bytes, prepared_bytes
+from ramen_ray.presets import MINILM
 
 QUERIES, ADS, ANCHORS, EDGES = 1_000, 500, 700, 3
 
@@ -63,26 +61,6 @@ def test_prepared_bytes_are_those_of_the_files(encoder_path, tmp_path):
     assert prepared_bytes(sizes) == pytest.approx(on_disk, rel=0.01)
 
 
-def test_walks_read_and_leave_as_much_as_planned():
-    nodes, edges_per_node = 1_500, 7
-    draw = np.random.default_rng(0)
-    anchors = np.stack([draw.permutation(nodes)[:edges_per_node] for _ in range(nodes)])
-    edges = Csr.from_pairs(np.arange(nodes).repeat(edges_per_node), anchors.ravel(), nodes)
-    graph = WalkGraph.from_edges(edges, max_anchor_degree=500)
-    sizes = Sizes(nodes, nodes, 0, 8, (nodes,), edges_per_node)
-    config = overlay(PRESETS["ramen-ance"](), {"walk.top_k": 10})
-    planned = memory(sizes, config, *ENCODERS["bag"])
-    arrays = [
-        array for csr in (graph.forward, graph.backward) for array in (csr.indptr, csr.indices)
-    ]
-    read = sum(array.nbytes for array in arrays)
-    assert planned["walks"]["graph"] == pytest.approx(2 * read, rel=0.01), "of both sides"
-    walked = most_visited(graph, 0, nodes, WalkSettings(400, 0.8, 500, 10), seed=0)
-    assert walked.cumulative_weights is not None
-    left = walked.indptr.nbytes + 4 * len(walked.indices) + walked.cumulative_weights.nbytes
-    assert 0.99 * left <= planned["training"]["walked graph"] / 2 <= 1.2 * left
-
-
 @pytest.mark.parametrize(
     ("kind", "ads"), [("flat", 2_000), ("half", 2_000), ("hnsw", 2_000), ("ivf_pq", 10_000)]
 )
@@ -101,21 +79,6 @@ def test_encoders_have_as_many_weights_as_planned():
         weights = sum(parameter.numel() for parameter in model.parameters())
         assert ENCODERS[name][1] == pytest.approx(weights, rel=0.02)
     assert ENCODERS["minilm"][0] == minilm.dim
-
-
-def test_a_stage_holds_what_its_settings_make():
-    sizes = Sizes(1_000, 500, 2_000, 8, (700,), 5)
-
-    def held(preset: str, **changes: object) -> set[str]:
-        stages = memory(sizes, overlay(PRESETS[preset](), changes), *ENCODERS["minilm"])
-        return {what for parts in stages.values() for what, size in parts.items() if size}
-
-    always = {"prepared arrays", "weights of the encoder", "index of the ads"}
-    off = {"walk.enabled": False, "pruning.mode": "never", "base.kind": "in_batch"}
-    assert held("ramen-ance", **off) == always
-    walked = {"walked graph", "graph", "pruned graph", "vectors of all texts"}
-    assert held("ramen-ance") == always | walked | {"shortlists"}
-    assert held("unidec-320k") > always | {"classifiers", "vectors that order queries"}
 
 
 @pytest.mark.parametrize(

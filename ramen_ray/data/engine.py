@@ -19,7 +19,7 @@ from duckdb.func import ARROW
 
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import owned_folder
-from ramen_ray.data.store.same_texts import fold, nearly
+from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import FILTER, is_known
 from ramen_ray.errors import UserError
 from ramen_ray.long_work import logged_progress
@@ -39,8 +39,8 @@ def engine(
 ) -> Iterator[Connection]:
     """Open a connection whose tables are gone when the block ends.
 
-    SQL has ``fold`` and ``nearly`` of :mod:`~ramen_ray.data.store.same_texts`, and ``trimmed``, for
-    any white space. It has the tables of a ``dataset`` under their names (:func:`name_literal`),
+    SQL has ``fold`` of :mod:`~ramen_ray.data.store.same_texts`, and ``trimmed``, for any white
+    space. It has the tables of a ``dataset`` under their names (:func:`name_literal`),
     with texts also ``folded``. What is beyond ``memory``, as ``4GB`` or by default 60 % of the
     machine's, goes into a subfolder of ``folder``. Raises a UserError if ``memory`` is not a size,
     or it or the disk is too small for what is done.
@@ -66,7 +66,6 @@ def engine(
             if count(connection, "SELECT current_setting('enable_progress_bar')"):
                 connection.execute("SET enable_progress_bar = false")
             add_function(connection, "fold", fold)
-            add_function(connection, "nearly", nearly)
             add_function(connection, "trimmed", pc.utf8_trim_whitespace)
             if dataset is not None:
                 _create_views(connection, dataset)

@@ -11,8 +11,7 @@ from ramen_ray.bases import Part
 from ramen_ray.config import ConfigError, RunConfig, WorkersConfig
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.store.locks import in_use
-from ramen_ray.data.store.made_folder import check_intact, checksum_files, owned_folder
+from ramen_ray.data.store.made_folder import check_intact, checksum_files, in_use, owned_folder
 from ramen_ray.data.store.predictions import write_predictions
 from ramen_ray.method.metrics.ground_truth import GroundTruth
 from ramen_ray.method.metrics.ranking import PerQuery

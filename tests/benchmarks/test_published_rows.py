@@ -8,7 +8,7 @@ from support import ROOT
 
 from benchmarks import graph_price
 from benchmarks.graph_gain import recipe, variants
-from benchmarks.tables import compared, kept, write
+from benchmarks.tables import compared, write
 
 
 @pytest.mark.parametrize("dataset", ["foldoc", "debian", "rdocs"])
@@ -45,13 +45,3 @@ def test_lines_have_per_cent_and_points_over_the_same_runs(tmp_path):
         "shop,a,,1,P@1,50.00,,,",
         "shop,b,a,1,P@1,75.00,+25.00,+25.00,+25.00",
     ]
-
-
-def test_what_is_kept_is_read_as_it_was_made(tmp_path):
-    gained, possible = np.arange(4.0), np.ones(4)
-    made = {"run": {"tail/R@10": (gained, possible)}}, {"seconds": 1.5}
-    for make in (lambda: made, None):
-        runs, figures = kept(tmp_path, [1, "x"], make)
-        assert figures == {"seconds": 1.5}
-        assert runs["run"]["tail/R@10"][0].tolist() == gained.tolist()
-        assert runs["run"]["tail/R@10"][1].tolist() == possible.tolist()

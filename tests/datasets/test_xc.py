@@ -351,13 +351,3 @@ def test_a_fault_is_named_and_leaves_nothing(fault, tmp_path):
         imported(folder)
     assert fault.place in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["xc"]
-
-
-def test_an_encoding_is_named(tmp_path):
-    oak = put_raw(tmp_path / "xc", "oak")
-    for file in (oak / "raw_data").iterdir():
-        latin = file.read_text(encoding="utf-8").encode("latin-1", "replace")
-        file.write_bytes(latin)
-    assert "Zürich" in column_of(imported(oak, encoding="latin-1"), "queries/train")[0]
-    with pytest.raises(DatasetError, match=r"label\.raw\.txt, row 1: the line is not latin-0"):
-        imported(oak, "again", encoding="latin-0")

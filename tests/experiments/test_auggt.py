@@ -14,7 +14,7 @@ from written_out import plain
 from experiments import auggt
 from experiments.auggt import PropagationSettings, propagate_clicks
 from jobs import validate as validate_job
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.schemas import SIDES
 
 
@@ -89,21 +89,6 @@ def test_clicks_are_added_as_plain_loops_add_them(dataset_seed, weighted, chosen
         assert [row["text"], row["source_id"]] == [old["text"], old["source_id"]]
         if weighted:
             assert row["weights"] == old["weights"] + [min(old["weights"], default=1)] * len(added)
-
-
-def test_sets_as_published_are_used_only_if_named(tmp_path):
-    parent = random_dataset(tmp_path / "parent", 1, weighted=False)
-    tables = {name: parent.read(name) for name in parent.tables}
-    strict = {name.replace("/more", "/both_published"): rows for name, rows in tables.items()}
-    both = write_dataset(tmp_path / "both", strict, name="random")
-    made = {
-        sets: propagate_clicks(
-            both, tmp_path / "-".join(("made", *sets)), PropagationSettings(anchor_sets=sets)
-        ).read("queries/train")
-        for sets in ((), ("both", "left"), ("both", "both_published", "left"))
-    }
-    assert made[()].equals(made["both", "left"])
-    assert not made[()].equals(made["both", "both_published", "left"])
 
 
 def test_the_job_writes_a_sound_dataset(dataset_path, tmp_path, done):

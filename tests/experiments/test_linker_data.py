@@ -1,10 +1,9 @@
 """The data of a linker: edges become clicks, whichever queries are held out."""
 
-import pytest
 from support import node_edges
 
 from experiments.oak.linker_data import make_link_dataset
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.dataset import Dataset, write_dataset
 
 
 def test_a_link_dataset_has_the_edges_as_clicks(dataset_path, tmp_path):
@@ -31,18 +30,3 @@ def test_a_link_dataset_has_the_edges_as_clicks(dataset_path, tmp_path):
     assert sorted(found["train"] + found["validation"]) == sorted(ours)
     assert 0 < len(found["validation"]) < len(found["train"]) / 3
     assert links.metadata["links_of"]["anchor_sets"] == ["links"]
-
-
-def test_without_edges_of_test_queries_train_queries_are_held_out(dataset_path, tmp_path):
-    links = make_link_dataset(dataset_path, tmp_path / "links", ["links", "topics"])
-    parent = Dataset(dataset_path)
-    linked = {
-        row["query_id"]
-        for name in ("links", "topics")
-        for row in parent.read(f"edges/{name}/query").to_pylist()
-    }
-    assert sum(links.num_rows(f"queries/{split}") for split in links.splits) == len(linked)
-    assert links.num_rows("ads") == 36
-    assert max(links.read("queries/train")["ad_ids"].combine_chunks().flatten().to_pylist()) >= 30
-    with pytest.raises(DatasetError, match="no edges of train queries to an anchor set 'none'"):
-        make_link_dataset(dataset_path, tmp_path / "other", ["none"])

@@ -11,9 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support import ROOT
 
-import experiments.names
 from experiments.names import NameList, bad_match_rates, read_names
 from ramen_ray.data.store.dataset import DatasetError
 
@@ -116,14 +114,3 @@ def test_bad_match_rates_are_what_plain_loops_count(tmp_path_factory, prediction
             bad = sum(any(is_bad(*pair, kind) for kind in kinds) for pair in pairs)
             assert rates[f"{prefix}BMR@{k}"] == pytest.approx(bad / max(len(pairs), 1))
     assert len(rates) == 12
-
-
-def test_the_command_reads_what_evaluation_writes(tmp_path, done, refused):
-    file = tmp_path / "predictions.parquet"
-    cells = {"query": ["haskell c++"] * 2, "ad": ["ghc haskell", "python"], "rank": [1, 2]}
-    pq.write_table(pa.table(cells), file)
-    words = file, "--names", ROOT / "datasets" / "debian" / "names.csv"
-    printed = done(experiments.names, *words)
-    (line,) = (line for line in printed.splitlines() if "language" in line)
-    assert re.findall(r"[\d.]+", line) == ["100.00", "0.00", "50.00", "50.00"]
-    assert "no file or folder" in refused(experiments.names, file, "--names", tmp_path / "none.csv")

@@ -71,27 +71,3 @@ def test_each_query_gets_the_printed_sum(pooling, queries):
         centred = (summed - summed.mean()) / (summed.var(unbiased=False) + 1e-5).sqrt()
         expected = centred * combiner.norm.weight + combiner.norm.bias
         torch.testing.assert_close(enriched, expected / expected.norm(), rtol=1e-5, atol=1e-6)
-
-
-def test_evenness_is_the_mean_entropy_of_queries_with_several_links(queries):
-    augmentation = _augmentation()
-    augmentation.combiner.train()  # where each use of the maps would move them
-    before = {name: value.clone() for name, value in augmentation.state_dict().items()}
-    anchors = np.arange(NUM_ANCHORS)
-    found = augmentation.evenness(queries, LINKS, anchors, augmentation.bank.take(anchors))
-    shares = []
-    for query, links in zip(queries, LINKS, strict=True):
-        vectors = functional.normalize(augmentation.bank.vectors[links[links >= 0]], dim=1)
-        if len(vectors) > 1:
-            is_link = torch.ones(1, len(vectors), dtype=torch.bool)
-            augmentation.combiner.eval()
-            weights = augmentation.combiner.weights(query[None], vectors[None], is_link)[0]
-            entropy = -sum(w * np.log(w) for w in weights.tolist())
-            shares.append(entropy / np.log(len(vectors)))
-    assert len(shares) == 2 and max(shares) < 0.999
-    assert found == pytest.approx(np.mean(shares), abs=1e-6)
-    for name, value in augmentation.state_dict().items():
-        assert torch.equal(value, before[name]), name
-    alone = np.array([[3, -1]] * len(queries))
-    rows = augmentation.bank.take(anchors)
-    assert augmentation.evenness(queries, alone, anchors, rows) is None

@@ -47,14 +47,3 @@ def test_the_nearest_ads_are_those_of_a_full_sort(build):
     np.testing.assert_allclose(scores, best, atol=WITHIN)
     np.testing.assert_allclose(np.take_along_axis(products, found, 1), best, atol=WITHIN)
     assert all(len(set(row)) == K for row in found.tolist())
-
-
-def test_equal_scores_are_ordered_as_on_a_cpu():
-    draw = np.random.default_rng(0)
-    queries, ads = (draw.integers(-2, 3, size=(n, 4)).astype(np.float32) for n in (50, 40_000))
-    by_gpu, by_cpu = (
-        search_index(TorchIndex(ads, torch.device(device)), queries, 300)
-        for device in ("cuda:0", "cpu")
-    )
-    assert by_gpu[0].tolist() == by_cpu[0].tolist()
-    assert by_gpu[1].tolist() == by_cpu[1].tolist()

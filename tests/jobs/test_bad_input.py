@@ -36,11 +36,6 @@ CONFIGS: dict[str, tuple[str | bytes | Callable[[Path], object], str]] = {
     "a pipe": (_pipe, "training.epochs"),
     "a folder": (lambda file: file.parent, "Is a directory"),
     "none": (lambda file: file, "cannot read the config file .*/c: No such file"),
-    "a name with a zero": (
-        lambda _: "x\0y",
-        r"--config 'x.x00y' has the control character '.x00'; rename",
-    ),
-    "a name that is not UTF-8": (lambda _: "x\udcff", "is not UTF-8; rename what it names"),
 }
 """What is in the file, or what makes a file of that name; and what is said."""
 
@@ -58,15 +53,9 @@ def test_config_files(case, run_here, tmp_path):
 
 SETTINGS: dict[str, tuple[Any, Arguments, str]] = {
     "endless seed": (train, ["tiny", "--seed", "9" * 5000], "seed: Exceeds the limit"),
-    "undecodable dataset": (train, ["--dataset", "x\udcff"], "is not UTF-8"),
     "output in a bucket": (train, ["tiny", "--output", "s3://bucket"], "must be a folder"),
     "output with a quoted letter": (train, ["tiny", "--output", "a%41b"], "takes % in it for"),
     "output with a query": (train, ["tiny", "--output", "a?b"], r"takes \? in it for"),
-    "output of two lines": (
-        train,
-        ["tiny", "--output", "a\nb"],
-        r"--output 'a\\nb' has the control character '\\n'; rename what it names",
-    ),
     "clicks in a device": (
         ingest,
         ["tables", "--clicks", "/dev/null", "--output", "out"],

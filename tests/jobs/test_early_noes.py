@@ -8,7 +8,7 @@ from pathlib import Path
 from support import ROOT
 
 from ramen_ray.config import overlay, write_config
-from ramen_ray.data.store.locks import folder_lock
+from ramen_ray.data.store.made_folder import folder_lock
 from ramen_ray.orchestration.run.directory import CONFIG_FILE, RunDirectory
 from ramen_ray.orchestration.tune.settings import SWEEPS
 from ramen_ray.presets import tiny

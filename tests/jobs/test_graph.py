@@ -98,39 +98,6 @@ def _share_of_loss_left(
     return float(np.mean(losses[-8:]) / np.mean(losses[:8]))
 
 
-def test_sets_of_an_old_log_do_not_survive_a_new_log_without_them(copied, tmp_path, done):
-    log = _log(Dataset(copied))
-    numbers = {
-        text: row for row, text in enumerate(Dataset(copied).read("ads")["text"].to_pylist())
-    }
-    by_number = log.assign(ad_id=[str(numbers.get(ad, ad)) for ad in log["ad_id"]])
-    for name, rows in (("old", by_number), ("new", log.assign(ad_id=""))):
-        rows.to_csv(tmp_path / f"{name}.csv", index=False)
-    sessions = ["co-session", copied, "--sessions"]
-    done(graph, *sessions, tmp_path / "old.csv")
-    assert {"co_click", "co_session"} < set(Dataset(copied).anchor_sets)
-    done(graph, *sessions, tmp_path / "new.csv", "--replace")
-    dataset = Dataset(copied)
-    assert "co_click" not in dataset.anchor_sets
-    assert list(dataset.metadata["anchor_sets"]) == ["co_session"]
-    assert "anchors/co_click" not in dataset.metadata["num_rows"]
-    assert not list(copied.rglob("*co_click*"))
-
-
-def test_edges_of_the_users_own(copied, tmp_path, done, refused):
-    (tmp_path / "links.csv").write_text("query,anchor\n0,a bird\n1,a ship\n")
-    command = ["edges", copied, "--name", "mine", "--query-edges", tmp_path / "links.csv"]
-    printed = done(graph, *command).splitlines()
-    assert "           2  edges/mine/query" in printed
-    assert printed[-2:] == [
-        f"added to {copied}; train with it: python jobs/train.py --dataset {copied}",
-        "mine stays out, as on this side a graph gains little; try it: "
-        "--regularization.lambda-x.mine 0.3",
-    ]
-    assert "already; give another name, or set replace" in refused(graph, *command)
-    done(graph, *command, "--replace")
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

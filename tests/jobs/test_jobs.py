@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from conftest import free_port
 from mlflow.tracking import MlflowClient
 from ray.job_submission import JobStatus, JobSubmissionClient
 from stores import choose
-from support import PATIENCE_S, ROOT, answers, running, wait_until
+from support import PATIENCE_S, ROOT, running, wait_until
 
 from jobs import train
 from ramen_ray.config import overlay
@@ -124,42 +123,6 @@ def test_a_submitted_job_trains_beside_its_base_and_is_tracked_by_a_server(
     retriever = registry.load("models:/submitted@champion")
     assert len(retriever.answer(["robin"], 3)["ads"][0]) == 3
     mlflow.set_tracking_uri(None)
-
-
-@pytest.mark.slow
-def test_a_job_submitted_from_another_folder_finds_its_data_and_warns_of_lost_results(
-    head, tmp_path
-):
-    command = [str(Path(sys.executable).with_name("ray")), "job", "submit"]
-    command += ["--address", head.dashboard, "--working-dir", str(ROOT), "--", sys.executable]
-    command += ["jobs/train.py", "tiny", "--name", "elsewhere", "--output", "mine"]
-    command += ["--workers.cpus-per-worker", "1"]
-    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-
-    wait_until(lambda: answers(f"{head.dashboard}/api/version"), "no job server")
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    assert "--output mine is in Ray's copy of the submitted files" in said
-    (copy,) = re.findall(r"submitted files, (\S+), which Ray", said)
-    (folder,) = re.findall(r"^run: +(mine/runs/elsewhere) \(MLflow", said, re.MULTILINE)
-    assert json.loads((Path(copy) / folder / "run.json").read_text())["finished"]
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_the_upload_is_the_project_without_a_users_data(head, tmp_path, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS")
-    shutil.copy(ROOT / ".rayignore", tmp_path)
-    sent = {"jobs/train.py", "ramen_ray/data/store/same_texts.py", "datasets/foldoc/ads/a.parquet"}
-    left = {"mine/ads.parquet", "clicks.csv", "outputs/jobs/a", "jobs/__pycache__/a.pyc", ".git/a"}
-    for name in sent | left:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    client, job = _submit(head.dashboard, "find . -type f -printf 'sent %P\\n'", tmp_path)
-    assert set(re.findall("^sent (.+)$", _logs_of(client, job), re.MULTILINE)) == sent
 
 
 @pytest.mark.parametrize(

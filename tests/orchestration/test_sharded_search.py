@@ -23,16 +23,10 @@ from ramen_ray.method.retrieval import index, search, shards
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import open_shortlists, write_shortlists
-from ramen_ray.orchestration import sharded_search as searching
 from ramen_ray.orchestration.background.from_checkpoints import (
     SHORTLISTS_FILE,
     ShortlistMining,
-    shortlist_task,
 )
-from ramen_ray.orchestration.background.task import TaskContext
-from ramen_ray.orchestration.cluster import resources
-from ramen_ray.orchestration.cluster.joining import ClusterError
-from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.cluster.resources import no_placement_group_left
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
 from ramen_ray.orchestration.sharded_search import put_together, search_shards
@@ -76,14 +70,6 @@ def test_queries_stream_through_all_shards_with_the_cpus_that_are_free(
     for some, expected in zip(found, best_by_a_sort(*embeddings, K), strict=True):
         assert some.tolist() == expected.tolist()
     assert [file.name for file in tmp_path.iterdir()] == ["embeddings.npy"]
-
-
-def test_a_shard_that_fits_no_machine_is_reported(cluster, embeddings, tmp_path, monkeypatch):
-    monkeypatch.setattr(searching, "BYTES_BESIDES", 10**14)
-    for name in ("MOMENT_S", "PATIENCE_S"):
-        monkeypatch.setattr(resources, name, 1)
-    with pytest.raises(ClusterError, match=r"had 100000\.0 GB of memory free in 1 s, for a shard"):
-        _searched(tmp_path)
 
 
 def test_similar_texts_are_those_of_one_search(
@@ -176,20 +162,3 @@ def test_an_approximate_search_tells_its_recall(
     figures, found = _mine(prepared_bag, model, tmp_path / "made", few_ads)
     assert figures == {"recall": pytest.approx(1.0)}  # codes of 16 ads lose none
     assert (found >= 0).any(axis=1).all()
-
-
-@pytest.mark.parametrize("gb_per_shard", [1e-9, 1.0])
-def test_a_task_that_has_shards_searched_needs_no_cpu_itself(
-    prepared_bag, small_run, few_ads, gb_per_shard, tmp_path
-):
-    config = overlay(
-        small_run,
-        {"base.kind": "ance", "encoder.kind": "bag", "workers.gb_per_shard": gb_per_shard},
-    )
-    context = TaskContext(
-        prepared_bag.path, tmp_path, [], tmp_path, 5, use_bf16=False, local=LocalFolder()
-    )
-    task = shortlist_task(config, context)
-    assert task is not None
-    assert task.has_own_tasks == (gb_per_shard == few_ads)
-    assert task.work.gb_per_shard == (gb_per_shard if gb_per_shard == few_ads else None)

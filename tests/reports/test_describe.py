@@ -24,7 +24,6 @@ from jobs import validate as validating
 from ramen_ray.data.describe.content import Description
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.store.schemas import SIDES, SPLITS
-from ramen_ray.reports import description as describing
 from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words
 from ramen_ray.reports.description import describe
 from ramen_ray.reports.pages import write_page
@@ -222,17 +221,6 @@ def test_samples_show_a_query_with_its_ads_and_anchors(description, dataset_path
             assert anchors == [texts[anchor] for anchor in wanted]
 
 
-def test_a_larger_table_is_sampled_and_the_page_says_so(dataset_path, encoder_path, monkeypatch):
-    monkeypatch.setattr(describing, "TEXTS_PER_TABLE", 10)
-    dataset = Dataset(dataset_path)
-    one, other = (describe(dataset, str(encoder_path), MAX_LENGTH) for _ in range(2))
-    assert one.metrics == other.metrics
-    tokens = next(s for s in dataset_tables(one) if s.title == "Token lengths")
-    looked_at = {row[0]: tuple(row[1:3]) for row in tokens.rows}
-    assert looked_at["queries/train"] == ("10", "60")
-    assert looked_at["anchors/topics"] == ("6", "6")
-
-
 def test_the_page_holds_all_rows_and_refers_to_nothing_outside(description, tmp_path):
     sections = dataset_tables(description)
     words, note = dataset_words(description), dataset_note(description)
@@ -252,28 +240,6 @@ def test_the_page_holds_all_rows_and_refers_to_nothing_outside(description, tmp_
         assert drawing.tag.endswith("svg")
         links = [v for node in drawing.iter() for k, v in node.attrib.items() if "href" in k]
         assert all(link.startswith("#") for link in links)
-
-
-def test_the_summary_is_table_9(description, dataset_path):
-    summary = dataset_tables(description)[0]
-    dataset = Dataset(dataset_path)
-    clicks = len(dataset.read("queries/train")["ad_ids"].combine_chunks().flatten())
-    links = [dataset.num_rows(f"edges/links/{side}") for side in ("query", "ad")]
-    assert summary.rows[0] == [
-        *("60", "40", "12", f"{clicks / 40:.2f}", f"{clicks / 60:.2f}"),
-        *("links", "30", f"{links[0] / 60:.2f}", f"{links[1] / 40:.2f}"),
-    ]
-    assert [row[5] for row in summary.rows] == ["links", "topics"]
-
-
-def test_texts_are_shown_as_they_are(encoder_path, tmp_path):
-    text = "<script>alert(1)</script> [bold] & co"
-    described = describe(_dataset_of(tmp_path / "hostile", text), str(encoder_path), MAX_LENGTH)
-    file = tmp_path / "page.html"
-    write_page(file, "<b>hostile</b>", "", dataset_words(described), dataset_tables(described))
-    page = file.read_text(encoding="utf-8")
-    assert tables_of_page(file)["Some train queries"] == [[text, "x"]]
-    assert not re.search("<(script|b)>", page)
 
 
 def test_a_terminal_shows_control_characters_and_does_not_act_on_them(
@@ -313,14 +279,6 @@ def test_weights_and_the_zero_shot_split_are_counted(encoder_path, tmp_path):
     ]
 
 
-def test_without_anchors_edges_are_not_mentioned(encoder_path, tmp_path):
-    described = describe(_dataset_of(tmp_path / "bare", "robin"), str(encoder_path), MAX_LENGTH)
-    sections = dataset_tables(described)
-    assert "Largest hubs" not in [section.title for section in sections]
-    assert sections[0].rows == [["1", "1", "1", "1.00", "1.00", "none", "", "", ""]]
-    assert [plot.x_label for s in sections for plot in s.plots] == ["clicks", "tokens per text"]
-
-
 def test_the_job_prints_writes_and_logs(dataset_path, encoder_path, description, tmp_path, done):
     output = tmp_path / "outputs"
     flags = ["--encoder", encoder_path, "--max-length", MAX_LENGTH, "--mlflow"]
@@ -339,48 +297,3 @@ def test_the_job_prints_writes_and_logs(dataset_path, encoder_path, description,
     assert [artifact.path for artifact in client.list_artifacts(run.info.run_id)] == [page.name]
     (logged,) = output.rglob("mlartifacts/**/handmade.html")
     assert logged.read_bytes() == page.read_bytes()
-
-
-def test_without_mlflow_only_the_page_is_written(
-    dataset_path, encoder_path, tmp_path, done, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    done(job, dataset_path, "--encoder", encoder_path, "--page", "mine.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.html"]
-
-
-def test_all_errors_are_in_one_message_and_nothing_is_written(tmp_path, refused):
-    queries = query_table(["robin"], [[0]])
-    tables = {
-        **{f"queries/{split}": queries for split in SPLITS[1:]},
-        "queries/train": query_table(["", "q"], [[0], [4]]),
-        "ads": text_table("ad_id", ["x"]),
-        "edges/links/ad": node_edges("ad_id", [[0]]),
-    }
-    dataset = write_dataset(tmp_path / "broken", tables, name="broken").path
-    first, *errors = refused(job, dataset, "--output", tmp_path / "o").splitlines()
-    assert [path.name for path in tmp_path.iterdir()] == ["broken"]
-    assert first == f"error: the dataset directory {dataset} is not usable:"
-    assert [error.split(":")[0] for error in errors] == [
-        "  - edges/links",
-        "  - queries/train.parquet, row 1, column 'ad_ids'",
-        "  - queries/train.parquet, row 0, column 'text'",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--encoder", "./no/encoder"], "no encoder folder at ./no/encoder"),
-        (["--page", "/proc/nowhere/page.html"], "cannot write the page /proc/nowhere/page.html"),
-        (["--page", "occupied"], "cannot write the page occupied"),
-    ],
-)
-def test_bad_flags_are_one_clear_line_and_leave_nothing(
-    flags, message, dataset_path, encoder_path, refused, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "occupied").mkdir()
-    encoder = [] if "--encoder" in flags else ["--encoder", encoder_path]
-    assert message in refused(job, dataset_path, *encoder, *flags)
-    assert list(tmp_path.rglob("*")) == [tmp_path / "occupied"]

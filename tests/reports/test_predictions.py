@@ -109,12 +109,6 @@ def test_what_another_run_finds_is_told_as_won_and_lost(other_dataset, tmp_path)
     assert [tables[name] for name in tables if name.startswith(("Why", "Won", "Lost"))] == [[]] * 3
 
 
-def test_ranks_after_the_tenth_are_not_read(tmp_path):
-    ads = [*["maple"] * 10, "ketch"]
-    pq.write_table(_table({"sloop": ads}), tmp_path / "some.parquet")
-    assert read_predictions(tmp_path / "some.parquet")["ad"].tolist() == ads[:10]
-
-
 @pytest.mark.parametrize("content", [b"no parquet", None])
 def test_other_files_are_refused(content, tmp_path):
     file = tmp_path / "some.parquet"

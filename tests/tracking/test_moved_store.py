@@ -46,15 +46,6 @@ def test_a_moved_store_is_read_and_a_link_lets_it_be_written(store, dataset_path
     assert len(list((now / "mlartifacts").rglob("note.txt"))) == 1
 
 
-def test_artifacts_that_are_elsewhere_on_purpose_stay_there(store, dataset_path, tmp_path):
-    other = tmp_path / "other"
-    apart = Store(store.uri, other, store.data, store.encoder_path)
-    apart.champion("shop", 0.0, dataset_path)
-    (store.output / "mlartifacts").mkdir()
-    (answer,) = Registry(store.uri).load(CHAMPION).answer(["robin"])["ads"]
-    assert len(answer) == 10
-
-
 def test_only_a_retriever_that_answers_is_promoted(store, dataset_path, refused, tmp_path):
     run_id = store.run(0.0, dataset_path)
     registry = Registry(store.uri)

@@ -124,14 +124,6 @@ def test_a_run_ends_with_its_block(error, nested, status, run):
     assert MlflowClient(run.uri).get_run(run.id).info.status == status
 
 
-def test_parameters_may_be_logged_twice(run):
-    for _ in range(2):
-        parameters = {"optimizer.lr": 0.1, "name": None, "source": "s3://me:s3cret@b/x"}
-        run.log_parameters(parameters, {"dataset": "made"})
-    logged = MlflowClient(run.uri).get_run(run.id).data
-    assert logged.params == {"optimizer.lr": "0.1", "name": "None", "source": "s3://***@b/x"}
-
-
 def test_repeated_steps_are_logged_once(run, tmp_path):
     losses, known = np.arange(8.0).reshape(8, 1), np.ones((8, 1), dtype=bool)
     first = StepLogger(run, tmp_path)
@@ -142,15 +134,6 @@ def test_repeated_steps_are_logged_once(run, tmp_path):
     resumed.log_figures("validation", {"P@1": 0.25}, 5)
     assert run.read_history("loss/task") == (list(range(1, 9)), losses[:, 0].tolist())
     assert run.read_history("validation/P@1") == ([5], [0.25])
-
-
-def test_more_values_than_a_batch_may_hold(run, tmp_path):
-    values = np.arange(2100.0).reshape(700, 3)
-    known = np.ones(values.shape, dtype=bool)
-    known[1::2, 0] = False
-    StepLogger(run, tmp_path).log_losses(["a", "b", "c"], values, known, 700)
-    assert run.read_history("c")[1] == values[:, 2].tolist()
-    assert run.read_history("a") == (list(range(1, 701, 2)), values[::2, 0].tolist())
 
 
 def test_figures_are_kept_while_the_server_is_gone(run, tmp_path, monkeypatch, caplog):

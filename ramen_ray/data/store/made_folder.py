@@ -2,11 +2,14 @@
 
 A thing is made under another name and renamed when it is whole: :func:`whole_file`,
 :func:`new_folder`. What several processes need, one of them makes: :func:`made_once`. Its checksums
-say later whether it is as it was written: :func:`check_intact`.
+say later whether it is as it was written: :func:`check_intact`. Locks are of folders that a process
+writes into, :func:`folder_lock`, and of what must not change while it is read, :func:`in_use`.
 """
 
+import fcntl
 import json
 import logging
+import os
 import secrets
 import shutil
 import zlib
@@ -16,9 +19,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from ramen_ray.data.store.locks import folder_lock
 from ramen_ray.errors import DatasetError, UserError
 
 CHECKSUMS_FILE = "checksums-{}-of-{}.json"
@@ -180,3 +182,46 @@ def _change(file: Path, noted: object) -> str | None:
     except OSError as error:
         return f"{file} cannot be read ({error.strerror})"
     return None if is_same else f"{file} has changed since it was written"
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a folder, which can be written; yields False if another process has it."""
+    try:
+        lock = FileLock(folder / ".lock").acquire(blocking=False)
+    except Timeout:
+        yield False
+        return
+    with lock:
+        yield True
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Refuse others :func:`unused` of a folder, which may be read-only, until the block ends."""
+    with _opened(folder) as number:
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(number, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def unused(folder: Path) -> Iterator[bool]:
+    """Keep a folder to change it, and others from using it; yields False if a process uses it."""
+    with _opened(folder) as number:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """Open a folder, for a lock that is gone when this process is."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        yield number
+    finally:
+        os.close(number)

@@ -165,8 +165,7 @@ def open_combined_ads(folder: Path) -> CombinedAds:
     """Open what :meth:`CombinedAds.save` wrote, without unpickling code."""
     settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
     combiner = Combiner(settings["kind"], settings["dim"], settings["heads"])
-    # earlier versions had no vectors for scores, which begin as zeros
-    combiner.load_state_dict(combiner.state_dict() | load_file(folder / WEIGHTS_FILE))
+    combiner.load_state_dict(load_file(folder / WEIGHTS_FILE))
     combiner.eval()
     ids, embeddings, classifiers = (np.load(folder / f"{name}.npy") for name in TABLES)
     seen = SeenAds(ids, embeddings.astype(np.float32), classifiers.astype(np.float32))

@@ -20,8 +20,7 @@ from pyarrow.fs import FileSystem
 from ramen_ray.answering.requests import ANSWERS, COLUMNS
 from ramen_ray.config import ConfigError
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.data.store.locks import folder_lock
-from ramen_ray.data.store.made_folder import owned_folder, whole_file
+from ramen_ray.data.store.made_folder import folder_lock, owned_folder, whole_file
 from ramen_ray.data.store.parquet_files import BoundedFile, open_parquet
 from ramen_ray.errors import first_line_of
 

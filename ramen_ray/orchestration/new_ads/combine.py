@@ -11,8 +11,7 @@ import numpy as np
 from ramen_ray.config import flatten
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.locks import in_use
-from ramen_ray.data.store.made_folder import check_intact, owned_folder
+from ramen_ray.data.store.made_folder import check_intact, in_use, owned_folder
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.new_ads.evaluation import Embedded, Evaluation
 from ramen_ray.method.new_ads.representation import COMBINER_FOLDER, use_combiner

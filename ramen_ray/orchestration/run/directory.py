@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ramen_ray.config import ConfigError, RunConfig, flatten, read_config, write_config
-from ramen_ray.data.store.locks import folder_lock
-from ramen_ray.data.store.made_folder import whole_file
+from ramen_ray.data.store.made_folder import folder_lock, whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.long_work import warn_once
 from ramen_ray.naming import joined_name, short_hash

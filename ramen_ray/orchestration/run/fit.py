@@ -10,7 +10,7 @@ from pathlib import Path
 from ramen_ray.config import RunConfig, WorkersConfig, flatten
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.locks import in_use
+from ramen_ray.data.store.made_folder import in_use
 from ramen_ray.errors import shown_path
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.orchestration.cluster.joining import start_ray

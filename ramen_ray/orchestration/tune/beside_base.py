@@ -9,7 +9,7 @@ from pathlib import Path
 from ramen_ray.bases import Part
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.locks import in_use
+from ramen_ray.data.store.made_folder import in_use
 from ramen_ray.data.store.same_texts import alike
 from ramen_ray.method.metrics.comparison import Difference, by_piece, paired_differences
 from ramen_ray.orchestration.evaluate import scores_of_run

@@ -25,8 +25,7 @@ from ray.tune.schedulers import ASHAScheduler
 
 from ramen_ray.config import RunConfig, WorkersConfig
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.locks import in_use
-from ramen_ray.data.store.made_folder import owned_folder
+from ramen_ray.data.store.made_folder import in_use, owned_folder
 from ramen_ray.errors import UserError
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import (

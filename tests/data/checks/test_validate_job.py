@@ -6,14 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from breaking import scribble, set_cells
+from breaking import set_cells
 from support import MAX_LENGTH, ROOT
 
 from jobs import validate as job
 from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
 from ramen_ray.orchestration.prepare import pipeline
 
@@ -92,22 +91,3 @@ def test_a_job_logs_warnings_of_a_dataset_once(cluster, copied, encoder_path, ca
     found = [record.getMessage() for record in caplog.records]
     assert found == [line.replace(str(copied), str(moved)) for line in logged[0]]
     assert len(list((copied.parent / "cache").glob("[!.]*"))) == 1
-
-
-def test_a_job_refuses_errors_of_rows_and_of_whole_tables(cluster, copied, encoder_path):
-    set_cells("anchors/links", "anchor_id", 4, 5)(copied)
-    set_cells("ads", "text", 3, "")(copied)
-    set_cells("ads", "ad_id", 7, 99)(copied)
-    set_cells("filters/test", "query_id", 2, -7)(copied)
-    with pytest.raises(DatasetError) as error:
-        _prepare(copied, encoder_path)
-    said = str(error.value)
-    assert "anchors/links.parquet, row 5, column 'anchor_id': id that an earlier row has: 5" in said
-    assert "ads.parquet, row 3, column 'text': empty text" in said
-    assert "ads.parquet, row 7, column 'ad_id': id outside 0..39: 99" in said
-    assert "filters/test.parquet, row 2, column 'query_id': id outside 0..11: -7" in said
-    assert "retr" not in said
-    scribble("anchors/links")(copied)
-    with pytest.raises(DatasetError, match=r"anchors/links\.parquet: not a readable parquet file"):
-        _prepare(copied, encoder_path)
-    assert list((copied.parent / "cache").glob("[!.]*")) == []

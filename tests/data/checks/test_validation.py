@@ -352,9 +352,3 @@ def test_rows_keep_their_numbers_in_large_tables_of_several_files(copied):
     (finding,) = [found for found in validate(Dataset(copied)) if found.severity == "error"]
     assert (finding.file, finding.row) == ("ads.parquet/0.parquet", again[0])
     assert ": 7, 8 (1.parquet, row 1), 9 (1.parquet, row 99999)" in finding.message
-
-
-def test_a_failed_write_leaves_nothing_behind(tmp_path):
-    with pytest.raises(KeyError, match="colours"):
-        write_dataset(tmp_path / "new", {"colours": pa.table({"a": [1]})}, name="new")
-    assert list(tmp_path.iterdir()) == []

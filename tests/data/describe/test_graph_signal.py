@@ -2,9 +2,7 @@
 
 import re
 import tempfile
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +12,11 @@ from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 from written_out import column_of
 
-from ramen_ray.data.describe import graph_signal
-from ramen_ray.data.describe.content import GraphSignal, Shared
+from ramen_ray.data.describe.content import GraphSignal
 from ramen_ray.data.describe.counts import count_clicks, count_edges
 from ramen_ray.data.describe.graph_signal import graph_signals, joined_pairs
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, write_dataset
-from ramen_ray.reports.graph_report import reading
 
 TEXTS = ["red shoes", "Shoes, blue", "hat", "a HAT shop", "gloves", "(red) gloves", "silk-tie"]
 
@@ -148,14 +144,6 @@ def test_shuffles_find_the_share_that_chance_would_have(tied, tmp_path):
     assert _signals(dataset)["links"].shared == found
 
 
-def test_a_sample_is_measured_if_there_are_many_clicks(tmp_path, monkeypatch):
-    dataset = _random_clicks(tmp_path / "clicks", tied=True)
-    monkeypatch.setattr(graph_signal, "MAX_CLICKS", 120)
-    signal = _signals(dataset)["links"]
-    assert signal.shared.pairs == signal.shared.shared == 120
-    assert signal.reached_clicks == 0
-
-
 ONE_SIDED: dict[str, tuple[str, list[str], list[list[int]], int, int]] = {
     "co-click of clicked together": (
         "ad", [f"AD{n}" for n in range(20)], [[n ^ 1] for n in range(20)], 20, 20,
@@ -197,38 +185,3 @@ def test_a_set_of_one_side_is_measured_by_the_pairs_that_it_joins(case, tmp_path
     assert signal.is_void == (case == "co-click of clicked together")
     assert ("share_test_clicks_reached" in signal.metrics) == (side == "ad")
     assert ("lift" in signal.metrics) == (not signal.is_void)
-
-
-SIGNAL = GraphSignal(
-    sides=("query", "ad"),
-    edges_per_query=2.0,
-    edges_per_ad=2.0,
-    test_clicks=1000,
-    reached_clicks=0,
-    shared=Shared(1000, 400, 50.0),
-    shared_beyond_words=Shared(500, 200, 25.0),
-    edges=100,
-    leaking_edges=0,
-)
-READINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "tied": (
-        {},
-        "ties clicks whose texts have no word in common (8.0 times chance, 8.0 beyond words)",
-    ),
-    "nothing": ({"shared": Shared(0, 0, 0.0)}, "Nothing that it joins is in the train clicks"),
-    "ads": ({"sides": ("ad",)}, "ties ads that were clicked for the same queries whose texts"),
-    "queries": ({"sides": ("query",)}, "no edges of ads, where a graph gains most"),
-    "void": ({"shared": Shared(1000, 1000, 50.0)}, "made from the clicks themselves"),
-    "chance": ({"shared": Shared(1000, 60, 50.0)}, "says little about clicks"),
-    "texts": ({"shared_beyond_words": Shared(500, 30, 25.0)}, "only where their texts already do"),
-    "few": ({"shared_beyond_words": Shared(500, 9, 1.0)}, "only 1.8%"),
-    "some": ({"shared_beyond_words": Shared(500, 75, 25.0)}, "let λ adapt"),
-    "reach": ({"reached_clicks": 310}, "31% of the test clicks are on ads that are learnt from it"),
-    "leaks": ({"leaking_edges": 7}, "7 of its edges give a held-out answer away"),
-}
-
-
-@pytest.mark.parametrize("case", READINGS)
-def test_a_reading_puts_the_figures_into_words(case):
-    changes, words = READINGS[case]
-    assert words in reading(replace(SIGNAL, **changes))

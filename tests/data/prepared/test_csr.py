@@ -1,6 +1,5 @@
 """CSR rows against scipy and plain loops."""
 
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,9 +8,9 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
-from support import csr_of, rows_of, shares_of
+from support import csr_of, shares_of
 
-from ramen_ray.data.prepared.csr import Csr, accumulate, cumulative_sum, write_csr
+from ramen_ray.data.prepared.csr import Csr, accumulate
 
 NUM_COLUMNS = 9
 rows_strategy = st.lists(st.lists(st.integers(0, NUM_COLUMNS - 1), unique=True), min_size=1)
@@ -47,22 +46,6 @@ def test_pairs_are_saved_as_scipy_has_them_whatever_their_order(rows, random):
         assert len(set(expected.data.tolist())) <= 1
     by_row = np.split(expected.data, expected.indptr[1:-1])
     assert shares_of(found) == [(row / row.sum()).tolist() for row in by_row]
-
-
-@given(weighted_rows, st.data())
-def test_parts_are_written_one_below_the_other(rows, data):
-    cuts = data.draw(st.lists(st.integers(0, len(rows))).map(sorted))
-    parts = []
-    for start, stop in pairwise([0, *cuts, len(rows)]):
-        part, entries = _weighted(rows[start:stop])
-        weights = [float(weight) for *_, weight in sorted(entries)]
-        parts.append(Csr(part.indptr, part.indices, cumulative_sum(np.array(weights))))
-    with TemporaryDirectory() as folder:
-        write_csr(Path(folder), parts)
-        found = Csr.open(Path(folder))
-        assert rows_of(found) == [sorted(row) for row in rows]
-    weights = [weight for row in rows for _, weight in sorted(row.items())]
-    assert found.cumulative_weights.tolist() == [0, *np.cumsum(weights)]
 
 
 @given(rows_strategy, st.data())

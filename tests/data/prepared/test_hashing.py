@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 from support import splitmix64
 
 from ramen_ray.data.prepared.hashing import (
@@ -15,7 +14,6 @@ from ramen_ray.data.prepared.hashing import (
     hash_strings,
     hash_texts,
     mix,
-    uniforms,
 )
 from ramen_ray.data.prepared.tokens import TokenTable, write_hashes
 
@@ -27,12 +25,6 @@ texts_strategy = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), m
 def test_mix_is_splitmix64(values):
     assert splitmix64(1234567) == 6457827717110365317, "the published first output"
     assert mix(np.array(values, dtype=np.uint64)).tolist() == [splitmix64(v) for v in values]
-
-
-def test_uniforms_are_uniform_and_below_one():
-    drawn = uniforms((3, 1), np.arange(20_000))
-    assert 0 <= drawn.min() <= drawn.max() < 1
-    assert stats.kstest(drawn, "uniform").pvalue > 0.01
 
 
 @given(texts_strategy, texts_strategy)
@@ -92,13 +84,3 @@ def test_a_text_that_was_made_to_have_the_hash_of_another_gets_one_of_its_own(tm
     assert len({*of_ads, *of_queries}) == 4
     assert of_queries[0] == of_ads[1]
     assert of_queries[2] == of_ads[2]
-
-
-def test_texts_of_many_shares_are_told_apart_too(monkeypatch, tmp_path):
-    monkeypatch.setattr("ramen_ray.data.prepared.tokens.TEXTS_PER_SHARE", 10)
-    monkeypatch.setattr("ramen_ray.data.prepared.tokens.TEXTS_AT_ONCE", 7)
-    others = [[number, number % 5] for number in range(100)]
-    whole = _table(tmp_path / "whole", [*others, ORIGINAL, FORGED, *others])
-    (hashes,) = _hashes([whole])
-    assert len(set(hashes)) == 102
-    assert hashes[:100] == hashes[102:]

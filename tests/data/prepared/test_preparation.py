@@ -65,13 +65,6 @@ def test_token_tables_hold_every_text(special, request, dataset_path, encoder_pa
         assert _texts_of(table) == [texts[row] for row in order]
 
 
-def test_occurring_tokens_are_those_of_all_texts(prepared_bag):
-    queries = [prepared_bag.queries[split] for split in SPLITS]
-    tables = [*queries, prepared_bag.ads, *map(prepared_bag.anchors, SETS)]
-    tokens = {token for table in tables for text in _texts_of(table) for token in text}
-    assert prepared_bag.occurring_tokens.tolist() == sorted(tokens)
-
-
 def test_train_rows_are_a_shuffle_of_the_ids(prepared):
     ids = prepared.query_ids.tolist()
     assert sorted(ids) == list(range(60))
@@ -254,18 +247,6 @@ def test_a_join_that_a_lost_machine_interrupted_is_done_again(
 
     monkeypatch.setattr(support, "join_parts", join_twice)
     assert _arrays(_prepare(dataset_path, encoder_path, tmp_path / "out")) == _arrays(prepared)
-
-
-@pytest.mark.parametrize(
-    ("vocab_size", "token_type"), [(1 << 16, np.uint16), ((1 << 16) + 1, np.int32)]
-)
-def test_token_ids_take_two_bytes_where_the_vocabulary_allows(
-    dataset_path, encoder_path, tmp_path, vocab_size, token_type
-):
-    found = _prepare(dataset_path, encoder_path, tmp_path / "out", vocab_size=vocab_size)
-    assert found.ads.token_ids.dtype == token_type
-    expected = _tokens_by_id(Dataset(dataset_path), "ads", encoder_path, special=True)
-    assert _texts_of(found.ads) == expected
 
 
 @pytest.mark.parametrize("num_blocks", [1, 60])

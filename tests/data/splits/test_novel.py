@@ -140,29 +140,6 @@ def _assert_edges_follow(parent: Dataset, split: Dataset, cut: set[str]) -> None
             assert rows_in(split, f"anchors/{name}") == rows
 
 
-def test_the_seed_decides(tmp_path):
-    parent = random_dataset(tmp_path / "parent", 3, 12).path
-    made = [
-        make_novel_split(parent, tmp_path / str(number), NovelSettings(0.4, one_shot, seed))
-        for number, (one_shot, seed) in enumerate([(True, 1), (True, 1), (True, 2), (False, 1)])
-    ]
-    assert made[0].fingerprint == made[1].fingerprint
-    assert rows_in(made[0], "novel_ads") != rows_in(made[2], "novel_ads")
-    assert rows_in(made[0], "novel_ads") == rows_in(made[3], "novel_ads")
-    assert made[2].metadata["name"] == "random-one-shot"
-    assert made[2].metadata["source"] == "a die"
-    assert made[2].metadata["licence"] == "free"
-    assert made[2].metadata["novel_split"] == {
-        "parent": "random",
-        "parent_fingerprint": Dataset(parent).fingerprint,
-        "novel_fraction": 0.4,
-        "one_shot": True,
-        "seed": 2,
-        "keep_ad_edges": False,
-        "unseen_texts": False,
-    }
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -1,6 +1,5 @@
 """Samples of a dataset against plain loops over its texts."""
 
-import numpy as np
 import pytest
 from support import errors_in
 from written_out import clicked_pairs, edges_of
@@ -35,18 +34,3 @@ def test_what_is_kept_keeps_its_clicks_edges_and_filters(whole, tmp_path):
     texts = {table: sample.read(table)["text"].to_pylist() for table in ("queries/test", "ads")}
     assert own
     assert all(texts["queries/test"][o["query_id"]] == texts["ads"][o["ad_id"]] for o in own)
-
-
-def test_a_sample_is_dense_and_that_of_its_seed(whole, tmp_path):
-    drawn = [
-        sample_dataset(whole.path, tmp_path / str(number), 800, seed)
-        for number, seed in enumerate((3, 3, 4))
-    ]
-    assert drawn[0].fingerprint == drawn[1].fingerprint != drawn[2].fingerprint
-    train = whole.read("queries/train")["ad_ids"].to_pylist()
-    rows = np.random.default_rng(0).permutation(len(train))[:800]
-    uniform = [ad for row in rows for ad in train[row]]
-    for sample in drawn:
-        clicks = clicked_pairs(sample, "train")
-        own = len(clicks) / len({ad for _, ad in clicks})
-        assert own > 1.2 * len(uniform) / len(set(uniform))

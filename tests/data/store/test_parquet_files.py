@@ -48,13 +48,6 @@ def test_types_are_refused_where_ray_has_registered_them(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_columns_of_plain_types_are_read(tmp_path):
-    uuids = pa.array([b"0123456789abcdef"], pa.uuid())
-    table = pa.table({"id": uuids, "more": pa.array(["{}"], pa.json_())})
-    pq.write_table(table, tmp_path / "q.parquet")
-    assert open_parquet(tmp_path / "q.parquet").read().equals(table)
-
-
 def test_no_bit_of_a_dataset_flips_without_a_word(tmp_path):
     ads = pa.table({"ad_id": range(100), "text": [f"ad {n * n}" for n in range(100)]})
     dataset = write_dataset(tmp_path / "dataset", {"ads": ads}, name="made")

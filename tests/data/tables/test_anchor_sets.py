@@ -13,7 +13,7 @@ from support import contents_of, ended_by, errors_in, write_rows
 
 from jobs import graph
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.store.locks import in_use
+from ramen_ray.data.store.made_folder import in_use
 from ramen_ray.data.tables.graphs import anchor_sets, edges
 from ramen_ray.data.tables.graphs.anchor_sets import folder_beside, put_in_place, remove_anchor_set
 from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList, add_edge_list
@@ -69,15 +69,6 @@ def test_what_cannot_be_added_changes_nothing(copied, name, message):
     with pytest.raises(DatasetError, match=message):
         _add(copied, name)
     assert contents_of(copied) == before
-
-
-def test_a_set_is_replaced_whole(copied):
-    _add(copied, "links", ["query"], replace=True)
-    dataset = Dataset(copied)
-    assert dataset.num_rows("anchors/links") == 2
-    assert not dataset.has("edges/links/ad")
-    assert dataset.has("edges/topics/ad")
-    assert errors_in(dataset) == []
 
 
 @pytest.mark.parametrize("name", ["more", "links"])
@@ -163,7 +154,7 @@ def test_a_dataset_that_a_training_holds_does_not_change_until_it_ends(copied, r
     assert Dataset(copied).anchor_sets == ["links", "topics"]
     holds = (
         "import signal\nfrom pathlib import Path\n"
-        "from ramen_ray.data.store.locks import in_use\n"
+        "from ramen_ray.data.store.made_folder import in_use\n"
         f"with in_use(Path({str(copied)!r})): print('begun', flush=True), signal.pause()"
     )
     assert ended_by(signal.SIGKILL, holds)[0] == -signal.SIGKILL

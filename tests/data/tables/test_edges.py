@@ -219,13 +219,6 @@ def test_all_errors_are_reported_together_or_their_rows_left_out(path, tmp_path)
 CORRECT = "correct them, or leave these rows out with --skip-bad-rows"
 
 
-def test_held_out_queries_bring_no_edges(path, tmp_path):
-    links = LINKS.assign(query=["red shoes", "silk tie", " Silk ", "SILK  tie", "7", "blue hat"])
-    counts = _add(path, query_edges=write_frame(links, tmp_path / "links.csv"))
-    assert counts["query edges of validation and test queries"] == 3
-    assert {node for node, _ in _edges(path, "query")} == {0, 1, 2, 3}
-
-
 def test_no_edges_are_an_error(path, tmp_path):
     with pytest.raises(DatasetError, match="give query_edges"):
         _add(path)

@@ -174,27 +174,3 @@ def test_bad_rows_are_refused_or_left_out(case, tmp_path):
         assert fragment in str(error.value)
         assert fragment in said
     assert _contents(dataset) == SHOP.by_loops(1, drop_own=False)
-
-
-def test_faults_of_all_tables_are_told_at_once(tmp_path):
-    tables = SHOP.write(tmp_path, own_table=True)
-    faults = {
-        "clicks.csv": ("q1,1,few,2026-03-01", "not positive numbers"),
-        "ads.csv": (",x", "'ad_id': 1 cells are empty"),
-        "splits.csv": ("q3,test\nq4,train", "another split"),
-        "filters.csv": ("zz,1,1,", "name a query that is not in"),
-    }
-    for file, (rows, _) in faults.items():
-        with (tmp_path / file).open("a") as table:
-            table.write(f"{rows}\n")
-    with pytest.raises(DatasetError) as error:
-        import_tables(tables, tmp_path / "out")
-    told = str(error.value).splitlines()[1:]
-    for file, (_, fragment) in faults.items():
-        assert len([line for line in told if file in line and fragment in line]) == 1
-    # what names a query whose own row is wrong is no fault of its own
-    with (tmp_path / "queries.csv").open("a") as table:
-        table.write("zz,,\n")
-    with pytest.raises(DatasetError) as error:
-        import_tables(tables, tmp_path / "out")
-    assert "queries.csv, row 10" in str(error.value) and "is not in" not in str(error.value)

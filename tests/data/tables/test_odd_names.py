@@ -28,24 +28,11 @@ OTHER_SPELLINGS: dict[str, tuple[Callable[[int], str], Callable[[int], str]]] = 
     ),
 }
 SPELLINGS = pytest.mark.parametrize("case", OTHER_SPELLINGS)
-BUT_FOR = "only for case, spaces, leading zeros or a final .0, as "
 
 
 def _ads(folder: Path, name: Callable[[int], str] = str, first: int = 0) -> str:
     rows = ((name(n), f"ad {n}") for n in range(first, 6))
     return write_rows(folder / "ads.csv", "ad_id text", rows)
-
-
-@SPELLINGS
-def test_an_import_says_that_ids_are_known_in_another_spelling(case, tmp_path):
-    listed, clicked = OTHER_SPELLINGS[case]
-    ads = _ads(tmp_path, listed)
-    rows = [*((f"query {n}", clicked(n % 6)) for n in NUMBERS), ("query", "none")]
-    clicks = write_rows(tmp_path / "clicks.csv", "query ad_id", rows)
-    with pytest.raises(DatasetError) as error:
-        import_in_process(UserTables(clicks, ads=ads), tmp_path / "out")
-    assert f"61 rows name an ad that is not in {ads}, 60 of them {BUT_FOR}" in str(error.value)
-    assert f"as {min(map(clicked, range(6)))!r} for " in str(error.value)
 
 
 @SPELLINGS
@@ -61,16 +48,6 @@ def test_an_index_is_not_changed_by_ids_in_another_spelling(given, case, tmp_pat
     changes = read_changes(NewAds(**{given: few}, allow_lost_ads=True), ads)
     assert changes.num_unknown == (3 if given == "remove" else 0)
     assert "left out" not in caplog.text
-
-
-def test_an_index_has_no_ads_of_words_for_nothing(tmp_path):
-    known = pa.table({"ad_id": ["1"], "text": ["one"]})
-    rows = [("NULL", "a"), ("8", "NULL"), ("9", r"\N"), ("10", "None"), ("11", "N/A"), ("12", "b")]
-    ads = write_rows(tmp_path / "ads.csv", "ad_id text", rows)
-    with pytest.raises(DatasetError, match="row 3, column 'text': 4 cells are words for nothing"):
-        read_changes(NewAds(ads=ads), known)
-    changes = read_changes(NewAds(ads=ads, null_words="leave-out"), known)
-    assert changes.added["ad_id"].to_pylist() == ["12"]
 
 
 def test_impressions_are_no_first_clicks(tmp_path, caplog):
@@ -137,7 +114,7 @@ def test_a_text_of_digits_is_no_number_among_texts(tmp_path):
     with pytest.raises(DatasetError, match=r"2 rows name queries that .*: '2', 'no such query'"):
         add_edge_list(shop.path, "links", EdgeList(query_edges=links))
     numbers = write_rows(tmp_path / "n.csv", "query anchor", ((name, "a") for name in ("2", "05")))
-    with pytest.raises(DatasetError, match=r"2 rows name queries.* 2 of them only.*: '2', '05'"):
+    with pytest.raises(DatasetError, match=r"2 rows name queries.*: '2', '05'"):
         add_edge_list(shop.path, "links", EdgeList(query_edges=numbers))
     numbers = write_rows(tmp_path / "n.csv", "query anchor", ((name, "a") for name in ("2", "5")))
     add_edge_list(shop.path, "links", EdgeList(query_edges=numbers))

@@ -341,20 +341,6 @@ def test_outputs_that_cannot_be_written(tmp_path):
         import_tables(tables, tmp_path / "out")
 
 
-def test_bad_edges_leave_no_dataset(tmp_path):
-    _write_log(tmp_path)
-    (tmp_path / "links.csv").write_text("query,anchor\nquery 0,a\nnobody asked this,b\n")
-    (tmp_path / "open.csv").write_text('query,anchor\nquery 0,"a\n')
-    for name, message in (
-        ("links.csv", "row 3, column 'query': 1 rows name queries that"),
-        ("open.csv", "open.csv, row 2: a quote opens a cell"),
-        ("none.csv", r"there is no file or folder .*none\.csv"),
-    ):
-        with pytest.raises(DatasetError, match=message):
-            _random_shop(tmp_path, query_edges={"links": str(tmp_path / name)})
-    assert {path.name for path in tmp_path.iterdir()} == {"clicks.csv", "links.csv", "open.csv"}
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_import_that_is_ended_leaves_no_dataset_directory(number, done, tmp_path):
     """End the process in the middle; after SIGKILL, import again with the same command."""

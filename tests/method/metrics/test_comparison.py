@@ -34,17 +34,6 @@ def test_intervals_are_those_of_scipys_paired_bootstrap():
     assert [found.low, found.high] == pytest.approx(list(theirs), abs=0.07 * width)
 
 
-def test_a_model_does_not_differ_from_itself_nor_a_shift_from_a_shift():
-    possible = np.ones(30)
-    base = np.random.default_rng(0).uniform(size=30)
-    same = paired_differences({"m": (base, possible)}, {"m": (base, possible)})["m"]
-    assert same == (0, 0, 0)
-    shifted = paired_differences({"m": (base + 0.25, possible)}, {"m": (base, possible)})["m"]
-    assert shifted == pytest.approx((0.25, 0.25, 0.25))
-    nothing = {"m": (np.zeros(3), np.zeros(3))}  # a metric that no query counts in
-    assert paired_differences(nothing, nothing)["m"] == (0, 0, 0)
-
-
 def test_intervals_over_seeds_are_those_of_drawing_runs_and_queries_one_by_one():
     draw = np.random.default_rng(5)
     possible = draw.integers(0, 4, size=(3, 60)).astype(float)  # a split lacks some queries

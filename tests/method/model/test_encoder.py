@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from ramen_ray.data.prepared.tokens import TokenTable
-from ramen_ray.method.model import dual_encoder
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer, load_encoder
 from ramen_ray.method.model.pretrained import (
@@ -130,25 +128,6 @@ def test_a_saved_folder_gives_the_same_embeddings_here_and_in_sentence_transform
     if kind != "bag":
         assert theirs.max_seq_length == MAX_LENGTH
         np.testing.assert_allclose(_one_at_a_time(kind, tmp_path / "saved"), expected, atol=1e-5)
-
-
-def test_num_layers_keeps_the_first_layers(encoder_path):
-    short, full = build_transformer(str(encoder_path), num_layers=1), _build("mean", encoder_path)
-    kept, all_weights = short.state_dict(), full.state_dict()
-    assert set(kept) < set(all_weights)
-    assert all(torch.equal(value, all_weights[name]) for name, value in kept.items())
-    full.backbone.encoder.layer = full.backbone.encoder.layer[:1]
-    np.testing.assert_allclose(_encode(short, TEXTS), _encode(full, TEXTS), atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["mean", "cls"])
-def test_bf16_is_close_to_fp32(kind, encoder_path):
-    encoder = _build(kind, encoder_path)
-    full, half = _encode(encoder, TEXTS), _encode(encoder, TEXTS, use_bf16=True)
-    assert half.dtype == np.float32
-    assert (full != half).any()
-    np.testing.assert_allclose(half, full, atol=0.03)
-    np.testing.assert_allclose(np.linalg.norm(half, axis=1), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -272,19 +251,6 @@ def test_a_folder_that_no_encoder_wrote_is_refused(tmp_path):
         load_encoder(tmp_path)
 
 
-def test_embedding_needs_memory_for_the_embeddings_once(encoder_path, monkeypatch):
-    monkeypatch.setattr(dual_encoder, "TEXTS_PER_PASS", 256)
-    encoder = build_bag(str(encoder_path))
-    few = _table(encoder, TEXTS)
-    rows = np.arange(20 * 256) % len(TEXTS)
-    tracemalloc.start()
-    embeddings = DualEncoder(encoder).embed_texts(few, rows)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert embeddings == pytest.approx(_encode(encoder, TEXTS)[rows], abs=1e-6)
-    assert peak < 1.5 * embeddings.nbytes
-
-
 def _normalizing(*steps: dict[str, object]) -> dict[str, object]:
     return {"normalizer": {"type": "Sequence", "normalizers": steps}}
 
@@ -329,14 +295,6 @@ def test_a_tokenizer_that_would_make_texts_endless_is_refused(part, encoder_path
     with pytest.raises(EncoderError, match=r"cannot load a tokenizer from .*encoder'") as error:
         load_tokenizer(str(copied))
     assert "\n" not in str(error.value)
-
-
-def test_tokens_that_a_configuration_adds_are_counted_too(encoder_path, tmp_path):
-    copied = shutil.copytree(encoder_path, tmp_path / "encoder")
-    added = {"added_tokens_decoder": {str(token.pop("id")): token for token in _adding(30_000)}}
-    (copied / "tokenizer_config.json").write_text(json.dumps(added))
-    with pytest.raises(EncoderError, match=r"cannot load a tokenizer from .*encoder'"):
-        load_tokenizer(str(copied))
 
 
 def test_weights_of_a_package_are_those_that_were_tested(encoder_path, tmp_path, monkeypatch):

@@ -65,16 +65,6 @@ def test_losses_metrics_and_weights_are_those_of_all_tokens(kind, encoder_path, 
     assert _metrics(resumed.model, data) == _metrics(cut.model, data)
 
 
-def test_the_row_of_a_padding_token_is_not_trained():
-    whole = nn.Embedding(10, 4, padding_idx=7)
-    cut = OccurringTokens(whole, np.array([3, 7, 8]))
-    token_ids = torch.tensor([[3, 8, 0], [8, 7, 7]])
-    assert torch.equal(cut(token_ids), whole(token_ids))
-    cut(token_ids).sum().backward()
-    assert cut.tokens.tolist() == [0, 3, 7, 8]
-    assert cut.weight.grad[:, 0].tolist() == [1, 1, 0, 2, 0]
-
-
 def test_a_token_that_was_cut_out_has_no_embedding():
     cut = OccurringTokens(nn.Embedding(10, 4), np.array([3, 8]))
     with pytest.raises(IndexError, match="out of range"):

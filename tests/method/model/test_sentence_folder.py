@@ -31,9 +31,6 @@ from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.pretrained import (
     POSITIONS_AFTER_PADDING,
     EncoderError,
-    load_config,
-    load_tokenizer,
-    load_transformer_tokenizer,
     most_tokens,
 )
 from ramen_ray.method.model.sentence_folder import open_encoder
@@ -365,15 +362,6 @@ def test_positions_are_counted_as_the_transformer_does(model_type):
     assert [most_tokens(config)] == (tables[:1] or [None])  # later ones are of other parts
 
 
-@pytest.mark.parametrize(("name", "limit"), [("Bert", 20), ("Roberta", 18), ("MPNet", 18)])
-def test_texts_may_have_as_many_tokens_as_there_are_positions(name, limit, tmp_path):
-    plain = str(_plain(tmp_path, name))
-    assert most_tokens(load_config(plain)) == limit
-    encoder = build_transformer(plain)
-    encoder.save(tmp_path / "saved", limit)
-    assert _encode(encoder, limit) == pytest.approx(_encoded(tmp_path / "saved", None), abs=CLOSE)
-
-
 @pytest.mark.parametrize("sides", ["left", "right"])
 @pytest.mark.parametrize("special", [SPECIAL, {"eos_token": "</s>"}, {"unk_token": "<unk>"}])
 @pytest.mark.parametrize(("name", "pooling"), [("Roberta", "mean"), ("GPT2", "cls")])
@@ -386,13 +374,6 @@ def test_a_tokenizer_that_pads_otherwise_is_saved_for_the_same_vectors(
     np.testing.assert_allclose(_encode(encoder), _encoded(tmp_path / "saved", None), atol=CLOSE)
     again = load_encoder(tmp_path / "saved")
     assert _encode(again).tolist() == _encode(encoder).tolist()
-
-
-def test_a_tokenizer_without_special_tokens_is_refused(tmp_path):
-    plain = str(_plain(tmp_path, "Bert", _tokenizer()))
-    with pytest.raises(EncoderError, match="has no special token to pad with: set its pad_token"):
-        load_transformer_tokenizer(plain)
-    assert load_tokenizer(plain).pad_token is None  # a bag pads nothing
 
 
 def test_a_folder_of_the_hub_is_read_alike(tmp_path, monkeypatch, caplog):

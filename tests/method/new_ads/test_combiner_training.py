@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from support import run_in_two_processes
 
 from ramen_ray.config import overlay
@@ -219,18 +218,6 @@ def test_the_drafts_batches_are_clusters_of_queries(data):
     assert np.mean([len(np.unique(one)) for one in groups]) < 2, "of 5.8 in random order"
 
 
-def test_threads_do_not_change_the_numbers_from_run_to_run():
-    """Wide vectors, as PyTorch shares the work of narrow ones not among threads."""
-    wide, before = planted(dim=512), torch.get_num_threads()
-    torch.set_num_threads(4)
-    try:
-        first, *others = (_trained(wide, _short(DRAFT, 2)).seen.classifiers for _ in range(3))
-    finally:
-        torch.set_num_threads(before)
-    for other in others:
-        np.testing.assert_array_equal(other, first)
-
-
 def _train_on_a_worker(rank: int, store: str, settings: CombineSettings, file: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     data = planted()
@@ -249,18 +236,6 @@ def test_two_workers_compute_what_one_does(data, tmp_path):
     run_in_two_processes(_train_on_a_worker, f"file://{tmp_path}/store", short, file)
     expected = _trained(data, short).represent(data.novel)
     np.testing.assert_allclose(np.load(file), expected, atol=1e-3)
-
-
-def test_a_combiner_without_vectors_for_scores_is_opened(data, tmp_path):
-    combined = _trained(data, _short(RELEASE, 2))
-    combined.save(tmp_path)
-    weights = load_file(tmp_path / "combiner.safetensors")
-    del weights["score_types"]
-    save_file(weights, tmp_path / "combiner.safetensors")
-    with torch.no_grad():
-        combined.combiner.score_types.zero_()
-    opened = open_combined_ads(tmp_path).represent(data.novel)
-    np.testing.assert_allclose(opened, combined.represent(data.novel), atol=5e-3)
 
 
 def test_saved_and_opened_it_represents_ads_alike_in_any_blocks(data, tmp_path):

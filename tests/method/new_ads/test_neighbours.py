@@ -41,21 +41,6 @@ def test_the_nearest_are_those_of_brute_force_without_the_ad_itself(seen, count)
     assert {7, 20, 21}.issubset(seen.nearest(seen.embeddings[[3]], 3, own[[3]]).rows[0])
 
 
-def test_an_ad_with_many_equal_texts_is_still_not_its_own_neighbour():
-    embeddings = np.repeat(unit_rows(1, DIM, 0), 40, axis=0)
-    seen = SeenAds(np.arange(40), embeddings, embeddings.copy())
-    found = seen.nearest(embeddings, 3, np.arange(40)).rows
-    assert (found >= 0).all()
-    assert not (found == np.arange(40)[:, None]).any()
-
-
-def test_one_by_one_and_all_at_once_are_the_same(seen):
-    new = unit_rows(50, DIM, 5)
-    together = find_neighbours(seen, Lookup(3, 20, 0.1), new)
-    alone = [find_neighbours(seen, Lookup(3, 20, 0.1), new[row : row + 1])[0] for row in range(50)]
-    np.testing.assert_array_equal(together, alone)
-
-
 def test_rows_of_ads_that_are_not_seen_are_missing(seen):
     assert seen.rows_of(np.array([0, 1, 3, 177, 178, 500])).tolist() == [0, -1, 1, 59, -1, -1]
 

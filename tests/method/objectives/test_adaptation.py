@@ -196,25 +196,6 @@ def test_a_weight_is_0_until_its_evidence_suffices_and_then_adapts(tmp_path):
         assert one.weights.tolist() == pytest.approx([1.0, 0.005, 0.0])
 
 
-def test_a_training_that_goes_on_has_the_evidence_of_the_whole(
-    prepared_bag, encoder_path, tmp_path
-):
-    sampler = build_sampler(prepared_bag, OBJECTIVE)
-    whole = _adaptive(sampler)
-    _begin(build_bag(str(encoder_path)), sampler, whole).train(5)
-    first, second = _adaptive(sampler), _adaptive(sampler)
-    run = _begin(build_bag(str(encoder_path)), sampler, first)
-    run.train(4)
-    second.restore(tmp_path, first.save(tmp_path), SamplingSources({}))
-    run.state.parts = [second]
-    run.train(5)
-    kept, expected = second.save(tmp_path), whole.save(tmp_path)
-    assert expected["seen"] is not None
-    assert torch.equal(kept.pop("evidence"), expected.pop("evidence"))
-    assert torch.equal(kept.pop("seen"), expected.pop("seen"))
-    assert kept == expected
-
-
 def _shuffled(edges: Csr, draw: np.random.Generator) -> Csr:
     rows = np.repeat(np.arange(edges.num_rows), np.diff(edges.indptr))
     pairs = np.unique(np.stack([rows, draw.permutation(edges.indices)]), axis=1)
@@ -264,14 +245,6 @@ def test_a_random_graph_never_pulls_and_a_good_one_earns_its_weight(encoder_path
     assert np.min(good[-1]) > 0.1 * 0.99
 
 
-def test_what_need_not_earn_first_pulls_from_the_first_step_and_never_stops():
-    pulling = AdaptiveWeights(OBJECTIVE, STEP_SIZE, 10, CPU, earns_first=False)
-    highest = np.array(OBJECTIVE.weights[1:])
-    assert pulling.weights.tolist() == pytest.approx([1.0, *(FIRST * highest)])
-    pulling.move(torch.full((3, len(OBJECTIVE.terms)), -1e4).double())
-    assert pulling.weights.tolist() == pytest.approx([1.0, *(LEAST * highest)])
-
-
 def test_a_graph_that_lost_all_its_edges_moves_nothing(prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     run = _begin(build_bag(str(encoder_path)), sampler, _adaptive(sampler, earns_first=False))
@@ -279,18 +252,3 @@ def test_a_graph_that_lost_all_its_edges_moves_nothing(prepared_bag, encoder_pat
     run.state.sources = SamplingSources(bare)
     before = run.state.parts[0].weights.tolist()
     assert run.weights(3) == [before] * 3
-
-
-def test_weights_move_in_steps_with_anchors_as_far_as_in_all(prepared_bag, encoder_path):
-    sampler = build_sampler(prepared_bag, OBJECTIVE)
-
-    def weights(objective: Objective, steps: int) -> list[list[float]]:
-        adaptive = _adaptive(sampler, objective, earns_first=False)
-        return _begin(build_bag(str(encoder_path)), sampler, adaptive).weights(steps)
-
-    first = weights(OBJECTIVE, 1)[0]
-    moved = np.array(weights(ramen_objective(LOSS, WEIGHTS, WEIGHTS, every_steps=3), 4))
-    assert (moved[0] == moved[1:3]).all()
-    assert (moved[3] != moved[2])[1:].any()
-    start = np.array([1.0, *(FIRST * np.array(OBJECTIVE.weights[1:]))])
-    assert moved[0] == pytest.approx(start * (np.array(first) / start) ** 3, rel=1e-5)

@@ -122,16 +122,6 @@ def test_equal_ads_come_in_a_fixed_shuffle_whatever_part_has_them(made, index, k
         assert (found[:, 3000:] == -1).all()
 
 
-@pytest.mark.parametrize("num_ads", [200, 12_000])
-def test_of_ads_that_all_are_equal_chance_decides(num_ads):
-    ads, k = np.full((num_ads, WIDTH), 0.25, dtype=np.float32), num_ads // 2
-    found, _ = search(ads[:1], ads, k)
-    for wanted in (range(k), range(k, num_ads), range(0, num_ads, 2)):
-        assert np.isin(wanted, found).mean() == pytest.approx(
-            0.5, abs=0.1 if num_ads < 999 else 0.02
-        )
-
-
 def test_torch_does_not_change_the_precision_of_training():
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")

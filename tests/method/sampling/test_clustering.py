@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,17 +56,6 @@ def test_rows_are_halved_until_no_cluster_is_too_large(num_rows, size):
     assert num_clusters.bit_count() == 1
     assert num_rows <= num_clusters * size
     assert num_clusters == 1 or num_rows > num_clusters // 2 * size
-
-
-@pytest.mark.parametrize("num_groups", [32, 11, 5])
-def test_clusters_find_planted_groups(num_groups):
-    embeddings, groups = _planted(num_groups, group_size=16)
-    found = balanced_clusters(embeddings, num_groups, seed=0)
-    shuffled = Clusters(np.random.default_rng(0).permutation(len(groups)), found.num_clusters)
-    assert _mean_cosine_within(embeddings, found) > 0.65
-    assert _mean_cosine_within(embeddings, shuffled) < 0.3
-    purity = [np.bincount(groups[rows]).max() / len(rows) for rows in _members(found)]
-    assert np.mean(purity) > 0.75
 
 
 def test_clusters_repeat_with_the_seed_and_are_found_on_samples_and_in_pieces(monkeypatch):
@@ -141,16 +129,3 @@ def test_clusters_stay_together_and_their_order_changes_with_the_epoch():
     for order in orders:
         assert {frozenset(four) for four in order.reshape(-1, 4).tolist()} == together
     assert len({order.tobytes() for order in orders}) == len(orders)
-
-
-@pytest.mark.parametrize("num_queries", [40, 47, 8, 15])
-def test_as_many_clusters_as_batches_fill_one_each(num_queries):
-    steps = num_queries // 8
-    clusters = Clusters(np.random.default_rng(0).permutation(num_queries), steps)
-    members, taken = [set(rows) for rows in _members(clusters)], set()
-    for epoch in range(40):
-        batches = [set(rows) for rows in clustered_order(clusters, 8, range(8), 0, epoch).tolist()]
-        of_batches = [[batch <= own for own in members].index(True) for batch in batches]
-        assert sorted(of_batches) == list(range(steps)), "each batch is of a cluster of its own"
-        taken |= set().union(*batches)
-    assert taken == set(range(num_queries)), "no query is left out forever"

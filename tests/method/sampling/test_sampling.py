@@ -1,6 +1,6 @@
 """The draws: the same global batches for any number of workers, and the right distributions."""
 
-from itertools import combinations, pairwise, permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -174,17 +174,6 @@ def test_queries_without_clicks_are_nodes_but_never_in_the_order():
         assert set(found.tolist()) == expected
 
 
-def test_nodes_follow_the_graph_that_they_are_drawn_from():
-    first, pruned = csr_of([[0], [1], [2]]), csr_of([[], [1], []])
-    data = TrainingData(np.arange(2), csr_of([[0], [1]]), {REGULARIZERS[1]: first}, {}, {})
-    sampler = Sampler(data, 2, seed=0)
-    for edges, expected in ((first, {0, 1, 2}), (pruned, {1}), (csr_of([[]] * 3), {-1})):
-        sources = SamplingSources({REGULARIZERS[1]: edges})
-        drawn = [sampler.draw(step, sources, REGULARIZERS) for step in range(20)]
-        found = np.concatenate([batch.anchors[REGULARIZERS[1]].anchors for batch in drawn])
-        assert set(found.tolist()) == expected
-
-
 def _ten(clicked: list[int], graphs: Graphs) -> TrainingData:
     """Ten queries with the same clicks."""
     return TrainingData(np.arange(10), csr_of([clicked] * 10), graphs, {}, {})
@@ -210,14 +199,6 @@ def test_ads_are_drawn_in_proportion_to_their_clicks_on_request():
     weighted = Csr.from_pairs(rows, ads, 10, np.tile([1.0, 6.0, 3.0], 10))
     drawn = _epochs(_ten([0, 1, 4], {}), clicks=weighted)
     _assert_shares(drawn[:, 1], {0: 1, 1: 6, 4: 3})
-
-
-def test_the_draws_of_one_query_are_independent_of_each_other():
-    edges = csr_of([[0, 1, 2, 3]] * 10)
-    drawn = _epochs(_ten([0, 1, 2, 3], dict.fromkeys(REGULARIZERS, edges)), nodes="clicked")
-    for one, other in combinations(range(1, 6), 2):
-        table = stats.contingency.crosstab(drawn[:, one], drawn[:, other]).count
-        assert stats.chi2_contingency(table).pvalue > 0.001
 
 
 def _several(clicks: Csr, num_ads: int, num_epochs: int = 1) -> np.ndarray:

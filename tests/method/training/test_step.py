@@ -102,16 +102,6 @@ def test_regularisers_are_logged_of_steps_with_anchors_only():
     assert logged[1] == {**of_terms, "loss/total": total, **rate}
 
 
-def test_weights_that_move_are_logged_of_every_step():
-    moved = np.array([[1, 0.5, 0.2], [1, 0.4, 0.1]])
-    losses = StepLosses.from_terms(OBJECTIVE, 0, np.array([[1.0, 2, 1], [1, 0, 0]]))
-    names, values, known = losses.figures(moved, 80.0)
-    weights = [column for column, name in enumerate(names) if name.startswith("lambda_")]
-    assert (values[:, weights] == moved[:, 1:]).all()
-    assert known[:, weights].all()
-    assert values[0, names.index("loss/total")] == pytest.approx(1 + 0.5 * 2 + 0.2 * 1)
-
-
 def test_the_first_step_without_finite_losses_is_named():
     losses = np.ones((5, 2), dtype=np.float32)
     check_losses(losses, ["task", "R_x/links"], 50, "do less")

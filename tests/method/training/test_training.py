@@ -377,26 +377,6 @@ def test_a_step_in_parts_has_the_losses_and_gradients_of_the_whole(
         assert (in_parts[1] - gradients).norm() <= 1.5 * rounding
 
 
-def test_memory_holds_the_states_of_one_part(prepared, encoder_path):
-    sampler = build_sampler(prepared, OBJECTIVE)
-    model = DualEncoder(build_transformer(str(encoder_path)))
-    inputs = _inputs(sampler, 0)
-
-    def most_kept(texts_at_once: int | None) -> int:
-        kept: dict[int, int] = {}
-        model.texts_at_once = texts_at_once
-
-        def keep(tensor: Tensor) -> Tensor:
-            kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            encode(model, inputs)
-        return sum(kept.values())
-
-    assert most_kept(len(inputs.tokens.lengths) // 8) < most_kept(None) / 4
-
-
 def _left_out(encoded: EncodedBatch, sampler: Sampler) -> list[list[bool]]:
     """Say which ads of the pool have a query's own text, and were not clicked for it."""
     tables, clicks = sampler.data.tables, rows_of(sampler.data.clicks)

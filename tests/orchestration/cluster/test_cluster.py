@@ -12,7 +12,6 @@ from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.cluster.resources import (
     check_resources,
     free_share,
-    has_room,
     no_placement_group_left,
 )
 
@@ -65,17 +64,3 @@ def test_background_tasks_take_what_is_free_in_one_place(held, share):
         left = {name: 2 - sum(one.get(name, 0) for one in held) for name in ("CPU", "GPU")}
         wait_until(lambda: free() == pytest.approx(tuple(left.values())), "the group is not made")
         assert free_share() == share
-
-
-def test_groups_that_outlive_their_makers_are_given_back():
-    def hold() -> None:
-        placement_group([{"CPU": 1}]).wait()
-
-    with no_placement_group_left():
-        ray.get(ray.remote(hold).remote())
-        wait_until(lambda: free() == (1, 2), "there is no group")
-
-
-def test_a_question_given_up_early_takes_nothing_from_the_cluster():
-    for _ in range(100):
-        has_room([{"GPU": 1}], seconds=0)  # one of two

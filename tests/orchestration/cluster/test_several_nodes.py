@@ -18,22 +18,18 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from support import WAITS_FOR_TASKS, Ended, contents_of, text_table, wait_until
+from support import WAITS_FOR_TASKS, Ended, text_table, wait_until
 
 from ramen_ray.config import RunConfig, WorkersConfig, overlay
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.method.distributed import world
 from ramen_ray.method.retrieval.search import TopK, search
 from ramen_ray.method.retrieval.shards import embedded_shards
-from ramen_ray.orchestration.cluster import resources
 from ramen_ray.orchestration.cluster.joining import ClusterError
 from ramen_ray.orchestration.deploy.asked import Asked
 from ramen_ray.orchestration.deploy.predict import Answered, predict
 from ramen_ray.orchestration.embed import FEW_TEXTS
-from ramen_ray.orchestration.prepare.pipeline import prepare
 from ramen_ray.orchestration.run import processes
-from ramen_ray.orchestration.run.build import encoder_tokenizer
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
 from ramen_ray.orchestration.run.processes import START_TIMEOUT, WorkerContext, train_in_workers
@@ -180,18 +176,6 @@ def _losing_one(
     return ended
 
 
-def test_ray_data_outlives_the_machine_on_which_a_job_first_used_it(machines, config, tmp_path):
-    dataset, tokenizer = Dataset(config.dataset), encoder_tokenizer(config.encoder)
-    on_it = NodeAffinitySchedulingStrategy(machines.add(), soft=False)
-    apart = ray.remote(prepare).options(num_cpus=0, scheduling_strategy=on_it)
-    ray.get(apart.remote(dataset, tmp_path / "first", tokenizer))
-    machines.lose()
-    machines.add()
-    prepared = prepare(dataset, tmp_path / "second", tokenizer).path
-    (first,) = (tmp_path / "first").glob("[!.]*")
-    assert contents_of(first) == contents_of(prepared)
-
-
 @pytest.mark.parametrize("stage", AMID)
 def test_a_machine_lost_amid_a_stage_changes_nothing(
     stage, machines, config, unharmed, empty_store, tmp_path
@@ -205,17 +189,6 @@ def test_a_machine_lost_amid_a_stage_changes_nothing(
     run = overlay(config, {"output": str(tmp_path), "name": "disturbed"})
     disturbed = _losing_one(machines, lambda: fit(run), lambda: any(tmp_path.glob(AMID[stage])))
     assert disturbed.metrics == unharmed.metrics
-
-
-def test_the_only_worker_goes_on_when_its_machine_is_lost(machines, config, caplog):
-    alone = {"walk.enabled": False, "base.kind": "in_batch", "pruning.mode": "never"}
-    config = overlay(config, {**alone, "training.epochs": 12, "workers.num_workers": 1})
-    machines.become(1)
-    expected = fit(overlay(config, {"name": "only-undisturbed"}))
-    run, folder = overlay(config, {"name": "only"}), RunDirectory.of(config.output, "only").path
-    found = _losing_one(machines, lambda: fit(run), lambda: any(folder.glob("checkpoint_0*")))
-    assert found.metrics == expected.metrics
-    assert "another one goes on" in caplog.text, "the machine was lost too late"
 
 
 def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(machines, tmp_path):
@@ -241,18 +214,6 @@ def test_a_machine_lost_amid_a_search_in_shards_changes_nothing(machines, tmp_pa
     expected = search(queries, ads, 10)
     assert found[0].tolist() == expected[0].tolist()
     assert found[1].tolist() == expected[1].tolist()
-
-
-def test_a_search_asks_for_cpus_that_a_machine_has(machines, tmp_path, monkeypatch):
-    monkeypatch.setattr(resources, "PATIENCE_S", 60)
-    machines.become(1, 1, 1, 1)
-    ads = np.random.default_rng(3).standard_normal((2000, 8), dtype=np.float32)
-    file = tmp_path / "ads.npy"
-    np.save(file, ads)
-    two = embedded_shards(file, 0, 1e-9)
-    assert len(two) == 2  # for each, half of the CPUs are two, which no machine has
-    ((_, (found, _)),) = search_shards(two, file, 5, 1)
-    assert found[:, 0].tolist() == (ads[:5] @ ads.T).argmax(axis=1).tolist()
 
 
 def test_a_run_without_enough_machines_says_so_and_goes_on_when_there_are(

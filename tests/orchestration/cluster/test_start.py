@@ -100,10 +100,3 @@ def test_a_cluster_that_does_not_answer_is_told_in_one_line(names, refused, monk
             monkeypatch.setenv("RAY_ADDRESS", address)
         said = refused(JOB)
     assert said.startswith(f"error: no Ray cluster answers at {address}, which ")
-
-
-@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "ray://127.0.0.1:10001", "127.0.0.1"])
-def test_an_address_that_is_none_of_a_cluster_is_refused(address, refused, monkeypatch):
-    _without_ray(monkeypatch, None)
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    assert refused(JOB).startswith(f"error: RAY_ADDRESS '{address}' is not HOST:PORT")

@@ -1,7 +1,6 @@
 """Functions that run as tasks: their results, errors and deaths, and how Ray's are told."""
 
 import os
-import shutil
 import signal
 from functools import partial
 
@@ -13,7 +12,6 @@ from ray.exceptions import (
     NodeDiedError,
     ObjectLostError,
     OwnerDiedError,
-    WorkerCrashedError,
 )
 
 from ramen_ray.orchestration.cluster.joining import ClusterError, quiet_ray_data
@@ -51,11 +49,6 @@ def test_work_that_ends_or_fails_leaves_no_mark(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_work_ends_also_where_its_marks_were_removed(tmp_path):
-    with limited_attempts(tmp_path / "attempts", "clicks.csv"):
-        shutil.rmtree(tmp_path / "attempts")
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -70,8 +63,3 @@ def test_a_lost_machine_is_told_with_what_to_do(error):
     with pytest.raises(ClusterError, match=said) as raised, user_errors():
         raise error
     assert str(error).splitlines()[0] in str(raised.value)
-
-
-def test_a_lost_process_is_not_a_lost_machine():
-    with pytest.raises(ClusterError, match="a process has died"), user_errors():
-        raise WorkerCrashedError

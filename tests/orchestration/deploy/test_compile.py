@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.encoder import build_transformer
 from ramen_ray.orchestration.deploy import compile as compilation
-from ramen_ray.orchestration.deploy.compile import time_alone
 from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import Registry
 
@@ -130,25 +128,3 @@ def test_what_is_not_faster_replaces_nothing(registry, refused, milliseconds, ou
     error = refused(compile_job, "--model", "models:/slow@champion", "--output", output)
     assert error.endswith("does not replace models:/slow@champion: it is not faster")
     assert holder_of(registry, "slow", "champion").version == "1"
-
-
-def test_models_are_timed_in_turns(monkeypatch):
-    now, turns = [0.0], []
-
-    class Takes:
-        def __init__(self, seconds: float) -> None:
-            self.seconds = seconds
-
-        def answer(self, texts: list[str]) -> None:
-            turns.append(self.seconds)
-            now[0] += 30.0 if texts == ["stalls"] else self.seconds
-
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    milliseconds = time_alone([Takes(0.2), Takes(0.1)], ["robin", "stalls", "finch"])
-    assert milliseconds == pytest.approx([200.0, 100.0])
-    assert turns == [0.2, 0.1] * 6
-
-
-def test_a_bag_has_nothing_to_compile(refused, logged_retriever, output):
-    error = refused(compile_job, "--model", logged_retriever, "--output", output)
-    assert error == "error: a bag of embeddings has nothing to compile: it looks up and adds"

@@ -12,10 +12,7 @@ from sentence_transformers import SentenceTransformer
 from support import ROOT, running_postgres
 
 from jobs import export
-from ramen_ray.method.retrieval.index import FEWEST_IVF_PQ_ADS, filled_index
-from ramen_ray.method.retrieval.retriever_folder import export_retriever
 from ramen_ray.notebook import Retriever, load_retriever
-from ramen_ray.tracking.registry import Registry
 
 QUERIES = ["robin nest", "oak", "ship"]
 
@@ -48,21 +45,6 @@ def test_others_find_the_same_in_what_is_exported(retriever, output, done, refus
         texts = expected[expected["query"] == query].set_index("ad_id")["ad"]
         assert texts[ads["ad_id"]].tolist() == ads["text"].tolist()
     assert "exists already" in refused(export, *words, "--to", to)
-
-
-def test_vectors_of_compressed_cells_are_what_the_codes_stand_for(retriever, output, tmp_path):
-    folder = Registry(f"sqlite:///{output}/mlflow.db").download(retriever.uri, tmp_path)
-    vectors = np.random.default_rng(0).standard_normal((FEWEST_IVF_PQ_ADS, 32), dtype=np.float32)
-    made = filled_index("ivf_pq", vectors)
-    faiss.write_index(made, str(folder / "index.faiss"))
-    ads = pq.read_table(folder / "ads.parquet").take([0] * len(vectors))
-    pq.write_table(ads, folder / "ads.parquet")
-    assert export_retriever(folder, tmp_path / "made") == len(vectors)
-    exported = np.load(tmp_path / "made" / "vectors.npy")
-    made.nprobe = made.nlist
-    scores, rows = made.search(vectors[:3], 10)
-    found = np.take_along_axis(vectors[:3] @ exported.T, rows, 1)
-    np.testing.assert_allclose(found, scores, rtol=1e-4)
 
 
 def test_the_recipe_for_pgvector_finds_the_same(retriever, output, done, tmp_path, monkeypatch):

@@ -17,10 +17,9 @@ from ramen_ray.answering.retriever import Retriever
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.method.retrieval import shards
 from ramen_ray.method.retrieval.index import IndexKind, filled_index
-from ramen_ray.method.retrieval.retriever_folder import keep_ads, write_retriever
+from ramen_ray.method.retrieval.retriever_folder import write_retriever
 from ramen_ray.notebook import load_retriever
-from ramen_ray.tracking.registry import Registry, RegistryError
-from ramen_ray.tracking.registry import ask as ask_retriever
+from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import open_run
 
@@ -162,30 +161,6 @@ def test_at_most_so_many_have_one_value(most, top_k, champion, catalogue):
         assert list(row["columns"]) == ["state", "market"]
         for name, values in row["columns"].items():
             assert values == [catalogue[ad][name] or None for ad in row["ad_ids"]]
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"at_most": {"seller": 1}}, "no column 'seller'"),
-        ({"at_most": {"market": 0}}, "at_most of market is 0"),
-        ({"at_most": {"market": True}}, "at_most of market is True"),
-        ({"at_most": ["market"]}, "at_most is"),
-        ({"columns": ["seller"]}, "no column 'seller'"),
-        ({"columns": "market"}, "columns is 'market'"),
-        ({"columns": [{}]}, "no column {}"),
-    ],
-)
-def test_limits_and_columns_that_cannot_be_are_refused(params, message, champion):
-    with pytest.raises(champion.refusal, match=message):
-        champion.answer(QUERIES, **params)
-
-
-def test_a_retriever_without_columns_refuses_a_filter(logged_retriever, output):
-    model = Registry(f"sqlite:///{output}/mlflow.db").load(logged_retriever)
-    with pytest.raises(RegistryError, match=r"no column 'market' of the ads; .*--sync"):
-        ask_retriever(model, QUERIES, {"filter": {"market": ["DE"]}})
-    assert len(model.answer(["oak"], filter={})["ads"][0]) == 10
 
 
 def test_commands_and_notebooks_filter(store, champion, done, refused, catalogue):
@@ -367,13 +342,6 @@ def test_every_kind_of_index_finds_all_that_match(wanted, number, large):
     np.testing.assert_allclose(np.array(found["scores"].to_pylist()), best, atol=1e-5)
     rows = np.array([[int(ad[1:]) for ad in ads] for ads in found["ad_ids"].to_pylist()])
     np.testing.assert_allclose(np.take_along_axis(scores, rows, 1), best, atol=1e-5)
-
-
-def test_ads_that_stay_keep_their_numbers(large, store, tmp_path):
-    folder = Registry(store.uri).download(large.uri, tmp_path / "copy")
-    rows = np.flatnonzero(large.columns["market"] == "DE")
-    keep_ads(folder, rows)
-    assert Retriever(folder).ads.numbers.tolist() == rows.tolist()
 
 
 def test_of_more_ads_than_are_scanned_most_are_found(large, monkeypatch):

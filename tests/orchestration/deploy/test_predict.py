@@ -26,7 +26,7 @@ from ramen_ray.orchestration.cluster import resources
 from ramen_ray.orchestration.cluster.resources import no_placement_group_left
 from ramen_ray.orchestration.deploy import predict as answering
 from ramen_ray.orchestration.deploy import prediction_files
-from ramen_ray.orchestration.deploy.copies import log_copy, take_place
+from ramen_ray.orchestration.deploy.copies import take_place
 from ramen_ray.orchestration.deploy.prediction_files import partitions
 from ramen_ray.tracking.aliases import MovedError
 from ramen_ray.tracking.registry import LoggedRetriever, Registry
@@ -239,20 +239,6 @@ def test_queries_that_change_while_they_are_answered_are_refused(tmp_path):
             list(batches)
 
 
-def test_a_damaged_row_group_is_named(tmp_path):
-    file = tmp_path / "queries.parquet"
-    pq.write_table(pa.table({"text": ["robin"] * 9}), file, compression="zstd", row_group_size=5)
-    at = pq.read_metadata(file).row_group(1).column(0).data_page_offset
-    content = bytearray(file.read_bytes())
-    content[at : at + 30] = bytes(30)
-    file.write_bytes(content)
-    damaged = partitions({str(file): LocalFileSystem()})[1]
-    with pytest.raises(
-        DatasetError, match=r"queries\.parquet, row group 1, rows from 0: cannot be"
-    ):
-        list(damaged.batches())
-
-
 def test_no_code_in_a_table_of_queries_is_run(words, refused, tmp_path):
     queries, model = tmp_path / "queries.parquet", "models:/answering/1"
     pq.write_table(table_with_code(tmp_path / "was_run", "struct"), queries)
@@ -326,18 +312,6 @@ def test_bad_input_is_one_clear_line(changes, message, words, refused, queries, 
     assert not list(tmp_path.glob("answers/*.parquet"))
 
 
-def test_a_retriever_that_cannot_be_logged_is_a_failed_run_of_the_originals_experiment(
-    store, tmp_path
-):
-    registry = Registry(store.uri)
-    original = registry.look_up("models:/answering/1")
-    with pytest.raises(FileNotFoundError, match="absent"):
-        log_copy(registry, original, tmp_path / "absent", ["robin"], {}, store.output)
-    experiment = store.client.get_experiment_by_name("tests")
-    newest = store.client.search_runs([experiment.experiment_id], max_results=1)[0]
-    assert (newest.info.run_name, newest.info.status) == ("copy", "FAILED")
-
-
 def test_an_alias_that_was_moved_meanwhile_is_left_alone(store, dataset_path):
     registry, derived = Registry(store.uri), store.champion("derived", 0.3, dataset_path)
     original, chosen = (store.champion("moving", noise, dataset_path) for noise in (0.1, 0.2))
@@ -345,21 +319,3 @@ def test_an_alias_that_was_moved_meanwhile_is_left_alone(store, dataset_path):
         take_place(registry, derived, original, "models:/moving@champion", "a copy")
     assert registry.look_up("models:/moving@champion") == chosen
     assert len(store.client.search_model_versions("name = 'moving'")) == 2
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("ad_id,text\n", "holds no ads"),
-        ("ad_id\n7\n", "has no column 'text'; it has ad_id"),
-        ("ad_id,text\na,robin\na,heron\n", "1 ids are in use or repeated: 'a'"),
-        ("ad_id,text\na,robin\nb,  \n", "row 3, column 'text': 1 cells are empty"),
-        ("ad_id,text\n5,robin\n", "row 2, column 'ad_id': 1 ids are in use or repeated: '5'"),
-    ],
-)
-def test_bad_ads_are_named(content, message, store, words, refused, tmp_path):
-    ads = tmp_path / "ads.csv"
-    ads.write_text(content)
-    versions = len(store.client.search_model_versions("name = 'shop'"))
-    assert message in refused(index, *words(model="models:/answering/1", ads=ads))
-    assert len(store.client.search_model_versions("name = 'shop'")) == versions

@@ -11,22 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from conftest import Done, RunHere
 from stores import BLIND, Store, choose
 
 from jobs import promote
-from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.store.schemas import JUDGEMENTS
 from ramen_ray.data.tables.new_ads import NewAds
-from ramen_ray.method.metrics import ground_truth
 from ramen_ray.method.metrics.comparison import paired_differences
 from ramen_ray.orchestration.deploy import promotion
 from ramen_ray.orchestration.deploy.extend import extend_retriever
-from ramen_ray.orchestration.deploy.promotion import open_test_queries
 from ramen_ray.tracking.aliases import holder_of, restore
-from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
+from ramen_ray.tracking.registry import Registry, RegistryError
 from ramen_ray.tracking.runs import open_run
 
 Promote = Callable[..., tuple[int, str]]
@@ -358,38 +355,9 @@ def test_bad_input_is_one_clear_line(arguments, message, store, refused, good):
     assert message in refused(promote, *words, "--output", store.output)
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "it's", "x y", "shop@", "shop@v/1"])
-def test_a_new_model_or_alias_needs_a_name(name, store, refused, good):
-    before = store.client.search_registered_models()
-    to = ("--name", name, "--output", store.output)
-    error = refused(promote, good, *to)
-    assert re.fullmatch(r"error: the (alias|name of the model): .* is not a valid name: .*", error)
-    assert store.client.search_registered_models() == before
-    refused(promote, "--restore", *to)
-
-
 def test_a_model_keeps_the_name_that_it_has(store, promoted, good):
     store.client.create_registered_model("our shop")
     said, command = promoted(good, "--name", "our shop").splitlines()
     assert said == "our shop@champion is version 1: the first of its name"
     assert "models:/our shop@champion" in shlex.split(command)
     assert Registry(store.uri).look_up("models:/our shop@champion").run_id == good
-
-
-def test_queries_that_change_while_they_are_read_are_refused(
-    store, dataset_path, tmp_path, monkeypatch
-):
-    copied = Path(shutil.copytree(dataset_path, tmp_path / "copied"))
-    registry = Registry(store.uri)
-    _, model_id = registry.find_logged(store.run(0.25, copied), None)
-    logged = registry.look_up(uri_of(model_id))
-    assert len(open_test_queries(registry, logged)[1][0]) == 12
-    count = ground_truth.count_clicks
-
-    def change_first(dataset: Dataset, split: str) -> Any:
-        pq.write_table(dataset.read("queries/train").slice(1), copied / "queries/train.parquet")
-        return count(dataset, split)
-
-    monkeypatch.setattr(ground_truth, "count_clicks", change_first)
-    with pytest.raises(DatasetError, match=f"copied has changed since {logged.uri} was trained on"):
-        open_test_queries(registry, logged)

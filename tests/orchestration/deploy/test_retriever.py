@@ -201,18 +201,6 @@ def test_an_answer_may_be_neither_too_large_nor_too_late(limit, value, logged, m
     assert refused.value.get_http_status_code() == 400
 
 
-def test_of_a_table_only_a_column_of_queries_is_answered(logged, queries):
-    model, ids = logged.model, [f"id-{row}" for row in range(2)]
-    expected = model.predict(queries[:2])["ad_ids"].tolist()
-    for name in ("query", "text"):
-        table = pd.DataFrame({name: queries[:2], "id": ids})
-        assert model.predict(table)["ad_ids"].tolist() == expected
-    for table in (pd.DataFrame({"id": ids, "query": queries[:2]}), pd.DataFrame({"id": ids})):
-        with pytest.raises(MlflowException, match="the first column is 'id'; put the") as refused:
-            model.predict(table)
-        assert refused.value.get_http_status_code() == 400
-
-
 def test_the_model_is_described_and_holds_no_pickle(logged, queries):
     model = logged.model
     names = [param.name for param in model.metadata.signature.params]

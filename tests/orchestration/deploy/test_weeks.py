@@ -10,7 +10,7 @@ import pytest
 from stores import Store
 from support import MAX_LENGTH, prepare_in_process, write_rows
 
-from jobs import graph, promote
+from jobs import promote
 from ramen_ray.config import write_config
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset, write_dataset
@@ -179,19 +179,6 @@ def test_train_queries_that_are_clicked_later_too_do_not_decide(stores, weeks, r
     ]
 
 
-def test_a_graph_that_is_added_later_hides_no_train_queries(stores, weeks, run_here, tmp_path):
-    this = stores[1]
-    week = _changed(weeks[1], tmp_path / "graph")
-    to = ("--name", "graph", "--output", this.output)
-    noted = [[str(week.path), week.content_of(["queries/train"])]]
-    assert run_here(promote, this.run(2.75, week.path, trained_on=noted), *to)[0] == 0
-    words = write_rows(tmp_path / "words.csv", "ad_id word", [("A20", "robin"), ("A21", "robin")])
-    flags = ("--name", "words", "--ad-edges", words, "--columns.edges-anchor", "word")
-    assert run_here(graph, "edges", week.path, *flags)[0] == 0
-    code, printed = run_here(promote, this.run(3.25, week.path), *to)
-    assert code in (0, 3), printed
-
-
 @pytest.mark.parametrize("by", ["the champion", "the encoder that the candidate began with"])
 def test_retrievers_are_not_compared_on_queries_that_one_was_trained_on(
     by, stores, weeks, run_here, tmp_path
@@ -217,19 +204,6 @@ def test_retrievers_are_not_compared_on_queries_that_one_was_trained_on(
     code, printed = run_here(promote, candidate, *to, "--force")
     assert code == 0
     assert "by force: cannot compare with the champion, version 1: one of them" in printed
-
-
-def test_an_encoder_whose_run_has_gone_may_have_seen_the_test_queries(stores, weeks, run_here):
-    this = stores[1]
-    champion, candidate = this.run(1.75, weeks[1].path), this.run(0.375, weeks[1].path)
-    to = ("--name", "copied", "--output", this.output)
-    assert run_here(promote, champion, *to)[0] == 0
-    assert "not known" not in run_here(promote, candidate, *to)[1]
-    copied = this.run(0.4375, weeks[1].path)
-    this.client.log_param(copied, "encoder.pretrained", "/no/such/encoders/m-1/encoder")
-    code, printed = run_here(promote, copied, *to)
-    assert code == 2
-    assert "the run that trained its encoder /no/such/encoders/m-1/encoder is gone" in printed
 
 
 def test_ads_of_other_ids_are_found_by_their_texts(stores, weeks, run_here, tmp_path):

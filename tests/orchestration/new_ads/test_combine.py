@@ -16,8 +16,7 @@ from jobs import index as index_job
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.locks import unused
-from ramen_ray.data.store.made_folder import write_checksums
+from ramen_ray.data.store.made_folder import unused, write_checksums
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
 from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.new_ads.representation import open_combined_ads

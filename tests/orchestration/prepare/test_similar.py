@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from support import errors_in, query_table, text_table
@@ -118,28 +117,6 @@ def test_an_encoder_finds_what_brute_force_finds(
     _check(texts, _embedding_similarities(texts, encoder_path, 12), limits, tmp_path)
 
 
-@pytest.mark.parametrize("most", [20, 40, 1024])
-def test_texts_that_duplicates_leave_with_fewer_anchors_are_counted(
-    most, encoder_path, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(similar, "SPARE_NEIGHBOURS", 1)
-    monkeypatch.setattr(similar, "MAX_NEIGHBOURS", most)
-    texts = [*_texts(60), *("heron " + " " * n + "sloop" for n in range(2, 20))]
-    limits = SimilarSettings(str(encoder_path), 3, 0.2, 0.9, protocol="as-published")
-    near = _embedding_similarities(texts, encoder_path, 32)
-    nearest = -np.sort(-near, axis=1)[:, :most]
-    plain = np.array(["".join(filter(str.isalpha, text.lower())) for text in texts])
-    usable = (near >= 0.2) & (near <= 0.9) & (plain != plain[:, None])
-    usable &= near >= nearest[:, -1:]
-    given_up = int(((usable.sum(axis=1) < 3) & (nearest[:, -1] >= 0.2)).sum())
-    counts = add_similar(_shop(texts, tmp_path), "near", limits)
-    if most > len(texts):
-        given_up = 0
-    else:
-        assert 0 < given_up < len(texts)
-    assert counts.get(similar.GIVEN_UP, 0) == given_up
-
-
 def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(copied):
     counts = add_similar(copied, "near", SimilarSettings(top_k=4))
     dataset = Dataset(copied)
@@ -160,23 +137,6 @@ def test_nodes_of_a_dataset_are_tied_to_its_train_queries_and_ads(copied):
         for edge in dataset.read(f"edges/near/{side}").to_pylist():
             assert texts[edge[f"{side}_id"]] != anchors[edge["anchor_id"]]
     assert dataset.metadata["anchor_sets"]["near"]["settings"]["top_k"] == 4
-
-
-def test_a_repeated_call_makes_the_same_tables(copied):
-    add_similar(copied, "near", SimilarSettings())
-    ads = Dataset(copied).read("ads").sort_by([("ad_id", "descending")])
-    pq.write_table(ads, copied / "ads.parquet")  # the order of rows is free
-    add_similar(copied, "near2", SimilarSettings())
-    for table in ("anchors/{}", "edges/{}/query", "edges/{}/ad"):
-        one, other = (Dataset(copied).read(table.format(name)) for name in ("near", "near2"))
-        assert one.equals(other)
-
-
-def test_texts_without_similar_ones_change_nothing(tmp_path):
-    with pytest.raises(DatasetError, match="no texts are similar enough"):
-        _linked(["robin", "sloop", "tango"], SimilarSettings(), tmp_path)
-    assert Dataset(tmp_path / "shop").anchor_sets == []
-    assert not list((tmp_path / "shop").glob(".*"))
 
 
 def test_an_approximate_search_tells_its_recall(copied, encoder_path, monkeypatch):

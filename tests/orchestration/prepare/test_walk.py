@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import NUM_CPUS, ROOT, csr_of, rows_of, wait_until
 
@@ -145,22 +145,6 @@ def test_the_split_into_ranges_changes_nothing(rows, cuts):
         joined = Csr.open(Path(folder))
     for name in ("indptr", "indices", "cumulative_weights"):
         assert np.array_equal(getattr(joined, name), getattr(whole, name))
-
-
-def test_another_seed_walks_elsewhere_and_edge_weights_do_not_matter():
-    pairs = np.array([(node, anchor) for node in range(6) for anchor in range(6)]).T
-    weighted = Csr.from_pairs(*pairs, 6, np.random.default_rng(0).random(36))
-    graph = WalkGraph.from_edges(weighted, 99)
-    assert _walked(graph, SHORT) == _walked(_graph([list(range(6))] * 6), SHORT)
-    assert _walked(graph, SHORT) != _walked(graph, SHORT, seed=1)
-
-
-@settings(max_examples=20)
-@given(st.integers(2, 4000))
-def test_long_walks_over_many_anchors_lose_no_visit(num_hops):
-    how = WalkSettings(num_hops, 0.8, 99, num_hops)
-    (counts,) = _walked(_graph([list(range(3000))]), how)
-    assert sum(counts.values()) == num_hops
 
 
 def test_each_walk_is_made_once(cluster, prepared, prepared_bag, tmp_path, monkeypatch, caplog):

@@ -10,7 +10,6 @@ from ramen_ray.data.store.made_folder import find_damage
 from ramen_ray.orchestration.run.checkpoints import (
     SCORE,
     Checkpoints,
-    keep_intact_checkpoints,
     kept_in,
 )
 from ramen_ray.orchestration.run.directory import RunError
@@ -95,26 +94,3 @@ def test_a_writer_that_was_cut_off_writes_no_more(tmp_path):
     ):
         _write(successor, 10, 0.3)  # meanwhile
     assert [one.report[SCORE] for one in kept_in(tmp_path)] == [0.4, 0.3]
-
-
-@pytest.mark.parametrize(
-    ("damaged", "messages"),
-    [
-        ([], []),
-        ([15], ["the run goes on from checkpoint_000000010"]),
-        ([10], ["the best model so far is lost; to train from the start, delete"]),
-        ([15, 10], ["lost", "goes on from its start"]),
-    ],
-)
-def test_damaged_checkpoints_go_with_a_warning_each(damaged, messages, tmp_path, caplog):
-    checkpoints = Checkpoints(tmp_path, CPU)
-    for step in (10, 15):
-        _write(checkpoints, step, SCORES[step])
-    for step in damaged:
-        (tmp_path / f"checkpoint_{step:09d}" / "state.pt").write_bytes(b"")
-    keep_intact_checkpoints(tmp_path)
-    assert len(caplog.records) == len(messages)
-    for record, expected in zip(caplog.records, messages, strict=True):
-        assert "state.pt has changed since" in record.message
-        assert expected in record.message
-    assert _steps(tmp_path) == [step for step in (10, 15) if step not in damaged]

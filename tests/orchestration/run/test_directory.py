@@ -195,13 +195,3 @@ def test_a_run_that_failed_leaves_a_checkpoint_and_what_others_have_in_its_folde
         directory.note(mlflow_run_id="abc")
         raise OSError("the store")
     assert papers.is_dir()
-
-
-@pytest.mark.parametrize("name", ["", ".", ".."])
-def test_a_run_cannot_take_the_folder_of_all_runs(name, config, dataset, tmp_path):
-    with _opened(overlay(config, {"name": "earlier"}), dataset) as earlier:
-        (earlier.path / "checkpoint_000000001").mkdir()
-    unchecked = config.model_copy(update={"name": name})
-    with pytest.raises(KeyboardInterrupt), _opened(unchecked, dataset):
-        raise KeyboardInterrupt
-    assert (earlier.path / "checkpoint_000000001").is_dir()

@@ -16,26 +16,19 @@ import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
-from pruned import assert_same, half, kept_by_a_loop
+from pruned import assert_same, kept_by_a_loop
 from ray.exceptions import RayError
 from support import csr_of
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.graph import pruning
 from ramen_ray.method.graph.pruning import prune
-from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings
-from ramen_ray.method.model.encoder import build_transformer
+from ramen_ray.method.model.dual_encoder import TextEmbeddings
 from ramen_ray.method.sampling.batches import SamplingSources
-from ramen_ray.method.sampling.training_data import Regularizer
-from ramen_ray.orchestration import embed as embedding
 from ramen_ray.orchestration.background import task as background
-from ramen_ray.orchestration.background.from_checkpoints import GraphPruning
 from ramen_ray.orchestration.background.task import BackgroundTask, LateError, Schedule, read_report
-from ramen_ray.orchestration.embed import embed_distinct
 
-SIDES = ("query", "ad")
 EPOCH = 7  # steps of an epoch of the made dataset
-THRESHOLD = 0.3  # drops some edges of the made dataset, not all
 EVERY_EPOCH = Schedule(first=1, every=1, num_epochs=9, steps_per_epoch=EPOCH, wait=True)
 
 
@@ -66,22 +59,6 @@ def test_it_keeps_what_a_plain_loop_keeps(rows, weighted, threshold, batch, kind
     )
     bare = np.array([node for node, row in enumerate(kept) if not row], dtype=int)
     assert (pruned.edges.draw(bare, np.full(len(bare), 0.5)) == -1).all()
-
-
-def test_each_distinct_text_is_encoded_once(cluster, prepared, encoder_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(embedding, "TEXTS_PER_BATCH", 9)
-    model = DualEncoder(build_transformer(str(encoder_path)))
-    model.save(tmp_path, 16)
-    names = ["queries/train", "ads", "anchors/links"]
-    folders = [prepared.path / "tokens" / name for name in names]
-    file = tmp_path / "embeddings.npy"
-    embedded = embed_distinct(tmp_path, folders, file, False, 1)
-    tables = [prepared.queries["train"], prepared.ads, prepared.anchors("links")]
-    hashes = np.concatenate([table.hashes for table in tables])
-    assert len(np.load(file)) == len(set(hashes.tolist())) < len(hashes)
-    for table, found in zip(tables, embedded, strict=True):
-        rows = np.arange(len(table))
-        assert found.take(rows) == pytest.approx(model.embed_texts(table, rows), abs=1e-3)
 
 
 def _when_open(gate: Path) -> Callable[[Path, Path], dict[str, float]]:
@@ -271,23 +248,6 @@ def test_a_damaged_result_is_left_out(cluster, tmp_path, caplog):
     assert resumed.taken == EPOCH
     assert "counting are made again when they are due" in caplog.text
     assert _advance(resumed, 3 * EPOCH) == 3 * EPOCH
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_a_side_without_weight_is_not_pruned(cluster, prepared, encoder_path, tmp_path, side):
-    model = DualEncoder(build_transformer(str(encoder_path)))
-    model.save(tmp_path, 16)
-    task = GraphPruning(
-        prepared.path, prepared.path / "edges", [Regularizer("links", side)], THRESHOLD, False
-    )
-    report = task(tmp_path, tmp_path)
-    assert report.keys() == {f"share_kept/links/{side}", f"nodes_left_bare/links/{side}"}
-    assert [path.name for path in (tmp_path / "links").iterdir()] == [side]
-    table = {"query": prepared.queries["train"], "ad": prepared.ads}[side]
-    anchors = prepared.anchors("links")
-    nodes, anchors = (half(model.embed_texts(t, np.arange(len(t)))) for t in (table, anchors))
-    expected = kept_by_a_loop(prepared.edges("links", side), nodes, anchors, THRESHOLD)
-    assert_same(Csr.open(tmp_path / "links" / side), expected)
 
 
 def test_results_of_later_checkpoints_than_the_one_resumed_from_are_not_used(tmp_path):

@@ -1,33 +1,28 @@
 """Whole runs on a real Ray: their results, and that a killed run ends like an undisturbed one."""
 
 import json
-import re
 import shutil
 import subprocess
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from pruned import assert_same, half, kept_by_a_loop
 from support import WAITS_FOR_TASKS, begin_training, kill_train_worker, meanwhile, wait_until
 
 from jobs import train
 from ramen_ray.config import WorkersConfig, overlay, read_config, write_config
-from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import checksum_files, write_checksums
 from ramen_ray.errors import UserError
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.method.training.state import CheckpointError
 from ramen_ray.orchestration.background.task import read_report
 from ramen_ray.orchestration.evaluate import evaluate_checkpoint
-from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, RunDirectory, RunError
+from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import fit, fit_on
 from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.processes import Train, WorkerContext, train_in_one_worker
@@ -38,7 +33,6 @@ EPOCH = 7  # steps of an epoch of the made dataset
 NUM_STEPS = 3 * EPOCH
 # steps of checkpoints; at 14 the next epoch waits for background tasks, the others are soon gone
 SECOND_EPOCH, THIRD_EPOCH = (9, 12, 14), (14, 15, 18)
-THRESHOLD = 0.3  # drops some edges of the made dataset, not all
 REGULARIZERS = [
     Regularizer("links", "query"),
     Regularizer("links", "ad"),
@@ -52,7 +46,7 @@ CHANGES = {
     "regularization.every_steps": 2,
     "optimizer.lr": 1e-3,
     **WAITS_FOR_TASKS,
-    "pruning.prune_threshold": THRESHOLD,
+    "pruning.prune_threshold": 0.3,  # drops some edges of the made dataset, not all
     "training.epochs": NUM_STEPS // EPOCH,
     "training.checkpoint_every_steps": 3,
 }
@@ -125,22 +119,6 @@ def test_a_run_without_classifiers_cannot_answer_by_them(unharmed, tmp_path):
         file.unlink()
     with pytest.raises(CheckpointError, match=r"no classifiers folder, but its config\.json"):
         evaluate_checkpoint(copied, "test")
-
-
-def test_the_page_of_predictions_marks_true_clicks(unharmed, dataset_path):
-    page = Path(
-        unharmed.run.client.download_artifacts(unharmed.run.id, "predictions.html")
-    ).read_text()
-    dataset = Dataset(dataset_path)
-    ads = dataset.read("ads")["text"].to_pylist()
-    found = np.load(unharmed.run_directory / TEST_ADS_FILE)[:, :10]
-    for query in dataset.read("queries/test").to_pylist():
-        hits = set(found[query["query_id"]]) & set(query["ad_ids"])
-        (cells,) = set(re.findall(rf"<td class=\"text\">{query['text']}</td>(.*)", page))
-        assert cells.endswith(f"<td>{len(hits)} of {len(query['ad_ids'])}</td></tr>")
-        shown = re.findall("✓ ([^;<]*)", cells)
-        best = [ad for ad in found[query["query_id"]][:5] if ad in hits]
-        assert shown == [ads[ad] for ad in best]
 
 
 def test_a_synchronous_run_takes_every_generation_where_it_began_it(unharmed):
@@ -253,33 +231,6 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(changed, now, config, un
     seed = 7 if changed == "seed" else 0
     with pytest.raises(RunError, match=rf"{checkpoint} .*: {changed} \(.* there, {now} now\)"):
         fit(overlay(config, {"name": run.name, "seed": seed}))
-
-
-@pytest.mark.slow
-def test_a_driver_killed_while_it_waits_for_pruning_goes_on(config, unharmed, prepared, tmp_path):
-    config = overlay(config, {"name": "driver-killed"})
-    graphs = Path(config.output) / "runs" / "driver-killed" / "graphs"
-    first = begin_training(config, tmp_path, stdout=subprocess.DEVNULL)
-    newest = f"step_{NUM_STEPS - EPOCH:09d}"
-    pending = graphs / ".pending" / newest / "encoder"
-    wait_until(pending.exists, f"no {pending}")
-    shutil.copytree(pending, tmp_path / "encoder")
-    first.kill()
-    first.wait()
-    result = fit(config)
-    assert result.metrics == unharmed.metrics
-    _assert_same_histories(result.run, unharmed.run)
-    model = load_model(tmp_path)
-
-    def embedded(table: TokenTable) -> np.ndarray:
-        return half(model.embed_texts(table, np.arange(len(table))))
-
-    of_nodes = {"query": embedded(prepared.queries["train"]), "ad": embedded(prepared.ads)}
-    for one in REGULARIZERS:
-        of_anchors = embedded(prepared.anchors(one.anchor_set))
-        edges = prepared.edges(one.anchor_set, one.side)
-        expected = kept_by_a_loop(edges, of_nodes[one.side], of_anchors, THRESHOLD)
-        assert_same(Csr.open(graphs / newest / one.path), expected)
 
 
 def _assert_same_histories(run: Run, unharmed: Run) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import torch
 from ray.exceptions import ActorDiedError
 from ray.train import ControllerError, WorkerGroupError
 from support import wait_until
@@ -52,17 +51,6 @@ def test_another_worker_goes_on_where_one_died_or_failed(is_killed, train, tmp_p
 
     assert train(end_once) == "done"
     assert caplog.text.count("the worker has failed, another one goes on: ") == 1
-
-
-@pytest.mark.parametrize(("given", "expected"), [("3", 3), (None, 2), ("", 2)])
-def test_threads_are_those_of_the_environment_or_else_the_cpus(given, expected, monkeypatch):
-    before = torch.get_num_threads()
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    if given is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    processes.prepare_process(0, WorkersConfig(cpus_per_worker=2))
-    assert torch.get_num_threads() == expected
-    torch.set_num_threads(before)
 
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -250,7 +250,6 @@ class _Import:
                     "add what is missing, or leave these rows out with --skip-bad-rows",
                 ),
                 f"SELECT place, unknown_{side} FROM {name} WHERE unknown_{side} IS NOT NULL",
-                f"SELECT name FROM {side}_names",
             )
 
     def _count_rows(self, name: str) -> None:

@@ -29,8 +29,7 @@ from ramen_ray.data.store.dataset import (
     DatasetWriter,
     write_metadata,
 )
-from ramen_ray.data.store.locks import unused
-from ramen_ray.data.store.made_folder import owned_folder
+from ramen_ray.data.store.made_folder import owned_folder, unused
 from ramen_ray.data.store.schemas import NODE_TABLES
 from ramen_ray.errors import without_secrets
 from ramen_ray.naming import naming_fault

@@ -128,8 +128,7 @@ def write_edge_list(
         _warn_of_ids(connection, dataset, source, edge_list.columns.edges_anchor)
     left_out = Counter[str]()
     for side in sides:
-        known = nodes.known_names(dataset, side)
-        left_out += _unknown(connection, tables[side], side, known, "anchors" in tables)
+        left_out += _unknown(connection, tables[side], side, "anchors" in tables)
         edges = f"""CREATE OR REPLACE TABLE {side}_edges AS
             SELECT place, node, anchors.id AS anchor, weight
             FROM {side}_rows AS one JOIN anchors ON anchors.name = one.anchor
@@ -219,17 +218,17 @@ def _warn_of_ids(connection: Connection, dataset: Dataset, source: str, column: 
 
 
 def _unknown(
-    connection: Connection, table: UserTable, side: Side, known: str, are_listed: bool
+    connection: Connection, table: UserTable, side: Side, are_listed: bool
 ) -> Counter[str]:
     """Report rows with unknown nodes or anchors; count those of nodes that must not have edges."""
     unknown = f"SELECT place, unknown FROM {side}_rows WHERE node IS NULL"
     kind = FaultKind(f"rows name {PLURAL[side]} that the dataset does not have", ADVICE)
-    table.report(connection, "name", kind, unknown, known)
+    table.report(connection, "name", kind, unknown)
     if are_listed:
         unknown = f"""SELECT DISTINCT place, anchor FROM {side}_rows AS one
             ANTI JOIN anchors ON anchors.name = one.anchor"""
         kind = FaultKind("rows name anchors that the table of anchors does not have", ADVICE)
-        table.report(connection, "anchor", kind, unknown, "SELECT name FROM anchors")
+        table.report(connection, "anchor", kind, unknown)
     of_kind = {
         nodes.HELD_OUT_NODE: f"{side} edges of validation and test queries",
         nodes.LEFT_OUT_NODE: f"{side} edges of {PLURAL[side]} that the import left out",

@@ -102,12 +102,6 @@ def read_numbers(connection: Connection, dataset: Dataset, side: str, rows: str)
     connection.execute(update)
 
 
-def known_names(dataset: Dataset, side: str) -> str:
-    """Return the SQL that selects each ``name`` of a node."""
-    numbers = f"UNION ALL SELECT node::VARCHAR FROM {side}_texts"
-    return f"SELECT name FROM {side}_names {'' if has_ids(dataset, side) else numbers}"
-
-
 def has_ids(dataset: Dataset, side: str) -> bool:
     """Return whether the nodes of ``side`` have the user's own ids."""
     return any(_has_ids(dataset, table) for table in (NODE_TABLES[side], *_held_out(dataset, side)))

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ramen_ray.data.engine import Connection, count, run
 from ramen_ray.data.store.dataset import Dataset, DatasetError
-from ramen_ray.data.store.schemas import PLURAL, SIDES
+from ramen_ray.data.store.schemas import SIDES
 from ramen_ray.data.tables.graphs import nodes
 from ramen_ray.data.tables.reading.cells import TimeUnit, as_seconds
 from ramen_ray.data.tables.reading.columns import (
@@ -21,7 +21,7 @@ from ramen_ray.data.tables.reading.columns import (
     weight_column,
 )
 from ramen_ray.data.tables.reading.files import find_files
-from ramen_ray.data.tables.reading.loading import UserTable, nearly_known
+from ramen_ray.data.tables.reading.loading import UserTable
 from ramen_ray.data.tables.reading.table_file import TableFile
 from ramen_ray.errors import redacted
 
@@ -143,7 +143,6 @@ def create_events(
         items = f"SELECT DISTINCT item, text FROM {side}_cells WHERE item IS NOT NULL"
         connection.execute(f"CREATE TABLE {side}_items AS {items}")
     counts |= _count_left_out(connection, dataset)
-    counts |= _count_nearly_known(connection, dataset)
     _name_events(connection)
     if limits.max_clicks_per_query is not None:
         counts |= _leave_bots_out(connection, limits.max_clicks_per_query)
@@ -260,22 +259,6 @@ def _count_left_out(connection: Connection, dataset: Dataset) -> dict[str, int]:
 _NAMED_LOG = """FROM log
     LEFT JOIN query_cells AS queries ON queries.cell = log.query
     LEFT JOIN ad_cells AS ads ON ads.cell = log.ad"""
-
-
-def _count_nearly_known(connection: Connection, dataset: Dataset) -> dict[str, int]:
-    """Count the rows that name queries and ads that the dataset has in another spelling."""
-    counts = {}
-    for side in SIDES:
-        if not count(connection, f"SELECT count(unknown) FROM {side}_cells"):
-            continue  # to look through the log takes time
-        unknown = f"""SELECT own.unknown AS name FROM log
-            JOIN {side}_cells AS own ON own.cell = log.{side} AND own.unknown IS NOT NULL
-            JOIN query_cells AS queries
-                ON queries.cell = log.query AND queries.text IS NOT NULL"""
-        known = nodes.known_names(dataset, side) if side == "ad" else "SELECT name FROM query_names"
-        near, example = nearly_known(connection, unknown, known)
-        counts[f"rows of unknown {PLURAL[side]} that are known but for {example}"] = near
-    return counts
 
 
 def _name_events(connection: Connection) -> None:

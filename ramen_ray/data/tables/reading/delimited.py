@@ -42,11 +42,6 @@ CELLS_ADVICE = {
     "csv": "quote cells that hold the delimiter",
     "tsv": "TSV has no quoting: write cells without tabs and line breaks, or the table as CSV",
 }
-KEPT_QUOTES = FaultKind(
-    "lines have cells in quotes, which are kept: TSV has no quoting",
-    "leave the quotes out if they are not part of the texts, or write the table as CSV",
-    severity="warning",
-)
 
 
 def header_of(start: str, kind: str) -> tuple[str, ...]:
@@ -161,8 +156,6 @@ def _rows(
     rows = rows.filter(pa.array(kept)).rename_columns(columns)
     numbers = numbers[kept]
     faults = [*_other_cells(lines[starts[others]], other, CELLS_ADVICE[kind])]
-    if kind == "tsv":
-        faults += _quotes_in_tsv(rows, numbers)
     return Rows(rows, numbers, faults)
 
 
@@ -210,15 +203,6 @@ def _other_cells(lines: Int64s, other: list[pa.csv.InvalidRow], advice: str) -> 
         texts = [other[place].text[:EXCERPT_LENGTH] for place in places[:MAX_EXAMPLES]]
         message = f"lines have {count} cells instead of {other[0].expected_columns}"
         yield FaultKind(message, advice), lines[places], texts
-
-
-def _quotes_in_tsv(rows: pa.Table, numbers: Int64s) -> Iterator[Found]:
-    """Find the lines that have a cell in quotes."""
-    quoted = [pc.match_substring_regex(cells, '^".*"$').to_numpy() for cells in rows.columns]
-    lines = np.any(quoted, axis=0)
-    if lines.any():
-        first = rows.filter(pa.array(lines))[:MAX_EXAMPLES]
-        yield KEPT_QUOTES, numbers[lines], [" ".join(row.values()) for row in first.to_pylist()]
 
 
 def _refuse_rows_in_cells(rows: pa.Table, numbers: Int64s, path: object) -> None:

@@ -37,11 +37,6 @@ MARKS = FaultKind(
     "were files joined? Check the places where they meet",
     severity="warning",
 )
-LONE_RETURN = FaultKind(
-    "carriage returns within lines were read as spaces",
-    "end lines with line feeds",
-    severity="warning",
-)
 
 
 @dataclass(frozen=True)
@@ -126,10 +121,8 @@ def _decoded(stream: BinaryIO, path: object, encoding: str) -> Iterator[str]:
 def _block(text: str, line: int) -> Block:
     """Take out what is no text, and say where it was."""
     text = text.removeprefix(MARK) if line == 1 else text
-    marked = _lines_with(MARK, text, line, MARKS)
     clean = _with_line_feeds(text.replace(MARK, ""))
-    returned = _lines_with("\r", clean, line, LONE_RETURN)
-    return Block(clean.replace("\r", " ").encode(), line, [*marked, *returned])
+    return Block(clean.replace("\r", " ").encode(), line, [*_marked(text, line)])
 
 
 def _with_line_feeds(text: str) -> str:
@@ -137,9 +130,9 @@ def _with_line_feeds(text: str) -> str:
     return text.replace("\r\r\n", "\n").replace("\r\n", "\n")
 
 
-def _lines_with(mark: str, text: str, line: int, kind: FaultKind) -> Iterator[Found]:
-    if mark in text:
+def _marked(text: str, line: int) -> Iterator[Found]:
+    if MARK in text:
         lines = text.split("\n")
-        places = [place for place, content in enumerate(lines) if mark in content]
-        excerpts = [lines[place].replace(mark, "")[:EXCERPT_LENGTH] for place in places]
-        yield kind, line + np.array(places), excerpts
+        places = [place for place, content in enumerate(lines) if MARK in content]
+        excerpts = [lines[place].replace(MARK, "")[:EXCERPT_LENGTH] for place in places]
+        yield MARKS, line + np.array(places), excerpts

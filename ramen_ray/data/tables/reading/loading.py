@@ -115,23 +115,16 @@ class UserTable:
         role: str,
         kind: FaultKind,
         rows: str,
-        known: str = "",
     ) -> None:
         """Note rows that are wrong in a way that shows later, such as an unknown id.
 
-        ``rows`` is SQL that selects their places and cells of the column of ``role``. ``known`` is
-        SQL that selects the names that they could have meant.
+        ``rows`` is SQL that selects their places and cells of the column of ``role``.
         """
         if number := count(connection, f"SELECT count(*) FROM ({rows})"):
             named = f"({rows}) AS rows(place, name)"
             distinct = f"SELECT min(place), name FROM {named} GROUP BY name ORDER BY 1"
             first = connection.sql(f"{distinct} LIMIT {MAX_EXAMPLES}").fetchall()
-            hint = ""
-            if known:
-                near, example = nearly_known(connection, f"SELECT name FROM {named}", known)
-                hint = f", {near} of them only for {example}" if near else ""
-            message, column = kind.message + hint, self.columns[role].shown
-            self._report(replace(kind, message=message, column=column), first, number)
+            self._report(replace(kind, column=self.columns[role].shown), first, number)
             if kind.skipped == FaultKind.skipped:
                 self.left_out[kind.message] += number
 
@@ -253,25 +246,6 @@ class UserTable:
         if flags.any():
             examples = cells.filter(pa.array(flags))[:MAX_EXAMPLES].to_pylist()
             self._faults.add(kind, path, numbers[flags], examples)
-
-
-def nearly_known(connection: Connection, unknown: str, known: str) -> tuple[int, str]:
-    """Count the unknown names that are known ones but for what programs change, with an example.
-
-    ``unknown`` and ``known`` are SQL that selects ``name``; unknown ones may repeat, and all count.
-    """
-    counted = f"SELECT name, count(*) AS number FROM ({unknown}) GROUP BY name"
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE unknown_names AS {counted}")
-    if not count(connection, "SELECT count(*) FROM unknown_names"):
-        known = f"{known} LIMIT 0"  # to change the names takes time
-    nearest = f"""SELECT sum(number), min(one.name), arg_min(other.name, one.name)
-        FROM unknown_names AS one
-        JOIN (SELECT nearly(name) AS near, min(name) AS name FROM ({known}) GROUP BY near) AS other
-            ON nearly(one.name) = other.near"""
-    run(connection, "comparing unknown names", nearest)
-    ((number, name, known_name),) = connection.fetchall()
-    spelling = "case, spaces, leading zeros or a final .0"
-    return int(number or 0), f"{spelling}, as {name!r} for {known_name!r}" if number else spelling
 
 
 def _are_headers(cells: pa.Table) -> Booleans:
