@@ -9,15 +9,15 @@ Before you open the port to others: docs/reference/security.md.
 
 import gc
 import shlex
-import socket
 import sys
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
-from ramen_ray.config import ConfigError, PositiveFloat
+from ramen_ray.config import PositiveFloat
 from ramen_ray.long_work import logged_progress
+from ramen_ray.orchestration.serve.listening import listening_at
 
 SECONDS_TO_END = 3.0  # that threads have
 
@@ -45,7 +45,7 @@ class ServeSettings(ModelSettings):
 def main() -> None:
     """Load the retriever, and answer."""
     settings = parse_settings(ServeSettings, __doc__)
-    listening = _listening(settings.host, settings.port)
+    listening = listening_at(settings.host, settings.port)
     registry = settings.registry()
     if settings.shadow:
         registry.look_up(settings.shadow)
@@ -70,18 +70,6 @@ def main() -> None:
         print(f"page:    {url}/", flush=True)
     gc.freeze()  # what stays is not looked through again
     server_of(app).run(sockets=[listening])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """Take the port before what takes long, or raise a ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"cannot listen at {host}, port {port}: {reason}; give another --host or --port"
-        ) from error
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ class Shop:
 
     def _want(self) -> tuple[int, frozenset[int]]:
         kind = int(self._draw.integers(len(self._kinds)))
-        return kind, self._features(self._draw.integers(0, 4))
+        return kind, self._features(int(self._draw.integers(0, 4)))
 
     def _features(self, count: int) -> frozenset[int]:
         return frozenset(self._draw.choice(len(FEATURES), count, replace=False).tolist())

@@ -105,6 +105,13 @@ def difference_table(
     return ReportTable("", ("test metric", *names, "difference", "95 % interval"), [*rows, *more])
 
 
+def judging_table(figures: Mapping[str, Mapping[str, Difference]]) -> ReportTable:
+    """Lay out what judges say of retrievers, in per cent with 95 % intervals, by row."""
+    names = list(next(iter(figures.values())))
+    rows = [[row, *(in_points(by[name], 1) for name in names)] for row, by in figures.items()]
+    return ReportTable("", ("judged", *names), rows)
+
+
 def gains_table(gains: Mapping[str, Mapping[str, Difference]]) -> ReportTable:
     """Lay out what runs gain over others, in points with 95 % intervals, by row."""
     rows = [[row, *(in_points(by[name]) for name in SHOWN_GAINS)] for row, by in gains.items()]

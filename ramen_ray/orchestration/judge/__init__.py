@@ -1,0 +1,1 @@
+"""Judging answers: what is drawn and said, and the page that asks."""

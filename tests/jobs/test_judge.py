@@ -1,0 +1,199 @@
+"""Judging answers: in a browser, through files, and what is told of them at the end."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from conftest import RunHere
+from playwright.sync_api import Page, sync_playwright
+from screenshots import FLAGS
+from starlette.testclient import TestClient
+from stores import Store
+from support import PATIENCE_S, ROOT, wait_until
+
+from jobs import judge
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.orchestration.judge.judging import Judging
+from ramen_ray.orchestration.judge.page import JudgePage
+from ramen_ray.tracking.registry import Registry, uri_of
+
+NUM_QUERIES = 6
+
+
+@pytest.fixture(scope="module")
+def models(store: Store, dataset_path: Path) -> list[str]:
+    """The URIs of two retrievers, the second worse."""
+    runs = [store.run(noise, dataset_path) for noise in (0.0, 1.5)]
+    registry = Registry(store.uri)
+    return [uri_of(registry.find_logged(run, None)[1]) for run in runs]
+
+
+@pytest.fixture
+def words(models, store, dataset_path, tmp_path) -> list[str]:
+    """The words of a job that judges in the test's folder."""
+    settings = {
+        "--dataset": dataset_path,
+        "--queries": NUM_QUERIES,
+        "--judgements": tmp_path / "j",
+        "--output": store.output,
+    }
+    return [*models, *(str(word) for setting in settings.items() for word in setting)]
+
+
+def _drawn(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "drawn.json").read_text())
+
+
+def _grades(folder: Path, name: str) -> dict[int, int]:
+    grades: dict[int, int] = {}
+    for line in (folder / f"{name}.jsonl").read_text().splitlines():
+        said = json.loads(line)
+        grades[said["pair"]] = said["grade"]
+    return {pair: grade for pair, grade in grades.items() if grade is not None}
+
+
+@contextmanager
+def _job(words: list[str], log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run the job until the block ends; yields it, and the address of its page."""
+    with log.open("wb") as output:
+        command = [sys.executable, "jobs/judge.py", *words]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+    try:
+        wait_until(
+            lambda: "judge at: " in log.read_text() or process.poll() is not None, log.read_text
+        )
+        (url,) = re.findall(r"judge at: (\S+)", log.read_text())
+        yield process, url
+    finally:
+        process.kill()
+        process.wait(timeout=PATIENCE_S)
+
+
+def _press(page: Page, key: str, done: int, of: int) -> None:
+    page.keyboard.press(key)
+    page.get_by_text(f"{done} of {of}", exact=True).wait_for()
+
+
+def test_a_person_judges_by_keys_and_goes_on_after_a_kill(words, models, dataset_path, tmp_path):
+    folder = tmp_path / "j"
+    chromium = shutil.which("chromium")
+    assert chromium is not None, "this takes Chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page()
+        with _job(words, tmp_path / "log") as (process, url):
+            drawn = _drawn(folder)
+            num_pairs = len(drawn["pairs"])
+            page.goto(url)
+            page.get_by_text(f"0 of {num_pairs}", exact=True).wait_for()
+            assert page.locator("h1").text_content() == drawn["queries"][0]["text"]
+            page.get_by_label("note").fill("odd u 3")
+            page.get_by_label("note").press("Enter")
+            _press(page, "3", 1, num_pairs)
+            assert json.loads((folder / "judge.jsonl").read_text())["note"] == "odd u 3"
+            _press(page, "2", 2, num_pairs)
+            _press(page, "u", 1, num_pairs)
+            _press(page, "0", 2, num_pairs)
+            assert _grades(folder, "judge") == {0: 3, 1: 0}
+            process.send_signal(signal.SIGKILL)
+            process.wait(timeout=PATIENCE_S)
+            page.keyboard.press("1")
+            page.get_by_text("Not noted").wait_for()
+        with (folder / "judge.jsonl").open("a") as file:
+            file.write('{"pair": 2, "gra')  # what was being written
+        with _job(words, tmp_path / "log") as (process, url):
+            page.goto(url)
+            page.get_by_text(f"2 of {num_pairs}", exact=True).wait_for()
+            for done in range(3, num_pairs + 1):
+                _press(page, str(done % 4), done, num_pairs)
+            page.get_by_text("All is judged").wait_for()
+            page.get_by_role("button").click()
+            assert process.wait(timeout=PATIENCE_S) == 0
+        browser.close()
+    grades = _grades(folder, "judge")
+    assert grades == {0: 3, 1: 0} | {done - 1: done % 4 for done in range(3, num_pairs + 1)}
+    told = (tmp_path / "log").read_text()
+    for row, side in (("champion", 0), ("challenger", 1)):
+        bad = judged = 0.0
+        for number, query in enumerate(drawn["queries"]):
+            given = {
+                pair["ad"]: grades[place]
+                for place, pair in enumerate(drawn["pairs"])
+                if pair["query"] == number
+            }
+            assert {*given} == {*query["answers"][0], *query["answers"][1]}
+            bad += query["weight"] * sum(given[ad] < 1.5 for ad in query["answers"][side])
+            judged += query["weight"] * 5
+        (value,) = re.findall(rf"{row} .*?\+(\d+\.\d) \[", told)
+        assert float(value) == pytest.approx(100 * bad / judged, abs=0.051)
+    texts = Dataset(dataset_path).read("ads")["text"].to_pylist()
+    rows = pq.read_table(folder / "judgements.parquet").to_pylist()
+    assert [(row["ad"], row["grade"], row["source"]) for row in rows] == [
+        (texts[drawn["pairs"][pair]["ad"]], grade, "judge") for pair, grade in grades.items()
+    ]
+
+
+def test_models_judge_through_files_and_bad_lines_are_told(words, run_here: RunHere, tmp_path):
+    folder, prompts, grades = tmp_path / "j", tmp_path / "prompts", tmp_path / "grades"
+    assert run_here(judge, *words, "--export-prompts", prompts)[0] == 0
+    rows = [json.loads(line) for line in prompts.read_text().splitlines()]
+    drawn = _drawn(folder)
+    assert [row["pair"] for row in rows] == [*range(len(drawn["pairs"]))]
+    for row, pair in zip(rows, drawn["pairs"], strict=True):
+        assert pair["text"] in row["prompt"]
+        assert drawn["queries"][pair["query"]]["text"] in row["prompt"]
+    fine = [json.dumps({"pair": row["pair"], "grade": row["pair"] % 4}) for row in rows]
+    bad = ['{"pair": 0, "grade": 4}', "{", "[]", '{"pair": -1, "grade": 0}', '{"pair": true}']
+    for line in bad:
+        grades.write_text("\n".join([*fine, line]))
+        code, told = run_here(judge, *words, "--import-grades", grades, "--judge", "llm")
+        assert (code, f"row {len(fine) + 1}" in told) == (2, True), told
+        assert not (folder / "llm.jsonl").exists()
+    grades.write_text("\n".join(fine))
+    _, told = run_here(judge, *words, "--import-grades", grades, "--judge", "llm")
+    assert f"{NUM_QUERIES} of {NUM_QUERIES} queries are judged" in told
+    code, told = run_here(judge, *words, "--import-grades", grades, "--judge", "other")
+    assert (code, "kappa 1.00" in told) == (0, True), told
+    code, told = run_here(judge, *words, "--seed", 1, "--export-prompts", prompts)
+    assert (code, "--judgements" in told) == (2, True), told
+
+
+def test_the_page_takes_grades_from_this_machine_only(words, run_here, tmp_path):
+    run_here(judge, *words, "--export-prompts", tmp_path / "prompts")
+    judging = Judging(tmp_path / "j")
+    page = JudgePage(judging, "me")
+    client = TestClient(page.server.config.app, "http://127.0.0.1:5005")
+    assert client.get("/state").json()["done"] == 0
+    assert client.get("/state", headers={"Host": "elsewhere.example"}).status_code == 400
+    fine = {"pair": 0, "grade": 2}
+    assert client.post("/grade", data=fine).status_code == 400
+    odd: list[Any] = [[], {}, {"pair": 0, "grade": 4}, {"pair": 10**6, "grade": 1}]
+    for said in (*odd, {"pair": True, "grade": 1}, {"pair": 0}):
+        assert client.post("/grade", json=said).status_code == 400
+    assert judging.judges == []
+    assert client.post("/grade", json=fine).json()["done"] == 1
+    assert client.post("/grade", json={"pair": 0, "grade": None}).json()["done"] == 0
+    assert judging.grades("me") == {}
+
+
+def test_queries_are_drawn_by_clicks_and_more_where_answers_differ(words, run_here, tmp_path):
+    run_here(judge, *words, "--export-prompts", tmp_path / "prompts")
+    drawn = _drawn(tmp_path / "j")
+    shares = []
+    for query in drawn["queries"]:
+        ours, theirs = map(set, query["answers"])
+        shares.append(0.25 + len(ours - theirs) / 5)
+        assert len(ours) == len(theirs) == 5
+    pairs = [(pair["query"], pair["ad"]) for pair in drawn["pairs"]]
+    assert len({*pairs}) == len(pairs)
+    assert np.corrcoef(shares, [1 / query["weight"] for query in drawn["queries"]])[0, 1] > 0.2
