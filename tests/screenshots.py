@@ -1,4 +1,4 @@
-"""Pictures of the MLflow UI, taken with headless Chromium."""
+"""A picture of the MLflow UI, taken with headless Chromium."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ def take_screenshots(url: str, search: str, folder: Path) -> None:
     Args:
         url: of an MLflow server.
         search: name of the sweep's run.
-        folder: gets ui_runs.png, ui_report.png and ui_charts.png.
+        folder: gets ui_runs.png.
     """
     client = MlflowClient(tracking_uri=url)
     experiment = client.get_experiment_by_name("ramen_ray").experiment_id
@@ -40,11 +40,6 @@ def take_screenshots(url: str, search: str, folder: Path) -> None:
         page.goto(at)
         _show_columns(page)
         _take(page, trials[0].info.run_name, folder / "ui_runs.png")
-        page.goto(f"{at}/{parent}/artifacts/contour_links.html")
-        _take(page, "parallel_coordinates.html", folder / "ui_report.png")
-        page.goto(f"{at}/{trials[0].info.run_id}/model-metrics")
-        page.get_by_placeholder("Search metric charts").fill("loss/")
-        _take(page, "links", folder / "ui_charts.png")
         browser.close()
 
 

