@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans
-from ramen_ray.data.prepared.csr import Csr, ragged_positions
+from ramen_ray.data.arrays import Booleans, ragged_positions
+from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.hashing import HashIndex
 from ramen_ray.data.prepared.tokens import TokenTable

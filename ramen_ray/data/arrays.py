@@ -23,6 +23,13 @@ def list_entries(lists: pa.Array | pa.ChunkedArray) -> tuple[Int64s, pa.Array | 
     return pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists)
 
 
+def ragged_positions(starts: NDArray[Any], lengths: NDArray[Any]) -> Int64s:
+    """Concatenate the ranges [start, start + length) as (sum of lengths,) int64."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+
+
 def to_lists(entries: NDArray[Any] | pa.Array, lengths: NDArray[Any]) -> pa.ListArray:
     """Cut entries (entries,) into lists of these lengths (n,)."""
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())

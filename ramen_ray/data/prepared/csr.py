@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Float64s, Int64s, growing_array, map_new_array
+from ramen_ray.data.arrays import Float64s, Int64s, growing_array, map_new_array, ragged_positions
 
 ENTRIES_PER_BATCH = 1 << 20
 LIGHTEST = 1e-300
@@ -178,10 +178,3 @@ def row_batches(indptr: NDArray[Any], num_entries: int) -> Iterator[tuple[int, i
     """Cut rows into ranges of about ``num_entries`` entries each, or of one row with more."""
     cuts = np.searchsorted(indptr, np.arange(num_entries, indptr[-1], num_entries))
     return pairwise(np.unique([0, *cuts, len(indptr) - 1]).tolist())
-
-
-def ragged_positions(starts: NDArray[Any], lengths: NDArray[Any]) -> Int64s:
-    """Concatenate the ranges [start, start + length) as (sum of lengths,) int64."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) + np.repeat(starts - (ends - lengths), lengths)

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Float64s, Int64s, UInt64s
-from ramen_ray.data.prepared.csr import id_type, ragged_positions
+from ramen_ray.data.arrays import Float64s, Int64s, UInt64s, ragged_positions
+from ramen_ray.data.prepared.csr import id_type
 
 
 def mix(values: NDArray[Any]) -> UInt64s:

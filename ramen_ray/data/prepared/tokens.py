@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Int64s, UInt64s, map_new_array
-from ramen_ray.data.prepared.csr import ragged_positions
+from ramen_ray.data.arrays import Int64s, UInt64s, map_new_array, ragged_positions
 from ramen_ray.data.prepared.hashing import hash_texts
 
 TOKENS_AT_ONCE = 1 << 24

@@ -18,8 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.prepared.csr import ragged_positions
+from ramen_ray.data.arrays import Int64s, ragged_positions
 from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.prepared.tokens import TextFigures
 

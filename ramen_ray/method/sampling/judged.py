@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, Int64s
-from ramen_ray.data.prepared.csr import Csr, ragged_positions
+from ramen_ray.data.arrays import Booleans, Int64s, ragged_positions
+from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.judgements import LOW, Judgements
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.prepared.csr import Csr, ragged_positions
+from ramen_ray.data.arrays import Int64s, ragged_positions
+from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.distributed import dealt_rows, own_range, staged
 from ramen_ray.method.model.texts import TokenBatch
