@@ -13,6 +13,8 @@ Examples:
         --filters filters.csv --drop-own-text --output datasets/mine
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-zero-shot
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-one-shot --one-shot
+    python jobs/ingest.py judged --dataset mine --judged judgements/judgements.parquet \
+        --judged-highest 3 --output mine-judged
 """
 
 import shlex
@@ -29,6 +31,7 @@ from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
+from ramen_ray.data.tables.judgements import JudgedTable, add_judgements
 from ramen_ray.errors import shown_path
 
 
@@ -70,7 +73,19 @@ class Novel(Import):
         return make_novel_split(self.dataset, self.output, self.settings)
 
 
-IMPORTS: dict[str, type[Import]] = {"tables": Tables, "novel": Novel}
+class Judged(Import):
+    """Add judgements to a dataset, such as those of jobs/judge.py."""
+
+    dataset: Path
+    """Dataset directory."""
+    table: Annotated[JudgedTable, tyro.conf.arg(name="")]
+
+    def run(self) -> Dataset:
+        """Write the dataset with them."""
+        return add_judgements(Dataset(self.dataset), self.table, self.output)
+
+
+IMPORTS: dict[str, type[Import]] = {"tables": Tables, "novel": Novel, "judged": Judged}
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ begins anew. At the end it prints what the grades say of the two for the whole s
 """
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -65,7 +66,7 @@ def main() -> None:
     registry = settings.registry()
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.deploy.retrievers import retriever_uri
-        from ramen_ray.orchestration.judge.judging import Judging, Said
+        from ramen_ray.orchestration.judge.judging import BEST, Judging, Said
         from ramen_ray.orchestration.judge.page import JudgePage
         from ramen_ray.reports.report_tables import judging_table, show
     models = [
@@ -93,10 +94,11 @@ def main() -> None:
         print(f"{ours} and {theirs} agree on {number} pairs: kappa {kappa:.2f}")
     table = shown_path(judging.write_table())
     print(f"judgements: {table}")
+    flags = ["--dataset", settings.dataset, "--judged", table, "--judged-highest", str(BEST)]
+    words = ["python", "jobs/ingest.py", "judged", *flags, "--output", "judged"]
+    print(f"next: {shlex.join(words)}")
     print(
-        f"next: import the tables again with --judged {table} --judged-highest 3 "
-        f"--columns.judged-source source; then jobs/train.py learns from them, or "
-        f"jobs/promote.py --test DATASET --veto bad@5 decides by them"
+        "      then jobs/train.py --dataset judged, or jobs/promote.py --test judged --veto bad@5"
     )
 
 

@@ -1,6 +1,7 @@
 """Judgements of an import, and what becomes of them in other datasets, against plain loops."""
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.schemas import JUDGED, JUDGEMENTS, SPLITS
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
+from ramen_ray.data.tables.judgements import JudgedTable, add_judgements
 
 NUM_QUERIES, NUM_ADS, BEST = 60, 9, 3
 Grades = dict[tuple[str, str, str], float]
@@ -166,6 +168,38 @@ def test_judgements_follow_queries_and_ads_into_other_datasets(tmp_path):
                 for pair, grade in _judged(whole, split).items()
                 if pair[0] in queries and pair[1] in known
             }
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_judgements_added_later_are_those_of_an_import_with_them(by_time, drawn, tmp_path):
+    only_train = [("query 90", f"ad {ad}", "2026-03-01") for ad in range(3)]
+    later = [("QUERY 90", "ad 1", "2026-03-10")]
+    tables = _tables(tmp_path, [*drawn, ("query 90", "ad 1", "human", 2)])
+    with Path(tables.clicks).open("a") as file:
+        file.writelines(f"{','.join(row)}\n" for row in only_train + later)
+    splits = Splits(test_fraction=0.2, validation_fraction=0.2)
+    if by_time:
+        splits = Splits(**DAYS, held_out="later-clicks")
+    with_them = UserTables(**{**vars(tables), "splits": splits})
+    whole = import_tables(with_them, tmp_path / "whole")
+    plain_columns = Columns(clicks_time="day")
+    without = UserTables(tables.clicks, columns=plain_columns, splits=splits)
+    parent = import_tables(without, tmp_path / "parent")
+    given = JudgedTable(tables.judged, BEST, grade="level", source="by")
+    made = add_judgements(parent, given, tmp_path / "made")
+    assert errors_in(made) == []
+    assert made.tables == whole.tables
+    for split in SPLITS:
+        expected = _judged(whole, split).items()
+        assert _judged(made, split) == {pair: pytest.approx(grade) for pair, grade in expected}
+        assert clicks_of(made, split) == clicks_of(whole, split)
+    for row, column in BAD_ROWS.items():
+        file = tmp_path / "bad.csv"
+        file.write_text(f"query,ad,by,level\n{row}\n")
+        bad = replace(given, judged=str(file))
+        with pytest.raises(DatasetError, match=f"bad.csv, row 2, column {column}"):
+            add_judgements(parent, bad, tmp_path / "bad")
+        assert not (tmp_path / "bad").exists()
 
 
 Row = tuple[str, str, str, int, int, int]
