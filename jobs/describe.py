@@ -25,7 +25,7 @@ SHOWN = ("Without clicks, without edges", "Some train queries")
 
 
 class DescribeSettings(Section):
-    """Say what is in a dataset, and write its figures as one HTML page with plots."""
+    """Say what is in a dataset, and write its figures as one HTML page."""
 
     dataset: tyro.conf.Positional[Path]
     """The dataset directory."""
@@ -61,7 +61,7 @@ def main() -> None:
     name = f"{dataset.path.resolve().name}.html"
     page = settings.page or settings.output / "descriptions" / name
     write_page(page, dataset.name, dataset_note(description), words, tables)
-    print(f"page:    {page} has all tables, and plots")
+    print(f"page:    {page} has all tables")
     print(f"next:    {training_on(settings.dataset, [])}")
     if settings.mlflow:
         run = log_description(description, page, DEFAULT_EXPERIMENT, settings.output)

@@ -1,17 +1,13 @@
-"""The description of a dataset as tables and plots."""
+"""The description of a dataset as tables."""
 
 from textwrap import shorten
 
-import numpy as np
-
-from ramen_ray.data.arrays import Float64s, Int64s
-from ramen_ray.data.describe.content import Description, Distribution, Share
+from ramen_ray.data.describe.content import Description, Share
 from ramen_ray.reports.graph_report import reading, signal_table
-from ramen_ray.reports.report_tables import Plot, ReportTable
+from ramen_ray.reports.report_tables import ReportTable
 
 SHOWN_CHARACTERS = 120
 SHOWN_TEXTS = 10
-PLOTTED_VALUES = 100
 
 
 def dataset_tables(description: Description) -> list[ReportTable]:
@@ -142,34 +138,7 @@ def _distributions(description: Description) -> ReportTable:
         ],
         text_columns=2,
         note="Clicks are train clicks; an anchor's edges are those to queries and to ads.",
-        plots=_degree_plots(description),
     )
-
-
-def _degree_plots(description: Description) -> list[Plot]:
-    """Plot clicks per query and per ad, and edges per node of each kind for all anchor sets."""
-    lines: dict[str, dict[str, Distribution]] = {}
-    for degrees in description.degrees.values():
-        if degrees.graph == "clicks":
-            lines.setdefault("clicks", {})[f"per {degrees.per}"] = degrees.distribution
-        elif degrees.distribution.total:
-            lines.setdefault(f"edges per {degrees.per}", {})[degrees.graph] = degrees.distribution
-    return [
-        Plot(label, {name: _tail(distribution) for name, distribution in by_name.items()})
-        for label, by_name in lines.items()
-    ]
-
-
-def _tail(distribution: Distribution) -> tuple[Int64s, Float64s]:
-    """Return some of the positive values, ascending, and the share at or above each."""
-    values, share = distribution.tail()
-    if len(values) > PLOTTED_VALUES:
-        # About so many, evenly on a log scale.
-        wanted = np.geomspace(values[0], values[-1], PLOTTED_VALUES).round()
-        chosen = np.unique(np.searchsorted(values, wanted))
-        values = values[chosen]
-        share = share[chosen]
-    return values, share
 
 
 def _hubs(description: Description) -> ReportTable:
@@ -201,7 +170,6 @@ def _tokens(description: Description) -> ReportTable:
         ]
         for table, tokens in description.tokens.items()
     ]
-    lines = {table: _tail(tokens.lengths) for table, tokens in description.tokens.items()}
     return ReportTable(
         "Token lengths",
         (
@@ -213,7 +181,6 @@ def _tokens(description: Description) -> ReportTable:
         " Larger tables are sampled with a fixed seed. Unknown is the share of tokens that its"
         " vocabulary does not have; repeated, of texts that begin with the same"
         f" {limit} tokens as an earlier one.",
-        plots=[Plot("tokens per text", lines, log_y=False, mark=(limit, f"{limit} tokens"))],
     )
 
 

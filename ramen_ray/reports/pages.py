@@ -1,26 +1,21 @@
-"""Plots as PNG files, of a run's curves and of other results; and pages with tables and plots."""
+"""Plots as PNG files, of a run's curves and of other results; and pages with tables."""
 
-import io
-from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from jinja2 import Environment
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
 
 from ramen_ray.data.store.made_folder import whole_file
-from ramen_ray.reports.report_tables import Plot, ReportTable
+from ramen_ray.reports.report_tables import ReportTable
 from ramen_ray.tracking.runs import Run, TrackingError
 
 GROUPS = ("head", "torso", "tail")
 GROUP_METRIC = "R@10"
 CURVES = ("P@1", "P@3", "P@5", "R@10")
 PIXELS_PER_INCH = 120
-Y_LABEL = "share with at least this many"
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
@@ -71,38 +66,10 @@ def write_page(
     """Write one HTML page that loads nothing from elsewhere, or raise a TrackingError."""
     environment = Environment(autoescape=True, trim_blocks=True)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    plots = [plot for table in tables for plot in table.plots]
-    html = template.render(
-        title=title, note=note, words=words, plots=plots, tables=tables, draw=_as_svg
-    )
+    html = template.render(title=title, note=note, words=words, tables=tables)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as aside:
             aside.write_text(html, encoding="utf-8")
     except OSError as error:
         raise TrackingError(f"cannot write the page {file}: {error.strerror}") from error
-
-
-def _as_svg(plot: Plot) -> str:
-    """Draw a plot as base64 SVG; the same plot always gives the same bytes."""
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axes = figure.subplots()
-    for name, (x, y) in plot.lines.items():
-        axes.plot(x, y, marker=".", markersize=3, linewidth=1, label=name)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.4)))
-    if plot.log_y:
-        axes.set_yscale("log")
-    if plot.mark is not None:
-        place, name = plot.mark
-        axes.axvline(place, color="grey", linestyle="--", linewidth=1, label=name)
-    axes.set_xlabel(plot.x_label)
-    axes.set_ylabel(Y_LABEL)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    content = io.BytesIO()
-    nameless = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # None leaves them out
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ramen_ray"}):
-        figure.savefig(content, format="svg", metadata=nameless)
-    return b64encode(content.getvalue()).decode()

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,30 +24,19 @@ OF_QUERIES = {"train queries": "seen", "new queries": "new", "by clicks": "traff
 
 
 @dataclass(frozen=True)
-class Plot:
-    """Lines over one pair of axes, on a page: shares of what has at least a number of something."""
-
-    x_label: str  # label of the x axis, which also names the plot
-    lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]  # x and y values by name
-    log_y: bool = True  # whether the y axis is logarithmic too; the x axis always is
-    mark: tuple[float, str] | None = None  # x of a vertical line, and its name
-
-
-@dataclass(frozen=True)
 class ReportTable:
-    """A table with a title, a note and plots."""
+    """A table with a title and a note."""
 
     title: str  # shown above the table
     columns: Sequence[str]  # headings
     rows: Sequence[Sequence[str]]  # cells as they are shown
     text_columns: int = 1  # number of first columns with words; the others have numbers
     note: str = ""  # how to read the table
-    plots: Sequence[Plot] = ()  # shown before all tables of a page
     is_open: bool = False  # whether a page shows it before it is clicked on
 
 
 def show(report: ReportTable, width: int = 110) -> None:
-    """Print a table, without its plots."""
+    """Print a table."""
     table = Table(title=report.title or None, caption=report.note or None, title_justify="left")
     table.caption_justify = "left"
     for place, column in enumerate(report.columns):

@@ -25,7 +25,7 @@ from ramen_ray.reports.report_tables import ReportTable, as_list, as_markdown
 TRIALS_FILE = "trials.csv"
 BEST_FILE = "best_command.txt"
 MOST_DESCRIBED = 30
-FEWEST = 4  # least number of trials for a plot or importances to be useful
+FEWEST = 12  # least number of trials for a plot or importances to be useful
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def write_sweep_report(
 ) -> dict[str, float]:
     """Write the table of trials, best first, the ``command`` of the best one, if any, and plots.
 
-    The plots are parallel coordinates, importances and contours of λ_x × λ_z, as HTML and PNG.
+    The plots are importances and contours of λ_x × λ_z, as HTML and PNG.
     Returns the share of the metric's variance that each setting explains (fANOVA), if known.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,6 @@ def write_sweep_report(
     study = _study(trials, distributions)
     if len(study.trials) < FEWEST:
         return {}
-    _write(folder, "parallel_coordinates", study, "plot_parallel_coordinate", target_name=metric)
     for query_side in (key for key in distributions if ".lambda_x." in key):
         pair = [query_side, query_side.replace(".lambda_x.", ".lambda_z.")]
         if pair[1] in distributions:  # the anchor set is used on both sides

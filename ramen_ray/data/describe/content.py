@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ramen_ray.data.arrays import Float64s, Int64s
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.tokens import TextFigures
 
 NUM_SHUFFLES = 10
@@ -43,11 +43,6 @@ class Distribution:
         wanted = np.array([*PER_CENT.values()]) * self.size
         values = self.values[np.searchsorted(up_to, wanted)]
         return dict(zip(PER_CENT, values.astype(float).tolist(), strict=True))
-
-    def tail(self) -> tuple[Int64s, Float64s]:
-        """Return the positive values, ascending, and the share at or above each."""
-        share = np.cumsum(self.counts[::-1])[::-1] / self.size
-        return self.values[self.values > 0], share[self.values > 0]
 
 
 @dataclass(frozen=True)
