@@ -27,11 +27,11 @@ import tyro
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
+from ramen_ray.data.splits.judged import JudgedTable, add_judgements
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables
-from ramen_ray.data.tables.judgements import JudgedTable, add_judgements
 from ramen_ray.errors import shown_path
 
 

@@ -12,13 +12,13 @@ from random_datasets import random_dataset
 from support import errors_in, import_in_process, write_rows
 from written_out import clicks_of, plain
 
+from ramen_ray.data.splits.judged import JudgedTable, add_judgements
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
 from ramen_ray.data.store.schemas import JUDGED, JUDGEMENTS, SPLITS
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
-from ramen_ray.data.tables.judgements import JudgedTable, add_judgements
 
 NUM_QUERIES, NUM_ADS, BEST = 60, 9, 3
 Grades = dict[tuple[str, str, str], float]
