@@ -25,7 +25,7 @@ from ramen_ray.config import RunConfig, Section, check_epochs
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.orchestration.run.directory import RunDirectory, deciding_settings
-from ramen_ray.printed_commands import asking, in_store, training_command
+from ramen_ray.printed_commands import asking, cheaper_than, in_store, training_command
 
 if TYPE_CHECKING:
     from ramen_ray.orchestration.run.fit import TrainResult
@@ -58,6 +58,8 @@ def main() -> None:
     from ramen_ray.orchestration.cluster.joining import start_ray  # takes a second
 
     print(f"command: {training_command(config)}{' --with-base' if job.with_base else ''}")
+    if cheaper := cheaper_than(config):
+        print(f"sooner:  {cheaper} (a bag, in a tenth of the seconds)")
     imports = Thread(target=lambda: [import_module(name) for name in SLOW_IMPORTS])
     imports.start()  # takes about as long as starting Ray
     start_ray(for_ray_train=config.workers.num_workers > 1)

@@ -90,7 +90,10 @@ CONDITIONS = (
         "set --base.loss decoupled",
     ),
     Condition(
-        ("base.refresh_mode", "base.num_hard_negatives", "base.shortlist_size"),
+        (
+            *("base.refresh_mode", "base.num_hard_negatives", "base.shortlist_size"),
+            "classifier.own_hard_negatives",
+        ),
         _has_shortlists,
         "set --base.hard-negatives shortlists",
     ),

@@ -177,7 +177,8 @@ def minilm(dataset: str = DEFAULT_DATASET) -> RunConfig:
         RunConfig(
             dataset=dataset,
             encoder=EncoderConfig(pretrained=MINILM, num_layers=1),
-            optimizer=OptimizerConfig(lr=3e-4, embedding_lr=5e-3),
+            optimizer=OptimizerConfig(lr=3e-4, embedding_lr=5e-3, head_lr=3e-3),
+            classifier=ClassifierConfig(temperature=1.0, own_hard_negatives=True),
             regularization=RegularizationConfig(every_steps=4),
             base=BaseConfig(
                 refresh_every=3,

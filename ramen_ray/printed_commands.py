@@ -36,6 +36,13 @@ def training_command(config: RunConfig) -> str:
     return shlex.join(shortest)
 
 
+def cheaper_than(config: RunConfig) -> str:
+    """Return the command that trains sooner than a transformer on CPUs; "" where there is none."""
+    if config.encoder.kind == "bag" or config.workers.use_gpu:
+        return ""
+    return training_command(PRESETS[DEFAULT_PRESET](config.dataset))
+
+
 def asking(model: str | Path, output: str | Path) -> str:
     """Return the command that asks a run or a retriever, in the store of ``output``, one query."""
     return in_store(output, "jobs/ask.py", "a query", "--model", str(model))

@@ -183,6 +183,14 @@ class DualEncoder(nn.Module):
         """Return the head's vectors (n, d) of texts, unit norm: what classifiers start from."""
         return self._embed(texts, rows, False, lambda pooled, _: unit(self._asking(pooled)))
 
+    def centre_classifier_head(self, texts: TokenTable, rows: Rows) -> None:
+        """Shift the head's bias so that its vectors of these texts have a mean of zero."""
+        assert self.classifier_head is not None, "the model needs a head"
+        vectors = self._embed(texts, rows, False, lambda pooled, _: self._asking(pooled))
+        with torch.no_grad():
+            mean = torch.from_numpy(vectors.mean(axis=0)).to(self.device)
+            self.classifier_head.linear.bias -= mean
+
     def _asking(self, pooled: Tensor) -> Tensor:
         """Return the vectors (N, d), not normalised, that ask the classifiers."""
         assert self.classifier_head is not None, "the part needs a head"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -127,6 +128,21 @@ def similarity_to_other_texts(encoded: EncodedBatch) -> Tensor:
     clicked_bL = encoded.own_clicked_in_pool
     has_own_text_bL = encoded.copied(task.rows)[:, None] == encoded.copied(task.candidates)
     return encoded.own_similarity.masked_fill(has_own_text_bL & ~clicked_bL, LEFT_OUT)
+
+
+def without_shortlists(
+    similarity_of: Callable[[EncodedBatch], Tensor], num_hard_negatives: int
+) -> Callable[[EncodedBatch], Tensor]:
+    """Leave unclicked ads that only shortlists have drawn, so many a query, out of similarities."""
+
+    def to_other_ads(encoded: EncodedBatch) -> Tensor:
+        judged = encoded.batch.hard_negatives[:, num_hard_negatives:]
+        others = np.union1d(encoded.batch.ads, judged)
+        only_listed_L = encoded.copied(torch.from_numpy(~np.isin(encoded.ad_pool.ids, others)))
+        left_out_bL = only_listed_L & ~encoded.own_clicked_in_pool
+        return similarity_of(encoded).masked_fill(left_out_bL, LEFT_OUT)
+
+    return to_other_ads
 
 
 def reverse_term(loss: Loss, weight: float) -> Term:

@@ -38,6 +38,7 @@ from ramen_ray.method.objectives.terms import (
     reverse_term,
     similarity_to_other_texts,
     task_term,
+    without_shortlists,
 )
 from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
@@ -48,6 +49,7 @@ from ramen_ray.method.training.classifier_training import ClassifierPart, Classi
 from ramen_ray.method.training.state import TrainState, build_optimizer, build_schedule
 
 PROJECTION_SEED, CLASSIFIER_HEAD_SEED = 0, 1
+ADS_TO_CENTRE_ON = 4096
 
 
 def build_model(config: RunConfig) -> DualEncoder:
@@ -100,8 +102,15 @@ def build_classifiers(
     """Build the classifiers that training starts from: the head's vectors of the ads' texts.
 
     Where ``carried`` (ads,) is not -1, an ad starts from that classifier of the encoder's own run.
+    A transformer's new head is centred on the ads.
     """
     num_ads = len(data.ads)
+    head = model.classifier_head
+    if config.encoder.kind == "transformer" and head is not None and not head.linear.bias.any():
+        # The states of a transformer have much in common, which would drown what tells ads apart.
+        # Every worker looks at the same ads, so that all have the same head.
+        spread = np.linspace(0, num_ads - 1, min(num_ads, ADS_TO_CENTRE_ON)).astype(np.int64)
+        model.centre_classifier_head(data.ads, spread)
     ads = own_range(num_ads)
     vectors = model.classifier_vectors(data.ads, ads)
     if carried is not None:
@@ -158,6 +167,8 @@ def _task_terms(config: RunConfig, triplet: TripletLoss) -> list[Term]:
     by_cosine = parts.loss == "triplet"
     takes_all = config.loss.own_text_negatives
     similarity_of = own_similarity if takes_all else similarity_to_other_texts
+    if parts.heads == "classifier" and settings.own_hard_negatives:
+        similarity_of = without_shortlists(similarity_of, parts.num_hard_negatives)
     terms = [task_term(encoder_loss, encoder_share * (1 - reverse), similarity_of=similarity_of)]
     if reverse:
         terms.append(reverse_term(encoder_loss, encoder_share * reverse))

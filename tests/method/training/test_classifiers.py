@@ -14,8 +14,9 @@ from torch.nn import functional
 from ramen_ray.config import EncoderConfig, RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.method.metrics.ground_truth import Propensity, evaluate
-from ramen_ray.method.model.dual_encoder import DualEncoder, Scoring, load_model
+from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER, DualEncoder, Scoring, load_model
 from ramen_ray.method.model.pretrained import EncoderError
+from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.encoded import encode
 from ramen_ray.method.sampling.training_data import ADS, QUERIES
@@ -60,8 +61,10 @@ class Run(ConfiguredRun):
         return part
 
 
-def test_terms_equal_loops_over_the_printed_sums(config, prepared_bag):
-    run = Run(config, prepared_bag)
+@pytest.mark.parametrize("own_hard_negatives", [False, True])
+def test_terms_equal_loops_over_the_printed_sums(own_hard_negatives, config, prepared_bag):
+    changes = {"classifier.own_hard_negatives": own_hard_negatives}
+    run = Run(overlay(config, changes), prepared_bag)
     steps, device = range(1, 2), run.model.device
     (inputs,) = step_inputs(run.sampler, run.state.sources, run.objective, steps, device)
     encoded = run.part.before(encode(run.model, inputs))
@@ -87,7 +90,12 @@ def test_terms_equal_loops_over_the_printed_sums(config, prepared_bag):
     for name, scores in (("task", cosines / 0.05), ("classifier", logits)):
         positives = [[place for place, ad in enumerate(pool) if ad in ads] for ads in clicked]
         reverse = [[i for i, ads in enumerate(clicked) if ad in ads] for ad in pool]
-        rows = [_decoupled(row, own) for row, own in zip(scores, positives, strict=True)]
+        ranked = scores.clone()
+        if own_hard_negatives and name == "task":
+            hidden = [[ad not in {*ads, *batch.ads.ravel()} for ad in pool] for ads in clicked]
+            assert any(map(any, hidden))
+            ranked[torch.tensor(hidden)] = -torch.inf
+        rows = [_decoupled(row, own) for row, own in zip(ranked, positives, strict=True)]
         expected[name] = sum(rows) / len(rows)
         columns = [_decoupled(column, own) for column, own in zip(scores.T, reverse, strict=True)]
         expected[f"{name}_reverse"] = sum(columns) / sum(map(bool, reverse))
@@ -96,6 +104,25 @@ def test_terms_equal_loops_over_the_printed_sums(config, prepared_bag):
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-4), name
     assert set(found) == {*expected, "R_z/links"}
+
+
+def test_a_transformers_head_begins_centred_on_the_ads_and_goes_on_as_it_was(
+    config, prepared, tmp_path
+):
+    transformer = {"encoder.kind": "transformer", "regularization.lambda_z": {}}
+    config = overlay(config, transformer)
+    model = ConfiguredRun(config, prepared).model
+    head, rows = model.classifier_head, np.arange(len(prepared.ads))
+    with torch.no_grad():
+        alone = [prepared.ads.gather(rows[row : row + 1]) for row in rows]
+        batches = [TokenBatch(ids, np.array([len(ids)])) for ids in alone]
+        vectors = torch.cat([head(model.encoder.pool(batch)) for batch in batches])
+        assert vectors.mean(dim=0).norm() < 0.01 * vectors.norm(dim=1).mean()
+        head.linear.bias += 1
+    model.save(tmp_path, 16)
+    trained = overlay(config, {"encoder.pretrained": str(tmp_path / ENCODER_FOLDER)})
+    further = ConfiguredRun(trained, prepared).model.classifier_head
+    torch.testing.assert_close(further.linear.bias, head.linear.bias)
 
 
 def _pooled(model: DualEncoder, data: Prepared, table: str, rows: np.ndarray) -> Tensor:
