@@ -1,17 +1,15 @@
 """Rules for a table as a whole, and against the tables loaded before it; wrong ids join nothing."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from ramen_ray.data.checks.row_rules import error, warning
 from ramen_ray.data.engine import name_literal
-from ramen_ray.data.findings import FaultKind, Finding
+from ramen_ray.data.findings import FaultKind
 from ramen_ray.data.leaks import HELD_OUT, REVERSED, leaking, repeating, texts_of
-from ramen_ray.data.prepared.tokens import TextFigures
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN, ZERO_SHOT, schema_of
 
 MANY_REPEATS = 0.1
 """Share of a table's edges that repeat train clicks, from which on it is worth a warning."""
-MANY_TEXTS = 0.01  # share of its tokens or texts from which on those that an encoder loses are
 
 
 def keys_of(table: str) -> list[str]:
@@ -179,28 +177,3 @@ REVERSED_CLICKS = warning(
     JOIN ads USING (ad_id)""",
     whole="sum(len(ad_ids))",
 )
-
-
-_LOST_TEXTS = {
-    "share_unknown": (
-        "of the tokens are unknown to the encoder's vocabulary",
-        "take an encoder for these texts",
-    ),
-    "share_repeated": (
-        "of the texts have the tokens of an earlier one, so the encoder cannot tell them apart",
-        "raise encoder.max_length if their ends differ, or drop repeated texts",
-    ),
-}
-
-
-def text_findings(figures: Mapping[str, TextFigures]) -> list[Finding]:
-    """Warn of many unknown tokens, and of many texts of the same tokens; the worst table first."""
-    findings = []
-    for name, (message, advice) in _LOST_TEXTS.items():
-        shares = {table: getattr(figure, name) for table, figure in figures.items()}
-        many = {table: share for table, share in shares.items() if share >= MANY_TEXTS}
-        tables = sorted(many, key=lambda table: -many[table])
-        if tables:
-            most = f"{'up to ' * (len(tables) > 1)}{many[tables[0]]:.1%}"
-            findings.append(Finding("warning", ", ".join(tables), f"{most} {message}", advice))
-    return findings

@@ -8,7 +8,7 @@ import hashlib
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ import pyarrow as pa
 import ray.data
 
 from ramen_ray.data.checks.structure import Structure, inspect_structure, read_tables
-from ramen_ray.data.checks.table_rules import text_findings
 from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
@@ -31,7 +30,7 @@ from ramen_ray.data.prepared.stages import (
     write_parts,
     write_whole_tables,
 )
-from ramen_ray.data.prepared.tokens import measure_texts
+from ramen_ray.data.prepared.tokens import TextFigures, measure_texts
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset
 from ramen_ray.data.store.made_folder import made_once
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer
@@ -46,6 +45,17 @@ GROUPS_PER_TASK = 4
 ROWS_PER_BATCH = 131_072  # so that a word is tokenised once for many texts
 MAX_WARNINGS_SHOWN = 3
 PARTS, ATTEMPTS = "parts", "attempts"
+MANY_TEXTS = 0.01  # share of its tokens or texts from which on those that an encoder loses are
+_LOST_TEXTS = {
+    "share_unknown": (
+        "of the tokens are unknown to the encoder's vocabulary",
+        "take an encoder for these texts",
+    ),
+    "share_repeated": (
+        "of the texts have the tokens of an earlier one, so the encoder cannot tell them apart",
+        "raise encoder.max_length if their ends differ, or drop repeated texts",
+    ),
+}
 
 
 def prepare(dataset: Dataset, cache: Path, tokenizer: TextTokenizer) -> Prepared:
@@ -162,3 +172,16 @@ def _read(
     ):
         for rows in parquet.iter_batches(ROWS_PER_BATCH, row_groups=[row_group], columns=columns):
             yield to_rows(table, pa.Table.from_batches([rows.select(columns)]))
+
+
+def text_findings(figures: Mapping[str, TextFigures]) -> list[Finding]:
+    """Warn of many unknown tokens, and of many texts of the same tokens; the worst table first."""
+    findings = []
+    for name, (message, advice) in _LOST_TEXTS.items():
+        shares = {table: getattr(figure, name) for table, figure in figures.items()}
+        many = {table: share for table, share in shares.items() if share >= MANY_TEXTS}
+        tables = sorted(many, key=lambda table: -many[table])
+        if tables:
+            most = f"{'up to ' * (len(tables) > 1)}{many[tables[0]]:.1%}"
+            findings.append(Finding("warning", ", ".join(tables), f"{most} {message}", advice))
+    return findings

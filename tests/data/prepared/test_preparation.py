@@ -23,7 +23,6 @@ from support import (
 from transformers import AutoTokenizer
 
 from ramen_ray.config import ConfigError, overlay
-from ramen_ray.data.checks.table_rules import text_findings
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.prepared.stages import TablePart, join_parts
 from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
@@ -31,6 +30,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, w
 from ramen_ray.data.store.schemas import JUDGEMENTS, SPLITS, schema_of
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, read_test_queries
 from ramen_ray.method.model.pretrained import EncoderError
+from ramen_ray.orchestration.prepare.pipeline import text_findings
 from ramen_ray.orchestration.run.checks import check_clicks, check_vocabulary
 from ramen_ray.presets import tiny
 
