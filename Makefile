@@ -40,7 +40,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch uv
 	$(VENV)/bin/uv pip install --quiet --python $(VENV) --compile-bytecode \
-		--constraint constraints.txt --editable ".[$(FAISS),onnx,weights,stores,dev]"
+		--constraint constraints.txt --editable ".[$(FAISS),onnx,serve,weights,stores,dev]"
 	touch $@
 
 clean:

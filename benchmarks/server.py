@@ -1,12 +1,14 @@
 """Whether a server stays as it is while clients send what it must refuse, or what is largest.
 
 `jobs/serve.py` answers from a retriever of debian's ads (a bag, searched exactly). Clients,
-each with one request at a time, ask single queries in rounds: `before`, `among`, where one request
-in `--hostile-every` is of HOSTILE, and `after`. Each round has the time of its single queries
+each with one request at a time, ask single queries in rounds: `one` and `eight` clients, `before`,
+`moving`, where the alias moves `--moves` times between two versions, `among`, where one request in
+`--hostile-every` is of HOSTILE, and `after`. Each round has the time of its single queries
 (`p50_ms`, `p99_ms`), and the memory of the server's processes at its end and at most. `ratio` is
 the memory after over that before. Clients and server share the machine's cores.
 
     python -m benchmarks.server [--clients 64] [--requests 200] [--hostile-every 20]
+        [--moves 5] [--move-s 10] [--replicas 1]
 """
 
 import http.client
@@ -29,6 +31,7 @@ from threading import Event
 from typing import Any
 
 import psutil
+from mlflow.tracking import MlflowClient
 
 from benchmarks.common import (
     ENVIRONMENT,
@@ -44,46 +47,88 @@ from ramen_ray.config import EncoderConfig
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.long_work import in_background
 from ramen_ray.presets import MINILM
+from ramen_ray.tracking.registry import Registry
 
 JSON, PATIENCE_S = "application/json", 120
+NAME = "served"
 Request = tuple[bytes, str]
 Answered = tuple[int, float]  # status, milliseconds
 
 
 def main() -> None:
-    """Serve, ask in three rounds, and compare."""
-    asked = options(__doc__, clients=64, requests=200, hostile_every=20)
+    """Serve, ask in rounds, and compare."""
+    asked = options(
+        __doc__, clients=64, requests=200, hostile_every=20, moves=5, move_s=10.0, replicas=1
+    )
     bag = EncoderConfig(kind="bag", pretrained=MINILM)
     path = prepared(DATASET, bag).path
     queries = Dataset(DATASET).read("queries/test")["text"].to_pylist()
-    rounds = {"warm": 0, "before": 0, "among": asked.hostile_every, "after": 0}
+    rounds = {"warm": asked.clients, "one": 1, "eight": 8}
+    rounds |= dict.fromkeys(("before", "moving", "among", "after"), asked.clients)
     figures = {}
     with tempfile.TemporaryDirectory() as aside:
-        uri = in_fresh_process(log, Path(aside), path, bag)
-        with serving(Path(aside), uri) as (port, server):
-            for name, every in rounds.items():
-                ask = partial(ask_in_turn, port, queries, asked.requests, every)
-                figures[name] = measure(server, asked.clients, ask)
+        client = MlflowClient(in_fresh_process(log, Path(aside), path, bag))
+        words = ["--replicas", str(asked.replicas)]
+        with serving(Path(aside), f"models:/{NAME}@champion", words) as (port, server):
+            for name, clients in rounds.items():
+                every = asked.hostile_every if name == "among" else 0
+                ended = Event()
+                if name == "moving":
+                    ask = partial(ask_until, ended, port, queries)
+                    move = partial(move_alias, client, asked.moves, asked.move_s, ended)
+                    with in_background(move):
+                        figures[name] = measure(server, clients, ask)
+                else:
+                    ask = partial(ask_in_turn, port, queries, asked.requests, every)
+                    figures[name] = measure(server, clients, ask)
                 print(f"{name}: {figures[name]}", flush=True)
     ratio = figures["after"]["memory_mb"] / figures["before"]["memory_mb"]
     finish(ratio, {**vars(asked), **figures})
 
 
 def log(folder: Path, path: Path, encoder: EncoderConfig) -> str:
-    return logged(folder, make_retriever(folder, path, encoder))
+    """Make two versions of a retriever, of which the first has the alias; returns the store."""
+    store = f"sqlite:///{folder}/mlflow.db"
+    made = make_retriever(folder, path, encoder)
+    for _ in range(2):
+        uri = logged(folder, made)
+        registry = Registry(store)
+        registry.register(NAME, registry.look_up(uri).run_id, uri.removeprefix("models:/"))
+    registry.client.set_registered_model_alias(NAME, "champion", "1")
+    return store
+
+
+def move_alias(
+    client: MlflowClient, moves: int, seconds: float, ended: Event, stopped: Event
+) -> None:
+    """Give the alias to the other version a few times, with some seconds before and after each."""
+    for move in range(moves):
+        stopped.wait(seconds)
+        client.set_registered_model_alias(NAME, "champion", str(2 - move % 2))
+    stopped.wait(seconds)
+    ended.set()
+
+
+def ask_until(ended: Event, port: int, queries: list[str], client: int) -> list[Answered | int]:
+    """Send a client's single queries, one after another."""
+    answered = list[Answered | int]()
+    while not ended.is_set():
+        answered += ask_in_turn(port, queries, 1, 0, client * 100_000 + len(answered))
+    return answered
 
 
 @contextmanager
-def serving(folder: Path, uri: str) -> Iterator[tuple[int, psutil.Process]]:
+def serving(folder: Path, uri: str, words: list[str]) -> Iterator[tuple[int, psutil.Process]]:
     """Serve a model until the block ends; yields the port and the process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = {**os.environ, **ENVIRONMENT}
     environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+    command = [sys.executable, str(ROOT / "jobs/serve.py"), "--model", uri, "--port", str(port)]
     with (folder / "server.log").open("wb") as said:
         started = subprocess.Popen(
-            [sys.executable, str(ROOT / "jobs/serve.py"), "--model", uri, "--port", str(port)],
+            [*command, *words],
             env=environment,
             stdout=said,
             stderr=said,
@@ -135,7 +180,13 @@ def measure(
     taken.append(memory_mb(server))
     memory = {"memory_mb": taken[-1], "most_mb": max(taken)}
     hostile = dict(Counter(str(one) for one in found if isinstance(one, int)))
-    return {**quantiles(single_ms), "failed": failed, **memory, "hostile": hostile}
+    return {
+        **quantiles(single_ms),
+        "answered": len(single_ms),
+        "failed": failed,
+        **memory,
+        "hostile": hostile,
+    }
 
 
 def memory_mb(server: psutil.Process) -> float:

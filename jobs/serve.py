@@ -9,15 +9,21 @@ Before you open the port to others: docs/reference/security.md.
 
 import gc
 import shlex
+import socket
 import sys
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
-from ramen_ray.config import PositiveFloat
+from ramen_ray.config import ConfigError, Positive, PositiveFloat
 from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.serve.listening import listening_at
+
+if TYPE_CHECKING:
+    from ramen_ray.orchestration.serve.held import Held
+    from ramen_ray.tracking.registry import Registry
 
 SECONDS_TO_END = 3.0  # that threads have
 
@@ -36,6 +42,8 @@ class ServeSettings(ModelSettings):
     with its queries."""
     page: bool = True
     """Whether / is a page to ask by, which says why an ad answers, by texts of the training."""
+    replicas: Positive = 1
+    """Processes that answer, on the machines of the Ray cluster; 1 answers in this process."""
     shadow: str | None = None
     """A challenger, such as models:/shop@challenger, beside which the page shows the answers."""
     shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1
@@ -49,11 +57,34 @@ def main() -> None:
     registry = settings.registry()
     if settings.shadow:
         registry.look_up(settings.shadow)
+    if settings.replicas == 1:
+        _serve(settings, registry, listening, None)
+        return
+    try:
+        from ramen_ray.orchestration.serve.replicas import replicas
+    except ImportError as error:
+        raise ConfigError(f"{error}; --replicas needs: pip install -e '.[serve]'") from error
+    with replicas(registry, settings.replicas) as hold:
+        _serve(settings, registry, listening, hold)
+
+
+def _serve(
+    settings: ServeSettings,
+    registry: "Registry",
+    listening: socket.socket,
+    hold: Callable[[str], "Held"] | None,
+) -> None:
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.serve.connections import server_of
         from ramen_ray.orchestration.serve.server import ServerSettings, app_of
     how = ServerSettings(
-        settings.follow_s, settings.log, settings.page, settings.shadow, settings.shadow_share
+        follow_s=settings.follow_s,
+        log=settings.log,
+        has_page=settings.page,
+        shadow=settings.shadow,
+        shadow_share=settings.shadow_share,
+        replicas=settings.replicas,
+        hold=hold,
     )
     with logged_progress(f"loading {settings.model}"):
         app = app_of(registry, settings.model, how)
@@ -63,11 +94,11 @@ def main() -> None:
     print(
         f"ask:     curl --silent --header 'Content-Type: application/json' "
         f"{shlex.quote(f'{url}/invocations')} "
-        """--data '{"inputs": ["a query"], "params": {"top_k": 3}}'""",
-        flush=True,
+        """--data '{"inputs": ["a query"], "params": {"top_k": 3}}'"""
     )
     if settings.page:
-        print(f"page:    {url}/", flush=True)
+        print(f"page:    {url}/")
+    sys.stdout.flush()
     gc.freeze()  # what stays is not looked through again
     server_of(app).run(sockets=[listening])
 

@@ -7,6 +7,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ramen_ray.errors import UserError
+
 MOST_CONNECTIONS = 400
 EXCHANGE_S = 90.0
 SECONDS_FOR_ANSWERS = 4  # that are on their way when the server is stopped
@@ -14,8 +16,11 @@ RETRY = {"Retry-After": "1"}
 JSON = "application/json"
 
 
-class BusyError(Exception):
-    """Too much waits."""
+class BusyError(UserError):
+    """Too much waits, or what would answer is away for a moment."""
+
+    def __init__(self, why: str = "too many requests wait") -> None:
+        super().__init__(why)
 
 
 class LimitedConnection(H11Protocol):

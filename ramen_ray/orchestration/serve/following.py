@@ -6,9 +6,11 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from ramen_ray.errors import first_line_of
+from ramen_ray.orchestration.serve.connections import BusyError
 from ramen_ray.orchestration.serve.figures import Figures
 from ramen_ray.orchestration.serve.held import Held
 from ramen_ray.tracking.registry import Registry, RegistryError
@@ -59,9 +61,16 @@ class Following:
         columns: the columns that requests have filtered by.
     """
 
-    def __init__(self, registry: Registry, model_uri: str, figures: Figures) -> None:
-        """Load the retriever, or raise its errors."""
+    def __init__(
+        self,
+        registry: Registry,
+        model_uri: str,
+        figures: Figures,
+        hold: Callable[[str], Held] | None = None,
+    ) -> None:
+        """Load the retriever, by default into this process, or raise its errors."""
         self.registry = registry
+        self.hold = hold or partial(Held, registry)
         self.model_uri = model_uri
         self.figures = figures
         self.columns = set[str]()
@@ -90,7 +99,7 @@ class Following:
             return
         try:
             self._take_over(uri)
-        except TrackingError:
+        except (BusyError, TrackingError):
             raise
         except Exception as error:  # of any library that loads it, or answers
             self._refused = uri
@@ -116,4 +125,4 @@ class Following:
 
     def _load(self, uri: str) -> Served:
         logged = self.registry.look_up(uri)
-        return Served(uri, logged.run_id, logged.made_at, Held(self.registry, uri))
+        return Served(uri, logged.run_id, logged.made_at, self.hold(uri))

@@ -1,4 +1,4 @@
-"""Requests that wait are answered together, in a thread, by the version that is served then."""
+"""Requests that wait are answered together, in threads, by the version that is served then."""
 
 import asyncio
 from collections import deque
@@ -31,20 +31,23 @@ class _Waiting:
 
 
 class Lane:
-    """A queue of requests, and the thread that answers them.
+    """A queue of requests, and the threads that answer them, by default one.
 
     Attributes:
-        thread: does what takes long, one thing after another.
+        threads: do what takes long.
     """
 
-    def __init__(self, following: Following, most_waiting: int, most_queries: int) -> None:
+    def __init__(
+        self, following: Following, most_waiting: int, most_queries: int, num_threads: int = 1
+    ) -> None:
         """Let ``most_waiting`` requests wait, and answer ``most_queries`` together."""
         self.following = following
         self.most_waiting = most_waiting
         self.most_queries = most_queries
-        self.thread = ThreadPoolExecutor(1)
+        self.num_threads = num_threads
+        self.threads = ThreadPoolExecutor(num_threads)
         self.waiting = deque[_Waiting]()
-        self._work: asyncio.Task[None] | None = None
+        self._work = list[asyncio.Task[None]]()
 
     @property
     def is_full(self) -> bool:
@@ -58,15 +61,19 @@ class Lane:
         params = repr(asked.params)  # which tells true from 1
         entry = _Waiting(asked, params, asyncio.get_running_loop().create_future())
         self.waiting.append(entry)
-        if self._work is None or self._work.done():
-            self._work = asyncio.create_task(self._work_off())
+        self._work = [task for task in self._work if not task.done()]
+        if len(self._work) < self.num_threads:
+            self._work.append(asyncio.create_task(self._work_off()))
         return await entry.result
 
     async def _work_off(self) -> None:
         loop = asyncio.get_running_loop()
         while batch := self._next_batch():
             requests = [entry.asked for entry in batch]
-            results = await loop.run_in_executor(self.thread, self._answer, requests)
+            try:
+                results = await loop.run_in_executor(self.threads, self._answer, requests)
+            except Exception as error:  # such as all replicas gone
+                results = [error] * len(batch)
             for entry, result in zip(batch, results, strict=True):
                 if entry.result.done():  # nobody waits any more
                     continue

@@ -33,6 +33,7 @@ from ramen_ray.orchestration.serve.connections import JSON, RETRY, BusyError
 from ramen_ray.orchestration.serve.exchanges import INVOCATIONS, Bodies, Exchanges, Log
 from ramen_ray.orchestration.serve.figures import Figures
 from ramen_ray.orchestration.serve.following import Following
+from ramen_ray.orchestration.serve.held import Held
 from ramen_ray.orchestration.serve.lane import Lane
 from ramen_ray.orchestration.serve.shadow import SHADOW, Shadow
 from ramen_ray.orchestration.serve.why import Reason, reasons
@@ -63,6 +64,8 @@ class ServerSettings:
     has_page: bool = True
     shadow: str | None = None  # the URI of a challenger
     shadow_share: float = 0.0  # of requests, that it is asked again
+    replicas: int = 1  # requests that are answered at the same time
+    hold: Callable[[str], Held] | None = None  # loads the champion elsewhere
 
 
 def app_of(
@@ -116,9 +119,9 @@ class _Service:
         self.metered = CollectorRegistry()
         ProcessCollector(registry=self.metered)
         figures = Figures(self.metered)
-        self.following = Following(registry, model_uri, figures)
+        self.following = Following(registry, model_uri, figures, settings.hold)
         self.followings = [self.following]
-        self.small = Lane(self.following, MOST_WAITING, QUERIES_TOGETHER)
+        self.small = Lane(self.following, MOST_WAITING, QUERIES_TOGETHER, settings.replicas)
         self.large = Lane(self.following, MOST_LARGE_WAITING, 1)
         self.bodies = Bodies()
         figures.watch(lambda: len(self.small.waiting) + len(self.large.waiting))
@@ -200,7 +203,7 @@ class _Service:
         return reasons(dataset, ad_id, query, served.held.embed)
 
     async def _in_turn(self, work: Callable[..., T], *given: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.large.thread, work, *given)
+        return await asyncio.get_running_loop().run_in_executor(self.large.threads, work, *given)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
