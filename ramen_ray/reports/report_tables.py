@@ -120,7 +120,7 @@ def worse_note(metrics: BySplit, metric: str) -> str:
         return ""
     return (
         f"training made the encoder worse: {metric} of validation was {was:.2f} ({before}) and is "
-        f"{has_become:.2f}; lower optimizer.lr, or take the preset bag-unidec"
+        f"{has_become:.2f}; lower optimizer.lr"
     )
 
 
