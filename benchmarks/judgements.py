@@ -7,7 +7,7 @@ answers to train queries. `bad@5` is the share of the first five with a grade be
 R@10` that of the ads of grade 1 that are found; `P@1` is of clicks. `ratio` is bad@5 with 8,000
 judgements over bad@5 of clicks alone.
 
-    python -m benchmarks.judgements [--seeds 3] [--split test] [--into docs/evidence]
+    python -m benchmarks.judgements [--seeds 3] [--into docs/evidence]
 """
 
 import csv
@@ -131,57 +131,67 @@ def drawn_answers(truth: Truth, config: RunConfig, data: Prepared) -> Path:
     return file
 
 
-def main() -> None:
-    asked = options(__doc__, seeds=3, split="test", into="")
-    torch.set_num_threads(1)
-    shop = ShownShop()
-    datasets = {
-        "clicks": imported(shop, "clicks"),
-        "coec": imported(shop, "coec", weights="coec"),
-    }
-    truth = Truth(shop, datasets["clicks"])
+BySplit = Mapping[str, ByQuery]
 
-    def config_of(name: str, changes: Mapping[str, Any]) -> RunConfig:
-        config = bag_unidec(str(datasets[name].path))
+
+class Study:
+    """The datasets of all variants, and what is known of their pairs."""
+
+    def __init__(self) -> None:
+        shop = ShownShop()
+        self.datasets = {
+            "clicks": imported(shop, "clicks"),
+            "coec": imported(shop, "coec", weights="coec"),
+        }
+        truth = Truth(shop, self.datasets["clicks"])
+        judged = STORE / "judged.csv"
+        if not judged.exists():
+            config = self.config_of("clicks", OFF)
+            drawn_answers(truth, config, dataset_of(config.dataset, config.encoder))
+        given = {"judged": str(judged), "min_expected": 3.0}
+        self.datasets["judged"] = imported(shop, "judged", **given)
+        self.grades = {split: truth.grades(split)[1] for split in ("test", "validation")}
+
+    def config_of(self, name: str, changes: Mapping[str, Any]) -> RunConfig:
+        config = bag_unidec(str(self.datasets[name].path))
         return overlay(config, {**WITHOUT_GRAPH, **changes})
 
-    config = config_of("clicks", OFF)
-    judged = STORE / "judged.csv"
-    if not judged.exists():
-        judged = drawn_answers(truth, config, dataset_of(config.dataset, config.encoder))
-    given = {"judged": str(judged), "min_expected": 3.0}
-    datasets["judged"] = imported(shop, "judged", **given)
-    truths = {split: truth.grades(split)[1] for split in ("validation", "test")}
-
-    def measured(name: str, changes: Mapping[str, Any], seed: int) -> ByQuery:
-        config = config_of(name, {**changes, "seed": seed})
+    def measured(self, name: str, changes: Mapping[str, Any], seed: int) -> BySplit:
+        config = self.config_of(name, {**changes, "seed": seed})
         data = dataset_of(config.dataset, config.encoder)
 
         def make() -> Any:
             model = train(config, data)
             of_splits = {}
-            for split, grades in truths.items():
+            for split, grades in self.grades.items():
                 _, (topk, _) = evaluate(model, data, split, Propensity())
                 of_clicks = GroundTruth.from_prepared(data, split, Propensity()).by_query(topk)
                 of_splits[split] = {**metrics_of(topk, grades), "P@1": of_clicks["P@1"]}
             return of_splits, {}
 
-        return kept(STORE / "runs", [datasets[name].fingerprint, changes, seed], make)[0][
-            asked.split
-        ]
+        content = [self.datasets[name].fingerprint, changes, seed]
+        return kept(STORE / "runs", content, make)[0]
 
-    runs: dict[str, list[ByQuery]] = {variant: [] for variant in variants()}
+
+def main() -> None:
+    asked = options(__doc__, seeds=3, into="")
+    torch.set_num_threads(1)
+    study = Study()
+    runs: dict[str, list[BySplit]] = {variant: [] for variant in variants()}
     for seed in range(asked.seeds):
         for variant, how in variants().items():
-            runs[variant].append(measured(*how, seed))
-    base = runs[BASE]
-    lines = [
-        line
-        for variant, of_seeds in runs.items()
-        for line in compared("shop_shown", variant, of_seeds, BASE * (variant != BASE), base)
-    ]
+            runs[variant].append(study.measured(*how, seed))
+    lines = []
+    for split in study.grades:
+        of_split = {variant: [run[split] for run in found] for variant, found in runs.items()}
+        for variant, found in of_split.items():
+            over = BASE * (variant != BASE)
+            for line in compared("shop_shown", variant, found, over, of_split[BASE]):
+                lines.append({"split": split, **line})
     write("judgements", lines, asked.into)
-    finish(mean(runs[f"{COUNTS[-1]:,} judgements"], "bad@5") / mean(base, "bad@5"), {})
+    names = f"{COUNTS[-1]:,} judgements", BASE
+    most, base = (mean([run["test"] for run in runs[name]], "bad@5") for name in names)
+    finish(most / base, {})
 
 
 if __name__ == "__main__":

@@ -42,6 +42,16 @@ OAK = {
     "its linker, no calibration": "OAK without calibration, trained linker",
     "its linker, no encoder's term": "OAK without the encoder's term, trained linker",
 }
+JUDGED = {
+    "clicks by their number": "clicks by their number",
+    "clicks by COEC": "clicks by COEC",
+    "shown in vain": "shown in vain",
+    "500 judgements": "500 judgements",
+    "2,000 judgements": "2,000 judgements",
+    "8,000 judgements": "8,000 judgements",
+    "8,000, as positives too": "8,000 judgements, as positives",
+    "8,000, grades too": "8,000 judgements, graded",
+}
 NEW_ADS = {
     "graph": "RAMEN: text alone",
     "graph that has the new ads": "RAMEN, new ads' edges kept: text alone",
@@ -67,6 +77,7 @@ def main() -> None:
     _forest("results", GRAPH, "points that the graph adds to its base")
     _forest("oak", OAK, "points over ance")
     _forest("new_ads", NEW_ADS, "points over none", ("R@10 of new ads", "R@10 of all ads"))
+    _forest("judgements", JUDGED, "points over clicks alone", ("bad@5", "truth R@10"))
     _peers()
     _scale()
 
@@ -83,7 +94,8 @@ def _forest(
     found: dict[tuple[str, str, str], dict[str, str]] = {}
     for row in filter(lambda row: row["over"], _rows(name)):
         found.setdefault((row["dataset"], row["variant"], row["metric"]), row)
-    datasets = [dataset for dataset in COLOURS if any(key[0] == dataset for key in found)]
+    colours = COLOURS | {"shop_shown": "tab:purple"}
+    datasets = [dataset for dataset in colours if any(key[0] == dataset for key in found)]
     figure = Figure(figsize=(10, 1.4 + 0.45 * len(lines)), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, metric in zip(panels, metrics, strict=True):
@@ -91,11 +103,11 @@ def _forest(
             shift = 0.24 * (place - (len(datasets) - 1) / 2)
             for height, variant in enumerate(lines.values()):
                 if one := found.get((dataset, variant, metric)):
-                    _interval(axes, height + shift, one, COLOURS[dataset])
+                    _interval(axes, height + shift, one, colours[dataset])
         axes.axvline(0, color="0.4", linewidth=0.8)
         axes.set(title=metric, xlabel=meaning, ylim=(len(lines) - 0.4, -0.6))
     panels[0].set_yticks(range(len(lines)), list(lines))
-    marks = [Line2D([], [], color=COLOURS[one], marker="o", label=one) for one in datasets]
+    marks = [Line2D([], [], color=colours[one], marker="o", label=one) for one in datasets]
     figure.legend(handles=marks, loc="outside upper center", ncols=len(marks), frameon=False)
     figure.savefig(EVIDENCE / f"{name}.png", dpi=130)
 

@@ -6,6 +6,7 @@ import pytest
 from support import ROOT, errors_in
 
 import shop
+import shop_shown
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, UserTables
@@ -61,3 +62,37 @@ def test_a_week_is_a_dataset_without_faults(week, tmp_path):
     dataset: Dataset = import_tables(tables, tmp_path / "week")
     assert errors_in(dataset) == []
     assert dataset.num_rows("ads") == len(_ads(week))
+
+
+def test_what_is_shown_and_clicked_is_drawn_of_what_answers_and_what_attracts(tmp_path):
+    drawn = shop_shown.ShownShop(searches=400)
+    assert drawn.log == shop_shown.ShownShop(searches=400).log
+    views = [0] * 10
+    clicks: dict[tuple[bool, bool], list[int]] = {}
+    for (query, number, position), seen in drawn.log.items():
+        views[position - 1] += seen
+        product, clicked = drawn.catalogue[number], drawn.clicks[query, number, position]
+        assert 0 <= clicked <= seen
+        is_bait = product.title.endswith(shop_shown.BAIT)
+        is_bad = shop_shown.grade_of(drawn.needs[query], product) < 0.5
+        counts = clicks.setdefault((is_bait, is_bad), [0, 0])
+        counts[0] += clicked
+        counts[1] += seen
+    assert views == [400] * 10
+    rate = {kind: clicked / seen for kind, (clicked, seen) in clicks.items()}
+    assert rate[True, True] > 3 * rate[False, True]
+    assert rate[False, False] > 2 * rate[False, True]
+    drawn.write(tmp_path)
+    columns = Columns(
+        ad_text=("title",),
+        clicks_weight="clicks",
+        clicks_views="views",
+        clicks_position="position",
+    )
+    tables = UserTables(
+        str(tmp_path / "log.csv"),
+        ads=str(tmp_path / "catalogue.csv"),
+        columns=columns,
+        weights="coec",
+    )
+    assert errors_in(import_tables(tables, tmp_path / "shown")) == []
