@@ -10,8 +10,11 @@ are seeded as the job's. Data are small, and all train queries have clicks. Read
 Shapes: B queries of a batch, L ads of its pool, N nodes and A anchors of a graph, D width.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 from torch.nn.functional import normalize, softplus
@@ -192,8 +195,8 @@ class Training:
         return self.lambdas * self.pulls
 
     @torch.no_grad()
-    def evaluate(self, split: str) -> dict[str, float]:
-        """Search for a split's queries by the sum of two cosines, of encoder and classifiers."""
+    def evaluate(self, split: str) -> tuple[dict[str, float], NDArray[np.float64]]:
+        """Search by two cosines, of encoder and classifiers; also returns each query's recall."""
         data, settings = self.data, self.config.classifier
         queries, ads = self.means(f"queries/{split}"), self.means("ads")
         is_trained = torch.from_numpy(data.clicked["train"].any(axis=0))[:, None]
@@ -207,18 +210,32 @@ class Training:
         top_10 = drop_filtered(nearest, filters, 10)[0]
         hits = np.take_along_axis(clicked, top_10, axis=1) & (top_10 >= 0)
         recall = hits.sum(axis=1) / clicked.sum(axis=1)
-        return {"P@1": float(hits[:, 0].mean()), "R@10": float(recall.mean())}
+        return {"P@1": float(hits[:, 0].mean()), "R@10": float(recall.mean())}, recall
 
     def train(self) -> tuple[list[list[float]], dict[str, dict[str, float]]]:
-        """Train to the end; returns all steps' losses, and metrics of the epoch that was best."""
-        history, epochs = [], []
+        """Train to the end; returns all steps' losses, and metrics of the epoch that answers."""
+        history, epochs, recalls = [], [], []
         for step in range(self.steps_per_epoch * self.config.training.epochs):
             history.append(self.step(step))
             if (step + 1) % self.steps_per_epoch == 0:
-                epochs.append({split: self.evaluate(split) for split in SPLITS[1:]})
+                measured = {split: self.evaluate(split) for split in SPLITS[1:]}
+                epochs.append({split: metrics for split, (metrics, _) in measured.items()})
+                recalls.append(measured["validation"][1])
                 print(np.mean(history[-self.steps_per_epoch :], axis=0).round(4), epochs[-1])
-        return history, max(epochs, key=lambda metrics: metrics["validation"]["R@10"])
+        return history, epochs[answering_epoch(recalls)]
+
+
+def answering_epoch(recalls: Sequence[NDArray[np.float64]]) -> int:
+    """Return the number of the last epoch, or of the best if it is better beyond noise.
+
+    ``recalls`` are of each validation query by epoch.
+    """
+    last = len(recalls) - 1
+    best = max(range(len(recalls)), key=lambda epoch: (recalls[epoch].mean(), epoch))
+    gains = recalls[best] - recalls[last]
+    noise = 1.96 * gains.std(ddof=1) / np.sqrt(len(gains))
+    return best if np.count_nonzero(gains) >= 6 and gains.mean() > noise else last
 
 
 if __name__ == "__main__":
-    print("best:", Training(overlay(bag_unidec(), IN_BATCH)).train()[1])
+    print("answers:", Training(overlay(bag_unidec(), IN_BATCH)).train()[1])

@@ -326,7 +326,7 @@ class TrainingConfig(Section):
     checkpoint_every_steps: Positive | None = None
     """Also write a checkpoint every N steps; None writes one after each epoch only."""
     selection_metric: str = "P@1"
-    """Validation metric that decides which checkpoint is the best; higher is better."""
+    """Validation metric by which a checkpoint is better than another; higher is better."""
     early_stop_patience: Positive | None = None
     """Stop after N validations without a better one; None trains to the end."""
 

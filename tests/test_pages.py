@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
-MOST_WORDS = 15_500
+MOST_WORDS = 16_000
 """Of the README and docs together, so that they can be read."""
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("datasets/*/*.md")]
 

@@ -15,12 +15,8 @@ from ramen_ray.method.metrics.ground_truth import HEADLINES
 from ramen_ray.orchestration.run.build import build_ground_truth
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, started_from
 from ramen_ray.orchestration.run.identity import TRAINED_ON, trained_on
-from ramen_ray.orchestration.run.worker import (
-    RETRIEVER,
-    WorkerResult,
-    WorkerTask,
-    index_kind,
-)
+from ramen_ray.orchestration.run.retriever import RETRIEVER, index_kind
+from ramen_ray.orchestration.run.worker import WorkerResult, WorkerTask
 from ramen_ray.reports.pages import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
 from ramen_ray.reports.report_tables import as_markdown, metrics_table

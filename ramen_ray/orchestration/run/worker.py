@@ -1,7 +1,6 @@
-"""What a worker of a run does: it trains, evaluates the best model, and makes its retriever."""
+"""What a worker of a run does: it trains, evaluates the model that answers, makes its retriever."""
 
 import json
-import shutil
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,16 +11,14 @@ import numpy as np
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig, write_config
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import check_intact, whole_file
 from ramen_ray.errors import UserError
-from ramen_ray.method.distributed import world
+from ramen_ray.method.distributed import from_first_worker, world
+from ramen_ray.method.metrics.evidence import Evidence
 from ramen_ray.method.metrics.ground_truth import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
 from ramen_ray.method.model.occurring_tokens import keep_tokens
 from ramen_ray.method.model.pretrained import content_of
-from ramen_ray.method.retrieval.index import IndexKind, choose_kind
-from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.method.sampling.step_inputs import pool_figures
 from ramen_ray.method.training.state import TrainState
@@ -31,6 +28,7 @@ from ramen_ray.orchestration.background.task import TaskContext
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
 from ramen_ray.orchestration.run.build import (
     build_classifiers,
+    build_ground_truth,
     build_model,
     build_objective,
     build_propensity,
@@ -40,6 +38,7 @@ from ramen_ray.orchestration.run.build import (
     held_classifiers,
     use_bf16,
 )
+from ramen_ray.orchestration.run.checkpoints import Checkpoint, Checkpoints
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
     IDENTITY_FILE,
@@ -52,13 +51,14 @@ from ramen_ray.orchestration.run.identity import check_meanwhile
 from ramen_ray.orchestration.run.inputs import CARRIED_FILE
 from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
 from ramen_ray.orchestration.run.processes import TooManyTexts, WorkerContext, prepare_process
+from ramen_ray.orchestration.run.retriever import make_retriever
 from ramen_ray.tracking.runs import Run
 
 LEAST_TEXTS_AT_ONCE = 16  # fewer are not what fills a memory
 TEXTS_AT_ONCE_FILE = "texts_at_once"  # in a run's folder, once a step has not fitted into memory
 PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
-RETRIEVER = ".retriever/retriever"  # in a run's folder, until it is logged
 
+Measured = tuple[dict[str, float], TopK]  # metrics, and on the first worker ids of the best ads
 Metrics = dict[str, dict[str, dict[str, float]]]  # by row, split and name
 
 
@@ -69,9 +69,9 @@ class WorkerResult:
     # rows are ``untrained`` and ``trained``; with classifiers also ``encoder``, ``classifier`` and
     # ``both``
     metrics: Metrics
-    best_checkpoint: Path  # the best model's folder
+    best_checkpoint: Path  # the folder of the model that answers
     best_step: int  # the step after which it was written
-    part: Part  # which part of its vectors answers best on the validation split
+    part: Part  # which part of its vectors answers
     index: dict[str, float]  # figures of the retriever's index; only of the first worker
     trained_seconds: float  # time spent in steps, over all attempts
     waited_seconds: float  # time spent waiting for background tasks
@@ -91,9 +91,9 @@ class WorkerTask:
     made_from: Identity  # as the driver has found it
 
     def train(self, worker: WorkerContext) -> WorkerResult:
-        """Train to the end in this process, then evaluate the best model and the untrained one.
+        """Train to the end in this process, then evaluate the untrained model and what answers.
 
-        The first worker then makes a retriever of the best one, in RETRIEVER.
+        The first worker then makes a retriever of that, in RETRIEVER.
         """
         entered_at = time.time()
         setup = run_setup(self, worker)
@@ -116,14 +116,18 @@ class WorkerTask:
         for task in setup.background:
             task.keep_only_taken()
         setup.local.forget(setup.folder)
-        best = training.checkpoints.best()
-        metrics, part = evaluate_best(setup, best.folder)
+        answering = choose_answering(setup, training.checkpoints)
+        folder = answering.checkpoint.folder
+        index = {}
+        if world()[0] == 0:
+            model = load_model(folder, part=answering.part).to(worker.device)
+            index = make_retriever(self.config, setup.data, model, self.run_directory)
         return WorkerResult(
-            metrics=metrics,
-            best_checkpoint=best.folder,
-            best_step=best.step,
-            part=part,
-            index=make_retriever(setup, best.folder, part) if world()[0] == 0 else {},
+            metrics=evaluate_answering(setup, answering),
+            best_checkpoint=folder,
+            best_step=answering.checkpoint.step,
+            part=answering.part,
+            index=index,
             trained_seconds=training.progress.trained_seconds,
             waited_seconds=sum(task.waited_s for task in setup.background),
             entered_at=entered_at,
@@ -191,9 +195,15 @@ class RunSetup(Setup[DualEncoder]):
         write_config(self.config, checkpoint / CONFIG_FILE)
         (checkpoint / IDENTITY_FILE).write_text(json.dumps(self.made_from) + "\n")
 
-    def measure(self, model: DualEncoder, split: str) -> tuple[dict[str, float], TopK]:
+    def measure(self, model: DualEncoder, split: str) -> Measured:
         """Evaluate a model on a split; returns the metrics and the best ads of each query."""
         return evaluate(model, self.data, split, build_propensity(self.config), self.use_bf16)
+
+    def trained_model(self, checkpoint: Path) -> DualEncoder:
+        """Open the intact model of a checkpoint, with this worker's share of its classifiers."""
+        check_intact(checkpoint)
+        model = load_model(checkpoint, held_classifiers(self.config, self.data))
+        return model.to(self.worker.device)
 
     def validate(self, model: DualEncoder) -> dict[str, float]:
         """Return the metrics of the validation split."""
@@ -251,58 +261,90 @@ def run_setup(task: WorkerTask, worker: WorkerContext) -> RunSetup:
     )
 
 
-def evaluate_best(setup: RunSetup, best: Path) -> tuple[Metrics, Part]:
-    """Evaluate the model of the checkpoint ``best`` and the untrained one on all held-out splits.
+@dataclass(frozen=True)
+class Answering:
+    """The checkpoint that answers, and the part of its vectors that does."""
 
-    A model with classifiers is evaluated by each part of its vectors; validation chooses the one
-    that answers. The first worker writes the best ads of test and validation queries, ids (queries,
-    k), into TEST_ADS_FILE and VALIDATION_ADS_FILE, and those of each part into
-    PART_ADS_FILE. Returns the metrics, and the part that answers.
+    checkpoint: Checkpoint
+    model: DualEncoder
+    part: Part
+    validated: dict[Part, Measured]  # by part, on the validation split
+
+
+def choose_answering(setup: RunSetup, checkpoints: Checkpoints) -> Answering:
+    """Choose the last checkpoint and all of its vectors, unless others are better beyond noise.
+
+    The highest of some figures is mostly a choice of noise. Validation decides by paired queries,
+    first about the part of the last checkpoint, then about the best checkpoint.
     """
-    config = setup.config
+    last = checkpoints.last()
+    best = checkpoints.best()
+    assert last is not None, "the last step has a checkpoint"
+    model = setup.trained_model(last.folder)
+    parts = PARTS if model.classifiers is not None else PARTS[:1]
+    validated = {part: _validated(setup, model, part) for part in parts}
+    whole = parts[-1]
+    others = [part for part in parts if is_better(setup, validated[part], validated[whole])]
+    metric = setup.plan.metric
+    part = max(others, key=lambda part: validated[part][0][metric], default=whole)
+    if best.step != last.step:
+        model_of_best = setup.trained_model(best.folder)
+        validated_best = _validated(setup, model_of_best, part)
+        if is_better(setup, validated_best, validated[part]):
+            validated = {each: _validated(setup, model_of_best, each) for each in parts}
+            return Answering(best, model_of_best, part, validated)
+    return Answering(last, model, part, validated)
+
+
+def _validated(setup: RunSetup, model: DualEncoder, part: Part) -> Measured:
+    model.part = part
+    return setup.measure(model, "validation")
+
+
+def is_better(setup: RunSetup, ours: Measured, others: Measured) -> bool:
+    """Say, on every worker the same, whether validation prefers ``ours`` beyond noise."""
+    is_beyond_noise = False
+    if world()[0] == 0:
+        ground_truth = build_ground_truth(setup.config, setup.data, "validation")
+        metric = setup.plan.metric
+        gains, gains_of_others = (
+            ground_truth.by_query(topk[0])[metric] for _, topk in (ours, others)
+        )
+        evidence = Evidence.measured(gains, gains_of_others, time=1)
+        is_beyond_noise = evidence.value > evidence.noise
+    return from_first_worker(is_beyond_noise)
+
+
+def evaluate_answering(setup: RunSetup, answering: Answering) -> Metrics:
+    """Evaluate the model that answers and the untrained one on all held-out splits.
+
+    A model with classifiers is evaluated by each part of its vectors. The first worker writes the
+    best ads of test and validation queries, ids (queries, k), into TEST_ADS_FILE and
+    VALIDATION_ADS_FILE, and those of test queries by each part into PART_ADS_FILE.
+    """
     splits = setup.data.splits[1:]
     untrained = setup.new_model()
-    check_intact(best)
-    trained = load_model(best, held_classifiers(config, setup.data)).to(setup.worker.device)
     metrics = {"untrained": {split: setup.measure(untrained, split)[0] for split in splits}}
-    parts = PARTS if trained.classifiers is not None else PARTS[:1]
-    best_ads: dict[Part, dict[str, TopK]] = {part: {} for part in parts}
-    by_part: dict[Part, dict[str, dict[str, float]]] = {part: {} for part in parts}
-    for part in parts:
-        trained.part = part
-        for split in splits:
-            by_part[part][split], best_ads[part][split] = setup.measure(trained, split)
-    selection = config.training.selection_metric
-    chosen = max(parts, key=lambda part: by_part[part]["validation"][selection])
-    if len(parts) > 1:
-        metrics |= {str(part): of_splits for part, of_splits in by_part.items()}
-    metrics["trained"] = by_part[chosen]
+    measured: dict[Part, dict[str, Measured]] = {}
+    for part, validated in answering.validated.items():
+        answering.model.part = part
+        measured[part] = {
+            split: validated if split == "validation" else setup.measure(answering.model, split)
+            for split in splits
+        }
+        of_splits = {split: figures for split, (figures, _) in measured[part].items()}
+        if len(answering.validated) > 1:
+            metrics[part] = of_splits
+        if part == answering.part:
+            metrics["trained"] = of_splits
     if world()[0] == 0:
-        _save_ads(setup.folder / TEST_ADS_FILE, best_ads[chosen]["test"])
-        _save_ads(setup.folder / VALIDATION_ADS_FILE, best_ads[chosen]["validation"])
-        if len(parts) > 1:
-            for part, of_splits in best_ads.items():
-                _save_ads(setup.folder / PART_ADS_FILE.format(part), of_splits["test"])
-    return metrics, chosen
-
-
-def make_retriever(setup: RunSetup, best: Path, part: Part) -> dict[str, float]:
-    """Write a retriever of a checkpoint, which answers by a part of its vectors, into RETRIEVER.
-
-    Returns figures of its index.
-    """
-    config = setup.config
-    folder = setup.folder / RETRIEVER
-    shutil.rmtree(folder.parent, ignore_errors=True)  # of a worker that was killed
-    folder.mkdir(parents=True)
-    model = load_model(best, part=part).to(setup.worker.device)
-    settings = RetrieverSettings(index_kind(config, setup.data), config.encoder.max_length)
-    return write_retriever(folder, model, Dataset(config.dataset), setup.data, settings)
-
-
-def index_kind(config: RunConfig, data: Prepared) -> IndexKind:
-    """Return the kind of a run's index, by default by the number of ads."""
-    return choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind
+        chosen = measured[answering.part]
+        _save_ads(setup.folder / TEST_ADS_FILE, chosen["test"][1])
+        _save_ads(setup.folder / VALIDATION_ADS_FILE, chosen["validation"][1])
+        if len(measured) > 1:
+            for part, by_split in measured.items():
+                _save_ads(setup.folder / PART_ADS_FILE.format(part), by_split["test"][1])
+    return metrics
 
 
 def _save_ads(file: Path, topk: TopK) -> None:

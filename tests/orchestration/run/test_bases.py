@@ -25,7 +25,6 @@ from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.fit import TrainResult, fit, fit_on
 from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.processes import train_in_workers
-from ramen_ray.orchestration.run.worker import PARTS
 from ramen_ray.presets import PRESETS
 
 
@@ -120,14 +119,14 @@ Points = dict[str, list[tuple[int, float]]]
 
 
 def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points, dict[str, Any]]:
-    """Train without Ray, by plain loops: what is logged of the steps, and the best's metrics."""
+    """Train without Ray, by plain loops: what is logged of the steps, and the last metrics."""
     run = ConfiguredRun(config, data)
     model, state, objective = run.model, run.state, run.objective
     edges, threshold = data.path / "edges", config.pruning.prune_threshold
     pruning = GraphPruning(data.path, edges, objective.regularizers, threshold, False)
     propensity, clip = build_propensity(config), config.optimizer.max_gradient_norm
     losses, weights = [], []
-    best: dict[str, Any] = {}
+    last: dict[str, Any] = {}
     for epoch in range(config.training.epochs):
         state.prepare_next_steps()
         if epoch in PRUNED_AFTER:
@@ -141,9 +140,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
             weights.append(state.weights.numpy().copy())
         splits = ("validation", "test")
         found = {split: evaluate(model, data, split, propensity)[0] for split in splits}
-        metric = config.training.selection_metric
-        if not best or found["validation"][metric] >= best["validation"][metric]:
-            best = found
+        last = found  # which answers, as 12 queries do not show that an earlier one is better
     of_steps = StepLosses.from_terms(objective, 0, global_losses(losses))
     names, values, known = of_steps.figures(np.stack(weights), 0.0)
     points = {
@@ -152,7 +149,7 @@ def _train_here(config: RunConfig, data: Prepared, folder: Path) -> tuple[Points
         ]
         for column, name in enumerate(names)
     }
-    return points, best
+    return points, last
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +164,7 @@ def test_two_workers_of_which_one_may_be_killed_end_like_a_plain_loop(
 ):
     changes = {"base.kind": "ngame", "base.loss": "decoupled", "base.heads": "classifier"}
     config = overlay(config, {**changes, "base.num_positives": 2, "classifier.sharded": True})
-    expected, best = _train_here(config, data, tmp_path)
+    expected, last = _train_here(config, data, tmp_path)
     # Checkpoint 12 lies in an epoch whose embeddings are kept for the next clusters.
     in_parts = {"workers.num_workers": 2, "training.texts_at_once": 20}
     two = overlay(config, {"name": f"two-{is_killed}", **in_parts})
@@ -176,14 +173,13 @@ def test_two_workers_of_which_one_may_be_killed_end_like_a_plain_loop(
         found = dict(zip(*trained.run.read_history(name), strict=True))
         assert found == pytest.approx(dict(expected[name]), rel=1e-3, abs=1e-4), name
     assert trained.metrics["both"]["validation"]["P@1"] > 0
-    for split, metrics in best.items():
+    for split, metrics in last.items():
         for name, value in metrics.items():
             assert trained.metrics["both"][split][name] == pytest.approx(value, abs=0.02), name
 
-    # Validation chooses what answers; each part can be asked for.
+    # Both answer, as 12 queries do not show that a part is better; each can be asked for.
     rows = trained.metrics
-    part = max(PARTS, key=lambda one: rows[one]["validation"]["P@1"])
-    assert rows["trained"] == rows[part]
+    assert rows["trained"] == rows["both"]
     for one in ("encoder", "both"):
         found = evaluate_checkpoint(trained.run_directory, "test", part=one)
         assert found == pytest.approx(rows[one]["test"], abs=1e-6), one
