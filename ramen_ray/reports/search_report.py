@@ -165,28 +165,31 @@ def verdict(
     gains: Mapping[str, Mapping[str, Difference]],
     num_queries: int,
 ) -> list[str]:
-    """Say what is chosen, what matters on the data, what does not, and how sure that is.
+    """Say what matters on the data, what does not, and how sure that is.
 
-    ``candidates`` come best first, by the mean of the headline metrics. ``gains`` are by how much
-    the ``chosen`` one exceeds others, by their names.
+    ``chosen`` says what is chosen, and why. ``gains`` are by how much that exceeds others, by their
+    names, on ``num_queries`` that did not choose.
     """
-    best = next(iter(candidates))
-    why = "best by the mean of both metrics"
-    if chosen != best:
-        why = f"the default; {best} is no better by more than noise, or was not trained to the end"
     said: dict[str, list[str]] = {"what matters": [], "what does not show": []}
     for other, by in gains.items():
         shows = any(low > 0 or high < 0 for _, low, high in (by[metric] for metric in HEADLINES))
         figures = ", ".join(f"{metric} {in_points(by[metric], digits=1)}" for metric in HEADLINES)
         said["what matters" if shows else "what does not show"].append(f"over {other}: {figures}")
     finished = sum(trial.is_whole for trial in candidates.values())
-    return [
-        f"train: {chosen}, {why}",
+    late = sum(not trial.is_whole and not trial.end for trial in candidates.values())
+    sentences = [
+        f"train: {chosen}",
         *(f"{title}: {'; '.join(others)}" for title, others in said.items() if others),
-        f"how sure: {finished} of {len(candidates)} candidates trained to the end, with one seed, "
-        f"on {num_queries:,} validation queries; the best of many looks better than it is, so "
-        f"repeat it with other seeds before you rely on small differences",
+        f"how sure: {finished} of {len(candidates)} candidates trained to the end, with one seed; "
+        f"the other half of the validation queries chose among these, and their figures are of "
+        f"{num_queries:,} queries that did not; those of what was stopped are of all",
     ]
+    if late:
+        sentences.append(
+            f"{late} of {len(candidates)} were out of time: the same command with more --minutes "
+            f"trains them to the end"
+        )
+    return sentences
 
 
 def write_recommendation(

@@ -1,8 +1,9 @@
 """Find what is best for some data within some minutes, on the validation split only.
 
 First all bases, each with and without the graph, with the recipe's constants; then what is near the
-best of them. What lags behind is stopped early. The recipe is recommended unless something is
-better by more than noise.
+best of them. What lags behind is stopped early. One half of the validation queries chooses among
+what was trained to the end. The recipe is recommended unless that choice is better by more than
+noise on the other half, of which all figures are.
 """
 
 import logging
@@ -26,9 +27,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import TRAIN
-from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.ground_truth import HEADLINES
-from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
@@ -41,6 +40,7 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of, without_tuned
 from ramen_ray.orchestration.run.inputs import prepared_data
 from ramen_ray.orchestration.run.processes import VALIDATION
+from ramen_ray.orchestration.tune.halves import MEAN, Halves, choosing_queries
 from ramen_ray.orchestration.tune.settings import SEARCHES, WORKERS, RecommendConfig
 from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TrialLog, failures, record_of
 from ramen_ray.orchestration.tune.trials import ERRORS, halving, parent_run, train_all
@@ -62,7 +62,6 @@ FACTORS = {"third": 1 / 3, "triple": 3.0}
 GRACE = 0.35
 """Share of the epochs that each candidate gets: shortlists and clusters need a fifth to begin. Of
 more than a third there is no second halving, just before the end."""
-MEAN = "mean of the headlines"
 
 
 def _scaled(value: float, factor: float) -> float:
@@ -125,19 +124,21 @@ def recommend(settings: RecommendConfig) -> Recommendation:
 def _report(search: "_Search", data: Prepared, whole: Dataset, run: Run) -> Recommendation:
     """Choose among the validated candidates, and log what was found on ``data``."""
     settings = search.settings
-    validated = search.validated
-    chosen = search.choice(data)
-    gains = search.gains(chosen, data)
-    table = candidates_table(validated, gains)
+    halves = search.halves(data)
+    measured = search.measured(halves)
+    chosen, why = search.choice(halves)
+    others = [name for name in halves.scores if name != chosen and chosen in halves.scores]
+    gains = {name: halves.gains(chosen, name) for name in others}
+    table = candidates_table(measured, gains)
     shown = {rung: gains[rung] for rung in search.rungs(chosen) if rung in gains}
-    sentences = verdict(validated, chosen, shown, len(data.queries["validation"]))
+    sentences = verdict(measured, f"{chosen}, {why}", shown, halves.num_measuring)
     if search.dataset is not whole:
         sentences.append(_on_sample(search.dataset, whole))
     report = search.directory.path / "report"
-    write_recommendation(report, validated, table, sentences)
+    write_recommendation(report, measured, table, sentences)
     run.log_artifacts(report)
     run.describe("\n\n".join([table, *sentences]))
-    reached = validated[chosen].metrics
+    reached = measured[chosen].metrics
     run.log_metrics({f"best/{name}": reached[name] for name in HEADLINES})
     workers = WorkersConfig() if settings.workers == WORKERS else settings.workers
     config = overlay(search.config_of(chosen), {"dataset": str(whole.path), "workers": workers})
@@ -273,6 +274,8 @@ class _Search:
         }
         if not configs or left < 1:
             return
+        # what others are compared with is trained first, to the end
+        configs = dict(sorted(configs.items(), key=lambda item: item[0] not in self.spared))
         self.began = time.monotonic() - self.used_seconds
         first = next(iter(configs.values()))
         epochs = next(iter(self.candidates.values())).training.epochs
@@ -313,29 +316,38 @@ class _Search:
     def config_of(self, candidate: str) -> RunConfig:
         return overlay(self.candidates[candidate], {"name": None})
 
-    def choice(self, data: Prepared) -> str:
-        """Return the first candidate, the recipe's, unless the best beats it beyond noise."""
-        validated = self.validated
-        best = next(iter(validated))
-        recipe = next(iter(self.candidates))
-        if recipe not in validated or not validated[recipe].is_whole:
-            return best
-        if best == recipe or not validated[best].is_whole:
-            return recipe
-        gains = paired_differences(self._scores(best, data), self._scores(recipe, data))
-        return best if gains[MEAN].low > 0 else recipe
-
-    def gains(self, chosen: str, data: Prepared) -> dict[str, dict[str, Difference]]:
-        """Compare what is chosen with all others that were trained to the end."""
-        whole = [name for name, record in self.validated.items() if record.is_whole]
-        if chosen not in whole:
-            return {}
-        ours = self._scores(chosen, data)
-        return {
-            name: paired_differences(ours, self._scores(name, data))
-            for name in whole
-            if name != chosen
+    def halves(self, data: Prepared) -> Halves:
+        """Return the candidates that were trained to the end, judged by halves of validation."""
+        scores = {
+            name: scores_of_run(
+                RunDirectory.of(self.candidates[name].output, self.name_of(name)).path,
+                self.candidates[name],
+                data,
+                "validation",
+            )
+            for name, record in self.validated.items()
+            if record.is_whole
         }
+        return Halves(scores, choosing_queries(self.dataset, self.settings.seed))
+
+    def measured(self, halves: Halves) -> dict[str, TrialRecord]:
+        """Return what was validated, best first, by the half that does not choose where it can.
+
+        What was stopped keeps no answers: its figures are of all validation queries.
+        """
+        measured = self.validated
+        for name in halves.scores:
+            reached = halves.reached(name)
+            metrics = {metric: reached[metric] for metric in HEADLINES}
+            measured[name] = replace(measured[name], metrics=metrics, value=reached[MEAN])
+        return dict(sorted(measured.items(), key=lambda item: -(item[1].value or 0)))
+
+    def choice(self, halves: Halves) -> tuple[str, str]:
+        """Return the recipe's candidate, or one that is better beyond noise; and why, in words."""
+        recipe = next(iter(self.candidates))
+        if recipe not in halves.scores:
+            return next(iter(self.validated)), "as the default was not trained to the end"
+        return halves.choice(recipe)
 
     def rungs(self, chosen: str) -> list[str]:
         """Name what tells why: the best, plain batches, and the base with and without graph."""
@@ -344,10 +356,3 @@ class _Search:
         base = f"{encoder}-{self.candidates[chosen].base.kind}"
         best = next(iter(self.validated))
         return list(dict.fromkeys([best, f"{encoder}-in_batch", base, f"{base}-graph"]))
-
-    def _scores(self, candidate: str, data: Prepared) -> dict[str, PerQuery]:
-        config = self.candidates[candidate]
-        folder = RunDirectory.of(config.output, self.name_of(candidate)).path
-        scores = scores_of_run(folder, config, data, "validation")
-        gains, possible = zip(*(scores[name] for name in HEADLINES), strict=True)
-        return {**scores, MEAN: (sum(gains), sum(possible))}

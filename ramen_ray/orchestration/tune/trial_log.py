@@ -131,7 +131,8 @@ class TrialLog(tune.Callback):
             return record
         if (message := self.error_of(trial)) is not None:
             return replace(record, end=f"{FAILED}{message}")
-        return replace(record, end=OUT_OF_TIME if record.value is None else STOPPED_EARLY)
+        is_late = record.value is None or time.monotonic() >= self.ends_at
+        return replace(record, end=OUT_OF_TIME if is_late else STOPPED_EARLY)
 
     def run_of(self, name: str) -> str:
         """Return the name of a trial's run."""

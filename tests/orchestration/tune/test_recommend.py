@@ -3,8 +3,11 @@
 import json
 import logging
 import shlex
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import run_config_of
 
@@ -12,6 +15,7 @@ from ramen_ray.config import ConfigError, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory, RunError
 from ramen_ray.orchestration.tune import recommend as module
+from ramen_ray.orchestration.tune.halves import choosing_queries
 from ramen_ray.orchestration.tune.recommend import recommend
 from ramen_ray.orchestration.tune.settings import RecommendConfig
 from ramen_ray.presets import PRESETS
@@ -31,18 +35,56 @@ def _record(p_at_1: float, is_whole: bool = True, name: str = "") -> TrialRecord
 def test_a_verdict_says_what_matters_what_does_not_and_how_sure_that_is():
     found = {"unidec-graph": _record(0.4), "unidec": _record(0.39), "x": _record(0.2, False)}
     gains = {"in_batch": {"P@1": BETTER, "R@10": LEVEL}, "unidec": {"P@1": LEVEL, "R@10": LEVEL}}
-    chosen, first, second, third = verdict(found, "unidec-graph", gains, 700)
-    assert chosen.startswith("train: unidec-graph, best")
+    found["late"] = replace(found["x"], end="")
+    chosen, first, second, third, late = verdict(found, "unidec-graph, the default", gains, 700)
+    assert chosen == "train: unidec-graph, the default"
+    assert late.startswith("1 of 4 were out of time")
     assert first.startswith("what matters: over in_batch: P@1 +2.0 [+1.0, +3.0]")
     assert second.startswith("what does not show: over unidec: P@1 +0.1 [-1.0, +1.0]")
-    assert third.startswith("how sure: 2 of 3 candidates")
-    *_, level, stopped = candidates_table(found, gains).splitlines()
+    assert third.startswith("how sure: 2 of 4 candidates")
+    *_, level, stopped, _ = candidates_table(found, gains).splitlines()
     assert "| 39.00 | 49.00 | +0.1 [-1.0, +1.0] | +0.1 [-1.0, +1.0] | 20 |" in level
     assert stopped.endswith("| 20.00 | 30.00 |  |  | 20 | 12 | ended |")
-    worse = {"unidec-graph": {"P@1": LEVEL, "R@10": (-0.02, -0.03, -0.01)}}
-    default, traded, _ = verdict(found, "unidec", worse, 700)
-    assert traded.startswith("what matters")
-    assert default.startswith("train: unidec, the default")
+
+
+@pytest.mark.parametrize(
+    ("right_of_chooses", "right_of_others", "chosen"),
+    [
+        ({}, {}, "bag-unidec-graph"),
+        ({"bag-ance": 0.9}, {}, "bag-unidec-graph"),  # it was chosen, and is no better
+        ({"bag-ance": 0.9}, {"bag-ance": 0.9}, "bag-ance"),
+        ({}, {"bag-ance": 0.9}, "bag-unidec-graph"),  # the other half does not choose
+    ],
+)
+def test_one_half_of_validation_chooses_and_the_other_measures(
+    right_of_chooses, right_of_others, chosen, tmp_path, monkeypatch
+):
+    directory = RunDirectory(tmp_path / "search")
+    directory.create()
+    settings = RecommendConfig(dataset="rdocs", output=str(tmp_path))
+    search = module._Search(settings, directory, Dataset(settings.dataset))
+    search.candidates = {name: search.bases()[name] for name in ("bag-unidec-graph", "bag-ance")}
+    reached = {"P@1": 0.5, "R@10": 0.5}
+    for name in search.candidates:
+        run = RunDirectory.of(str(tmp_path), search.name_of(name))
+        _leave_checkpoint(run, 20, 0.5)
+        run.note(finished=True, metrics={"trained": {"validation": reached, "test": reached}})
+    chooses = choosing_queries(search.dataset, settings.seed)
+    chances = np.random.default_rng(1).random(len(chooses))
+
+    def scores(folder: Path, *_: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        name = folder.name.removeprefix("search-")
+        halves = (right_of_chooses.get(name, 0.5), right_of_others.get(name, 0.5))
+        gains = (chances < np.where(chooses, *halves)).astype(float)
+        return {metric: (gains, np.ones(len(chooses))) for metric in ("P@1", "R@10")}
+
+    monkeypatch.setattr(module, "scores_of_run", scores)
+    halves = search.halves(None)
+    assert search.choice(halves)[0] == chosen
+    for name, record in search.measured(halves).items():
+        gains, _ = scores(Path(f"search-{name}"))["P@1"]
+        assert record.metrics["P@1"] == pytest.approx(gains[~chooses].mean())
+    assert 0.4 < chooses.mean() < 0.6
 
 
 def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path):
