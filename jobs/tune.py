@@ -7,7 +7,8 @@ Examples:
     python jobs/tune.py minilm --dataset path/to/mine --training.selection-metric R@10
     ray job submit --working-dir . -- python jobs/tune.py bag --output $PWD/outputs
 
-Run the same command again to resume an interrupted sweep. Spaces are functions in tune_spaces/.
+Run the same command again to resume a sweep; with a higher --num-samples it gets more trials.
+Spaces are functions in tune_spaces/.
 """
 
 import sys
@@ -19,7 +20,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.run.directory import RunDirectory, deciding_settings
-from ramen_ray.orchestration.tune.settings import SWEEPS, SweepConfig
+from ramen_ray.orchestration.tune.settings import OF_ONE_CALL, SWEEPS, SweepConfig
 from ramen_ray.printed_commands import in_store, looking_at, training_command
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def main() -> None:
     settings, config = parse_with_run_config(SweepConfig(), __doc__)
     Dataset(config.dataset)  # or a DatasetError, before what takes seconds
     if config.name is not None:
-        plan = {**deciding_settings(config), **settings.model_dump(exclude={"at_once"})}
+        plan = {**deciding_settings(config), **settings.model_dump(exclude=OF_ONE_CALL)}
         RunDirectory.of(config.output, config.name, SWEEPS).refuse_taken(plan)
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.tune.sweep import sweep
@@ -39,8 +40,7 @@ def main() -> None:
         from tune_spaces import SPACES
     if settings.space not in SPACES:
         raise ConfigError(f"--space {settings.space}: there are only {', '.join(SPACES)}")
-    space = SPACES[settings.space](config)
-    result = sweep(config, settings, space, training_command)
+    result = sweep(config, settings, SPACES[settings.space], training_command)
     metric = config.training.selection_metric
     print(f"best first, by {metric} on the validation split; test figures have chosen nothing:")
     for trial in result.trials[:5]:

@@ -36,8 +36,7 @@ SOFTMAX_RATE, SOFTMAX_WEIGHT = 0.5, 10
 def with_recipe(config: RunConfig) -> RunConfig:
     """Pull ads to the anchors of each graph with their edges, by adaptive λ; or a DatasetError."""
     dataset = Dataset(config.dataset)
-    is_softmax = config.base.parts.loss != "triplet"
-    highest = HIGHEST_LAMBDA * (SOFTMAX_WEIGHT if is_softmax else 1)
+    highest = highest_lambda(config)
     # Queries stay out: what a query is linked to is mostly not an answer to it.
     sets = [name for name in linked_sets(dataset)["lambda_z"] if name in dataset.strict_anchor_sets]
     changes = {
@@ -102,6 +101,26 @@ def lambdas(config: RunConfig) -> dict[str, dict[str, float]]:
     """Return the weights of the anchor sets in use, by ``lambda_x`` and ``lambda_z``."""
     graph = config.regularization
     return {"lambda_x": graph.lambda_x, "lambda_z": graph.lambda_z}
+
+
+def highest_lambda(config: RunConfig) -> float:
+    """Return the most that the recipe lets a weight become, with the configuration's loss."""
+    return HIGHEST_LAMBDA * (SOFTMAX_WEIGHT if config.base.parts.loss != "triplet" else 1)
+
+
+def highest_lambdas(config: RunConfig, dataset: Dataset) -> dict[str, float]:
+    """Return the weight that ``config`` gives each anchor set and side that it can use, by key.
+
+    Those that it leaves out have the recipe's highest.
+    """
+    highest = highest_lambda(config)
+    given = lambdas(config)
+    return {
+        f"regularization.{side}.{name}": given[side].get(name, highest)
+        for side, names in linked_sets(dataset).items()
+        for name in names
+        if name in given[side] or name in dataset.strict_anchor_sets
+    }
 
 
 def used_sets(config: RunConfig) -> list[str]:

@@ -14,8 +14,8 @@ matplotlib.use("Agg")
 import optuna
 import pandas as pd
 from matplotlib import pyplot as plt
-from optuna.distributions import BaseDistribution
-from optuna.trial import TrialState
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.trial import create_trial
 
 from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.method.metrics.ground_truth import HEADLINES
@@ -33,7 +33,7 @@ class TrialRecord:
     """How far a trial came on the validation split, and how it ended."""
 
     name: str
-    params: Mapping[str, Any] = field(default_factory=dict)  # sampled settings, by dotted key
+    params: Mapping[str, Any] = field(default_factory=dict)  # changed settings, by dotted key
     value: float | None = None  # what trials are ranked by, at the best validation, if any
     metrics: Mapping[str, float] = field(default_factory=dict)  # at the same one; fractions
     epochs: int = 0
@@ -41,18 +41,17 @@ class TrialRecord:
     is_whole: bool = False  # whether it trained to the end
     end: str = ""  # how it ended, in words; empty while it runs
     mlflow_run_id: str | None = None  # None if it has not begun its run
+    drawn: Mapping[str, Any] = field(default_factory=dict)  # what a sampler drew for params
 
 
 def write_sweep_report(
     folder: Path,
     trials: Sequence[TrialRecord],
-    distributions: Mapping[str, BaseDistribution],
     metric: str,
     command: str | None,
 ) -> dict[str, float]:
-    """Write the table of trials, best first, the ``command`` of the best one, if any, and plots.
+    """Write the table of trials, best first, the ``command`` of the best one, if any, and a plot.
 
-    The plots are importances and contours of λ_x × λ_z, as HTML and PNG.
     Returns the share of the metric's variance that each setting explains (fANOVA), if known.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,14 +62,9 @@ def write_sweep_report(
     pd.DataFrame(rows).to_csv(folder / TRIALS_FILE, index=False)
     if command is not None:
         (folder / BEST_FILE).write_text(command + "\n")
-    study = _study(trials, distributions)
+    study = _study([trial for trial in trials if trial.value is not None])
     if len(study.trials) < FEWEST:
         return {}
-    for query_side in (key for key in distributions if ".lambda_x." in key):
-        pair = [query_side, query_side.replace(".lambda_x.", ".lambda_z.")]
-        if pair[1] in distributions:  # the anchor set is used on both sides
-            name = f"contour_{query_side.rpartition('.')[2]}"
-            _write(folder, name, study, "plot_contour", params=pair, target_name=metric)
     if len({trial.value for trial in study.trials}) == 1:  # no variance to explain
         return {}
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
@@ -110,25 +104,25 @@ def said_of_equals(trials: Sequence[TrialRecord]) -> list[str]:
     ]
 
 
-def _study(
-    trials: Sequence[TrialRecord], distributions: Mapping[str, BaseDistribution]
-) -> optuna.Study:
+def _study(trials: Sequence[TrialRecord]) -> optuna.Study:
+    """Make a study of settings in which trials differ; what does not act in one is 0 or none."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    distributions: dict[str, BaseDistribution] = {}
+    columns: dict[str, list[Any]] = {}
+    for key in dict.fromkeys(key for trial in trials for key in trial.params):
+        values = [trial.params.get(key) for trial in trials]
+        if all(value is None or type(value) in (int, float) for value in values):
+            columns[key] = [float(value or 0) for value in values]
+            distributions[key] = FloatDistribution(min(columns[key]), max(columns[key]))
+        else:
+            columns[key] = ["none" if value is None else json.dumps(value) for value in values]
+            distributions[key] = CategoricalDistribution(sorted(set(columns[key])))
+        if distributions[key].single():
+            del distributions[key]
     study = optuna.create_study(direction="maximize")
-    for trial in trials:
-        if trial.value is not None:
-            params = dict(trial.params)
-            for key, value in params.items():
-                for choice in getattr(distributions[key], "choices", ()):
-                    if json.dumps(choice) == json.dumps(value):
-                        params[key] = choice  # Tune keeps JSON, which turns tuples into lists
-            done = optuna.trial.create_trial(
-                state=TrialState.COMPLETE,
-                params=params,
-                distributions=dict(distributions),
-                value=trial.value,
-            )
-            study.add_trial(done)
+    for row, trial in enumerate(trials):
+        params = {key: columns[key][row] for key in distributions}
+        study.add_trial(create_trial(params=params, distributions=distributions, value=trial.value))
     return study
 
 

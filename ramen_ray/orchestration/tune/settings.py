@@ -14,6 +14,7 @@ from ramen_ray.config import (
 )
 
 SWEEPS = "sweeps"
+OF_ONE_CALL = {"num_samples", "time_budget", "at_once", "from_sweep"}  # which a sweep may change
 ABLATIONS = "ablations"
 SEARCHES = "recommendations"
 WORKERS = WorkersConfig(cpus_per_worker=1)  # of a search, unless others are set
@@ -25,16 +26,18 @@ class SweepConfig(Section):
     space: str = "regularization"
     """The search space: a function of tune_spaces/."""
     num_samples: Positive = 16
-    """Number of trials. The first takes the configuration's own values, if the space has them."""
-    search: Literal["tpe", "random", "grid"] = "tpe"
-    """Optuna's tree of Parzen estimators; random values; or three values of every setting, in all
-    combinations, whatever num_samples is."""
+    """Number of trials, with those of earlier calls. The first takes the configuration's own
+    values, if the space has them."""
+    from_sweep: Name | None = None
+    """Another sweep in the same output, such as last week's: its trials show where to search."""
+    search: Literal["tpe", "random"] = "tpe"
+    """Optuna's tree of Parzen estimators, or random values."""
     stop_early: bool = True
     """Stop trials that lag behind the others after the same number of epochs (ASHA)."""
     grace_epochs: Positive = 2
     """Epochs that every trial gets before it may be stopped."""
     time_budget: PositiveFloat | None = None
-    """Seconds after which the sweep ends."""
+    """Seconds after which the call ends; the next one goes on."""
     at_once: Positive | None = None
     """Trials that train at once; None for as many as the current machines have room for, so set it
     if an autoscaler adds more."""

@@ -16,7 +16,7 @@ from ray.tune.experiment import Trial
 
 from ramen_ray.long_work import Pace
 from ramen_ray.method.metrics.ground_truth import HEADLINES
-from ramen_ray.naming import joined_name, name_like
+from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.run.checkpoints import REPORT_FILE, SCORE
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, checkpoint_folders
 from ramen_ray.orchestration.run.processes import VALIDATION
@@ -34,18 +34,8 @@ ENDED = (Trial.TERMINATED, Trial.ERROR)
 
 
 def name_of(trial: Trial) -> str:
-    """Return a trial's name: a given one, or its number and the values that it tries."""
-    if NAME in trial.config:
-        return str(trial.config[NAME])
-    number = trial.experiment_tag.partition("_")[0].zfill(3)
-    tried = [
-        f"{key.partition('.')[2] or key}-{_short(value)}" for key, value in trial.config.items()
-    ]
-    return name_like("-".join([number, *tried]), number)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    """Return the name that a trial was given."""
+    return str(trial.config[NAME])
 
 
 @contextmanager
@@ -104,7 +94,7 @@ def in_percent(metrics: Mapping[str, float], names: Sequence[str]) -> str:
 
 @dataclass(kw_only=True, eq=False)
 class TrialLog(tune.Callback):
-    """Logs how far trials are, and how each ends; plain values, as Tune pickles it to disk."""
+    """Logs how far trials are, and how each ends; plain values, as Tune pickles it."""
 
     output: str  # of the runs
     epochs: int  # of most runs
@@ -185,7 +175,6 @@ class TrialLog(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Log why a trial failed, unless another one has failed alike."""
-        trial.run_metadata.num_failures = 0  # a sweep that is resumed tries it again
         self._end(trials, trial)
 
     def _end(self, trials: list[Trial], trial: Trial) -> None:

@@ -167,7 +167,7 @@ class Trials:
     def fit(
         self, space: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
     ) -> list[TrialRecord]:
-        """Run the trials of a space, or go on with those that Tune has noted in ``folder``.
+        """Run the trials of a space; Tune keeps its files in ``folder`` meanwhile.
 
         ``settings`` are of Tune's TuneConfig. Returns what has become of each trial.
 
@@ -176,35 +176,24 @@ class Trials:
             OSError: files that it writes are deleted, or made read-only, meanwhile.
         """
         with running_tune():
-            runnable = self._trainable()
             shutil.rmtree(self.log.errors, ignore_errors=True)  # of an earlier call
-            if tune.Tuner.can_restore(str(folder)):
-                tuner = tune.Tuner.restore(
-                    str(folder),
-                    runnable,
-                    resume_unfinished=True,
-                    resume_errored=True,
-                    # in case a full disk has kept Tune from noting what it drew
-                    param_space=dict(space),
-                )
-            else:
-                tuner = tune.Tuner(
-                    runnable,
-                    param_space=dict(space),
-                    tune_config=tune.TuneConfig(
-                        trial_name_creator=name_of,
-                        trial_dirname_creator=name_of,
-                        reuse_actors=True,  # they have imported everything
-                        **settings,
-                    ),
-                    run_config=tune.RunConfig(
-                        name=folder.name,
-                        storage_path=str(folder.parent),
-                        callbacks=[self.log],
-                        failure_config=tune.FailureConfig(max_failures=self.workers.max_failures),
-                        verbose=0,
-                    ),
-                )
+            tuner = tune.Tuner(
+                self._trainable(),
+                param_space=dict(space),
+                tune_config=tune.TuneConfig(
+                    trial_name_creator=name_of,
+                    trial_dirname_creator=name_of,
+                    reuse_actors=True,  # they have imported everything
+                    **settings,
+                ),
+                run_config=tune.RunConfig(
+                    name=folder.name,
+                    storage_path=str(folder.parent),
+                    callbacks=[self.log],
+                    failure_config=tune.FailureConfig(max_failures=self.workers.max_failures),
+                    verbose=0,
+                ),
+            )
             try:
                 results = tuner.fit()
             except tune.TuneError as error:
@@ -237,8 +226,7 @@ class Trials:
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         at_once = self.at_once or num_held(self.workers, machines)
         address = ray.get_runtime_context().gcs_address.rpartition(":")[0]
-        # This also limits the trials that a restored search runs again; a searcher's limit does
-        # not. Ray counts in units of 1/10,000, and would round up.
+        # Ray counts in units of 1/10,000, and would round up.
         of_head = {f"node:{address}": 10_000 // at_once / 10_000}
 
         opened: dict[str, Dataset] = {}  # most trials have one, which is hashed once

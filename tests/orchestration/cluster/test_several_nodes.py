@@ -316,7 +316,7 @@ def test_a_sweep_with_a_machine_less_has_the_same_results(machines, config):
 
     def swept(name: str) -> SweepResult:
         named = overlay(trained, {"name": name})
-        return sweep(named, settings, SPACES["optimizer"](named), training_command)
+        return sweep(named, settings, SPACES["optimizer"], training_command)
 
     def both_train() -> bool:
         return len({file.parent for file in runs.glob("disturbed-*/checkpoint_0*")}) == 2

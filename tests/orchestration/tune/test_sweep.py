@@ -20,10 +20,9 @@ import pytest
 from conftest import SPECIAL_TOKENS
 from filelock import FileLock
 from mlflow.tracking import MlflowClient
-from ray import tune
+from optuna.samplers import RandomSampler, TPESampler
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
-from ray.tune.search.optuna import OptunaSearch
 from support import ROOT, node_edges, query_table, run_config_of, text_table, wait_until
 from transformers import BertConfig, BertTokenizer
 
@@ -41,18 +40,12 @@ from ramen_ray.idle_settings import advice_on_idle
 from ramen_ray.long_work import in_background
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.tune import sweep as sweep_module
-from ramen_ray.orchestration.tune import trial_log
-from ramen_ray.orchestration.tune.sweep import (
-    SweepConfig,
-    SweepResult,
-    check_space,
-    grid,
-    own_values,
-    sweep,
-)
+from ramen_ray.orchestration.tune.draws import Draw, Drawing, TrialSearch
+from ramen_ray.orchestration.tune.settings import SweepConfig
+from ramen_ray.orchestration.tune.sweep import SweepResult, check_space, sweep
 from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TrialLog
 from ramen_ray.orchestration.tune.trials import halving, num_held
-from ramen_ray.presets import PRESETS, bag, minilm_6, tiny, with_base
+from ramen_ray.presets import PRESETS, bag, minilm_6, tiny, used_sets, with_base
 from ramen_ray.printed_commands import training_command
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep
 from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run, tracking_uri
@@ -86,66 +79,95 @@ def wide_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_space_fits_every_preset(preset, stand_in, wide_encoder):
-    here = overlay(PRESETS[preset](str(stand_in)), {"encoder.pretrained": wide_encoder})
-    fixed = {"regularization.adaptive": False, "regularization.lambda_x": {"co_session": 0.2}}
-    for config in (here, overlay(here, fixed)):
-        for space in SPACES.values():
-            samplers = space(config)
-            if not samplers:  # unidec-320k has no graph
-                assert space is SPACES["regularization"]
-                continue
-            assert check_space(config, samplers, Dataset(stand_in)).keys() == samplers.keys()
+    config = overlay(PRESETS[preset](str(stand_in)), {"encoder.pretrained": wide_encoder})
+    dataset = Dataset(stand_in)
+    for space in SPACES.values():
+        assert check_space(Drawing.of(config, space, dataset), dataset)
 
 
-def test_a_space_has_the_sides_in_use_and_the_first_trial_all_its_values_or_none():
-    weights = {"regularization.lambda_x": {"co_session": 0.2}, "regularization.adaptive": False}
-    config = overlay(tiny(), {**weights, "regularization.lambda_z": {"co_click": 3.0}})
-    space = SPACES["regularization"](config)
-    own = {
-        "regularization.lambda_x.co_session": 0.2,
-        "regularization.lambda_z.co_click": 3.0,
-        "loss.margin": 0.3,
-    }
-    assert own_values(config, space) == own
-    assert own_values(overlay(config, {"loss.margin": 0.7}), space) is None
-    assert own_values(overlay(config, {"regularization.lambda_x": {}}), space) is None
-    softmax = with_base(tiny(), {"base.kind": "unidec"})
-    assert own_values(softmax, SPACES["unidec"](softmax))["regularization.lambda_z.links"] == 3.0
+@pytest.mark.parametrize("base", ["in_batch", "unidec"])
+def test_trials_explore_the_graph_and_no_two_train_the_same(base, stand_in):
+    config = with_base(bag(str(stand_in)), {"base.kind": base})
+    drawing = Drawing.of(config, SPACES["regularization"], Dataset(stand_in))
+    search = TrialSearch(drawing, RandomSampler(0), {}, "score", lambda: None)
+    search.first = [drawing.own()]
+    trials = [search.suggest(str(number)) for number in range(300)]
+    configs = [overlay(config, trial) for trial in trials]
+    assert overlay(configs[0], {"name": None}) == config, "the first is the configuration's own"
+    sets = {"hyper_link": "xz", "co_click": "z", "co_session": "x"}
+    weights = {f"regularization.lambda_{side}.{name}" for name in sets for side in sets[name]}
+    for trial, drawn in zip(trials, configs, strict=True):
+        idle = [key for key in trial if advice_on_idle(drawn, key)]
+        assert not idle or not used_sets(drawn)
+        assert weights <= trial.keys()
+    for key in weights:
+        fixed = [trial[key] for trial in trials if not trial["regularization.adaptive"]]
+        assert 0 in fixed and len(set(fixed)) > 50
+    walked = [drawn for drawn in configs if drawn.walk.enabled]
+    assert len({drawn.walk.restart_probability for drawn in walked}) == 5
+    unnamed = [flatten(overlay(drawn, {"name": None})) for drawn in configs]
+    acting = [
+        str({key: value for key, value in drawn.items() if not advice_on_idle(whole, key)})
+        for drawn, whole in zip(unnamed, configs, strict=True)
+    ]
+    assert len(set(acting)) == len(acting)
+
+
+def test_a_space_without_new_trials_ends_a_sweep(stand_in):
+    config = tiny(str(stand_in))
+
+    def space(draw: Draw) -> None:
+        draw.choice("walk.enabled", [False, True])
+        draw.choice("walk.top_k", [5, 10])
+
+    drawing = Drawing.of(config, space, Dataset(stand_in))
+    search = TrialSearch(drawing, RandomSampler(0), {}, "score", lambda: None)
+    trials = [search.suggest(str(number)) for number in range(4)]
+    assert len([trial for trial in trials if trial != "FINISHED"]) == 3, "top_k acts on walks only"
+    assert trials[3] == "FINISHED"
+
+
+def test_earlier_trials_are_known_and_others_tried_again(stand_in):
+    config = tiny(str(stand_in))
+
+    def space(draw: Draw) -> None:
+        draw.number("loss.margin", 0.1, 0.5)
+
+    def record(margin: float, end: str, key: str = "loss.margin") -> TrialRecord:
+        changes = {key: margin}
+        value = 1 - abs(margin - 0.2) if end else None
+        return TrialRecord(f"{margin}", changes, value, end=end, drawn=changes)
+
+    drawing = Drawing.of(config, space, Dataset(stand_in))
+    known = [record(0.1 + 0.01 * number, STOPPED_EARLY) for number in range(40)]
+    records = {trial.name: trial for trial in [*known, record(0.4444, "")]}
+    search = TrialSearch(drawing, TPESampler(seed=0), records, "score", lambda: None)
+    assert search.suggest("a")["name"] == "0.4444", "it has begun and not ended"
+    search.on_trial_complete("a", {"score": 0.7})
+    drawn = [search.suggest(str(number))["loss.margin"] for number in range(10)]
+    assert max(abs(margin - 0.2) for margin in drawn) < 0.15, "the best ones are near 0.2"
+    assert not search.learn(record(0.7, STOPPED_EARLY)), "it is out of bounds"
+    assert not search.learn(record(0.2, STOPPED_EARLY, "loss.gone"))
 
 
 def test_spaces_that_do_not_fit_are_refused(stand_in):
-    def check(space: dict[str, Any]) -> None:
+    def check(key: str, *choices: Any) -> None:
         config = overlay(tiny(str(stand_in)), {"encoder.kind": "transformer"})
-        check_space(config, space, Dataset(stand_in))
+
+        def space(draw: Draw) -> None:
+            if choices:
+                draw.choice(key, choices)
+
+        check_space(Drawing.of(config, space, Dataset(stand_in)), Dataset(stand_in))
 
     with pytest.raises(ConfigError, match=r"empty.* --space"):
-        check({})
+        check("none")
     with pytest.raises(ConfigError, match=r"optimizer\.lrr: Extra inputs are not permitted"):
-        check({"optimizer.lrr": tune.uniform(0, 1)})
+        check("optimizer.lrr", 0.1)
     with pytest.raises(ConfigError, match=r"loss\.margin"):
-        check({"loss.margin": tune.uniform(-2, 1)})
-    for layers in (tune.choice([1, 2, 3, 4, 5, 7, 6]), tune.randint(1, 8)):
-        with pytest.raises(ConfigError, match="num_layers 7 is more than the 6 layers of 'packag"):
-            check({"loss.margin": tune.choice([0.1, 0.2]), "encoder.num_layers": layers})
-    for value in (0.3, tune.randn(0.3, 0.1), tune.grid_search([0.3]), tune.sample_from(float)):
-        with pytest.raises(ConfigError, match=r"loss\.margin: a search space needs choices, or a"):
-            check({"loss.margin": value})
-
-
-def test_a_grid_has_all_choices_and_the_bounds_of_ranges():
-    space = {
-        "a": tune.choice([False, True]),
-        "b": tune.loguniform(0.01, 1),
-        "c": tune.uniform(0, 1),
-        "d": tune.randint(1, 7),
-        "e": tune.quniform(0, 0.75, 0.25),
-    }
-    points = grid(OptunaSearch.convert_search_space(space))
-    assert points["a"] == [False, True]
-    assert points["b"] == pytest.approx([0.01, 0.1, 1])
-    assert points["c"] == pytest.approx([0, 0.5, 1])
-    assert points["d"] == [1, 3, 6]
-    assert points["e"] == pytest.approx([0, 0.5, 0.75])
+        check("loss.margin", 0.1, -2)
+    with pytest.raises(ConfigError, match="num_layers 7 is more than the 6 layers of 'packag"):
+        check("encoder.num_layers", 1, 2, 3, 4, 5, 7, 6)
 
 
 @pytest.mark.parametrize(
@@ -164,13 +186,10 @@ def test_as_many_runs_at_once_as_the_machines_have_room_for(workers, machines, h
     assert num_held(WorkersConfig(use_gpu=use_gpu, **workers), machines) == held
 
 
-def test_a_trial_is_named_for_its_number_and_what_it_tries():
-    params = {"encoder.pooling": "cls", "optimizer.lr": 0.00012345, "seed": 7}
-    trial: Any = SimpleNamespace(experiment_tag="3_encoder.pooling=cls", config=params)
-    name = trial_log.name_of(trial)
-    assert name == "003-pooling-cls-lr-0.000123-seed-7"
-    line = tune_job.trial_line(TrialRecord(name, params, 0.5, end="test P@1 48.00"), "R@10")
-    assert line == f"validation R@10 50.00; test P@1 48.00: {name}"
+def test_a_trial_is_told_in_one_line():
+    trial = TrialRecord("003-lr-0.1", {}, 0.5, end="test P@1 48.00")
+    line = tune_job.trial_line(trial, "R@10")
+    assert line == "validation R@10 50.00; test P@1 48.00: 003-lr-0.1"
 
 
 def test_trials_that_came_out_equal_are_named():
@@ -281,6 +300,10 @@ def test_a_command_gives_back_the_configuration(config, changes, words):
     assert overlay(known, idle) == config
 
 
+def margins(draw: Draw) -> None:
+    draw.number("loss.margin", 0.1, 0.5)
+
+
 CHANGES = {
     "regularization.lambda_x": {"links": 0.1},
     "regularization.lambda_z": {"links": 0.1},
@@ -294,17 +317,16 @@ CHANGES = {
 def test_a_name_stands_for_one_sweep(config):
     directory = RunDirectory(Path(config.output) / "sweeps" / "taken")
     directory.create()
-    mine, space = overlay(config, {"name": "taken"}), {"loss.margin": tune.uniform(0.1, 0.5)}
+    mine = overlay(config, {"name": "taken"})
     with (
         FileLock(directory.path / ".lock"),
         pytest.raises(RunError, match="taken is in use by another process"),
     ):
-        sweep(mine, SETTINGS, space, training_command)
-    directory.note(plan={"training.epochs": 3, "sampler of loss.margin": "another"})
-    message = r"taken holds another sweep: .*sampler of loss\.margin \('another' there, 'FloatDist"
-    message += r"ribution\(high=0\.5.*training\.epochs \(3 there, 2 now\).*; choose another name"
+        sweep(mine, SETTINGS, margins, training_command)
+    directory.note(plan={"training.epochs": 3, "sweep format": 7})
+    message = r"taken holds another sweep: .*sweep format \(7 there, .*training\.epochs \(3 there,"
     with pytest.raises(RunError, match=message):
-        sweep(mine, SETTINGS, space, training_command)
+        sweep(mine, SETTINGS, margins, training_command)
 
 
 @pytest.mark.slow
@@ -314,7 +336,7 @@ def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
     dataset = Path(shutil.copytree(config.dataset, tmp_path / "handmade"))
     ours = overlay(config, {"dataset": str(dataset), "name": "changing"})
     test, before = dataset / "queries/test.parquet", (dataset / "queries/test.parquet").read_bytes()
-    walked, space = sweep_module.edges_to_train, {"loss.margin": tune.uniform(0.1, 0.5)}
+    walked = sweep_module.edges_to_train
 
     def change_after(*arguments: Any) -> Path:
         edges = walked(*arguments)
@@ -324,7 +346,7 @@ def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
     with monkeypatch.context() as patch, caplog.at_level(logging.INFO):
         patch.setattr(sweep_module, "edges_to_train", change_after)
         with pytest.raises(RunError, match=r"meanwhile: dataset .*; put it back") as failure:
-            sweep(ours, SETTINGS, space, training_command)
+            sweep(ours, SETTINGS, margins, training_command)
     assert "\n" not in str(failure.value)
     assert caplog.text.count("failed: ") == 1, "the same error of six trials is told once"
     assert not [*(Path(config.output) / "runs").glob("changing-*/checkpoint_*")]
@@ -332,7 +354,7 @@ def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
     directory = RunDirectory(Path(config.output) / "sweeps" / "changing")
     directory.note(made_from={**directory.notes["made_from"], "torch": "1.0"})
     with pytest.raises(RunError, match=r"torch \('1.0' there, .* now\).*--allow-changed"):
-        sweep(ours, SETTINGS, space, training_command)
+        sweep(ours, SETTINGS, margins, training_command)
 
 
 def test_trials_are_stopped_when_they_lag_behind_but_not_at_their_end():
@@ -367,8 +389,10 @@ def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
     monkeypatch.setattr(Run, "log_artifacts", fail)
     directory = RunDirectory(Path(config.output) / "sweeps" / "locked")
     directory.create()
-    shown = sweep_module.Sweep(config, SETTINGS, {}, {}, directory, training_command)
-    log = _log(Path(config.output), on_end=shown.show_now_and_again)
+    drawing = Drawing(config, margins, {})
+    records = {"7": TrialRecord("7")}
+    shown = sweep_module.Sweep(drawing, SETTINGS, directory, training_command, records)
+    log = _log(Path(config.output), on_end=shown.note_ends)
     (log.errors / "7").write_text("a reason")
     trial: Any = SimpleNamespace(
         config={"name": "7"}, status="ERROR", run_metadata=SimpleNamespace()
@@ -388,11 +412,16 @@ def missing_dataset(config: RunConfig) -> str:
     return str(Path(config.output) / "nowhere")
 
 
-def search(config: RunConfig) -> SweepResult:
-    """Search with samplers that give some trials a missing dataset."""
-    space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
-    space["dataset"] = tune.choice([config.dataset, missing_dataset(config)])
-    return sweep(overlay(config, {"seed": 2}), SETTINGS, space, training_command)
+def search(config: RunConfig, **changes: Any) -> SweepResult:
+    """Search a space that gives some trials a missing dataset."""
+
+    def space(draw: Draw) -> None:
+        for key in LAMBDAS:
+            draw.number(key, 0.01, 1.0, log=True)
+        draw.choice("dataset", [config.dataset, missing_dataset(config)])
+
+    settings = SETTINGS.model_copy(update=changes)
+    return sweep(overlay(config, {"seed": 2}), settings, space, training_command)
 
 
 @pytest.fixture(scope="module")
@@ -460,6 +489,12 @@ def test_what_failed_is_tried_again_and_the_rest_is_kept(result, config):
     shutil.copytree(config.dataset, missing_dataset(config))
     again = search(config)
     assert again.run.id == result.run.id
+    trained = _times_of_checkpoints(Path(config.output) / "runs")
+    fewer = search(config, num_samples=2)
+    assert fewer.trials == again.trials, "what is there is kept"
+    grown = search(config, num_samples=8)
+    assert len(grown.trials) == 8 and all(trial in grown.trials for trial in again.trials)
+    assert trained.items() <= _times_of_checkpoints(Path(config.output) / "runs").items()
     assert not any(trial.end.startswith("failed: ") for trial in again.trials)
     kept = [trial for trial in result.trials if not trial.end.startswith("failed: ")]
     assert [trial for trial in again.trials if trial in result.trials] == kept
@@ -473,9 +508,8 @@ def test_what_failed_is_tried_again_and_the_rest_is_kept(result, config):
 @pytest.mark.slow
 def test_a_sweep_out_of_time_ends_its_trials(config, result):
     settings = SETTINGS.model_copy(update={"time_budget": 1.0})
-    space = {key: tune.loguniform(0.01, 1.0) for key in LAMBDAS}
     with pytest.raises(RunError, match="no trial has been validated: out of time"):
-        sweep(overlay(config, {"name": "late"}), settings, space, training_command)
+        sweep(overlay(config, {"name": "late"}), settings, margins, training_command)
     client = MlflowClient(tracking_uri=result.run.uri)
     experiment = client.get_run(result.run.id).info.experiment_id
     assert not client.search_runs([experiment], "attributes.status = 'RUNNING'")
@@ -494,7 +528,6 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
     write_config(overlay(config, changes), file)
     words = ["--config", str(file), "--num-samples", "1", "--no-stop-early", "--at-once", "1"]
     command = [sys.executable, str(ROOT / "jobs" / "tune.py"), *words]
-    environment = joining | {"TUNE_GLOBAL_CHECKPOINT_S": "1"}  # or the last trial may be lost
     search, runs = RunDirectory(tmp_path / "sweeps" / "killed"), tmp_path / "runs"
 
     def notes() -> dict[str, dict[str, Any]]:
@@ -504,7 +537,7 @@ def test_a_killed_sweep_goes_on_with_the_same_command(
         under_way = [name for name, run in notes().items() if not run.get("finished")]
         return {path.name for name in under_way for path in (runs / name).glob("checkpoint_0*")}
 
-    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment)
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=ROOT, env=joining)
     wait_until(
         lambda: max(checkpoints_under_way(), default="") >= SECOND_EPOCH, "no trial is under way"
     )
