@@ -36,7 +36,6 @@ def main() -> None:
         RunDirectory.of(config.output, config.name, SWEEPS).refuse_taken(plan)
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.tune.sweep import sweep
-        from ramen_ray.reports.search_report import said_of_equals
         from tune_spaces import SPACES
     if settings.space not in SPACES:
         raise ConfigError(f"--space {settings.space}: there are only {', '.join(SPACES)}")
@@ -45,7 +44,7 @@ def main() -> None:
     print(f"best first, by {metric} on the validation split; test figures have chosen nothing:")
     for trial in result.trials[:5]:
         print(f"  {trial_line(trial, metric)}")
-    for said in said_of_equals(result.trials):
+    for said in result.sentences:
         print(said)
     print(f"best:    {result.command}")
     print(looking_at(result.report, result.run))

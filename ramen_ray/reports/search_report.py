@@ -1,7 +1,6 @@
 """What is kept of a trial, and what the trials of a search show: tables, sentences, plots."""
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +12,12 @@ matplotlib.use("Agg")
 
 import optuna
 import pandas as pd
-from matplotlib import pyplot as plt
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import create_trial
 
 from ramen_ray.method.metrics.comparison import Difference, in_points
 from ramen_ray.method.metrics.ground_truth import HEADLINES
-from ramen_ray.reports.pages import PIXELS_PER_INCH, drawn
+from ramen_ray.reports.pages import drawn
 from ramen_ray.reports.report_tables import ReportTable, as_list, as_markdown
 
 TRIALS_FILE = "trials.csv"
@@ -50,7 +48,7 @@ def write_sweep_report(
     metric: str,
     command: str | None,
 ) -> dict[str, float]:
-    """Write the table of trials, best first, the ``command`` of the best one, if any, and a plot.
+    """Write the table of trials, best first, the ``command`` of the best one, if any.
 
     Returns the share of the metric's variance that each setting explains (fANOVA), if known.
     """
@@ -68,11 +66,12 @@ def write_sweep_report(
     if len({trial.value for trial in study.trials}) == 1:  # no variance to explain
         return {}
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-    _write(folder, "importances", study, "plot_param_importances", evaluator=evaluator)
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
 
 
-def describe_sweep(trials: Sequence[TrialRecord], metric: str, command: str | None) -> str:
+def describe_sweep(
+    trials: Sequence[TrialRecord], metric: str, command: str | None, said: Sequence[str] = ()
+) -> str:
     """Say in Markdown how trials, best first, have ended, and how to train the best."""
     rows = []
     for trial in trials[:MOST_DESCRIBED]:
@@ -85,23 +84,12 @@ def describe_sweep(trials: Sequence[TrialRecord], metric: str, command: str | No
     columns = ("trial", metric, "ended", "settings")
     table = as_markdown(ReportTable("", columns, rows, text_columns=4))
     rest = len(trials) - MOST_DESCRIBED
-    parts = [*said_of_equals(trials), table]
+    parts = [*([as_list(said)] if said else []), table]
     if command is not None:
         parts.insert(0, f"Train the best: `{command}`")
     if rest > 0:
         parts.append(f"and {rest} more in {TRIALS_FILE}")
     return "\n\n".join(parts)
-
-
-def said_of_equals(trials: Sequence[TrialRecord]) -> list[str]:
-    """Return a sentence if several of the trials, best first, came out equal to the best."""
-    whole = [trial for trial in trials if trial.is_whole and trial.metrics == trials[0].metrics]
-    if len(whole) < 2:
-        return []
-    return [
-        f"{len(whole)} trials came out equal: what they differ in had no effect, such as the "
-        "highest λ of a graph that earned less."
-    ]
 
 
 def _study(trials: Sequence[TrialRecord]) -> optuna.Study:
@@ -124,16 +112,6 @@ def _study(trials: Sequence[TrialRecord]) -> optuna.Study:
         params = {key: columns[key][row] for key in distributions}
         study.add_trial(create_trial(params=params, distributions=distributions, value=trial.value))
     return study
-
-
-def _write(folder: Path, name: str, study: optuna.Study, plot: str, **options: Any) -> None:
-    getattr(optuna.visualization, plot)(study, **options).write_html(folder / f"{name}.html")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        axes = getattr(optuna.visualization.matplotlib, plot)(study, **options)
-    axes.figure.set_size_inches(9, 5)
-    axes.figure.savefig(folder / f"{name}.png", dpi=PIXELS_PER_INCH, bbox_inches="tight")
-    plt.close(axes.figure)
 
 
 def candidates_table(

@@ -43,6 +43,7 @@ NAME = "retriever"  # of the logged model
 RUNTIME = "runtime"  # key of a model's metadata: the library that computes its embeddings
 ARTIFACTS = "artifacts"  # key of a model's artifacts in its pyfunc flavor
 COPY_OF = "copy_of"  # tag of a run that logged a changed copy of a retriever: the original's URI
+WINNER = "finalist"  # tag of a sweep's run: the id of the run that it chose
 ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 """MLflow's error codes for a model that does not exist, and for a name that no model can have."""
 NO_FILE = "No such artifact"  # how MLflow's message begins
@@ -104,7 +105,8 @@ class Registry:
     def find_logged(self, run_id: str, metric: str | None) -> tuple[str, str]:
         """Return (run id, model id) of a run's retriever, or of that of its best child.
 
-        The validation ``metric`` says which child is best; None is each one's selection metric.
+        That is the finalist that a sweep chose; else the validation ``metric`` says which child is
+        best; None is each one's selection metric.
         Raises a RegistryError if there is no retriever, as the run did not finish.
         """
         with registry_errors(self.uri):
@@ -112,7 +114,12 @@ class Registry:
             below = f"tags.`mlflow.parentRunId` = '{run_id}' and attributes.status = 'FINISHED'"
             experiment = parent.info.experiment_id
             children = self.client.search_runs([experiment], below, max_results=10_000)
-            for run in [parent, *sorted(children, key=lambda child: -_validated(child, metric))]:
+            winner = parent.data.tags.get(WINNER)
+            best_first = sorted(
+                children,
+                key=lambda child: (child.info.run_id != winner, -_validated(child, metric)),
+            )
+            for run in [parent, *best_first]:
                 outputs = run.outputs.model_outputs if run.outputs else []
                 models = [self.client.get_logged_model(output.model_id) for output in outputs]
                 ready = [
@@ -133,6 +140,8 @@ class Registry:
         with registry_errors(self.uri):
             sweep = self.client.get_run(run_id)
             chosen = self.client.get_run(chosen_id)
+        if sweep.data.tags.get(WINNER) == chosen_id:
+            return f"the sweep's finalist: {chosen.info.run_name}"
         reached = 100 * _validated(chosen, metric)
         best = 100 * _validated(sweep, metric)
         choice = f"best finished run: {chosen.info.run_name}, validation {metric} {reached:.2f}"

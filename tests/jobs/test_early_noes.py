@@ -35,7 +35,7 @@ BY_WORDS_AND_FILES = [
     "train tiny --name held",
     "train tiny --name taken --seed 7",
     "tune --dataset none",
-    "tune tiny --name taken --num-samples 7",
+    "tune tiny --name taken --search random",
     "validate none",
 ]
 BY_THE_STORE = [
@@ -79,7 +79,7 @@ def test_noes_come_before_libraries_are_loaded(tmp_path, empty_store, dataset_pa
         write_config(overlay(tiny(), {"seed": 3}), directory.path / CONFIG_FILE)
     sweep = RunDirectory.of(str(output), "taken", SWEEPS)
     sweep.create()
-    sweep.note(plan={"num_samples": 3})
+    sweep.note(plan={"search": "tpe"})
     with folder_lock(held.path):
         _refuse(tmp_path, "", BY_WORDS_AND_FILES)
     _refuse(tmp_path, "mlflow", BY_THE_STORE)

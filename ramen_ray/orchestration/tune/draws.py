@@ -220,8 +220,9 @@ class TrialSearch(Searcher):
 
     def _what_acts(self, changes: Mapping[str, Any]) -> str:
         """Hash the settings that act: trials that have the same train the same."""
-        config = overlay(self.drawing.config, changes)
-        settings = {**deciding_settings(config), "dataset": config.dataset}
+        start = self.drawing.config
+        config = overlay(start, {**changes, "dataset": start.dataset})  # a trial's may be missing
+        settings = {**deciding_settings(config), "dataset": changes.get("dataset")}
         acting = {key: settings[key] for key in settings if advice_on_idle(config, key) is None}
         return short_hash(json.dumps(acting, sort_keys=True))
 

@@ -1,6 +1,8 @@
 """The settings of sweeps, ablations and searches, to be parsed before libraries are loaded."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ramen_ray.bases import BaseName
 from ramen_ray.config import (
@@ -14,7 +16,8 @@ from ramen_ray.config import (
 )
 
 SWEEPS = "sweeps"
-OF_ONE_CALL = {"num_samples", "time_budget", "at_once", "from_sweep"}  # which a sweep may change
+OF_ONE_CALL = {"num_samples", "finalists", "time_budget", "at_once", "from_sweep"}
+"""Settings that may change from one call of a sweep to the next."""
 ABLATIONS = "ablations"
 SEARCHES = "recommendations"
 WORKERS = WorkersConfig(cpus_per_worker=1)  # of a search, unless others are set
@@ -28,6 +31,9 @@ class SweepConfig(Section):
     num_samples: Positive = 16
     """Number of trials, with those of earlier calls. The first takes the configuration's own
     values, if the space has them."""
+    finalists: Annotated[int, Field(ge=0)] = 3
+    """After more than as many trials the best of them, and the configuration's own settings, are
+    trained again with two further seeds, which decide: 8 more trainings for 3. 0 for none."""
     from_sweep: Name | None = None
     """Another sweep in the same output, such as last week's: its trials show where to search."""
     search: Literal["tpe", "random"] = "tpe"
@@ -37,7 +43,7 @@ class SweepConfig(Section):
     grace_epochs: Positive = 2
     """Epochs that every trial gets before it may be stopped."""
     time_budget: PositiveFloat | None = None
-    """Seconds after which the call ends; the next one goes on."""
+    """Seconds for trials in this call; the next one goes on."""
     at_once: Positive | None = None
     """Trials that train at once; None for as many as the current machines have room for, so set it
     if an autoscaler adds more."""

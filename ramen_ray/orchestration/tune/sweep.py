@@ -5,9 +5,10 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
@@ -27,6 +28,7 @@ from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of, w
 from ramen_ray.orchestration.run.inputs import edges_to_train, prepared_data, resolved
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.orchestration.tune.draws import Drawing, Space, TrialSearch
+from ramen_ray.orchestration.tune.finalists import Final, decide, train_finalists
 from ramen_ray.orchestration.tune.settings import OF_ONE_CALL, SWEEPS, SweepConfig
 from ramen_ray.orchestration.tune.trial_log import (
     FAILED,
@@ -36,7 +38,9 @@ from ramen_ray.orchestration.tune.trial_log import (
 )
 from ramen_ray.orchestration.tune.trial_table import read_trials, write_trials
 from ramen_ray.orchestration.tune.trials import ERRORS, Trials, halving, parent_run
+from ramen_ray.reports.effects import effects, plot_effects
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep, write_sweep_report
+from ramen_ray.tracking.registry import WINNER
 from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
 
 logger = logging.getLogger(__name__)
@@ -48,10 +52,11 @@ METRIC = "training.selection_metric"
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The trials, best first; the command that trains with the best one's settings; the report."""
+    """The trials, best first; the command that trains with the chosen settings; the report."""
 
     trials: list[TrialRecord]
     command: str
+    sentences: list[str]  # what further seeds and the settings show
     report: Path  # folder of the table and plots
     run: Run  # the parent of all trials' runs in MLflow
 
@@ -71,6 +76,7 @@ def sweep(
         RunError: another sweep has the name, another process is running the sweep, or no trial has
             been validated.
     """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     config = resolved(config)
     dataset = Dataset(config.dataset)
     made_from = identity_of(config, dataset)
@@ -92,7 +98,7 @@ def sweep(
         directory.note(plan=plan)
         run.log_parameters(settings.model_dump(exclude=OF_ONE_CALL), {"dataset": dataset.name})
         begun = Sweep(drawing, settings, directory, command, read_trials(directory.path))
-        return begun.train(dataset, without_tuned(made_from, tuned), prior, run)
+        return begun.train(dataset, made_from, tuned, prior, run)
 
 
 def check_space(drawing: Drawing, dataset: Dataset) -> set[str]:
@@ -141,6 +147,7 @@ class Sweep:
     command: Callable[[RunConfig], str]  # returns the command that trains with a configuration
     records: dict[str, TrialRecord] = field(default_factory=dict)  # by name, as they began
     shown_at: float = -math.inf  # by the monotonic clock
+    said: list[str] = field(default_factory=list)  # what the trials show
 
     @property
     def config(self) -> RunConfig:
@@ -148,7 +155,12 @@ class Sweep:
         return self.drawing.config
 
     def train(
-        self, dataset: Dataset, made_from: Identity, prior: list[TrialRecord], run: Run
+        self,
+        dataset: Dataset,
+        made_from: Identity,
+        tuned: set[str],
+        prior: list[TrialRecord],
+        run: Run,
     ) -> SweepResult:
         """Run all trials that are missing, and try failed ones again, and report on them."""
         config = self.config
@@ -172,7 +184,7 @@ class Sweep:
         prefix = self.directory.name  # workers can unpickle it, unlike the space
         trials = Trials(
             lambda params, trial: overlay(config, {**params, "name": joined_name(prefix, trial)}),
-            made_from,
+            without_tuned(made_from, tuned),
             run,
             config.workers,
             log,
@@ -201,12 +213,31 @@ class Sweep:
         if not records or records[0].value is None:
             ends = "; ".join(record.end for record in records if record.end) or OUT_OF_TIME
             raise RunError(f"no trial has been validated: {ends}")
-        self.show(records)
-        return SweepResult(records, self.command_of(records[0]), self.report, run)
+        final = self._final(records, dataset, made_from, run)
+        self.show(records, final)
+        command = self.command_of(records[0].params if final is None else final.changes)
+        return SweepResult(records, command, self.said, self.report, run)
+
+    def _final(
+        self, records: list[TrialRecord], dataset: Dataset, made_from: Identity, run: Run
+    ) -> Final | None:
+        """Train the finalists with further seeds, and choose one; None if there are too few."""
+        own = self.drawing.own()
+        whole = [record for record in records if record.is_whole and record.drawn != own]
+        count = self.settings.finalists
+        if not count or len(records) <= count or not whole:
+            return None
+        candidates = {record.name: record.params for record in whole[:count]}
+        runs = train_finalists(self.config, candidates, self.directory, made_from, run)
+        data = prepared_data(self.config, dataset)
+        final = decide(runs, candidates, records, data, self.config.training.selection_metric)
+        winner = RunDirectory.of(self.config.output, final.run).mlflow_run_id
+        run.log_parameters({}, {WINNER: str(winner)})
+        run.log_metrics({f"finalist/{self.metric}": final.figure})
+        return final
 
     def _search(self, prior: list[TrialRecord]) -> TrialSearch:
         """Return what draws trials, with what the trials of this and another sweep have shown."""
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         seed = self.config.seed + len(self.records)  # or a later call would draw the same again
         sampler: BaseSampler = RandomSampler(seed)
         if self.settings.search == "tpe":
@@ -258,18 +289,23 @@ class Sweep:
         """Folder of the table and plots."""
         return self.directory.path / "report"
 
-    def command_of(self, trial: TrialRecord) -> str:
-        """Return the command that trains with a trial's settings."""
-        return self.command(overlay(self.config, {**trial.params, "name": None}))
+    def command_of(self, changes: Mapping[str, Any]) -> str:
+        """Return the command that trains with changes of the configuration."""
+        return self.command(overlay(self.config, {**changes, "name": None}))
 
-    def show(self, trials: list[TrialRecord]) -> None:
+    def show(self, trials: list[TrialRecord], final: Final | None = None) -> None:
         """Log the table of trials, best first, plots and the best command in MLflow."""
         best = trials[0]
         run = Run(tracking_uri(Path(self.config.output)), str(self.directory.mlflow_run_id))
-        command = None if best.value is None else self.command_of(best)
+        command = None if best.value is None else self.command_of(best.params)
+        if final is not None:
+            command = self.command_of(final.changes)
         shares = write_sweep_report(self.report, trials, self.metric, command)
+        noise = 0.0 if final is None else final.noise
+        plot_effects(self.report, trials, list(shares), self.metric, noise)
+        self.said = [*(final.sentences if final else []), *effects(trials, shares, noise)]
         run.log_artifacts(self.report)
-        run.describe(describe_sweep(trials, self.metric, command))
+        run.describe(describe_sweep(trials, self.metric, command, self.said))
         if best.value is not None:
             figures = {**prefixed("importance/", shares), f"best/{self.metric}": best.value}
             run.log_metrics(figures, sum(bool(trial.end) for trial in trials))

@@ -23,7 +23,7 @@ from ramen_ray.method.metrics.comparison import paired_differences
 from ramen_ray.orchestration.deploy import promotion
 from ramen_ray.orchestration.deploy.extend import extend_retriever
 from ramen_ray.tracking.aliases import holder_of, restore
-from ramen_ray.tracking.registry import Registry, RegistryError
+from ramen_ray.tracking.registry import WINNER, Registry, RegistryError
 from ramen_ray.tracking.runs import open_run
 
 Promote = Callable[..., tuple[int, str]]
@@ -286,6 +286,12 @@ def test_of_a_sweep_the_best_child_is_promoted(store, job, promoted, dataset_pat
     assert printed.startswith("best finished run: noise-0.5, validation R@10 66.67\n")
     assert _champion(store, "swept") == best
     parent.log_metrics({"best/validation/R@10": 0.7})  # of a trial that failed
+    other = open_run(store.uri, "tests", "with finalists", store.output)
+    store.run(0.5, dataset_path, other)
+    chosen = store.run(2.0, dataset_path, other)
+    other.log_parameters({}, {WINNER: chosen})
+    assert promoted(other.id, "--name", "decided").startswith("the sweep's finalist: noise-2.0\n")
+    assert _champion(store, "decided") == chosen
     _, printed = job(parent.id, "--name", "swept-again")
     assert printed.startswith(
         "best finished run: noise-0.5, validation R@10 66.67; the sweep's best, 70.00, ended "

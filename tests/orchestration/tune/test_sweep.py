@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import re
 import shlex
 import shutil
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import mlflow.entities
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import SPECIAL_TOKENS
@@ -41,13 +43,17 @@ from ramen_ray.long_work import in_background
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.tune import sweep as sweep_module
 from ramen_ray.orchestration.tune.draws import Draw, Drawing, TrialSearch
+from ramen_ray.orchestration.tune.finalists import OWN, choose, expected_best
 from ramen_ray.orchestration.tune.settings import SweepConfig
 from ramen_ray.orchestration.tune.sweep import SweepResult, check_space, sweep
 from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TrialLog
+from ramen_ray.orchestration.tune.trial_table import TABLE_FILE, write_trials
 from ramen_ray.orchestration.tune.trials import halving, num_held
 from ramen_ray.presets import PRESETS, bag, minilm_6, tiny, used_sets, with_base
 from ramen_ray.printed_commands import training_command
-from ramen_ray.reports.search_report import TrialRecord, describe_sweep
+from ramen_ray.reports.effects import effects, plot_effects
+from ramen_ray.reports.search_report import TrialRecord, write_sweep_report
+from ramen_ray.tracking.registry import WINNER, Registry
 from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run, tracking_uri
 from tune_spaces import SPACES
 
@@ -192,13 +198,46 @@ def test_a_trial_is_told_in_one_line():
     assert line == "validation R@10 50.00; test P@1 48.00: 003-lr-0.1"
 
 
-def test_trials_that_came_out_equal_are_named():
-    def trial(name: str, p_at_1: float, is_whole: bool = True) -> TrialRecord:
-        return TrialRecord(name, {}, p_at_1, {"P@1": p_at_1, "R@10": 0.6}, 4, 9.0, is_whole)
+def _run_of(hits: Sequence[int]) -> dict[str, Any]:
+    return {"P@1": (np.array(hits, dtype=float), np.ones(len(hits)))}
 
-    found = [trial("0", 0.5), trial("1", 0.5), trial("2", 0.5, is_whole=False), trial("3", 0.4)]
-    assert "2 trials came out equal" in describe_sweep(found, "validation/P@1", None)
-    assert "equal" not in describe_sweep([found[0], *found[2:]], "validation/P@1", None)
+
+def test_the_best_finalist_must_beat_the_preset_by_more_than_noise():
+    base = np.arange(400) % 4 == 0
+    better = base | (np.arange(400) % 3 == 0)
+    level = base.copy()
+    level[1:4] = True
+
+    def runs(hits: Any) -> list[dict[str, Any]]:
+        return [_run_of(hits), _run_of(np.roll(hits, 4))]
+
+    scores = {"a": runs(better), "b": runs(level), OWN: runs(base)}
+    chosen, noise, said = choose(scores, "P@1")
+    assert (chosen, noise) == ("a", 0.0)
+    assert f"a: validation P@1 {100 * better.mean():.2f}" in said[0]
+    assert len(said) == 3
+    chosen, _, said = choose({"b": runs(level), OWN: runs(base)}, "P@1")
+    assert chosen == OWN
+    assert "take the preset" in said[1]
+    assert expected_best(2) == pytest.approx(1 / math.sqrt(math.pi), abs=0.02)
+
+
+def test_a_sweep_says_what_each_setting_did(tmp_path):
+    draw = np.random.default_rng(0)
+    trials = []
+    key = "regularization.lambda_z.links"
+    for number, weight in enumerate([0.0, *np.geomspace(0.01, 1, 30)]):
+        params = {key: float(weight), "loss.margin": draw.uniform(0.1, 0.5)}
+        value = 0.5 + 0.1 * (0.05 < weight < 0.4) + draw.normal(0, 0.002)
+        trials.append(TrialRecord(str(number), params, value))
+    trials.sort(key=lambda trial: -(trial.value or 0))
+    shares = write_sweep_report(tmp_path, trials, "validation/P@1", None)
+    plot_effects(tmp_path, trials, list(shares), "validation/P@1", 0.002)
+    weight, margin = sorted(effects(trials, shares, 0.002), key=lambda said: "margin" in said)
+    assert weight.startswith(key) and "does not matter" not in weight
+    assert margin.startswith("loss.margin") and "does not matter" in margin
+    assert (tmp_path / "effects.png").stat().st_size > 10_000
+    assert "no setting shows" in effects(trials, shares, 1.0)[0]
 
 
 def _log(output: Path, **settings: Any) -> TrialLog:
@@ -261,6 +300,7 @@ def test_a_trial_that_goes_on_is_told_with_the_time_of_all_its_attempts(tmp_path
         ("--space", "all", "--space all: there are only regularization, optimizer, mining"),
         ("--num-samples", "0", "num_samples: Input should be greater than 0"),
         ("--training.selection-metric", "Q@1", "'Q@1' is not one of P@1"),
+        ("--from-sweep", "none", "--from-sweep none: "),
     ],
 )
 def test_bad_input_is_one_clear_line(flag, value, message, refused):
@@ -327,6 +367,24 @@ def test_a_name_stands_for_one_sweep(config):
     message = r"taken holds another sweep: .*sweep format \(7 there, .*training\.epochs \(3 there,"
     with pytest.raises(RunError, match=message):
         sweep(mine, SETTINGS, margins, training_command)
+
+
+def test_a_sweep_learns_from_one_with_another_metric_or_version_in_no_way(config):
+    directory = RunDirectory(Path(config.output) / "sweeps" / "last-week")
+    directory.create()
+    settings = SETTINGS.model_copy(update={"from_sweep": directory.name})
+
+    def refused(message: str) -> None:
+        with pytest.raises(ConfigError, match=f"--from-sweep last-week.*{message}"):
+            sweep(overlay(config, {"name": "new"}), settings, margins, training_command)
+
+    refused("has no trials")  # as those of earlier versions
+    write_trials(directory.path, {"0": TrialRecord("0", {}, 0.5)})
+    directory.note(plan={"training.selection_metric": "P@1"})
+    refused("P@1, not by R@10")
+    (directory.path / TABLE_FILE).write_text("odd")
+    with pytest.raises(RunError, match=r"trials\.parquet is damaged"):
+        sweep(overlay(config, {"name": "new"}), settings, margins, training_command)
 
 
 @pytest.mark.slow
@@ -404,7 +462,9 @@ def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
 
 SECOND_EPOCH = "checkpoint_000000014"
 LAMBDAS = ["regularization.lambda_x.links", "regularization.lambda_z.links"]
-SETTINGS = SweepConfig(space="own", num_samples=6, search="random", grace_epochs=1, at_once=2)
+SETTINGS = SweepConfig(
+    space="own", num_samples=6, search="random", grace_epochs=1, at_once=2, finalists=0
+)
 
 
 def missing_dataset(config: RunConfig) -> str:
@@ -437,7 +497,7 @@ def test_a_failing_trial_is_reported_and_the_others_go_on(result, config):
     failed = [trial for trial in result.trials if trial.end.startswith("failed: ")]
     assert {trial.params["dataset"] for trial in failed} == {missing_dataset(config)}
     assert all("nowhere" in trial.end and trial.value is None for trial in failed)
-    assert len(failed) == 3 and len(result.trials) == 6
+    assert failed and len(result.trials) == 6
     own = {**dict.fromkeys(LAMBDAS, 0.1), "dataset": config.dataset}
     assert own in [dict(trial.params) for trial in result.trials], "the configuration's own values"
 
@@ -459,7 +519,7 @@ def test_children_and_parent_are_tracked_and_the_best_one_is_told(result):
     names = {child.info.run_id: child.info.run_name for child in children}
     values = {}
     for trial in result.trials:
-        assert re.match(r"00\d-lambda_x\.links-[\d.]+-lambda_z\.links-[\d.]+-", trial.name)
+        assert re.match(r"000-own|00\d-lambda_x\.links-[\d.]+-lambda_z\.links-", trial.name)
         if trial.value is None:
             continue
         values[trial.mlflow_run_id] = trial.value
@@ -489,12 +549,6 @@ def test_what_failed_is_tried_again_and_the_rest_is_kept(result, config):
     shutil.copytree(config.dataset, missing_dataset(config))
     again = search(config)
     assert again.run.id == result.run.id
-    trained = _times_of_checkpoints(Path(config.output) / "runs")
-    fewer = search(config, num_samples=2)
-    assert fewer.trials == again.trials, "what is there is kept"
-    grown = search(config, num_samples=8)
-    assert len(grown.trials) == 8 and all(trial in grown.trials for trial in again.trials)
-    assert trained.items() <= _times_of_checkpoints(Path(config.output) / "runs").items()
     assert not any(trial.end.startswith("failed: ") for trial in again.trials)
     kept = [trial for trial in result.trials if not trial.end.startswith("failed: ")]
     assert [trial for trial in again.trials if trial in result.trials] == kept
@@ -502,7 +556,24 @@ def test_what_failed_is_tried_again_and_the_rest_is_kept(result, config):
     assert all(trial.value is not None for trial in again.trials)
     spans = [(child.info.start_time, child.info.end_time) for child in children_of(again)]
     at_once = [sum(start <= begun < end for start, end in spans) for begun, _ in spans]
-    assert len(spans) == 6 and max(at_once) == SETTINGS.at_once
+    assert len(spans) == 6 and max(at_once) <= 2
+
+
+@pytest.mark.slow
+def test_a_sweep_grows_under_its_name_and_ends_with_finalists(result, config):
+    again = search(config)
+    trained = _times_of_checkpoints(Path(config.output) / "runs")
+    fewer = search(config, num_samples=2)
+    assert fewer.trials == again.trials, "what is there is kept"
+    grown = search(config, num_samples=8, finalists=1)
+    assert len(grown.trials) == 8 and all(trial in grown.trials for trial in again.trials)
+    client = MlflowClient(tracking_uri=grown.run.uri)
+    winner = client.get_run(grown.run.id).data.tags[WINNER]
+    chosen, test_figures = Registry(grown.run.uri).find_logged(grown.run.id, None)
+    assert chosen == winner and test_figures
+    assert client.get_run(winner).data.params["seed"] in {"3", "4"}, "they have chosen no trial"
+    assert any("over the preset's own settings" in said for said in grown.sentences)
+    assert trained.items() <= _times_of_checkpoints(Path(config.output) / "runs").items()
 
 
 @pytest.mark.slow
