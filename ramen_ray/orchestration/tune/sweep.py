@@ -165,11 +165,14 @@ class Sweep:
         """Run all trials that are missing, and try failed ones again, and report on them."""
         config = self.config
         settings = self.settings
-        for name, record in self.records.items():
-            if record.end.startswith((FAILED, OUT_OF_TIME)):
-                self.records[name] = replace(record, end="")
-        num_ended = sum(bool(record.end) for record in self.records.values())
-        missing = settings.num_samples - num_ended
+        again = [
+            name
+            for name, record in self.records.items()
+            if not record.end or record.end.startswith((FAILED, OUT_OF_TIME))
+        ]
+        missing = max(settings.num_samples - len(self.records) + len(again), 0)
+        for name in again[:missing]:
+            self.records[name] = replace(self.records[name], end="")
         budget = math.inf if settings.time_budget is None else settings.time_budget
         log = TrialLog(
             output=config.output,

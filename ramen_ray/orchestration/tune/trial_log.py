@@ -109,6 +109,7 @@ class TrialLog(tune.Callback):
     def setup(self, **_: Any) -> None:
         """Begin, or go on in another process."""
         self.pace = Pace()
+        self.trials: list[Trial] = []
         self.errors.mkdir(parents=True, exist_ok=True)
 
     def record(self, trial: Trial, has_ended: bool | None = None) -> TrialRecord:
@@ -161,6 +162,10 @@ class TrialLog(tune.Callback):
         by_pace = self.pace.seconds_left(done, self.total)
         left = min(math.inf if by_pace is None else by_pace, self.ends_at - time.monotonic())
         logger.info(said if left == math.inf else f"{said}; at most about {left:.0f} s left")
+
+    def on_experiment_end(self, trials: list[Trial], **_: Any) -> None:
+        """Keep the trials; Tune's files of them may be cut by a full disk."""
+        self.trials = trials
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **_: Any) -> None:
         """Let a trial whose process did not die be started again but once."""

@@ -11,9 +11,11 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from errno import ENOSPC
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import ray
@@ -200,11 +202,13 @@ class Trials:
                 if isinstance(error.__context__, OSError):  # Tune has its traceback as the message
                     raise error.__context__ from None
                 raise
+            except (UnpicklingError, EOFError) as error:  # a full disk has cut Tune's own files
+                raise OSError(ENOSPC, os.strerror(ENOSPC), str(folder)) from error
             finally:
                 self.parent.close_children_left_open()
         if results.num_terminated + results.num_errors < len(results):
             raise KeyboardInterrupt  # which Tune treats as a pause
-        return [self.log.record(trial) for trial in tune.ExperimentAnalysis(str(folder)).trials]
+        return [self.log.record(trial) for trial in self.log.trials]
 
     def _trainable(self) -> Any:
         """Return what Tune runs, with what a trial takes: next to nothing, unless it is a worker.
