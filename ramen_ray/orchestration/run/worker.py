@@ -118,12 +118,13 @@ class WorkerTask:
         setup.local.forget(setup.folder)
         answering = choose_answering(setup, training.checkpoints)
         folder = answering.checkpoint.folder
+        metrics = evaluate_answering(setup, answering)
         index = {}
-        if world()[0] == 0:
+        if world()[0] == 0:  # last, as other workers would wait for it to evaluate with them
             model = load_model(folder, part=answering.part).to(worker.device)
             index = make_retriever(self.config, setup.data, model, self.run_directory)
         return WorkerResult(
-            metrics=evaluate_answering(setup, answering),
+            metrics=metrics,
             best_checkpoint=folder,
             best_step=answering.checkpoint.step,
             part=answering.part,

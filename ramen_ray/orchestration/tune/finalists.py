@@ -1,7 +1,7 @@
 """The end of a sweep: its best trials again with further seeds, beside the preset's own settings.
 
-The best of many trials looks better than it is. Further seeds have chosen nothing, so their mean is
-what to expect of it.
+The best of many trials looks better than it is. Further seeds have not chosen the finalists, so
+their mean is what to expect of one; it is a little high of the best of several.
 """
 
 import logging
@@ -145,7 +145,7 @@ def choose(
     spread = [np.var([ratio(run[metric]) for run in of], ddof=1) for of in scores.values()]
     sentences = [
         f"{chosen}: validation {metric} {100 * means[chosen]:.2f} is the mean over "
-        f"{len(scores[chosen])} further seeds, which have chosen nothing",
+        f"{len(scores[chosen])} further seeds, which have not chosen the finalists",
         f"{best} over the preset's own settings: {in_points(gain)}"
         + ("" if is_better else "; level with the preset: take the preset"),
     ]
