@@ -42,12 +42,17 @@ class Halves:
         return ratios(self._among(candidate, ~self.chooses))
 
     def choice(self, default: str) -> tuple[str, str]:
-        """Return the best candidate if it beats the default beyond noise, or else that; and why."""
+        """Return the best candidate if it beats the default beyond noise, or else that; and why.
+
+        A default that was not trained to the end is beaten.
+        """
 
         def chosen_by(candidate: str) -> tuple[float, bool]:
             return ratios(self._among(candidate, self.chooses))[MEAN], candidate == default
 
         best = max(self.scores, key=chosen_by)
+        if default not in self.scores:
+            return best, "as the default was not trained to the end"
         if best == default:
             return default, "the default, and the best"
         if self.gains(best, default)[MEAN].low > 0:

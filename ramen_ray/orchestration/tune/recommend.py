@@ -344,10 +344,9 @@ class _Search:
 
     def choice(self, halves: Halves) -> tuple[str, str]:
         """Return the recipe's candidate, or one that is better beyond noise; and why, in words."""
-        recipe = next(iter(self.candidates))
-        if recipe not in halves.scores:
-            return next(iter(self.validated)), "as the default was not trained to the end"
-        return halves.choice(recipe)
+        if not halves.scores:
+            return next(iter(self.validated)), "as none was trained to the end"
+        return halves.choice(next(iter(self.candidates)))
 
     def rungs(self, chosen: str) -> list[str]:
         """Name what tells why: the best, plain batches, and the base with and without graph."""

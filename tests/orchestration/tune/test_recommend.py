@@ -81,6 +81,9 @@ def test_one_half_of_validation_chooses_and_the_other_measures(
     monkeypatch.setattr(module, "scores_of_run", scores)
     halves = search.halves(None)
     assert search.choice(halves)[0] == chosen
+    late = {name: scores for name, scores in halves.scores.items() if name == "bag-ance"}
+    assert search.choice(replace(halves, scores=late))[0] == "bag-ance"
+    assert search.choice(replace(halves, scores={}))[0] in search.validated
     for name, record in search.measured(halves).items():
         gains, _ = scores(Path(f"search-{name}"))["P@1"]
         assert record.metrics["P@1"] == pytest.approx(gains[~chooses].mean())
