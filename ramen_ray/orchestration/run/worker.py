@@ -10,10 +10,14 @@ import numpy as np
 
 from ramen_ray.bases import Part
 from ramen_ray.config import RunConfig, write_config
+from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import check_intact, whole_file
+from ramen_ray.data.store.same_texts import alike
 from ramen_ray.errors import UserError
 from ramen_ray.method.distributed import from_first_worker, world
+from ramen_ray.method.metrics.comparison import by_piece
 from ramen_ray.method.metrics.evidence import Evidence
 from ramen_ray.method.metrics.ground_truth import evaluate
 from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
@@ -308,12 +312,20 @@ def is_better(setup: RunSetup, ours: Measured, others: Measured) -> bool:
     if world()[0] == 0:
         ground_truth = build_ground_truth(setup.config, setup.data, "validation")
         metric = setup.plan.metric
+        pieces = _pieces(setup)
         gains, gains_of_others = (
-            ground_truth.by_query(topk[0])[metric] for _, topk in (ours, others)
+            by_piece({metric: ground_truth.by_query(topk[0])[metric]}, pieces)[metric]
+            for _, topk in (ours, others)
         )
         evidence = Evidence.measured(gains, gains_of_others, time=1)
         is_beyond_noise = evidence.value > evidence.noise
     return from_first_worker(is_beyond_noise)
+
+
+def _pieces(setup: RunSetup) -> Int64s:
+    """Number validation queries (queries,); those of the same words are one piece of evidence."""
+    queries = Dataset(setup.config.dataset).read("queries/validation").sort_by("query_id")
+    return alike(queries["text"].combine_chunks())
 
 
 def evaluate_answering(setup: RunSetup, answering: Answering) -> Metrics:

@@ -83,8 +83,12 @@ def test_all_vectors_of_the_last_checkpoint_answer_unless_others_are_better_beyo
     counts = np.ones(NUM_ADS, dtype=np.int64)
     ground_truth = GroundTruth.from_clicks(truth, counts, NUM_QUERIES, Propensity())
     monkeypatch.setattr(worker, "build_ground_truth", lambda *_: ground_truth)
+    monkeypatch.setattr(worker, "_pieces", lambda _: np.arange(NUM_QUERIES))
     answering = choose_answering(_Setup(right), _Checkpoints(best_step))
     assert (answering.checkpoint.step, answering.part) == expected
     assert answering.model.step == answering.checkpoint.step
     assert tuple(answering.validated) == PARTS
     assert answering.validated[answering.part][0]["P@1"] == right.get(expected, 10) / NUM_QUERIES
+    monkeypatch.setattr(worker, "_pieces", lambda _: np.arange(NUM_QUERIES) // 10)
+    of_four_pieces = choose_answering(_Setup(right), _Checkpoints(best_step))
+    assert (of_four_pieces.checkpoint.step, of_four_pieces.part) == (LAST, "both")
