@@ -167,7 +167,7 @@ class ClassifierConfig(Section):
     """Scale of the cosine with a text that stands in for a classifier: texts that share words are
     more alike than a query and a classifier."""
     own_hard_negatives: bool = False
-    """Hide the hard negatives of shortlists from the encoder. Classifiers need them, but a
+    """Compare the hard negatives of shortlists with classifiers alone. These need them, but a
     transformer learns them by heart, and those among them that would have been clicked."""
     sharded: bool = False
     """Give each worker a share of the classifiers, instead of all of them to each."""

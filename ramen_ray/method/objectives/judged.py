@@ -11,9 +11,8 @@ from torch.nn import functional
 
 from ramen_ray.data.store.judgements import LOW
 from ramen_ray.method.distributed import staged
-from ramen_ray.method.objectives.losses import LEFT_OUT
 from ramen_ray.method.objectives.terms import NO_NEGATIVES, Term
-from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
+from ramen_ray.method.sampling.encoded import LEFT_OUT, EncodedBatch, StepPart
 from ramen_ray.method.sampling.judged import JudgedAds
 from ramen_ray.method.sampling.step_inputs import StepInputs
 
@@ -61,8 +60,8 @@ def graded_term(weight: float, temperature: float | None = None) -> Term:
 
     def loss(encoded: EncodedBatch) -> Tensor:
         grades_bL = encoded.added[GRADES]
-        is_judged_bL = ~grades_bL.isnan()
         similarity_bL = encoded.own_similarity
+        is_judged_bL = ~grades_bL.isnan() & (similarity_bL > LEFT_OUT)
         if temperature is None:
             losses_b = _margin_errors(similarity_bL, grades_bL, is_judged_bL)
         else:

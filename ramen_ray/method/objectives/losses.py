@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ramen_ray.method.sampling.encoded import LEFT_OUT
+
 SOFTMAX_TEMPERATURE = 0.1
-LEFT_OUT = -1e30  # not -inf: the logsumexp of a row without any other entry has no gradient
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 

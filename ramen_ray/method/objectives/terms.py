@@ -10,15 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ramen_ray.method.distributed import gather_own, own_range, to_device
 from ramen_ray.method.model.heads import unit
-from ramen_ray.method.objectives.losses import LEFT_OUT, Loss
-from ramen_ray.method.sampling.encoded import EncodedBatch
+from ramen_ray.method.objectives.losses import Loss
+from ramen_ray.method.sampling.encoded import LEFT_OUT, EncodedBatch
 from ramen_ray.method.sampling.training_data import Regularizer
 
 TASK, REVERSE = "task", "task_reverse"
@@ -110,12 +109,13 @@ def task_term(
 ) -> Term:
     """Build the term that ranks the ads clicked for a query above all others of the batch.
 
-    ``similarity_of`` returns the similarities (b, L) of this worker's queries to the ads.
+    ``similarity_of`` returns the similarities (b, L) of this worker's queries to the ads, LEFT_OUT
+    of those that do not count.
     """
 
     def ads_loss(encoded: EncodedBatch) -> Tensor:
         similarity_bL = _of_rivals(encoded, similarity_of(encoded))
-        clicked_bL = encoded.own_clicked_in_pool
+        clicked_bL = encoded.own_clicked_in_pool & (similarity_bL > LEFT_OUT)
         losses_b = loss(similarity_bL, encoded.own_places, clicked_bL)
         return losses_b.sum() / len(encoded.batch.queries)
 
@@ -130,26 +130,14 @@ def similarity_to_other_texts(encoded: EncodedBatch) -> Tensor:
     return encoded.own_similarity.masked_fill(has_own_text_bL & ~clicked_bL, LEFT_OUT)
 
 
-def without_shortlists(
-    similarity_of: Callable[[EncodedBatch], Tensor], num_hard_negatives: int
-) -> Callable[[EncodedBatch], Tensor]:
-    """Leave unclicked ads that only shortlists have drawn, so many a query, out of similarities."""
-
-    def to_other_ads(encoded: EncodedBatch) -> Tensor:
-        judged = encoded.batch.hard_negatives[:, num_hard_negatives:]
-        others = np.union1d(encoded.batch.ads, judged)
-        only_listed_L = encoded.copied(torch.from_numpy(~np.isin(encoded.ad_pool.ids, others)))
-        left_out_bL = only_listed_L & ~encoded.own_clicked_in_pool
-        return similarity_of(encoded).masked_fill(left_out_bL, LEFT_OUT)
-
-    return to_other_ads
-
-
 def reverse_term(loss: Loss, weight: float) -> Term:
     """Build the term that ranks the queries with a click on an ad above all others of the batch."""
 
     def queries_loss(encoded: EncodedBatch) -> Tensor:
-        return _reverse_loss(loss, encoded, encoded.all_queries_BD, encoded.ads_LD)
+        clicked_LB = encoded.clicked_in_pool.T
+        if encoded.inputs.is_encoded is not None:
+            clicked_LB = clicked_LB & encoded.copied(encoded.inputs.is_encoded)[:, None]
+        return _reverse_loss(loss, encoded, encoded.all_queries_BD, encoded.ads_LD, clicked_LB)
 
     return Term(REVERSE, weight, queries_loss)
 
@@ -176,7 +164,8 @@ def classifier_reverse_term(loss: Loss, weight: float) -> Term:
 
     def queries_loss(encoded: EncodedBatch) -> Tensor:
         queries_Bd = _asking(encoded, encoded.inputs.queries)
-        return _reverse_loss(loss, encoded, queries_Bd, encoded.added[CLASSIFIERS])
+        clicked_LB = encoded.clicked_in_pool.T
+        return _reverse_loss(loss, encoded, queries_Bd, encoded.added[CLASSIFIERS], clicked_LB)
 
     return Term(CLASSIFIER_REVERSE, weight, queries_loss)
 
@@ -202,9 +191,10 @@ def _of_rivals(encoded: EncodedBatch, similarity_bL: Tensor) -> Tensor:
     return similarity_bL if is_none_bL is None else similarity_bL.masked_fill(is_none_bL, LEFT_OUT)
 
 
-def _reverse_loss(loss: Loss, encoded: EncodedBatch, queries_BD: Tensor, ads_LD: Tensor) -> Tensor:
+def _reverse_loss(
+    loss: Loss, encoded: EncodedBatch, queries_BD: Tensor, ads_LD: Tensor, clicked_LB: Tensor
+) -> Tensor:
     """Return this worker's part of the mean loss over the ads that have a query in the batch."""
-    clicked_LB = encoded.clicked_in_pool.T
     share = to_device(own_range(len(ads_LD)), ads_LD.device)
     no_places_l1 = torch.full_like(share, -1)[:, None]
     similarity_lB = ads_LD[share] @ queries_BD.T

@@ -49,11 +49,13 @@ class Batch:
     queries: Int64s  # (b,) rows of train queries
     ads: Int64s  # (b, P) ads that were clicked for each query
     hard_negatives: Int64s  # (b, H) further ads of the pool: hard negatives, and judged ads
+    # (b, H) further ads of the pool whose texts are not encoded: negatives of classifiers alone
+    unencoded: Int64s
     # per regulariser, its nodes, which need not be of the batch, and their anchors
     anchors: Mapping[Regularizer, NodeAnchors]
 
     def drawn(self) -> list[tuple[str, Int64s]]:
-        """List all ids with the names of the tables that have their texts."""
+        """List all ids that are encoded, with the names of the tables that have their texts."""
         parts = [(QUERIES, self.queries), (ADS, self.ads), (ADS, self.hard_negatives)]
         for regularizer, (nodes, anchors) in self.anchors.items():
             parts += [(node_table(regularizer), nodes)]
@@ -64,14 +66,15 @@ class Batch:
         """Return the global batch, of ``batch_size`` queries, by one collective of all CPUs."""
         if world()[1] == 1:
             return self
-        parts = [ids.reshape(len(ids), -1) for _, ids in self.drawn()]
+        parts = [self.unencoded]
+        parts += [ids.reshape(len(ids), -1) for _, ids in self.drawn()]
         local = torch.from_numpy(np.concatenate(parts, axis=1))
         ends = np.cumsum([ids.shape[1] for ids in parts])[:-1]
         columns = np.split(gather_own(local, batch_size).numpy(), ends, axis=1)
-        queries, ads, hard_negatives, *rest = map(np.ascontiguousarray, columns)
+        unencoded, queries, ads, hard_negatives, *rest = map(np.ascontiguousarray, columns)
         pairs = map(NodeAnchors, *([ids[:, 0] for ids in rest[kind::2]] for kind in (0, 1)))
         anchors = dict(zip(self.anchors, pairs, strict=True))
-        return Batch(queries[:, 0], ads, hard_negatives, anchors)
+        return Batch(queries[:, 0], ads, hard_negatives, unencoded, anchors)
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class Sampler:
     # J; that many of each query's ``judged`` ads join its hard negatives, in columns after these
     num_judged: int = 0
     judged: Csr | None = None
+    encodes_hard_negatives: bool = True  # else they are negatives of classifiers alone
     _order: tuple[int, Clusters | None, Int64s] | None = field(default=None, init=False)
     _linked: dict[Regularizer, tuple[Csr, Csr]] = field(default_factory=dict, init=False)
 
@@ -147,13 +151,16 @@ class Sampler:
             hard_negatives = draw_hard_negatives(
                 sources.shortlists, rows, ids, self.num_hard_negatives, key
             )
+        unencoded = hard_negatives[:, :0]
+        if not self.encodes_hard_negatives:
+            hard_negatives, unencoded = unencoded, hard_negatives
         if self.judged is not None:
             own_keys = keyed_hash((*key, Stream.JUDGED), ids)
             drawn = draw_several(
                 self.judged, rows, own_keys, self.num_judged, (*key, Stream.JUDGED)
             )
             hard_negatives = np.hstack([hard_negatives, drawn])
-        return Batch(rows, ads, hard_negatives, anchors)
+        return Batch(rows, ads, hard_negatives, unencoded, anchors)
 
     def _draw_anchors(
         self,

@@ -19,6 +19,8 @@ from ramen_ray.method.sampling.batches import Batch, SamplingSources
 from ramen_ray.method.sampling.step_inputs import Comparison, Pool, StepInputs
 
 SPARSE_SHARE = 1 / 16
+LEFT_OUT = -1e30
+"""The similarity of what does not count; with -inf, a row of nothing else has no gradient."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,14 @@ class EncodedBatch:
     @cached_property
     @torch.enable_grad()  # whoever asks first, adaptive λ among them
     def own_similarity(self) -> Tensor:
-        """(b, L) similarities of this worker's queries to the ads of the ``ad_pool``."""
-        return self.similarities(self.inputs.task)
+        """(b, L) similarities of this worker's queries to the ads of the ``ad_pool``.
+
+        LEFT_OUT of ads that are not encoded.
+        """
+        similarity_bL = self.similarities(self.inputs.task)
+        if self.inputs.is_encoded is None:
+            return similarity_bL
+        return similarity_bL.masked_fill(~self.copied(self.inputs.is_encoded), LEFT_OUT)
 
     @cached_property
     def clicked_in_pool(self) -> Tensor:

@@ -91,7 +91,7 @@ class Pool:
 
 def pool_figures(batch: Batch, clicks: Csr) -> dict[str, float]:
     """Return figures of a global batch's pool, such as the share of ads clicked for no query."""
-    drawn = [batch.ads, batch.hard_negatives]
+    drawn = [batch.ads, batch.hard_negatives, batch.unencoded]
     pool, _ = _pool(drawn, drawn)
     num_ads = len(pool.ids)
     links = pool.links([clicks], batch.queries)
@@ -124,6 +124,9 @@ class StepInputs:
     tokens: TokenBatch  # this worker's share of the texts
     queries: Tensor  # (B,) int64, positions of the batch's queries among the U, as in a comparison
     task: Comparison  # this worker's queries, and the ads that the batch drew
+    # (L,) bool, the ads of the task whose texts are among the U; None if all are. Other ads have
+    # the position of another text, and classifiers alone are compared with them
+    is_encoded: Tensor | None
     # those that drew, with this worker's nodes and the anchors of their set
     regularizers: Mapping[Regularizer, Comparison]
     # what the parts of the step have added, by name
@@ -152,7 +155,11 @@ class StepInputs:
             arrays = own_positions, candidates, pool.find(drawn), pool.links(graphs, rows)
             return Comparison(pool, *(staged(array, device) for array in arrays))
 
-        of_ads = _pool([batch.ads, batch.hard_negatives], [ads, hard_negatives])
+        nowhere = np.full_like(batch.unencoded, -1)
+        pool, places = _pool(
+            [batch.ads, batch.hard_negatives, batch.unencoded], [ads, hard_negatives, nowhere]
+        )
+        is_encoded = staged(places >= 0, device) if batch.unencoded.size else None
         of_sets = {}
         for name in {regularizer.anchor_set for regularizer in batch.anchors}:
             sides = [regularizer for regularizer in batch.anchors if regularizer.anchor_set == name]
@@ -168,7 +175,8 @@ class StepInputs:
                 texts.tables[mine], texts.rows[mine], texts.lengths[mine], data.tables.values()
             ),
             staged(queries, device),
-            compared(queries, local.queries, local.ads, [data.clicks], *of_ads),
+            compared(queries, local.queries, local.ads, [data.clicks], pool, np.maximum(places, 0)),
+            is_encoded,
             {
                 regularizer: compared(
                     nodes[regularizer],

@@ -38,7 +38,6 @@ from ramen_ray.method.objectives.terms import (
     reverse_term,
     similarity_to_other_texts,
     task_term,
-    without_shortlists,
 )
 from ramen_ray.method.sampling.batches import Sampler, SamplingSources
 from ramen_ray.method.sampling.curriculum import ClusterSchedule, Curriculum
@@ -167,8 +166,6 @@ def _task_terms(config: RunConfig, triplet: TripletLoss) -> list[Term]:
     by_cosine = parts.loss == "triplet"
     takes_all = config.loss.own_text_negatives
     similarity_of = own_similarity if takes_all else similarity_to_other_texts
-    if parts.heads == "classifier" and settings.own_hard_negatives:
-        similarity_of = without_shortlists(similarity_of, parts.num_hard_negatives)
     terms = [task_term(encoder_loss, encoder_share * (1 - reverse), similarity_of=similarity_of)]
     if reverse:
         terms.append(reverse_term(encoder_loss, encoder_share * reverse))
@@ -242,6 +239,7 @@ def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData
         parts.num_positives,
         config.judged.num_negatives,
         drawn,
+        parts.heads == "none" or not config.classifier.own_hard_negatives,
     )
 
 

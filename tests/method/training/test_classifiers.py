@@ -71,8 +71,8 @@ def test_terms_equal_loops_over_the_printed_sums(own_hard_negatives, config, pre
     losses = run.objective.losses(encoded, step=1)
     found = dict(zip(run.objective.names, losses.tolist(), strict=True))
     clicks, batch = rows_of(prepared_bag.clicks["train"]), encoded.batch
-    drawn = np.concatenate([batch.ads.ravel(), batch.hard_negatives.ravel()])
-    pool = sorted({ad for ad in drawn.tolist() if ad >= 0})
+    drawn = np.concatenate([batch.ads, batch.hard_negatives, batch.unencoded], axis=1)
+    pool = sorted({ad for ad in drawn.ravel().tolist() if ad >= 0})
     clicked = [set(clicks[row]) for row in batch.queries]
     assert any((ads & set(pool)) - set(own) for ads, own in zip(clicked, batch.ads, strict=True))
 
@@ -90,12 +90,19 @@ def test_terms_equal_loops_over_the_printed_sums(own_hard_negatives, config, pre
     for name, scores in (("task", cosines / 0.05), ("classifier", logits)):
         positives = [[place for place, ad in enumerate(pool) if ad in ads] for ads in clicked]
         reverse = [[i for i, ads in enumerate(clicked) if ad in ads] for ad in pool]
-        ranked = scores.clone()
         if own_hard_negatives and name == "task":
-            hidden = [[ad not in {*ads, *batch.ads.ravel()} for ad in pool] for ads in clicked]
-            assert any(map(any, hidden))
-            ranked[torch.tensor(hidden)] = -torch.inf
-        rows = [_decoupled(row, own) for row, own in zip(ranked, positives, strict=True)]
+            texts = encoded.inputs.texts
+            encoded_ads = texts.rows[texts.tables == list(run.sampler.data.tables).index(ADS)]
+            ((nodes, _),) = batch.anchors.values()
+            assert np.isin(encoded_ads, [*batch.ads.ravel(), *nodes]).all()
+            places = [place for place, ad in enumerate(pool) if ad in batch.ads]
+            assert any(set(own) - set(places) for own in positives)
+            positives = [
+                [places.index(place) for place in own if place in places] for own in positives
+            ]
+            reverse = [reverse[place] for place in places]
+            scores = scores[:, places]
+        rows = [_decoupled(row, own) for row, own in zip(scores, positives, strict=True)]
         expected[name] = sum(rows) / len(rows)
         columns = [_decoupled(column, own) for column, own in zip(scores.T, reverse, strict=True)]
         expected[f"{name}_reverse"] = sum(columns) / sum(map(bool, reverse))
@@ -177,6 +184,7 @@ def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> 
 
 
 def test_two_workers_train_as_one_with_the_table_whole_or_in_shares(config, prepared_bag, tmp_path):
+    config = overlay(config, {"classifier.own_hard_negatives": True})
     run_two_workers(_two_workers, tmp_path, config, prepared_bag.path)
     alone = Run(config, prepared_bag)
     expected = alone.train(3)
