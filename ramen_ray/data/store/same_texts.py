@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.store.dataset import Dataset
 
 NULL_WORDS = (
     *("NULL", "Null", "null", "(null)", "#NULL!", "None", "NONE", "none", r"\N"),
@@ -46,6 +47,12 @@ def alike(texts: pa.Array) -> Int64s:
     words = [" ".join(sorted({*text.split()})) for text in bare.to_pylist()]
     keys = pc.if_else(pc.equal(words, ""), folded, pa.array(words, pa.string()))
     return np.asarray(keys.dictionary_encode().indices, dtype=np.int64)
+
+
+def alike_queries(dataset: Dataset, split: str) -> Int64s:
+    """Number the queries (queries,) of a split by :func:`alike`, in the order of their ids."""
+    queries = dataset.read(f"queries/{split}").sort_by("query_id")
+    return alike(queries["text"].combine_chunks())
 
 
 def nearly(names: pa.Array) -> pa.Array:

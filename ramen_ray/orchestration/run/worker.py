@@ -1,69 +1,31 @@
 """What a worker of a run does: it trains, evaluates the model that answers, makes its retriever."""
 
-import json
 import time
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from ramen_ray.bases import Part
-from ramen_ray.config import RunConfig, write_config
-from ramen_ray.data.arrays import Int64s
+from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.made_folder import check_intact, whole_file
-from ramen_ray.data.store.same_texts import alike
-from ramen_ray.errors import UserError
-from ramen_ray.method.distributed import from_first_worker, world
-from ramen_ray.method.metrics.comparison import by_piece
-from ramen_ray.method.metrics.evidence import Evidence
-from ramen_ray.method.metrics.ground_truth import evaluate
-from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
-from ramen_ray.method.model.occurring_tokens import keep_tokens
-from ramen_ray.method.model.pretrained import content_of
-from ramen_ray.method.retrieval.search import TopK
-from ramen_ray.method.sampling.step_inputs import pool_figures
-from ramen_ray.method.training.state import TrainState
+from ramen_ray.method.distributed import world
+from ramen_ray.method.model.dual_encoder import load_model
 from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.background.from_checkpoints import pruning_task, shortlist_task
 from ramen_ray.orchestration.background.task import TaskContext
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
+from ramen_ray.orchestration.run.answering import Metrics, choose_answering, evaluate_answering
 from ramen_ray.orchestration.run.build import (
-    build_classifiers,
-    build_ground_truth,
-    build_model,
     build_objective,
-    build_propensity,
     build_sampler,
-    build_state,
     build_training_data,
-    held_classifiers,
     use_bf16,
 )
-from ramen_ray.orchestration.run.checkpoints import Checkpoint, Checkpoints
-from ramen_ray.orchestration.run.directory import (
-    CONFIG_FILE,
-    IDENTITY_FILE,
-    PART_ADS_FILE,
-    TEST_ADS_FILE,
-    VALIDATION_ADS_FILE,
-    Identity,
-)
-from ramen_ray.orchestration.run.identity import check_meanwhile
-from ramen_ray.orchestration.run.inputs import CARRIED_FILE
-from ramen_ray.orchestration.run.loop import Plan, Setup, start_or_resume, train
-from ramen_ray.orchestration.run.processes import TooManyTexts, WorkerContext, prepare_process
+from ramen_ray.orchestration.run.directory import Identity
+from ramen_ray.orchestration.run.loop import Plan, start_or_resume, train
+from ramen_ray.orchestration.run.processes import WorkerContext, prepare_process
 from ramen_ray.orchestration.run.retriever import make_retriever
+from ramen_ray.orchestration.run.setup import RunSetup
 from ramen_ray.tracking.runs import Run
-
-LEAST_TEXTS_AT_ONCE = 16  # fewer are not what fills a memory
-TEXTS_AT_ONCE_FILE = "texts_at_once"  # in a run's folder, once a step has not fitted into memory
-PARTS: tuple[Part, ...] = ("encoder", "classifier", "both")
-
-Measured = tuple[dict[str, float], TopK]  # metrics, and on the first worker ids of the best ads
-Metrics = dict[str, dict[str, dict[str, float]]]  # by row, split and name
 
 
 @dataclass(frozen=True)
@@ -140,88 +102,6 @@ class WorkerTask:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSetup(Setup[DualEncoder]):
-    """What a worker of a run trains with; ``local`` has its machine's copies of what steps read."""
-
-    config: RunConfig
-    data: Prepared
-    local: LocalFolder
-    made_from: Identity  # as the driver has found it
-
-    def new_model(self) -> DualEncoder:
-        """Build the model that training starts from; a RunError if the encoder has changed."""
-        model = build_model(self.config).to(self.worker.device)
-        expected = {"encoder": self.made_from["encoder"]}  # compared after the model was read
-        check_meanwhile(expected, {"encoder": content_of(self.config.encoder.pretrained)})
-        if model.classifier_head is not None:
-            file = self.folder / CARRIED_FILE
-            carried = np.load(file) if file.is_file() else None
-            model.classifiers = build_classifiers(self.config, model, self.data, carried)
-        return model
-
-    def open_model(self, checkpoint: Path) -> DualEncoder:
-        """Open a checkpoint's model; its classifiers, otherwise mapped, go to the device too."""
-        device = self.worker.device
-        model = load_model(checkpoint, held_classifiers(self.config, self.data))
-        if model.classifiers is not None:
-            vectors = model.classifiers.vectors.to(device)
-            model.classifiers = replace(model.classifiers, vectors=vectors)
-        return model.to(device)
-
-    def new_state(self, model: DualEncoder) -> TrainState:
-        """Build what changes besides the model, which keeps only the tokens that occur."""
-        keep_tokens(model.encoder, self.data.occurring_tokens)
-        model.texts_at_once = self.texts_at_once
-        if self.config.encoder.compile:
-            model.encoder.backbone.compile(dynamic=True)  # no two steps have one shape
-        return build_state(
-            self.config, model, self.worker.wrap(model), self.sampler, self.objective
-        )
-
-    @cached_property  # as this attempt began: another worker may note fewer for the next
-    def texts_at_once(self) -> int | None:
-        """How many texts a step encodes at once: what has fitted into memory, once noted."""
-        file = self.folder / TEXTS_AT_ONCE_FILE
-        return int(file.read_text()) if file.is_file() else self.config.training.texts_at_once
-
-    def with_fewer_texts(self, error: StepMemoryError) -> Exception:
-        """Note half as many texts at once for the next attempt; returns what this one ends with."""
-        fewer = min(self.texts_at_once or error.num_texts, error.num_texts) // 2
-        if fewer < LEAST_TEXTS_AT_ONCE:
-            return UserError(str(error))
-        with whole_file(self.folder / TEXTS_AT_ONCE_FILE) as aside:
-            aside.write_text(f"{fewer}\n")
-        return TooManyTexts(error.step, fewer)
-
-    def save_model(self, model: DualEncoder, checkpoint: Path) -> None:
-        """Write the model, the configuration, and what the run is made from."""
-        model.save(checkpoint, self.config.encoder.max_length)
-        write_config(self.config, checkpoint / CONFIG_FILE)
-        (checkpoint / IDENTITY_FILE).write_text(json.dumps(self.made_from) + "\n")
-
-    def measure(self, model: DualEncoder, split: str) -> Measured:
-        """Evaluate a model on a split; returns the metrics and the best ads of each query."""
-        return evaluate(model, self.data, split, build_propensity(self.config), self.use_bf16)
-
-    def trained_model(self, checkpoint: Path) -> DualEncoder:
-        """Open the intact model of a checkpoint, with this worker's share of its classifiers."""
-        check_intact(checkpoint)
-        model = load_model(checkpoint, held_classifiers(self.config, self.data))
-        return model.to(self.worker.device)
-
-    def validate(self, model: DualEncoder) -> dict[str, float]:
-        """Return the metrics of the validation split."""
-        return self.measure(model, "validation")[0]
-
-    def figures_of_batch(self, step: int, state: TrainState) -> dict[str, float]:
-        """Return figures of a step's pool, if the loss sees all of it."""
-        if self.config.base.parts.loss == "triplet":
-            return {}
-        batch = self.sampler.draw(step, state.sources, []).gathered(self.sampler.batch_size)
-        return pool_figures(batch, self.sampler.data.clicks)
-
-
 def run_setup(task: WorkerTask, worker: WorkerContext) -> RunSetup:
     """Map the data into memory, and build what training needs besides the model."""
     config = task.config
@@ -264,102 +144,3 @@ def run_setup(task: WorkerTask, worker: WorkerContext) -> RunSetup:
         local=local,
         made_from=task.made_from,
     )
-
-
-@dataclass(frozen=True)
-class Answering:
-    """The checkpoint that answers, and the part of its vectors that does."""
-
-    checkpoint: Checkpoint
-    model: DualEncoder
-    part: Part
-    validated: dict[Part, Measured]  # by part, on the validation split
-
-
-def choose_answering(setup: RunSetup, checkpoints: Checkpoints) -> Answering:
-    """Choose the last checkpoint and all of its vectors, unless others are better beyond noise.
-
-    The highest of some figures is mostly a choice of noise. Validation decides by paired queries,
-    first about the part of the last checkpoint, then about the best checkpoint.
-    """
-    last = checkpoints.last()
-    best = checkpoints.best()
-    assert last is not None, "the last step has a checkpoint"
-    model = setup.trained_model(last.folder)
-    parts = PARTS if model.classifiers is not None else PARTS[:1]
-    validated = {part: _validated(setup, model, part) for part in parts}
-    whole = parts[-1]
-    others = [part for part in parts if is_better(setup, validated[part], validated[whole])]
-    metric = setup.plan.metric
-    part = max(others, key=lambda part: validated[part][0][metric], default=whole)
-    if best.step != last.step:
-        model_of_best = setup.trained_model(best.folder)
-        validated_best = _validated(setup, model_of_best, part)
-        if is_better(setup, validated_best, validated[part]):
-            validated = {each: _validated(setup, model_of_best, each) for each in parts}
-            return Answering(best, model_of_best, part, validated)
-    return Answering(last, model, part, validated)
-
-
-def _validated(setup: RunSetup, model: DualEncoder, part: Part) -> Measured:
-    model.part = part
-    return setup.measure(model, "validation")
-
-
-def is_better(setup: RunSetup, ours: Measured, others: Measured) -> bool:
-    """Say, on every worker the same, whether validation prefers ``ours`` beyond noise."""
-    is_beyond_noise = False
-    if world()[0] == 0:
-        ground_truth = build_ground_truth(setup.config, setup.data, "validation")
-        metric = setup.plan.metric
-        pieces = _pieces(setup)
-        gains, gains_of_others = (
-            by_piece({metric: ground_truth.by_query(topk[0])[metric]}, pieces)[metric]
-            for _, topk in (ours, others)
-        )
-        evidence = Evidence.measured(gains, gains_of_others, time=1)
-        is_beyond_noise = evidence.value > evidence.noise
-    return from_first_worker(is_beyond_noise)
-
-
-def _pieces(setup: RunSetup) -> Int64s:
-    """Number validation queries (queries,); those of the same words are one piece of evidence."""
-    queries = Dataset(setup.config.dataset).read("queries/validation").sort_by("query_id")
-    return alike(queries["text"].combine_chunks())
-
-
-def evaluate_answering(setup: RunSetup, answering: Answering) -> Metrics:
-    """Evaluate the model that answers and the untrained one on all held-out splits.
-
-    A model with classifiers is evaluated by each part of its vectors. The first worker writes the
-    best ads of test and validation queries, ids (queries, k), into TEST_ADS_FILE and
-    VALIDATION_ADS_FILE, and those of test queries by each part into PART_ADS_FILE.
-    """
-    splits = setup.data.splits[1:]
-    untrained = setup.new_model()
-    metrics = {"untrained": {split: setup.measure(untrained, split)[0] for split in splits}}
-    measured: dict[Part, dict[str, Measured]] = {}
-    for part, validated in answering.validated.items():
-        answering.model.part = part
-        measured[part] = {
-            split: validated if split == "validation" else setup.measure(answering.model, split)
-            for split in splits
-        }
-        of_splits = {split: figures for split, (figures, _) in measured[part].items()}
-        if len(answering.validated) > 1:
-            metrics[part] = of_splits
-        if part == answering.part:
-            metrics["trained"] = of_splits
-    if world()[0] == 0:
-        chosen = measured[answering.part]
-        _save_ads(setup.folder / TEST_ADS_FILE, chosen["test"][1])
-        _save_ads(setup.folder / VALIDATION_ADS_FILE, chosen["validation"][1])
-        if len(measured) > 1:
-            for part, by_split in measured.items():
-                _save_ads(setup.folder / PART_ADS_FILE.format(part), by_split["test"][1])
-    return metrics
-
-
-def _save_ads(file: Path, topk: TopK) -> None:
-    with whole_file(file) as aside, aside.open("wb") as opened:
-        np.save(opened, topk[0])

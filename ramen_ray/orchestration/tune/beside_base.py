@@ -10,7 +10,7 @@ from ramen_ray.bases import Part
 from ramen_ray.config import WITHOUT_GRAPH, ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import in_use
-from ramen_ray.data.store.same_texts import alike
+from ramen_ray.data.store.same_texts import alike_queries
 from ramen_ray.method.metrics.comparison import Difference, by_piece, paired_differences
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
@@ -76,8 +76,7 @@ def fit_beside_base(config: RunConfig) -> Ladder:
     pairs = list(pairwise(results))
     if len(results) > 2:
         pairs.append((next(iter(results)), next(reversed(results))))
-    queries = dataset.read("queries/test").sort_by("query_id")
-    pieces = alike(queries["text"].combine_chunks())
+    pieces = alike_queries(dataset, "test")
     gains = {}
     for before, name in pairs:
         runs = results[name].run_directory, results[before].run_directory

@@ -10,7 +10,7 @@ import numpy as np
 
 from ramen_ray.data.arrays import Booleans
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.same_texts import alike
+from ramen_ray.data.store.same_texts import alike_queries
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.ground_truth import HEADLINES
 from ramen_ray.method.metrics.ranking import PerQuery, ratios
@@ -20,8 +20,7 @@ MEAN = "mean of the headlines"
 
 def choosing_queries(dataset: Dataset, seed: int) -> Booleans:
     """Flag a half of the validation queries (queries,); those of the same words go together."""
-    queries = dataset.read("queries/validation").sort_by("query_id")
-    pieces = alike(queries["text"].combine_chunks())
+    pieces = alike_queries(dataset, "validation")
     return (np.random.default_rng(seed).random(pieces.max() + 1) < 0.5)[pieces]
 
 

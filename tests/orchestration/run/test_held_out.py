@@ -1,6 +1,7 @@
 """What a run answers by: all of its vectors and its last checkpoint, unless beyond noise."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity
-from ramen_ray.orchestration.run import worker
-from ramen_ray.orchestration.run.worker import PARTS, choose_answering
+from ramen_ray.orchestration.run import answering as what_answers
+from ramen_ray.orchestration.run.answering import PARTS, choose_answering
 
 NUM_QUERIES, NUM_ADS, EARLIER, LAST = 40, 50, 7, 14
 
@@ -49,7 +50,8 @@ class _Setup:
     """Measures models whose first answers are right for so many queries, by step and part."""
 
     plan = _Plan()
-    config = data = None
+    config = SimpleNamespace(dataset="")
+    data = None
 
     def __init__(self, right: dict[tuple[int, str], int]) -> None:
         self.right = right
@@ -82,13 +84,14 @@ def test_all_vectors_of_the_last_checkpoint_answer_unless_others_are_better_beyo
     truth = Csr.from_pairs(np.arange(NUM_QUERIES), np.arange(NUM_QUERIES), NUM_QUERIES)
     counts = np.ones(NUM_ADS, dtype=np.int64)
     ground_truth = GroundTruth.from_clicks(truth, counts, NUM_QUERIES, Propensity())
-    monkeypatch.setattr(worker, "build_ground_truth", lambda *_: ground_truth)
-    monkeypatch.setattr(worker, "_pieces", lambda _: np.arange(NUM_QUERIES))
+    monkeypatch.setattr(what_answers, "build_ground_truth", lambda *_: ground_truth)
+    monkeypatch.setattr(what_answers, "Dataset", lambda _: None)
+    monkeypatch.setattr(what_answers, "alike_queries", lambda *_: np.arange(NUM_QUERIES))
     answering = choose_answering(_Setup(right), _Checkpoints(best_step))
     assert (answering.checkpoint.step, answering.part) == expected
     assert answering.model.step == answering.checkpoint.step
     assert tuple(answering.validated) == PARTS
     assert answering.validated[answering.part][0]["P@1"] == right.get(expected, 10) / NUM_QUERIES
-    monkeypatch.setattr(worker, "_pieces", lambda _: np.arange(NUM_QUERIES) // 10)
+    monkeypatch.setattr(what_answers, "alike_queries", lambda *_: np.arange(NUM_QUERIES) // 10)
     of_four_pieces = choose_answering(_Setup(right), _Checkpoints(best_step))
     assert (of_four_pieces.checkpoint.step, of_four_pieces.part) == (LAST, "both")

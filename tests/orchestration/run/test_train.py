@@ -26,7 +26,8 @@ from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.run.fit import fit, fit_on
 from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.processes import Train, WorkerContext, train_in_one_worker
-from ramen_ray.orchestration.run.worker import TEXTS_AT_ONCE_FILE, WorkerResult
+from ramen_ray.orchestration.run.setup import TEXTS_AT_ONCE_FILE
+from ramen_ray.orchestration.run.worker import WorkerResult
 from ramen_ray.tracking.runs import Run
 
 EPOCH = 7  # steps of an epoch of the made dataset

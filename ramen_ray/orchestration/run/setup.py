@@ -1,0 +1,121 @@
+"""What a worker of a run trains with, and how it measures the models of the run."""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ramen_ray.config import RunConfig, write_config
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.made_folder import check_intact, whole_file
+from ramen_ray.errors import UserError
+from ramen_ray.method.metrics.ground_truth import evaluate
+from ramen_ray.method.model.dual_encoder import DualEncoder, load_model
+from ramen_ray.method.model.occurring_tokens import keep_tokens
+from ramen_ray.method.model.pretrained import content_of
+from ramen_ray.method.retrieval.search import TopK
+from ramen_ray.method.sampling.step_inputs import pool_figures
+from ramen_ray.method.training.state import TrainState
+from ramen_ray.method.training.step import StepMemoryError
+from ramen_ray.orchestration.cluster.local_folder import LocalFolder
+from ramen_ray.orchestration.run.build import (
+    build_classifiers,
+    build_model,
+    build_propensity,
+    build_state,
+    held_classifiers,
+)
+from ramen_ray.orchestration.run.directory import CONFIG_FILE, IDENTITY_FILE, Identity
+from ramen_ray.orchestration.run.identity import check_meanwhile
+from ramen_ray.orchestration.run.inputs import CARRIED_FILE
+from ramen_ray.orchestration.run.loop import Setup
+from ramen_ray.orchestration.run.processes import TooManyTexts
+
+LEAST_TEXTS_AT_ONCE = 16  # fewer are not what fills a memory
+TEXTS_AT_ONCE_FILE = "texts_at_once"  # in a run's folder, once a step has not fitted into memory
+
+Measured = tuple[dict[str, float], TopK]  # metrics, and on the first worker ids of the best ads
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSetup(Setup[DualEncoder]):
+    """What a worker of a run trains with; ``local`` has its machine's copies of what steps read."""
+
+    config: RunConfig
+    data: Prepared
+    local: LocalFolder
+    made_from: Identity  # as the driver has found it
+
+    def new_model(self) -> DualEncoder:
+        """Build the model that training starts from; a RunError if the encoder has changed."""
+        model = build_model(self.config).to(self.worker.device)
+        expected = {"encoder": self.made_from["encoder"]}  # compared after the model was read
+        check_meanwhile(expected, {"encoder": content_of(self.config.encoder.pretrained)})
+        if model.classifier_head is not None:
+            file = self.folder / CARRIED_FILE
+            carried = np.load(file) if file.is_file() else None
+            model.classifiers = build_classifiers(self.config, model, self.data, carried)
+        return model
+
+    def open_model(self, checkpoint: Path) -> DualEncoder:
+        """Open a checkpoint's model; its classifiers, otherwise mapped, go to the device too."""
+        device = self.worker.device
+        model = load_model(checkpoint, held_classifiers(self.config, self.data))
+        if model.classifiers is not None:
+            vectors = model.classifiers.vectors.to(device)
+            model.classifiers = replace(model.classifiers, vectors=vectors)
+        return model.to(device)
+
+    def new_state(self, model: DualEncoder) -> TrainState:
+        """Build what changes besides the model, which keeps only the tokens that occur."""
+        keep_tokens(model.encoder, self.data.occurring_tokens)
+        model.texts_at_once = self.texts_at_once
+        if self.config.encoder.compile:
+            model.encoder.backbone.compile(dynamic=True)  # no two steps have one shape
+        return build_state(
+            self.config, model, self.worker.wrap(model), self.sampler, self.objective
+        )
+
+    @cached_property  # as this attempt began: another worker may note fewer for the next
+    def texts_at_once(self) -> int | None:
+        """How many texts a step encodes at once: what has fitted into memory, once noted."""
+        file = self.folder / TEXTS_AT_ONCE_FILE
+        return int(file.read_text()) if file.is_file() else self.config.training.texts_at_once
+
+    def with_fewer_texts(self, error: StepMemoryError) -> Exception:
+        """Note half as many texts at once for the next attempt; returns what this one ends with."""
+        fewer = min(self.texts_at_once or error.num_texts, error.num_texts) // 2
+        if fewer < LEAST_TEXTS_AT_ONCE:
+            return UserError(str(error))
+        with whole_file(self.folder / TEXTS_AT_ONCE_FILE) as aside:
+            aside.write_text(f"{fewer}\n")
+        return TooManyTexts(error.step, fewer)
+
+    def save_model(self, model: DualEncoder, checkpoint: Path) -> None:
+        """Write the model, the configuration, and what the run is made from."""
+        model.save(checkpoint, self.config.encoder.max_length)
+        write_config(self.config, checkpoint / CONFIG_FILE)
+        (checkpoint / IDENTITY_FILE).write_text(json.dumps(self.made_from) + "\n")
+
+    def measure(self, model: DualEncoder, split: str) -> Measured:
+        """Evaluate a model on a split; returns the metrics and the best ads of each query."""
+        return evaluate(model, self.data, split, build_propensity(self.config), self.use_bf16)
+
+    def trained_model(self, checkpoint: Path) -> DualEncoder:
+        """Open the intact model of a checkpoint, with this worker's share of its classifiers."""
+        check_intact(checkpoint)
+        model = load_model(checkpoint, held_classifiers(self.config, self.data))
+        return model.to(self.worker.device)
+
+    def validate(self, model: DualEncoder) -> dict[str, float]:
+        """Return the metrics of the validation split."""
+        return self.measure(model, "validation")[0]
+
+    def figures_of_batch(self, step: int, state: TrainState) -> dict[str, float]:
+        """Return figures of a step's pool, if the loss sees all of it."""
+        if self.config.base.parts.loss == "triplet":
+            return {}
+        batch = self.sampler.draw(step, state.sources, []).gathered(self.sampler.batch_size)
+        return pool_figures(batch, self.sampler.data.clicks)
