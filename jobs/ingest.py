@@ -14,7 +14,7 @@ Examples:
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-zero-shot
     python jobs/ingest.py novel --dataset datasets/foldoc --output foldoc-one-shot --one-shot
     python jobs/ingest.py judged --dataset mine --judged judgements/judgements.parquet \
-        --judged-highest 3 --output mine-judged
+        --judged-highest 3
 """
 
 import shlex
@@ -38,9 +38,6 @@ from ramen_ray.errors import shown_path
 class Import(Section):
     """What all importers have in common."""
 
-    output: Path
-    """Dataset directory to write; must not exist."""
-
     @abstractmethod
     def run(self) -> Dataset:
         """Write the dataset directory and open it."""
@@ -49,6 +46,8 @@ class Import(Section):
 class Tables(Import):
     """Import your own tables: clicks and, if you have them, queries and ads."""
 
+    output: Path
+    """Dataset directory to write; must not exist."""
     tables: Annotated[UserTables, tyro.conf.arg(name="")]
     name: str | None = None
     """Name of the dataset; by default that of the folder."""
@@ -64,6 +63,8 @@ class Tables(Import):
 class Novel(Import):
     """Make some ads of a dataset novel: they have no clicks in training, only in the test."""
 
+    output: Path
+    """Dataset directory to write; must not exist."""
     dataset: Path
     """Dataset directory to split."""
     settings: Annotated[NovelSettings, tyro.conf.arg(name="")]
@@ -74,14 +75,19 @@ class Novel(Import):
 
 
 class Judged(Import):
-    """Add judgements to a dataset, such as those of jobs/judge.py."""
+    """Add judgements to a dataset, such as those of jobs/judge.py.
+
+    They replace those of the same query, ad and source.
+    """
 
     dataset: Path
-    """Dataset directory."""
+    """Dataset directory that they are added to, unless there is an output."""
+    output: Path | None = None
+    """Dataset directory to write in place of changing the other; must not exist."""
     table: Annotated[JudgedTable, tyro.conf.arg(name="")]
 
     def run(self) -> Dataset:
-        """Write the dataset with them."""
+        """Add them."""
         return add_judgements(Dataset(self.dataset), self.table, self.output)
 
 

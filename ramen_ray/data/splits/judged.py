@@ -1,16 +1,38 @@
-"""Add a user's judgements to a dataset that was imported before: the result is another dataset."""
+"""Add judgements to a dataset: to the directory itself, or to a new one made from it."""
 
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ramen_ray.data.engine import Connection, count, engine, name_literal, run, stream
+from ramen_ray.data.checks.validation import check
+from ramen_ray.data.engine import (
+    Connection,
+    count,
+    engine,
+    name_literal,
+    run,
+    stream,
+    text_literal,
+)
 from ramen_ray.data.findings import FaultKind
 from ramen_ray.data.splits.kept import new_dataset_from, write_kept
-from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.data.store.schemas import JUDGED, SIDES, SPLITS, Side
+from ramen_ray.data.store.changing import hidden, not_in_use, to_change
+from ramen_ray.data.store.dataset import (
+    WHILE_READ,
+    Dataset,
+    DatasetError,
+    DatasetWriter,
+    write_metadata,
+)
+from ramen_ray.data.store.made_folder import owned_folder
+from ramen_ray.data.store.schemas import JUDGED, JUDGED_FOLDER, SIDES, SPLITS, Side
 from ramen_ray.data.tables.graphs.nodes import node_names
 from ramen_ray.data.tables.reading.columns import grade_column, text_column
 from ramen_ray.data.tables.reading.loading import UserTable
+from ramen_ray.errors import without_secrets
 
 
 @dataclass(frozen=True)
@@ -33,11 +55,11 @@ class JudgedTable:
     """Leave out rows with bad grades or unknown queries and ads, instead of refusing them."""
 
 
-def add_judgements(parent: Dataset, given: JudgedTable, output: Path) -> Dataset:
-    """Write the dataset with these judgements in place of its own.
+def add_judgements(parent: Dataset, given: JudgedTable, output: Path | None = None) -> Dataset:
+    """Add judgements to a dataset, in place or as the new dataset ``output``.
 
-    A query that is in several splits, or whose other spellings are, is judged in the last only.
-    Raises a DatasetError if rows are wrong.
+    They replace those of the same query, ad and source. A query that is in several splits, or whose
+    other spellings are, is judged in the last only. Raises a DatasetError if rows are wrong.
     """
     columns = {
         "query": node_names(parent.metadata, "query", given.query, "keep"),
@@ -46,10 +68,7 @@ def add_judgements(parent: Dataset, given: JudgedTable, output: Path) -> Dataset
         "source": text_column(given.source),
     }
     table = UserTable(given.judged, columns, given.skip_bad_rows)
-    with (
-        new_dataset_from(parent, output, "judged", "judged", vars(given)) as writer,
-        engine(writer.folder, dataset=parent) as connection,
-    ):
+    with adding_judgements(parent, output, vars(given)) as connection:
         table.load(connection, "judged_rows", "SELECT * FROM source")
         for side in SIDES:
             _find(connection, parent, side, table)
@@ -61,15 +80,63 @@ def add_judgements(parent: Dataset, given: JudgedTable, output: Path) -> Dataset
             FROM judged_rows JOIN query_ids ON query_ids.name = query
             JOIN ad_ids ON ad_ids.name = ad WHERE query_split = query_last GROUP BY ALL"""
         run(connection, "averaging judgements", judged)
-        for name in parent.tables:
-            if name not in JUDGED:
-                write_kept(parent, name, {}, writer)
-        for number, name in enumerate(JUDGED):
-            rows = f"""SELECT query_id, ad_id, source, grade FROM judged WHERE split = {number}
-                ORDER BY query_id, ad_id, source"""
-            if count(connection, f"SELECT count(*) FROM judged WHERE split = {number}"):
-                writer.write(name, stream(connection, rows))
-    return Dataset(output)
+    return Dataset(output or parent.path)
+
+
+@contextmanager
+def adding_judgements(
+    parent: Dataset, output: Path | None, settings: Mapping[str, Any], replaced: str | None = None
+) -> Iterator[Connection]:
+    """Let the block make ``judged`` (split, query_id, ad_id, source, grade), and write its rows.
+
+    ``split`` is a number of SPLITS. The parent's own judgements stay, but for those of a pair and
+    source in ``judged`` and those by the source ``replaced``. Without ``output`` they are written
+    into the parent, whole or not at all; ``settings`` go into ``dataset.json``.
+    """
+    made = without_secrets(dict(settings))
+    if output is not None:
+        with new_dataset_from(parent, output, JUDGED_FOLDER, JUDGED_FOLDER, made) as writer:
+            for name in parent.tables:
+                if name not in JUDGED:
+                    write_kept(parent, name, {}, writer)
+            with engine(writer.folder, dataset=parent) as connection:
+                yield connection
+                _write(connection, parent, writer, replaced)
+        return
+    before = parent.fingerprint
+    with not_in_use(parent.path):
+        check(parent)
+    with owned_folder(parent.path) as aside:
+        with engine(aside, dataset=parent) as connection:
+            yield connection
+            written = _write(connection, parent, DatasetWriter(aside), replaced)
+        with to_change(parent.path) as now:
+            if now.fingerprint != before:
+                raise DatasetError(f"{now.path} has changed {WHILE_READ}")
+            place = now.path / JUDGED_FOLDER
+            with hidden(now.path, f"{JUDGED_FOLDER}/"):
+                shutil.rmtree(place, ignore_errors=True)
+                (aside / JUDGED_FOLDER).mkdir(exist_ok=True)  # there may be none
+                (aside / JUDGED_FOLDER).rename(place)
+                write_metadata(now.path, {**now.metadata, JUDGED_FOLDER: made}, written)
+
+
+def _write(
+    connection: Connection, parent: Dataset, writer: DatasetWriter, replaced: str | None
+) -> dict[str, int]:
+    """Write ``judged`` and what stays of the parent's; returns the rows of each table."""
+    written = {}
+    columns = "query_id, ad_id, source, grade"
+    for number, name in enumerate(JUDGED):
+        rows = f"SELECT {columns} FROM judged WHERE split = {number}"
+        if parent.has(name):
+            rows += f""" UNION ALL SELECT {columns} FROM {name_literal(name)}
+                ANTI JOIN ({rows}) USING (query_id, ad_id, source)"""
+            rows += f" WHERE source <> {text_literal(replaced)}" if replaced else ""
+        if count(connection, f"SELECT count(*) FROM ({rows})"):
+            in_order = f"SELECT * FROM ({rows}) ORDER BY query_id, ad_id, source"
+            written[name] = writer.write(name, stream(connection, in_order))
+    return written
 
 
 def _find(connection: Connection, parent: Dataset, side: Side, table: UserTable) -> None:

@@ -36,7 +36,8 @@ MAX_EXPANSION = 100
 DEEPEST = 4
 """Levels at which files of tables lie: edges/SET/query.parquet, a folder of parts, has the most."""
 UNFINISHED = ".unfinished-"
-"""With an anchor set's name: the file that hides the set until all its tables are in place."""
+"""With an anchor set's name, or a folder's and a dot: the file that hides its tables until all are
+in place."""
 
 
 FileState = tuple[Path, int, int, int]
@@ -319,9 +320,10 @@ def _table_files(folder: Path) -> Iterator[tuple[str, Path]]:
         for file in folder.glob("*/" * depth + "*.parquet"):
             part_of = file.parent if file.parent.suffix == ".parquet" else file
             name = part_of.relative_to(folder).with_suffix("")
-            of_set = name.parts[1:2] if name.parts[0] in ("anchors", "edges") else ()
+            group, *below = name.parts
+            hides = below[0] if group in ("anchors", "edges") and below else f"{group}."
             is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-            if file.is_file() and not is_hidden and unfinished.isdisjoint(of_set):
+            if file.is_file() and not is_hidden and hides not in unfinished:
                 yield str(name), file
 
 

@@ -39,7 +39,8 @@ JUDGEMENTS = pa.schema(
     ]
 )
 """How well ads answer queries, from 0 to 1; a pair has one grade of each source."""
-JUDGED = tuple(f"judged/{split}" for split in SPLITS)
+JUDGED_FOLDER = "judged"
+JUDGED = tuple(f"{JUDGED_FOLDER}/{split}" for split in SPLITS)
 NOVEL_ADS = pa.schema([("ad_id", pa.int64())])
 ALIASES = pa.schema([("name", pa.string()), ("of", pa.string())])
 """Names of queries or ads that have no row, for the user's later tables: ``of`` is the source_id of

@@ -1,5 +1,6 @@
 """Judgements of an import, and what becomes of them in other datasets, against plain loops."""
 
+import sys
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,12 @@ from random_datasets import random_dataset
 from support import errors_in, import_in_process, write_rows
 from written_out import clicks_of, plain
 
+from ramen_ray.data.splits import judged
 from ramen_ray.data.splits.judged import JudgedTable, add_judgements
 from ramen_ray.data.splits.novel import NovelSettings, make_novel_split
 from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.data.store.made_folder import in_use
 from ramen_ray.data.store.schemas import JUDGED, JUDGEMENTS, SPLITS
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
@@ -193,13 +196,43 @@ def test_judgements_added_later_are_those_of_an_import_with_them(by_time, drawn,
         expected = _judged(whole, split).items()
         assert _judged(made, split) == {pair: pytest.approx(grade) for pair, grade in expected}
         assert clicks_of(made, split) == clicks_of(whole, split)
+    new = [("query 1", "ad 1", "human", 3), ("query 2", "ad 1", "teacher", 0)]
+    last = write_rows(tmp_path / "new.csv", "query ad by level", new)
+    changed = _all_judged(add_judgements(made, replace(given, judged=last)))
+    assert errors_in(Dataset(made.path)) == []
+    assert sum(map(len, changed.values())) >= sum(map(len, _all_judged(whole).values()))
+    replaced = {(query, ad, source): level / BEST for query, ad, source, level in new}
+    for split in SPLITS:
+        stays = _judged(whole, split)
+        grades = {pair: replaced.get(pair, stays.get(pair)) for pair in changed[split]}
+        assert stays.keys() <= grades.keys() <= stays.keys() | replaced.keys()
+        assert changed[split] == {pair: pytest.approx(grade) for pair, grade in grades.items()}
     for row, column in BAD_ROWS.items():
         file = tmp_path / "bad.csv"
         file.write_text(f"query,ad,by,level\n{row}\n")
         bad = replace(given, judged=str(file))
-        with pytest.raises(DatasetError, match=f"bad.csv, row 2, column {column}"):
-            add_judgements(parent, bad, tmp_path / "bad")
+        for output in (tmp_path / "bad", None):
+            with pytest.raises(DatasetError, match=f"bad.csv, row 2, column {column}"):
+                add_judgements(parent, bad, output)
         assert not (tmp_path / "bad").exists()
+    assert Dataset(parent.path).fingerprint == parent.fingerprint
+
+
+def test_judgements_are_put_whole_into_a_directory_that_no_job_uses(tmp_path, monkeypatch):
+    tables = _tables(tmp_path, [("query 1", "ad 1", "human", 3), ("query 2", "ad 1", "human", 0)])
+    dataset = import_tables(UserTables(tables.clicks), tmp_path / "out")
+    given = JudgedTable(tables.judged, BEST, grade="level", source="by")
+    with in_use(dataset.path), pytest.raises(DatasetError, match="in use by a job"):
+        add_judgements(dataset, given)
+    with monkeypatch.context() as patched:
+        patched.setattr(judged, "write_metadata", lambda *_: sys.exit("as if it were killed"))
+        with pytest.raises(SystemExit):
+            add_judgements(dataset, given)
+    assert not {*Dataset(dataset.path).tables} & {*JUDGED}
+    assert errors_in(Dataset(dataset.path)) == []
+    made = add_judgements(Dataset(dataset.path), given)
+    assert sum(map(len, _all_judged(made).values())) == 2
+    assert errors_in(made) == []
 
 
 Row = tuple[str, str, str, int, int, int]

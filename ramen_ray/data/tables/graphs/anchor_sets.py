@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from filelock import FileLock
 
 from ramen_ray.data.engine import TEXTS_PER_BATCH, Connection, count, run, stream
 from ramen_ray.data.leaks import Protocol, find_answers, leaking, repeating, texts_of
+from ramen_ray.data.store.changing import hidden, not_in_use, to_change
 from ramen_ray.data.store.dataset import (
     UNFINISHED,
     WHILE_READ,
@@ -29,7 +29,7 @@ from ramen_ray.data.store.dataset import (
     DatasetWriter,
     write_metadata,
 )
-from ramen_ray.data.store.made_folder import owned_folder, unused
+from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.store.schemas import NODE_TABLES
 from ramen_ray.errors import without_secrets
 from ramen_ray.naming import naming_fault
@@ -137,7 +137,7 @@ def check_name(dataset: Dataset, name: str, replace: bool) -> None:
         raise DatasetError(
             f"{dataset.path} has an anchor set {name!r} already; give another name, or set replace"
         )
-    with _not_in_use(dataset.path):
+    with not_in_use(dataset.path):
         pass
 
 
@@ -163,7 +163,7 @@ def put_in_place(
     tables. Raises a DatasetError if there is a set of this name, unless ``replace`` is set, or if
     queries or ads have changed.
     """
-    with _to_change(dataset.path) as now:
+    with to_change(dataset.path) as now:
         if _content_of_nodes(now) != (aside / NODES).read_text():
             raise DatasetError(f"{dataset.path} has changed {WHILE_READ}")
         places = _places(now.path, name)
@@ -173,7 +173,7 @@ def put_in_place(
                 raise DatasetError(
                     f"{place} exists already; move it away, give another name, or set replace"
                 )
-        with _hidden(now.path, name):
+        with hidden(now.path, name):
             _delete(now.path, name)
             for new, place in zip(_places(aside, name), places, strict=True):
                 place.parent.mkdir(exist_ok=True)
@@ -187,37 +187,15 @@ def remove_anchor_set(dataset_path: Path, name: str) -> None:
 
     Raises a DatasetError if there is none of this name, or a training holds the dataset.
     """
-    with _to_change(dataset_path) as now:
+    with to_change(dataset_path) as now:
         if name not in now.anchor_sets:
             there = ", ".join(now.anchor_sets) or "none"
             raise DatasetError(f"{now.path} has no anchor set {name!r}; there are: {there}")
-        with _hidden(now.path, name):
+        with hidden(now.path, name):
             made_by = now.metadata.get("anchor_sets", {})
             others = {other: made for other, made in made_by.items() if other != name}
             write_metadata(now.path, {**now.metadata, "anchor_sets": others})
             _delete(now.path, name)
-
-
-@contextmanager
-def _to_change(dataset_path: Path) -> Iterator[Dataset]:
-    """Keep a dataset directory for a change, as it is now; a DatasetError if a job holds it.
-
-    A process waits for another that changes it.
-    """
-    with FileLock(dataset_path / ".lock"), _not_in_use(dataset_path):
-        yield Dataset(dataset_path)
-
-
-@contextmanager
-def _not_in_use(dataset_path: Path) -> Iterator[None]:
-    """Keep jobs from using a dataset directory; a DatasetError if one does."""
-    with unused(dataset_path) as is_unused:
-        if not is_unused:
-            raise DatasetError(
-                f"{dataset_path} is in use by a job, which would end with other data than it "
-                f"began with; run this again when that has ended, or change a copy"
-            )
-        yield
 
 
 def made_by(how: str, *settings: Any) -> dict[str, Any]:
@@ -230,15 +208,6 @@ def _content_of_nodes(dataset: Dataset) -> str:
     return dataset.content_of(
         table for table in dataset.tables if not table.startswith(("anchors/", "edges/"))
     )
-
-
-@contextmanager
-def _hidden(folder: Path, name: str) -> Iterator[None]:
-    """Hide the set from readers until all its tables are in place; one unlink then reveals it."""
-    marker = folder / f"{UNFINISHED}{name}"
-    marker.touch()
-    yield
-    marker.unlink()
 
 
 def _places(folder: Path, name: str) -> tuple[Path, Path]:
