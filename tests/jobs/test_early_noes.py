@@ -30,6 +30,7 @@ BY_WORDS_AND_FILES = [
     "predict --model models:/shop@champion --queries none.parquet --answers a",
     "promote outputs/runs/none --name shop --output none",
     "recommend none",
+    "score --model models:/shop@champion --dataset none",
     "serve --model models:/shop@champion --output none",
     "train --dataset none",
     "train tiny --name held",

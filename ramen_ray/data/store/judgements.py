@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -11,6 +12,8 @@ from ramen_ray.errors import DatasetError
 
 LOW = 0.5
 """A lower grade says that the ad does not answer the query."""
+CLICKED_RANGE = 0.05, 0.95
+"""Shares of the clicked pairs that a teacher scores below the grades LOW and 1."""
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,15 @@ class Judgements:
         """Return the judgements of the ads that ``member`` (ads,) flags."""
         kept = member[self.ads]
         return Judgements(self.queries[kept], self.ads[kept], self.grades[kept])
+
+
+def grades_of_scores(scores: Float64s, is_clicked: Booleans) -> Float64s:
+    """Turn a teacher's scores (pairs,) into grades (pairs,), by those of the pairs with a click.
+
+    Half is the score that one clicked pair in twenty is below, and 1 what one in twenty is above;
+    grades go straight through both, and end at 0 and 1. Raises a DatasetError if the two are one.
+    """
+    low, high = np.quantile(scores[is_clicked], CLICKED_RANGE)
+    if not low < high:
+        raise DatasetError("the teacher gives nearly all clicked pairs one score; take another")
+    return np.clip(LOW + (1 - LOW) * (scores - low) / (high - low), 0.0, 1.0)

@@ -1,0 +1,145 @@
+"""What a teacher brings: bag-unidec taught by three of its own, trained on the same clicks.
+
+The teacher is the mean grade of three seeds, of each query's clicked ads and the twenty that the
+first of them ranks first. Students are the same three seeds, with the term `judged.graded` at some
+weights; its weight is chosen on validation. `ratio` is R@10 of the last weight over the base.
+
+    python -m benchmarks.teacher [--sets foldoc debian rdocs] [--seeds 3] [--weights 0.3 1]
+        [--split validation] [--into docs/evidence]
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import CACHE, finish, options
+from benchmarks.graph_gain import dataset_of
+from benchmarks.in_process import Change, train
+from benchmarks.tables import ByQuery, Found, compared, kept, mean, write
+from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
+from ramen_ray.data.arrays import Float64s, Int64s
+from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.judgements import Judgements, grades_of_scores
+from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, evaluate
+from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.retrieval.search import search
+from ramen_ray.method.sampling.judged import JudgedAds
+from ramen_ray.method.sampling.training_data import TrainingData
+from ramen_ray.orchestration.judge.teaching import pairs_to_score
+from ramen_ray.presets import bag_unidec
+
+STORE = CACHE / "teacher"
+SPLITS = ("validation", "test")
+METRICS = ("P@1", "P@5", "R@10")
+DEPTH = 20
+TEACHERS = 3
+
+
+class Pairs:
+    """The pairs that are scored of a dataset, found by the first teacher, and their scores."""
+
+    def __init__(self, dataset: Dataset, data: Prepared) -> None:
+        self.dataset, self.data = dataset, data
+        self.file = STORE / f"{dataset.fingerprint}.npz"
+
+    def note(self, model: DualEncoder, seed: int) -> None:
+        """Keep a model's scores; the first also finds the pairs."""
+        data = self.data
+        queries = model.embed_queries(data.queries["train"], np.arange(len(data.query_ids)))
+        ads = model.embed_ads(data.ads, np.arange(len(data.ads)))
+        if seed == 0:
+            best, _ = search(queries, ads, DEPTH)
+            rows, found, is_clicked = pairs_to_score(
+                self.dataset, "train", np.asarray(data.query_ids), best
+            )
+            row_of = np.argsort(data.query_ids)
+            STORE.mkdir(parents=True, exist_ok=True)
+            np.savez(self.file, queries=row_of[rows], ads=found, is_clicked=is_clicked)
+        with np.load(self.file) as pairs:
+            scores = np.einsum("pd,pd->p", queries[pairs["queries"]], ads[pairs["ads"]])
+        np.save(self.file.with_suffix(f".{seed}.npy"), scores)
+
+    def grades(self) -> tuple[Int64s, Int64s, Float64s]:
+        with np.load(self.file) as pairs:
+            parts = [
+                grades_of_scores(
+                    np.load(self.file.with_suffix(f".{seed}.npy")).astype(float),
+                    pairs["is_clicked"],
+                )
+                for seed in range(TEACHERS)
+            ]
+            return pairs["queries"], pairs["ads"], np.mean(parts, axis=0)
+
+
+def taught(grades: tuple[Int64s, Int64s, Float64s], whole: TrainingData) -> TrainingData:
+    judged = JudgedAds.from_judgements(Judgements(*grades), len(whole.query_ids))
+    return replace(whole, judged=judged, clicks=judged.applied_to(whole.clicks))
+
+
+def measured(
+    config: RunConfig, data: Prepared, pairs: Pairs, *changes: Change
+) -> Mapping[str, ByQuery]:
+    def make() -> Found:
+        model = train(config, data, *changes)
+        if not changes and config.seed < TEACHERS:
+            pairs.note(model, config.seed)
+        found = {}
+        for split in SPLITS:
+            _, (topk, _) = evaluate(model, data, split, Propensity())
+            by_query = GroundTruth.from_prepared(data, split, Propensity()).by_query(topk)
+            found[split] = {metric: by_query[metric] for metric in METRICS}
+        return found, {}
+
+    content = [pairs.dataset.fingerprint, config.judged.model_dump(), config.seed, bool(changes)]
+    return kept(STORE, content, make)[0]
+
+
+def rows_of(
+    name: str, weights: list[float], seeds: int, split: str
+) -> tuple[list[dict[str, str]], float]:
+    config = overlay(bag_unidec(name), WITHOUT_GRAPH)
+    data = dataset_of(config.dataset, config.encoder)
+    pairs = Pairs(Dataset(config.dataset), data)
+
+    def runs(number: int, changes: Mapping[str, Any], *how: Change) -> list[ByQuery]:
+        return [
+            measured(overlay(config, {**changes, "seed": seed}), data, pairs, *how)[split]
+            for seed in range(number)
+        ]
+
+    base, gain = runs(TEACHERS, {}), 1.0
+    lines = [*compared(name, "clicks alone", base[:seeds])]
+    change = partial(taught, pairs.grades())
+    for weight in weights:
+        students = runs(seeds, {"judged.graded": weight}, change)
+        lines += compared(name, f"taught, weight {weight:g}", students, "clicks alone", base)
+        gain = mean(students, "R@10") / mean(base, "R@10")
+    return lines, gain
+
+
+def main() -> None:
+    asked = options(
+        __doc__,
+        sets=["foldoc", "debian", "rdocs"],
+        seeds=TEACHERS,
+        weights=[0.3],
+        split="test",
+        into="",
+    )
+    torch.set_num_threads(1)
+    lines, gains = list[dict[str, str]](), [1.0]
+    for name in asked.sets:
+        of_set, gain = rows_of(name, asked.weights, asked.seeds, asked.split)
+        lines += of_set
+        gains.append(gain)
+    write("teacher", lines, asked.into)
+    finish(gains[-1], {})
+
+
+if __name__ == "__main__":
+    main()

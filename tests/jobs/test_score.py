@@ -1,0 +1,148 @@
+"""Grades of teachers, against scores of their own libraries and plain loops."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from conftest import RunHere
+from sentence_transformers import CrossEncoder
+from stores import Store
+from support import errors_in
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+from jobs import score
+from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.schemas import JUDGEMENTS
+from ramen_ray.tracking.registry import Registry, uri_of
+
+DEPTH = 3
+
+
+@pytest.fixture(scope="module")
+def models(store: Store, dataset_path: Path) -> list[str]:
+    """The URIs of two retrievers."""
+    registry = Registry(store.uri)
+    runs = [store.run(noise, dataset_path) for noise in (0.0, 1.5)]
+    return [uri_of(registry.find_logged(run, None)[1]) for run in runs]
+
+
+@pytest.fixture
+def dataset(dataset_path: Path, tmp_path: Path) -> Dataset:
+    """The dataset with judgements of a person and of an earlier teacher."""
+    before = Dataset(dataset_path)
+    tables = {table: before.read(table) for table in before.tables}
+    ads = tables["ads"]  # two have one text
+    tables["ads"] = ads.append_column("source_id", ads["ad_id"].cast(pa.string()))
+    rows = [[0, 0, 1], [5, 9, 9], ["human", "teacher", "teacher"], [1.0, 0.0, 0.0]]
+    tables["judged/train"] = pa.table([*map(pa.array, rows)], JUDGEMENTS.names)
+    return write_dataset(tmp_path / "d", tables, name="judged")
+
+
+@pytest.fixture(scope="module")
+def cross_encoder(encoder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cross")
+    tokenizer = AutoTokenizer.from_pretrained(encoder_path)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=1,
+        initializer_range=1.0,
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _texts(dataset: Dataset, table: str) -> list[str]:
+    return (
+        dataset.read(table).sort_by("ad_id" if table == "ads" else "query_id")["text"].to_pylist()
+    )
+
+
+def _answered(store: Store, uri: str, dataset: Dataset) -> tuple[list[list[int]], np.ndarray]:
+    """Return each query's best ads, and the scores (queries, ads), out of whole answers."""
+    num_ads = dataset.num_rows("ads")
+    answers = Registry(store.uri).load(uri).answer(_texts(dataset, "queries/train"), num_ads)
+    scores = np.zeros((len(answers), num_ads))
+    best = [[int(ad) for ad in ads] for ads in answers["ad_ids"].to_pylist()]
+    for row, values in enumerate(answers["scores"].to_pylist()):
+        scores[row, best[row]] = values
+    return [ads[:DEPTH] for ads in best], scores
+
+
+def _check(made: Dataset, best: list[list[int]], scores: list[np.ndarray], rows: range) -> None:
+    """Compare a dataset's judgements with those of plain loops."""
+    clicks = made.clicks("train").toarray() > 0
+    wanted = {(row, ad) for row in rows for ad in np.flatnonzero(clicks[row])}
+    wanted |= {(row, ad) for row in rows for ad in best[row]}
+    wanted |= {(0, 5)} if 0 in rows else set()
+    expected = dict.fromkeys(wanted, 0.0)
+    for of_teacher in scores:
+        clicked = sorted(of_teacher[pair] for pair in wanted if clicks[pair])
+        low, high = (np.percentile(clicked, share) for share in (5, 95))
+        for pair in wanted:
+            grade = 0.5 + 0.5 * (of_teacher[pair] - low) / (high - low)
+            expected[pair] += min(max(grade, 0), 1) / len(scores)
+    judged = made.read("judged/train").to_pylist()
+    grades = {
+        (row["query_id"], row["ad_id"]): row["grade"]
+        for row in judged
+        if row["source"] == "teacher"
+    }
+    assert grades.keys() == expected.keys()
+    assert grades == {pair: pytest.approx(grade, abs=2e-5) for pair, grade in expected.items()}
+    assert [row["ad_id"] for row in judged if row["source"] == "human"] == [5]
+    assert errors_in(made) == []
+
+
+def test_retrievers_grade_clicks_their_best_ads_and_judged_ones(
+    models, dataset, store, run_here: RunHere, tmp_path
+):
+    (best, scores), (others, other_scores) = (_answered(store, uri, dataset) for uri in models)
+    words = ["--dataset", dataset.path, "--output", store.output, "--depth", DEPTH]
+    before = dataset.fingerprint
+    code, told = run_here(score, *words, "--model", *models, "--into", tmp_path / "made")
+    assert code == 0, told
+    rows = range(dataset.num_rows("queries/train"))
+    _check(Dataset(tmp_path / "made"), best, [scores, other_scores], rows)
+    assert Dataset(dataset.path).fingerprint == before
+    code, told = run_here(score, *words, "--model", models[1])
+    assert code == 0, told
+    _check(Dataset(dataset.path), others, [other_scores], rows)
+    code, told = run_here(score, *words, "--model", models[0], "--queries", 7)
+    judged = Dataset(dataset.path).read("judged/train")
+    taught = {row["query_id"] for row in judged.to_pylist() if row["source"] == "teacher"}
+    assert (code, len(taught), "7 queries" in told) == (0, 7, True), told
+
+
+def test_a_cross_encoder_grades_what_a_retriever_finds(
+    models, dataset, store, cross_encoder, run_here, tmp_path
+):
+    words = ["--dataset", dataset.path, "--output", store.output, "--depth", DEPTH]
+    words += ["--model", cross_encoder]
+    code, told = run_here(score, *words)
+    assert (code, "--finder" in told) == (2, True), told
+    code, told = run_here(score, *words, "--finder", models[0])
+    assert code == 0, told
+    queries, ads = _texts(dataset, "queries/train"), _texts(dataset, "ads")
+    library = CrossEncoder(str(cross_encoder), device="cpu", activation_fn=torch.nn.Identity())
+    pairs = [(query, ad) for query in queries for ad in ads]
+    scores = library.predict(pairs, show_progress_bar=False).reshape(len(queries), len(ads))
+    best, _ = _answered(store, models[0], dataset)
+    _check(Dataset(dataset.path), best, [scores], range(len(queries)))
+    config = json.loads((cross_encoder / "config.json").read_text())
+    config["id2label"] = {"0": "no", "1": "yes"}
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    for file in cross_encoder.iterdir():
+        (odd / file.name).write_bytes(file.read_bytes())
+    (odd / "config.json").write_text(json.dumps(config))
+    code, told = run_here(score, *words, "--model", odd, "--finder", models[0])
+    assert (code, "2 scores" in told) == (2, True), told
