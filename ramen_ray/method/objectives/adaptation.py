@@ -5,8 +5,8 @@ A); it says no more. Our reading:
 
 - One weight per (side, anchor set): a graph can be right for queries and wrong for ads.
 - The task ranks a query's own ad above its rival, the nearest ad of the step without a click from
-  the query; seen from the ad, its own query above the nearest query without a click on it. A
-  regulariser pulls a row to its anchors. Its *gain* says how much this widens the lead:
+  the query, or a high grade; seen from the ad, its own query above the nearest query without one.
+  A regulariser pulls a row to its anchors. Its *gain* says how much this widens the lead:
   (own - rival) · (anchor - mean anchor of the step), the second factor projected off the row, as
   unit vectors cannot move along themselves.
 - Only the nearest rival counts: a pull towards the query's own topic helps against most ads, but
@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ramen_ray.method.distributed import own_range, staged, sum_over_workers
-from ramen_ray.method.objectives.terms import Objective
+from ramen_ray.method.objectives.terms import Objective, not_rivals, own_not_rivals
 from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
@@ -241,13 +241,13 @@ def regularizer_gains(encoded: EncodedBatch) -> dict[Regularizer | None, Tensor]
     sides = {regularizer.side for regularizer in encoded.batch.anchors}
     ahead: dict[str, Tensor] = {}
     if "query" in sides:
-        rivals_b = rivals(encoded.own_similarity, encoded.own_clicked_in_pool)
+        rivals_b = rivals(encoded.own_similarity, own_not_rivals(encoded))
         ahead["query"] = leads(ads_bD, encoded.ads_LD, rivals_b)
     if "ad" in sides:
         others_BD = encoded.all_queries_BD
         is_alone = len(queries_bD) == len(others_BD)
         similarity_Bb = encoded.own_similarity[:, first_ads_b] if is_alone else others_BD @ ads_bD.T
-        rivals_b = rivals(similarity_Bb.T, encoded.clicked_in_pool[:, first_ads_b].T)
+        rivals_b = rivals(similarity_Bb.T, not_rivals(encoded)[:, first_ads_b].T)
         ahead["ad"] = leads(queries_bD, others_BD, rivals_b)
     rows_of = {"query": queries_bD, "ad": ads_bD}
     gains: dict[Regularizer | None, Tensor] = {}

@@ -191,6 +191,20 @@ def _of_rivals(encoded: EncodedBatch, similarity_bL: Tensor) -> Tensor:
     return similarity_bL if is_none_bL is None else similarity_bL.masked_fill(is_none_bL, LEFT_OUT)
 
 
+def own_not_rivals(encoded: EncodedBatch) -> Tensor:
+    """Return (b, L) bool, which ads are clicked for this worker's queries, or no negatives."""
+    clicked_bL = encoded.own_clicked_in_pool
+    is_none_bL = encoded.added.get(NO_NEGATIVES)
+    return clicked_bL if is_none_bL is None else clicked_bL | is_none_bL
+
+
+def not_rivals(encoded: EncodedBatch) -> Tensor:
+    """Return :func:`own_not_rivals` of all workers' queries (B, L), by a collective of them."""
+    if NO_NEGATIVES not in encoded.added:
+        return encoded.clicked_in_pool
+    return gather_own(own_not_rivals(encoded), len(encoded.batch.queries))
+
+
 def _reverse_loss(
     loss: Loss, encoded: EncodedBatch, queries_BD: Tensor, ads_LD: Tensor, clicked_LB: Tensor
 ) -> Tensor:

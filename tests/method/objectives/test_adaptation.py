@@ -15,12 +15,15 @@ from torch.nn import functional
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.prepared.hashing import hash_texts
 from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import Encoder, build_bag
 from ramen_ray.method.objectives.adaptation import AdaptiveWeights
+from ramen_ray.method.objectives.judged import JudgedPart
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective
 from ramen_ray.method.sampling.batches import Sampler, SamplingSources
+from ramen_ray.method.sampling.judged import JudgedAds
 from ramen_ray.method.sampling.training_data import Regularizer, TrainingData
 
 LOSS = TripletLoss(0.3, 4)
@@ -55,8 +58,10 @@ def _loop_lead(
     return own - max(rivals, key=lambda rival: float(row @ rival))
 
 
-def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[list[float]]:
-    """Return each regulariser's gains in a step, of each row."""
+def _loop_gains(
+    model: DualEncoder, sampler: Sampler, step: int, high: set[tuple[int, int]]
+) -> list[list[float]]:
+    """Return each regulariser's gains in a step, of each row; no pair judged ``high`` rivals."""
     batch = sampler.draw(step, SamplingSources(sampler.data.graphs), list(sampler.data.graphs))
 
     def vectors(table: str, ids: np.ndarray) -> list[np.ndarray | None]:
@@ -66,7 +71,10 @@ def _loop_gains(model: DualEncoder, sampler: Sampler, step: int) -> list[list[fl
     ads_drawn, size = batch.ads[:, 0], len(batch.queries)
     queries, ads = vectors("queries", batch.queries), vectors("ads", ads_drawn)
     clicks = rows_of(sampler.data.clicks)
-    clicked = [[ad in clicks[query] for ad in ads_drawn] for query in batch.queries]
+    clicked = [
+        [ad in clicks[query] or (query, ad) in high for ad in ads_drawn.tolist()]
+        for query in batch.queries.tolist()
+    ]
     ahead = {
         "query": [_loop_lead(queries[i], ads[i], ads, clicked[i]) for i in range(size)],
         "ad": [
@@ -102,10 +110,20 @@ def _needed_z(look: int, num_tests: int) -> float:
     return math.sqrt(2 * math.log(num_tests * math.pi**2 * look**2 / (6 * 0.02)))
 
 
-def test_weights_and_evidence_follow_a_loop_over_rows(prepared_bag, encoder_path):
+@pytest.mark.parametrize("is_judged", [False, True])
+def test_weights_and_evidence_follow_a_loop_over_rows(is_judged, prepared_bag, encoder_path):
     sampler = build_sampler(prepared_bag, OBJECTIVE)
     pulling = _adaptive(sampler, earns_first=False)
     run = _begin(build_bag(str(encoder_path)), sampler, pulling)
+    high: set[tuple[int, int]] = set()
+    if is_judged:
+        num_queries, num_ads = len(prepared_bag.query_ids), len(prepared_bag.ads)
+        pairs = np.random.default_rng(0).permutation(num_queries * num_ads)[: 5 * num_queries]
+        queries, ads = np.divmod(pairs, num_ads)
+        high = {*zip(queries.tolist(), ads.tolist(), strict=True)}
+        judgements = Judgements(queries, ads, np.full(len(pairs), 0.6))
+        judged = JudgedAds.from_judgements(judgements, num_queries)
+        run.state.parts = [JudgedPart(judged, CPU), pulling]
     num_regularizers = len(OBJECTIVE.regularizers)
     highest = np.array(OBJECTIVE.weights[1:])
     expected = FIRST * highest
@@ -114,7 +132,7 @@ def test_weights_and_evidence_follow_a_loop_over_rows(prepared_bag, encoder_path
         if step % sampler.steps_per_epoch == 0:
             seen: set[int] = set()
             evidence = np.zeros((2, num_regularizers))
-        gains = np.array(_loop_gains(run.model, sampler, step))
+        gains = np.array(_loop_gains(run.model, sampler, step, high))
         ads = sampler.draw(step, run.state.sources, []).ads[:, 0].tolist()
         for place, ad in enumerate(ads):
             for number, regularizer in enumerate(OBJECTIVE.regularizers):
