@@ -14,6 +14,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from ramen_ray.config import RunConfig
 from ramen_ray.config import overlay as overlay
 from ramen_ray.data.checks import validation
 from ramen_ray.data.findings import Finding
+from ramen_ray.data.splits import judged as judged_splits
+from ramen_ray.data.splits.judged import JudgedTable
 from ramen_ray.data.store.dataset import Dataset as Dataset
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.made_folder import owned_folder
@@ -46,6 +49,7 @@ __all__ = [
     "Columns",
     "Dataset",
     "Retriever",
+    "add_judgements",
     "evaluate",
     "fit",
     "load_retriever",
@@ -130,17 +134,7 @@ def write_dataset(
     """
     names: dict[str, str] = {}
     with owned_folder() as folder, _as_arguments(names):
-
-        def written(argument: str, frame: Frame, name: str) -> str:
-            if hasattr(frame, "collect") and not hasattr(frame, "__arrow_c_stream__"):
-                raise TypeError(f"{argument} is lazy; call .collect() first")
-            file = folder / f"{name}.parquet"
-            names.update({str(file): argument, file.name: argument})
-            try:
-                pq.write_table(_without_views(pa.table(frame)), file)
-            except (pa.ArrowException, TypeError, ValueError) as error:
-                raise DatasetError(f"{argument} is no table: {first_line_of(error)}") from error
-            return str(file)
+        written = partial(_written, folder, names)
 
         def edges(argument: str, frames: Mapping[str, Frame] | None) -> dict[str, str]:
             for name in frames or {}:
@@ -162,6 +156,43 @@ def write_dataset(
             **settings,
         )
         return import_tables(tables, Path(path))
+
+
+def add_judgements(
+    dataset: str | Path | Dataset, judged: Frame, path: str | Path | None = None, **settings: Any
+) -> Dataset:
+    """Add judgements to a dataset directory, in place or as a new one at ``path``.
+
+    Args:
+        dataset: the directory.
+        judged: query, ad, grade and source; queries and ads by your ids, or by texts where the
+            dataset was made without ids.
+        path: a folder, which must not exist; the dataset then stays as it is.
+        settings: names of columns, ``judged_highest`` and others of
+            :class:`~ramen_ray.data.splits.judged.JudgedTable`.
+
+    Raises:
+        DatasetError: a row is wrong, or a training holds the dataset.
+        TypeError: the frame is lazy.
+    """
+    names: dict[str, str] = {}
+    opened = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
+    with owned_folder() as folder, _as_arguments(names):
+        table = JudgedTable(_written(folder, names, "judged", judged, "judged"), **settings)
+        return judged_splits.add_judgements(opened, table, None if path is None else Path(path))
+
+
+def _written(folder: Path, names: dict[str, str], argument: str, frame: Frame, name: str) -> str:
+    """Write a frame to a file in ``folder``; ``names`` has the argument for each file."""
+    if hasattr(frame, "collect") and not hasattr(frame, "__arrow_c_stream__"):
+        raise TypeError(f"{argument} is lazy; call .collect() first")
+    file = folder / f"{name}.parquet"
+    names.update({str(file): argument, file.name: argument})
+    try:
+        pq.write_table(_without_views(pa.table(frame)), file)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DatasetError(f"{argument} is no table: {first_line_of(error)}") from error
+    return str(file)
 
 
 def _without_views(table: pa.Table) -> pa.Table:

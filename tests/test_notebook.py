@@ -13,7 +13,14 @@ from nbclient import NotebookClient
 from support import ROOT
 
 from ramen_ray.data.store.dataset import DatasetError
-from ramen_ray.notebook import Columns, Dataset, load_retriever, validate, write_dataset
+from ramen_ray.notebook import (
+    Columns,
+    Dataset,
+    add_judgements,
+    load_retriever,
+    validate,
+    write_dataset,
+)
 from ramen_ray.tracking.registry import Registry, RegistryError
 from ramen_ray.tracking.runs import sqlite_uri, tracking_uri
 
@@ -48,6 +55,12 @@ def test_tables_in_memory_become_a_dataset_directory(frame, tmp_path):
     assert dataset.num_rows("edges/kinds/ad") == 2
     grades = [dataset.read(t)["grade"].to_pylist() for t in dataset.tables if "judged" in t]
     assert sorted(grade for of_split in grades for grade in of_split) == [0, 1]
+    more = frame({**judged, "grade": [3, 0], "source": ["me", "me"]})
+    with pytest.raises(DatasetError, match="judged, row 0, column 'grade'"):
+        add_judgements(dataset, more, ad="ad_id")
+    added = add_judgements(str(dataset.path), more, ad="ad_id", judged_highest=3)
+    grades = [added.read(t)["grade"].to_pylist() for t in added.tables if "judged" in t]
+    assert sorted(grade for of_split in grades for grade in of_split) == [0, 0, 1, 1]
     assert {path.name for path in tmp_path.iterdir()} == {"mine"}
     with pytest.raises(DatasetError, match="exists"):
         write_dataset(tmp_path / "mine", frame(CLICKS), ads=frame(ADS), columns=columns)

@@ -1,6 +1,7 @@
 -- Makes the tables of a dataset directory, for DuckDB, Spark and BigQuery.
 -- It needs the functions and the table split_clicks of warehouse.md, and these tables:
 --   catalogue   (ad, text)              all ads, clicked or not: your id and text
+--   judgements  (query, ad, grade, source) how well ads answer, from 0 to 1
 --   query_links (query, anchor, weight) the graph: edges of queries, by their texts
 --   ad_links    (ad, anchor, weight)    the graph: edges of ads, by your ids
 -- Rows of unknown ads and queries are left out.
@@ -17,6 +18,13 @@ FROM (
     FROM split_clicks JOIN ads ON ads.source_id = CAST(split_clicks.ad AS STRING)
     GROUP BY split, query
 ) AS clicked;
+
+CREATE TABLE judged AS
+SELECT split, query_id, ad_id, source, avg(grade) AS grade
+FROM judgements
+JOIN queries ON queries.text = judgements.query
+JOIN ads ON ads.source_id = CAST(judgements.ad AS STRING)
+GROUP BY split, query_id, ad_id, source;
 
 -- No edge may join a held-out query to its answer, in either direction.
 CREATE TABLE answers AS

@@ -26,9 +26,14 @@ from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
 
 PAGE = (ROOT / "docs" / "how_to" / "warehouse.md").read_text(encoding="utf-8")
 TABLES = (ROOT / "docs" / "how_to" / "warehouse.sql").read_text(encoding="utf-8")
-NAMES = ("clicks", "catalogue", "query_links", "ad_links")
+NAMES = ("clicks", "catalogue", "judgements", "query_links", "ad_links")
 COLUMNS = Columns(
-    clicks_query="query", clicks_ad="ad", ad_id="ad", edges_ad="ad", edges_weight="weight"
+    clicks_query="query",
+    clicks_ad="ad",
+    ad_id="ad",
+    edges_ad="ad",
+    edges_weight="weight",
+    judged_source="source",
 )
 FIRST_DAY = date(2026, 10, 1)
 BY_TIME = Splits(validation_from="2026-10-25", test_from="2026-10-28")
@@ -49,7 +54,7 @@ def _statements(script: str) -> list[str]:
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Path:
-    """Parquet of the four tables: spellings, repeats, unknown names, and edges that leak."""
+    """Parquet of the five tables: spellings, repeats, unknown names, and edges that leak."""
     draws = np.random.default_rng(5)
     queries = [f"Query {n}" for n in range(150)] + [f"query  {n}" for n in range(0, 150, 7)]
     queries += ['it\'s "quoted"', "Größe; 40", "日本 語"]
@@ -70,14 +75,20 @@ def tables(tmp_path: Path) -> Path:
     links += [("no such query", "anchor 1")]
     ad_links = [(int(draws.integers(45)), anchor) for _, anchor in links[:2000]]
     ad_links += [(UNKNOWN_AD, "anchor 1")]
+    judgements = [
+        (queries[int(draws.integers(len(queries)))], int(draws.integers(40)), level / 4, source)
+        for level, source in zip(draws.integers(0, 5, 900), ["human", "llm"] * 450, strict=True)
+    ]
+    judgements += [("no such query", 1, 0.5, "human"), (queries[0], UNKNOWN_AD, 0.5, "human")]
     frames = {
         "clicks": pd.DataFrame(clicks, columns=["query", "ad", "day"]),
         "catalogue": pd.DataFrame(catalogue, columns=["ad", "text"]),
+        "judgements": pd.DataFrame(judgements, columns=["query", "ad", "grade", "source"]),
         "query_links": pd.DataFrame(links, columns=["query", "anchor"]),
         "ad_links": pd.DataFrame(ad_links, columns=["ad", "anchor"]),
     }
     frames["clicks"]["day"] = [FIRST_DAY + timedelta(day) for day in frames["clicks"]["day"]]
-    for name in NAMES[2:]:
+    for name in NAMES[3:]:
         frames[name]["weight"] = draws.integers(1, 4, len(frames[name])).astype(float)
     for name, frame in frames.items():
         frame.to_parquet(tmp_path / f"{name}.parquet", index=False)
@@ -102,6 +113,7 @@ def _imported(folder: Path, by: str) -> Dataset:
     settings = UserTables(
         clicks=files["clicks"],
         ads=files["catalogue"],
+        judged=files["judgements"],
         query_edges={"links": files["query_links"]},
         ad_edges={"links": files["ad_links"]},
         skip_bad_rows=True,
@@ -126,6 +138,11 @@ def _content(dataset: Dataset) -> dict[str, Any]:
         content[split] = {
             query["text"]: sorted(ads[ad]["source_id"] for ad in query["ad_ids"])
             for query in dataset.read(f"queries/{split}").to_pylist()
+        }
+        texts = column_of(dataset, f"queries/{split}")
+        content[f"judged/{split}"] = {
+            (texts[row["query_id"]], ads[row["ad_id"]]["source_id"], row["source"]): row["grade"]
+            for row in dataset.read(f"judged/{split}").to_pylist()
         }
     for side in ("query", "ad"):
         content[side] = edge_weights_of(dataset, "links", side)
