@@ -20,13 +20,16 @@ A); it says no more. Our reading:
 - Until then the weight is 0. Then it starts at a tenth of λ, which is its highest value. A step
   adds the rate (0.02, as 0.01 is too slow in runs of minutes) times the sum of its rows' gains to
   the logarithm of the weight, which stays within a hundredth of λ and λ.
-- With a triplet loss it starts at that tenth without a test: its rivals are soon overtaken without
-  the graph, whose gains are then too small to show anything.
+- What cannot be tested starts at that tenth. With a triplet loss, rivals are soon overtaken without
+  the graph, whose gains are then too small to show anything. And the gains of n nodes sum to √n
+  times the root of the sum of their squares at most, so that a graph of ads without clicks, which
+  have no gains, could never pass.
 
 Shapes: b rows of this worker and B of the global batch, L candidates, D width of an embedding.
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +45,7 @@ from ramen_ray.method.objectives.terms import Objective, not_rivals, own_not_riv
 from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.encoded import EncodedBatch, StepPart
 from ramen_ray.method.sampling.step_inputs import StepInputs
-from ramen_ray.method.sampling.training_data import ADS, Regularizer
+from ramen_ray.method.sampling.training_data import ADS, Regularizer, TrainingData
 
 LINKED, IS_NEW = "linked_anchors", "is_new_ad"
 """What is added to a step's inputs: LinkedAnchors by regulariser; (b,) bool, whether a row's first
@@ -64,12 +67,12 @@ class AdaptiveWeights(StepPart):
         step_size: float,
         steps_per_epoch: int,
         device: torch.device,
-        earns_first: bool = True,
+        untested: Collection[Regularizer] = (),
     ) -> None:
         """Start all regularisers at a tenth of the objective's weights, which none exceeds.
 
-        With ``earns_first`` a weight is 0 until its graph has passed the test. A gain of 1 moves
-        the logarithm of a weight by ``step_size``.
+        Unless it is ``untested``, a weight is 0 until its graph has passed the test. A gain of 1
+        moves the logarithm of a weight by ``step_size``.
         """
         self.objective = objective
         self.step_size = step_size
@@ -82,7 +85,8 @@ class AdaptiveWeights(StepPart):
         self._times = torch.tensor(objective.times, device=device)
         self._highest = torch.tensor(objective.weights, device=device)
         self._levels = torch.where(self._is_moved, FIRST_SHARE, 1.0) * self._highest
-        self._pulls = ~self._is_moved | (not earns_first)
+        is_untested = [term.regularizer in untested for term in objective.terms]
+        self._pulls = ~self._is_moved | torch.tensor(is_untested, device=device)
         # (2, terms) float64: the sum of this epoch's gains of nodes, and of their squares
         self._evidence = torch.zeros(2, len(is_moved), dtype=torch.float64, device=device)
         self._seen: NDArray[np.bool_] | None = None  # (ads,) whether this epoch has measured an ad
@@ -149,9 +153,7 @@ class AdaptiveWeights(StepPart):
     @property
     def needed_z(self) -> float:
         """What the latest look asks of each graph."""
-        return math.sqrt(
-            2 * math.log(self.num_tests * (math.pi * self._num_looks) ** 2 / 6 / ERROR)
-        )
+        return needed_z(self._num_looks, self.num_tests)
 
     def look(self) -> None:
         """Let those graphs pull whose evidence of this epoch passes the test."""
@@ -183,6 +185,26 @@ class AdaptiveWeights(StepPart):
         self._step = content["step"]
         self._num_looks = content["num_looks"]
         return sources
+
+
+def needed_z(num_looks: int, num_tests: int) -> float:
+    """Return what the latest of some looks asks of each of the graphs that are tested."""
+    return math.sqrt(2 * math.log(num_tests * (math.pi * num_looks) ** 2 / 6 / ERROR))
+
+
+def untestable(data: TrainingData) -> list[Regularizer]:
+    """Return the regularisers of too few clicked nodes to pass even the first look."""
+    is_clicked = {
+        "query": np.diff(data.clicks.indptr) > 0,
+        "ad": np.zeros(len(data.tables[ADS]), dtype=bool),
+    }
+    is_clicked["ad"][data.clicks.indices] = True
+    least = needed_z(1, len(data.graphs)) ** 2
+    return [
+        regularizer
+        for regularizer, edges in data.graphs.items()
+        if np.count_nonzero(is_clicked[regularizer.side][edges.filled_rows]) <= least
+    ]
 
 
 def rivals(similarity_nL: Tensor, positive_nL: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from ramen_ray.method.model.encoder import Encoder, build_bag, build_transformer
 from ramen_ray.method.model.heads import Classifiers, Head
 from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.method.model.texts import Prompts, TextTokenizer
-from ramen_ray.method.objectives.adaptation import AdaptiveWeights
+from ramen_ray.method.objectives.adaptation import AdaptiveWeights, untestable
 from ramen_ray.method.objectives.judged import JudgedPart, graded_term
 from ramen_ray.method.objectives.losses import Loss, SoftmaxLoss, TripletLoss
 from ramen_ray.method.objectives.terms import (
@@ -281,14 +281,20 @@ def build_state(
         parts.append(ClassifierPart(ClassifierTraining(model.classifiers, lr, scheduled)))
     if regularization.adaptive and objective.regularizers:
         step_size = regularization.adaptive_step
-        earns_first = config.base.parts.loss != "triplet"
-        steps = sampler.steps_per_epoch
-        parts.append(AdaptiveWeights(objective, step_size, steps, device, earns_first))
+        steps, untested = sampler.steps_per_epoch, untested_graphs(config, sampler.data)
+        parts.append(AdaptiveWeights(objective, step_size, steps, device, untested))
     if config.base.parts.order != "random":
         schedule = cluster_schedule(config)
         parts.append(Curriculum(schedule, sampler, model.encoder.dim, device))
     sources = SamplingSources(sampler.data.graphs)
     return TrainState(trained, optimizer, scheduled(optimizer), sources, parts=parts)
+
+
+def untested_graphs(config: RunConfig, training_data: TrainingData) -> list[Regularizer]:
+    """Return the graphs whose adaptive weights start without a test."""
+    if config.base.parts.loss == "triplet":
+        return [*training_data.graphs]
+    return untestable(training_data)
 
 
 def use_bf16(config: RunConfig, device: torch.device) -> bool:

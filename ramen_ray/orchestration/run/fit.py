@@ -32,6 +32,7 @@ from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.inputs import (
     edges_to_train,
     note_carried,
+    note_untestable,
     prepared_data,
     resolved,
 )
@@ -115,6 +116,7 @@ def fit_on(
             note_carried(config, dataset, directory.path)
             with _timed(seconds, "walk"):
                 edges = edges_to_train(config, data)
+            note_untestable(config, data, edges)
             _log_inputs(run, config, dataset, data, made_from)
             task = WorkerTask(config, data.path, edges, directory.path, run, made_from)
             called = time.time()

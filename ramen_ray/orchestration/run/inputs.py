@@ -19,7 +19,12 @@ from ramen_ray.method.model.heads import Classifiers
 from ramen_ray.method.model.sentence_folder import open_encoder
 from ramen_ray.method.objectives.terms import weighted_regularizers
 from ramen_ray.orchestration.prepare.pipeline import prepare, prepared_folder
-from ramen_ray.orchestration.run.build import encoder_tokenizer
+from ramen_ray.orchestration.run.build import (
+    build_objective,
+    build_training_data,
+    encoder_tokenizer,
+    untested_graphs,
+)
 from ramen_ray.orchestration.run.checks import check_clicks, check_vocabulary
 from ramen_ray.orchestration.run.directory import (
     CONFIG_FILE,
@@ -147,6 +152,18 @@ def note_carried(config: RunConfig, dataset: Dataset, folder: Path) -> None:
     np.save(folder / CARRIED_FILE, carried)
     counts = f"{(carried >= 0).sum():,} of {len(carried):,}"
     logger.info("classifiers of %s ads go on from %s", counts, path)
+
+
+def note_untestable(config: RunConfig, data: Prepared, edges: Path) -> None:
+    """Say which graphs of a softmax pull without a test, as too few of their nodes have clicks."""
+    if not config.regularization.adaptive or config.base.parts.loss == "triplet":
+        return
+    regularizers = build_objective(config).regularizers
+    for graph in untested_graphs(config, build_training_data(config, data, regularizers, edges)):
+        logger.info(
+            "%s: hardly any of its nodes have clicks to test it by; it starts at a tenth of λ",
+            graph.name,
+        )
 
 
 def _names(dataset: Dataset, *both: Dataset) -> pa.Array:

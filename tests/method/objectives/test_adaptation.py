@@ -18,7 +18,7 @@ from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import Encoder, build_bag
-from ramen_ray.method.objectives.adaptation import AdaptiveWeights
+from ramen_ray.method.objectives.adaptation import AdaptiveWeights, untestable
 from ramen_ray.method.objectives.judged import JudgedPart
 from ramen_ray.method.objectives.losses import TripletLoss
 from ramen_ray.method.objectives.terms import Objective, ramen_objective
@@ -41,7 +41,8 @@ def _adaptive(
     step_size: float = STEP_SIZE,
     earns_first: bool = True,
 ) -> AdaptiveWeights:
-    return AdaptiveWeights(objective, step_size, sampler.steps_per_epoch, CPU, earns_first)
+    untested = () if earns_first else objective.regularizers
+    return AdaptiveWeights(objective, step_size, sampler.steps_per_epoch, CPU, untested)
 
 
 def _begin(encoder: Encoder, sampler: Sampler, adaptive: AdaptiveWeights) -> Run:
@@ -261,6 +262,28 @@ def test_a_random_graph_never_pulls_and_a_good_one_earns_its_weight(encoder_path
     good = weights()
     assert np.max(random) == 0
     assert np.min(good[-1]) > 0.1 * 0.99
+
+
+@pytest.mark.parametrize(("num_clicked", "is_told"), [(0, True), (8, True), (24, False)])
+@pytest.mark.parametrize("side", ["query", "ad"])
+def test_a_graph_of_nodes_without_clicks_pulls_untested_at_a_tenth(num_clicked, is_told, side):
+    """However much its clicked nodes gained: each as much as any other is the most that shows."""
+    data, _ = _planted()
+    rows, ads = (np.repeat(np.arange(96), 3), data.clicks.indices)
+    is_clicked = {"query": rows, "ad": ads}[side] < num_clicked
+    clicks = Csr.from_pairs(rows[is_clicked], ads[is_clicked], 96)
+    regularizer = Regularizer("links", side)
+    edges = data.graphs[regularizer]
+    data = replace(data, clicks=clicks, graphs={regularizer: edges})
+    assert untestable(data) == [regularizer] * is_told
+    weights = {"query": ({"links": 0.5}, {}), "ad": ({}, {"links": 0.5})}[side]
+    objective = ramen_objective(LOSS, *weights)
+    adaptive = AdaptiveWeights(objective, STEP_SIZE, 1, CPU, untestable(data))
+    assert adaptive.weights[1:].tolist() == pytest.approx([0.05 * is_told])
+    tested = AdaptiveWeights(objective, STEP_SIZE, 1, CPU)
+    tested.move(_evidence(torch.ones(num_clicked, 1)))
+    tested.end_step()
+    assert (tested.weights[1] > 0) == (not is_told)
 
 
 def test_a_graph_that_lost_all_its_edges_moves_nothing(prepared_bag, encoder_path):

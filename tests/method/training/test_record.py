@@ -94,7 +94,9 @@ class RecordedRun:
         self.model, self.state = self.run.model, self.run.state
         if case.adaptive:
             self.state.parts = [
-                AdaptiveWeights(objective, 0.5, STEPS_PER_EPOCH, self.model.device, False)
+                AdaptiveWeights(
+                    objective, 0.5, STEPS_PER_EPOCH, self.model.device, objective.regularizers
+                )
             ]
         if case.base in {"ngame", "depsl"}:
             size, double_at = (4, (2,)) if case.base == "ngame" else (BATCH_SIZE, ())
