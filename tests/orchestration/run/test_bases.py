@@ -47,6 +47,9 @@ def test_presets_follow_the_papers_table():
     assert (ance.base.kind, ngame.base.kind) == ("ance", "ngame")
     assert plain.base.kind == "in_batch"
     assert ngame.base.double_cluster_size_at == (25, 50, 75, 100, 125, 150, 175, 200)
+    bandits = {"regularization.adaptive": True, "regularization.adaptive_step": 0.01}
+    for name in ("lf-wikiseealsotitles-320k", "ramen-ance", "ramen-ngame"):
+        assert PRESETS[f"{name}-bandit"]() == overlay(PRESETS[name](), bandits)
 
 
 @pytest.mark.parametrize(
