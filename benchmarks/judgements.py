@@ -2,10 +2,10 @@
 
 The shop of datasets/build/shop_shown.py, whose recipe knows the grade of every pair. bag-unidec
 without a graph is trained on its clicks alone, on clicks weighed by their number or by COEC, with
-ads that were shown in vain, and with grades of 500, 2,000 and 8,000 of the first model's own
-answers to train queries. `bad@5` is the share of the first five with a grade below 0.5, `truth
-R@10` that of the ads of grade 1 that are found; `P@1` is of clicks. `ratio` is bad@5 with 8,000
-judgements over bad@5 of clicks alone.
+ads that were shown in vain, with grades of 500, 2,000 and 8,000 of the first model's own answers to
+train queries, and with those of a teacher, three seeds of itself. `bad@5` is the share of the first
+five with a grade below 0.5, `truth R@10` that of the ads of grade 1 that are found; `P@1` is of
+clicks. `ratio` is bad@5 with 8,000 judgements over bad@5 of clicks alone.
 
     python -m benchmarks.judgements [--seeds 3] [--into docs/evidence]
 """
@@ -13,6 +13,7 @@ judgements over bad@5 of clicks alone.
 import csv
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from benchmarks.common import CACHE, ROOT, finish, options
 from benchmarks.graph_gain import dataset_of
 from benchmarks.in_process import train
 from benchmarks.tables import ByQuery, compared, kept, mean, write
+from benchmarks.teacher import TEACHERS, Pairs, taught
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.arrays import Float64s
 from ramen_ray.data.prepared.folder import Prepared
@@ -42,6 +44,9 @@ BY_COUNT = {"training.sampling": "clicks", **OFF}
 BASE = "clicks alone"
 
 
+TEACHER = "a teacher"
+
+
 def variants() -> dict[str, tuple[str, Mapping[str, Any]]]:
     """Return each variant's dataset and changes."""
     found: dict[str, tuple[str, Mapping[str, Any]]] = {
@@ -56,6 +61,9 @@ def variants() -> dict[str, tuple[str, Mapping[str, Any]]]:
     _, most = found[name]
     found[f"{name}, as positives"] = "judged", {**most, "judged.as_positives": True}
     found[f"{name}, graded"] = "judged", {**most, "judged.graded": 0.3}
+    both = {**most, "judged.as_positives": True, "judged.graded": 0.3}
+    found[f"{name}, as positives, graded"] = "judged", both
+    found[TEACHER] = "clicks", {"judged.graded": 0.3}
     return found
 
 
@@ -156,12 +164,17 @@ class Study:
         config = bag_unidec(str(self.datasets[name].path))
         return overlay(config, {**WITHOUT_GRAPH, **changes})
 
-    def measured(self, name: str, changes: Mapping[str, Any], seed: int) -> BySplit:
+    def measured(self, variant: str, seed: int) -> BySplit:
+        name, changes = variants()[variant]
         config = self.config_of(name, {**changes, "seed": seed})
         data = dataset_of(config.dataset, config.encoder)
+        pairs = Pairs(self.datasets[name], data)
 
         def make() -> Any:
-            model = train(config, data)
+            how = [partial(taught, pairs.grades())] if variant == TEACHER else []
+            model = train(config, data, *how)
+            if variant == BASE and seed < TEACHERS:
+                pairs.note(model, seed)
             of_splits = {}
             for split, grades in self.grades.items():
                 _, (topk, _) = evaluate(model, data, split, Propensity())
@@ -169,7 +182,7 @@ class Study:
                 of_splits[split] = {**metrics_of(topk, grades), "P@1": of_clicks["P@1"]}
             return of_splits, {}
 
-        content = [self.datasets[name].fingerprint, changes, seed]
+        content = [self.datasets[name].fingerprint, changes, seed]  # a teacher's too
         return kept(STORE / "runs", content, make)[0]
 
 
@@ -178,9 +191,8 @@ def main() -> None:
     torch.set_num_threads(1)
     study = Study()
     runs: dict[str, list[BySplit]] = {variant: [] for variant in variants()}
-    for seed in range(asked.seeds):
-        for variant, how in variants().items():
-            runs[variant].append(study.measured(*how, seed))
+    for variant, of_variant in runs.items():
+        of_variant += [study.measured(variant, seed) for seed in range(asked.seeds)]
     lines = []
     for split in study.grades:
         of_split = {variant: [run[split] for run in found] for variant, found in runs.items()}
