@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.store.schemas import JUDGED, JUDGED_FOLDER, SIDES, SPLITS, Side
 from ramen_ray.data.tables.graphs.nodes import node_names
 from ramen_ray.data.tables.reading.columns import grade_column, text_column
+from ramen_ray.data.tables.reading.files import pinned
 from ramen_ray.data.tables.reading.loading import UserTable
 from ramen_ray.errors import without_secrets
 
@@ -67,6 +68,7 @@ def add_judgements(parent: Dataset, given: JudgedTable, output: Path | None = No
         "grade": grade_column(given.grade, given.judged_highest),
         "source": text_column(given.source),
     }
+    given = replace(given, judged=pinned(given.judged))
     table = UserTable(given.judged, columns, given.skip_bad_rows)
     with adding_judgements(parent, output, vars(given)) as connection:
         table.load(connection, "judged_rows", "SELECT * FROM source")

@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ramen_ray.data.engine import Connection, count, engine, run
 from ramen_ray.data.findings import FaultKind, raise_errors
@@ -31,6 +32,7 @@ from ramen_ray.data.tables.reading.columns import (
     weight_column,
     within,
 )
+from ramen_ray.data.tables.reading.files import pinned
 from ramen_ray.data.tables.reading.loading import UserTable
 from ramen_ray.errors import shown_address, without_secrets
 
@@ -47,6 +49,7 @@ def import_tables(
     :func:`~ramen_ray.data.engine.engine`. If a table cannot be read, or rows are bad, it raises a
     DatasetError and leaves no directory.
     """
+    tables = _pinned(tables)
     lists = tables.edge_lists
     metadata = {
         "name": dataset_name(name, output),
@@ -72,6 +75,17 @@ def import_tables(
     queries = ", ".join(f"{dataset.num_rows(f'queries/{split}'):,} {split}" for split in SPLITS)
     logger.info("wrote %s queries and %s ads", queries, f"{dataset.num_rows('ads'):,}")
     return dataset
+
+
+def _pinned(tables: UserTables) -> UserTables:
+    """Name the versions of Delta tables, so that all reads are of one, and it is known later."""
+    changes: dict[str, Any] = {}
+    for name in ("query_edges", "ad_edges", "anchors"):
+        changes[name] = {key: pinned(source) for key, source in getattr(tables, name).items()}
+    for name in ("clicks", *PLURAL.values(), "query_splits", "filters", "judged"):
+        if source := getattr(tables, name):
+            changes[name] = pinned(source)
+    return replace(tables, **changes)
 
 
 def open_tables(tables: UserTables) -> dict[str, UserTable]:

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter
 from ramen_ray.data.store.schemas import NODE_TABLES, PLURAL, SIDES, Side
 from ramen_ray.data.tables.graphs import anchor_sets, nodes
 from ramen_ray.data.tables.reading.columns import ADVICE, NullWords, text_column, weight_column
+from ramen_ray.data.tables.reading.files import pinned
 from ramen_ray.data.tables.reading.loading import UserTable
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,15 @@ class EdgeList:
     """Encoding of text files, such as windows-1252."""
 
     @property
+    def pinned(self) -> "EdgeList":
+        """The same tables, in the versions that Delta tables among them have now."""
+        names = ("query_edges", "ad_edges", "anchors")
+        given: dict[str, Any] = {
+            name: pinned(source) for name in names if (source := getattr(self, name))
+        }
+        return replace(self, **given)
+
+    @property
     def of_sides(self) -> dict[Side, str]:
         """The given tables of edges, by side."""
         given: dict[Side, str | None] = {"query": self.query_edges, "ad": self.ad_edges}
@@ -90,6 +100,7 @@ def add_edge_list(
     dataset = Dataset(dataset_path)
     anchor_sets.check_name(dataset, name, replace)
     check(dataset)
+    edge_list = edge_list.pinned
     tables = open_tables(edge_list, dataset.metadata)
     made = anchor_sets.made_by("edges", edge_list)
     with (

@@ -20,7 +20,7 @@ from ramen_ray.data.tables.reading.columns import (
     time_column,
     weight_column,
 )
-from ramen_ray.data.tables.reading.files import find_files
+from ramen_ray.data.tables.reading.files import find_files, pinned
 from ramen_ray.data.tables.reading.loading import UserTable
 from ramen_ray.data.tables.reading.table_file import TableFile
 from ramen_ray.errors import redacted
@@ -82,6 +82,7 @@ class SessionLimits:
 
 def by_import_rules(log: SessionLog, metadata: Mapping[str, Any]) -> SessionLog:
     """Return the log with the rules of the import for what it does not say itself."""
+    log = replace(log, sessions=pinned(log.sessions))
     imported = metadata.get("imported", {})
     columns, most = log.columns, log.max_clicks_per_query
     weight: str | None = imported.get("columns", {}).get("clicks_weight")

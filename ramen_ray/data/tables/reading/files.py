@@ -3,7 +3,8 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
@@ -13,6 +14,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from ramen_ray.data.findings import Finding, raise_errors
+from ramen_ray.data.tables.reading.delta import live_files, version_now
 from ramen_ray.data.tables.reading.lines import check_encoding
 from ramen_ray.data.tables.reading.table_file import (
     FORMATS,
@@ -36,6 +38,9 @@ LOGS = {
     "Iceberg": re.compile(r"^(.*)/metadata/[^/]*\.metadata\.json(?:\.gz)?$"),
 }
 """Files that say which files of a table are alive."""
+DELTA_LOG = "_delta_log"
+VERSIONED = re.compile(r"^(.*)@v(\d+)$")
+"""A folder and the version of a Delta table there, as Spark writes it."""
 GOOGLE = re.compile(r"^(gs|gcs)://(?!.*[?&]retry_limit_seconds=)")
 GOOGLE_RETRIES_S = 15
 """How long Google's library tries again; by default a quarter of an hour, also where no network or
@@ -48,7 +53,8 @@ def find_files(
     """Find the files of ``source``, in the order of their names, with these ``columns``.
 
     It is a file, a folder (all files below it that have a known suffix), or a glob; a path, or a
-    URI such as ``s3://bucket/clicks/*.parquet``. Columns are in a file or its folders' names.
+    URI such as ``s3://bucket/clicks/*.parquet``. Of a Delta table the live files are found, in the
+    latest version or in that of ``FOLDER@v12``. Columns are in a file or its folders' names.
     Raises a DatasetError if there are no files, one cannot be opened or lacks a column (``advice``
     ends that message), a log beside them says which of them are alive, or Python does not know the
     ``encoding`` of text files.
@@ -70,12 +76,45 @@ def find_files(
     return files
 
 
+def pinned(source: str) -> str:
+    """Return the address of a Delta table with the version that is read now, ``FOLDER@v12``.
+
+    Others stay as they are. Raises a DatasetError if it cannot be opened.
+    """
+    with _opening(source):
+        delta = _delta_folder(source)
+    return source if delta is None else f"{delta[0]}@v{delta[1]}"
+
+
+def _delta_folder(source: str) -> tuple[str, int] | None:
+    """Return the folder of a Delta table, and the version that is named or else its latest."""
+    places: list[tuple[str, int | None]] = [(source, None)]
+    if versioned := VERSIONED.match(source):
+        places.append((versioned[1], int(versioned[2])))
+    for folder, version in places:
+        filesystem, path = _filesystem(folder)
+        log = filesystem.get_file_info(f"{path.rstrip('/')}/{DELTA_LOG}")
+        if log.type == fs.FileType.Directory:
+            return folder, version_now(folder) if version is None else version
+    return None
+
+
 def _listed(source: str) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
     """Return the files of ``source``, in the order of their names, and what they are on."""
+    with _opening(source):
+        if (delta := _delta_folder(source)) is not None:
+            filesystem, path = _filesystem(delta[0])
+            return filesystem, _alive(filesystem, path, live_files(*delta))
+        filesystem, path = _filesystem(source)
+        return filesystem, _list(filesystem, path, shown_address(source))
+
+
+@contextmanager
+def _opening(source: str) -> Iterator[None]:
+    """Turn what a store raises while ``source`` is looked for into a DatasetError."""
     shown = shown_address(source)
     try:
-        filesystem, path = _filesystem(source)
-        return filesystem, _list(filesystem, path, shown)
+        yield
     except DatasetError:
         raise
     except UnicodeError as error:
@@ -148,6 +187,17 @@ def _list(filesystem: fs.FileSystem, path: str, source: str) -> list[fs.FileInfo
     return wanted
 
 
+def _alive(filesystem: fs.FileSystem, path: str, live: Collection[str]) -> list[fs.FileInfo]:
+    """Return the ``live`` files below ``path``, in the order of their names."""
+    named = sorted(f"{path.rstrip('/')}/{name}" for name in live)
+    if not named:
+        raise DatasetError(f"{path}: this version of the Delta table has no files")
+    files: list[fs.FileInfo] = filesystem.get_file_info(named)
+    if lost := [file.path for file in files if file.type != fs.FileType.File]:
+        raise DatasetError(f"{lost[0]} is gone, which this version of a Delta table has")
+    return files
+
+
 def _is_hidden(path: PurePosixPath) -> bool:
     """Return whether a part begins with a dot or an underscore, and is not a partition."""
     return any(part[0] in "._" and not PARTITION.match(part) for part in path.parts)
@@ -169,5 +219,5 @@ def _refuse_logs(wanted: Sequence[fs.FileInfo], below: Sequence[fs.FileInfo]) ->
             if any(f"/{file.path}".startswith(f"{table}/") for file in wanted):
                 raise DatasetError(
                     f"{table[1:]} is a {name} table: its log says which of its files are alive;"
-                    " export the rows as parquet with a reader of its format"
+                    f" {'name its folder' if name == 'Delta' else 'export the rows as parquet'}"
                 )

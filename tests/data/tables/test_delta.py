@@ -1,0 +1,206 @@
+"""Delta tables: the live files of a version are read, and no others."""
+
+import json
+import struct
+import sys
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import errors_in
+from written_out import clicks_of, edge_weights_of
+
+from ramen_ray.data.splits.judged import JudgedTable, add_judgements
+from ramen_ray.data.store.dataset import Dataset, DatasetError
+from ramen_ray.data.store.schemas import SPLITS
+from ramen_ray.data.tables.clicks.import_tables import import_tables
+from ramen_ray.data.tables.clicks.settings import Columns, Splits, UserTables
+from ramen_ray.data.tables.graphs.edges import EdgeList, add_edge_list
+from ramen_ray.data.tables.graphs.session_events import SessionColumns, SessionLog
+from ramen_ray.data.tables.graphs.sessions import SessionSettings, add_co_session
+
+deltalake = pytest.importorskip("deltalake", reason="pip install -e '.[delta]'")
+
+DAYS = [f"2026-10-{day:02d} 00:00" for day in range(1, 11)]
+COLUMNS = Columns(clicks_time="day", clicks_weight="clicks", clicks_views="views")
+SPLIT = Splits(validation_from=DAYS[7], test_from=DAYS[8])
+
+
+def _log(number: int) -> pd.DataFrame:
+    """Return rows of clicks and impressions, other ones for another number."""
+    rows = [
+        (
+            f"query {(day + row) % 40}",
+            f"ad {(number + row) % 9}",
+            DAYS[day],
+            row % 3,
+            4,
+            f"s{day}-{row // 5}",
+        )
+        for day in range(10)
+        for row in range(30)
+    ]
+    return pd.DataFrame(rows, columns=["query", "ad", "day", "clicks", "views", "session"])
+
+
+def _tables(folder: Path, name: str, versions: list[pd.DataFrame], **how: Any) -> tuple[Path, Path]:
+    """Write a Delta table, of which each version replaces the last, and parquet of the last."""
+    delta, plain = folder / name, folder / f"{name}.parquet"
+    for frame in versions:
+        deltalake.write_deltalake(delta, pa.table(frame), mode="overwrite", **how)
+    pq.write_table(pa.table(versions[-1]), plain)
+    return delta, plain
+
+
+def test_live_files_of_a_version_are_read(tmp_path):
+    first, last = _log(0), _log(4)
+    delta, plain = _tables(tmp_path, "clicks", [first, last], partition_by=["day"])
+    old = tmp_path / "old.parquet"
+    pq.write_table(pa.table(first), old)
+    settings = UserTables(str(delta), columns=COLUMNS, splits=SPLIT, weights="coec")
+    made = {
+        name: import_tables(replace(settings, clicks=str(source)), tmp_path / name / "made")
+        for name, source in {
+            "delta": delta,
+            "plain": plain,
+            "older": f"{delta}@v0",
+            "old": old,
+        }.items()
+    }
+    for ours, theirs in (("delta", "plain"), ("older", "old")):
+        assert made[ours].tables == made[theirs].tables
+        for split in SPLITS:
+            assert clicks_of(made[ours], split) == clicks_of(made[theirs], split)
+            rows = (made[name].read(f"queries/{split}")["weights"] for name in (ours, theirs))
+            assert next(rows).to_pylist() == next(rows).to_pylist()
+    assert clicks_of(made["delta"], "train") != clicks_of(made["older"], "train")
+    recorded = made["delta"].metadata["imported"]
+    assert recorded["clicks"] == f"{delta}@v1"
+    again = import_tables(replace(settings, clicks=recorded["clicks"]), tmp_path / "again")
+    assert again.fingerprint == made["delta"].fingerprint
+
+
+def test_sessions_edges_and_judgements_are_read_too(tmp_path):
+    log = _log(2)
+    edges = pd.DataFrame({"query": log["query"], "anchor": log["session"]})
+    grades = pd.DataFrame({"query": log["query"], "ad": log["ad"], "grade": 0.5, "source": "me"})
+    written = [
+        _tables(tmp_path, name, [frame[:9], frame])
+        for name, frame in (("log", log), ("edges", edges), ("grades", grades))
+    ]
+    made = []
+    for number, name in enumerate(("delta", "plain")):
+        sources = [str(pair[number]) for pair in written]
+        columns = Columns(clicks_time="day", clicks_weight="clicks")
+        dataset = import_tables(UserTables(sources[0], columns=columns), tmp_path / "m" / name)
+        columns = SessionColumns(sessions_session="session", sessions_time="day", sessions_ad="ad")
+        settings = SessionSettings(min_support=1)
+        add_co_session(dataset.path, SessionLog(sources[0], columns), settings)
+        add_edge_list(dataset.path, "links", EdgeList(sources[1], skip_bad_rows=True))
+        made.append(
+            add_judgements(Dataset(dataset.path), JudgedTable(sources[2], skip_bad_rows=True))
+        )
+        assert errors_in(made[-1]) == []
+    ours, theirs = made
+    assert ours.tables == theirs.tables
+    for table in ours.tables:
+        assert ours.read(table).equals(theirs.read(table)), table
+    assert edge_weights_of(ours, "links", "query")
+    assert ours.metadata["judged"]["judged"].endswith("grades@v1")
+    sets = ours.metadata["anchor_sets"]
+    assert sets["links"]["settings"]["query_edges"].endswith("edges@v1")
+
+
+def _write_log(folder: Path, *entries: dict[str, Any], **metadata: Any) -> None:
+    """Write the log of a version by hand, as other writers may have."""
+    fields = [
+        {
+            "name": name,
+            "type": "string",
+            "nullable": True,
+            "metadata": {
+                "delta.columnMapping.id": number,
+                "delta.columnMapping.physicalName": f"col-{number}",
+            },
+        }
+        for number, name in enumerate(("query", "ad"), 1)
+    ]
+    features = metadata.pop("features", [])
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7}
+    lines = [
+        {"protocol": {**protocol, "readerFeatures": features, "writerFeatures": features}},
+        {
+            "metaData": {
+                "id": "x",
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": json.dumps({"type": "struct", "fields": fields}),
+                "partitionColumns": [],
+                "configuration": {},
+                "createdTime": 0,
+                **metadata,
+            }
+        },
+        *entries,
+    ]
+    file = folder / "_delta_log" / "00000000000000000000.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("\n".join(map(json.dumps, lines)))
+
+
+def _added(path: str, **more: Any) -> dict[str, Any]:
+    stamps = {"size": 1, "modificationTime": 0, "dataChange": True}
+    stamps["stats"] = json.dumps({"numRecords": 60})
+    return {"add": {"path": path, "partitionValues": {}, **stamps, **more}}
+
+
+def _vector(file: Path) -> dict[str, Any]:
+    """Write a deletion vector of a file's first row, in the format of Delta's protocol."""
+    bitmap = struct.pack("<IIHHIH", 12346, 1, 0, 0, 16, 0)  # a roaring bitmap of the number 0
+    data = struct.pack("<IQI", 1681511377, 1, 0) + bitmap
+    checksum = struct.pack(">I", zlib.crc32(data))
+    file.write_bytes(b"\x01" + struct.pack(">I", len(data)) + data + checksum)
+    place = {"storageType": "p", "pathOrInlineDv": file.as_uri(), "offset": 1}
+    return {**place, "sizeInBytes": len(data), "cardinality": 1}
+
+
+def test_what_its_files_alone_do_not_say_is_refused_by_name(tmp_path, monkeypatch):
+    rows = pa.table({"query": [f"q{n}" for n in range(60)], "ad": ["a", "b"] * 30})
+    vector = _vector(tmp_path / "vector.bin")
+    mapped = {"delta.columnMapping.mode": "name"}
+    tables: dict[str, Any] = {
+        "deletion vectors": {
+            "entries": [_added("a.parquet", deletionVector=vector)],
+            "features": ["deletionVectors"],
+        },
+        "column mapping": {
+            "entries": [_added("a.parquet")],
+            "features": ["columnMapping"],
+            "configuration": mapped,
+        },
+        "gone.parquet is gone": {"entries": [_added("a.parquet"), _added("gone.parquet")]},
+        "no files": {"entries": []},
+    }
+    for number, (said, log) in enumerate(tables.items()):
+        folder = tmp_path / str(number)
+        _write_log(folder, *log.pop("entries"), **log)
+        pq.write_table(rows, folder / "a.parquet")
+        pq.write_table(rows, folder / "not alive.parquet")
+        with pytest.raises(DatasetError, match=said):
+            import_tables(UserTables(str(folder)), tmp_path / "out")
+    fine = tmp_path / "fine"
+    _write_log(fine, _added("a.parquet"), features=["deletionVectors"])
+    pq.write_table(rows, fine / "a.parquet")
+    pq.write_table(rows.slice(0, 5), fine / "removed.parquet")
+    assert import_tables(UserTables(str(fine)), tmp_path / "out").num_rows("ads") == 2
+    for source in (f"{fine}@v9", f"{fine}/a.parquet@v0", f"{fine}@v-1"):
+        with pytest.raises(DatasetError):
+            import_tables(UserTables(source), tmp_path / "none")
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(DatasetError, match="pip install deltalake"):
+        import_tables(UserTables(str(fine)), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
