@@ -1,8 +1,9 @@
-"""Say how far something is that takes long."""
+"""Work that takes long: say how far it is, or do it one item ahead in a thread."""
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from threading import Event, Thread
@@ -91,3 +92,16 @@ def logged_blocks(
         for block in blocks:
             yield block
             done += size_of(block)
+
+
+def prefetched(items: Iterable[Item]) -> Generator[Item, None, None]:
+    """Yield ``items`` in order; a thread makes the next one while the caller has the last.
+
+    The thread ends with the iteration; close the iterator if it may be left early.
+    """
+    source, end = iter(items), object()
+    with ThreadPoolExecutor(1, "prefetched") as thread:
+        coming = thread.submit(next, source, end)
+        while (item := coming.result()) is not end:
+            coming = thread.submit(next, source, end)
+            yield item  # type: ignore[misc]

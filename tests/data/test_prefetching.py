@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from ramen_ray.data.prefetching import prefetched
+from ramen_ray.long_work import prefetched
 
 PATIENCE_S = 900.0
 

@@ -1,9 +1,9 @@
 """Find everything that is wrong or doubtful in a dataset directory.
 
 What footers show is in :mod:`~ramen_ray.data.checks.structure`. Then each table is read once into
-the engine, where rules for what is in it are SQL: :mod:`~ramen_ray.data.checks.row_rules` and
-:mod:`~ramen_ray.data.checks.table_rules`. Tables have there the names of the dataset directory, and
-``rowid`` is a row's number, as the engine keeps the order of insertion.
+the engine, where rules for what is in it are SQL: :mod:`~ramen_ray.data.checks.rules`. Tables have
+there the names of the dataset directory, and ``rowid`` is a row's number, as the engine keeps the
+order of insertion.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,8 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ramen_ray.data.checks import table_rules
-from ramen_ray.data.checks.row_rules import row_rules
+from ramen_ray.data.checks.rules import (
+    REVERSED_CLICKS,
+    UNLINKED,
+    cross_rules,
+    keys_of,
+    leak_rules,
+    repeat_rules,
+    row_rules,
+)
 from ramen_ray.data.checks.structure import inspect_structure, unreadable
 from ramen_ray.data.engine import Connection, count, engine, name_literal, run
 from ramen_ray.data.findings import MAX_EXAMPLES, FaultKind, Finding, Tallies, Tally, raise_errors
@@ -74,7 +81,7 @@ def validate(
             progress(table)
             findings[table] = tables.check(table, find_leaks=find_leaks)
         if TRAIN in tables.loaded:
-            at_last = [table_rules.UNLINKED] + [table_rules.REVERSED_CLICKS] * find_leaks
+            at_last = [UNLINKED] + [REVERSED_CLICKS] * find_leaks
             findings[TRAIN] += tables.broken(TRAIN, at_last)
     every = [*structure.findings, *chain.from_iterable(findings.values())]
     wanted = [finding for finding in every if warns or finding.severity == "error"]
@@ -94,7 +101,7 @@ class _TableReader:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows in the order of the files."""
-        keys, last = table_rules.keys_of(self._table), None
+        keys, last = keys_of(self._table), None
         for path in self._dataset.files(self._table):
             file, num_rows = path.relative_to(self._dataset.path), 0
             try:
@@ -155,8 +162,8 @@ class _Tables:
             self._connection.execute(f"DROP TABLE {name_literal(table)}")
             return reader.damage
         rules = row_rules(table, columns, self._num_rows)
-        rules += table_rules.repeat_rules(table, columns, ascends=reader.ascends)
-        rules += table_rules.cross_rules(table, columns, self.loaded)
+        rules += repeat_rules(table, columns, ascends=reader.ascends)
+        rules += cross_rules(table, columns, self.loaded)
         if table.startswith("edges/"):
             _, anchor_set, side = table.split("/")
             if self._warns and side == "query" and TRAIN in self.loaded:
@@ -164,7 +171,7 @@ class _Tables:
                 self._connection.execute(f"DELETE FROM unlinked WHERE query_id IN ({linked})")
             is_used = anchor_set in self._dataset.strict_anchor_sets and side in NODE_TABLES
             if find_leaks and is_used and f"anchors/{anchor_set}" in self.loaded:
-                rules += table_rules.leak_rules(table)
+                rules += leak_rules(table)
         findings = [tally.share() for tally in reader.not_utf8.values()]
         findings += self.broken(table, rules)
         self._forget(table, columns)

@@ -16,12 +16,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ramen_ray.data.arrays import click_pairs
-from ramen_ray.data.prefetching import prefetched
-from ramen_ray.data.store.contents import FileContent, digest_of, file_contents
-from ramen_ray.data.store.made_folder import new_folder, whole_file
+from ramen_ray.data.store.made_folder import (
+    FileContent,
+    digest_of,
+    file_contents,
+    new_folder,
+    whole_file,
+)
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer, row_groups
 from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
 from ramen_ray.errors import DatasetError as DatasetError
+from ramen_ray.long_work import prefetched
 from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
 
 if TYPE_CHECKING:

@@ -3,17 +3,19 @@
 A thing is made under another name and renamed when it is whole: :func:`whole_file`,
 :func:`new_folder`. What several processes need, one of them makes: :func:`made_once`. Its checksums
 say later whether it is as it was written: :func:`check_intact`. Locks are of folders that a process
-writes into, :func:`folder_lock`, and of what must not change while it is read, :func:`in_use`.
+writes into, :func:`folder_lock`, and of what must not change while it is read, :func:`in_use`. What
+is made of files is known by a hash of what they contain: :func:`content_digest`.
 """
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -225,3 +227,31 @@ def _opened(folder: Path) -> Iterator[int]:
         yield number
     finally:
         os.close(number)
+
+
+FileContent = tuple[str, int, bytes]
+"""A file's name, its number of bytes, and a hash of them."""
+
+
+def content_digest(files: Iterable[tuple[str, Path]], algorithm: str = "blake2b") -> str:
+    """Hash named files by what they contain, read as streams; their folder does not matter."""
+    return digest_of(file_contents(files, algorithm))
+
+
+def file_contents(
+    files: Iterable[tuple[str, Path]], algorithm: str = "blake2b"
+) -> Iterator[FileContent]:
+    """Hash each of some named files."""
+    for name, file in files:
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, algorithm).digest()
+            yield name, file.stat().st_size, content
+
+
+def digest_of(contents: Iterable[FileContent]) -> str:
+    """Hash the content of files as one."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, size, content in contents:
+        digest.update(f"{name}\0{size}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_L
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from ramen_ray.data.store.contents import content_digest
+from ramen_ray.data.store.made_folder import content_digest
 from ramen_ray.errors import UserError, first_line_of
 from ramen_ray.method.model.measured_tokenizer import fault_of
 from ramen_ray.method.model.texts import NO_PROMPTS, Prompts, TextTokenizer

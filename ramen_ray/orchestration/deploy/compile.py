@@ -12,8 +12,8 @@ from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.method.metrics.comparison import Difference, in_points, paired_differences
 from ramen_ray.method.metrics.ranking import ratios
 from ramen_ray.method.retrieval.retriever_folder import compile_retriever
+from ramen_ray.orchestration.deploy.comparing import Answering, open_test_queries
 from ramen_ray.orchestration.deploy.copies import log_copy, take_place
-from ramen_ray.orchestration.deploy.promotion import Answering, open_test_queries
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.runs import Run
 

@@ -15,14 +15,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import ray
 import ray.data
-from pyarrow.fs import FileSystem, LocalFileSystem
 from ray.data import ActorPoolStrategy
 
 from ramen_ray.answering.ads import ADS
 from ramen_ray.answering.retriever import INDEX
 from ramen_ray.config import ConfigError
-from ramen_ray.data.tables.as_parquet import as_parquet, identity_of
-from ramen_ray.data.tables.reading.table_file import TableFile
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.retrieval.retriever_folder import keep_ads
 from ramen_ray.method.retrieval.shards import index_shards
@@ -35,9 +32,17 @@ from ramen_ray.orchestration.cluster.resources import (
     num_cpus,
     user_errors,
 )
-from ramen_ray.orchestration.deploy.asked import Asked, query_files
 from ramen_ray.orchestration.deploy.prediction_actors import AllSteps, Encode, Work, Write
-from ramen_ray.orchestration.deploy.prediction_files import Answers, changed, locked, partitions
+from ramen_ray.orchestration.deploy.prediction_files import (
+    Answers,
+    Asked,
+    as_parquet,
+    changed,
+    is_made_of,
+    locked,
+    partitions,
+    query_files,
+)
 from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shards
 from ramen_ray.tracking.registry import (
     Registry,
@@ -87,7 +92,8 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
         )
     files = query_files(asked)
     with locked(output) as aside:
-        parquet, made_of = _as_parquet(asked, files, output / MADE_FILE, aside)
+        made = output / MADE_FILE
+        parquet = as_parquet(asked, files, made, aside)
         folder = registry.download(retriever.uri, aside / "retriever")
         content = content_of_retriever(folder)
         none = None
@@ -106,7 +112,7 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             "columns": list(asked.columns) or None,
             "column": asked.column,
         }
-        answers = Answers(output, aside, pieces, made_from, asked.columns, made_of)
+        answers = Answers(output, aside, pieces, made_from, asked.columns)
         work = Work(
             answers, asked.column, asked.top_k, folder, asked.min_score, asked.at_most, none
         )
@@ -122,23 +128,13 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             with user_errors():
                 _answer(work, missing, asked.gb_per_shard, num_gpus)
             counts = answers.counts()
-        if made_of and identity_of(query_files(asked)) != made_of:
+        if made.exists() and not is_made_of(made, query_files(asked)):
             raise changed(asked.queries)
         whole = [part for part in counts if part is not None]
         if len(whole) < len(pieces):
             raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
-        (output / MADE_FILE).unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
     return Answered(sum(rows for rows, _ in whole), sum(errors for _, errors in whole), len(pieces))
-
-
-def _as_parquet(
-    asked: Asked, files: Sequence[TableFile], target: Path, aside: Path
-) -> tuple[dict[str, FileSystem], str | None]:
-    """Return parquet files of the queries, and the identity of what ``target`` was made of."""
-    if all(file.format == "parquet" for file in files):
-        return {file.path: file.filesystem for file in files}, None
-    made_of = as_parquet(asked.queries, files, asked.encoding, target, aside)
-    return {str(target): LocalFileSystem()}, made_of
 
 
 def _answer(work: Work, missing: list[int], gb_per_shard: float, num_gpus: int) -> None:

@@ -1,4 +1,4 @@
-"""Partitions of a table of queries: each is read, answered and written as a whole.
+"""What is asked of a retriever: a table of queries, whose partitions are answered one by one.
 
 A partition is a row group of a parquet file, or a piece of a large one. Its answers are a file that
 is whole or absent.
@@ -9,20 +9,23 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.fs import FileSystem
+from pyarrow.fs import FileSystem, LocalFileSystem
 
 from ramen_ray.answering.requests import ANSWERS, COLUMNS
-from ramen_ray.config import ConfigError
-from ramen_ray.data.store.dataset import DatasetError
+from ramen_ray.config import GB_PER_SHARD, ConfigError
 from ramen_ray.data.store.made_folder import folder_lock, owned_folder, whole_file
 from ramen_ray.data.store.parquet_files import BoundedFile, open_parquet
-from ramen_ray.errors import first_line_of
+from ramen_ray.data.tables.reading.columns import Column
+from ramen_ray.data.tables.reading.files import find_files
+from ramen_ray.data.tables.reading.loading import UserTable
+from ramen_ray.data.tables.reading.table_file import TableFile
+from ramen_ray.errors import DatasetError, first_line_of
 
 QUERIES_PER_BATCH = 4096
 QUERIES_PER_PARTITION = 12 * QUERIES_PER_BATCH
@@ -30,6 +33,86 @@ FOOTER_END = 8  # bytes after a footer: its length and the magic
 FILE = "part-{:06d}.parquet"
 ERRORS, MADE_FROM = "ramen_ray.errors", "ramen_ray.made_from"  # keys of a file's metadata
 QUERIES = "queries"  # in what a file is made from
+MADE_OF = "ramen_ray.made_of"  # the same, of a file that was made of a table: its identity
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a retriever, and by how large processes it is answered."""
+
+    queries: str  # a file, a folder or a glob
+    top_k: int  # most ads of a query
+    column: str = "text"  # with the queries' texts
+    encoding: str = "utf-8"  # of text files
+    # by column, the values that ads may have
+    filter: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    min_score: float | None = None  # the lowest score of an ad
+    # by column, how many of a query's ads may have one value of it
+    at_most: Mapping[str, int] = field(default_factory=dict)
+    columns: Sequence[str] = ()  # those whose values are written with each ad
+    # wait for a machine with GPUs; else GPUs are used only if the cluster has some now
+    use_gpu: bool = False
+    # GB of a retriever that one process holds; a larger one is cut into shards
+    gb_per_shard: float = GB_PER_SHARD
+
+
+def query_files(asked: Asked) -> list[TableFile]:
+    """Find the files of the queries by their headers; a DatasetError if they cannot be answered."""
+    advice = "; --columns.query-text names another"
+    files = find_files(asked.queries, [asked.column], advice, asked.encoding)
+    for file in files:
+        if asked.column in file.partitions:
+            raise DatasetError(f"{file.path} has no column {asked.column!r} in itself")
+        if taken := sorted({*ANSWERS.names, COLUMNS} & set(file.header)):
+            raise DatasetError(
+                f"{file.path} has a column {', '.join(map(repr, taken))}, as the answers do"
+                f"; rename it"
+            )
+    return files
+
+
+def is_made_of(made: Path, files: Sequence[TableFile]) -> bool:
+    """Return whether a file of :func:`as_parquet` was made of these, as they are now."""
+    return query_file(LocalFileSystem(), str(made)).identity == _identity_of(files)
+
+
+def _identity_of(files: Sequence[TableFile]) -> str:
+    """Hash the files' places, encodings, sizes, times and content."""
+    facts = [
+        [file.path, file.encoding, file.info.size, file.info.mtime_ns, file.digest()]
+        for file in files
+    ]
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+
+def as_parquet(
+    asked: Asked, files: Sequence[TableFile], target: Path, aside: Path
+) -> dict[str, FileSystem]:
+    """Return the ``files`` of the queries, or, if they are not parquet, ``target`` made of them.
+
+    It is made unless it was made of the same. It has all columns, as texts; what shows nothing is
+    null. ``aside`` is a folder for what is not whole. Raises a DatasetError that names the rows
+    that cannot be read.
+    """
+    if all(file.format == "parquet" for file in files):
+        return {file.path: file.filesystem for file in files}
+    made: dict[str, FileSystem] = {str(target): LocalFileSystem()}
+    identity = _identity_of(files)
+    if target.exists() and query_file(made[str(target)], str(target)).identity == identity:
+        return made
+    names = list(dict.fromkeys(name for file in files for name in file.header))
+    columns = {str(place): Column(name, optional=True) for place, name in enumerate(names)}
+    table = UserTable(asked.queries, columns, encoding=asked.encoding)
+    schema = pa.schema([(name, pa.string()) for name in names])
+    with (
+        whole_file(target, aside) as file,
+        pq.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
+        for rows in table.batches():
+            writer.write_table(pa.Table.from_arrays(rows.columns[1:], schema=schema))
+        writer.add_key_value_metadata({MADE_OF: identity})
+        table.check()
+    return made
 
 
 @dataclass(frozen=True)
@@ -39,7 +122,7 @@ class QueryFile:
     filesystem: FileSystem
     path: str
     footer: pq.FileMetaData
-    identity: str  # of its size, time and footer
+    identity: str  # of its size, time and footer, or of the table that it was made of
 
     @contextmanager
     def open(self) -> Iterator[BoundedFile]:
@@ -73,7 +156,9 @@ def query_file(filesystem: FileSystem, path: str) -> QueryFile:
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {first_line_of(error)}") from error
     digest.update(f"{info.size} {info.mtime_ns}".encode())
-    return QueryFile(filesystem, path, footer, digest.hexdigest())
+    made_of = (footer.metadata or {}).get(MADE_OF.encode())
+    identity = digest.hexdigest() if made_of is None else made_of.decode()
+    return QueryFile(filesystem, path, footer, identity)
 
 
 @dataclass(frozen=True)
@@ -136,7 +221,6 @@ class Answers:
     partitions: list[Partition]  # of the queries
     made_from: Mapping[str, Any]  # by name, what else decides the answers; plain values
     columns: Sequence[str] = ()  # of the ads, to write beside them
-    table: str | None = None  # the identity of the table that the file of queries was made of
 
     def write(self, number: int, batches: Iterable[pa.Table]) -> None:
         """Write a partition's file, whole or not at all: its columns, then ANSWERS."""
@@ -182,8 +266,8 @@ class Answers:
         return footer.num_rows, int(noted[ERRORS.encode()])
 
     def _made_from(self, partition: Partition) -> str:
-        identity = self.table or partition.file.identity
-        queries = [partition.file.path, partition.group, partition.start, identity]
+        file = partition.file
+        queries = [file.path, partition.group, partition.start, file.identity]
         return json.dumps({**self.made_from, QUERIES: queries})
 
 

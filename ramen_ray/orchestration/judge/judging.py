@@ -28,7 +28,7 @@ from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.drawn import drawn_places, inclusion, kappa, weighed
 from ramen_ray.method.metrics.judged import judged_metrics
 from ramen_ray.method.metrics.ranking import PerQuery
-from ramen_ray.orchestration.deploy.promotion import Answering
+from ramen_ray.orchestration.deploy.comparing import Answering
 from ramen_ray.tracking.registry import Registry
 
 DRAWN, JUDGEMENTS = "drawn.json", "judgements.parquet"

@@ -22,8 +22,6 @@ from ramen_ray.data.tables.graphs.anchor_sets import (
     folder_beside,
     made_by,
     put_in_place,
-)
-from ramen_ray.data.tables.graphs.text_edges import (
     read_texts,
     write_near,
     write_text_edges,

@@ -11,7 +11,7 @@ from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.data.store.same_texts import alike_queries
 from ramen_ray.method.distributed import from_first_worker, world
 from ramen_ray.method.metrics.comparison import by_piece
-from ramen_ray.method.metrics.evidence import Evidence
+from ramen_ray.method.metrics.comparison import Evidence
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.orchestration.run.build import build_ground_truth

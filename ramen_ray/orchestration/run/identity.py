@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import ramen_ray
 from ramen_ray.config import RunConfig, flatten, read_config
-from ramen_ray.data.store.contents import content_digest
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.made_folder import content_digest
 from ramen_ray.method.model.dual_encoder import CLASSIFIER_FOLDER, ENCODER_FOLDER
 from ramen_ray.method.model.pretrained import content_of
 from ramen_ray.orchestration.run.changes import TABLES, differences, removals

@@ -8,8 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ramen_ray.data.store.same_texts import alike
-from ramen_ray.method.metrics.comparison import by_piece, paired_differences
-from ramen_ray.method.metrics.evidence import Evidence
+from ramen_ray.method.metrics.comparison import Evidence, by_piece, paired_differences
 
 WEEKS = 26
 QUERIES = 1000

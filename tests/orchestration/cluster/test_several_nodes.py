@@ -26,8 +26,8 @@ from ramen_ray.method.distributed import world
 from ramen_ray.method.retrieval.search import TopK, search
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.orchestration.cluster.joining import ClusterError
-from ramen_ray.orchestration.deploy.asked import Asked
 from ramen_ray.orchestration.deploy.predict import Answered, predict
+from ramen_ray.orchestration.deploy.prediction_files import Asked
 from ramen_ray.orchestration.embed import FEW_TEXTS
 from ramen_ray.orchestration.run import processes
 from ramen_ray.orchestration.run.directory import RunDirectory

@@ -140,7 +140,7 @@ def test_a_table_of_text_files_is_answered_as_one_of_parquet(
     (part,) = answers.glob("part-*.parquet")
     was_written = part.stat().st_mtime_ns
     with monkeypatch.context() as patched:  # the rows are not read again
-        patched.setattr("ramen_ray.data.tables.as_parquet.UserTable", None)
+        patched.setattr("ramen_ray.orchestration.deploy.prediction_files.UserTable", None)
         printed = done(predict, *words(**flags))
     assert "(42 queries, 3 of them with an error)" in printed
     assert part.stat().st_mtime_ns == was_written

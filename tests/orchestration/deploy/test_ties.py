@@ -20,9 +20,9 @@ from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag
 from ramen_ray.method.retrieval.retriever_folder import keep_ads, write_retriever
 from ramen_ray.method.retrieval.shards import index_shards
+from ramen_ray.orchestration.deploy.comparing import Answering
 from ramen_ray.orchestration.deploy.prediction_actors import AllSteps, Work
 from ramen_ray.orchestration.deploy.prediction_files import FILE, Answers, partitions
-from ramen_ray.orchestration.deploy.promotion import Answering
 
 NUM_ADS = 40
 

@@ -10,7 +10,7 @@ import torch
 from support import errors_in, query_table, text_table
 
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
-from ramen_ray.data.tables.graphs import text_edges
+from ramen_ray.data.tables.graphs import anchor_sets
 from ramen_ray.method.graph import similar
 from ramen_ray.method.graph.similar import SimilarSettings
 from ramen_ray.method.model.encoder import build_transformer
@@ -109,7 +109,7 @@ def test_an_encoder_finds_what_brute_force_finds(
     encoder_path, spare, texts_per_batch, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(similar, "SPARE_NEIGHBOURS", spare)
-    monkeypatch.setattr(text_edges, "TEXTS_PER_BATCH", texts_per_batch)
+    monkeypatch.setattr(anchor_sets, "TEXTS_PER_BLOCK", texts_per_batch)
     texts = _texts(80)
     limits = SimilarSettings(
         str(encoder_path), top_k=3, min_similarity=0.71234, max_similarity=0.91234, max_length=12

@@ -22,13 +22,13 @@ from ramen_ray.data.findings import (
     error_at,
     raise_errors,
 )
-from ramen_ray.data.prefetching import prefetched
 from ramen_ray.data.tables.reading.cells import is_text, plain_values
 from ramen_ray.data.tables.reading.columns import ADVICE, NULL_PARTS, Column
 from ramen_ray.data.tables.reading.files import find_files
 from ramen_ray.data.tables.reading.lines import Rows
 from ramen_ray.data.tables.reading.table_file import TableFile, read_file
 from ramen_ray.errors import DatasetError, first_line_of, shown_address, shown_path
+from ramen_ray.long_work import prefetched
 
 CORRECT = "correct these rows"
 NAMED_BY = "; flags --columns.* say what yours are called (--help lists them)"
