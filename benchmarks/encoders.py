@@ -25,7 +25,7 @@ from transformers import (
 
 from benchmarks.common import ROOT, alternate, finish, options
 from benchmarks.tables import write
-from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.prepared.folder import TokenTable
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.model.dual_encoder import DualEncoder, tokenize_texts
 from ramen_ray.method.model.encoder import BagEncoder, TransformerEncoder

@@ -30,8 +30,8 @@ from transformers import BertTokenizer, DistilBertConfig, DistilBertModel
 
 from benchmarks.common import alternate, finish, medians, options
 from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import TokenTable
 from ramen_ray.data.prepared.hashing import hash_texts
-from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import TransformerEncoder
 from ramen_ray.method.model.heads import Classifiers, Head

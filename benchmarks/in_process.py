@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ramen_ray.config import RunConfig
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.prepared.folder import Prepared, TokenTable
 from ramen_ray.method.graph.pruning import prune
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.model.dual_encoder import DualEncoder, TextEmbeddings, number_distinct

@@ -34,7 +34,7 @@ from ramen_ray.data.checks.validation import check, validate
 from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.folder import Prepared, measure_texts
 from ramen_ray.data.prepared.stages import (
     WHOLE_TABLES,
     edge_rows,
@@ -43,7 +43,6 @@ from ramen_ray.data.prepared.stages import (
     write_parts,
     write_whole_tables,
 )
-from ramen_ray.data.prepared.tokens import measure_texts
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.tables.clicks.import_tables import import_tables
 from ramen_ray.data.tables.clicks.settings import UserTables

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, ragged_positions
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.folder import Prepared, TokenTable
 from ramen_ray.data.prepared.hashing import HashIndex
-from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.method.metrics.ranking import find_hits, precision_at, recall_at
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import drop_filtered, most_filters, search

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.bases import Part
 from ramen_ray.data.arrays import map_new_array
-from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.prepared.folder import TokenTable
 from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.method.model.dual_encoder import (
     DualEncoder,

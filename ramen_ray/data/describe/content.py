@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.prepared.tokens import TextFigures
+from ramen_ray.data.prepared.folder import TextFigures
 
 NUM_SHUFFLES = 10
 OF_CLICKS, FEWEST_LIFT = 0.995, 2.0

@@ -9,13 +9,87 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, Float64s, Int64s
+from ramen_ray.data.arrays import Booleans, Float64s, Int64s, UInt64s, ragged_positions
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES, SPLITS, ZERO_SHOT
 from ramen_ray.errors import DatasetError
+
+TOKENS_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """The tokens of a table's texts."""
+
+    token_ids: NDArray[Any]  # (tokens,) uint16 or int32, one text after another
+    offsets: Int64s  # (texts + 1,) where each text starts
+    hashes: UInt64s  # (texts,) equal for equal texts of all tables
+
+    @classmethod
+    def open(cls, folder: Path) -> "TokenTable":
+        """Memory-map the table in ``folder``; processes on one machine share its pages."""
+        names = ("token_ids", "offsets", "hashes")
+        return cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in names))
+
+    def save(self, folder: Path) -> None:
+        """Write the table into a new ``folder``, for :meth:`open`."""
+        folder.mkdir()
+        for name, array in vars(self).items():
+            np.save(folder / f"{name}.npy", array)
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def lengths(self, rows: NDArray[Any]) -> Int64s:
+        """Return the token counts (n,) of ``rows`` (n,)."""
+        return self.offsets[rows + 1] - self.offsets[rows]
+
+    def gather(self, rows: NDArray[Any]) -> Int64s:
+        """Return the tokens of ``rows`` (n,), one text after another, as int64."""
+        positions = ragged_positions(self.offsets[rows], self.lengths(rows))
+        return self.token_ids[positions].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class TextFigures:
+    """Counts of a table's texts and tokens."""
+
+    texts: int
+    distinct: int  # as the encoder gets them: after truncation
+    tokens: int  # without special ones such as [CLS]
+    unknown: int  # tokens that stand for what the vocabulary does not have, such as [UNK]
+
+    @property
+    def share_unknown(self) -> float:
+        """Share of the tokens that are unknown."""
+        return self.unknown / self.tokens if self.tokens else 0.0
+
+    @property
+    def share_repeated(self) -> float:
+        """Share of the texts that the encoder cannot tell from an earlier one."""
+        return 1 - self.distinct / self.texts if self.texts else 0.0
+
+
+def measure_texts(
+    folder: Path, tables: list[str], unknown: int | None, num_special: int
+) -> dict[str, TextFigures]:
+    """Count the texts, and tokens but ``num_special`` a text, of prepared ``tables`` in ``folder``.
+
+    ``unknown`` is the token for what the vocabulary does not have, if there is one.
+    """
+    figures = {}
+    for name in tables:
+        table = TokenTable.open(folder / "tokens" / name)
+        tokens, texts = table.token_ids, len(table)
+        starts = [] if unknown is None else range(0, len(tokens), TOKENS_AT_ONCE)
+        unknowns = [np.count_nonzero(tokens[at : at + TOKENS_AT_ONCE] == unknown) for at in starts]
+        distinct = len(np.unique(table.hashes))
+        content = len(tokens) - num_special * texts
+        figures[name] = TextFigures(texts, distinct, content, int(sum(unknowns)))
+    return figures
 
 
 @dataclass(frozen=True)

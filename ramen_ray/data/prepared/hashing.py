@@ -58,11 +58,9 @@ class HashIndex:
         return np.repeat(np.arange(len(hashes)), counts), rows.astype(np.int64)
 
 
-def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any], key: int = 0) -> UInt64s:
+def hash_texts(token_ids: NDArray[Any], offsets: NDArray[Any]) -> UInt64s:
     """Hash texts (texts,) of tokens (tokens,) below 2³² that start at ``offsets`` (texts + 1,)."""
-    # texts share a hash, by chance or on purpose, under one key only
-    keyed = token_ids.astype(np.uint64) ^ np.uint64(key << 32)
-    return mix(_sums(keyed, np.asarray(offsets) - offsets[0]))
+    return mix(_sums(token_ids.astype(np.uint64), np.asarray(offsets) - offsets[0]))
 
 
 def hash_strings(strings: pa.Array) -> UInt64s:

@@ -17,10 +17,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, Float64s, Int64s, publish, to_lists, write_pieces
+from ramen_ray.data.arrays import (
+    Booleans,
+    Float64s,
+    Int64s,
+    UInt64s,
+    publish,
+    to_lists,
+    write_pieces,
+)
 from ramen_ray.data.prepared.csr import accumulate, id_type
-from ramen_ray.data.prepared.hashing import mix
-from ramen_ray.data.prepared.tokens import write_hashes
+from ramen_ray.data.prepared.hashing import hash_texts, mix
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import (
     HELD_OUT_SIDES,
@@ -31,6 +38,8 @@ from ramen_ray.data.store.schemas import (
     ZERO_SHOT,
     schema_of,
 )
+
+TEXTS_AT_ONCE = 1 << 16
 
 Tokenize = Callable[[pa.StringArray], tuple[NDArray[np.int32], Int64s]]
 
@@ -141,7 +150,6 @@ def join_parts(
         _join_texts(files[table], folder / "tokens" / table, occurs)
     write_pieces(folder / "query_ids.npy", np.int64, _pieces(files[TRAIN], "id"))
     np.save(folder / "occurring_tokens.npy", np.flatnonzero(occurs))
-    write_hashes([folder / "tokens" / table for table in texts])
     for table in texts:
         if table.startswith("queries/"):
             _join_clicks(table, files[table], folder, num_rows["ads"])
@@ -156,13 +164,23 @@ def join_parts(
 
 
 def _join_texts(files: list[str], folder: Path, occurs: Booleans) -> None:
-    """Write a text table's tokens, and mark them in ``occurs`` (tokens of the vocabulary,)."""
+    """Write a table's tokens, with texts' hashes; mark tokens in ``occurs`` (vocabulary,)."""
     folder.mkdir(parents=True, exist_ok=True)
     token_type = np.uint16 if len(occurs) <= 1 << 16 else np.int32
     write_pieces(folder / "token_ids.npy", token_type, _pieces(files, "tokens"))
     for tokens in _pieces(files, "tokens"):
         occurs[tokens] = True
     write_pieces(folder / "offsets.npy", np.int64, _running_sum(_pieces(files, "lengths")))
+    write_pieces(folder / "hashes.npy", np.uint64, _hashes(files))
+
+
+def _hashes(files: list[str]) -> Iterator[UInt64s]:
+    """Yield the hashes of texts, of some at a time: more memory is needed than for their tokens."""
+    for tokens, lengths in zip(_pieces(files, "tokens"), _pieces(files, "lengths"), strict=True):
+        bounds = np.append(0, lengths.cumsum())
+        for start in range(0, len(lengths), TEXTS_AT_ONCE):
+            some = bounds[start : start + TEXTS_AT_ONCE + 1]
+            yield hash_texts(tokens[some[0] : some[-1]], some)
 
 
 def _join_clicks(table: str, files: list[str], folder: Path, num_ads: int) -> None:

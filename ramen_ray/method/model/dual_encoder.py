@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ramen_ray.bases import Part
 from ramen_ray.data.arrays import Int64s
-from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.prepared.folder import TokenTable
 from ramen_ray.method.distributed import own_range, to_device
 from ramen_ray.method.model.encoder import Encoder, load_encoder
 from ramen_ray.method.model.heads import Classifiers, Head, unit

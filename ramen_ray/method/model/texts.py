@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ramen_ray.data.arrays import Int64s, ragged_positions
+from ramen_ray.data.prepared.folder import TextFigures
 from ramen_ray.data.prepared.hashing import hash_texts
-from ramen_ray.data.prepared.tokens import TextFigures
 
 TEXTS_PER_COUNT = 1024
 BERTS = {"normalizer": "BertNormalizer", "pre_tokenizer": "BertPreTokenizer", "model": "WordPiece"}

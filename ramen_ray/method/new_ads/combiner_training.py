@@ -21,8 +21,7 @@ from torch.nn import functional
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.prepared.folder import Prepared, TokenTable
 from ramen_ray.method.distributed import (
     dealt_rows,
     gather_dealt,

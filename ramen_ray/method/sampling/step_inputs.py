@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ramen_ray.data.arrays import Int64s, ragged_positions
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.prepared.folder import TokenTable
 from ramen_ray.method.distributed import dealt_rows, own_range, staged
 from ramen_ray.method.model.texts import TokenBatch
 from ramen_ray.method.sampling.batches import Batch

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.prepared.csr import Csr
-from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.prepared.folder import Prepared, TokenTable
 from ramen_ray.method.sampling.judged import JudgedAds
 
 QUERIES, ADS = "queries", "ads"

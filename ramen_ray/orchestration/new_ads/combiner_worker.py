@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from ramen_ray.bases import Part
-from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.prepared.folder import Prepared, TokenTable
 from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.errors import UserError
 from ramen_ray.method.distributed import array_from_first_worker, world

@@ -20,7 +20,7 @@ from ramen_ray.data.checks.structure import Structure, inspect_structure, read_t
 from ramen_ray.data.checks.validation import validate
 from ramen_ray.data.describe.counts import dataset_statistics
 from ramen_ray.data.findings import Finding, raise_errors
-from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.folder import Prepared, TextFigures, measure_texts
 from ramen_ray.data.prepared.stages import (
     WHOLE_TABLES,
     TablePart,
@@ -30,7 +30,6 @@ from ramen_ray.data.prepared.stages import (
     write_parts,
     write_whole_tables,
 )
-from ramen_ray.data.prepared.tokens import TextFigures, measure_texts
 from ramen_ray.data.store.dataset import WHILE_READ, Dataset
 from ramen_ray.data.store.made_folder import made_once
 from ramen_ray.data.store.parquet_files import open_parquet, read_footer

@@ -23,9 +23,8 @@ from support import (
 from transformers import AutoTokenizer
 
 from ramen_ray.config import ConfigError, overlay
-from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.data.prepared.folder import Prepared, TextFigures, TokenTable
 from ramen_ray.data.prepared.stages import TablePart, join_parts
-from ramen_ray.data.prepared.tokens import TextFigures, TokenTable
 from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset, write_metadata
 from ramen_ray.data.store.schemas import JUDGEMENTS, SPLITS, schema_of
 from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, read_test_queries

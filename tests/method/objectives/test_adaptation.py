@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ramen_ray.data.prepared.csr import Csr
+from ramen_ray.data.prepared.folder import TokenTable
 from ramen_ray.data.prepared.hashing import hash_texts
-from ramen_ray.data.prepared.tokens import TokenTable
 from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import Encoder, build_bag

@@ -12,8 +12,7 @@ from support import csr_of, rows_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.data.prepared.tokens import TokenTable
+from ramen_ray.data.prepared.folder import Prepared, TokenTable
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.model.encoder import build_bag, build_transformer
 from ramen_ray.method.model.texts import TokenBatch
