@@ -46,21 +46,18 @@ def main() -> None:
     settings = parse_settings(DescribeSettings, __doc__)
     dataset = Dataset(settings.dataset)
     with logged_progress("loading libraries"):
-        from ramen_ray.reports.dataset_report import dataset_note, dataset_tables, dataset_words
         from ramen_ray.reports.description import describe, log_description
         from ramen_ray.reports.pages import write_page
         from ramen_ray.reports.report_tables import show
     description = describe(dataset, settings.encoder, settings.max_length)
-    words = dataset_words(description)
-    tables = dataset_tables(description)
-    for sentence in words:
+    for sentence in description.words:
         print(printable(f"- {sentence}"))
-    for table in tables:
+    for table in description.tables:
         if table.title in SHOWN:
             show(table)
     name = f"{dataset.path.resolve().name}.html"
     page = settings.page or settings.output / "descriptions" / name
-    write_page(page, dataset.name, dataset_note(description), words, tables)
+    write_page(page, dataset.name, description.note, description.words, description.tables)
     print(f"page:    {page} has all tables")
     print(f"next:    {training_on(settings.dataset, [])}")
     if settings.mlflow:

@@ -1,66 +1,55 @@
-"""The description of a dataset as tables."""
+"""The tables of a dataset's description, and the figures in them."""
 
+from collections.abc import Iterable, Mapping
 from textwrap import shorten
 
-from ramen_ray.data.describe.content import Description, Share
-from ramen_ray.reports.graph_report import reading, signal_table
-from ramen_ray.reports.report_tables import ReportTable
+import numpy as np
 
+from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.describe.counts import (
+    ClickCounts,
+    EdgeCounts,
+    sample_ids,
+    share_of,
+    texts_by_id,
+)
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.data.store.schemas import TRAIN
+from ramen_ray.method.metrics.ranking import popularity_groups
+from ramen_ray.method.model.pretrained import load_tokenizer, text_tokenizer
+from ramen_ray.method.model.texts import measure_tokens
+from ramen_ray.reports.report_tables import ReportTable
+from ramen_ray.tracking.runs import prefixed
+
+SEED = 0
+NUM_HUBS = 5
+NUM_SAMPLES = 3
+TEXTS_PER_TABLE = 100_000
+UNCUT = 2**31
 SHOWN_CHARACTERS = 120
 SHOWN_TEXTS = 10
+PER_CENT = {"median": 50, "p90": 90, "p99": 99, "max": 100}
+
+Section = tuple[ReportTable, dict[str, float]]
+"""A table, and figures that are worth comparing between datasets, by name."""
+Counted = tuple[str, int, int]
+"""What is counted, how many there are, and of how many."""
 
 
-def dataset_tables(description: Description) -> list[ReportTable]:
-    """Return a description's tables, summary first; tables of anchors only if there are any."""
-    tables = [
-        _summary(description),
-        _splits(description),
-        _shares(description),
-        _popularity(description),
-        _distributions(description),
-        _hubs(description),
-        signal_table(description.signals),
-        _tokens(description),
-        _samples(description),
-    ]
-    return [table for table in tables if table.rows]
-
-
-def dataset_words(description: Description) -> list[str]:
-    """Say in a few sentences how large a dataset is, and what its graphs promise."""
-    numbers = description.statistics
-    sizes = [_count(numbers[f"num_{name}"]) for name in ("train_queries", "ads", "test_queries")]
-    words = [
-        "{} train queries, {} ads, {} test queries.".format(*sizes),
-        f"{_average(numbers['clicks_per_query'])} clicks per query, "
-        f"{_average(numbers['queries_per_ad'])} queries per ad.",
-    ]
-    words += [f"{name}: {reading(signal)}" for name, signal in description.signals.items()]
-    if not description.signals:
-        words.append("No graph; jobs/graph.py makes one from sessions or from texts.")
-    return words
-
-
-def dataset_note(description: Description) -> str:
-    """Return where the data is from, as far as ``dataset.json`` says so."""
-    texts = (str(description.metadata.get(key) or "") for key in ("source", "licence"))
-    return " · ".join(filter(None, texts))
-
-
-def _summary(description: Description) -> ReportTable:
-    numbers = description.statistics
+def summary(numbers: Mapping[str, float], anchor_sets: Iterable[str]) -> ReportTable:
+    """Lay out the numbers of RAMEN's Table 9."""
     counts = [
-        *(_count(numbers[key]) for key in ("num_train_queries", "num_ads", "num_test_queries")),
-        *(_average(numbers[key]) for key in ("queries_per_ad", "clicks_per_query")),
+        *(count(numbers[key]) for key in ("num_train_queries", "num_ads", "num_test_queries")),
+        *(average(numbers[key]) for key in ("queries_per_ad", "clicks_per_query")),
     ]
     rows = [
         [
             name,
-            _count(numbers[f"{name}_num_anchors"]),
-            _average(numbers[f"{name}_anchors_per_query"]),
-            _average(numbers[f"{name}_anchors_per_ad"]),
+            count(numbers[f"{name}_num_anchors"]),
+            average(numbers[f"{name}_anchors_per_query"]),
+            average(numbers[f"{name}_anchors_per_ad"]),
         ]
-        for name in description.hubs
+        for name in anchor_sets
     ] or [["none", "", "", ""]]
     blank = [""] * len(counts)
     columns = ("train queries", "ads", "test queries", "queries per ad", "clicks per query")
@@ -74,79 +63,144 @@ def _summary(description: Description) -> ReportTable:
     )
 
 
-def _splits(description: Description) -> ReportTable:
+def splits(numbers: Mapping[str, float], clicks: Mapping[str, ClickCounts]) -> ReportTable:
+    """Lay out the sizes of the splits."""
     columns = ["split", "queries", "clicks", "clicks per query"]
-    has_weights = any(size.weight is not None for size in description.splits.values())
+    has_weights = any(counts.weight is not None for counts in clicks.values())
     if has_weights:
         columns.append("click weight")
     kinds = []
-    if any(name.endswith("_judgements") for name in description.statistics):
+    if any(name.endswith("_judgements") for name in numbers):
         kinds = ["judgements", "low_judgements"]
     columns += [kind.replace("_", " ") for kind in kinds]
     rows = []
-    for split, size in description.splits.items():
-        per_query = _average(size.num_clicks / size.num_queries)
-        row = [split, _count(size.num_queries), _count(size.num_clicks), per_query]
+    for split, counts in clicks.items():
+        per_query = counts.per_query
+        row = [split, count(len(per_query)), count(per_query.sum()), average(per_query.mean())]
         if has_weights:
-            row.append("" if size.weight is None else _average(size.weight))
-        row += [_count(description.statistics.get(f"num_{split}_{kind}", 0)) for kind in kinds]
+            row.append("" if counts.weight is None else average(counts.weight))
+        row += [count(numbers.get(f"num_{split}_{kind}", 0)) for kind in kinds]
         rows.append(row)
     return ReportTable("Splits", columns, rows)
 
 
-def _shares(description: Description) -> ReportTable:
-    # a graph need not link both sides
-    return ReportTable(
+def shares(clicks: Mapping[str, ClickCounts], edges: Mapping[str, EdgeCounts]) -> Section:
+    """Count nodes without clicks or edges, and test clicks on rare ads."""
+    queries = clicks["train"].per_query
+    train, test = clicks["train"].per_ad, clicks["test"].per_ad
+    without, with_one = "ads without a train click", "ads with exactly one train click"
+    counted: dict[str, Counted] = {
+        "queries_without_click": _counted("train queries without a click", queries == 0),
+        "ads_without_click": _counted(without, train == 0),
+        "ads_with_one_click": _counted(with_one, train == 1),
+        "test_clicks_on_ads_without_click": _counted(f"test clicks on {without}", train == 0, test),
+        "test_clicks_on_ads_with_one_click": _counted(
+            f"test clicks on {with_one}", train == 1, test
+        ),
+    }
+    if edges:
+        no_query = ~np.any([of_set.per_query for of_set in edges.values()], axis=0)
+        no_ad = ~np.any([of_set.per_ad for of_set in edges.values()], axis=0)
+        counted["queries_without_edge"] = _counted("train queries without any edge", no_query)
+        counted["ads_without_edge"] = _counted("ads without any edge", no_ad)
+    for name, of_set in edges.items():
+        for key, what, degrees in (
+            ("queries", f"train queries without an edge to {name}", of_set.per_query),
+            ("ads", f"ads without an edge to {name}", of_set.per_ad),
+            ("anchors", f"{name} anchors without an edge", of_set.per_anchor),
+        ):
+            counted[f"{name}_{key}_without_edge"] = _counted(what, degrees == 0)
+    rows = [
+        [what, count(part), count(whole), f"{share_of(part, whole):.1%}"]
+        for key, (what, part, whole) in counted.items()
+        # a graph need not link both sides
+        if not (key.endswith("_without_edge") and part == whole)
+    ]
+    table = ReportTable(
         "Without clicks, without edges",
         ("", "number", "of", "share"),
-        [
-            [share.what, _count(share.part), _count(share.whole), _per_cent(share)]
-            for metric, share in description.shares.items()
-            if not (metric.endswith("_without_edge") and share.part == share.whole)
-        ],
+        rows,
         note="Batches are drawn from clicks: what has no train click is learnt by its edges only.",
     )
+    return table, {f"share_{key}": share_of(*of_key[1:]) for key, of_key in counted.items()}
 
 
-def _popularity(description: Description) -> ReportTable:
+def _counted(what: str, member: Booleans, counts: Int64s | None = None) -> Counted:
+    """Count the members among all nodes or, given the nodes' ``counts``, sum their counts."""
+    if counts is None:
+        return what, int(member.sum()), len(member)
+    return what, int(counts[member].sum()), int(counts.sum())
+
+
+def popularity(train: Int64s, test: Int64s) -> Section:
+    """Describe groups of ads by their train and test clicks (ads,)."""
     rows = []
-    for name, group in description.groups.items():
-        span = "no ad" if group.clicks is None else "{:,} to {:,}".format(*group.clicks)
-        shares = [group.shares[whole] for whole in ("ads", "train_clicks", "test_clicks")]
-        rows.append([name, span, _count(shares[0].part), *map(_per_cent, shares)])
-    return ReportTable(
+    metrics: dict[str, float] = {}
+    for name, member in popularity_groups(train).items():
+        clicks = train[member]
+        span = f"{clicks.min():,} to {clicks.max():,}" if len(clicks) else "no ad"
+        counted = (
+            _counted("ads", member),
+            _counted("train_clicks", member, train),
+            _counted("test_clicks", member, test),
+        )
+        shares = {what: share_of(part, whole) for what, part, whole in counted}
+        metrics |= {f"{name}/share_{what}": share for what, share in shares.items()}
+        rows.append([name, span, count(len(clicks)), *(f"{s:.1%}" for s in shares.values())])
+    table = ReportTable(
         "Head, torso and tail",
         ("group", "train clicks of an ad", "ads", "of ads", "of train clicks", "of test clicks"),
         rows,
         note="Ads by train clicks, each group with about a third of the clicks; ads with equally "
         "many clicks stay together, and ads without any are tail.",
     )
+    return table, metrics
 
 
-def _distributions(description: Description) -> ReportTable:
-    return ReportTable(
+def distributions(train: ClickCounts, edges: Mapping[str, EdgeCounts]) -> Section:
+    """Lay out how many nodes have how many train clicks, and edges of each anchor set."""
+    degrees = {
+        "clicks_per_query": ("clicks", "query", train.per_query),
+        "queries_per_ad": ("clicks", "ad", train.per_ad),
+    }
+    for name, of_set in edges.items():
+        degrees[f"{name}_anchors_per_query"] = name, "query", of_set.per_query
+        degrees[f"{name}_anchors_per_ad"] = name, "ad", of_set.per_ad
+        degrees[f"{name}_nodes_per_anchor"] = name, "anchor", of_set.per_anchor
+    rows = []
+    metrics: dict[str, float] = {}
+    for metric, (graph, per, values) in degrees.items():
+        quantiles = _quantiles(values)
+        metrics |= prefixed(f"{metric}/", quantiles)
+        rows.append([graph, per, average(values.mean()), *map(count, quantiles.values())])
+    table = ReportTable(
         "Distributions",
-        ("of", "per", "mean", "median", "p90", "p99", "max"),
-        [
-            [
-                degrees.graph,
-                degrees.per,
-                _average(degrees.distribution.total / degrees.distribution.size),
-                *map(_count, degrees.distribution.quantiles.values()),
-            ]
-            for degrees in description.degrees.values()
-        ],
+        ("of", "per", "mean", *PER_CENT),
+        rows,
         text_columns=2,
         note="Clicks are train clicks; an anchor's edges are those to queries and to ads.",
     )
+    return table, metrics
 
 
-def _hubs(description: Description) -> ReportTable:
-    rows = [
-        [name, _short(hub.text), _count(hub.num_queries), _count(hub.num_ads), f"{hub.share:.1%}"]
-        for name, hubs in description.hubs.items()
-        for hub in hubs
-    ]
+def _quantiles(values: Int64s) -> dict[str, float]:
+    """Return median, p90, p99 and max: the smallest value that such a share does not exceed."""
+    places = -(-np.array([*PER_CENT.values()]) * len(values) // 100) - 1
+    chosen = np.sort(values)[places].astype(float).tolist()
+    return dict(zip(PER_CENT, chosen, strict=True))
+
+
+def hubs(dataset: Dataset, edges: Mapping[str, EdgeCounts]) -> ReportTable:
+    """List the anchors of each set with most edges, most first."""
+    rows = []
+    for name, counts in edges.items():
+        degrees = counts.per_anchor
+        largest = np.argsort(-degrees, kind="stable")[:NUM_HUBS].tolist()
+        texts = texts_by_id(dataset, f"anchors/{name}", largest)
+        for anchor in largest:
+            ends = (counts.queries_per_anchor[anchor], counts.ads_per_anchor[anchor])
+            share = f"{degrees[anchor] / degrees.sum():.1%}"
+            rows.append([name, _short(texts[anchor]), *map(count, ends), share])
     return ReportTable(
         "Largest hubs",
         ("anchor set", "anchor", "queries", "ads", "of the set's edges"),
@@ -156,62 +210,87 @@ def _hubs(description: Description) -> ReportTable:
     )
 
 
-def _tokens(description: Description) -> ReportTable:
-    limit = description.max_length
+def token_lengths(dataset: Dataset, encoder: str, max_length: int) -> Section:
+    """Count the tokens of each table's texts, by an encoder's tokenizer."""
+    tokenizer = text_tokenizer(load_tokenizer(encoder), UNCUT, add_special_tokens=True)
+    tables = [
+        *(f"queries/{split}" for split in dataset.splits),
+        "ads",
+        *(f"anchors/{name}" for name in dataset.anchor_sets),
+    ]
+    rows = []
+    metrics: dict[str, float] = {}
+    for table in tables:
+        num_texts = dataset.num_rows(table)
+        ids = sample_ids(num_texts, TEXTS_PER_TABLE, SEED)
+        texts = dataset.rows_with_ids(table, ids)["text"].to_pylist()
+        lengths, figures = measure_tokens(tokenizer, texts, max_length)
+        quantiles = _quantiles(lengths)
+        shares = {
+            "share_too_long": float((lengths > max_length).mean()),
+            "share_unknown": figures.share_unknown,
+            "share_repeated": figures.share_repeated,
+        }
+        metrics |= prefixed(f"tokens/{table}/", quantiles | shares)
+        counts = (len(lengths), num_texts, *quantiles.values())
+        rows.append([table, *map(count, counts), *(f"{s:.1%}" for s in shares.values())])
+    section = ReportTable(
+        "Token lengths",
+        ("table", "counted", "texts", *PER_CENT, f"over {max_length}", "unknown", "repeated"),
+        rows,
+        note=f"Before truncation, with special tokens, by the tokenizer of {encoder}. Larger"
+        " tables are sampled with a fixed seed. Unknown is the share of tokens that its"
+        " vocabulary does not have; repeated, of texts that begin with the same"
+        f" {max_length} tokens as an earlier one.",
+    )
+    return section, metrics
+
+
+def samples(dataset: Dataset) -> ReportTable:
+    """Show some train queries, drawn by SEED, with their ads and anchors, as text."""
+    ids = sample_ids(dataset.num_rows(TRAIN), NUM_SAMPLES, SEED)
+    queries = dataset.rows_with_ids(TRAIN, ids).to_pylist()
+    ads = texts_by_id(dataset, "ads", {ad for query in queries for ad in query["ad_ids"]})
+    anchors = {
+        name: _anchors_of(dataset, name, ids)
+        for name in dataset.anchor_sets
+        if dataset.has(f"edges/{name}/query")
+    }
     rows = [
         [
-            table,
-            _count(tokens.lengths.size),
-            _count(tokens.num_texts),
-            *map(_count, tokens.lengths.quantiles.values()),
-            _per_cent(tokens.share_above(limit)),
-            f"{tokens.figures.share_unknown:.1%}",
-            f"{tokens.figures.share_repeated:.1%}",
+            _short(query["text"]),
+            _listed([ads[ad] for ad in query["ad_ids"]]),
+            *(_listed(of_query[query["query_id"]]) for of_query in anchors.values()),
         ]
-        for table, tokens in description.tokens.items()
+        for query in queries
     ]
     return ReportTable(
-        "Token lengths",
-        (
-            *("table", "counted", "texts", "median", "p90", "p99", "max", f"over {limit}"),
-            *("unknown", "repeated"),
-        ),
-        rows,
-        note=f"Before truncation, with special tokens, by the tokenizer of {description.tokenizer}."
-        " Larger tables are sampled with a fixed seed. Unknown is the share of tokens that its"
-        " vocabulary does not have; repeated, of texts that begin with the same"
-        f" {limit} tokens as an earlier one.",
-    )
-
-
-def _samples(description: Description) -> ReportTable:
-    names = list(description.samples[0].anchors) if description.samples else []
-    return ReportTable(
         "Some train queries",
-        ("query", "ads", *(f"{name} anchors" for name in names)),
-        [
-            [
-                _short(sample.text),
-                _listed(sample.ads),
-                *(_listed(anchors) for anchors in sample.anchors.values()),
-            ]
-            for sample in description.samples
-        ],
-        text_columns=2 + len(names),
+        ("query", "ads", *(f"{name} anchors" for name in anchors)),
+        rows,
+        text_columns=2 + len(anchors),
         note="Drawn with a fixed seed.",
     )
 
 
-def _count(value: float) -> str:
+def _anchors_of(dataset: Dataset, anchor_set: str, query_ids: list[int]) -> dict[int, list[str]]:
+    edges = dataset.rows_with_ids(f"edges/{anchor_set}/query", query_ids).to_pylist()
+    ids = {edge["anchor_id"] for edge in edges}
+    texts = texts_by_id(dataset, f"anchors/{anchor_set}", ids)
+    of_query: dict[int, list[str]] = {query: [] for query in query_ids}
+    for edge in edges:
+        of_query[edge["query_id"]].append(texts[edge["anchor_id"]])
+    return of_query
+
+
+def count(value: float) -> str:
+    """Write a number without decimals."""
     return f"{value:,.0f}"
 
 
-def _average(value: float) -> str:
+def average(value: float) -> str:
+    """Write a number with two decimals."""
     return f"{value:,.2f}"
-
-
-def _per_cent(share: Share) -> str:
-    return f"{share.value:.1%}"
 
 
 def _short(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ramen_ray.data.describe.content import GraphSignal, Shared
+from ramen_ray.data.describe.graph_signal import GraphSignal, Shared
 from ramen_ray.reports.report_tables import ReportTable
 
 NO_LIFT, STRONG_LIFT = 2.0, 4.0

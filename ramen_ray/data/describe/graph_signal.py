@@ -9,6 +9,7 @@ The dataset must be free of errors (:func:`ramen_ray.data.checks.validation.chec
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -16,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 from ramen_ray.data.arrays import Booleans, Int64s, click_pairs
-from ramen_ray.data.describe.content import NUM_SHUFFLES, GraphSignal, Shared
 from ramen_ray.data.describe.counts import ClickCounts, EdgeCounts
 from ramen_ray.data.engine import Connection, count, engine, name_literal, run
 from ramen_ray.data.leaks import find_answers, leaking, texts_of
@@ -24,10 +24,74 @@ from ramen_ray.data.prepared.hashing import keyed_hash
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import NODE_TABLES, TRAIN
 
+NUM_SHUFFLES = 10
+OF_CLICKS, FEWEST_LIFT = 0.995, 2.0
 MAX_CLICKS = 200_000  # if there are more train clicks, this many are used, chosen by their hash
 _SAMPLE = NUM_SHUFFLES  # a hash key that no shuffle has
 
 Pairs = tuple[Int64s, Int64s]  # the ids (n,) of the two nodes of each pair
+
+
+@dataclass(frozen=True)
+class Shared:
+    """How many of some pairs have a third thing in common, and how many by chance."""
+
+    pairs: int  # clicks whose query and ad both have edges; or that a set of one side joins
+    shared: int  # clicks whose query and ad share an anchor; or pairs that share a click
+    by_chance: float  # ``shared`` if one end is shuffled among the pairs, on average
+
+    @property
+    def share(self) -> float:
+        """``shared`` over ``pairs``."""
+        return self.shared / self.pairs if self.pairs else 0.0
+
+    @property
+    def share_by_chance(self) -> float:
+        """``by_chance`` over ``pairs``."""
+        return self.by_chance / self.pairs if self.pairs else 0.0
+
+    @property
+    def lift(self) -> float:
+        """``shared`` over ``by_chance``, which is at least what the shuffles can resolve."""
+        return self.shared / max(self.by_chance, 1 / NUM_SHUFFLES)
+
+
+@dataclass(frozen=True)
+class GraphSignal:
+    """What an anchor set could bring."""
+
+    sides: tuple[str, ...]  # those with edges: query, ad or both
+    edges_per_query: float  # on average over the train queries
+    edges_per_ad: float  # on average over the ads
+    test_clicks: int
+    reached_clicks: int  # those of them on ads without a train click but with edges
+    shared: Shared  # over the train clicks, or over the pairs that a set of one side joins
+    shared_beyond_words: Shared  # over those of them that have no word in common
+    edges: int
+    leaking_edges: int  # those of them that join a held-out query to its answer
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it was made from the clicks themselves, so that its lift says nothing."""
+        return self.shared.share >= OF_CLICKS and self.shared.lift >= FEWEST_LIFT
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is worth comparing between graphs, by name; only what there is."""
+        metrics = {"share_leaking_edges": self.leaking_edges / max(self.edges, 1)}
+        if "ad" in self.sides:
+            metrics["share_test_clicks_reached"] = self.reached_clicks / max(self.test_clicks, 1)
+        if self.shared.pairs and not self.is_void:
+            is_whole = len(self.sides) == 2
+            what = "clicks_with_shared_anchor" if is_whole else "joined_pairs_with_shared_click"
+            metrics |= {
+                f"share_{what}": self.shared.share,
+                "share_by_chance": self.shared.share_by_chance,
+                "lift": self.shared.lift,
+            }
+            if self.shared_beyond_words.pairs:
+                metrics["lift_beyond_words"] = self.shared_beyond_words.lift
+        return metrics
 
 
 def graph_signals(

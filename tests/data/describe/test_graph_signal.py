@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from support import node_edges, query_table, text_table
 from written_out import column_of
 
-from ramen_ray.data.describe.content import GraphSignal
 from ramen_ray.data.describe.counts import count_clicks, count_edges
-from ramen_ray.data.describe.graph_signal import graph_signals, joined_pairs
+from ramen_ray.data.describe.graph_signal import GraphSignal, graph_signals, joined_pairs
 from ramen_ray.data.engine import engine
 from ramen_ray.data.store.dataset import Dataset, write_dataset
 
