@@ -23,8 +23,12 @@ from ramen_ray.method.model.dual_encoder import (
     number_distinct,
 )
 from ramen_ray.orchestration.cluster.joining import quiet_ray_data
-from ramen_ray.orchestration.cluster.resources import free_share, user_errors
-from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
+from ramen_ray.orchestration.cluster.resources import (
+    free_share,
+    in_tasks,
+    limited_attempts,
+    user_errors,
+)
 
 TEXTS_PER_BATCH = 65_536
 FEW_TEXTS = 500  # embedding them on a CPU takes less time than starting a task's process

@@ -21,11 +21,11 @@ from ramen_ray.orchestration.cluster.joining import quiet_ray_data, start_ray
 from ramen_ray.orchestration.cluster.resources import (
     Needs,
     find_room,
+    limited_attempts,
     most_cpus,
     num_cpus,
     user_errors,
 )
-from ramen_ray.orchestration.cluster.tasks import limited_attempts
 
 BYTES_BESIDES = 1 << 29  # of an actor, besides its ads: Python, Ray, and blocks of queries
 BYTES_HERE = 1 << 28  # of ads that the caller's own process searches

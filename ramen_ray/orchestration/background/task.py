@@ -27,8 +27,7 @@ from ramen_ray.method.model.dual_encoder import copy_model
 from ramen_ray.method.sampling.batches import SamplingSources
 from ramen_ray.method.sampling.training_data import Regularizer
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
-from ramen_ray.orchestration.cluster.resources import free_share
-from ramen_ray.orchestration.cluster.tasks import as_task
+from ramen_ray.orchestration.cluster.resources import as_task, free_share
 
 logger = logging.getLogger(__name__)
 

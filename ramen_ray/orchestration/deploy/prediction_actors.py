@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ramen_ray.answering import code_of
 from ramen_ray.data.store.same_texts import is_utf8
-from ramen_ray.orchestration.cluster.tasks import limited_attempts
+from ramen_ray.orchestration.cluster.resources import limited_attempts
 from ramen_ray.orchestration.deploy.prediction_files import Answers
 from ramen_ray.orchestration.sharded_search import Block, SearchShard, Shard, queries_at_once
 

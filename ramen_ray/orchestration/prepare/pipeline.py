@@ -36,8 +36,12 @@ from ramen_ray.data.store.parquet_files import open_parquet, read_footer
 from ramen_ray.errors import shown_path
 from ramen_ray.long_work import logged_progress, warn_once
 from ramen_ray.method.model.texts import TextTokenizer
-from ramen_ray.orchestration.cluster.resources import num_cpus, user_errors
-from ramen_ray.orchestration.cluster.tasks import in_tasks, limited_attempts
+from ramen_ray.orchestration.cluster.resources import (
+    in_tasks,
+    limited_attempts,
+    num_cpus,
+    user_errors,
+)
 
 PREPARED_VERSION = 11
 GROUPS_PER_TASK = 4

@@ -43,8 +43,7 @@ from ramen_ray.method.retrieval.search import TopK, keep_sample, search, share_f
 from ramen_ray.method.retrieval.shards import embedded_shards
 from ramen_ray.method.retrieval.shortlists import sampled_queries
 from ramen_ray.orchestration.cluster.joining import start_ray
-from ramen_ray.orchestration.cluster.resources import free_share
-from ramen_ray.orchestration.cluster.tasks import in_tasks
+from ramen_ray.orchestration.cluster.resources import free_share, in_tasks
 from ramen_ray.orchestration.embed import FEW_TEXTS, EmbeddingResources, TableRows, embed_tables
 from ramen_ray.orchestration.sharded_search import search_shards
 from ramen_ray.presets import MINILM

@@ -15,7 +15,7 @@ from ramen_ray.data.store.made_folder import DamagedError, find_damage, made_onc
 from ramen_ray.data.store.schemas import HELD_OUT_SIDES
 from ramen_ray.method.graph.walk import WalkGraph, WalkSettings, most_visited
 from ramen_ray.method.sampling.training_data import Regularizer
-from ramen_ray.orchestration.cluster.tasks import in_tasks
+from ramen_ray.orchestration.cluster.resources import in_tasks
 
 logger = logging.getLogger(__name__)
 

@@ -43,6 +43,7 @@ from ramen_ray.errors import UserError, first_line_of, is_disk_full
 from ramen_ray.orchestration.cluster.joining import ClusterError, kept_handler
 from ramen_ray.orchestration.cluster.resources import (
     MOMENT_S,
+    as_task,
     check_resources,
     died_too_often,
     has_room,
@@ -50,7 +51,6 @@ from ramen_ray.orchestration.cluster.resources import (
     user_errors,
     worker_share,
 )
-from ramen_ray.orchestration.cluster.tasks import as_task
 from ramen_ray.orchestration.run.progress import shown_progress
 
 START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"

@@ -31,12 +31,12 @@ from ramen_ray.data.store.made_folder import in_use, owned_folder
 from ramen_ray.errors import UserError
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import (
+    as_task,
     check_resources,
     no_placement_group_left,
     user_errors,
     worker_share,
 )
-from ramen_ray.orchestration.cluster.tasks import as_task
 from ramen_ray.orchestration.run.directory import Identity, RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit_on
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of

@@ -15,11 +15,11 @@ from ray.exceptions import (
 )
 
 from ramen_ray.orchestration.cluster.joining import ClusterError, quiet_ray_data
-from ramen_ray.orchestration.cluster.resources import user_errors
-from ramen_ray.orchestration.cluster.tasks import (
+from ramen_ray.orchestration.cluster.resources import (
     MAX_ATTEMPTS,
     in_tasks,
     limited_attempts,
+    user_errors,
 )
 
 

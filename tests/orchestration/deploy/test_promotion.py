@@ -20,7 +20,7 @@ from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.data.store.schemas import JUDGEMENTS
 from ramen_ray.data.tables.new_ads import NewAds
 from ramen_ray.method.metrics.comparison import paired_differences
-from ramen_ray.orchestration.deploy import promotion
+from ramen_ray.orchestration.deploy import comparing
 from ramen_ray.orchestration.deploy.extend import extend_retriever
 from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import WINNER, Registry, RegistryError
@@ -242,7 +242,7 @@ def test_a_champion_that_moves_while_it_is_compared_is_not_replaced(
         return paired_differences(*measured)
 
     with monkeypatch.context() as patched:
-        patched.setattr(promotion, "paired_differences", meanwhile)
+        patched.setattr(comparing, "paired_differences", meanwhile)
         code, printed = job(good[0], "--name", f"{name}@{named}")
     assert code == 2
     assert f"{name}@champion was moved meanwhile" in printed
