@@ -19,7 +19,7 @@ from ramen_ray.data.store.judgements import grades_of_scores
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.long_work import logged_blocks
 from ramen_ray.method.model.cross_encoder import CrossEncoder, is_cross_encoder
-from ramen_ray.orchestration.deploy.promotion import Answering
+from ramen_ray.orchestration.deploy.comparing import Answering
 from ramen_ray.orchestration.deploy.retrievers import retriever_uri
 from ramen_ray.tracking.registry import Registry
 

@@ -1,18 +1,22 @@
-"""What answers for a run: which checkpoint, by which part of its vectors; and how good it is."""
+"""What answers for a run: which checkpoint, by which part of its vectors; and its retriever."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ramen_ray.bases import Part
+from ramen_ray.config import RunConfig
+from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.data.store.same_texts import alike_queries
 from ramen_ray.method.distributed import from_first_worker, world
-from ramen_ray.method.metrics.comparison import by_piece
-from ramen_ray.method.metrics.comparison import Evidence
+from ramen_ray.method.metrics.comparison import Evidence, by_piece
 from ramen_ray.method.model.dual_encoder import DualEncoder
+from ramen_ray.method.retrieval.index import IndexKind, choose_kind
+from ramen_ray.method.retrieval.retriever_folder import RetrieverSettings, write_retriever
 from ramen_ray.method.retrieval.search import TopK
 from ramen_ray.orchestration.run.build import build_ground_truth
 from ramen_ray.orchestration.run.checkpoints import Checkpoint, Checkpoints
@@ -115,3 +119,22 @@ def evaluate_answering(setup: RunSetup, answering: Answering) -> Metrics:
 def _save_ads(file: Path, topk: TopK) -> None:
     with whole_file(file) as aside, aside.open("wb") as opened:
         np.save(opened, topk[0])
+
+
+RETRIEVER = ".retriever/retriever"  # in a run's folder, until it is logged
+
+
+def make_retriever(
+    config: RunConfig, data: Prepared, model: DualEncoder, run_directory: Path
+) -> dict[str, float]:
+    """Write a retriever of a model into RETRIEVER; returns figures of its index."""
+    folder = run_directory / RETRIEVER
+    shutil.rmtree(folder.parent, ignore_errors=True)  # of a worker that was killed
+    folder.mkdir(parents=True)
+    settings = RetrieverSettings(index_kind(config, data), config.encoder.max_length)
+    return write_retriever(folder, model, Dataset(config.dataset), data, settings)
+
+
+def index_kind(config: RunConfig, data: Prepared) -> IndexKind:
+    """Return the kind of a run's index, by default by the number of ads."""
+    return choose_kind(len(data.ads)) if config.index.kind == "auto" else config.index.kind

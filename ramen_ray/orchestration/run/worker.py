@@ -13,7 +13,12 @@ from ramen_ray.method.training.step import StepMemoryError
 from ramen_ray.orchestration.background.from_checkpoints import pruning_task, shortlist_task
 from ramen_ray.orchestration.background.task import TaskContext
 from ramen_ray.orchestration.cluster.local_folder import LocalFolder
-from ramen_ray.orchestration.run.answering import Metrics, choose_answering, evaluate_answering
+from ramen_ray.orchestration.run.answering import (
+    Metrics,
+    choose_answering,
+    evaluate_answering,
+    make_retriever,
+)
 from ramen_ray.orchestration.run.build import (
     build_objective,
     build_sampler,
@@ -23,7 +28,6 @@ from ramen_ray.orchestration.run.build import (
 from ramen_ray.orchestration.run.directory import Identity
 from ramen_ray.orchestration.run.loop import Plan, start_or_resume, train
 from ramen_ray.orchestration.run.processes import WorkerContext, prepare_process
-from ramen_ray.orchestration.run.retriever import make_retriever
 from ramen_ray.orchestration.run.setup import RunSetup
 from ramen_ray.tracking.runs import Run
 
