@@ -25,8 +25,8 @@ import psutil
 
 from benchmarks.common import ENVIRONMENT, ROOT, finish, options, write_queries
 from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.registry import Registry, uri_of
-from ramen_ray.tracking.runs import tracking_uri
 
 FAULTS = ("worker", "task", "raylet", "driver")
 FAULTS_PER_RUN, MAX_STARTS = 3, 12

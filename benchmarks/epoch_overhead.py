@@ -22,7 +22,8 @@ from mlflow.tracking import MlflowClient
 from benchmarks.common import NUM_THREADS, ROOT, alternate, finish, medians, options, run_python
 from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.presets import minilm
-from ramen_ray.tracking.runs import Run, sqlite_uri
+from ramen_ray.tracking.addresses import sqlite_uri
+from ramen_ray.tracking.runs import Run
 
 LOSS_TOLERANCE = 1e-3
 WEIGHTS = {"links": 0.1, "categories": 0.1}

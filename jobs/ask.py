@@ -13,8 +13,8 @@ from typing import Annotated
 
 import tyro
 
-from ramen_ray.command_line import FilterSettings, StoreSettings, parse_settings, run_job
-from ramen_ray.config import ConfigError, Positive
+from ramen_ray.command_line import StoreSettings, parse_settings, run_job
+from ramen_ray.config import ConfigError, FilterSettings, Positive
 from ramen_ray.long_work import logged_progress
 from ramen_ray.printed_commands import in_store
 

@@ -25,7 +25,8 @@ from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.new_ads.settings import CombineSettings
 from ramen_ray.orchestration.run.directory import checkpoint_of
 from ramen_ray.printed_commands import asking
-from ramen_ray.tracking.runs import MODELS, tracking_uri, ui_command
+from ramen_ray.tracking.addresses import tracking_uri, ui_command
+from ramen_ray.tracking.runs import MODELS
 
 
 def main() -> None:

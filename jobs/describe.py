@@ -18,7 +18,7 @@ from ramen_ray.errors import printable
 from ramen_ray.long_work import logged_progress
 from ramen_ray.presets import MINILM
 from ramen_ray.printed_commands import training_on
-from ramen_ray.tracking.runs import ui_command
+from ramen_ray.tracking.addresses import ui_command
 
 SHOWN = ("Without clicks, without edges", "Some train queries")
 """Tables that a terminal shows; the page has all of them."""

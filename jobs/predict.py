@@ -13,8 +13,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from ramen_ray.command_line import FilterSettings, ModelSettings, parse_settings, run_job
-from ramen_ray.config import GB_PER_SHARD, PositiveFloat, Section
+from ramen_ray.command_line import ModelSettings, parse_settings, run_job
+from ramen_ray.config import GB_PER_SHARD, FilterSettings, PositiveFloat, Section
 from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.deploy.prediction_files import Asked, query_files
 

@@ -66,7 +66,7 @@ def main() -> None:
     imports.join()
     result = _train_beside_base(config) if job.with_base else _train(config)
     from ramen_ray.reports.report_tables import unearned_note, worse_note
-    from ramen_ray.tracking.runs import ui_command
+    from ramen_ray.tracking.addresses import ui_command
 
     unearned = unearned_note(result.run.read_histories("lambda_"))
     worse = worse_note(result.rows(), config.training.selection_metric)

@@ -59,7 +59,7 @@ from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.idle_settings import refuse_idle
 from ramen_ray.orchestration.run.directory import read_run_config
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, linked_sets, on_dataset, with_base
-from ramen_ray.tracking.runs import sqlite_uri, tracking_uri
+from ramen_ray.tracking.addresses import sqlite_uri, tracking_uri
 
 if TYPE_CHECKING:
     from ramen_ray.tracking.registry import Registry
@@ -117,42 +117,6 @@ class ModelSettings(StoreSettings):
         registry = super().registry()
         registry.look_up(self.model)
         return registry
-
-
-class FilterSettings(Section):
-    """Which ads may answer a query."""
-
-    filter: tuple[str, ...] = ()
-    """Only ads with these values, as in market=DE status=live; a column that is named again lets
-    either value through. --columns.ad-filters of jobs/ingest.py or jobs/index.py keeps columns."""
-    min_score: float | None = None
-    """Only ads with at least this score."""
-    at_most: tuple[str, ...] = ()
-    """Of a query's ads at most so many with one value, as in seller=2."""
-    with_columns: tuple[str, ...] = ()
-    """Columns whose values are given with each ad, as in market seller."""
-
-    @property
-    def limits(self) -> dict[str, int]:
-        """How many ads may have one value, by column; a ConfigError if one is not COLUMN=NUMBER."""
-        limits = {}
-        for word in self.at_most:
-            name, _, number = word.partition("=")
-            if not (name and number.isdecimal() and int(number)):
-                raise ConfigError(f"--at-most {word}: write COLUMN=NUMBER, such as seller=2")
-            limits[name] = int(number)
-        return limits
-
-    @property
-    def wanted(self) -> dict[str, list[str]]:
-        """The values to filter by, by column; a ConfigError if one is not COLUMN=VALUE."""
-        values: dict[str, list[str]] = {}
-        for word in self.filter:
-            name, equals, value = word.partition("=")
-            if not (name and equals):
-                raise ConfigError(f"--filter {word}: write COLUMN=VALUE, such as market=DE")
-            values.setdefault(name, []).append(value)
-        return values
 
 
 def run_job(job: Callable[[], int | None], seconds_to_end: float | None = None) -> int:

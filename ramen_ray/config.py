@@ -443,6 +443,42 @@ class RunConfig(Section):
         return self
 
 
+class FilterSettings(Section):
+    """Which ads may answer a query."""
+
+    filter: tuple[str, ...] = ()
+    """Only ads with these values, as in market=DE status=live; a column that is named again lets
+    either value through. --columns.ad-filters of jobs/ingest.py or jobs/index.py keeps columns."""
+    min_score: float | None = None
+    """Only ads with at least this score."""
+    at_most: tuple[str, ...] = ()
+    """Of a query's ads at most so many with one value, as in seller=2."""
+    with_columns: tuple[str, ...] = ()
+    """Columns whose values are given with each ad, as in market seller."""
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """How many ads may have one value, by column; a ConfigError if one is not COLUMN=NUMBER."""
+        limits = {}
+        for word in self.at_most:
+            name, _, number = word.partition("=")
+            if not (name and number.isdecimal() and int(number)):
+                raise ConfigError(f"--at-most {word}: write COLUMN=NUMBER, such as seller=2")
+            limits[name] = int(number)
+        return limits
+
+    @property
+    def wanted(self) -> dict[str, list[str]]:
+        """The values to filter by, by column; a ConfigError if one is not COLUMN=VALUE."""
+        values: dict[str, list[str]] = {}
+        for word in self.filter:
+            name, equals, value = word.partition("=")
+            if not (name and equals):
+                raise ConfigError(f"--filter {word}: write COLUMN=VALUE, such as market=DE")
+            values.setdefault(name, []).append(value)
+        return values
+
+
 ConfigType = TypeVar("ConfigType", bound=Section)
 
 

@@ -39,8 +39,8 @@ from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.data.tables.graphs.anchor_sets import check_spelling
 from ramen_ray.errors import UserError, first_line_of, printable
 from ramen_ray.orchestration.deploy.retrievers import retriever_uri
+from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.registry import Registry, RegistryError, ask
-from ramen_ray.tracking.runs import tracking_uri
 
 if TYPE_CHECKING:
     from ramen_ray.orchestration.run.fit import TrainResult

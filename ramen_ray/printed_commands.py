@@ -10,7 +10,8 @@ from ramen_ray.config import RunConfig, flatten, shown_dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.idle_settings import advice_on_idle
 from ramen_ray.presets import DEFAULT_PRESET, PRESETS, lambdas, with_base
-from ramen_ray.tracking.runs import Run, ui_command
+from ramen_ray.tracking.addresses import ui_command
+from ramen_ray.tracking.runs import Run
 
 UNADVISED_LAMBDA = 0.3
 

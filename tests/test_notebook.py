@@ -21,8 +21,8 @@ from ramen_ray.notebook import (
     validate,
     write_dataset,
 )
+from ramen_ray.tracking.addresses import sqlite_uri, tracking_uri
 from ramen_ray.tracking.registry import Registry, RegistryError
-from ramen_ray.tracking.runs import sqlite_uri, tracking_uri
 
 CLICKS = {
     "query": [f"query {number % 30}" for number in range(90)],

@@ -29,7 +29,8 @@ from ramen_ray.reports.dataset_report import (
 )
 from ramen_ray.reports.graph_report import reading, signal_table
 from ramen_ray.reports.report_tables import ReportTable
-from ramen_ray.tracking.runs import Run, open_run, prefixed, tracking_uri
+from ramen_ray.tracking.addresses import tracking_uri
+from ramen_ray.tracking.runs import Run, open_run, prefixed
 
 
 @dataclass(frozen=True)

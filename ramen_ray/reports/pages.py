@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.reports.report_tables import ReportTable
-from ramen_ray.tracking.runs import Run, TrackingError
+from ramen_ray.tracking.addresses import TrackingError
+from ramen_ray.tracking.runs import Run
 
 GROUPS = ("head", "torso", "tail")
 GROUP_METRIC = "R@10"

@@ -28,11 +28,9 @@ from ramen_ray.data.store.made_folder import (
 )
 from ramen_ray.errors import UserError, first_line_of, redacted_reason, shown_address
 from ramen_ray.naming import naming_fault
-from ramen_ray.tracking.moved_store import place_beside
+from ramen_ray.tracking.addresses import STORE_VARIABLE, TrackingError, place_beside
 from ramen_ray.tracking.runs import (
     MODELS,
-    STORE_VARIABLE,
-    TrackingError,
     cannot_use,
     kept_environment,
     metric_name,

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ramen_ray.errors import (
-    UserError,
     first_line_of,
     is_disk_full,
     redacted,
     redacted_reason,
     shown_address,
 )
-from ramen_ray.tracking.moved_store import ARTIFACTS, SQLITE, place_beside
+from ramen_ray.tracking.addresses import ARTIFACTS, STORE_VARIABLE, TrackingError, place_beside
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment, Metric
@@ -42,41 +41,11 @@ NO_SUCH_RUN = "RESOURCE_DOES_NOT_EXIST"
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 """How the URI of a store begins that is used without a server."""
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4"  # half a minute; with MLflow's 7 it is four
-STORE_VARIABLE = "MLFLOW_TRACKING_URI"
 NO_ADDRESSES = "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"  # MLflow prints them with the password
 LONGEST_DIGEST = 36  # of a dataset
-NOT_IN_PATHS = "%?"  # MLflow takes them for parts of an address: a quoted character, and a query
 FEW_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 Point = tuple[str, float, int]  # a metric's name, its value and the step
-
-
-class TrackingError(UserError):
-    """The MLflow store cannot be used, or a page cannot be written."""
-
-
-def tracking_uri(output: Path) -> str:
-    """Return MLFLOW_TRACKING_URI, or else the URI of a sqlite store in ``output``.
-
-    Raises a TrackingError if ``output`` is no folder but an address, or a folder that MLflow would
-    look for elsewhere.
-    """
-    if any(part.endswith(":") for part in output.parts):  # such as s3:
-        raise TrackingError(f"--output {output}: this must be a folder that all machines can reach")
-    if uri := os.environ.get(STORE_VARIABLE):
-        return uri
-    path = str(output.absolute())
-    if odd := [character for character in NOT_IN_PATHS if character in path]:
-        raise TrackingError(
-            f"--output {path}: MLflow takes {odd[0]} in it for a part of an address; rename the "
-            f"folder, or choose another"
-        )
-    return sqlite_uri(output)
-
-
-def sqlite_uri(folder: Path) -> str:
-    """Return the URI of the sqlite store in ``folder``."""
-    return f"{SQLITE}{folder.absolute()}/mlflow.db"
 
 
 @dataclass(frozen=True)
@@ -375,13 +344,3 @@ def cannot_use(uri: str, error: Exception) -> str:
     if isinstance(error, ImportError) and error.name:
         reason = f"it needs the package {error.name!r}, which is not installed"
     return f"cannot use the MLflow store {shown_address(uri)}: {redacted_reason(reason, uri)}"
-
-
-def ui_command(uri: str) -> str:
-    """Return the command that shows the store in a browser; without secrets."""
-    here = sqlite_uri(Path()).removesuffix("mlflow.db")
-    uri = shown_address(uri).replace(here, SQLITE)
-    if uri.startswith("http"):
-        return shlex.join(["open", uri])
-    command = ["mlflow", "ui", "--host", "127.0.0.1", "--backend-store-uri", uri]
-    return shlex.join(["env", "MLFLOW_DISABLE_TELEMETRY=true", *command])

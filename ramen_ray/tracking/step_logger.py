@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ramen_ray.tracking.addresses import TrackingError
 from ramen_ray.tracking.runs import (
     Point,
     Run,
-    TrackingError,
     cannot_use,
     few_retries,
     mlflow_error,

@@ -14,7 +14,8 @@ from ramen_ray.method.training import step
 from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.processes import only_worker
 from ramen_ray.orchestration.run.worker import WorkerTask
-from ramen_ray.tracking.runs import open_run, tracking_uri
+from ramen_ray.tracking.addresses import tracking_uri
+from ramen_ray.tracking.runs import open_run
 
 DEVICE = "cuda:0"
 

@@ -15,8 +15,8 @@ from ramen_ray.data.tables.clicks.settings import UserTables
 from ramen_ray.errors import UserError
 from ramen_ray.orchestration.run.checks import check_clicks, check_config
 from ramen_ray.presets import tiny
+from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.registry import Registry
-from ramen_ray.tracking.runs import tracking_uri
 
 ODD = ["\u200b", "\u202e", "\ufeff", "a\0b", "é", "e\u0301", "robin", "ROBIN", "  heron ", "[SEP]"]
 TEXT = st.sampled_from(ODD) | st.text(st.characters(codec="utf-8"), max_size=12)

@@ -19,7 +19,7 @@ from support import PATIENCE_S, ROOT, begin_training, ended_by, wait_until
 from ramen_ray.command_line import RAY_IS_LOST
 from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.orchestration.run.directory import RunDirectory
-from ramen_ray.tracking.runs import tracking_uri
+from ramen_ray.tracking.addresses import tracking_uri
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 SLEEPS = """

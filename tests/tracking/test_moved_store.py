@@ -9,10 +9,11 @@ from stores import Store, choose
 
 from jobs import promote
 from ramen_ray.data.prepared.folder import Prepared
+from ramen_ray.tracking.addresses import TrackingError
 from ramen_ray.tracking.aliases import holder_of, restore
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
 from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import TrackingError, open_run
+from ramen_ray.tracking.runs import open_run
 
 CHAMPION = "models:/shop@champion"
 

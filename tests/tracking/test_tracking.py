@@ -15,7 +15,8 @@ from mlflow.tracking import MlflowClient
 
 from ramen_ray import command_line
 from ramen_ray.errors import UserError, redacted_reason, shown_address
-from ramen_ray.tracking.runs import Run, TrackingError, open_run, tracking_uri, ui_command
+from ramen_ray.tracking.addresses import TrackingError, tracking_uri, ui_command
+from ramen_ray.tracking.runs import Run, open_run
 from ramen_ray.tracking.step_logger import UNSENT_FILE, StepLogger
 
 AT_ONCE = "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0"  # what fails is tried again without a wait

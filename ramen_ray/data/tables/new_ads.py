@@ -12,8 +12,8 @@ from ramen_ray.data.arrays import Booleans, Int64s
 from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.store.same_texts import nearly, normalized
 from ramen_ray.data.store.schemas import FILTER
-from ramen_ray.data.tables.clicks.settings import AdColumns
 from ramen_ray.data.tables.reading.columns import (
+    AdColumns,
     Column,
     NullWords,
     filter_columns,

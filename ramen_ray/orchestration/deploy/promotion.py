@@ -15,6 +15,7 @@ from ramen_ray.method.metrics.ranking import PerQuery
 from ramen_ray.orchestration.deploy.comparing import Answering, Compared, compare, lost_filters
 from ramen_ray.orchestration.deploy.promotion_rules import PromotionRules
 from ramen_ray.orchestration.deploy.retrievers import find_candidate
+from ramen_ray.tracking.addresses import TrackingError
 from ramen_ray.tracking.aliases import (
     CHAMPION,
     Holder,
@@ -25,7 +26,6 @@ from ramen_ray.tracking.aliases import (
     time_asked,
 )
 from ramen_ray.tracking.registry import Registry, RegistryError, ask_once, uri_of
-from ramen_ray.tracking.runs import TrackingError
 
 
 class IncomparableError(RegistryError):

@@ -5,9 +5,10 @@ from pathlib import Path
 from ramen_ray.errors import shown_path
 from ramen_ray.method.metrics.ranking import METRICS
 from ramen_ray.orchestration.run.directory import RUN_FILE, RUNS, RunDirectory
+from ramen_ray.tracking.addresses import TrackingError, sqlite_uri
 from ramen_ray.tracking.aliases import name_and_alias
 from ramen_ray.tracking.registry import Registry, RegistryError, uri_of
-from ramen_ray.tracking.runs import MODELS, TrackingError, sqlite_uri
+from ramen_ray.tracking.runs import MODELS
 
 
 def retriever_uri(registry: Registry, named: str | None, output: Path) -> str:

@@ -44,9 +44,10 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.identity import software
 from ramen_ray.orchestration.run.processes import train_in_all_workers
 from ramen_ray.orchestration.run.results import EXAMPLE_QUERIES, SINCE_IT_BEGAN
+from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.registry import Registry
 from ramen_ray.tracking.retriever import log_retriever
-from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
+from ramen_ray.tracking.runs import Run, prefixed
 from ramen_ray.tracking.step_logger import StepLogger
 
 EMBEDDINGS_FILE = "embeddings.npy"

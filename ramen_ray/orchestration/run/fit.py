@@ -38,7 +38,8 @@ from ramen_ray.orchestration.run.inputs import (
 )
 from ramen_ray.orchestration.run.processes import Train, train_in_all_workers
 from ramen_ray.orchestration.run.worker import WorkerResult, WorkerTask
-from ramen_ray.tracking.runs import Run, tracking_uri
+from ramen_ray.tracking.addresses import tracking_uri
+from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,8 @@ from ramen_ray.orchestration.run.directory import (
     run_with_id,
 )
 from ramen_ray.orchestration.run.identity import TRAINED_ON_FILE, training_data
-from ramen_ray.tracking.runs import MODELS, tracking_uri
+from ramen_ray.tracking.addresses import tracking_uri
+from ramen_ray.tracking.runs import MODELS
 
 if TYPE_CHECKING:
     from ramen_ray.method.graph.walk import WalkSettings

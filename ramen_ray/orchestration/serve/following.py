@@ -13,8 +13,8 @@ from ramen_ray.errors import first_line_of
 from ramen_ray.orchestration.serve.connections import BusyError
 from ramen_ray.orchestration.serve.figures import Figures
 from ramen_ray.orchestration.serve.held import Held
+from ramen_ray.tracking.addresses import TrackingError
 from ramen_ray.tracking.registry import Registry, RegistryError
-from ramen_ray.tracking.runs import TrackingError
 
 logger = logging.getLogger(__name__)
 

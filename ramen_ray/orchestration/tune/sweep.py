@@ -40,8 +40,9 @@ from ramen_ray.orchestration.tune.trial_table import read_trials, write_trials
 from ramen_ray.orchestration.tune.trials import ERRORS, Trials, halving, parent_run
 from ramen_ray.reports.effects import effects, plot_effects
 from ramen_ray.reports.search_report import TrialRecord, describe_sweep, write_sweep_report
+from ramen_ray.tracking.addresses import tracking_uri
 from ramen_ray.tracking.registry import WINNER
-from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
+from ramen_ray.tracking.runs import Run, prefixed
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from ramen_ray.orchestration.run.checkpoints import REPORT_FILE, SCORE
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, checkpoint_folders
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.reports.search_report import TrialRecord
-from ramen_ray.tracking.runs import Run, tracking_uri
+from ramen_ray.tracking.addresses import tracking_uri
+from ramen_ray.tracking.runs import Run
 
 logger = logging.getLogger(__name__)
 

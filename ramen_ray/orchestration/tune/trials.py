@@ -59,7 +59,8 @@ from ramen_ray.orchestration.tune.trial_log import (
     name_of,
 )
 from ramen_ray.reports.search_report import TrialRecord
-from ramen_ray.tracking.runs import Run, prefixed, tracking_uri
+from ramen_ray.tracking.addresses import tracking_uri
+from ramen_ray.tracking.runs import Run, prefixed
 
 REDUCTION_FACTOR = 3
 ERRORS = "errors"  # the folder of what trials failed with

@@ -16,7 +16,7 @@ from jobs import train
 from ramen_ray.config import RunConfig, overlay, write_config
 from ramen_ray.orchestration.run.directory import RunDirectory
 from ramen_ray.orchestration.run.fit import TrainResult, fit
-from ramen_ray.tracking.runs import tracking_uri
+from ramen_ray.tracking.addresses import tracking_uri
 
 pytestmark = pytest.mark.slow
 

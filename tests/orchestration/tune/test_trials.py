@@ -21,7 +21,8 @@ from ramen_ray.orchestration.run.identity import identity_of
 from ramen_ray.orchestration.run.inputs import is_ready
 from ramen_ray.orchestration.tune.trial_log import TrialLog
 from ramen_ray.orchestration.tune.trials import Trials, train_all
-from ramen_ray.tracking.runs import Run, open_run, tracking_uri
+from ramen_ray.tracking.addresses import tracking_uri
+from ramen_ray.tracking.runs import Run, open_run
 
 pytestmark = pytest.mark.slow
 

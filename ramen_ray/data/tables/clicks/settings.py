@@ -13,19 +13,7 @@ from ramen_ray.data.store.dataset import DatasetError
 from ramen_ray.data.tables.graphs.anchor_sets import check_spelling
 from ramen_ray.data.tables.graphs.edges import EdgeColumns, EdgeList
 from ramen_ray.data.tables.reading.cells import TimeUnit, as_seconds, in_our_time
-from ramen_ray.data.tables.reading.columns import NullWords
-
-
-@dataclass(frozen=True)
-class AdColumns:
-    """Names of the columns in a table of ads."""
-
-    ad_id: str = "ad_id"
-    """Id of an ad in a table of ads."""
-    ad_text: tuple[str, ...] = ("text",)
-    """Text of an ad in a table of ads; several columns are joined by a space."""
-    ad_filters: tuple[str, ...] = ()
-    """Columns of a table of ads that are kept to filter answers by, such as market and status."""
+from ramen_ray.data.tables.reading.columns import AdColumns, NullWords
 
 
 @dataclass(frozen=True)
@@ -338,10 +326,9 @@ class UserTables:
 
     def pair_columns(self, of: Literal["filters", "judged"]) -> dict[str, str]:
         """Names of the columns of a table of pairs by role: query and ad."""
-        sides = ("query", "ad")
         return {
             side: getattr(self.columns, f"{of}_{side}") or self.click_columns[side]
-            for side in sides
+            for side in ("query", "ad")
         }
 
     @property

@@ -110,6 +110,18 @@ class Column:
         return pa.chunked_array([pc.utf8_trim_whitespace(spaces)]), left_out
 
 
+@dataclass(frozen=True)
+class AdColumns:
+    """Names of the columns in a table of ads."""
+
+    ad_id: str = "ad_id"
+    """Id of an ad in a table of ads."""
+    ad_text: tuple[str, ...] = ("text",)
+    """Text of an ad in a table of ads; several columns are joined by a space."""
+    ad_filters: tuple[str, ...] = ()
+    """Columns of a table of ads that are kept to filter answers by, such as market and status."""
+
+
 def text_column(
     name: str | tuple[str, ...],
     null_words: NullWords = "keep",
