@@ -4,17 +4,17 @@ Example:
     python jobs/plan.py --queries 540M --ads 360M --anchors 900M --edges-per-node 40
 """
 
-import os
 import re
 import sys
 from typing import Literal
+
+import psutil
 
 from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import ConfigError, NotNegative, PositiveFloat, Section
 from ramen_ray.planning import ENCODERS, Sizes, memory
 from ramen_ray.presets import PRESETS
 
-GB = 1e9
 SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
@@ -43,15 +43,13 @@ def main() -> None:
     """Print what each stage needs, and what this machine has."""
     settings = parse_settings(PlanSettings, str(__doc__))
     queries, ads, *anchors = map(_count, (settings.queries, settings.ads, *settings.anchors))
-    clicks = queries * settings.clicks_per_query
-    per_set = tuple(anchors), settings.edges_per_node
-    sizes = Sizes(queries, ads, clicks, settings.tokens_per_text, *per_set)
+    texts = settings.tokens_per_text, tuple(anchors), settings.edges_per_node
+    sizes = Sizes(queries, ads, queries * settings.clicks_per_query, *texts)
     config = PRESETS[settings.preset]()
     for stage, parts in memory(sizes, config, *ENCODERS[settings.encoder]).items():
-        if listed := [f"{what} {size / GB:,.1f}" for what, size in parts.items() if size]:
-            print(f"{stage}: {sum(parts.values()) / GB:,.1f} GB ({', '.join(listed)})")
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    print(f"this machine: {available / GB:,.1f} GB")
+        if listed := [f"{what} {size / 1e9:,.1f}" for what, size in parts.items() if size]:
+            print(f"{stage}: {sum(parts.values()) / 1e9:,.1f} GB ({', '.join(listed)})")
+    print(f"this machine: {psutil.virtual_memory().total / 1e9:,.1f} GB")
 
 
 def _count(text: str) -> int:

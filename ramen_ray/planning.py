@@ -6,14 +6,9 @@ from typing import NamedTuple
 from ramen_ray.config import RunConfig
 from ramen_ray.method.retrieval.index import DIMENSIONS_PER_CODE, HNSW_LINKS, IndexKind, choose_kind
 
-# bytes
-POINTER = 8
-HASH = 8
-WEIGHT = 8
-FLOAT = 4
-HALF = 2
-INT32 = 4
-TOKEN = 2
+POINTER = HASH = WEIGHT = 8  # bytes, as all that follow
+FLOAT = INT32 = 4
+HALF = TOKEN = 2
 STATES = 16  # of a weight, its gradient and its moments
 CLASSIFIER_STATES = 12  # the same without a gradient
 ENCODERS = {"bag": (384, 11_720_448), "minilm": (384, 22_565_376), "distilbert": (768, 66_362_880)}
@@ -44,9 +39,8 @@ class Sizes(NamedTuple):
 def prepared_bytes(sizes: Sizes) -> float:
     """Token tables, clicks and weighted edges; the held-out splits, which are small, left out."""
     texts = sizes.texts * (sizes.tokens * TOKEN + POINTER + HASH)
-    clicks = sizes.queries * POINTER + sizes.clicks * INT32
-    nodes = POINTER * (sizes.queries + sizes.ads)
-    return texts + clicks + nodes + graph_bytes(sizes, sizes.edges_per_node)
+    nodes = POINTER * (2 * sizes.queries + sizes.ads)
+    return texts + nodes + INT32 * sizes.clicks + graph_bytes(sizes, sizes.edges_per_node)
 
 
 def graph_bytes(sizes: Sizes, edges_per_node: float) -> float:
@@ -57,8 +51,8 @@ def graph_bytes(sizes: Sizes, edges_per_node: float) -> float:
 def hopped_bytes(sizes: Sizes) -> float:
     """The graphs that walks hop through: edges from nodes, and from anchors."""
     pointer = POINTER if max(sizes.queries, sizes.ads) * sizes.edges_per_node >= 2**31 else INT32
-    pointers = pointer * (sizes.linked + 2 * sum(sizes.anchors))
-    return pointers + 2 * INT32 * sizes.linked * sizes.edges_per_node
+    edges = sizes.linked * (pointer + 2 * INT32 * sizes.edges_per_node)
+    return edges + 2 * pointer * sum(sizes.anchors)
 
 
 def index_bytes(ads: int, dim: int, kind: IndexKind) -> float:
@@ -66,8 +60,6 @@ def index_bytes(ads: int, dim: int, kind: IndexKind) -> float:
     if kind == "ivf_pq":
         centroids = 2 * math.isqrt(ads) + 256  # of cells, and of each code
         return ads * (dim / DIMENSIONS_PER_CODE + 8) + FLOAT * centroids * dim
-    if kind == "half":
-        return ads * FLOAT * dim / 2
     return ads * (FLOAT * dim + (2 * 4 * HNSW_LINKS + 16) * (kind == "hnsw"))
 
 

@@ -23,7 +23,7 @@ from ramen_ray.data.store.made_folder import (
     new_folder,
     whole_file,
 )
-from ramen_ray.data.store.parquet_files import open_parquet, read_footer, row_groups
+from ramen_ray.data.store.parquet_files import open_parquet, read_footer, row_groups, sorted_rows
 from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
 from ramen_ray.errors import DatasetError as DatasetError
 from ramen_ray.long_work import prefetched
@@ -144,7 +144,7 @@ class Dataset:
         first, column = 0, schema_of(table).names[0]
         for batch in self.batches(table, [column]):
             if not np.array_equal(batch[0], np.arange(first, first + len(batch))):
-                yield from _sorted(self.read(table), column)
+                yield from sorted_rows(self.read(table), column)
                 return
             first += len(batch)
         yield from self.batches(table)
@@ -289,14 +289,6 @@ def write_dataset(path: str | Path, tables: Mapping[str, pa.Table], **metadata: 
         for name, rows in tables.items():
             writer.write(name, rows)
     return Dataset(path)
-
-
-def _sorted(rows: pa.Table, column: str) -> Iterator[pa.RecordBatch]:
-    """Sort rows, whose texts may have more bytes than one array can hold."""
-    as_large = {pa.string(): pa.large_string(), pa.list_(pa.int64()): pa.large_list(pa.int64())}
-    large = pa.schema([cell.with_type(as_large.get(cell.type, cell.type)) for cell in rows.schema])
-    for batch in rows.cast(large).sort_by(column).to_batches(65_536):
-        yield batch.cast(rows.schema)
 
 
 def _conform(table: str, rows: pa.Table | pa.RecordBatch) -> pa.Table:

@@ -114,6 +114,14 @@ def _of_one_chunk(rows: pa.Table) -> Iterator[pa.Table]:
         yield from _of_one_chunk(half)
 
 
+def sorted_rows(rows: pa.Table, column: str) -> Iterator[pa.RecordBatch]:
+    """Yield rows in the order of a column; an array may not hold the bytes of all their texts."""
+    as_large = {pa.string(): pa.large_string(), pa.list_(pa.int64()): pa.large_list(pa.int64())}
+    large = pa.schema([cell.with_type(as_large.get(cell.type, cell.type)) for cell in rows.schema])
+    for batch in rows.cast(large).sort_by(column).to_batches(65_536):
+        yield batch.cast(rows.schema)
+
+
 def read_footer(file: Path) -> pq.FileMetaData:
     """Return what a parquet file's footer says of its rows; see :func:`open_parquet`."""
     with open_parquet(file) as parquet:
