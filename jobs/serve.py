@@ -22,19 +22,18 @@ from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.serve.listening import listening_at
 
 if TYPE_CHECKING:
+    from ray.serve import Application
+
     from ramen_ray.orchestration.serve.held import Held
+    from ramen_ray.orchestration.serve.server import ServerSettings
     from ramen_ray.tracking.registry import Registry
 
 SECONDS_TO_END = 3.0  # that threads have
 
 
-class ServeSettings(ModelSettings):
-    """Answer queries over HTTP with a retriever."""
+class AnswerSettings(ModelSettings):
+    """How a server answers, wherever it listens."""
 
-    host: str = "127.0.0.1"
-    """Address to listen at; 0.0.0.0 lets other machines in."""
-    port: Annotated[int, Field(ge=1, le=65_535)] = 5001
-    """Port to listen at."""
     follow_s: PositiveFloat = 5.0
     """Seconds between looks at the version that has the alias; a new one is served from then on."""
     log: Literal["minutes", "requests", "queries"] = "minutes"
@@ -49,14 +48,42 @@ class ServeSettings(ModelSettings):
     shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of the requests that it is asked too, after the client has its answer; for figures."""
 
+    def registry(self) -> "Registry":
+        """Open the store and look the retrievers up, or raise its errors."""
+        registry = super().registry()
+        if self.shadow:
+            registry.look_up(self.shadow)
+        return registry
+
+    def server(self, hold: Callable[[str], "Held"] | None = None) -> "ServerSettings":
+        """Return what the server is told; ``hold`` loads a version elsewhere."""
+        from ramen_ray.orchestration.serve.server import ServerSettings
+
+        return ServerSettings(
+            follow_s=self.follow_s,
+            log=self.log,
+            has_page=self.page,
+            shadow=self.shadow,
+            shadow_share=self.shadow_share,
+            replicas=self.replicas,
+            hold=hold,
+        )
+
+
+class ServeSettings(AnswerSettings):
+    """Answer queries over HTTP with a retriever."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 lets other machines in."""
+    port: Annotated[int, Field(ge=1, le=65_535)] = 5001
+    """Port to listen at."""
+
 
 def main() -> None:
     """Load the retriever, and answer."""
     settings = parse_settings(ServeSettings, __doc__)
     listening = listening_at(settings.host, settings.port)
     registry = settings.registry()
-    if settings.shadow:
-        registry.look_up(settings.shadow)
     if settings.replicas == 1:
         _serve(settings, registry, listening, None)
         return
@@ -76,18 +103,9 @@ def _serve(
 ) -> None:
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.serve.connections import server_of
-        from ramen_ray.orchestration.serve.server import ServerSettings, app_of
-    how = ServerSettings(
-        follow_s=settings.follow_s,
-        log=settings.log,
-        has_page=settings.page,
-        shadow=settings.shadow,
-        shadow_share=settings.shadow_share,
-        replicas=settings.replicas,
-        hold=hold,
-    )
+        from ramen_ray.orchestration.serve.server import app_of
     with logged_progress(f"loading {settings.model}"):
-        app = app_of(registry, settings.model, how)
+        app = app_of(registry, settings.model, settings.server(hold))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}"
     print(f"serving: {app.state.following.served} at {url}")
@@ -101,6 +119,14 @@ def _serve(
     sys.stdout.flush()
     gc.freeze()  # what stays is not looked through again
     server_of(app).run(sockets=[listening])
+
+
+def application(settings: AnswerSettings) -> "Application":
+    """Describe the same server to Ray Serve, as ``args`` that are the flags."""
+    from ramen_ray.orchestration.serve.replicas import application_of
+
+    store = settings.registry().uri
+    return application_of(store, settings.model, settings.server())
 
 
 if __name__ == "__main__":

@@ -9,20 +9,25 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
 
 from ramen_ray.errors import first_line_of
 from ramen_ray.long_work import logged_progress
 from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import find_room
 from ramen_ray.orchestration.serve.asked import Asked
-from ramen_ray.orchestration.serve.connections import BusyError
+from ramen_ray.orchestration.serve.connections import MOST_CONNECTIONS, BusyError
 from ramen_ray.orchestration.serve.held import Batch, Held
+from ramen_ray.orchestration.serve.server import ServerSettings, app_of
 from ramen_ray.tracking.registry import Registry
 
 if TYPE_CHECKING:
@@ -119,17 +124,54 @@ def replicas(registry: Registry, number: int) -> Iterator[Callable[[str], Held]]
     start_ray(show_workers=False)
     find_room(lambda each: [{"CPU": 1}] * each, [number], f"{number} replicas")
     name = f"ramen-{uuid.uuid4().hex[:8]}"
-    deployment = serve.deployment(
-        name=name,
-        num_replicas=number,
-        max_ongoing_requests=AT_ONCE,
-        ray_actor_options={"num_cpus": 1},
-    )
     with logged_progress("starting replicas"):
         serve.start(proxy_location="Disabled")
-        application = deployment(Replica).bind(registry.uri)
-        handle = serve.run(application, name=name, route_prefix=None)
+        handle = serve.run(_replicas_of(registry.uri, number), name=name, route_prefix=None)
     try:
         yield lambda uri: HeldByReplicas(handle, uri)
     finally:
         serve.delete(name)
+
+
+def _replicas_of(store: str, number: int) -> serve.Application:
+    options = {"num_cpus": 1}
+    deployment = serve.deployment(
+        num_replicas=number, max_ongoing_requests=AT_ONCE, ray_actor_options=options
+    )
+    return deployment(Replica).bind(store)
+
+
+def application_of(store: str, model_uri: str, settings: ServerSettings) -> serve.Application:
+    """Describe the server and its replicas to a Ray Serve that runs already, with its own ports."""
+    options = {"num_cpus": 1}
+    deployment = serve.deployment(max_ongoing_requests=MOST_CONNECTIONS, ray_actor_options=options)
+    return deployment(Server).bind(
+        store, model_uri, settings, _replicas_of(store, settings.replicas)
+    )
+
+
+@serve.ingress()
+class Server:
+    """The HTTP server, to which Ray Serve's proxies hand requests."""
+
+    def __init__(
+        self, store: str, model_uri: str, settings: ServerSettings, handle: DeploymentHandle
+    ) -> None:
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        settings = replace(settings, hold=partial(HeldByReplicas, handle))
+        with ThreadPoolExecutor(1) as thread:  # Ray Serve's event loop may not wait for replicas
+            self._app = thread.submit(_app_once_they_run, store, model_uri, settings).result()
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        return self._app
+
+
+def _app_once_they_run(store: str, model_uri: str, settings: ServerSettings) -> Starlette:
+    last_try = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return app_of(Registry(store), model_uri, settings)
+        except BusyError:  # Ray Serve starts the server and the replicas together
+            if time.monotonic() > last_try:
+                raise
+        time.sleep(PAUSE_S)

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 from jsonschema import ValidationError, validate
 from support import ROOT
 
+from jobs.serve import AnswerSettings, application
 from jobs.train import JobSettings
 from ramen_ray.command_line import parse_with_run_config
 
@@ -19,9 +21,13 @@ SCHEMA = json.loads((files("ray.autoscaler") / "ray-schema.json").read_text())
 KUBERAY = json.loads(Path(__file__).with_name("kuberay.json").read_text())
 
 
+def _described(name):
+    return yaml.safe_load((ROOT / name).read_text())
+
+
 @pytest.fixture
 def rayjob():
-    return yaml.safe_load((ROOT / "kubernetes.yaml").read_text())
+    return _described("kubernetes.yaml")
 
 
 def test_cluster_yaml_fits_the_schema_that_ray_ships():
@@ -38,14 +44,19 @@ def test_every_node_shares_the_output_folder():
     assert "--volume=/shared:/shared" in config["docker"]["run_options"]
 
 
-def test_the_job_for_kubernetes_fits_the_schema_of_kuberay(rayjob):
-    validate(rayjob, KUBERAY)
-    cluster = rayjob["spec"]["rayClusterSpec"]
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("kubernetes.yaml", "rayClusterSpec"), ("kubernetes_serve.yaml", "rayClusterConfig")],
+)
+def test_what_kubernetes_is_given_fits_the_schema_of_kuberay(name, key):
+    described = _described(name)
+    validate(described, KUBERAY)
+    cluster = described["spec"][key]
     assert cluster["rayVersion"] == ray.__version__
     assert cluster["authOptions"]["mode"] == "token"
     cluster["headGroupSpec"]["replicas"] = 1
     with pytest.raises(ValidationError, match="'replicas' was unexpected"):
-        validate(rayjob, KUBERAY)
+        validate(described, KUBERAY)
 
 
 def test_the_job_for_kubernetes_asks_for_what_its_pods_have(rayjob, dataset_path):
@@ -59,3 +70,17 @@ def test_the_job_for_kubernetes_asks_for_what_its_pods_have(rayjob, dataset_path
     assert group["maxReplicas"] == config.workers.num_workers > config.workers.fewest
     assert int(worker["resources"]["requests"]["cpu"]) >= config.workers.cpus_per_worker
     assert config.output.startswith(worker["volumeMounts"][0]["mountPath"])
+
+
+def test_the_server_for_kubernetes_has_room_for_its_replicas():
+    schema = pytest.importorskip("ray.serve.schema", reason="ray[serve] is not installed")
+    spec = _described("kubernetes_serve.yaml")["spec"]
+    described = schema.ServeDeploySchema.model_validate(yaml.safe_load(spec["serveConfigV2"]))
+    (served,) = described.applications
+    module, _, name = served.import_path.partition(":")
+    assert getattr(import_module(module), name) is application
+    settings = AnswerSettings(**served.args)
+    (group,) = spec["rayClusterConfig"]["workerGroupSpecs"]
+    (worker,) = group["template"]["spec"]["containers"]
+    num_cpus = group["minReplicas"] * int(worker["resources"]["requests"]["cpu"])
+    assert num_cpus == settings.replicas + 1  # and the server

@@ -11,10 +11,12 @@ from typing import Any, cast
 
 import psutil
 import pytest
+from conftest import free_port
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from serving import asked, figures_at, serving
 from support import PATIENCE_S, wait_until
 
+from jobs.serve import AnswerSettings, application
 from ramen_ray.orchestration.serve.server import ServerSettings, app_of
 from ramen_ray.tracking.registry import Registry
 
@@ -147,3 +149,25 @@ def test_no_request_is_lost_while_versions_change_and_a_replica_is_killed(store,
             assert asked(port, "/invocations", {"inputs": [""], "params": {"top_k": 0}})[0] == 400
             clicked = asked(port, "/why?query=robin&ad_id=3")[2][0]["queries"]
             assert all(-1 <= query["score"] <= 1 for query in clicked)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_serve")
+def test_the_server_runs_as_an_application_of_ray_serve(store, dataset_path, monkeypatch):
+    from ray import serve
+
+    store.champion("served", 0.0, dataset_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
+    settings = AnswerSettings(model="models:/served@champion", replicas=NUM_CPUS - 1)
+    port = free_port()
+    serve.start(http_options={"port": port})
+    serve.run(application(settings), route_prefix="/")
+    expected = Registry(store.uri).load(settings.model).answer(["robin nest"], 3).to_pylist()
+    status, headers, content = asked(
+        port, "/invocations", {"inputs": ["robin nest"], "params": {"top_k": 3}}
+    )
+    assert (status, headers["X-Model"]) == (200, "models:/served/1")
+    assert content["predictions"] == expected
+    assert asked(port, "/invocations", {"inputs": [""], "params": {"top_k": 0}})[0] == 400
+    assert asked(port, "/ready")[2]["name"] == "served"
+    assert len(_replicas()) == NUM_CPUS
