@@ -11,6 +11,7 @@ largest batch that was done both ways.
 
 import resource
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -65,7 +66,9 @@ def measured(
     tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)})
     model = DualEncoder(TransformerEncoder(backbone, tokenizer)).to(device)
     model.texts_at_once = texts_at_once
-    objective = ramen_objective(SoftmaxLoss(0.05), WEIGHTS, WEIGHTS)
+    objective = replace(
+        ramen_objective(SoftmaxLoss(0.05), WEIGHTS, WEIGHTS), is_frugal=texts_at_once is not None
+    )
     data = made_data(NUM_TEXTS, 3, dict.fromkeys(objective.regularizers, 3))
     optimizer = build_optimizer(model.encoder, 2e-4, 0.01)
     schedule = build_schedule(optimizer, warmup_steps=10, total_steps=10_000)

@@ -13,6 +13,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from ramen_ray.method.distributed import gather_own, own_range, to_device
 from ramen_ray.method.model.heads import unit
@@ -60,6 +61,9 @@ class Objective:
     """The terms of a run, in the order in which their losses are stacked."""
 
     terms: tuple[Term, ...]
+    # whether the backward pass computes each term again, so that memory holds the arrays of one,
+    # which are of all rows and all candidates
+    is_frugal: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -93,8 +97,15 @@ class Objective:
         """
         nothing = encoded.embeddings_UD.new_zeros(())
         return torch.stack(
-            [term.loss(encoded) if term.is_due(step) else nothing for term in self.terms]
+            [self._loss(term, encoded) if term.is_due(step) else nothing for term in self.terms]
         )
+
+    def _loss(self, term: Term, encoded: EncodedBatch) -> Tensor:
+        if not self.is_frugal:
+            return term.loss(encoded)
+        _ = encoded.own_similarity  # that terms share, so it is made once
+        loss: Tensor = checkpoint(term.loss, encoded, use_reentrant=False, preserve_rng_state=False)
+        return loss
 
 
 own_similarity: Callable[[EncodedBatch], Tensor] = attrgetter("own_similarity")

@@ -1,7 +1,7 @@
 """What a worker of a run does: it trains, evaluates the model that answers, makes its retriever."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ramen_ray.bases import Part
@@ -133,7 +133,7 @@ def run_setup(task: WorkerTask, worker: WorkerContext) -> RunSetup:
     )
     # in the order in which their results are taken
     background = (pruning_task(config, context), shortlist_task(config, context))
-    return RunSetup(
+    setup = RunSetup(
         folder=task.run_directory,
         worker=worker,
         plan=Plan.of_run(config.training, sampler.steps_per_epoch),
@@ -148,3 +148,5 @@ def run_setup(task: WorkerTask, worker: WorkerContext) -> RunSetup:
         local=local,
         made_from=task.made_from,
     )
+    is_frugal = setup.texts_at_once is not None
+    return replace(setup, objective=replace(objective, is_frugal=is_frugal))

@@ -1,5 +1,6 @@
 """Classifiers: their terms against loops, what a step moves, workers, resuming, saving."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -172,6 +173,7 @@ def _two_workers(rank: int, folder: Path, config: RunConfig, prepared: Path) -> 
     for sharded in (False, True):
         run = Run(overlay(config, {"classifier.sharded": sharded}), Prepared(prepared))
         run.state.model = torch.nn.parallel.DistributedDataParallel(run.model)
+        run.objective = replace(run.objective, is_frugal=True)
         found = {"losses": run.train(3), "held": len(run.model.classifiers.held)}
         found["metrics"] = evaluate(run.model, run.data, "validation", Propensity())[0]
         checkpoint = folder / f"sharded-{sharded}"

@@ -359,7 +359,8 @@ def test_a_step_in_parts_has_the_losses_and_gradients_of_the_whole(
     def train(texts_at_once: int | None, use_bf16: bool) -> tuple[Tensor, Tensor]:
         model.texts_at_once = texts_at_once
         model.zero_grad()
-        losses = OBJECTIVE.losses(encode(model, inputs, use_bf16), 0)
+        objective = replace(OBJECTIVE, is_frugal=texts_at_once is not None)
+        losses = objective.losses(encode(model, inputs, use_bf16), 0)
         losses.sum().backward()
         gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
         return losses.detach(), torch.cat(gradients)
@@ -374,6 +375,27 @@ def test_a_step_in_parts_has_the_losses_and_gradients_of_the_whole(
         in_parts = train(texts_at_once, use_bf16=True)
         torch.testing.assert_close(in_parts[0], rounded[0], rtol=4e-3, atol=1e-4)
         assert (in_parts[1] - gradients).norm() <= 1.5 * rounding
+
+
+def test_a_frugal_objective_keeps_no_array_of_all_nodes_and_anchors(prepared, encoder_path):
+    inputs = _inputs(build_sampler(prepared, OBJECTIVE), 0)
+    encoded = encode(DualEncoder(build_transformer(str(encoder_path))), inputs)
+
+    def kept(is_frugal: bool) -> set[torch.Size]:
+        shapes = set[torch.Size]()
+
+        def keep(tensor: Tensor) -> Tensor:
+            shapes.add(tensor.shape)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            replace(OBJECTIVE, is_frugal=is_frugal).losses(encoded, 0)
+        return shapes
+
+    compared = inputs.regularizers.values()
+    of_all = {torch.Size((len(nodes.rows), len(nodes.candidates))) for nodes in compared}
+    assert of_all & kept(is_frugal=False)
+    assert not of_all & kept(is_frugal=True)
 
 
 def _left_out(encoded: EncodedBatch, sampler: Sampler) -> list[list[bool]]:
