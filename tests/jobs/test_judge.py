@@ -161,6 +161,17 @@ def test_models_judge_through_files_and_bad_lines_are_told(words, run_here: RunH
         assert not (folder / "llm.jsonl").exists()
     grades.write_text("\n".join(fine))
     _, told = run_here(judge, *words, "--import-grades", grades, "--judge", "llm")
+    by_hand = folder / "by_hand.jsonl"
+    by_hand.write_text('{"pair": 0, "grade": 2}\n{"pair": 1, "grade": "good"}\n')
+    code, refused = run_here(judge, *words, "--import-grades", grades, "--judge", "llm")
+    assert (code, f"{by_hand}, row 2" in refused) == (2, True), refused
+    by_hand.unlink()
+    whole = (folder / "drawn.json").read_text()
+    for damaged in (whole[:-9], whole.replace('"pairs"', '"pears"'), "[]"):
+        (folder / "drawn.json").write_text(damaged)
+        code, refused = run_here(judge, *words, "--export-prompts", prompts)
+        assert (code, "drawn.json" in refused) == (2, True), refused
+    (folder / "drawn.json").write_text(whole)
     assert f"{NUM_QUERIES} of {NUM_QUERIES} queries are judged" in told
     code, told = run_here(judge, *words, "--import-grades", grades, "--judge", "other")
     assert (code, "kappa 1.00" in told) == (0, True), told

@@ -214,7 +214,7 @@ def cross_rules(
         held_out = [f"queries/{name}" for name in HELD_OUT if f"queries/{name}" in loaded]
         texts = " UNION ALL ".join(f"SELECT folded FROM {name_literal(name)}" for name in held_out)
         if texts:
-            yield warning(
+            yield error(
                 "query_id",
                 "judgement of a query that is held out too, up to case and white space",
                 "training sees what the model is measured by; leave these judgements out",

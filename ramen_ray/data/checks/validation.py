@@ -150,7 +150,7 @@ class _Tables:
     _connection: Connection
     _dataset: Dataset
     _num_rows: Mapping[str, int]
-    _warns: bool  # warnings are looked for, too; then texts are there also as ``folded``
+    _warns: bool  # warnings are looked for, too
     loaded: set[str] = field(default_factory=set)
 
     def check(self, table: str, *, find_leaks: bool = False) -> list[Finding]:
@@ -181,11 +181,15 @@ class _Tables:
         rows = pa.RecordBatchReader.from_batches(reader.schema, reader.batches())
         self._connection.register("source", rows)
         columns = ", ".join(map(name_literal, reader.schema.names))
-        has_texts = self._warns and "text" in reader.schema.names
-        folded, texts = (", folded", ", fold(text)") if has_texts else ("", "")
+        folded, texts = (", folded", ", fold(text)") if self._compares_texts(table) else ("", "")
         create = f"CREATE TABLE {name_literal(table)} ({columns}{folded}) AS"
         run(self._connection, f"reading {table}", f"{create} SELECT *{texts} FROM source")
         self._connection.unregister("source")
+
+    def _compares_texts(self, table: str) -> bool:
+        """Say whether a later rule reads its texts, and these ``folded``."""
+        has_judged = table.startswith("queries/") and self._dataset.has("judged/train")
+        return (self._warns or has_judged) and "text" in schema_of(table).names
 
     def _forget(self, table: str, columns: Iterable[str]) -> None:
         """Drop what no later rule reads: most tables, or some columns."""
@@ -193,7 +197,7 @@ class _Tables:
         if table.startswith(("edges/", "filters/", "judged/", "aliases/")):
             self._connection.execute(f"DROP TABLE {of_table}")
             return
-        kept = {*schema_of(table).names} - (set() if self._warns else {"text"})
+        kept = {*schema_of(table).names} - (set() if self._compares_texts(table) else {"text"})
         for column in sorted({*columns} - kept):
             drop = f"ALTER TABLE {of_table} DROP COLUMN {name_literal(column)}"
             self._connection.execute(drop)

@@ -98,7 +98,13 @@ class Judging:
     @cached_property
     def drawn(self) -> dict[str, Any]:
         """What was drawn: ``queries`` with texts and answers, and the ``pairs`` in their order."""
-        content: dict[str, Any] = json.loads((self.folder / DRAWN).read_text(encoding="utf-8"))
+        file = self.folder / DRAWN
+        try:
+            content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            content = {}
+        if not isinstance(content, dict) or content.keys() != {"made_from", "queries", "pairs"}:
+            raise JudgingError(f"{file} is not as it was written; give another --judgements")
         return content
 
     @property

@@ -8,14 +8,17 @@ from typing import Any, Protocol
 import faiss
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ramen_ray.data.arrays import Booleans, Int64s
+from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.splits.judged import adding_judgements
 from ramen_ray.data.splits.kept import lowest
 from ramen_ray.data.store.dataset import Dataset, DatasetError
 from ramen_ray.data.store.judgements import grades_of_scores
+from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import SPLITS
 from ramen_ray.long_work import logged_blocks
 from ramen_ray.method.model.cross_encoder import CrossEncoder, is_cross_encoder
@@ -148,13 +151,15 @@ def teach(
     """Add the mean of the grades of ``teachers`` by name; returns how many queries and pairs.
 
     They replace those of earlier teachers, in the dataset or, if it is given, in a new one at
-    ``output``. The ``finder`` finds the best ads. Pairs with an ad that one teacher does not know
-    are left out.
+    ``output``. The ``finder`` finds the best ads. Left out are train queries that are held out too,
+    and pairs with an ad that one teacher does not know.
     """
     split = lesson.split
     texts = np.array(dataset.read(f"queries/{split}").sort_by("query_id")["text"], dtype=object)
-    drawn = lowest(uniforms((0,), np.arange(len(texts))), lesson.num_queries or len(texts))
-    asked = np.flatnonzero(drawn)
+    draws = uniforms((0,), np.arange(len(texts)))
+    if split == "train":
+        draws[_held_out_too(dataset, texts)] = np.inf
+    asked = np.flatnonzero(lowest(draws, lesson.num_queries or len(texts)))
     settings = {**asdict(lesson), "teachers": list(teachers)}
     with adding_judgements(dataset, output, settings, SOURCE) as connection:
         best = finder.best(texts[asked].tolist(), lesson.depth)
@@ -178,6 +183,16 @@ def teach(
         }
         connection.register("judged", pa.table(rows))
     return len(asked), int(is_known.sum())
+
+
+def _held_out_too(dataset: Dataset, texts: NDArray[Any]) -> Booleans:
+    """Flag the train queries (n,) that are held out as well, up to case and white space."""
+    tables = [f"queries/{split}" for split in HELD_OUT if dataset.has(f"queries/{split}")]
+    held_out = [fold(dataset.read(table)["text"].combine_chunks()) for table in tables]
+    if not held_out:
+        return np.zeros(len(texts), dtype=bool)
+    train = fold(pa.array(texts, pa.string()))
+    return np.asarray(pc.is_in(train, pa.concat_arrays(held_out).cast(train.type)))
 
 
 def _scored(teacher: Teacher, texts: NDArray[Any], ads: Int64s) -> NDArray[np.float32]:

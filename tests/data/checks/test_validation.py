@@ -265,8 +265,8 @@ E queries/zero_shot:1:ad_ids ad that is not in novel_ads: 37""",
     },
     "texts": {
         set_cells("judged/train", "query_id", 2, 51): """
-W judged/train:2:query_id judgement of a query that is held out too, up to case and white space
-    (1 of 3, 33.3%): 'rasp anvil'""",
+E judged/train:2:query_id judgement of a query that is held out too, up to case and white space:
+    'rasp anvil'""",
         set_cells("queries/zero_shot", "ad_ids", 1, [37, 5]): """
 E queries/zero_shot:1:ad_ids ad that is not in novel_ads: 5""",
         set_cells("ads", "text", 3, "cafÃ©", "the birdâ€™s", "bi\ufffdrds", "\ufefffirst"): """
