@@ -1,5 +1,6 @@
 """Add judgements to a dataset: to the directory itself, or to a new one made from it."""
 
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ from ramen_ray.data.tables.reading.columns import grade_column, text_column
 from ramen_ray.data.tables.reading.files import pinned
 from ramen_ray.data.tables.reading.loading import UserTable
 from ramen_ray.errors import without_secrets
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,15 @@ def add_judgements(parent: Dataset, given: JudgedTable, output: Path | None = No
         table.refuse_no_rows()
         judged = """CREATE TABLE judged AS
             SELECT query_split AS split, query_id, ad_id, source,
-                avg(grade ORDER BY place) AS grade
+                avg(grade ORDER BY place) AS grade, min(grade) < max(grade) AS differ
             FROM judged_rows JOIN query_ids ON query_ids.name = query
             JOIN ad_ids ON ad_ids.name = ad WHERE query_split = query_last GROUP BY ALL"""
         run(connection, "averaging judgements", judged)
+        logger.info(
+            "judgements: %s, %s of which are means of rows that contradict each other",
+            count(connection, "SELECT count(*) FROM judged"),
+            count(connection, "SELECT count(*) FROM judged WHERE differ"),
+        )
     return Dataset(output or parent.path)
 
 

@@ -174,7 +174,7 @@ def test_judgements_follow_queries_and_ads_into_other_datasets(tmp_path):
 
 
 @pytest.mark.parametrize("by_time", [False, True])
-def test_judgements_added_later_are_those_of_an_import_with_them(by_time, drawn, tmp_path):
+def test_judgements_added_later_are_those_of_an_import_with_them(by_time, drawn, tmp_path, caplog):
     only_train = [("query 90", f"ad {ad}", "2026-03-01") for ad in range(3)]
     later = [("QUERY 90", "ad 1", "2026-03-10")]
     tables = _tables(tmp_path, [*drawn, ("query 90", "ad 1", "human", 2)])
@@ -189,7 +189,14 @@ def test_judgements_added_later_are_those_of_an_import_with_them(by_time, drawn,
     without = UserTables(tables.clicks, columns=plain_columns, splits=splits)
     parent = import_tables(without, tmp_path / "parent")
     given = JudgedTable(tables.judged, BEST, grade="level", source="by")
+    caplog.set_level("INFO")
     made = add_judgements(parent, given, tmp_path / "made")
+    levels: dict[Any, set[int]] = defaultdict(set)
+    for query, ad, source, level in drawn:
+        if query in {text for split in SPLITS for text in clicks_of(parent, split)}:
+            levels[query, ad, source].add(level)
+    differ = sum(len(of_pair) > 1 for of_pair in levels.values())
+    assert f", {differ} of which are means" in caplog.text
     assert errors_in(made) == []
     assert made.tables == whole.tables
     for split in SPLITS:
