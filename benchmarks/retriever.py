@@ -100,14 +100,19 @@ def measure_answers(
     queries = Dataset(DATASET).read("queries/test")["text"].to_pylist()
     with tempfile.TemporaryDirectory() as aside:
         folder = Path(aside)
-        made = make_retriever(folder, path, config)
-        for name in ("onnx", "int8"):
-            shutil.copytree(made, folder / name)
-            compile_retriever(folder / name, int8=name == "int8")
-        uris = {name: logged(folder, folder / name) for name in ("torch", "onnx", "int8")}
+        make_retriever(folder, path, config)
+        uris = {name: logged(folder, compiled(folder, name)) for name in ("torch", "onnx", "int8")}
         registry = Registry(f"sqlite:///{folder}/mlflow.db")
         figures = {name: measure_model(registry.load(uri), queries) for name, uri in uris.items()}
         return figures | {"job": measure_job(folder, uris["torch"], queries, job_queries)}
+
+
+def compiled(folder: Path, name: str) -> Path:
+    """Compile the retriever that was made in ``folder``, unless with torch; returns where it is."""
+    if name != "torch":
+        shutil.copytree(folder / "torch", folder / name)
+        compile_retriever(folder / name, int8=name == "int8")
+    return folder / name
 
 
 def logged(folder: Path, made: Path) -> str:

@@ -4,8 +4,9 @@
 each with one request at a time, ask single queries in rounds: `one` and `eight` clients, `before`,
 `moving`, where the alias moves `--moves` times between two versions, `among`, where one request in
 `--hostile-every` is of HOSTILE, and `after`. Each round has the time of its single queries
-(`p50_ms`, `p99_ms`), and the memory of the server's processes at its end and at most. `ratio` is
-the memory after over that before. Clients and server share the machine's cores.
+(`p50_ms`, `p99_ms`), how many failed, or had other ads than the query's first answer (`wrong`), and
+the memory of the server's processes at its end and at most. `ratio` is the memory after over that
+before. Clients and server share the machine's cores.
 
     python -m benchmarks.server [--clients 64] [--requests 200] [--hostile-every 20]
         [--moves 5] [--move-s 10] [--replicas 1]
@@ -52,7 +53,8 @@ from ramen_ray.tracking.registry import Registry
 JSON, PATIENCE_S = "application/json", 120
 NAME = "served"
 Request = tuple[bytes, str]
-Answered = tuple[int, float]  # status, milliseconds
+Single = tuple[int, float, bool]  # status, milliseconds, whether it has the ads of the first answer
+FIRST_ANSWERS = dict[str, list[str]]()  # to a query, of any round
 
 
 def main() -> None:
@@ -109,24 +111,28 @@ def move_alias(
     ended.set()
 
 
-def ask_until(ended: Event, port: int, queries: list[str], client: int) -> list[Answered | int]:
+def ask_until(ended: Event, port: int, queries: list[str], client: int) -> list[Single | int]:
     """Send a client's single queries, one after another."""
-    answered = list[Answered | int]()
+    answered = list[Single | int]()
     while not ended.is_set():
         answered += ask_in_turn(port, queries, 1, 0, client * 100_000 + len(answered))
     return answered
 
 
 @contextmanager
-def serving(folder: Path, uri: str, words: list[str]) -> Iterator[tuple[int, psutil.Process]]:
-    """Serve a model until the block ends; yields the port and the process."""
+def serving(
+    folder: Path, uri: str, words: list[str], checkout: Path = ROOT
+) -> Iterator[tuple[int, psutil.Process]]:
+    """Serve a model by the code of a checkout until the block ends; yields port and process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = {**os.environ, **ENVIRONMENT}
     environment["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
-    command = [sys.executable, str(ROOT / "jobs/serve.py"), "--model", uri, "--port", str(port)]
-    with (folder / "server.log").open("wb") as said:
+    environment["PYTHONPATH"] = str(checkout)
+    command = [sys.executable, str(checkout / "jobs/serve.py")]
+    command += ["--model", uri, "--port", str(port)]
+    with (folder / f"server-{port}.log").open("wb") as said:
         started = subprocess.Popen(
             [*command, *words],
             env=environment,
@@ -149,22 +155,28 @@ def serving(folder: Path, uri: str, words: list[str]) -> Iterator[tuple[int, psu
 
 def ask_in_turn(
     port: int, queries: list[str], requests: int, hostile_every: int, client: int
-) -> list[Answered | int]:
+) -> list[Single | int]:
     """Send a client's requests; of hostile ones only the status is kept, 0 if there was none."""
-    draw, found = random.Random(client), list[Answered | int]()
+    draw = random.Random(client)
+    taken = list[Single | int]()
     for _ in range(requests):
         is_hostile = hostile_every and draw.randrange(hostile_every) == 0
-        request = draw.choice(HOSTILE) if is_hostile else single(draw.choice(queries))
-        try:
-            answered = post(port, request)
-        except (OSError, http.client.HTTPException):
-            answered = 0, 0.0
-        found.append(answered[0] if is_hostile else answered)
-    return found
+        query = draw.choice(queries)
+        status, milliseconds, content = 0, 0.0, b""
+        with suppress(OSError, http.client.HTTPException):
+            request = draw.choice(HOSTILE) if is_hostile else single(query)
+            status, milliseconds, content = post(port, request)
+        if is_hostile:
+            taken.append(status)
+        else:
+            ads = json.loads(content)["predictions"][0]["ad_ids"] if status == 200 else []
+            is_right = bool(ads) and ads == FIRST_ANSWERS.setdefault(query, ads)
+            taken.append((status, milliseconds, is_right))
+    return taken
 
 
 def measure(
-    server: psutil.Process, clients: int, ask: Callable[[int], list[Answered | int]]
+    server: psutil.Process, clients: int, ask: Callable[[int], list[Single | int]]
 ) -> dict[str, Any]:
     """Run a round of all clients; returns its times, statuses and the server's memory."""
     taken = [memory_mb(server)]
@@ -177,6 +189,7 @@ def measure(
         found = [one for of_client in pool.map(ask, range(clients)) for one in of_client]
     single_ms = [one[1] for one in found if isinstance(one, tuple) and one[0] == 200]
     failed = sum(isinstance(one, tuple) and one[0] != 200 for one in found)
+    wrong = sum(isinstance(one, tuple) and not one[2] for one in found) - failed
     taken.append(memory_mb(server))
     memory = {"memory_mb": taken[-1], "most_mb": max(taken)}
     hostile = dict(Counter(str(one) for one in found if isinstance(one, int)))
@@ -184,6 +197,7 @@ def measure(
         **quantiles(single_ms),
         "answered": len(single_ms),
         "failed": failed,
+        "wrong": wrong,
         **memory,
         "hostile": hostile,
     }
@@ -199,16 +213,16 @@ def memory_mb(server: psutil.Process) -> float:
     return total / 1e6
 
 
-def post(port: int, request: Request) -> Answered:
-    """Send a request; returns the status and the milliseconds."""
+def post(port: int, request: Request) -> tuple[int, float, bytes]:
+    """Send a request; returns the status, the milliseconds, and the content."""
     body, kind = request
     started = time.perf_counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     connection.request("POST", "/invocations", body, {"Content-Type": kind})
     answer = connection.getresponse()
-    answer.read()
+    content = answer.read()
     connection.close()
-    return answer.status, 1000 * (time.perf_counter() - started)
+    return answer.status, 1000 * (time.perf_counter() - started), content
 
 
 def single(query: str) -> Request:
