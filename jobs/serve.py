@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ramen_ray.command_line import ModelSettings, parse_settings, run_job
 from ramen_ray.config import ConfigError, Positive, PositiveFloat
@@ -43,10 +43,23 @@ class AnswerSettings(ModelSettings):
     """Whether / is a page to ask by, which says why an ad answers, by texts of the training."""
     replicas: Positive = 1
     """Processes that answer, on the machines of the Ray cluster; 1 answers in this process."""
+    min_replicas: Positive | None = None
+    """Fewest of them, which stay when few requests come; None keeps all."""
+    shards: Annotated[int, Field(ge=0)] = 0
+    """Parts of the index, for one that is larger than a process: each has a process of its own,
+    which the replicas ask; 0 leaves it whole."""
     shadow: str | None = None
     """A challenger, such as models:/shop@challenger, beside which the page shows the answers."""
     shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of the requests that it is asked too, after the client has its answer; for figures."""
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> "AnswerSettings":
+        if self.min_replicas and self.min_replicas > self.replicas:
+            raise ValueError(
+                f"min_replicas {self.min_replicas} are more than {self.replicas} replicas"
+            )
+        return self
 
     def registry(self) -> "Registry":
         """Open the store and look the retrievers up, or raise its errors."""
@@ -66,6 +79,8 @@ class AnswerSettings(ModelSettings):
             shadow=self.shadow,
             shadow_share=self.shadow_share,
             replicas=self.replicas,
+            min_replicas=self.min_replicas,
+            shards=self.shards,
             hold=hold,
         )
 
@@ -84,14 +99,16 @@ def main() -> None:
     settings = parse_settings(ServeSettings, __doc__)
     listening = listening_at(settings.host, settings.port)
     registry = settings.registry()
-    if settings.replicas == 1:
+    if settings.replicas == 1 and not settings.shards:
         _serve(settings, registry, listening, None)
         return
     try:
         from ramen_ray.orchestration.serve.replicas import replicas
     except ImportError as error:
-        raise ConfigError(f"{error}; --replicas needs: pip install -e '.[serve]'") from error
-    with replicas(registry, settings.replicas) as hold:
+        raise ConfigError(
+            f"{error}; --replicas and --shards need: pip install -e '.[serve]'"
+        ) from error
+    with replicas(registry, settings.model, settings.server()) as hold:
         _serve(settings, registry, listening, hold)
 
 

@@ -376,6 +376,22 @@ def _start_ray() -> bool:
     return True
 
 
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Any]:
+    """Several machines, in place of the cluster in this process."""
+    import ray
+    from machines import Machines
+
+    from ramen_ray.orchestration.run.processes import START_TIMEOUT
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv(START_TIMEOUT)  # trials have their own, as users' have
+        ray.shutdown()  # what another module left
+        machines = Machines()
+        yield machines
+        machines.shut_down()
+
+
 @pytest.fixture
 def joining(cluster: None) -> dict[str, str]:
     """The environment of a process that joins this process's cluster."""

@@ -4,13 +4,17 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
+import psutil
+import pyarrow as pa
 from starlette.applications import Starlette
 from support import PATIENCE_S
 
+from ramen_ray.data.store.dataset import Dataset, write_dataset
 from ramen_ray.orchestration.serve.connections import server_of
 
 AS_JSON = {"Content-Type": "application/json"}
@@ -47,3 +51,23 @@ def figures_at(port: int) -> dict[str, float]:
     lines = asked(port, "/metrics")[2].splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
     return {name: float(value) for name, value in pairs}
+
+
+def with_markets(dataset: Path, folder: Path) -> Path:
+    """Copy a dataset, whose ads get a market, but every third; returns where it is."""
+    opened = Dataset(dataset)
+    tables = {name: opened.read(name) for name in opened.tables}
+    markets = [("DE", "<b>FR</b>", None)[ad % 3] for ad in range(len(tables["ads"]))]
+    tables["ads"] = tables["ads"].append_column("filter_market", pa.array(markets, pa.string()))
+    return write_dataset(folder, tables, name=folder.name).path
+
+
+def replicas_here(name: str = "") -> list[psutil.Process]:
+    """Return the processes of the replicas, or of those whose deployment has this in its name."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it ends meanwhile
+            title = " ".join(child.cmdline())
+            if "ServeReplica:" in title and name in title:
+                found.append(child)
+    return found

@@ -1,7 +1,7 @@
 """A retriever: texts in, ads out."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,16 @@ MAX_SECONDS = 30
 QUERIES_PER_ANSWER = 256
 MOST = 2.0  # above any score, and what float32 can hold
 
+Search = Callable[[Embeddings, int, Flags | None], TopK]
+"""Finds the numbers of each query's k best ads among those flagged, -1 after the last."""
+
 
 class Retriever:
     """Finds the ads whose vectors are nearest to those of queries.
 
     Attributes:
         ads: ids, texts and columns to filter by.
-        index: of faiss, with a row for each ad.
+        index: of faiss, with a row for each ad; None if another process has it.
         embed: returns the queries' vectors (queries, D), unit norm.
         refusal: the class of the error that :meth:`answer` raises.
         error_of: returns why a query cannot be answered, or None.
@@ -36,10 +39,16 @@ class Retriever:
     refusal = RefusedError
     error_of = staticmethod(find_error)
 
-    def __init__(self, folder: str | Path, device: str | None = None) -> None:
-        """Load what a run wrote into ``folder``; by default onto a GPU if there is one."""
+    def __init__(
+        self, folder: str | Path, device: str | None = None, search: Search | None = None
+    ) -> None:
+        """Load what a run wrote into ``folder``; by default onto a GPU if there is one.
+
+        A ``search`` takes the place of the index, which is then not loaded.
+        """
         folder = Path(folder)
-        self.index = faiss.read_index(str(folder / INDEX))
+        self.index: Any = None if search else faiss.read_index(str(folder / INDEX))
+        self._search = search or self._search_here
         self.ads = Ads(folder)
         self.embed = QueryEncoder(folder, device)
         self.num_threads = faiss.omp_get_max_threads()
@@ -121,9 +130,12 @@ class Retriever:
 
         ``among`` flags the ads (ads,) to search.
         """
-        faiss.omp_set_num_threads(1 if len(vectors) <= FEW_QUERIES else self.num_threads)
-        numbers, scores = search_index(self.index, vectors, k, self.ads.numbers, among)
+        numbers, scores = self._search(vectors, k, among)
         return self.ads.rows_of(numbers), scores
+
+    def _search_here(self, vectors: Embeddings, k: int, among: Flags | None) -> TopK:
+        faiss.omp_set_num_threads(1 if len(vectors) <= FEW_QUERIES else self.num_threads)
+        return search_index(self.index, vectors, k, self.ads.numbers, among)
 
 
 def _check_cost(num_bytes: int, seconds: float) -> None:

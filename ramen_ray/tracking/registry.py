@@ -228,15 +228,17 @@ class Registry:
             return retriever.run_id
         return self.trained_by(self.look_up(original))
 
-    def load(self, model_uri: str, device: str | None = None) -> "Retriever":
+    def load(self, model_uri: str, device: str | None = None, **options: Any) -> "Retriever":
         """Load a retriever, onto a GPU if there is one and no ``device``; or a RegistryError.
 
-        It answers by the code that it keeps.
+        It answers by the code that it keeps, which must know the ``options`` of a Retriever.
         """
         try:
             with owned_folder() as aside:
                 folder = self.download(model_uri, aside, may_stay=True)
-                loaded: Retriever = code_of(folder).Retriever(folder, device)
+                kept = code_of(folder).Retriever
+                _check_options(kept, options)
+                loaded: Retriever = kept(folder, device, **options)
             return loaded
         except FileNotFoundError as error:
             raise RegistryError(f"{model_uri} cannot be loaded: {LOST} ({error})") from error
@@ -284,15 +286,19 @@ def ask(retriever: "Retriever", queries: Sequence[Any], params: Mapping[str, Any
     message has at most MOST_SAID characters of a request.
     """
     options = {name: value for name, value in params.items() if value not in (None, (), {})}
-    if new := options.keys() - signature(retriever.answer).parameters:
-        raise RegistryError(
-            f"this retriever is of an earlier version, without {', '.join(sorted(new))}; each new "
-            f"one has it, also one that jobs/index.py makes"
-        )
+    _check_options(retriever.answer, options)
     try:
         return retriever.answer(queries, **options)
     except retriever.refusal as error:
         raise RegistryError(str(error)[:MOST_SAID]) from None
+
+
+def _check_options(kept: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    if new := options.keys() - signature(kept).parameters:
+        raise RegistryError(
+            f"this retriever is of an earlier version, without {', '.join(sorted(new))}; each new "
+            f"one has it, also one that jobs/index.py makes"
+        )
 
 
 def check_columns(folder: Path, names: Sequence[str]) -> None:

@@ -125,15 +125,34 @@ class IndexShard:
         if len(self.rows) == whole.ntotal:
             return faiss.read_index(str(self.file)), numbers
         # Cells and codes stay, so that it finds what the whole one does; a graph is made anew.
-        rows = np.array(self.rows)
+        rows = np.arange(self.rows.start, self.rows.stop)
         return with_rows_only(whole, rows), numbers[rows]
 
 
 def index_shards(file: Path, gb_per_shard: float) -> list[IndexShard]:
     """Cut the index of a retriever into shards of at most about ``gb_per_shard`` GB each."""
-    num_ads = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC).ntotal
-    bytes_per_ad = file.stat().st_size / num_ads
+    num_ads, bytes_per_ad = _size_of(file)
     return [
         IndexShard(file, rows, round(len(rows) * bytes_per_ad))
         for rows in shard_ranges(num_ads, bytes_per_ad, gb_per_shard)
     ]
+
+
+def index_shard(file: Path, number: int, count: int) -> IndexShard:
+    """Return a shard of the index of a retriever, cut into ``count`` of about equal size.
+
+    Of an index of a few thousand ads some shards may be empty.
+    """
+    num_ads, bytes_per_ad = _size_of(file)
+    num_products = math.ceil(num_ads / ADS_PER_PRODUCT)
+    start, stop = (
+        min(num_products * place // count * ADS_PER_PRODUCT, num_ads)
+        for place in (number, number + 1)
+    )
+    return IndexShard(file, range(start, stop), round((stop - start) * bytes_per_ad))
+
+
+def _size_of(file: Path) -> tuple[int, float]:
+    """Return how many ads an index has, and the bytes of each."""
+    num_ads = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC).ntotal
+    return num_ads, file.stat().st_size / num_ads

@@ -1,9 +1,12 @@
 """A retriever that is held in memory: it answers requests together, as JSON."""
 
+import ctypes
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from ramen_ray.orchestration.serve.asked import Asked
 from ramen_ray.tracking.registry import Registry, ask, ask_once
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     from ramen_ray.answering.encoding import Embeddings
 
 ROWS_AT_ONCE = 64  # that are spelt out while other threads wait
+RELEASED_EVERY_S = 5.0
 
 
 @dataclass
@@ -35,9 +39,9 @@ class Held:
         columns: the names of those that requests can filter by.
     """
 
-    def __init__(self, registry: Registry, uri: str) -> None:
-        """Load it, or raise the errors of whatever loads it or answers."""
-        self._retriever = registry.load(uri)
+    def __init__(self, registry: Registry, uri: str, **options: Any) -> None:
+        """Load it with options of a Retriever, or raise the errors of what loads it or answers."""
+        self._retriever = registry.load(uri, **options)
         ask_once(self._retriever)
         self.num_ads = len(self._retriever.ads)
         self.columns = sorted(self._retriever.ads.columns)
@@ -46,6 +50,10 @@ class Held:
         """Answer requests with equal params: rows of JSON for each, or why there are none."""
         counted = Counted()
         return self._answer(requests, counted), counted
+
+    def described(self) -> tuple[int, list[str]]:
+        """Return the number and the columns of its ads."""
+        return self.num_ads, self.columns
 
     def embed(self, texts: Sequence[str]) -> "Embeddings":
         """Return unit-norm vectors (texts, D)."""
@@ -68,3 +76,11 @@ class Held:
                 spelt.append(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode())
         rows = iter(spelt)
         return [[next(rows) for _ in asked.inputs] for asked in requests]
+
+
+def release_memory() -> None:
+    """Give back to the system what large requests have left free within this process."""
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc keeps, and has it
+    if trim:
+        trim(0)

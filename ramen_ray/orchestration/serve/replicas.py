@@ -1,7 +1,9 @@
 """A retriever in several processes, on any machine of the cluster, behind one HTTP server.
 
-Ray Serve starts the replicas, starts one anew that has died, and gives requests to those that have
-least to do. A request names the version that is to answer it, so all replicas change at once.
+Ray Serve starts the replicas, more of them when more is asked, starts one anew that has died, and
+gives requests to those that have least to do. A request names the version that is to answer it, so
+all replicas change at once. An index that is larger than a process is cut into shards; each is a
+deployment of one replica, which all replicas of the retriever ask.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
@@ -26,85 +29,111 @@ from ramen_ray.orchestration.cluster.joining import start_ray
 from ramen_ray.orchestration.cluster.resources import find_room
 from ramen_ray.orchestration.serve.asked import Asked
 from ramen_ray.orchestration.serve.connections import MOST_CONNECTIONS, BusyError
-from ramen_ray.orchestration.serve.held import Batch, Held
+from ramen_ray.orchestration.serve.held import RELEASED_EVERY_S, Batch, Held, release_memory
 from ramen_ray.orchestration.serve.server import ServerSettings, app_of
+from ramen_ray.orchestration.serve.shards import HeldShard, search_of
 from ramen_ray.tracking.registry import Registry
 
 if TYPE_CHECKING:
     from ramen_ray.answering.encoding import Embeddings
 
-RETRIED_S = 30.0  # in which a request is given to others if its replica dies
+LOADS_WITHIN_S = 120.0  # or it is asked again later
+ANSWERS_WITHIN_S = 60.0  # also if replicas die, and others take their places
+SHARD_ANSWERS_WITHIN_S = 25.0  # less than a retriever takes for a request
 PAUSE_S = 0.2
-PATIENCE_S = 120.0
 AT_ONCE = 3  # calls of a replica, so that it answers while it loads
+SCALING = {"target_ongoing_requests": 1.0}  # batches of each replica, on average
+
+logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """Holds the version that answered last, and the one that was loaded last."""
+    """Holds the version that was asked last, and the one that was loaded last."""
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, hold: Callable[..., Any], *shards: DeploymentHandle) -> None:
+        """Load versions by ``hold``, which gets the registry, a URI and the shards."""
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # not a line for each request
         self._registry = Registry(store)
-        self._held = dict[str, Held]()
+        self._hold = hold
+        self._shards = shards
+        self._held = dict[str, Any]()
         self._loading = asyncio.Lock()
 
-    async def load(self, uri: str) -> tuple[int, list[str]]:
-        """Load a version, if it is not held; returns the number and the columns of its ads."""
+    async def reconfigure(self, model_uri: str) -> None:
+        """Load the version that a URI names now, before the replica is asked for the first time."""
+        try:
+            await self.load(self._registry.pinned(model_uri))
+        except Exception as error:  # the error is raised where the version is asked for
+            logger.warning("%s: %s", model_uri, first_line_of(error))
+
+    async def check_health(self) -> None:
+        """Give memory back; Ray Serve calls this every ``RELEASED_EVERY_S``."""
+        await asyncio.to_thread(release_memory)
+
+    async def load(self, uri: str) -> None:
+        """Load a version, if it is not held."""
         if uri not in self._held:  # else it answers while another is loaded
             async with self._loading:
                 if uri not in self._held:
                     last = dict([*self._held.items()][-1:])
                     self._held = last
-                    self._held = {uri: await asyncio.to_thread(Held, self._registry, uri)} | last
-        return self._held[uri].num_ads, self._held[uri].columns
+                    held = await asyncio.to_thread(self._hold, self._registry, uri, *self._shards)
+                    self._held = {uri: held} | last
 
-    async def answer(self, uri: str, requests: Sequence[Asked]) -> Batch:
-        """Do what :meth:`Held.answer` does by a version, which is loaded first if need be."""
-        return await asyncio.to_thread((await self._latest(uri)).answer, requests)
-
-    async def embed(self, uri: str, texts: Sequence[str]) -> "Embeddings":
-        """Do what :meth:`Held.embed` does by a version."""
-        return await asyncio.to_thread((await self._latest(uri)).embed, texts)
-
-    async def _latest(self, uri: str) -> Held:
+    async def ask(self, uri: str, method: str, *given: object) -> Any:
+        """Call a method of what is held of a version, which is loaded first if need be."""
         await self.load(uri)
         self._held[uri] = self._held.pop(uri)
-        return self._held[uri]
+        return await asyncio.to_thread(getattr(self._held[uri], method), *given)
 
 
-class HeldByReplicas(Held):
-    """A version that all replicas have loaded."""
+class Elsewhere:
+    """A version that all replicas of a deployment have loaded."""
 
-    def __init__(self, handle: DeploymentHandle, uri: str) -> None:
-        """Let replicas load it; raises the errors of :class:`Held`, a BusyError if one dies."""
+    def __init__(self, handle: DeploymentHandle, uri: str, patience_s: float) -> None:
+        """Let them load it; raises what they raise, or a BusyError if one dies."""
         self._handle = handle
         self._uri = uri
-        load = handle.broadcast("load", uri)
+        self._patience_s = patience_s
         with _errors():
-            loaded = load.results(timeout_s=PATIENCE_S)
+            loaded = handle.broadcast("load", uri).results(timeout_s=LOADS_WITHIN_S)
         if not loaded:
             raise BusyError("no replica runs at the moment")
-        self.num_ads, self.columns = loaded[0]
 
-    def answer(self, requests: Sequence[Asked]) -> Batch:
-        """Do what :meth:`Held.answer` does in a replica, or in another if that dies."""
-        return self._ask("answer", requests)
+    def ask(self, method: str, *given: object) -> Any:
+        """Call a method of the version in a replica, or in another if that dies.
 
-    def embed(self, texts: Sequence[str]) -> "Embeddings":
-        """Return unit-norm vectors (texts, D)."""
-        return self._ask("embed", texts)
-
-    def _ask(self, method: str, given: object) -> Any:
-        last_try = time.monotonic() + RETRIED_S
+        Raises a BusyError if none answers within ``patience_s``.
+        """
+        deadline = time.monotonic() + self._patience_s
         while True:
             try:
                 with _errors():
-                    call = getattr(self._handle, method).remote(self._uri, given)
-                    return call.result(timeout_s=PATIENCE_S)
+                    call = self._handle.ask.remote(self._uri, method, *given)
+                    return call.result(timeout_s=max(deadline - time.monotonic(), PAUSE_S))
             except BusyError:
-                if time.monotonic() > last_try:
+                if time.monotonic() > deadline:
                     raise
             time.sleep(PAUSE_S)  # in which Ray notices which replicas are left
+
+
+class HeldByReplicas(Held):
+    """A version that answers in replicas."""
+
+    def __init__(self, handle: DeploymentHandle, uri: str) -> None:
+        """Let replicas load it; raises the errors of :class:`Held`, a BusyError if one dies."""
+        self._there = Elsewhere(handle, uri, ANSWERS_WITHIN_S)
+        self.num_ads, self.columns = self._there.ask("described")
+
+    def answer(self, requests: Sequence[Asked]) -> Batch:
+        """Do what :meth:`Held.answer` does in a replica."""
+        batch: Batch = self._there.ask("answer", requests)
+        return batch
+
+    def embed(self, texts: Sequence[str]) -> "Embeddings":
+        """Return unit-norm vectors (texts, D)."""
+        vectors: Embeddings = self._there.ask("embed", texts)
+        return vectors
 
 
 @contextmanager
@@ -112,42 +141,64 @@ def _errors() -> Iterator[None]:
     """Raise a BusyError if a replica dies or is late, and what it raises without a traceback."""
     try:
         yield
-    except (RayActorError, TimeoutError) as error:
+    except (RayActorError, TimeoutError, DeploymentUnavailableError) as error:
         raise BusyError(f"a replica does not answer: {first_line_of(error)}") from error
     except RayTaskError as error:
         raise error.cause from None
 
 
+def _hold(registry: Registry, uri: str, *shards: DeploymentHandle) -> Held:
+    if not shards:
+        return Held(registry, uri)
+    cut = [Elsewhere(shard, uri, SHARD_ANSWERS_WITHIN_S) for shard in shards]
+    return Held(registry, uri, search=search_of([partial(shard.ask, "search") for shard in cut]))
+
+
 @contextmanager
-def replicas(registry: Registry, number: int) -> Iterator[Callable[[str], Held]]:
+def replicas(
+    registry: Registry, model_uri: str, settings: ServerSettings
+) -> Iterator[Callable[[str], Held]]:
     """Start replicas until the block ends; yields what lets them load the version of a URI."""
     start_ray(show_workers=False)
-    find_room(lambda each: [{"CPU": 1}] * each, [number], f"{number} replicas")
+    number = settings.fewest_replicas + settings.shards
+    find_room(lambda count: [{"CPU": 1}] * count, [number], f"{number} processes")
     name = f"ramen-{uuid.uuid4().hex[:8]}"
     with logged_progress("starting replicas"):
         serve.start(proxy_location="Disabled")
-        handle = serve.run(_replicas_of(registry.uri, number), name=name, route_prefix=None)
+        application = _replicas_of(registry.uri, model_uri, settings)
+        handle = serve.run(application, name=name, route_prefix=None)
     try:
         yield lambda uri: HeldByReplicas(handle, uri)
     finally:
         serve.delete(name)
 
 
-def _replicas_of(store: str, number: int) -> serve.Application:
-    options = {"num_cpus": 1}
+def _replicas_of(store: str, model_uri: str, settings: ServerSettings) -> serve.Application:
+    """Describe replicas, each of which loads the version of ``model_uri`` when it starts."""
     deployment = serve.deployment(
-        num_replicas=number, max_ongoing_requests=AT_ONCE, ray_actor_options=options
-    )
-    return deployment(Replica).bind(store)
+        max_ongoing_requests=AT_ONCE,
+        health_check_period_s=RELEASED_EVERY_S,
+        ray_actor_options={"num_cpus": 1},
+        user_config=model_uri,
+    )(Replica)
+    at_once = AT_ONCE * settings.replicas
+    shards = [
+        deployment.options(
+            name=f"shard-{number}", num_replicas=1, max_ongoing_requests=at_once
+        ).bind(store, partial(HeldShard, number, settings.shards))
+        for number in range(settings.shards)
+    ]
+    bounds = {"min_replicas": settings.fewest_replicas, "max_replicas": settings.replicas}
+    scaled = deployment.options(autoscaling_config=bounds | SCALING)
+    return scaled.bind(store, _hold, *shards)
 
 
 def application_of(store: str, model_uri: str, settings: ServerSettings) -> serve.Application:
     """Describe the server and its replicas to a Ray Serve that runs already, with its own ports."""
     options = {"num_cpus": 1}
     deployment = serve.deployment(max_ongoing_requests=MOST_CONNECTIONS, ray_actor_options=options)
-    return deployment(Server).bind(
-        store, model_uri, settings, _replicas_of(store, settings.replicas)
-    )
+    replicas = _replicas_of(store, model_uri, settings)
+    return deployment(Server).bind(store, model_uri, settings, replicas)
 
 
 @serve.ingress()
@@ -167,7 +218,7 @@ class Server:
 
 
 def _app_once_they_run(store: str, model_uri: str, settings: ServerSettings) -> Starlette:
-    last_try = time.monotonic() + PATIENCE_S
+    last_try = time.monotonic() + LOADS_WITHIN_S
     while True:
         try:
             return app_of(Registry(store), model_uri, settings)

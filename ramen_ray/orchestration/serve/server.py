@@ -33,7 +33,7 @@ from ramen_ray.orchestration.serve.connections import JSON, RETRY, BusyError
 from ramen_ray.orchestration.serve.exchanges import INVOCATIONS, Bodies, Exchanges, Log
 from ramen_ray.orchestration.serve.figures import Figures
 from ramen_ray.orchestration.serve.following import Following
-from ramen_ray.orchestration.serve.held import Held
+from ramen_ray.orchestration.serve.held import RELEASED_EVERY_S, Held, release_memory
 from ramen_ray.orchestration.serve.lane import Lane
 from ramen_ray.orchestration.serve.shadow import SHADOW, Shadow
 from ramen_ray.orchestration.serve.why import Reason, reasons
@@ -65,7 +65,14 @@ class ServerSettings:
     shadow: str | None = None  # the URI of a challenger
     shadow_share: float = 0.0  # of requests, that it is asked again
     replicas: int = 1  # requests that are answered at the same time
+    min_replicas: int | None = None  # that run also while few requests come; None: all
+    shards: int = 0  # of the index, in processes of their own
     hold: Callable[[str], Held] | None = None  # loads the champion elsewhere
+
+    @property
+    def fewest_replicas(self) -> int:
+        """Return how many run at least."""
+        return self.min_replicas or self.replicas
 
 
 def app_of(
@@ -84,7 +91,7 @@ def app_of(
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         thread = ThreadPoolExecutor(1)
-        works = dict[Callable[[], None], float]()
+        works = {release_memory: RELEASED_EVERY_S}
         for following in service.followings:
             works[following.figures.log_minute] = MINUTE_S
             works[following.look] = settings.follow_s

@@ -28,6 +28,7 @@ class Shadow:
         self.following = following
         self.lane = Lane(following, MOST_WAITING, QUERIES_TOGETHER)
         self._share = share
+        self._draw = random.Random(0)
         self._overlap = Histogram(
             "overlap",
             f"Share of the champion's first {FIRST} ads of a query that are the challenger's.",
@@ -39,7 +40,7 @@ class Shadow:
 
     async def may_ask(self, asked: Asked, rows: Rows) -> None:
         """Ask again, if it is this request's turn, without waiting for it."""
-        if random.random() < self._share:
+        if self._draw.random() < self._share:
             task = asyncio.create_task(self._compare(asked, rows))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

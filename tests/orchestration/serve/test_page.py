@@ -1,19 +1,19 @@
 """The page, why an ad answers, and a challenger beside the champion."""
 
+import random
 import shutil
 import threading
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from playwright.sync_api import expect, sync_playwright
 from screenshots import FLAGS
-from serving import asked, figures_at, serving
+from serving import asked, figures_at, serving, with_markets
 from starlette.testclient import TestClient
 from support import PATIENCE_S, wait_until
 
-from ramen_ray.data.store.dataset import Dataset, write_dataset
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.serve import held, shadow
 from ramen_ray.orchestration.serve.server import ServerSettings, app_of
 from ramen_ray.tracking.registry import Registry, ask
@@ -26,11 +26,7 @@ CHALLENGER = "models:/page@challenger"
 @pytest.fixture(scope="module")
 def registry(store, dataset_path, tmp_path_factory) -> Registry:
     """A store with a champion whose ads have a market, one of which never has clicks, and more."""
-    dataset = Dataset(dataset_path)
-    tables = {name: dataset.read(name) for name in dataset.tables}
-    markets = [("DE", "<b>FR</b>", None)[ad % 3] for ad in range(40)]
-    tables["ads"] = tables["ads"].append_column("filter_market", pa.array(markets, pa.string()))
-    path = write_dataset(tmp_path_factory.mktemp("page") / "mine", tables, name="mine").path
+    path = with_markets(dataset_path, tmp_path_factory.mktemp("page") / "mine")
     made = Registry(store.uri)
     store.champion("page", 3.0, dataset_path)
     made.client.set_registered_model_alias("page", "challenger", "1")
@@ -123,9 +119,16 @@ def test_a_challenger_is_asked_after_the_answer(registry, monkeypatch):
         assert figures["ramen_shadow_overlap_count"] == 2 * len(texts)
         assert figures["ramen_shadow_request_seconds_count"] == 5
         assert asked(port, "/health")[2]["shadow"]["model"] == "models:/page/1"
-    with serving(app_of(registry, CHAMPION, ServerSettings(shadow=CHALLENGER))) as port:
-        assert asked(port, "/invocations", {"inputs": texts})[0] == 200
-        assert not figures_at(port).get("ramen_shadow_queries_total")
+    draw = random.Random(0)
+    half = ServerSettings(shadow=CHALLENGER, shadow_share=0.5)
+    for settings, drawn in (
+        (half, sum(draw.random() < 0.5 for _ in range(9))),  # the same each time
+        (ServerSettings(shadow=CHALLENGER), 0),
+    ):
+        with serving(app_of(registry, CHAMPION, settings)) as port:
+            for _ in range(9):
+                assert asked(port, "/invocations", {"inputs": texts})[0] == 200
+            wait_until(lambda n=drawn: count(200) + count(503) == n, "others are asked")
 
 
 @pytest.mark.skipif(not shutil.which("chromium"), reason="there is no Chromium")

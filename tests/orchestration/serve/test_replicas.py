@@ -1,50 +1,38 @@
-"""A retriever in replicas on Ray Serve: no request is lost."""
+"""A retriever in replicas on Ray Serve, and its index in shards."""
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
-import psutil
 import pytest
 from conftest import free_port
 from ray.exceptions import ActorDiedError, ActorUnavailableError
-from serving import asked, figures_at, serving
-from support import PATIENCE_S, wait_until
+from serving import asked, replicas_here, with_markets
+from support import PATIENCE_S
 
 from jobs.serve import AnswerSettings, application
-from ramen_ray.orchestration.serve.server import ServerSettings, app_of
-from ramen_ray.tracking.registry import Registry
+from ramen_ray.data.store.dataset import Dataset
+from ramen_ray.method.retrieval import shards
+from ramen_ray.orchestration.serve.shards import HeldShard, search_of
+from ramen_ray.tracking.registry import Registry, uri_of
 
 NUM_CPUS = 2
 pytest.importorskip("grpc_reflection", reason="ray[serve] is not installed")
-
-
-def _replicas() -> list[psutil.Process]:
-    """Return the processes of the replicas."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it ends meanwhile
-            if "ServeReplica:" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
 
 
 class _Dying:
     """In place of a handle of Ray Serve: two replicas die, the third answers."""
 
     def __init__(self) -> None:
-        self.outcomes = [ActorDiedError(), ActorUnavailableError("away", None), "answered"]
-        self.answer = self
+        self.outcomes = [ActorDiedError(), ActorUnavailableError("away", None), (40, ["market"])]
+        self.ask = self
 
     def broadcast(self, method: str, uri: str) -> Any:
-        return SimpleNamespace(results=lambda timeout_s: [(40, ["market"])])
+        return SimpleNamespace(results=lambda timeout_s: [None])
 
-    def remote(self, uri: str, requests: Any) -> Any:
+    def remote(self, uri: str, method: str) -> Any:
         return self
 
     def result(self, timeout_s: float) -> Any:
@@ -59,7 +47,6 @@ def test_another_replica_answers_if_one_dies_meanwhile():
 
     held = HeldByReplicas(cast(Any, _Dying()), "models:/any/1")
     assert (held.num_ads, held.columns) == (40, ["market"])
-    assert held.answer([]) == "answered"
 
 
 def test_a_replica_answers_while_it_loads_another_version(monkeypatch):
@@ -69,21 +56,40 @@ def test_a_replica_answers_while_it_loads_another_version(monkeypatch):
 
     def hold(_: Any, uri: str) -> Any:
         assert uri == "old" or may_load.wait(PATIENCE_S)
-        return SimpleNamespace(num_ads=1, columns=[], answer=lambda requests: uri)
+        return SimpleNamespace(answer=lambda: uri)
 
     monkeypatch.setattr(replicas, "Registry", lambda store: store)
-    monkeypatch.setattr(replicas, "Held", hold)
 
     async def ask() -> list[Any]:
-        replica = replicas.Replica("a store")
-        answers = [await replica.answer("old", [])]
+        replica = replicas.Replica("a store", hold)
+        answers = [await replica.ask("old", "answer")]
         loading = asyncio.create_task(replica.load("new"))
-        answers += [await replica.answer("old", []) for _ in range(3)]
+        answers += [await replica.ask("old", "answer") for _ in range(3)]
         assert not loading.done()
         may_load.set()
-        return [*answers, await replica.answer("new", [])]
+        return [*answers, await replica.ask("new", "answer")]
 
     assert asyncio.run(ask()) == ["old", "old", "old", "old", "new"]
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_shards_find_what_one_search_finds(store, dataset_path, tmp_path, monkeypatch, count):
+    monkeypatch.setattr(shards, "ADS_PER_PRODUCT", 8)  # of 40 ads
+    uri = uri_of(store.champion("shards", 0.0, with_markets(dataset_path, tmp_path / "a")).model_id)
+    registry = Registry(store.uri)
+    parts = [HeldShard(number, count, registry, uri).search for number in range(count)]
+    whole = registry.load(uri)
+    cut = registry.load(uri, search=search_of(parts))
+    assert cut.index is None
+    texts = ["robin nest", *Dataset(dataset_path).read("ads")["text"].to_pylist()]  # some are equal
+    for params in (
+        {},
+        {"top_k": 40, "columns": ["market"]},
+        {"top_k": 7, "filter": {"market": ["DE"]}},
+        {"top_k": 5, "at_most": {"market": 1}, "min_score": 0.2},
+        {"filter": {"market": "gone"}},
+    ):
+        assert cut.answer(texts, **params).equals(whole.answer(texts, **params))
 
 
 @pytest.fixture
@@ -93,62 +99,6 @@ def _serve(cluster: None) -> Iterator[None]:
     from ray import serve
 
     serve.shutdown()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_serve")
-def test_no_request_is_lost_while_versions_change_and_a_replica_is_killed(store, dataset_path):
-    from ramen_ray.orchestration.serve.replicas import replicas
-
-    registry = Registry(store.uri)
-    expected = {}
-    for version, noise in (("1", 0.0), ("2", 3.0)):
-        store.champion("spread", noise, dataset_path)
-        uri = f"models:/spread/{version}"
-        expected[uri] = registry.load(uri).answer(["robin nest", "oak"], 3).to_pylist()
-    assert expected["models:/spread/1"] != expected["models:/spread/2"]
-    body = {"inputs": ["robin nest", "oak"], "params": {"top_k": 3}}
-    ended = threading.Event()
-
-    def ask_on(_: int) -> Counter[str]:
-        answered = Counter[str]()
-        while not ended.is_set():
-            status, headers, content = asked(port, "/invocations", body)
-            assert status == 200, content
-            assert content["predictions"] == expected[headers["X-Model"]]
-            answered[headers["X-Model"]] += 1
-        return answered
-
-    def move_to(version: str) -> None:
-        store.client.set_registered_model_alias("spread", "champion", version)
-        wait_until(
-            lambda: asked(port, "/ready")[2]["version"] == version, f"{version} is not served"
-        )
-
-    with replicas(registry, 2) as hold:
-        settings = ServerSettings(follow_s=0.05, replicas=2, hold=hold)
-        with serving(app_of(registry, "models:/spread@champion", settings)) as port:
-            with ThreadPoolExecutor(4) as pool:
-                clients = pool.map(ask_on, range(4))
-                try:
-                    move_to("1")
-                    killed = _replicas()
-                    assert len(killed) == 2
-                    killed[0].kill()
-                    wait_until(
-                        lambda: len({*_replicas()} - {killed[0]}) == 2, "none takes its place"
-                    )
-                    move_to("2")
-                finally:
-                    ended.set()
-                counts = sum(clients, Counter())
-            assert counts.keys() == expected.keys()
-            figures = figures_at(port)
-            assert figures['ramen_requests_total{status="200"}'] == counts.total()
-            assert figures["ramen_queries_total"] == 2 * counts.total()
-            assert asked(port, "/invocations", {"inputs": [""], "params": {"top_k": 0}})[0] == 400
-            clicked = asked(port, "/why?query=robin&ad_id=3")[2][0]["queries"]
-            assert all(-1 <= query["score"] <= 1 for query in clicked)
 
 
 @pytest.mark.slow
@@ -170,4 +120,4 @@ def test_the_server_runs_as_an_application_of_ray_serve(store, dataset_path, mon
     assert content["predictions"] == expected
     assert asked(port, "/invocations", {"inputs": [""], "params": {"top_k": 0}})[0] == 400
     assert asked(port, "/ready")[2]["name"] == "served"
-    assert len(_replicas()) == NUM_CPUS
+    assert len(replicas_here()) == NUM_CPUS
