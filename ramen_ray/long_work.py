@@ -99,7 +99,8 @@ def prefetched(items: Iterable[Item]) -> Generator[Item, None, None]:
 
     The thread ends with the iteration; close the iterator if it may be left early.
     """
-    source, end = iter(items), object()
+    source = iter(items)
+    end = object()
     with ThreadPoolExecutor(1, "prefetched") as thread:
         coming = thread.submit(next, source, end)
         while (item := coming.result()) is not end:

@@ -166,11 +166,11 @@ class Ads:
             at_once = max(SCORES_AT_ONCE // depth, 1)
             for start in range(0, len(unfinished), at_once):
                 queries = unfinished[start : start + at_once]
-                for query, found, similar in zip(queries, *search(queries, depth), strict=True):
-                    taken = self._within(found, k, most)
-                    rows[query, : len(taken)] = found[taken]
+                for query, near, similar in zip(queries, *search(queries, depth), strict=True):
+                    taken = self._within(near, k, most)
+                    rows[query, : len(taken)] = near[taken]
                     scores[query, : len(taken)] = similar[taken]
-                    if len(taken) < k and found[-1] >= 0 and depth < len(self):
+                    if len(taken) < k and near[-1] >= 0 and depth < len(self):
                         left.append(query)
             unfinished = np.array(left, dtype=np.int64)
             depth = min(4 * depth, len(self))

@@ -97,7 +97,7 @@ class Retriever:
             errors = [error or self.ads.why_none(filter) for error in errors]
             asked = []
         doubts = list[str | None]()
-        found = list[TopK]()
+        results = list[TopK]()
         num_bytes = 0
         started = time.monotonic()
         for start in range(0, len(asked), QUERIES_PER_ANSWER):
@@ -105,11 +105,11 @@ class Retriever:
             rows, scores = self.best(self.embed.vectors(tokens), top_k, among, at_most)
             doubts += map(self.embed.doubt, tokens, scores[:, 0].tolist())
             rows[scores < least] = -1
-            found.append((rows, scores))
+            results.append((rows, scores))
             num_bytes += self.ads.num_bytes(rows[rows >= 0], columns)
             _check_cost(num_bytes, time.monotonic() - started)
         none = np.full((0, top_k), -1), np.zeros((0, top_k), dtype=np.float32)
-        rows, scores = (np.concatenate(parts) for parts in zip(none, *found, strict=True))
+        rows, scores = (np.concatenate(parts) for parts in zip(none, *results, strict=True))
         return self.ads.spell_out(errors, rows, scores, doubts, columns)
 
     def best(

@@ -73,7 +73,8 @@ def embed_tables(
     shape = (sum(len(table.rows) for table in tables), load_model(model, part=part).dim)
     map_new_array(file, dtype, shape)
     with owned_folder(file.parent) as attempts, user_errors():
-        work, batches = _Work(model, file, resources, part, attempts), _batches(tables)
+        work = _Work(model, file, resources, part, attempts)
+        batches = _batches(tables)
         if resources.num_gpus:  # each task on a GPU would start a process
             _in_actors(batches, work)
         elif shape[0] > FEW_TEXTS:
@@ -121,7 +122,8 @@ class _Batch:
 
 
 def _batches(tables: Sequence[TableRows]) -> list[_Batch]:
-    batches, first = [], 0
+    batches = []
+    first = 0
     for table in tables:
         for start in range(0, len(table.rows), TEXTS_PER_BATCH):
             stop = min(start + TEXTS_PER_BATCH, len(table.rows))
@@ -164,7 +166,8 @@ class _Embedder:
     """An actor that loads the model once and embeds one batch after another."""
 
     def __init__(self, work: _Work, batches: list[_Batch]) -> None:
-        self.work, self.batches = work, batches
+        self.work = work
+        self.batches = batches
         with limited_attempts(work.attempts, f"loading of {work.model}"):
             self.model = work.load()
 

@@ -163,7 +163,8 @@ def _retrieve(
     workers: WorkersConfig,
 ) -> TopK:
     """Return the best ads of each query of a split, by id; embeddings go through a file."""
-    tokens, num_queries = data.path / "tokens", len(data.queries[split])
+    tokens = data.path / "tokens"
+    num_queries = len(data.queries[split])
     queries = TableRows(tokens / "queries" / split, range(num_queries), "queries")
     ads = TableRows(tokens / "ads", data.candidates(split), "ads")
     cpus = workers.cpus_per_worker

@@ -98,7 +98,8 @@ def _stream(
 ) -> Iterator[Block]:
     quiet_ray_data()
     streaming = ray.data.from_items(blocks, override_num_blocks=len(blocks))
-    largest, counts = max(shards, key=lambda shard: shard.num_bytes), [len(shards)]
+    largest = max(shards, key=lambda shard: shard.num_bytes)
+    counts = [len(shards)]
     while counts[-1] > 1:
         counts.append((counts[-1] + 1) // 2)
     # If there is no room for all actors, queries stream through some shards, then through the next.
@@ -143,7 +144,9 @@ class SearchShard:
 
     def __init__(self, shard: Shard, k: int, num_threads: int, attempts: Path) -> None:
         faiss.omp_set_num_threads(num_threads)
-        self.k, self.attempts, self.shard = k, attempts, shard
+        self.k = k
+        self.attempts = attempts
+        self.shard = shard
         with limited_attempts(attempts, f"indexing {shard}"):
             self.index, self.ids = shard.open()
 

@@ -64,7 +64,8 @@ def metrics_table(metrics: BySplit) -> ReportTable:
 
     A split with train queries also gets the metrics of these, of the others, and by clicks.
     """
-    rows, in_order = [], _in_order(metrics)
+    rows = []
+    in_order = _in_order(metrics)
     shown = _shown(values for _, _, values in in_order)
     for split, row, values in in_order:
         rows.append([split, row, *_per_cent(values, shown)])

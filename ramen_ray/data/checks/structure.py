@@ -44,7 +44,8 @@ class Structure:
 
 def read_tables(dataset: Dataset) -> list[str]:
     """Name the tables that training and evaluation read: those needed, and others that exist."""
-    sets, sides = dataset.anchor_sets, (*SIDES, *HELD_OUT_SIDES.values())
+    sets = dataset.anchor_sets
+    sides = (*SIDES, *HELD_OUT_SIDES.values())
     splits = [f"queries/{split}" for split in SPLITS]
     optional = [
         *(f"edges/{name}/{side}" for name in sets for side in sides),
@@ -146,10 +147,12 @@ def _same_type(given: pa.DataType, expected: pa.DataType) -> bool:
 
 def _set_findings(dataset: Dataset) -> Iterator[Finding]:
     """Check that anchor sets have anchors, edges, and names that can be used."""
-    sets, tables = dataset.anchor_sets, dataset.tables
+    sets = dataset.anchor_sets
+    tables = dataset.tables
     for name in sets:
         if fault := naming_fault(name, dots=False):
-            file, message = f"anchors/{name}.parquet", f"anchor set: {fault}"
+            file = f"anchors/{name}.parquet"
+            message = f"anchor set: {fault}"
             yield _error(file, message, "rename its anchors and edges")
     with_edges = {table.split("/")[1] for table in tables if table.startswith("edges/")}
     for name in sorted(with_edges - set(sets)):

@@ -101,9 +101,11 @@ class _TableReader:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows in the order of the files."""
-        keys, last = keys_of(self._table), None
+        keys = keys_of(self._table)
+        last = None
         for path in self._dataset.files(self._table):
-            file, num_rows = path.relative_to(self._dataset.path), 0
+            file = path.relative_to(self._dataset.path)
+            num_rows = 0
             try:
                 for rows in self._dataset.rows_of(path, self.schema.names, ROWS_PER_BATCH):
                     readable = self._readable(rows, file, num_rows)

@@ -59,7 +59,8 @@ def count_edges(dataset: Dataset, anchor_set: str) -> EdgeCounts:
     """Count the edges of an anchor set at both ends."""
     counts: list[Int64s] = []
     for side, nodes in NODE_TABLES.items():
-        table, ends = f"edges/{anchor_set}/{side}", (nodes, f"anchors/{anchor_set}")
+        table = f"edges/{anchor_set}/{side}"
+        ends = (nodes, f"anchors/{anchor_set}")
         of_node, of_anchor = (np.zeros(dataset.num_rows(end), dtype=np.int64) for end in ends)
         if dataset.has(table):
             for batch in dataset.batches(table, [f"{side}_id", "anchor_id"]):
@@ -92,7 +93,8 @@ def dataset_statistics(
         "share_ads_with_one_click": share_of(int((per_ad == 1).sum()), num_nodes["ad"]),
     }
     for table in filter(dataset.has, JUDGED):
-        split, grades = table.removeprefix("judged/"), dataset.read(table)["grade"]
+        split = table.removeprefix("judged/")
+        grades = dataset.read(table)["grade"]
         statistics[f"num_{split}_judgements"] = len(grades)
         statistics[f"num_{split}_low_judgements"] = pc.sum(pc.less(grades, LOW)).as_py()
     for name in dataset.anchor_sets:

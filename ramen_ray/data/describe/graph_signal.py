@@ -101,7 +101,8 @@ def graph_signals(
     if not dataset.anchor_sets:
         return {}
     queries, ads = _sample_clicks(dataset)
-    unclicked, test_clicks = clicks["train"].per_ad == 0, clicks["test"].per_ad
+    unclicked = clicks["train"].per_ad == 0
+    test_clicks = clicks["test"].per_ad
     signals = {}
     with engine(Path(gettempdir()), dataset=dataset) as connection:
         leaks = _count_leaks(connection, dataset)
@@ -112,7 +113,8 @@ def graph_signals(
             sides = tuple(side for side, counted in ends.items() if counted.any())
             if len(sides) == 2:
                 both = (per_query[queries] > 0) & (per_ad[ads] > 0)
-                pairs, chosen = (queries[both], ads[both]), wordless[both]
+                pairs = (queries[both], ads[both])
+                chosen = wordless[both]
                 things = _edges_of(name, "query"), _edges_of(name, "ad")
             else:
                 (side,) = sides
@@ -157,7 +159,9 @@ def _count_leaks(connection: Connection, dataset: Dataset) -> dict[str, int]:
 
 def _sample_clicks(dataset: Dataset) -> Pairs:
     """Return the query and the ad of each train click (clicks,), of at most ``MAX_CLICKS``."""
-    draws, clicks, first = np.empty(0, dtype=np.uint64), np.empty((2, 0), dtype=np.int64), 0
+    draws = np.empty(0, dtype=np.uint64)
+    clicks = np.empty((2, 0), dtype=np.int64)
+    first = 0
     for rows in dataset.batches(TRAIN, ["query_id", "ad_ids"]):
         pairs = np.stack(click_pairs(rows))
         numbers = np.arange(first, first + pairs.shape[1])

@@ -138,7 +138,8 @@ def write_csr(folder: Path, parts: Iterable[Csr]) -> None:
         }
         for name in types.keys() - {"indices"}:
             append[name](np.zeros(1))
-        entries, total = 0, 0.0
+        entries = 0
+        total = 0.0
         for part in chain([first], rest):
             append["indptr"](entries + part.indptr[1:])
             append["indices"](part.indices)
@@ -157,7 +158,8 @@ def cumulative_sum(weights: NDArray[Any]) -> Float64s:
 
 def scaled_by_row(weights: NDArray[Any], indptr: NDArray[Any]) -> Float64s:
     """Scale each row's weights (n,) to a sum from 1/2 to 1, by powers of 2: no digit is lost."""
-    weights, degrees = np.asarray(weights, dtype=np.float64), np.diff(indptr)
+    weights = np.asarray(weights, dtype=np.float64)
+    degrees = np.diff(indptr)
     is_filled = degrees > 0
     if not is_filled.any():
         return weights

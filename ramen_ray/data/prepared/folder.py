@@ -83,7 +83,8 @@ def measure_texts(
     figures = {}
     for name in tables:
         table = TokenTable.open(folder / "tokens" / name)
-        tokens, texts = table.token_ids, len(table)
+        tokens = table.token_ids
+        texts = len(table)
         starts = [] if unknown is None else range(0, len(tokens), TOKENS_AT_ONCE)
         unknowns = [np.count_nonzero(tokens[at : at + TOKENS_AT_ONCE] == unknown) for at in starts]
         distinct = len(np.unique(table.hashes))
@@ -186,7 +187,8 @@ class Prepared:
 
     def candidates(self, split: str) -> Int64s:
         """(candidates,) int64, the ads that are searched for a split's queries, ascending."""
-        novel, ads = np.load(self.path / "novel_ads.npy")[:, 0], np.arange(len(self.ads))
+        novel = np.load(self.path / "novel_ads.npy")[:, 0]
+        ads = np.arange(len(self.ads))
         if split == ZERO_SHOT:
             return np.sort(novel)
         # at the time of the validation queries, novel ads do not exist yet

@@ -109,7 +109,8 @@ def _write_part(table: str, rows: pa.Table, folder: Path) -> dict[str, Any]:
     is_text = "tokens" in rows.column_names
     edges = ("key", "anchor_id", "weight")
     arrays = _text_arrays(rows) if is_text else {name: rows[name].to_numpy() for name in edges}
-    key, anchor = int(arrays["key"][0]), 0 if is_text else int(arrays["anchor_id"][0])
+    key = int(arrays["key"][0])
+    anchor = 0 if is_text else int(arrays["anchor_id"][0])
     # a task that is repeated writes the same file again
     file = folder / f"{table.replace('/', '-')}_{key}_{anchor}.npz"
     with file.open("wb") as stream:
@@ -120,7 +121,8 @@ def _write_part(table: str, rows: pa.Table, folder: Path) -> dict[str, Any]:
 def _text_arrays(rows: pa.Table) -> dict[str, NDArray[Any]]:
     lists = (rows[name].combine_chunks() for name in ("tokens", "ad_ids", "weights"))
     tokens, ad_ids, weights = lists
-    ads, degrees = ad_ids.flatten().to_numpy(), pc.list_value_length(ad_ids).to_numpy()
+    ads = ad_ids.flatten().to_numpy()
+    degrees = pc.list_value_length(ad_ids).to_numpy()
     weight = weights.flatten().to_numpy()
     order = np.lexsort((ads, np.repeat(np.arange(len(degrees)), degrees)))
     return {

@@ -89,7 +89,8 @@ def make_novel_split(
 
 def _draw_novel_ads(parent: Dataset, settings: NovelSettings) -> Booleans:
     """Flag the ads (ads,) with the lowest draws."""
-    num_ads, fraction = parent.num_rows("ads"), settings.novel_fraction
+    num_ads = parent.num_rows("ads")
+    fraction = settings.novel_fraction
     if not 0 < fraction < 1:
         raise DatasetError(f"the novel fraction must be between 0 and 1, not {fraction}")
     num_novel = round(fraction * num_ads)
@@ -143,7 +144,8 @@ def _write_queries(
     """Write what ``change``, applied to batches, leaves of a split's queries; returns which."""
     split = _MADE_FROM[target]
     table = f"queries/{split}"
-    kept, num_clicks = np.zeros(parent.num_rows(table), dtype=bool), 0
+    kept = np.zeros(parent.num_rows(table), dtype=bool)
+    num_clicks = 0
     for batch in map(change, parent.batches(table)):
         kept[batch["query_id"]] = True
         num_clicks += len(batch["ad_ids"].flatten())

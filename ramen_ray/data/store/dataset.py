@@ -128,7 +128,8 @@ class Dataset:
 
     def rows_of(self, file: Path, columns: list[str], batch_size: int) -> Iterator[pa.RecordBatch]:
         """Stream a table's file; raises a DatasetError where it takes far more than on disk."""
-        num_bytes, most = 0, max(MIN_EXPANDED, MAX_EXPANSION * file.stat().st_size)
+        num_bytes = 0
+        most = max(MIN_EXPANDED, MAX_EXPANSION * file.stat().st_size)
         with open_parquet(file) as parquet:
             for batch in parquet.iter_batches(batch_size, columns=columns):
                 num_bytes += batch.nbytes
@@ -141,7 +142,8 @@ class Dataset:
 
     def in_order(self, table: str) -> Iterator[pa.RecordBatch]:
         """Stream a table in the order of its ids, all from 0; if need be it is sorted in memory."""
-        first, column = 0, schema_of(table).names[0]
+        first = 0
+        column = schema_of(table).names[0]
         for batch in self.batches(table, [column]):
             if not np.array_equal(batch[0], np.arange(first, first + len(batch))):
                 yield from sorted_rows(self.read(table), column)

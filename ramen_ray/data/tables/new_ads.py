@@ -141,7 +141,8 @@ def _changes(given: NewAds, known: pa.Table, ids: pa.Array) -> Changes:
         _check(table)
         ended = pc.unique(removed["ad_id"])
     stays = ~_among(ids, ended)
-    rows, added = np.flatnonzero(stays), known.slice(0, 0)
+    rows = np.flatnonzero(stays)
+    added = known.slice(0, 0)
     if given.ads:
         in_use = ids.filter(pa.array(stays))
         added = _read_ads(given, given.ads, filters, in_use, ids).select(known.column_names)

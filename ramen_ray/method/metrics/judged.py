@@ -20,7 +20,9 @@ def judged_metrics(topk_ad_ids: NDArray[Any], judged: Judgements) -> dict[str, P
     """
     num_queries, width = topk_ad_ids.shape
     grades = _grades_of(topk_ad_ids, judged)
-    is_judged, is_low, is_high = ~np.isnan(grades), grades < LOW, grades >= LOW
+    is_judged = ~np.isnan(grades)
+    is_low = grades < LOW
+    is_high = grades >= LOW
     judged_first = np.argsort(~is_judged, axis=1, kind="stable")
     gains = np.take_along_axis(np.nan_to_num(grades), judged_first, axis=1)
     best = np.zeros((num_queries, max(GROUP_KS)))
@@ -34,11 +36,11 @@ def judged_metrics(topk_ad_ids: NDArray[Any], judged: Judgements) -> dict[str, P
         num_judged = is_judged[:, :k].sum(axis=1)
         ideal = best[:, :k] @ discounts[:k]
         gained = gains[:, :k] @ discounts[: min(k, width)]
-        found = is_high[:, :k].sum(axis=1)
+        num_found = is_high[:, :k].sum(axis=1)
         values[f"bad@{k}"] = is_low[:, :k].sum(axis=1).astype(float), num_judged.astype(float)
         values[f"judged@{k}"] = num_judged / k, np.ones(num_queries)
         values[f"judged/N@{k}"] = _share(gained, ideal), (ideal > 0).astype(float)
-        values[f"judged/R@{k}"] = _share(found, num_high), (num_high > 0).astype(float)
+        values[f"judged/R@{k}"] = _share(num_found, num_high), (num_high > 0).astype(float)
     return values
 
 

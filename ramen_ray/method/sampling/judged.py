@@ -53,11 +53,11 @@ class JudgedAds:
             return clicks
         weights = None
         if clicks.cumulative_weights is not None:
-            own = clicks.weights(np.arange(len(ads)))
-            totals = np.bincount(rows, own, clicks.num_rows)
+            of_clicks = clicks.weights(np.arange(len(ads)))
+            totals = np.bincount(rows, of_clicks, clicks.num_rows)
             degrees = np.diff(clicks.indptr)
             means = np.divide(totals, degrees, out=np.ones(len(totals)), where=degrees > 0)
-            weights = np.concatenate([own[is_kept], means[judged_rows[is_added]]])
+            weights = np.concatenate([of_clicks[is_kept], means[judged_rows[is_added]]])
         return Csr.from_pairs(
             np.concatenate([rows[is_kept], judged_rows[is_added]]),
             np.concatenate([ads[is_kept], judged_ads[is_added]]),

@@ -50,7 +50,8 @@ class GraphPruning(Work):
 
     def __call__(self, model: Path, folder: Path) -> dict[str, float]:
         """Write each regulariser's pruned graph, and return figures of what is left."""
-        tokens, file = self.data / "tokens", folder / EMBEDDINGS_FILE
+        tokens = self.data / "tokens"
+        file = folder / EMBEDDINGS_FILE
         sides = {"query": tokens / "queries" / "train", "ad": tokens / "ads"}
         nodes = [sides[regularizer.side] for regularizer in self.regularizers]
         anchors = [tokens / "anchors" / regularizer.anchor_set for regularizer in self.regularizers]
@@ -59,7 +60,8 @@ class GraphPruning(Work):
         texts = dict(zip(tables, embedded, strict=True))
         report: dict[str, float] = {}
         for regularizer, node, anchor in zip(self.regularizers, nodes, anchors, strict=True):
-            edges, place = Csr.open(self.edges / regularizer.path), folder / regularizer.path
+            edges = Csr.open(self.edges / regularizer.path)
+            place = folder / regularizer.path
             pruned = prune(edges, texts[node], texts[anchor], self.prune_threshold, place)
             report[f"share_kept/{regularizer.path}"] = pruned.share_kept
             report[f"nodes_left_bare/{regularizer.path}"] = pruned.num_left_bare
@@ -85,8 +87,10 @@ def pruning_task(config: RunConfig, context: TaskContext) -> BackgroundTask | No
         context.use_bf16,
         num_threads=config.workers.cpus_per_worker if wait else 1,  # the workers' CPUs are free
     )
-    first, every = settings.warmup_epochs, settings.every_epochs
-    epochs, steps_per_epoch = config.training.epochs, context.steps_per_epoch
+    first = settings.warmup_epochs
+    every = settings.every_epochs
+    epochs = config.training.epochs
+    steps_per_epoch = context.steps_per_epoch
     schedule = Schedule(first, every, epochs, steps_per_epoch, wait, "pruning.mode")
     return BackgroundTask(
         "graph", context.folder / "graphs", pruning, schedule, True, context.local
@@ -123,7 +127,8 @@ class ShortlistMining(Work):
         return replace(sources, shortlists=open_shortlists(folder / SHORTLISTS_FILE))
 
     def _mine_shards(self, model: Path, folder: Path, gb_per_shard: float) -> dict[str, float]:
-        data, file = Prepared(self.data), folder / EMBEDDINGS_FILE
+        data = Prepared(self.data)
+        file = folder / EMBEDDINGS_FILE
         queries, ads = data.queries["train"], data.candidates("validation")
         tables = [
             TableRows(data.path / "tokens" / "queries" / "train", range(len(queries)), "queries"),
@@ -148,7 +153,8 @@ class ShortlistMining(Work):
 
 def shortlist_task(config: RunConfig, context: TaskContext) -> BackgroundTask | None:
     """Return the task that makes a run's shortlists; None if the run has none."""
-    base, workers = config.base, config.workers
+    base = config.base
+    workers = config.workers
     if base.parts.hard_negatives == "none":
         return None
     wait = base.refresh_mode == "synchronous"
@@ -163,7 +169,8 @@ def shortlist_task(config: RunConfig, context: TaskContext) -> BackgroundTask | 
         gb_per_shard=workers.gb_per_shard if needs_shards else None,
     )
     every = base.refresh_every
-    epochs, steps_per_epoch = config.training.epochs, context.steps_per_epoch
+    epochs = config.training.epochs
+    steps_per_epoch = context.steps_per_epoch
     schedule = Schedule(every, every, epochs, steps_per_epoch, wait, "base.refresh_mode")
     folder = context.folder / "shortlists"
     return BackgroundTask("shortlists", folder, mining, schedule, needs_shards, context.local)

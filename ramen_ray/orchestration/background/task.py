@@ -124,7 +124,8 @@ class BackgroundTask:
         and figures: ``waited_s``; of a new result, its ``step`` and the figures of its report.
         Raises a LateError if a result has not come for half of the epochs of the run.
         """
-        started, is_first = time.monotonic(), world()[0] == 0
+        started = time.monotonic()
+        is_first = world()[0] == 0
         if is_first:
             self._check()
             self._submit_if_due(step, checkpoint)
@@ -151,7 +152,8 @@ class BackgroundTask:
 
     def restore(self, progress: dict[str, Any], sources: SamplingSources) -> SamplingSources:
         """Take the result that was in use when :attr:`progress` was kept, an older one, or none."""
-        self.waited_s, due = progress["waited_s"], progress.get("due")
+        self.waited_s = progress["waited_s"]
+        due = progress.get("due")
         self.due = None if due is None else (due[0], due[1])
         if progress["taken"] is None:
             return sources
@@ -169,7 +171,8 @@ class BackgroundTask:
                 shutil.rmtree(self.result(later))
 
     def _take(self, step: int, sources: SamplingSources) -> SamplingSources:
-        before, self.taken = self.taken, step
+        before = self.taken
+        self.taken = step
         sources = self.work.take(self.local.copy_of(self.result(step)), sources)
         if before is not None:
             self.local.forget(self.result(before))
@@ -180,7 +183,8 @@ class BackgroundTask:
 
         Attempts that failed, and processes that were interrupted, count too.
         """
-        newest, schedule = self._newest, self.schedule
+        newest = self._newest
+        schedule = self.schedule
         if self.due is None or self.due[0] != newest:
             self.due = (newest, step) if schedule.is_due(step, newest) else None
             return 0
@@ -208,7 +212,9 @@ class BackgroundTask:
 
     def _wait(self, step: int, seconds: float = math.inf) -> bool:
         """Return, on all workers together, when no task is running, or False after ``seconds``."""
-        is_first, started, signs = world()[0] == 0, time.monotonic(), 0
+        is_first = world()[0] == 0
+        started = time.monotonic()
+        signs = 0
         while True:
             left = started + seconds - time.monotonic()
             is_done = is_first and self._check(max(min(SECONDS_BETWEEN_SIGNS, left), 0))

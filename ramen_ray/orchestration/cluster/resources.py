@@ -225,7 +225,8 @@ def in_tasks(tasks: Sequence[Call], name: str = "working", cpus_per_task: float 
     start_ray()
     shared = ray.put(list(tasks))  # sent once for all tasks
     run = as_task(_run_one, cpus_per_task, max_retries=MAX_ATTEMPTS)
-    waiting, running = deque(range(len(tasks))), dict[ray.ObjectRef, int]()
+    waiting = deque(range(len(tasks)))
+    running = dict[ray.ObjectRef, int]()
     results = [None] * len(tasks)
 
     def share_done() -> float:

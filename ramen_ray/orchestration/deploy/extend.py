@@ -52,7 +52,8 @@ def extend_retriever(registry: Registry, model_uri: str, given: NewAds, output: 
         folder = registry.download(original.uri, aside)
         known = known_ads(folder)
         changes = read_changes(given, known)
-        new, num_gone = changes.added, len(known) - len(changes.rows)
+        new = changes.added
+        num_gone = len(known) - len(changes.rows)
         extended = Extended(
             model_uri,
             len(changes.rows) + len(new),

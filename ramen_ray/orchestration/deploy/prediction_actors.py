@@ -58,7 +58,8 @@ class Write:
 
     def __call__(self, block: Block) -> dict[str, Any]:
         """Write what was found for a block."""
-        work, number = self.work, int(block["partition"])
+        work = self.work
+        number = int(block["partition"])
         partition = work.answers.partitions[number]
         with limited_attempts(work.answers.aside, f"{partition.name}, writing"):
             schema = work.answers.schema(partition)

@@ -224,7 +224,8 @@ class Answers:
 
     def write(self, number: int, batches: Iterable[pa.Table]) -> None:
         """Write a partition's file, whole or not at all: its columns, then ANSWERS."""
-        partition, errors = self.partitions[number], 0
+        partition = self.partitions[number]
+        errors = 0
         with (
             whole_file(self.folder / FILE.format(number), self.aside) as aside,
             pq.ParquetWriter(aside, self.schema(partition), compression="zstd") as writer,

@@ -60,7 +60,8 @@ class Promotion:
         if not self.compared:
             is_same = self.champion.version == self.version
             return "as before" if is_same else "the first of its name"
-        decisive, before = self.compared[0], f"version {self.champion.version}"
+        decisive = self.compared[0]
+        before = f"version {self.champion.version}"
         by = in_points(decisive.differences[self.metric])
         sentence = f"{self.metric} {by} against {before} on {decisive.queries}; {self.evidence}"
         if self.not_worse_by:
@@ -117,7 +118,9 @@ def promote(
         return Promotion(number, champion, metric, promoted=True)
     ours = Answering.load(registry, uri_of(model_id))
     ask_once(ours.model)
-    compared, obstacle, evidence = list[Compared](), None, None
+    compared = list[Compared]()
+    obstacle = None
+    evidence = None
     time = time_asked(registry, name, model_id)
     try:
         compared = _compare_with_champion(registry, ours, champion, rules)

@@ -69,7 +69,8 @@ def combine(settings: CombineSettings) -> CombineResult:
     output = settings.output.absolute()
     registry = Registry(tracking_uri(output))
     finished = open_finished_run(registry, settings.run, output)
-    config, dataset = finished.config, finished.dataset
+    config = finished.config
+    dataset = finished.dataset
     siblings = [] if settings.revealed is None else [open_sibling(dataset, settings.revealed)]
     check_intact(finished.model)
     tokenizer = trained_tokenizer(finished.model, config.encoder)

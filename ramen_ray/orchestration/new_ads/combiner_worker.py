@@ -81,7 +81,8 @@ class CombineTask:
     def train(self, worker: WorkerContext) -> Evaluation | None:
         """Train to the end; the first worker then writes the combiner, and evaluates as served."""
         prepare_process(self.settings.seed, self.settings.workers)
-        data, folder = Prepared(self.prepared), self.folder
+        data = Prepared(self.prepared)
+        folder = self.folder
         sibling = None if self.sibling is None else Prepared(self.sibling)
         model = load_model(self.model, part=self.part)
         embedded, of_sibling = open_embedded(model, data, sibling, self.embeddings)
@@ -120,7 +121,8 @@ class CombinerSetup(Setup[CombinerModel]):
         classifiers = Classifiers(vectors, 0, np.ones(len(vectors), dtype=bool))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.seed)
-            kind, heads = self.variant.kind, self.settings.combiner.heads
+            kind = self.variant.kind
+            heads = self.settings.combiner.heads
             combiner = Combiner(kind, vectors.shape[1], heads).to(device)
         return CombinerModel(combiner, classifiers, self.ads)
 
@@ -132,7 +134,9 @@ class CombinerSetup(Setup[CombinerModel]):
 
     def new_state(self, model: CombinerModel) -> TrainState:
         """Build what changes besides the model, as it is before the first step."""
-        combiner, first, start = self.settings.combiner, self.settings.classifiers, self.first_steps
+        combiner = self.settings.combiner
+        first = self.settings.classifiers
+        start = self.first_steps
         is_frozen = self.variant.loss == "bce"
         num_moved = start if is_frozen else self.plan.total_steps
         training = ClassifierTraining(
@@ -162,7 +166,8 @@ class CombinerSetup(Setup[CombinerModel]):
 
     def _neighbours(self) -> Ranked:
         """Return the neighbours (S, K) of the seen ads in training."""
-        seen, combiner = self.seen, self.settings.combiner
+        seen = self.seen
+        combiner = self.settings.combiner
         if self.variant.neighbours_by == "clicks":
             clicks = self.sampler.data.clicks
             return clicked_together(clicks, seen.embeddings, combiner.neighbours)
@@ -172,7 +177,8 @@ class CombinerSetup(Setup[CombinerModel]):
         """Let steps draw hard negatives if they are of the first, or else from clusters."""
         shortlists, clusters = sources.shortlists, sources.clusters
         if are_first and shortlists is None:
-            clicks, count = self.sampler.data.clicks, self.settings.classifiers.hard_negatives
+            clicks = self.sampler.data.clicks
+            count = self.settings.classifiers.hard_negatives
             shortlists = nearest_unclicked(self.queries, clicks, self.seen, count)
         if not are_first:
             shortlists = None
@@ -214,13 +220,15 @@ def combiner_setup(
 
     Classifiers begin as those of ``model``, if it answers by them, or else as the ads' texts.
     """
-    data, queries = embedded.data, embedded.queries["train"]
+    data = embedded.data
+    queries = embedded.queries["train"]
     ids = np.flatnonzero(data.train_click_counts >= settings.classifiers.min_clicks)
     ads = replace(embedded.ads, positions=embedded.ads.positions[ids])
     vectors = ads.take(np.arange(len(ids)))
     classifiers = vectors if model is None else model.with_classifiers(vectors, ids)
     drawn = training_data(data.query_ids, clicks_on(data, ids), queries, ads)
-    size, num_negatives = settings.combiner.batch_size, settings.classifiers.hard_negatives
+    size = settings.combiner.batch_size
+    num_negatives = settings.classifiers.hard_negatives
     sampler = Sampler(drawn, size, settings.seed, num_hard_negatives=num_negatives)
     has_classifiers = model is not None and model.part != "encoder"
     variant = settings.chosen_variant(has_classifiers)
@@ -253,8 +261,11 @@ def _objective(
     settings: CombineSettings, variant: IreneVariant, first_steps: int, total_steps: int
 ) -> Objective:
     """Build the terms: that of the first steps, and those of the others."""
-    combiner, first = settings.combiner, settings.classifiers
-    alone, others, terms = range(first_steps), range(first_steps, total_steps), []
+    combiner = settings.combiner
+    first = settings.classifiers
+    alone = range(first_steps)
+    others = range(first_steps, total_steps)
+    terms = []
     if first_steps:
         similarity = compared_with(CLASSIFIERS, first.dropout)
         hinge = TripletLoss(first.margin, NUM_NEGATIVES)

@@ -62,7 +62,8 @@ def open_finished_run(registry: Registry, run: str, output: Path) -> FinishedRun
     path = directory.path
     if not directory.is_run:
         raise RunError(f"{path} is not the folder of a run; see {output.absolute() / 'runs'}")
-    model, config = directory.best_checkpoint, read_config(path / CONFIG_FILE)
+    model = directory.best_checkpoint
+    config = read_config(path / CONFIG_FILE)
     dataset = Dataset(config.dataset)
     split = novel_split(dataset)
     if not dataset.has("novel_ads") or split is None:

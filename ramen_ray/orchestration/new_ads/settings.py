@@ -108,7 +108,9 @@ class CombineSettings(Section):
 
     def chosen_variant(self, has_classifiers: bool = False) -> IreneVariant:
         """Return the variant, with what is set instead; a run's own classifiers are not trained."""
-        variant, combiner, first = VARIANTS[self.variant], self.combiner, self.classifiers
+        variant = VARIANTS[self.variant]
+        combiner = self.combiner
+        first = self.classifiers
         epochs = 0 if has_classifiers else variant.classifier_epochs
         return replace(
             variant,

@@ -167,7 +167,9 @@ def _read(
     group: pa.Table, dataset: str, to_rows: Callable[[str, pa.Table], pa.Table], attempts: Path
 ) -> Iterator[pa.Table]:
     (item,) = group.to_pylist()
-    table, file, row_group = item["table"], item["file"], item["row_group"]
+    table = item["table"]
+    file = item["file"]
+    row_group = item["row_group"]
     columns = Dataset(dataset).schema(table).names
     with (
         limited_attempts(attempts, f"{file}, row group {row_group}"),

@@ -117,7 +117,8 @@ def _embed(folder: Path, encoder: str | None, max_length: int) -> Path:
 
 
 def _tokenize(folder: Path, number: int, tokenize: TextTokenizer) -> TableRows:
-    batch, tokens = read_texts(folder).chunk(number), folder / f"tokens-{number}"
+    batch = read_texts(folder).chunk(number)
+    tokens = folder / f"tokens-{number}"
     tokenize_texts(tokenize, batch.to_pylist(), tokenize.prompts.ad).save(tokens)
     return TableRows(tokens, range(len(batch)), "queries")
 
@@ -126,7 +127,8 @@ class _Search:
     """Searches the embeddings of all texts, approximately if it takes long; keeps a sample."""
 
     def __init__(self, file: Path, gb_per_shard: float) -> None:
-        self.file, self.gb_per_shard = file, gb_per_shard
+        self.file = file
+        self.gb_per_shard = gb_per_shard
         self.num_texts, self.dim = np.load(file, mmap_mode="r").shape
         self.is_exact = self.num_texts**2 * self.dim <= MOST_EXACT_PRODUCTS
         self.sample = sampled_queries(self.num_texts, SAMPLED_TEXTS)

@@ -73,7 +73,8 @@ def _cache_key(edges: Path, settings: WalkSettings, seed: int) -> str:
 
 def _walk(data: Prepared, sides: Mapping[str, Path], settings: WalkSettings, seed: int) -> None:
     """Walk the graphs of some sides, each into a folder; what is needed meanwhile is beside it."""
-    started, most = time.monotonic(), settings.max_anchor_degree
+    started = time.monotonic()
+    most = settings.max_anchor_degree
     edges = {side: data.path / "edges" / side for side in sides}
     graphs = {side: folder.with_name("graph") for side, folder in sides.items()}
     in_tasks([partial(_write_graph, edges[side], graphs[side], most) for side in sides])

@@ -54,7 +54,9 @@ ADS_TO_CENTRE_ON = 4096
 def build_model(config: RunConfig) -> DualEncoder:
     """Build the model that training starts from; its classifiers, if any, are built apart."""
     encoder = build_encoder(config.encoder)
-    width, cut, dim = encoder.width, config.encoder.dim, config.encoder.projection_dim
+    width = encoder.width
+    cut = config.encoder.dim
+    dim = config.encoder.projection_dim
     if encoder.projection is None and cut is not None:
         encoder.projection = Head.cut(width, cut)
     elif encoder.projection is None and dim is not None:
@@ -149,13 +151,16 @@ def build_objective(config: RunConfig) -> Objective:
     """Build the terms that a run minimises."""
     constants = config.loss
     triplet = TripletLoss(constants.margin, constants.num_negatives, constants.softmax_weighting)
-    weights, task = config.regularization, _task_terms(config, triplet)
+    weights = config.regularization
+    task = _task_terms(config, triplet)
     return ramen_objective(triplet, weights.lambda_x, weights.lambda_z, weights.every_steps, task)
 
 
 def _task_terms(config: RunConfig, triplet: TripletLoss) -> list[Term]:
     """Build the terms of the task: UniDEC's equations 3 to 6, or the triplet loss alone."""
-    parts, settings, reverse = config.base.parts, config.classifier, config.loss.reverse_share
+    parts = config.base.parts
+    settings = config.classifier
+    reverse = config.loss.reverse_share
     encoder_share = 1.0 if parts.heads == "none" else 1 - settings.share
 
     def loss(temperature: float) -> Loss:
@@ -224,7 +229,8 @@ def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData
     parts = config.base.parts
     has_shortlists = parts.hard_negatives == "shortlists"
     clicks = data.weighted_clicks if config.training.sampling == "clicks" else None
-    judged, drawn = training_data.judged, None
+    judged = training_data.judged
+    drawn = None
     if judged is not None:
         clicks = None if clicks is None else judged.applied_to(clicks)
         if config.judged.num_negatives:
@@ -245,7 +251,8 @@ def build_sampler(config: RunConfig, data: Prepared, training_data: TrainingData
 
 def cluster_schedule(config: RunConfig) -> ClusterSchedule:
     """Return when clusters of queries are made, and how large they are."""
-    base, training = config.base, config.training
+    base = config.base
+    training = config.training
     size, double_at = base.cluster_size, base.double_cluster_size_at
     if base.parts.order == "batch_clusters":
         size, double_at = training.global_batch_size, ()
@@ -262,7 +269,9 @@ def build_state(
     objective: Objective,
 ) -> TrainState:
     """Build the state before the first step; steps call ``trained``, the model or its wrapper."""
-    rates, regularization, device = config.optimizer, config.regularization, model.device
+    rates = config.optimizer
+    regularization = config.regularization
+    device = model.device
     num_steps = sampler.steps_per_epoch * config.training.epochs
     heads = [head for head in (model.encoder.projection, model.classifier_head) if head is not None]
     optimizer = build_optimizer(
@@ -281,7 +290,8 @@ def build_state(
         parts.append(ClassifierPart(ClassifierTraining(model.classifiers, lr, scheduled)))
     if regularization.adaptive and objective.regularizers:
         step_size = regularization.adaptive_step
-        steps, untested = sampler.steps_per_epoch, untested_graphs(config, sampler.data)
+        steps = sampler.steps_per_epoch
+        untested = untested_graphs(config, sampler.data)
         parts.append(AdaptiveWeights(objective, step_size, steps, device, untested))
     if config.base.parts.order != "random":
         schedule = cluster_schedule(config)

@@ -50,7 +50,8 @@ class Checkpoints:
 
     def __init__(self, run: Path, device: torch.device) -> None:
         """Take over the run in a folder: a writer that began before can write no more."""
-        self._run, self._device = run, device
+        self._run = run
+        self._device = device
         self._token = str(from_first_worker(secrets.randbits(62)))  # fits an int64
         if world()[0] == 0:
             with whole_file(run / WRITER_FILE) as file:

@@ -57,13 +57,15 @@ def check_config(config: RunConfig, dataset: Dataset) -> None:
 def check_clicks(config: RunConfig, data: Prepared) -> None:
     """Raise a DatasetError if clicks do not fill a batch, a ConfigError if no query has enough."""
     training_data = build_training_data(config, data)
-    drawn, most = config.base.parts.num_positives, int(np.diff(training_data.clicks.indptr).max())
+    drawn = config.base.parts.num_positives
+    most = int(np.diff(training_data.clicks.indptr).max())
     if drawn > most:
         raise ConfigError(
             f"base.num_positives {drawn} is more than any query of {data.metadata['name']} led to: "
             f"the most is {most}"
         )
-    batch, num_queries = config.training.global_batch_size, len(training_data.clicked_rows)
+    batch = config.training.global_batch_size
+    num_queries = len(training_data.clicked_rows)
     if num_queries < batch:
         raise DatasetError(
             f"{data.metadata['name']} has {num_queries} train queries with clicks, fewer than "
@@ -119,7 +121,9 @@ def _check_width(encoder: EncoderConfig, folder: EncoderFolder) -> None:
 
 
 def _check_base(config: RunConfig) -> None:
-    base, epochs, batch = config.base, config.training.epochs, config.training.global_batch_size
+    base = config.base
+    epochs = config.training.epochs
+    batch = config.training.global_batch_size
     if config.loss.reverse_share and base.parts.loss == "triplet":
         raise ConfigError(
             f"loss.reverse_share {config.loss.reverse_share} needs a softmax loss; set base.loss "

@@ -275,7 +275,8 @@ def open_run_directory(
     for name in chain([default], (f"{default}-{number}" for number in count(2))):
         directory = RunDirectory.of(config.output, name)
         is_made_here = directory.create()
-        path, file = directory.path, directory.path / CONFIG_FILE
+        path = directory.path
+        file = directory.path / CONFIG_FILE
         with folder_lock(path) as is_ours:
             if is_ours and not directory.is_finished:
                 with told_how_to_go_on(path), _undone_on_early_failure(path, is_made_here):

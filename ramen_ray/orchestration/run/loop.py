@@ -60,7 +60,8 @@ class Plan:
     @classmethod
     def of_run(cls, training: TrainingConfig, steps_per_epoch: int) -> "Plan":
         """Plan as a run's configuration says."""
-        total, every = steps_per_epoch * training.epochs, training.checkpoint_every_steps
+        total = steps_per_epoch * training.epochs
+        every = training.checkpoint_every_steps
         epochs = range(steps_per_epoch, total + 1, steps_per_epoch)
         between = range(every, total, every) if every is not None else ()
         validations = {*epochs[training.validate_every - 1 :: training.validate_every], total}
@@ -187,7 +188,9 @@ def start_or_resume(setup: Setup[Model], logged: Run) -> Training[Model]:
 
 def train(training: Training[Model]) -> None:
     """Train from the present step to the last, with validations and checkpoints on the way."""
-    setup, state, plan = training.setup, training.state, training.setup.plan
+    setup = training.setup
+    state = training.state
+    plan = training.setup.plan
     while not training.is_over:
         if state.step and state.step % plan.steps_per_epoch == 0:  # a checkpoint may lie within
             take_background_results(training)
@@ -222,8 +225,10 @@ def take_background_results(training: Training[Model]) -> None:
 
 def train_until(training: Training[Model], stop: int) -> StepLosses:
     """Train to step ``stop``, or until a machine is about to leave; returns the steps' losses."""
-    setup, state = training.setup, training.state
-    started, first = time.monotonic(), state.step
+    setup = training.setup
+    state = training.state
+    started = time.monotonic()
+    first = state.step
     is_adaptive = any(part.moves_weights for part in state.parts)
     waiting: list[Tensor] = []
     weights: list[Tensor] = []
@@ -251,7 +256,8 @@ def train_until(training: Training[Model], stop: int) -> StepLosses:
             if training.log is not None:
                 speed = (state.step - first) * setup.sampler.batch_size / seconds
                 training.log.log_steps(trained[-1], weights, state.step, speed)
-            waiting, weights = [], []
+            waiting = []
+            weights = []
         if ends:
             break
     training.progress.trained_seconds += time.monotonic() - started
@@ -279,7 +285,8 @@ def validate(training: Training[Model]) -> dict[str, float]:
 
 def write_checkpoint(training: Training[Model], metrics: dict[str, float]) -> None:
     """Write a checkpoint from which the run can go on, and report its ``metrics``."""
-    setup, state = training.setup, training.state
+    setup = training.setup
+    state = training.state
     score = metrics.get(setup.plan.metric, NOT_VALIDATED)
     epoch = state.step / setup.plan.steps_per_epoch
     reported = {

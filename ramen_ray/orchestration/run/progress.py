@@ -82,7 +82,8 @@ class RunLog:
 
     def show(self, message: str, step: int) -> None:
         """Show ``message`` at once, and until there is another."""
-        self._message, self._next_write_at = message, 0.0
+        self._message = message
+        self._next_write_at = 0.0
         self.show_step(step)
 
     def log_epoch(
@@ -138,7 +139,8 @@ def _log_lines(folder: Path, ended: Event) -> None:
 
 def _updates(folder: Path, ended: Event) -> Iterator[tuple[LiveProgress, str]]:
     """Yield the progress in ``folder`` and the time left until ``ended``, and once more then."""
-    pace, is_last = Pace(), False
+    pace = Pace()
+    is_last = False
     while not is_last:
         is_last = ended.wait(SECONDS_BETWEEN_LOOKS)
         now = read_progress(folder)

@@ -90,7 +90,8 @@ def _pinned(tables: UserTables) -> UserTables:
 
 def open_tables(tables: UserTables) -> dict[str, UserTable]:
     """Find the tables' files, by what they hold; a DatasetError if a file or column is missing."""
-    columns, null_words = tables.columns, tables.null_words
+    columns = tables.columns
+    null_words = tables.null_words
     change = normalized if tables.normalize_texts else lambda texts: texts
     as_text = partial(text_column, null_words=null_words, change=change)
 
@@ -136,7 +137,8 @@ def open_tables(tables: UserTables) -> dict[str, UserTable]:
 
 def _number_columns(tables: UserTables) -> dict[str, Column]:
     """Return the columns of a click's numbers that are given: weight, views, position and time."""
-    names, has_views = tables.click_columns, tables.counts_views
+    names = tables.click_columns
+    has_views = tables.counts_views
     read: dict[str, Column] = {}
     if "weight" in names:
         zeros = "" if has_views else "impressions, rows of 0 clicks"
@@ -144,7 +146,8 @@ def _number_columns(tables: UserTables) -> dict[str, Column]:
     for role in names.keys() & {"views", "position"}:
         read[role] = weight_column(names[role], from_zero=True)
     if "time" in names:
-        unit, flag = tables.columns.clicks_time_unit, "--columns.clicks-time-unit"
+        unit = tables.columns.clicks_time_unit
+        flag = "--columns.clicks-time-unit"
         reasons = "clicks before clicks_from", "clicks from clicks_until on"
         times = time_column(names["time"], unit, flag)
         read["time"] = within(times, *tables.click_bounds, reasons)
@@ -172,7 +175,8 @@ class _Import:
         writing.write_queries(self.connection, writer, ids["query"] + weights)
         for side in SIDES:
             writing.write_aliases(self.connection, side, writer)
-        has_pairs, own_text = "filters" in self.opened, self.tables.drop_own_text
+        has_pairs = "filters" in self.opened
+        own_text = self.tables.drop_own_text
         if has_pairs or own_text:
             pairs = writing.write_filters(
                 self.connection, writer, given=has_pairs, own_text=own_text
@@ -285,7 +289,8 @@ class _Import:
 
     def _split(self) -> None:
         """Decide what is kept, and in which split."""
-        tables, connection = self.tables, self.connection
+        tables = self.tables
+        connection = self.connection
         all_periods = tables.splits.held_out == "later-clicks"
         splits.count_clicks(connection, all_periods=all_periods)
         counts: dict[str, int] = {}

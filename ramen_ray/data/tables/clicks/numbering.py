@@ -70,7 +70,10 @@ def number_nodes(connection: Connection, side: Side, *, listed: bool) -> dict[st
     Nodes that are ``listed`` in a user's table may repeat ids, and queries texts, which become one.
     Otherwise ``*_rows`` is made of the texts in ``clicks_rows``.
     """
-    nodes, rows, family, families = PLURAL[side], f"{side}_rows", "", ""
+    nodes = PLURAL[side]
+    rows = f"{side}_rows"
+    family = ""
+    families = ""
     if not listed:
         key = f", key({side}) AS key" if side == "query" else ""
         create = f"""CREATE TABLE {rows} AS

@@ -324,10 +324,10 @@ class UserTables:
             return self.query_splits, {"query": query, "split": columns.splits_split}
         return None
 
-    def pair_columns(self, of: Literal["filters", "judged"]) -> dict[str, str]:
+    def pair_columns(self, table: Literal["filters", "judged"]) -> dict[str, str]:
         """Names of the columns of a table of pairs by role: query and ad."""
         return {
-            side: getattr(self.columns, f"{of}_{side}") or self.click_columns[side]
+            side: getattr(self.columns, f"{table}_{side}") or self.click_columns[side]
             for side in ("query", "ad")
         }
 

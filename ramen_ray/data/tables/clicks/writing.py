@@ -74,7 +74,8 @@ def _with_ads(
 
 def write_aliases(connection: Connection, side: Side, writer: DatasetWriter) -> None:
     """Write the names that have no row: with the id that was kept, if they were merged."""
-    nodes, rows = PLURAL[side], f"{side}_rows"
+    nodes = PLURAL[side]
+    rows = f"{side}_rows"
     aliases = f"""CREATE TABLE {side}_aliases AS
         WITH lost AS (SELECT number, id FROM {nodes} ANTI JOIN kept_{nodes} USING (number))
         SELECT id AS name, NULL::VARCHAR AS of FROM lost
@@ -136,8 +137,8 @@ def write_judgements(connection: Connection, writer: DatasetWriter) -> dict[str,
     counts = {}
     for number, split in enumerate(SPLITS):
         rows = f"SELECT query_id, ad_id, source, grade FROM grades WHERE split = {number}"
-        if found := count(connection, f"SELECT count(*) FROM ({rows})"):
-            counts[f"of {split} queries"] = found
+        if num_judged := count(connection, f"SELECT count(*) FROM ({rows})"):
+            counts[f"of {split} queries"] = num_judged
             ordered = f"{rows} ORDER BY query_id, ad_id, source"
             writer.write(f"judged/{split}", stream(connection, ordered))
     counts["contradict each other, and their mean counts"] = count(

@@ -164,7 +164,8 @@ def open_tables(edge_list: EdgeList, metadata: Mapping[str, Any]) -> dict[str, U
     """Find the tables' files, by role; a DatasetError if there are no edges, files or columns."""
     if not edge_list.of_sides:
         raise DatasetError("there are no edges; give query_edges, ad_edges or both")
-    columns, null_words = edge_list.columns, edge_list.null_words
+    columns = edge_list.columns
+    null_words = edge_list.null_words
     is_listed = edge_list.anchors is not None and null_words == "refuse"  # NA may be a name
     have_ids = bool(edge_list.anchors) and columns.anchor_text != (columns.anchor_id,)
     as_name = partial(text_column, are_ids=have_ids)

@@ -38,7 +38,8 @@ def create_names(connection: Connection, dataset: Dataset, side: str) -> None:
     * ``{side}_texts`` (``node``, ``text``): of the train queries or ads, trimmed.
     * ``{side}_held_out`` (``folded``): the different texts of held-out queries.
     """
-    nodes, held_out = NODE_TABLES[side], _held_out(dataset, side)
+    nodes = NODE_TABLES[side]
+    held_out = _held_out(dataset, side)
     number = schema_of(nodes).names[0]
     texts = ["SELECT NULL::VARCHAR AS folded WHERE false"]
     texts += [f"SELECT folded FROM {name_literal(table)}" for table in held_out]

@@ -84,7 +84,8 @@ def by_import_rules(log: SessionLog, metadata: Mapping[str, Any]) -> SessionLog:
     """Return the log with the rules of the import for what it does not say itself."""
     log = replace(log, sessions=pinned(log.sessions))
     imported = metadata.get("imported", {})
-    columns, most = log.columns, log.max_clicks_per_query
+    columns = log.columns
+    most = log.max_clicks_per_query
     weight: str | None = imported.get("columns", {}).get("clicks_weight")
     if weight is None or columns.sessions_weight is not None:
         weight = columns.sessions_weight
@@ -109,8 +110,10 @@ def _files(log: SessionLog) -> list[TableFile]:
 
 def open_log(log: SessionLog, metadata: Mapping[str, Any]) -> UserTable:
     """Find the log's files; ``metadata`` is the content of the dataset's ``dataset.json``."""
-    columns, null_words = log.columns, log.null_words
-    unit, flag = columns.sessions_time_unit, "--columns.sessions-time-unit"
+    columns = log.columns
+    null_words = log.null_words
+    unit = columns.sessions_time_unit
+    flag = "--columns.sessions-time-unit"
     of_log: dict[str, Column] = {
         "session": id_column(columns.sessions_session, null_words),
         "time": time_column(columns.sessions_time, unit, flag),
@@ -287,7 +290,8 @@ def _cut_sessions(connection: Connection, limits: SessionLimits) -> dict[str, in
     After a gap in time a session's id stands for another session: many logs number sessions anew
     each day.
     """
-    gap, length = f"'{limits.max_gap_s}'::DOUBLE", limits.max_length
+    gap = f"'{limits.max_gap_s}'::DOUBLE"
+    length = limits.max_length
     # only what lasts long is sorted
     visits = f"""CREATE TABLE visits AS
         WITH lasting AS (

@@ -98,7 +98,8 @@ class Column:
         """
         if len(self.names) == 1:
             return rows[self.names[0]], {}
-        texts, left_out = [], {}
+        texts = []
+        left_out = {}
         for name in self.names:
             text, _ = as_strings(rows[name])
             if self.null_words != "keep":

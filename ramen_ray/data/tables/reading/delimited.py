@@ -79,7 +79,9 @@ def read_records(
         if kind == "csv" and b'"' in data:
             records, broken, end = _whole_records(data, path, line)
         else:
-            records, broken, end = data, {}, len(data)
+            records = data
+            broken = {}
+            end = len(data)
         next_line = line + data.count(b"\n", 0, end)
         lines = np.setdiff1d(np.arange(line, next_line), [*broken], assume_unique=True)
         rows = _rows(records, lines, path, kind, header, columns)

@@ -203,7 +203,8 @@ def _read_text(file: TableFile) -> Iterator[Rows]:
 
 def _with_partitions(file: TableFile, rows: Rows) -> Rows:
     """Add the columns that folders' names give; returns the columns that were asked for."""
-    cells, num_rows = rows.cells, len(rows.numbers)
+    cells = rows.cells
+    num_rows = len(rows.numbers)
     for name, value in file.partitions.items():
         if name in file.columns:
             cells = cells.append_column(name, pa.repeat(pa.scalar(value, pa.string()), num_rows))
