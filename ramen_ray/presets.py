@@ -9,7 +9,6 @@ from typing import Any
 from ramen_ray.config import (
     BaseConfig,
     ClassifierConfig,
-    ConfigError,
     EncoderConfig,
     LossConfig,
     OptimizerConfig,
@@ -138,22 +137,6 @@ def linked_sets(dataset: Dataset) -> dict[str, list[str]]:
             if dataset.has(table) and dataset.num_rows(table):
                 linked[side].append(name)
     return linked
-
-
-def check_sets(config: RunConfig, dataset: Dataset) -> None:
-    """Check that the anchor sets with a weight exist, with edges on that side; else ConfigError."""
-    linked = linked_sets(dataset)
-    for side, weights in lambdas(config).items():
-        for name in weights:
-            key = f"regularization.{side}.{name}"
-            if name not in dataset.anchor_sets:
-                raise ConfigError(
-                    f"{key}: the dataset {dataset.path} has no anchor set {name!r}; it has "
-                    f"{', '.join(dataset.anchor_sets) or 'none'}"
-                )
-            if name not in linked[side]:
-                end = {"lambda_x": "queries", "lambda_z": "ads"}[side]
-                raise ConfigError(f"{key}: {name!r} has no edges of {end}; leave it out")
 
 
 def bag(dataset: str = DEFAULT_DATASET) -> RunConfig:

@@ -22,7 +22,6 @@ from ramen_ray.answering import code_of
 from ramen_ray.data.arrays import Int64s
 from ramen_ray.data.store.made_folder import (
     checksum_files,
-    content_digest,
     find_damage,
     owned_folder,
 )
@@ -334,12 +333,6 @@ def ask_once(retriever: "Retriever") -> None:
         fault = first_line_of(error)
     if fault:
         raise RegistryError(f"the retriever does not answer, and is not taken: {fault}")
-
-
-def content_of_retriever(folder: Path) -> str:
-    """Hash the content of all files of the retriever in its own ``folder``."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return content_digest((str(file.relative_to(folder)), file) for file in files)
 
 
 def _validated(run: Run, metric: str | None) -> float:

@@ -20,6 +20,7 @@ from ray.data import ActorPoolStrategy
 from ramen_ray.answering.ads import ADS
 from ramen_ray.answering.retriever import INDEX
 from ramen_ray.config import ConfigError
+from ramen_ray.data.store.made_folder import content_digest
 from ramen_ray.method.model.dual_encoder import ENCODER_FOLDER
 from ramen_ray.method.retrieval.retriever_folder import keep_ads
 from ramen_ray.method.retrieval.shards import index_shards
@@ -47,7 +48,6 @@ from ramen_ray.orchestration.sharded_search import Shard, needs_of, through_shar
 from ramen_ray.tracking.registry import (
     Registry,
     check_columns,
-    content_of_retriever,
     matching_rows,
 )
 
@@ -95,7 +95,7 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
         made = output / MADE_FILE
         parquet = as_parquet(asked, files, made, aside)
         folder = registry.download(retriever.uri, aside / "retriever")
-        content = content_of_retriever(folder)
+        content = _content_of(folder)
         none = None
         if asked.filter:
             rows, none = matching_rows(folder, asked.filter)
@@ -135,6 +135,12 @@ def predict(registry: Registry, model_uri: str, asked: Asked, output: Path) -> A
             raise ClusterError(f"parts in {output} were changed meanwhile; run this again")
         made.unlink(missing_ok=True)
     return Answered(sum(rows for rows, _ in whole), sum(errors for _, errors in whole), len(pieces))
+
+
+def _content_of(folder: Path) -> str:
+    """Hash the content of all files of the retriever in its own ``folder``."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return content_digest((str(file.relative_to(folder)), file) for file in files)
 
 
 def _answer(work: Work, missing: list[int], gb_per_shard: float, num_gpus: int) -> None:

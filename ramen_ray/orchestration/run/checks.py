@@ -16,7 +16,7 @@ from ramen_ray.orchestration.run.build import (
     cluster_schedule,
     encoder_tokenizer,
 )
-from ramen_ray.presets import check_sets
+from ramen_ray.presets import lambdas, linked_sets
 
 MOST_UNKNOWN = 0.2
 
@@ -85,6 +85,22 @@ def check_vocabulary(config: RunConfig, data: Prepared) -> None:
                 f"set encoder.pretrained to an encoder for their language, such as a multilingual "
                 f"one"
             )
+
+
+def check_sets(config: RunConfig, dataset: Dataset) -> None:
+    """Check that the anchor sets with a weight exist, with edges on that side; else ConfigError."""
+    linked = linked_sets(dataset)
+    for side, weights in lambdas(config).items():
+        for name in weights:
+            key = f"regularization.{side}.{name}"
+            if name not in dataset.anchor_sets:
+                raise ConfigError(
+                    f"{key}: the dataset {dataset.path} has no anchor set {name!r}; it has "
+                    f"{', '.join(dataset.anchor_sets) or 'none'}"
+                )
+            if name not in linked[side]:
+                end = {"lambda_x": "queries", "lambda_z": "ads"}[side]
+                raise ConfigError(f"{key}: {name!r} has no edges of {end}; leave it out")
 
 
 def _check_encoder(encoder: EncoderConfig) -> None:
