@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 from conftest import free_port
 from serving import AS_JSON, asked, figures_at, serving
@@ -237,6 +239,16 @@ def test_requests_are_named_counted_and_logged(store, logged_retriever, monkeypa
     page = (ROOT / "docs/how_to/morning.md").read_text()
     for name in re.findall(r"ramen_\w+|process_\w+", page):
         assert f"{name} " in figures or f"{name}{{" in figures or name == "ramen_doubts_total"
+
+
+def test_memory_that_large_requests_leave_free_is_given_back():
+    blocks = [np.ones(12_000) for _ in range(1_000)]  # too small to be given back one by one
+    last = blocks[-1]  # what comes before stays with the process
+    del blocks
+    process = psutil.Process()
+    before = process.memory_info().rss
+    held.release_memory()
+    assert before - process.memory_info().rss > 0.8 * 999 * last.nbytes
 
 
 HALF = (
