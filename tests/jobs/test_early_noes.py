@@ -31,6 +31,7 @@ BY_WORDS_AND_FILES = [
     "promote outputs/runs/none --name shop --output none",
     "recommend none",
     "score --model models:/shop@champion --dataset none",
+    "serve --model models:/shop@champion --min-replicas 2",
     "serve --model models:/shop@champion --output none",
     "train --dataset none",
     "train tiny --name held",
