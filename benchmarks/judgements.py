@@ -13,7 +13,6 @@ clicks. `ratio` is bad@5 with 8,000 judgements over bad@5 of clicks alone.
 import csv
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from benchmarks.common import CACHE, ROOT, finish, options
 from benchmarks.graph_gain import dataset_of
 from benchmarks.in_process import train
 from benchmarks.tables import ByQuery, compared, kept, mean, write
-from benchmarks.teacher import TEACHERS, Pairs, taught
+from benchmarks.teacher import TEACHERS, Pairs, train_taught
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.arrays import Float64s
 from ramen_ray.data.prepared.folder import Prepared
@@ -171,8 +170,10 @@ class Study:
         pairs = Pairs(self.datasets[name], data)
 
         def make() -> Any:
-            how = [partial(taught, pairs.grades())] if variant == TEACHER else []
-            model = train(config, data, *how)
+            if variant == TEACHER:
+                model = train_taught(config, data, pairs.grades())
+            else:
+                model = train(config, data)
             if variant == BASE and seed < TEACHERS:
                 pairs.note(model, seed)
             of_splits = {}

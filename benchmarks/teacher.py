@@ -10,15 +10,13 @@ weights; its weight is chosen on validation. `ratio` is R@10 of the last weight 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.common import CACHE, finish, options
 from benchmarks.graph_gain import dataset_of
-from benchmarks.in_process import Change, train
+from benchmarks.in_process import begin_on, train, train_all_epochs
 from benchmarks.tables import ByQuery, Found, compared, kept, mean, write
 from ramen_ray.config import WITHOUT_GRAPH, RunConfig, overlay
 from ramen_ray.data.arrays import Float64s, Int64s
@@ -29,8 +27,8 @@ from ramen_ray.method.metrics.ground_truth import GroundTruth, Propensity, evalu
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import search
 from ramen_ray.method.sampling.judged import JudgedAds
-from ramen_ray.method.sampling.training_data import TrainingData
 from ramen_ray.orchestration.judge.teaching import pairs_to_score
+from ramen_ray.orchestration.run.build import build_training_data
 from ramen_ray.presets import bag_unidec
 
 STORE = CACHE / "teacher"
@@ -38,6 +36,8 @@ SPLITS = ("validation", "test")
 METRICS = ("P@1", "P@5", "R@10")
 DEPTH = 20
 TEACHERS = 3
+Grades = tuple[Int64s, Int64s, Float64s]
+"""Rows of train queries, ads and grades, all (pairs,)."""
 
 
 class Pairs:
@@ -64,7 +64,7 @@ class Pairs:
             scores = np.einsum("pd,pd->p", queries[pairs["queries"]], ads[pairs["ads"]])
         np.save(self.file.with_suffix(f".{seed}.npy"), scores)
 
-    def grades(self) -> tuple[Int64s, Int64s, Float64s]:
+    def grades(self) -> Grades:
         with np.load(self.file) as pairs:
             parts = [
                 grades_of_scores(
@@ -76,18 +76,25 @@ class Pairs:
             return pairs["queries"], pairs["ads"], np.mean(parts, axis=0)
 
 
-def taught(grades: tuple[Int64s, Int64s, Float64s], whole: TrainingData) -> TrainingData:
+def train_taught(config: RunConfig, data: Prepared, grades: Grades) -> DualEncoder:
+    """Train on the dataset's clicks and a teacher's grades, without a graph."""
+    without = overlay(config, {"judged.graded": 0.0, "judged.num_negatives": 0})
+    whole = build_training_data(without, data)
     judged = JudgedAds.from_judgements(Judgements(*grades), len(whole.query_ids))
-    return replace(whole, judged=judged, clicks=judged.applied_to(whole.clicks))
+    both = replace(whole, judged=judged, clicks=judged.applied_to(whole.clicks))
+    return train_all_epochs(begin_on(both, config, data))
 
 
 def measured(
-    config: RunConfig, data: Prepared, pairs: Pairs, *changes: Change
+    config: RunConfig, data: Prepared, pairs: Pairs, *, is_taught: bool = False
 ) -> Mapping[str, ByQuery]:
     def make() -> Found:
-        model = train(config, data, *changes)
-        if not changes and config.seed < TEACHERS:
-            pairs.note(model, config.seed)
+        if is_taught:
+            model = train_taught(config, data, pairs.grades())
+        else:
+            model = train(config, data)
+            if config.seed < TEACHERS:
+                pairs.note(model, config.seed)
         found = {}
         for split in SPLITS:
             _, (topk, _) = evaluate(model, data, split, Propensity())
@@ -95,7 +102,7 @@ def measured(
             found[split] = {metric: by_query[metric] for metric in METRICS}
         return found, {}
 
-    content = [pairs.dataset.fingerprint, config.judged.model_dump(), config.seed, bool(changes)]
+    content = [pairs.dataset.fingerprint, config.judged.model_dump(), config.seed, is_taught]
     return kept(STORE, content, make)[0]
 
 
@@ -106,17 +113,16 @@ def rows_of(
     data = dataset_of(config.dataset, config.encoder)
     pairs = Pairs(Dataset(config.dataset), data)
 
-    def runs(number: int, changes: Mapping[str, Any], *how: Change) -> list[ByQuery]:
-        return [
-            measured(overlay(config, {**changes, "seed": seed}), data, pairs, *how)[split]
-            for seed in range(number)
+    def runs(number: int, weight: float) -> list[ByQuery]:
+        changed = [
+            overlay(config, {"judged.graded": weight, "seed": seed}) for seed in range(number)
         ]
+        return [measured(run, data, pairs, is_taught=weight > 0)[split] for run in changed]
 
-    base, gain = runs(TEACHERS, {}), 1.0
+    base, gain = runs(TEACHERS, 0.0), 1.0
     lines = [*compared(name, "clicks alone", base[:seeds])]
-    change = partial(taught, pairs.grades())
     for weight in weights:
-        students = runs(seeds, {"judged.graded": weight}, change)
+        students = runs(seeds, weight)
         lines += compared(name, f"taught, weight {weight:g}", students, "clicks alone", base)
         gain = mean(students, "R@10") / mean(base, "R@10")
     return lines, gain

@@ -15,7 +15,9 @@ judgements by the source teacher, in place of those of an earlier one.
 import shlex
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ramen_ray.command_line import StoreSettings, parse_settings, run_job
 from ramen_ray.config import ConfigError, Positive
@@ -27,7 +29,7 @@ from ramen_ray.long_work import logged_progress
 class ScoreSettings(StoreSettings):
     """Grade pairs of query and ad by a teacher."""
 
-    model: tuple[str, ...]
+    model: Annotated[tuple[str, ...], Field(min_length=1)]
     """Teachers, whose grades are averaged: a retriever (models:/NAME@champion), the folder of a
     run, or that of a sentence-transformers cross-encoder."""
     dataset: Path
