@@ -60,8 +60,6 @@ def variants() -> dict[str, tuple[str, Mapping[str, Any]]]:
     _, most = found[name]
     found[f"{name}, as positives"] = "judged", {**most, "judged.as_positives": True}
     found[f"{name}, graded"] = "judged", {**most, "judged.graded": 0.3}
-    both = {**most, "judged.as_positives": True, "judged.graded": 0.3}
-    found[f"{name}, as positives, graded"] = "judged", both
     found[TEACHER] = "clicks", {"judged.graded": 0.3}
     return found
 

@@ -51,7 +51,6 @@ JUDGED = {
     "8,000 judgements": "8,000 judgements",
     "8,000, as positives too": "8,000 judgements, as positives",
     "8,000, grades too": "8,000 judgements, graded",
-    "8,000, both": "8,000 judgements, as positives, graded",
     "three seeds as a teacher": "a teacher",
 }
 NEW_ADS = {
