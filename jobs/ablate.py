@@ -32,13 +32,13 @@ def main() -> None:
         RunDirectory.of(config.output, config.name, ABLATIONS).refuse_taken({})
     with logged_progress("loading libraries"):
         from ramen_ray.orchestration.tune.ablation import ablate
-        from ramen_ray.reports.ablation_report import ablation_tables, verdict
+        from ramen_ray.reports.ablation_report import ablation_tables
     result = ablate(config, ablation)
     for title, table in ablation_tables(result.variants).items():
         print(f"\n{title}\n\n{table}")
-    print("\n" + "\n".join(verdict(result.variants)))
+    print("\n" + "\n".join(result.sentences))
     print(f"\n{looking_at(result.report, result.run)}")
-    print(f"next:    {training_command(config)}")
+    print(f"next:    {training_command(result.config)}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Find what is best for your data within some minutes, without looking at the test split.
 
-Trains every base with and without the graph, then what is near the best of them: learning rates,
-single anchor sets, highest λ. Candidates that lag behind are stopped early.
+Trains bases with and without the graph, then what is near the best of them: learning rates, single
+anchor sets, highest λ. Candidates that lag behind are stopped early; earlier runs in the same
+output count. The best are trained again with further seeds, which decide against the default.
 
 Examples:
     python jobs/recommend.py path/to/mine

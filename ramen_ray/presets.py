@@ -128,6 +128,14 @@ def used_sets(config: RunConfig) -> list[str]:
     return sorted({name for weights in lambdas(config).values() for name in weights})
 
 
+def changes_to_only(config: RunConfig, kept: str) -> dict[str, Any]:
+    """Return the changes that leave one anchor set its weights, and the others none."""
+    return {
+        f"regularization.{side}": {kept: weights[kept]} if kept in weights else {}
+        for side, weights in lambdas(config).items()
+    }
+
+
 def linked_sets(dataset: Dataset) -> dict[str, list[str]]:
     """Return the anchor sets with edges of queries, as ``lambda_x``, and of ads, ``lambda_z``."""
     linked: dict[str, list[str]] = {"lambda_x": [], "lambda_z": []}

@@ -31,10 +31,12 @@ class VariantFigures:
     share_waited: float  # share of these seconds that were spent waiting
 
 
-def write_ablation_report(folder: Path, variants: Mapping[str, VariantFigures]) -> None:
-    """Write the tables as Markdown and the plot as PNG into ``folder``."""
+def write_ablation_report(
+    folder: Path, variants: Mapping[str, VariantFigures], sentences: list[str]
+) -> None:
+    """Write the sentences and tables as Markdown and the plot as PNG into ``folder``."""
     folder.mkdir(exist_ok=True)
-    parts = {"What it says": as_list(verdict(variants)), **ablation_tables(variants)}
+    parts = {"What it says": as_list(sentences), **ablation_tables(variants)}
     said = [f"## {title}\n\n{part}\n" for title, part in parts.items()]
     (folder / TABLES_FILE).write_text("\n".join(said))
     plot_differences(folder / PLOT_FILE, variants)

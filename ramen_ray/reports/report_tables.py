@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ramen_ray.errors import printable
 from ramen_ray.method.metrics.comparison import Difference, in_points
+from ramen_ray.method.metrics.ground_truth import HEADLINES
 
 Metrics = Mapping[str, float]
 BySplit = Mapping[str, Mapping[str, Metrics]]  # by row, split and metric
@@ -57,6 +58,18 @@ def as_markdown(table: ReportTable) -> str:
 def as_list(sentences: Iterable[str]) -> str:
     """Return sentences as a list in Markdown."""
     return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def headlines(metrics: Metrics, gains: Mapping[str, Difference] = {}) -> str:
+    """Say P@1 and R@10 in per cent, with gains in points, if there are any: ``39.1+1.2 56.2-0.3``.
+
+    It is short, as MLflow's list of runs shows some sixteen letters of a name.
+    """
+    words = []
+    for name in HEADLINES:
+        gain = f"{100 * gains[name].value:+.1f}" if name in gains else ""
+        words.append(f"{100 * metrics[name]:.1f}{gain}")
+    return " ".join(words)
 
 
 def metrics_table(metrics: BySplit) -> ReportTable:

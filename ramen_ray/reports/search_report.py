@@ -32,7 +32,7 @@ class TrialRecord:
 
     name: str
     params: Mapping[str, Any] = field(default_factory=dict)  # changed settings, by dotted key
-    value: float | None = None  # what trials are ranked by, at the best validation, if any
+    value: float | None = None  # what trials are ranked by, at the last validation, if any
     metrics: Mapping[str, float] = field(default_factory=dict)  # at the same one; fractions
     epochs: int = 0
     seconds: float = 0.0  # of training, with the start of the trial
@@ -40,6 +40,7 @@ class TrialRecord:
     end: str = ""  # how it ended, in words; empty while it runs
     mlflow_run_id: str | None = None  # None if it has not begun its run
     drawn: Mapping[str, Any] = field(default_factory=dict)  # what a sampler drew for params
+    course: Sequence[Sequence[float]] = ()  # its values so far: share of the training done, value
 
 
 def write_sweep_report(
@@ -134,13 +135,12 @@ def candidates_table(
 def verdict(
     candidates: Mapping[str, TrialRecord],
     chosen: str,
+    why: Sequence[str],
     gains: Mapping[str, Mapping[str, Difference]],
-    num_queries: int,
 ) -> list[str]:
     """Say what matters on the data, what does not, and how sure that is.
 
-    ``chosen`` says what is chosen, and why. ``gains`` are by how much that exceeds others, by their
-    names, on ``num_queries`` that did not choose.
+    ``why`` says how one was chosen. ``gains`` are by how much it exceeds others, by their names.
     """
     said: dict[str, list[str]] = {"what matters": [], "what does not show": []}
     for other, by in gains.items():
@@ -151,10 +151,10 @@ def verdict(
     late = sum(not trial.is_whole and not trial.end for trial in candidates.values())
     sentences = [
         f"train: {chosen}",
+        *why,
         *(f"{title}: {'; '.join(others)}" for title, others in said.items() if others),
-        f"how sure: {finished} of {len(candidates)} candidates trained to the end, with one seed; "
-        f"the other half of the validation queries chose among these, and their figures are of "
-        f"{num_queries:,} queries that did not; those of what was stopped are of all",
+        f"how sure: {finished} of {len(candidates)} candidates trained to the end; figures of the "
+        f"others in the table are those by which they were chosen or stopped",
     ]
     if late:
         sentences.append(

@@ -32,6 +32,7 @@ MODELS = "models:/"  # how the URI of a model begins
 PARENT_TAG = "mlflow.parentRunId"
 ORIGIN_TAGS = ("mlflow.source.", "mlflow.user")
 DESCRIPTION_TAG = "mlflow.note.content"
+REGISTERED_TAG = "registered_as"  # the version that was last registered from a sweep
 MODEL_TRAINING = {"mlflow.experimentKind": "custom_model_development"}
 """Opens the view of trained models, in UIs without a switch of their own for it."""
 SIGNS_OF_NO_STORE = ("API request to", "OperationalError")
@@ -87,6 +88,20 @@ class Run:
         training = InputTag("mlflow.data.context", "training")
         self.client.log_inputs(self.id, [DatasetInput(dataset, [training])])
 
+    @property
+    def registered_as(self) -> list[str]:
+        """Links, in Markdown, to the versions of models that are registered from a sweep's runs."""
+        tags = self.client.get_run(self.id).data.tags
+        return [tags[REGISTERED_TAG]] if REGISTERED_TAG in tags else []
+
+    def add_registered(self, name: str, version: str) -> None:
+        """Add a link to a version of a model to the description, and keep it for later ones."""
+        link = f"Registered: [{name} version {version}](#/models/{name}/versions/{version})"
+        described = self.client.get_run(self.id).data.tags.get(DESCRIPTION_TAG, "")
+        if link not in described:
+            self.client.set_tag(self.id, REGISTERED_TAG, link)
+            self.describe(f"{described}\n\n{link}")
+
     def describe(self, text: str) -> None:
         """Set the run's description, Markdown, which the UI shows first."""
         self.client.set_tag(self.id, DESCRIPTION_TAG, text)
@@ -121,6 +136,15 @@ class Run:
         """Return a link, in Markdown, by which the UI opens one of the run's artifacts."""
         experiment = self.client.get_run(self.id).info.experiment_id
         return f"[{artifact}](#/experiments/{experiment}/runs/{self.id}/artifacts/{artifact})"
+
+    def link_to_run(self, name: str, run_id: str) -> str:
+        """Return a link, in Markdown, by which the UI opens another run of the same experiment."""
+        experiment = self.client.get_run(self.id).info.experiment_id
+        return f"[{name}](#/experiments/{experiment}/runs/{run_id})"
+
+    def rename(self, name: str) -> None:
+        """Give the run another name, which the UI's list shows; its folder keeps its own."""
+        self.client.update_run(self.id, name=name)
 
     def read_history(self, metric: str) -> tuple[list[int], list[float]]:
         """Return a metric's steps and values in step order."""

@@ -15,8 +15,10 @@ from mlflow.tracking import MlflowClient
 
 from ramen_ray import command_line
 from ramen_ray.errors import UserError, redacted_reason, shown_address
+from ramen_ray.method.metrics.comparison import Difference
+from ramen_ray.reports.report_tables import headlines
 from ramen_ray.tracking.addresses import TrackingError, tracking_uri, ui_command
-from ramen_ray.tracking.runs import Run, open_run
+from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run
 from ramen_ray.tracking.step_logger import UNSENT_FILE, StepLogger
 
 AT_ONCE = "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0"  # what fails is tried again without a wait
@@ -123,6 +125,18 @@ def test_a_run_ends_with_its_block(error, nested, status, run):
         if error is not None:
             raise error
     assert MlflowClient(run.uri).get_run(run.id).info.status == status
+
+
+def test_a_run_s_list_and_description_show_figures_and_what_was_registered(run):
+    gains = {"P@1": Difference(0.012, 0.0, 0.02), "R@10": Difference(-0.003, -0.01, 0.0)}
+    run.rename(f"{headlines({'P@1': 0.391, 'R@10': 0.562}, gains)} mine")
+    assert run.client.get_run(run.id).info.run_name == "39.1+1.2 56.2-0.3 mine"
+    run.describe("a table")
+    for _ in range(2):
+        run.add_registered("shop", "3")
+    described = run.client.get_run(run.id).data.tags[DESCRIPTION_TAG]
+    assert described == f"a table\n\n{run.registered_as[0]}"
+    assert "(#/models/shop/versions/3)" in described
 
 
 def test_repeated_steps_are_logged_once(run, tmp_path):

@@ -25,7 +25,14 @@ from ramen_ray.tracking.aliases import (
     note_asked,
     time_asked,
 )
-from ramen_ray.tracking.registry import Registry, RegistryError, ask_once, uri_of
+from ramen_ray.tracking.registry import (
+    Registry,
+    RegistryError,
+    ask_once,
+    registry_errors,
+    uri_of,
+)
+from ramen_ray.tracking.runs import Run
 
 
 class IncomparableError(RegistryError):
@@ -141,6 +148,7 @@ def promote(
     if compared:
         note_asked(registry, name, model_id, time)
     origin = registry.explain_choice(run_id, source, metric)
+    _link_from_sweep(registry, run_id, source, name, number)
     promotion = Promotion(
         number,
         champion,
@@ -155,6 +163,13 @@ def promote(
     )
     registry.describe(name, number, promotion.verdict)
     return promotion
+
+
+def _link_from_sweep(registry: Registry, run_id: str, source: str, name: str, number: str) -> None:
+    """Let the description of a sweep link to the version that was registered from it."""
+    if run_id != source:
+        with registry_errors(registry.uri):
+            Run(registry.uri, run_id).add_registered(name, number)
 
 
 def _objection(compared: list[Compared], rules: PromotionRules) -> str | None:

@@ -19,7 +19,7 @@ from ramen_ray.orchestration.run.identity import TRAINED_ON, trained_on
 from ramen_ray.orchestration.run.worker import WorkerResult, WorkerTask
 from ramen_ray.reports.pages import write_run_plots
 from ramen_ray.reports.predictions_page import AT, write_predictions_page
-from ramen_ray.reports.report_tables import as_markdown, metrics_table
+from ramen_ray.reports.report_tables import as_markdown, headlines, metrics_table
 from ramen_ray.tracking.retriever import log_retriever
 from ramen_ray.tracking.runs import prefixed
 from ramen_ray.tracking.step_logger import StepLogger
@@ -68,6 +68,7 @@ def log_results(task: WorkerTask, trained: WorkerResult, dataset: Dataset, data:
     for split in ("validation", "test"):  # without a prefix, so that the UI shows them first
         named |= {f"{split}_{name}": metrics["trained"][split][name] for name in HEADLINES}
     run.log_metrics(named, model_id=model_id)
+    run.rename(f"{headlines(metrics['trained']['test'])} {folder.name}")
     with owned_folder() as artifacts:
         before = started_from(config)
         compared = {before: metrics["untrained"]["test"], "trained": metrics["trained"]["test"]}

@@ -20,6 +20,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.method.metrics.comparison import paired_differences_over_seeds
 from ramen_ray.method.metrics.ranking import PerQuery, ratio
 from ramen_ray.naming import joined_name
+from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.build import build_ground_truth
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
@@ -32,11 +33,17 @@ from ramen_ray.orchestration.run.directory import (
 )
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.run.inputs import prepared_data, resolved
+from ramen_ray.orchestration.tune.choice import Choice, choose, half_of_validation
 from ramen_ray.orchestration.tune.settings import ABLATIONS, AblationConfig
 from ramen_ray.orchestration.tune.trial_log import TrialLog, failures
 from ramen_ray.orchestration.tune.trials import ERRORS, parent_run, train_all
-from ramen_ray.presets import lambdas, used_sets, with_base
-from ramen_ray.reports.ablation_report import TABLES_FILE, VariantFigures, write_ablation_report
+from ramen_ray.presets import changes_to_only, lambdas, used_sets, with_base
+from ramen_ray.reports.ablation_report import (
+    TABLES_FILE,
+    VariantFigures,
+    verdict,
+    write_ablation_report,
+)
 from ramen_ray.tracking.runs import Run, prefixed
 
 SHOWN_METRICS = ("P@1", "P@3", "P@5", "N@3", "N@5", "PSP@1", "PSP@5", "R@10")
@@ -88,18 +95,17 @@ def _parts(config: RunConfig) -> dict[str, dict[str, Any]]:
     parts[name] = {"regularization.adaptive": not is_adaptive}
     names = used_sets(config)
     for kept in names if len(names) > 1 else ():
-        parts[f"only-{kept}"] = {
-            f"regularization.{side}": {kept: weights[kept]} if kept in weights else {}
-            for side, weights in sides.items()
-        }
+        parts[f"only-{kept}"] = changes_to_only(config, kept)
     return parts
 
 
 @dataclass(frozen=True)
 class AblationResult:
-    """The figures of each variant, by its name, and the folder of the tables and plots."""
+    """The test figures of each variant, by its name, and the folder of the tables and plots."""
 
     variants: dict[str, VariantFigures]
+    sentences: list[str]  # what the figures say, and what to train
+    config: RunConfig  # of the variant that validation chose, by default the one given
     report: Path
     run: Run
 
@@ -152,14 +158,17 @@ def ablate(config: RunConfig, ablation: AblationConfig) -> AblationResult:
             check_meanwhile(made_from, now, config.dataset)
             raise RunError(failures(errors, len(missing)))
         figures = _compare(variants, runs, data)
+        choice = _choose(runs, data, dataset, f"{config.base.kind}-ramen")
+        sentences = [*verdict(figures), *choice.sentences]
         report = directory.path / "report"
-        write_ablation_report(report, figures)
+        write_ablation_report(report, figures, sentences)
         run.log_artifacts(report)
         run.describe((report / TABLES_FILE).read_text())
         for row, reached in figures.items():
             seconds = {"seconds_ratio": reached.seconds_ratio, "share_waited": reached.share_waited}
             run.log_metrics(prefixed(f"{row}/", {**reached.means, **seconds}))
-        return AblationResult(figures, report, run)
+        chosen = overlay(variants[choice.chosen].config, {"name": None})
+        return AblationResult(figures, sentences, chosen, report, run)
 
 
 def _missing(runs: Mapping[str, list[RunConfig]], made_from: Identity) -> dict[str, RunConfig]:
@@ -171,12 +180,26 @@ def _missing(runs: Mapping[str, list[RunConfig]], made_from: Identity) -> dict[s
     }
 
 
+def _choose(
+    runs: Mapping[str, list[RunConfig]], data: Prepared, dataset: Dataset, own: str
+) -> Choice:
+    """Choose a variant by the selection metric on validation; the default is the ``own`` base's."""
+    default = own if own in runs else list(runs)[1]
+    first = runs[default][0]
+    scores = {
+        name: [scores_of_run(_directory(run).path, run, data, "validation") for run in of_variant]
+        for name, of_variant in runs.items()
+    }
+    half = half_of_validation(dataset, first.seed)
+    return choose(scores, half, first.training.selection_metric, default)
+
+
 def _compare(
     variants: Mapping[str, Variant], runs: Mapping[str, list[RunConfig]], data: Prepared
 ) -> dict[str, VariantFigures]:
     scores = {name: [_scores(run, data) for run in runs[name]] for name in runs}
     trained, waited = (
-        {name: float(np.mean([_notes(run)[key] for run in runs[name]])) for name in runs}
+        {name: float(np.mean([_directory(run).notes[key] for run in runs[name]])) for name in runs}
         for key in ("trained_seconds", "waited_seconds")
     )
     seconds = {name: trained[name] + waited[name] for name in runs}
@@ -198,12 +221,12 @@ def _compare(
     return figures
 
 
-def _notes(run: RunConfig) -> dict[str, Any]:
-    return RunDirectory.of(run.output, str(run.name)).notes
+def _directory(run: RunConfig) -> RunDirectory:
+    return RunDirectory.of(run.output, str(run.name))
 
 
 def _scores(run: RunConfig, data: Prepared) -> dict[str, PerQuery]:
-    ads = np.load(RunDirectory.of(run.output, str(run.name)).path / TEST_ADS_FILE)
+    ads = np.load(_directory(run).path / TEST_ADS_FILE)
     ground_truth = build_ground_truth(run, data, "test")
     tail = {f"tail/{name}": values for name, values in ground_truth.on_tail().by_query(ads).items()}
     scores = {**tail, **ground_truth.by_query(ads)}

@@ -91,11 +91,18 @@ def fit_beside_base(config: RunConfig) -> Ladder:
         GAINS_NOTE,
         as_markdown,
         gains_table,
+        headlines,
         metrics_table,
         unearned_note,
     )
 
-    ladder, run = Ladder(results, gains), list(results.values())[-1].run
+    ladder = Ladder(results, gains)
+    *_, last = results.values()
+    run = last.run
+    over_plain = list(gains.values())[-1]
+    run.rename(
+        f"{headlines(last.metrics['trained']['test'], over_plain)} {last.run_directory.name}"
+    )
     tables = as_markdown(gains_table(gains)), as_markdown(metrics_table(ladder.metrics))
     unearned = unearned_note(run.read_histories("lambda_"))
     parts = [tables[0], GAINS_NOTE, unearned, tables[1], run.link_to(PAGE)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import BaseTrial, FixedTrial, TrialState, create_trial
 from ray.tune.search import Searcher
 
@@ -236,6 +236,13 @@ class TrialSearch(Searcher):
             if before.get(key, 0.0) != value
         ]
         return name_like("-".join([number, *(tried or ["own"])]), number)
+
+
+def tree_of_estimators(seed: int) -> TPESampler:
+    """Return the sampler that a sweep searches by; settings are drawn together."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return TPESampler(seed=seed, multivariate=True, group=True)
 
 
 def _short(value: Any) -> str:

@@ -1,12 +1,10 @@
-"""The end of a sweep: its best trials again with further seeds, beside the preset's own settings.
+"""The last trainings of a sweep: its best trials again with further seeds, beside the preset's own.
 
-The best of many trials looks better than it is. Further seeds have not chosen the finalists, so
-their mean is what to expect of one; it is a little high of the best of several.
+Further seeds have not chosen the finalists.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,7 @@ import numpy as np
 
 from ramen_ray.config import RunConfig, overlay
 from ramen_ray.data.prepared.folder import Prepared
-from ramen_ray.method.metrics.comparison import (
-    Difference,
-    in_points,
-    paired_differences_over_seeds,
-)
-from ramen_ray.method.metrics.ranking import PerQuery, ratio
+from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.directory import (
@@ -28,6 +21,8 @@ from ramen_ray.orchestration.run.directory import (
     RunError,
     finished_run,
 )
+from ramen_ray.orchestration.tune.choice import Choice, choose, half_of_validation
+from ramen_ray.orchestration.tune.settings import FURTHER_SEEDS
 from ramen_ray.orchestration.tune.trial_log import TrialLog, failures
 from ramen_ray.orchestration.tune.trials import ERRORS, train_all
 from ramen_ray.reports.search_report import TrialRecord
@@ -36,20 +31,7 @@ from ramen_ray.tracking.runs import Run
 logger = logging.getLogger(__name__)
 
 OWN = "own"  # the name of the configuration's own settings among the finalists
-FURTHER_SEEDS = 2
 NUM_SIMULATED = 20_000
-
-
-@dataclass(frozen=True)
-class Final:
-    """Which finalist to take, and what is to be expected of it."""
-
-    chosen: str
-    changes: Mapping[str, Any]  # of the configuration
-    run: str  # the name of a run of it, with a further seed
-    figure: float  # the mean of its metric over the further seeds
-    noise: float  # standard deviation of the metric over seeds
-    sentences: list[str]
 
 
 def train_finalists(
@@ -98,62 +80,34 @@ def _name(directory: RunDirectory, candidate: str, seed: int) -> str:
     return joined_name(directory.name, candidate, f"seed{seed}")
 
 
-def decide(
+def choose_finalist(
     runs: Mapping[str, list[RunConfig]],
-    candidates: Mapping[str, Mapping[str, Any]],
     trials: Sequence[TrialRecord],
     data: Prepared,
-    metric: str,
-) -> Final:
-    """Choose among the ``runs`` of ``candidates`` and of the preset's own settings.
+    dataset: Dataset,
+) -> Choice:
+    """Choose among the ``runs`` of finalists and of the preset's own settings, by their metric.
 
-    ``trials`` are all that the candidates were the best of.
+    ``trials`` are all that the finalists were the best of.
     """
+    first = runs[OWN][0]
+    metric = first.training.selection_metric
     scores = {
         name: [
             {metric: scores_of_run(_folder(again), again, data, "validation")[metric]}
-            for again in of_candidate
+            for again in of_finalist
         ]
-        for name, of_candidate in runs.items()
+        for name, of_finalist in runs.items()
     }
-    chosen, noise, sentences = choose(scores, metric)
+    choice = choose(scores, half_of_validation(dataset, first.seed), metric, OWN)
     values = [100 * trial.value for trial in trials if trial.value is not None]
-    luck = 100 * noise * expected_best(len(values))
+    luck = 100 * choice.noise * expected_best(len(values))
     lead = max(values) - float(np.mean(values))
-    sentences.append(
+    choice.sentences.append(
         f"the best of {len(values)} trials was {lead:.2f} above their mean; of as many that differ "
         f"by nothing but seeds it would be {luck:.2f}"
     )
-    figure = _means(scores, metric)[chosen]
-    changes = candidates.get(chosen, {})
-    return Final(chosen, changes, str(runs[chosen][0].name), figure, noise, sentences)
-
-
-def choose(
-    scores: Mapping[str, Sequence[Mapping[str, PerQuery]]], metric: str
-) -> tuple[str, float, list[str]]:
-    """Return the best by the mean over runs, or OWN if it is level with that, the noise, and why.
-
-    ``scores`` are by candidate, then by run of the same seeds; those of OWN must be among them.
-    """
-    means = _means(scores, metric)
-    best_first = sorted(means, key=lambda name: -means[name])
-    best = next(name for name in best_first if name != OWN)
-    gain = _gain(scores, best, OWN, metric)
-    is_better = gain.low > 0
-    chosen = best if is_better else OWN
-    spread = [np.var([ratio(run[metric]) for run in of], ddof=1) for of in scores.values()]
-    sentences = [
-        f"{chosen}: validation {metric} {100 * means[chosen]:.2f} is the mean over "
-        f"{len(scores[chosen])} further seeds, which have not chosen the finalists",
-        f"{best} over the preset's own settings: {in_points(gain)}"
-        + ("" if is_better else "; level with the preset: take the preset"),
-    ]
-    second = next((name for name in best_first if name not in (best, OWN)), None)
-    if second is not None:
-        difference = in_points(_gain(scores, best, second, metric))
-        sentences.append(f"{best} over the second, {second}: {difference}")
-    return chosen, float(np.sqrt(np.mean(spread))), sentences
+    return choice
 
 
 def expected_best(count: int) -> float:
@@ -164,13 +118,3 @@ def expected_best(count: int) -> float:
 
 def _folder(run: RunConfig) -> Path:
     return RunDirectory.of(run.output, str(run.name)).path
-
-
-def _means(scores: Mapping[str, Sequence[Mapping[str, PerQuery]]], metric: str) -> dict[str, float]:
-    return {name: float(np.mean([ratio(run[metric]) for run in of])) for name, of in scores.items()}
-
-
-def _gain(
-    scores: Mapping[str, Sequence[Mapping[str, PerQuery]]], ours: str, base: str, metric: str
-) -> Difference:
-    return paired_differences_over_seeds(scores[ours], scores[base])[metric]

@@ -1,35 +1,15 @@
-"""Find what is best for some data within some minutes, on the validation split only.
+"""Find what is best for some data within some minutes, on the validation split only."""
 
-First all bases, each with and without the graph, with the recipe's constants; then what is near the
-best of them. What lags behind is stopped early. One half of the validation queries chooses among
-what was trained to the end. The recipe is recommended unless that choice is better by more than
-noise on the other half, of which all figures are.
-"""
-
-import logging
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from ramen_ray.bases import BaseName
-from ramen_ray.config import (
-    WITHOUT_GRAPH,
-    ConfigError,
-    RunConfig,
-    WorkersConfig,
-    flatten,
-    overlay,
-    with_absolute_paths,
-)
+from ramen_ray.config import ConfigError, RunConfig, WorkersConfig, flatten, overlay
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import TRAIN
 from ramen_ray.method.metrics.ground_truth import HEADLINES
 from ramen_ray.naming import joined_name, short_hash
-from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (
     RunDirectory,
@@ -37,36 +17,14 @@ from ramen_ray.orchestration.run.directory import (
     deciding_settings,
     experiment_hash,
 )
-from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of, without_tuned
+from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of
 from ramen_ray.orchestration.run.inputs import prepared_data
-from ramen_ray.orchestration.run.processes import VALIDATION
-from ramen_ray.orchestration.tune.halves import MEAN, Halves, choosing_queries
+from ramen_ray.orchestration.tune.choice import mean
 from ramen_ray.orchestration.tune.settings import SEARCHES, WORKERS, RecommendConfig
-from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TrialLog, failures, record_of
-from ramen_ray.orchestration.tune.trials import ERRORS, halving, parent_run, train_all
-from ramen_ray.presets import PRESETS, lambdas, used_sets, with_base
-from ramen_ray.reports.search_report import (
-    TrialRecord,
-    candidates_table,
-    verdict,
-    write_recommendation,
-)
+from ramen_ray.orchestration.tune.timed_search import MEAN, TimedSearch, start_of
+from ramen_ray.orchestration.tune.trials import parent_run
+from ramen_ray.reports.search_report import candidates_table, verdict, write_recommendation
 from ramen_ray.tracking.runs import Run
-
-logger = logging.getLogger(__name__)
-
-BASES: tuple[BaseName, ...] = ("unidec", "in_batch", "ance", "depsl")
-FIRST_STAGE = 0.55  # share of the time for bases; the rest is for what is near the best of them
-LONGER = "twice-the-epochs"
-FACTORS = {"third": 1 / 3, "triple": 3.0}
-GRACE = 0.35
-"""Share of the epochs that each candidate gets: shortlists and clusters need a fifth to begin. Of
-more than a third there is no second halving, just before the end."""
-
-
-def _scaled(value: float, factor: float) -> float:
-    """Return the product to three digits, as a command shows it."""
-    return float(f"{value * factor:.3g}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +47,7 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         RunError: no candidate was validated in time, another process is searching, or the dataset
             has changed meanwhile.
     """
-    first = _start(settings, settings.encoders[0], settings.dataset)
+    first = start_of(settings, settings.encoders[0], settings.dataset)
     whole = Dataset(first.dataset)
     made_from = identity_of(first, whole)
     size = _num_queries(settings, first, whole)
@@ -110,9 +68,8 @@ def recommend(settings: RecommendConfig) -> Recommendation:
                 Dataset(kept) if is_made else sample_dataset(whole.path, kept, size, settings.seed)
             )
         data = prepared_data(first, dataset)  # what is wrong with it is told once
-        search = _Search(settings, directory, dataset)
-        search.train(search.bases(), FIRST_STAGE, run)
-        search.train(search.near() or search.bases(), 1.0, run)
+        search = TimedSearch(settings, directory, dataset)
+        search.explore(run)
         if not search.validated:
             why = search.failed or f"{settings.minutes:g} minutes are too few"
             raise RunError(f"no candidate was validated: {why}")
@@ -121,17 +78,24 @@ def recommend(settings: RecommendConfig) -> Recommendation:
         return _report(search, data, whole, run)
 
 
-def _report(search: "_Search", data: Prepared, whole: Dataset, run: Run) -> Recommendation:
+def _report(search: TimedSearch, data: Prepared, whole: Dataset, run: Run) -> Recommendation:
     """Choose among the validated candidates, and log what was found on ``data``."""
     settings = search.settings
-    halves = search.halves(data)
-    measured = search.measured(halves)
-    chosen, why = search.choice(halves)
-    others = [name for name in halves.scores if name != chosen and chosen in halves.scores]
-    gains = {name: halves.gains(chosen, name) for name in others}
+    scores = search.scores(data)
+    choice = search.choice(scores)
+    measured = search.validated
+    chosen = choice.chosen if choice else next(iter(measured))
+    said = choice.sentences if choice else ["none was trained to the end"]
+    gains = {}
+    if choice is not None:
+        gains = {name: choice.gains(runs) for name, runs in scores.items() if name != chosen}
+        figures = {metric: mean(choice.expected, metric) for metric in (*HEADLINES, MEAN)}
+        value = figures.pop(MEAN)
+        measured[chosen] = replace(measured[chosen], metrics=figures, value=value)
+    measured = dict(sorted(measured.items(), key=lambda item: -(item[1].value or 0)))
     table = candidates_table(measured, gains)
     shown = {rung: gains[rung] for rung in search.rungs(chosen) if rung in gains}
-    sentences = verdict(measured, f"{chosen}, {why}", shown, halves.num_measuring)
+    sentences = verdict(measured, chosen, said, shown)
     if search.dataset is not whole:
         sentences.append(_on_sample(search.dataset, whole))
     report = search.directory.path / "report"
@@ -169,189 +133,3 @@ def _on_sample(dataset: Dataset, whole: Dataset) -> str:
         f"fewer ads to choose from, figures are higher than on all data, where a training "
         f"takes about {times:.0f} times the seconds"
     )
-
-
-def _start(settings: RecommendConfig, encoder: str, dataset: str) -> RunConfig:
-    given = settings.model_dump(include={"seed", "output", "experiment", "workers"})
-    decides = {"training.selection_metric": "R@10"}
-    return with_absolute_paths(overlay(PRESETS[encoder](dataset), {**given, **decides}))
-
-
-@dataclass
-class _Search:
-    """A search in progress: its candidates by name, and what has become of them."""
-
-    settings: RecommendConfig
-    directory: RunDirectory
-    dataset: Dataset
-    candidates: dict[str, RunConfig] = field(default_factory=dict)
-    failed: str = ""  # what has failed, in words
-    began: float = 0.0  # when it would have begun without a break, by the monotonic clock
-
-    @property
-    def used_seconds(self) -> float:
-        """Seconds that all trials have taken, also in earlier calls."""
-        return float(self.directory.notes.get("used_seconds", 0.0))
-
-    @property
-    def stopped(self) -> set[str]:
-        """The names of the runs that were stopped early, also in earlier calls."""
-        return set(self.directory.notes.get("stopped", []))
-
-    def note_end(self, records: list[TrialRecord]) -> None:
-        """Note which trials were stopped early by now, and how long all have run."""
-        stopped = {record.name for record in records if record.end == STOPPED_EARLY}
-        used_seconds = time.monotonic() - self.began
-        self.directory.note(stopped=sorted(self.stopped | stopped), used_seconds=used_seconds)
-
-    def name_of(self, candidate: str) -> str:
-        """Return the name of a candidate's run."""
-        return joined_name(self.directory.name, candidate)
-
-    @property
-    def validated(self) -> dict[str, TrialRecord]:
-        """The records of the candidates that were validated, best first."""
-        records = {}
-        for name, config in self.candidates.items():
-            directory = RunDirectory.of(config.output, self.name_of(name))
-            record = record_of(directory, {}, HEADLINES, with_test=False)
-            end = STOPPED_EARLY if directory.name in self.stopped else record.end
-            if record.value is not None:
-                records[name] = replace(record, end=end)
-        return dict(sorted(records.items(), key=lambda item: (-(item[1].value or 0), item[0])))
-
-    def bases(self) -> dict[str, RunConfig]:
-        candidates = {}
-        for encoder in self.settings.encoders:
-            start = _start(self.settings, encoder, str(self.dataset.path))
-            for base in BASES:
-                with_graph = with_base(start, {"base.kind": base})
-                if used_sets(start):
-                    candidates[f"{encoder}-{base}-graph"] = with_graph
-                candidates[f"{encoder}-{base}"] = overlay(with_graph, WITHOUT_GRAPH)
-        return candidates
-
-    def near(self) -> dict[str, RunConfig]:
-        """Return what is near the best: more epochs, learning rates, anchor sets, highest λ."""
-        if not self.validated:
-            return {}
-        name = next(iter(self.validated))
-        best = self.config_of(name)
-        candidates = {}
-        for longer in (name, f"{name}-graph"):  # a graph has to earn its weight first
-            if longer in self.candidates:
-                twice = {"training.epochs": 2 * best.training.epochs}
-                candidates[f"{longer}-{LONGER}"] = overlay(self.config_of(longer), twice)
-        changes: dict[str, dict[str, Any]] = {}
-        for word, factor in FACTORS.items():
-            changes[f"{word}-rate"] = {"optimizer.lr": _scaled(best.optimizer.lr, factor)}
-            if best.base.parts.heads == "classifier":
-                changes[f"{word}-classifier-rate"] = {
-                    "classifier.lr": _scaled(best.classifier.lr, factor)
-                }
-        sets = used_sets(best)
-        for only in sets if len(sets) > 1 else ():
-            kept = {only: lambdas(best)["lambda_z"][only]}
-            changes[f"only-{only}"] = {"regularization.lambda_z": kept}
-        for word, factor in FACTORS.items() if sets else ():
-            changes[f"{word}-lambda"] = {
-                f"regularization.{side}": {
-                    name: _scaled(most, factor) for name, most in of_side.items()
-                }
-                for side, of_side in lambdas(best).items()
-            }
-        near = {f"{name}-{what}": overlay(best, change) for what, change in changes.items()}
-        return candidates | near
-
-    def train(self, candidates: Mapping[str, RunConfig], share: float, run: Run) -> None:
-        self.candidates |= candidates
-        left = 60 * self.settings.minutes * share - self.used_seconds
-        named = {self.name_of(name): config for name, config in candidates.items()}
-        configs = {
-            name: overlay(config, {"name": name})
-            for name, config in named.items()
-            if name not in self.stopped and not RunDirectory.of(config.output, name).is_finished
-        }
-        if not configs or left < 1:
-            return
-        # what others are compared with is trained first, to the end
-        configs = dict(sorted(configs.items(), key=lambda item: item[0] not in self.spared))
-        self.began = time.monotonic() - self.used_seconds
-        first = next(iter(configs.values()))
-        epochs = next(iter(self.candidates.values())).training.epochs
-        log = TrialLog(
-            output=first.output,
-            epochs=epochs,
-            decides=HEADLINES,
-            errors=self.directory.path / ERRORS,
-            with_test=False,
-            ends_at=time.monotonic() + left,
-            on_end=self.note_end,
-        )
-        tuned = {"encoder.pretrained"} if len(self.settings.encoders) > 1 else set[str]()
-        errors = train_all(
-            configs,
-            run,
-            self.directory.path,
-            without_tuned(identity_of(first, self.dataset), tuned),
-            log,
-            metric=VALIDATION + first.training.selection_metric,
-            mode="max",
-            time_budget_s=left,
-            scheduler=halving(max(round(GRACE * epochs), 1), self.spared),
-        )
-        self.note_end([])
-        if errors:
-            self.failed = failures(errors, len(configs))
-            logger.warning(self.failed)
-
-    @property
-    def spared(self) -> set[str]:
-        """The names of runs that are never stopped early, as others are compared with them."""
-        encoder = self.settings.encoders[0]
-        ladder = {f"{encoder}-{rung}" for rung in ("unidec-graph", "unidec", "in_batch")}
-        names = [name for name in self.candidates if name in ladder or name.endswith(LONGER)]
-        return set(map(self.name_of, names))
-
-    def config_of(self, candidate: str) -> RunConfig:
-        return overlay(self.candidates[candidate], {"name": None})
-
-    def halves(self, data: Prepared) -> Halves:
-        """Return the candidates that were trained to the end, judged by halves of validation."""
-        scores = {
-            name: scores_of_run(
-                RunDirectory.of(self.candidates[name].output, self.name_of(name)).path,
-                self.candidates[name],
-                data,
-                "validation",
-            )
-            for name, record in self.validated.items()
-            if record.is_whole
-        }
-        return Halves(scores, choosing_queries(self.dataset, self.settings.seed))
-
-    def measured(self, halves: Halves) -> dict[str, TrialRecord]:
-        """Return what was validated, best first, by the half that does not choose where it can.
-
-        What was stopped keeps no answers: its figures are of all validation queries.
-        """
-        measured = self.validated
-        for name in halves.scores:
-            reached = halves.reached(name)
-            metrics = {metric: reached[metric] for metric in HEADLINES}
-            measured[name] = replace(measured[name], metrics=metrics, value=reached[MEAN])
-        return dict(sorted(measured.items(), key=lambda item: -(item[1].value or 0)))
-
-    def choice(self, halves: Halves) -> tuple[str, str]:
-        """Return the recipe's candidate, or one that is better beyond noise; and why, in words."""
-        if not halves.scores:
-            return next(iter(self.validated)), "as none was trained to the end"
-        return halves.choice(next(iter(self.candidates)))
-
-    def rungs(self, chosen: str) -> list[str]:
-        """Name what tells why: the best, plain batches, and the base with and without graph."""
-        encoders = [name for name in self.settings.encoders if chosen.startswith(f"{name}-")]
-        encoder = max(encoders, key=len)
-        base = f"{encoder}-{self.candidates[chosen].base.kind}"
-        best = next(iter(self.validated))
-        return list(dict.fromkeys([best, f"{encoder}-in_batch", base, f"{base}-graph"]))

@@ -18,6 +18,7 @@ from ramen_ray.config import (
 SWEEPS = "sweeps"
 OF_ONE_CALL = {"num_samples", "finalists", "time_budget", "at_once", "from_sweep"}
 """Settings that may change from one call of a sweep to the next."""
+FURTHER_SEEDS = 2  # of finalists
 ABLATIONS = "ablations"
 SEARCHES = "recommendations"
 WORKERS = WorkersConfig(cpus_per_worker=1)  # of a search, unless others are set
@@ -45,8 +46,8 @@ class SweepConfig(Section):
     time_budget: PositiveFloat | None = None
     """Seconds for trials in this call; the next one goes on."""
     at_once: Positive | None = None
-    """Trials that train at once; None for as many as the current machines have room for, so set it
-    if an autoscaler adds more."""
+    """Trials that train at once; None for as many as there is room for, also on machines that join,
+    or, of trials with several workers each, as there was room for when the call began."""
 
 
 class AblationConfig(Section):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, RandomSampler
+from ray.tune.schedulers import TrialScheduler
 
 from ramen_ray.config import ConfigError, RunConfig, overlay
 from ramen_ray.data.store.dataset import Dataset
@@ -27,8 +28,9 @@ from ramen_ray.orchestration.run.directory import (
 from ramen_ray.orchestration.run.identity import check_meanwhile, identity_of, without_tuned
 from ramen_ray.orchestration.run.inputs import edges_to_train, prepared_data, resolved
 from ramen_ray.orchestration.run.processes import VALIDATION
-from ramen_ray.orchestration.tune.draws import Drawing, Space, TrialSearch
-from ramen_ray.orchestration.tune.finalists import Final, decide, train_finalists
+from ramen_ray.orchestration.tune.choice import Choice, mean
+from ramen_ray.orchestration.tune.draws import Drawing, Space, TrialSearch, tree_of_estimators
+from ramen_ray.orchestration.tune.finalists import OWN, choose_finalist, train_finalists
 from ramen_ray.orchestration.tune.settings import OF_ONE_CALL, SWEEPS, SweepConfig
 from ramen_ray.orchestration.tune.trial_log import (
     FAILED,
@@ -127,9 +129,9 @@ def _prior(name: str | None, config: RunConfig) -> list[TrialRecord]:
         return []
     directory = RunDirectory.of(config.output, name, SWEEPS)
     trials = [trial for trial in read_trials(directory.path).values() if trial.value is not None]
-    if not trials:
+    metric = directory.notes.get("plan", {}).get(METRIC)
+    if not trials or metric is None:
         raise ConfigError(f"--from-sweep {name}: {directory.path} has no trials")
-    metric = directory.notes["plan"][METRIC]
     if metric != config.training.selection_metric:
         raise ConfigError(
             f"--from-sweep {name} was decided by {metric}, not by "
@@ -149,6 +151,7 @@ class Sweep:
     records: dict[str, TrialRecord] = field(default_factory=dict)  # by name, as they began
     shown_at: float = -math.inf  # by the monotonic clock
     said: list[str] = field(default_factory=list)  # what the trials show
+    links: list[str] = field(default_factory=list)  # to the finalists' runs in MLflow
 
     @property
     def config(self) -> RunConfig:
@@ -203,7 +206,7 @@ class Sweep:
                 warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
                 limits = {
                     "search_alg": self._search(prior),
-                    "scheduler": halving(settings.grace_epochs) if settings.stop_early else None,
+                    "scheduler": self._halving() if settings.stop_early else None,
                     "num_samples": missing,
                     "time_budget_s": settings.time_budget,
                     "metric": self.metric,
@@ -217,37 +220,46 @@ class Sweep:
         if not records or records[0].value is None:
             ends = "; ".join(record.end for record in records if record.end) or OUT_OF_TIME
             raise RunError(f"no trial has been validated: {ends}")
-        final = self._final(records, dataset, made_from, run)
-        self.show(records, final)
-        command = self.command_of(records[0].params if final is None else final.changes)
+        choice = self._choice(records, dataset, made_from, run)
+        self.show(records, choice)
+        command = self.command_of(self._changes(records, choice))
         return SweepResult(records, command, self.said, self.report, run)
 
-    def _final(
+    def _choice(
         self, records: list[TrialRecord], dataset: Dataset, made_from: Identity, run: Run
-    ) -> Final | None:
+    ) -> Choice | None:
         """Train the finalists with further seeds, and choose one; None if there are too few."""
         own = self.drawing.own()
         whole = [record for record in records if record.is_whole and record.drawn != own]
         count = self.settings.finalists
         if not count or len(records) <= count or not whole:
             return None
-        candidates = {record.name: record.params for record in whole[:count]}
-        runs = train_finalists(self.config, candidates, self.directory, made_from, run)
-        data = prepared_data(self.config, dataset)
-        final = decide(runs, candidates, records, data, self.config.training.selection_metric)
-        winner = RunDirectory.of(self.config.output, final.run).mlflow_run_id
-        run.log_parameters({}, {WINNER: str(winner)})
-        run.log_metrics({f"finalist/{self.metric}": final.figure})
-        return final
+        finalists = {record.name: record.params for record in whole[:count]}
+        runs = train_finalists(self.config, finalists, self.directory, made_from, run)
+        choice = choose_finalist(runs, records, prepared_data(self.config, dataset), dataset)
+        ids = {
+            again.name: RunDirectory.of(again.output, str(again.name)).mlflow_run_id
+            for of_finalist in runs.values()
+            for again in of_finalist
+        }
+        self.links = [run.link_to_run(str(name), str(run_id)) for name, run_id in ids.items()]
+        run.log_parameters({}, {WINNER: str(ids[runs[choice.chosen][0].name])})
+        expected = mean(choice.expected, self.config.training.selection_metric)
+        run.log_metrics({f"finalist/{self.metric}": expected})
+        return choice
+
+    def _changes(self, trials: list[TrialRecord], choice: Choice | None) -> Mapping[str, Any]:
+        """Return the changes of what was chosen, or else of the best of ``trials``, best first."""
+        if choice is None:
+            return trials[0].params
+        return self.records[choice.chosen].params if choice.chosen != OWN else {}
 
     def _search(self, prior: list[TrialRecord]) -> TrialSearch:
         """Return what draws trials, with what the trials of this and another sweep have shown."""
         seed = self.config.seed + len(self.records)  # or a later call would draw the same again
         sampler: BaseSampler = RandomSampler(seed)
         if self.settings.search == "tpe":
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                sampler = TPESampler(seed=seed, multivariate=True, group=True)
+            sampler = tree_of_estimators(seed)
         search = TrialSearch(self.drawing, sampler, self.records, self.metric, self.write)
         of_space = [trial for trial in prior if search.learn(trial)]
         if len(of_space) < len(prior):
@@ -261,6 +273,10 @@ class Sweep:
             first = [self.drawing.own(), *(dict(best.drawn) for best in of_space[:1])]
             search.first += [drawn for drawn in first if drawn is not None]
         return search
+
+    def _halving(self) -> TrialScheduler:
+        ended = [record for record in self.records.values() if record.end]
+        return halving(self.settings.grace_epochs / self.config.training.epochs, earlier=ended)
 
     def write(self) -> None:
         """Write the table of trials."""
@@ -297,19 +313,25 @@ class Sweep:
         """Return the command that trains with changes of the configuration."""
         return self.command(overlay(self.config, {**changes, "name": None}))
 
-    def show(self, trials: list[TrialRecord], final: Final | None = None) -> None:
+    def show(self, trials: list[TrialRecord], choice: Choice | None = None) -> None:
         """Log the table of trials, best first, plots and the best command in MLflow."""
         best = trials[0]
         run = Run(tracking_uri(Path(self.config.output)), str(self.directory.mlflow_run_id))
-        command = None if best.value is None else self.command_of(best.params)
-        if final is not None:
-            command = self.command_of(final.changes)
+        changes = self._changes(trials, choice)
+        command = None if best.value is None else self.command_of(changes)
         shares = write_sweep_report(self.report, trials, self.metric, command)
-        noise = 0.0 if final is None else final.noise
+        noise = 0.0 if choice is None else choice.noise
         plot_effects(self.report, trials, list(shares), self.metric, noise)
-        self.said = [*(final.sentences if final else []), *effects(trials, shares, noise)]
+        self.said = [*(choice.sentences if choice else []), *effects(trials, shares, noise)]
         run.log_artifacts(self.report)
-        run.describe(describe_sweep(trials, self.metric, command, self.said))
+        links = [run.link_to(file.name) for file in sorted(self.report.iterdir())]
+        parts = [
+            describe_sweep(trials, self.metric, command, self.said),
+            f"Finalists: {', '.join(self.links)}" if self.links else "",
+            f"Report: {', '.join(links)}",
+            *run.registered_as,
+        ]
+        run.describe("\n\n".join(filter(None, parts)))
         if best.value is not None:
             figures = {**prefixed("importance/", shares), f"best/{self.metric}": best.value}
             run.log_metrics(figures, sum(bool(trial.end) for trial in trials))

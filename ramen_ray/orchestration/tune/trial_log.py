@@ -17,7 +17,7 @@ from ray.tune.experiment import Trial
 from ramen_ray.long_work import Pace
 from ramen_ray.method.metrics.ground_truth import HEADLINES
 from ramen_ray.naming import joined_name
-from ramen_ray.orchestration.run.checkpoints import REPORT_FILE, SCORE
+from ramen_ray.orchestration.run.checkpoints import REPORT_FILE
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, checkpoint_folders
 from ramen_ray.orchestration.run.processes import VALIDATION
 from ramen_ray.reports.search_report import TrialRecord
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "name"
 EPOCH = "epoch"
+SHARE_DONE = "share_done"  # of a trial's training
 STOPPED_EARLY = "stopped early"
 OUT_OF_TIME = "out of time"
 FAILED = "failed: "
@@ -56,7 +57,7 @@ def kept_error(folder: Path, name: str) -> Iterator[None]:
 def record_of(
     run: RunDirectory, params: Mapping[str, Any], decides: Sequence[str], with_test: bool
 ) -> TrialRecord:
-    """Return how far a trial's run came, by its last and its best checkpoint.
+    """Return how far a trial's run came, by what answers, or would: the last that was validated.
 
     Its value is the mean of the validation metrics that are named in ``decides``. If it trained to
     the end, this says so, or, ``with_test``, the figures of the test split.
@@ -70,10 +71,10 @@ def record_of(
     if not reports:
         return record
     record = replace(record, epochs=reports[-1][EPOCH], seconds=reports[-1]["trained_seconds"])
-    best = max(reports, key=lambda report: (report[SCORE], report["step"]))
     metrics = {
         name.removeprefix(VALIDATION): value
-        for name, value in best.items()
+        for report in reports
+        for name, value in report.items()
         if name.startswith(VALIDATION)
     }
     if notes.get("finished"):
@@ -110,6 +111,7 @@ class TrialLog(tune.Callback):
     def setup(self, **_: Any) -> None:
         """Begin, or go on in another process."""
         self.pace = Pace()
+        self.courses = defaultdict[str, list[list[float]]](list)
         self.trials: list[Trial] = []
         self.errors.mkdir(parents=True, exist_ok=True)
 
@@ -118,7 +120,7 @@ class TrialLog(tune.Callback):
         name = name_of(trial)
         directory = RunDirectory.of(self.output, self.run_of(name))
         record = record_of(directory, trial.config, self.decides, self.with_test)
-        record = replace(record, name=name)
+        record = replace(record, name=name, course=self.courses[name])
         if record.is_whole or not (trial.status in ENDED if has_ended is None else has_ended):
             return record
         if (message := self.error_of(trial)) is not None:
@@ -163,6 +165,15 @@ class TrialLog(tune.Callback):
         by_pace = self.pace.seconds_left(done, self.total)
         left = min(math.inf if by_pace is None else by_pace, self.ends_at - time.monotonic())
         logger.info(said if left == math.inf else f"{said}; at most about {left:.0f} s left")
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
+    ) -> None:
+        """Note what a trial has reached, and when, for trials of later calls."""
+        if SHARE_DONE not in result:  # it ended before its first validation
+            return
+        values = [result[VALIDATION + name] for name in self.decides]
+        self.courses[name_of(trial)].append([result[SHARE_DONE], sum(values) / len(values)])
 
     def on_experiment_end(self, trials: list[Trial], **_: Any) -> None:
         """Keep the trials; Tune's files of them may be cut by a full disk."""

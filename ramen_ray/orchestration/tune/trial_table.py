@@ -13,14 +13,14 @@ from ramen_ray.orchestration.run.directory import RunError
 from ramen_ray.reports.search_report import TrialRecord
 
 TABLE_FILE = "trials.parquet"
-AS_JSON = ("params", "drawn", "metrics")
+AS_JSON = ("params", "drawn", "metrics", "course")
 
 
 def write_trials(folder: Path, records: Mapping[str, TrialRecord]) -> None:
     """Write the table of a sweep's folder anew."""
     rows = [asdict(record) for record in records.values()]
     for row in rows:
-        row |= {column: json.dumps(dict(row[column])) for column in AS_JSON}
+        row |= {column: json.dumps(row[column]) for column in AS_JSON}
     with whole_file(folder / TABLE_FILE) as aside:
         pq.write_table(pa.Table.from_pylist(rows), aside)
 

@@ -16,12 +16,12 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 from pickle import UnpicklingError
+from types import SimpleNamespace
 from typing import Any
 
 import ray
 from ray import tune
 from ray.train import Checkpoint
-from ray.tune.experiment import Trial
 from ray.tune.integration.ray_train import TuneReportCallback
 from ray.tune.schedulers import ASHAScheduler
 
@@ -53,6 +53,7 @@ from ramen_ray.orchestration.run.worker import WorkerResult
 from ramen_ray.orchestration.tune.trial_log import (
     EPOCH,
     NAME,
+    SHARE_DONE,
     TrialLog,
     errors_of,
     kept_error,
@@ -135,23 +136,41 @@ class _Halving(ASHAScheduler):
     """Asynchronous successive halving that lets some trials, and those at their end, go on."""
 
     spared: Collection[str] = ()
+    earlier: Collection[TrialRecord] = ()
 
-    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
+        """Take what decides, by which trials of earlier calls are compared with, too."""
+        is_set: bool = super().set_search_properties(metric, mode, **spec)
+        for record in self.earlier:
+            trial = SimpleNamespace(trial_id=record.name, config={NAME: record.name})
+            self.on_trial_add(None, trial)
+            for share, value in record.course:
+                self.on_trial_result(None, trial, {SHARE_DONE: share, str(metric): value})
+        return is_set
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Take a result into account; returns what becomes of the trial."""
         action: str = super().on_trial_result(tune_controller, trial, result)
         goes_on = result.get(IS_LAST) or name_of(trial) in self.spared
         return self.CONTINUE if goes_on else action
 
 
-def halving(grace_epochs: int, spared: Collection[str] = ()) -> ASHAScheduler:
-    """Return a scheduler that stops trials that lag behind (ASHA), but for those in ``spared``."""
+def halving(
+    grace: float, spared: Collection[str] = (), earlier: Collection[TrialRecord] = ()
+) -> ASHAScheduler:
+    """Return a scheduler that stops trials that lag behind after the same share of their training.
+
+    None is stopped before the share ``grace``, nor those named in ``spared``. They are compared
+    with those of an ``earlier`` call, too.
+    """
     scheduler = _Halving(
-        time_attr=EPOCH,
+        time_attr=SHARE_DONE,
         max_t=sys.maxsize,  # trials end by themselves
-        grace_period=grace_epochs,
+        grace_period=grace,
         reduction_factor=REDUCTION_FACTOR,
     )
     scheduler.spared = spared
+    scheduler.earlier = earlier
     return scheduler
 
 
@@ -226,24 +245,27 @@ class Trials:
                 config = config_of(params, name)
                 result = _train_in_trial(config, parent, expected)
                 reached = prefixed(VALIDATION, result.metrics["trained"]["validation"])
-                tune.report({**reached, EPOCH: config.training.epochs, IS_LAST: True})
+                end = {EPOCH: config.training.epochs, SHARE_DONE: 1.0, IS_LAST: True}
+                tune.report({**reached, **end})
 
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        at_once = self.at_once or num_held(self.workers, machines)
         address = ray.get_runtime_context().gcs_address.rpartition(":")[0]
-        # Ray counts in units of 1/10,000, and would round up.
-        of_head = {f"node:{address}": 10_000 // at_once / 10_000}
-
         opened: dict[str, Dataset] = {}  # most trials have one, which is hashed once
 
         def resources(params: dict[str, Any]) -> tune.PlacementGroupFactory:
             worker: list[dict[str, float]] = []
+            at_once = self.at_once
             with suppress(UserError):  # the trial will tell
                 config = config_of(params, "trial")
                 path = config.dataset
                 dataset = opened[path] = opened.get(path) or Dataset(path)
                 if config.workers.num_workers == 1 and is_ready(config, dataset):
                     worker = [worker_share(config.workers)]
+            if worker and at_once is None:  # as there is room, also on machines that join
+                return tune.PlacementGroupFactory(worker)
+            at_once = at_once or num_held(self.workers, machines)
+            # Ray counts in units of 1/10,000, and would round up.
+            of_head = {f"node:{address}": 10_000 // at_once / 10_000}
             return tune.PlacementGroupFactory([*worker, of_head])
 
         # Tune writes a function that it pickles to disk, but not its parameters: the address of the
@@ -266,30 +288,34 @@ def _train_in_trial(config: RunConfig, parent: Run, expected: Identity) -> Train
             ray.get(as_task(prepared_data).remote(config, dataset))
     metric = VALIDATION + config.training.selection_metric
 
+    epochs = config.training.epochs
+
     def on_report(metrics: dict[str, Any]) -> None:
         if metric in metrics:
-            tune.report(metrics)
+            tune.report({**metrics, SHARE_DONE: metrics[EPOCH] / epochs})
 
     def train_here(train: Train[WorkerResult], *_: object) -> WorkerResult:
         return train(only_worker(on_report))
 
     is_worker = "CPU" in ray.get_runtime_context().get_assigned_resources()
-    in_workers = partial(train_in_workers, callbacks=[_ReportValidations(metric)])
+    in_workers = partial(train_in_workers, callbacks=[_ReportValidations(metric, epochs)])
     return fit_on(dataset, config, made_from, train_here if is_worker else in_workers, parent)
 
 
 class _ReportValidations(TuneReportCallback):
     """Reports to Tune only what has the metric, not checkpoints within an epoch."""
 
-    def __init__(self, metric: str) -> None:
+    def __init__(self, metric: str, epochs: int) -> None:
         super().__init__()
         self.metric = metric
+        self.epochs = epochs
 
     def after_report(
         self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
     ) -> None:
         if self.metric in metrics[0]:
-            super().after_report(run_context, metrics, checkpoint)
+            done = {SHARE_DONE: metrics[0][EPOCH] / self.epochs}
+            super().after_report(run_context, [{**metrics[0], **done}, *metrics[1:]], checkpoint)
 
 
 def num_held(workers: WorkersConfig, machines: Iterable[Mapping[str, float]]) -> int:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from machines import Machines
+from mlflow.tracking import MlflowClient
 from ray.util import placement_group_table
 from support import WAITS_FOR_TASKS, Ended, text_table, wait_until
 
@@ -258,6 +259,26 @@ def test_a_sweep_with_a_machine_less_has_the_same_results(machines, config):
     disturbed = _disturbed(lambda: swept("disturbed"), both_train, machines.lose)
     assert _values(disturbed) == _values(expected)
     assert len(_values(disturbed)) == 2
+
+
+def test_a_machine_that_joins_a_sweep_trains_trials(machines, config):
+    alone = {"walk.enabled": False, "base.kind": "in_batch", "pruning.mode": "never"}
+    changes = {**alone, "name": "joined", "training.epochs": 100, "workers.num_workers": 1}
+    settings = SweepConfig(space="optimizer", search="random", num_samples=2, stop_early=False)
+    runs = Path(config.output) / "runs"
+
+    def swept() -> SweepResult:
+        return sweep(overlay(config, changes), settings, SPACES["optimizer"], training_command)
+
+    def begun() -> bool:
+        return any(runs.glob("joined-*/checkpoint_0*"))
+
+    machines.become(1)
+    joined = _disturbed(swept, begun, machines.add)
+    client = MlflowClient(joined.run.uri)
+    trials = [client.get_run(str(trial.mlflow_run_id)).info for trial in joined.trials]
+    first, second = sorted(trials, key=lambda run: run.start_time)
+    assert second.start_time < first.end_time
 
 
 def _values(result: SweepResult) -> list[tuple[str, float | None]]:

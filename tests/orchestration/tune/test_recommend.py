@@ -1,28 +1,40 @@
 """What a search within some minutes tries, keeps and says; and one on a real Ray."""
 
+import csv
 import json
 import logging
+import math
 import shlex
+import shutil
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support import run_config_of
+from support import ROOT, run_config_of
 
-from ramen_ray.config import ConfigError, overlay
+from ramen_ray.config import ConfigError, RunConfig, overlay, write_config
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.orchestration.run.directory import Identity, RunDirectory, RunError
-from ramen_ray.orchestration.tune import recommend as module
-from ramen_ray.orchestration.tune.halves import choosing_queries
+from ramen_ray.orchestration.run.directory import (
+    VALIDATION_ADS_FILE,
+    Identity,
+    RunDirectory,
+    RunError,
+)
+from ramen_ray.orchestration.run.identity import identity_of
+from ramen_ray.orchestration.tune import recommend as recommend_module
+from ramen_ray.orchestration.tune import timed_search as module
+from ramen_ray.orchestration.tune.candidates import BASES, near
 from ramen_ray.orchestration.tune.recommend import recommend
 from ramen_ray.orchestration.tune.settings import RecommendConfig
-from ramen_ray.presets import PRESETS
+from ramen_ray.presets import PRESETS, bag
 from ramen_ray.printed_commands import training_command
 from ramen_ray.reports.search_report import TrialRecord, candidates_table, verdict
-from ramen_ray.tracking.runs import Run
+from ramen_ray.tracking.runs import Run, open_run
 
+NUM_VALIDATION = Dataset("datasets/rdocs").num_rows("queries/validation")
 LEVEL = (0.001, -0.01, 0.01)
 BETTER = (0.02, 0.01, 0.03)
 
@@ -36,8 +48,8 @@ def test_a_verdict_says_what_matters_what_does_not_and_how_sure_that_is():
     found = {"unidec-graph": _record(0.4), "unidec": _record(0.39), "x": _record(0.2, False)}
     gains = {"in_batch": {"P@1": BETTER, "R@10": LEVEL}, "unidec": {"P@1": LEVEL, "R@10": LEVEL}}
     found["late"] = replace(found["x"], end="")
-    chosen, first, second, third, late = verdict(found, "unidec-graph, the default", gains, 700)
-    assert chosen == "train: unidec-graph, the default"
+    chosen, why, first, second, third, late = verdict(found, "unidec-graph", ["level"], gains)
+    assert (chosen, why) == ("train: unidec-graph", "level")
     assert late.startswith("1 of 4 were out of time")
     assert first.startswith("what matters: over in_batch: P@1 +2.0 [+1.0, +3.0]")
     assert second.startswith("what does not show: over unidec: P@1 +0.1 [-1.0, +1.0]")
@@ -47,74 +59,134 @@ def test_a_verdict_says_what_matters_what_does_not_and_how_sure_that_is():
     assert stopped.endswith("| 20.00 | 30.00 |  |  | 20 | 12 | ended |")
 
 
-@pytest.mark.parametrize(
-    ("right_of_chooses", "right_of_others", "chosen"),
-    [
-        ({}, {}, "bag-unidec-graph"),
-        ({"bag-ance": 0.9}, {}, "bag-unidec-graph"),  # it was chosen, and is no better
-        ({"bag-ance": 0.9}, {"bag-ance": 0.9}, "bag-ance"),
-        ({}, {"bag-ance": 0.9}, "bag-unidec-graph"),  # the other half does not choose
-    ],
-)
-def test_one_half_of_validation_chooses_and_the_other_measures(
-    right_of_chooses, right_of_others, chosen, tmp_path, monkeypatch
-):
-    directory = RunDirectory(tmp_path / "search")
+def _search(output: Path, **settings: Any) -> module.TimedSearch:
+    directory = RunDirectory(output / "search")
     directory.create()
-    settings = RecommendConfig(dataset="rdocs", output=str(tmp_path))
-    search = module._Search(settings, directory, Dataset(settings.dataset))
-    search.candidates = {name: search.bases()[name] for name in ("bag-unidec-graph", "bag-ance")}
-    reached = {"P@1": 0.5, "R@10": 0.5}
-    for name in search.candidates:
-        run = RunDirectory.of(str(tmp_path), search.name_of(name))
-        _leave_checkpoint(run, 20, 0.5)
-        run.note(finished=True, metrics={"trained": {"validation": reached, "test": reached}})
-    chooses = choosing_queries(search.dataset, settings.seed)
-    chances = np.random.default_rng(1).random(len(chooses))
-
-    def scores(folder: Path, *_: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        name = folder.name.removeprefix("search-")
-        halves = (right_of_chooses.get(name, 0.5), right_of_others.get(name, 0.5))
-        gains = (chances < np.where(chooses, *halves)).astype(float)
-        return {metric: (gains, np.ones(len(chooses))) for metric in ("P@1", "R@10")}
-
-    monkeypatch.setattr(module, "scores_of_run", scores)
-    halves = search.halves(None)
-    assert search.choice(halves)[0] == chosen
-    late = {name: scores for name, scores in halves.scores.items() if name == "bag-ance"}
-    assert search.choice(replace(halves, scores=late))[0] == "bag-ance"
-    assert search.choice(replace(halves, scores={}))[0] in search.validated
-    for name, record in search.measured(halves).items():
-        gains, _ = scores(Path(f"search-{name}"))["P@1"]
-        assert record.metrics["P@1"] == pytest.approx(gains[~chooses].mean())
-    assert 0.4 < chooses.mean() < 0.6
+    asked = RecommendConfig(dataset="rdocs", output=str(output), **settings)
+    return module.TimedSearch(asked, directory, Dataset(asked.dataset))
 
 
-def test_candidates_are_all_bases_and_then_what_is_near_the_best(tmp_path):
-    settings = RecommendConfig(dataset="rdocs", encoders=("bag", "minilm"), output=str(tmp_path))
-    directory = RunDirectory(tmp_path / "search")
-    directory.create()
-    search = module._Search(settings, directory, Dataset(settings.dataset))
-    bases = search.bases()
-    assert len(bases) == 2 * len(module.BASES) * 2
-    assert not bases["bag-ance"].regularization.lambda_z
-    ours = overlay(bases["minilm-depsl-graph"], {"workers.cpus_per_worker": 2, "output": "outputs"})
+def _finish(run: RunDirectory, p_at_1: float) -> None:
+    """Leave what a run does at its end."""
+    _leave_checkpoint(run, 20, p_at_1)
+    reached = {"P@1": p_at_1, "R@10": p_at_1}
+    run.note(finished=True, metrics={"trained": {"validation": reached, "test": reached}})
+
+
+def _finish_as(run: RunDirectory, config: RunConfig, p_at_1: float) -> None:
+    """Leave what a run of a configuration does at its end, also what it was made from."""
+    run.create()
+    write_config(config, run.path / "config.json")
+    run.note(made_from=identity_of(config, Dataset(config.dataset)))
+    _finish(run, p_at_1)
+    (run.path / VALIDATION_ADS_FILE).touch()
+
+
+def test_candidates_are_the_bases_that_were_the_best_somewhere():
+    with (ROOT / "docs" / "evidence" / "regret.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["dataset"] not in {"mean", "worst"}]
+    regrets: dict[tuple[str, float], dict[str, float]] = {}
+    for row in rows:
+        if row["rate"] == "1.0":
+            setting = row["base"], float(row["epochs"]) / 20
+            regrets.setdefault(setting, {})[row["dataset"]] = float(row["regret"])
+    chosen: list[tuple[str, float]] = []
+
+    def left(setting: tuple[str, float]) -> float:
+        sets = next(iter(regrets.values()))
+        return sum(min(regrets[each][name] for each in [*chosen, setting]) for name in sets)
+
+    while not chosen or left(chosen[-1]) > 0:
+        chosen.append(min(regrets, key=left))
+    assert chosen == list(BASES)
+
+
+def test_candidates_are_bases_and_then_what_is_near_the_best(tmp_path):
+    search = _search(tmp_path, encoders=("bag", "minilm"))
+    for encoder in search.settings.encoders:
+        search.add(module.bases(search.start(encoder), encoder))
+    assert len(search.candidates) == 2 * len(BASES) * 2
+    assert not search.candidates["bag-depsl"].regularization.lambda_z
+    assert search.candidates["bag-in_batch-half-the-epochs"].training.epochs == 10
+    given = {"workers.cpus_per_worker": 2, "output": "outputs", "name": None}
+    ours = overlay(search.candidates["minilm-depsl-graph"], given)
     theirs = run_config_of(["minilm", "--base.kind", "depsl"])
     assert ours == overlay(theirs, {"training.selection_metric": "R@10"})
-    search.candidates |= bases
-    assert search.near() == {}
-    found = {"bag-unidec-graph": 0.4, "bag-ance": 0.3, "of-an-earlier-search": 1}
+    assert not search.validated
+    found = {"bag-unidec-graph": 0.4, "bag-depsl": 0.3, "of-an-earlier-search": 1}
     for name, value in found.items():
         _leave_checkpoint(RunDirectory.of(str(tmp_path), f"search-{name}"), 1, value)
-    assert list(search.validated) == ["bag-unidec-graph", "bag-ance"]
-    near = {name.removeprefix("bag-unidec-graph-"): one for name, one in search.near().items()}
+    assert list(search.validated) == ["bag-unidec-graph", "bag-depsl"]
+    of_best = near("bag-unidec-graph", search.candidates)
+    named = {name.removeprefix("bag-unidec-graph-"): one for name, one in of_best.items()}
     times = ("rate", "classifier-rate", "lambda")
-    assert set(near) == {
+    assert set(named) == {
         *(f"{word}-{what}" for word in ("third", "triple") for what in times),
         *("twice-the-epochs", "only-links", "only-categories"),
     }
-    assert near["third-rate"].optimizer.lr == pytest.approx(0.0005)
-    assert near["only-links"].regularization.lambda_z.keys() == {"links"}
+    assert named["third-rate"].optimizer.lr == pytest.approx(0.0005)
+    assert named["only-links"].regularization.lambda_z.keys() == {"links"}
+    search.add(of_best)
+    of_new = near("bag-unidec-graph-third-rate", search.candidates)
+    assert "bag-unidec-graph-third-rate-third-rate" in of_new
+    assert "bag-unidec-graph-third-rate-triple-rate" not in of_new, "that is what it began with"
+
+
+def test_a_search_takes_the_runs_that_compare_from_the_store(tmp_path):
+    search = _search(tmp_path)
+    recipe, other = (search.start("bag") for _ in range(2))
+    recipe = module.bases(recipe, "bag")["bag-unidec-graph"]
+    other = overlay(recipe, {"loss.temperature": 0.1})
+    runs = {"trained": recipe, "tuned": other, "seed": overlay(other, {"seed": 1})}
+    runs |= {name: overlay(other, {"loss.margin": 0.2}) for name in ("changed", "running")}
+    for number, (name, config) in enumerate(runs.items()):
+        _finish_as(RunDirectory.of(str(tmp_path), name), config, 0.3 + 0.1 * number)
+    RunDirectory.of(str(tmp_path), "running").note(finished=False)
+    changed = RunDirectory.of(str(tmp_path), "changed")
+    changed.note(made_from={**changed.notes["made_from"], "torch": "1.0"})
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "config.json").write_text("{")
+    search.add(module.bases(search.start("bag"), "bag"))
+    search.add_earlier()
+    assert search.candidates["bag-unidec-graph"].name == "trained"
+    assert [name for name in search.candidates if name in runs] == ["tuned"]
+    assert list(search.validated) == ["tuned", "bag-unidec-graph"]
+    assert near("tuned", search.candidates)["tuned-third-rate"].loss.temperature == 0.1
+    again = _search(tmp_path)
+    late = RunDirectory.of(str(tmp_path), "late")
+    shutil.copytree(tmp_path / "runs" / "tuned", late.path)
+    assert {config.name for config in again.earlier.values()} == {"trained", "tuned"}
+
+
+def test_further_seeds_of_the_best_and_the_recipe_decide_once_they_are_finished(
+    tmp_path, monkeypatch
+):
+    search = _search(tmp_path)
+    search.add(module.bases(search.start("bag"), "bag"))
+    reached = {"bag-unidec-graph": 0.4, "bag-depsl": 0.5, "bag-unidec": 0.45, "bag-in_batch": 0.3}
+
+    def scores(folder: Path, *_: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        draw = np.random.default_rng(len(folder.name))
+        name = folder.name.removeprefix("search-").rpartition("-seed")[0]
+        chance = 0.9 if name == "bag-unidec" else 0.5
+        gains = (draw.random(len(half)) < chance).astype(float)
+        return {metric: (gains, np.ones(len(half))) for metric in ("P@1", "R@10")}
+
+    half = module.half_of_validation(search.dataset, 0)
+    monkeypatch.setattr(module, "scores_of_run", scores)
+    assert search.further_seeds() == {} and search.choice(search.scores(None)) is None
+    for name, value in reached.items():
+        _finish(RunDirectory.of(str(tmp_path), f"search-{name}"), value)
+    search.again = search.further_seeds()
+    assert list(search.again) == ["bag-unidec-graph", "bag-depsl", "bag-unidec"]
+    runs = [config for of_finalist in search.again.values() for config in of_finalist]
+    assert {config.seed for config in runs} == {1, 2}
+    assert {len(of) for of in search.scores(None).values()} == {1}
+    assert search.choice(search.scores(None)).chosen == "bag-unidec-graph"
+    for config in runs:
+        _finish(RunDirectory.of(str(tmp_path), str(config.name)), 0.4)
+    decided = search.choice(search.scores(None))
+    assert (decided.chosen, len(decided.expected)) == ("bag-unidec", 2)
 
 
 def _leave_checkpoint(run: RunDirectory, epoch: int, p_at_1: float) -> None:
@@ -126,29 +198,80 @@ def _leave_checkpoint(run: RunDirectory, epoch: int, p_at_1: float) -> None:
     (folder / "report.json").write_text(json.dumps({**report, **reached}))
 
 
-def test_the_best_epoch_and_the_end_of_a_candidate_outlive_the_process(tmp_path):
-    directory = RunDirectory(tmp_path / "search")
-    directory.create()
-    directory.note(used_seconds=5.0)
-    settings = RecommendConfig(dataset="rdocs", output=str(tmp_path))
-    parts = settings, directory, Dataset(settings.dataset)
-    search, again = module._Search(*parts), module._Search(*parts)
-    again.candidates = search.bases()
-    assert not again.validated
-    run = RunDirectory.of(str(tmp_path), "search-bag-ance")
+def test_the_last_epoch_and_the_end_of_a_candidate_outlive_the_process(tmp_path):
+    search = _search(tmp_path)
+    search.directory.note(used_seconds=5.0)
+    search.add(module.bases(search.start("bag"), "bag"))
+    assert not search.validated
+    run = RunDirectory.of(str(tmp_path), "search-bag-depsl")
     for epoch, p_at_1 in enumerate((0.1, 0.3, 0.2), 1):
         _leave_checkpoint(run, epoch, p_at_1)
-    best, last = {"P@1": 0.3, "R@10": 0.5}, {"P@1": 0.2, "R@10": 0.5}
-    assert again.validated == {"bag-ance": TrialRecord(run.name, {}, 0.4, best, 3, 6.0)}
+    last = {"P@1": 0.2, "R@10": 0.5}
+    assert search.validated == {"bag-depsl": TrialRecord(run.name, {}, 0.35, last, 3, 6.0)}
     search.note_end([TrialRecord(run.name, end="stopped early")])
-    stopped = TrialRecord(run.name, {}, 0.4, best, 3, 6.0, end="stopped early")
-    assert again.validated == {"bag-ance": stopped}
+    stopped = TrialRecord(run.name, {}, 0.35, last, 3, 6.0, end="stopped early")
+    assert search.validated == {"bag-depsl": stopped}
     other = RunDirectory.of(str(tmp_path), "search-bag-unidec")
-    _leave_checkpoint(other, 20, 0.1)
-    other.note(finished=True, metrics={"trained": {"validation": last, "test": last}})
-    whole = TrialRecord(other.name, {}, 0.35, last, 20, 40.0, True, "trained to the end (40 s)")
-    assert again.validated == {"bag-ance": stopped, "bag-unidec": whole}
-    assert directory.notes["used_seconds"] >= 5
+    _finish(other, 0.2)
+    end = "trained to the end (40 s)"
+    whole = TrialRecord(other.name, {}, 0.2, {"P@1": 0.2, "R@10": 0.2}, 20, 40.0, True, end)
+    assert search.validated == {"bag-depsl": stopped, "bag-unidec": whole}
+    assert search.directory.notes["used_seconds"] >= 5
+
+
+class FinishedAtOnce:
+    """Trains nothing: a run's chance of a hit is that of its rate, and of the graph."""
+
+    def __init__(self, output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.trained: list[str] = []
+        self.run = open_run(f"sqlite:///{output}/mlflow.db", "tests", "search", output)
+        for where in (module, recommend_module):
+            monkeypatch.setattr(where, "prepared_data", lambda *_: None, raising=False)
+        monkeypatch.setattr(recommend_module, "parent_run", self.parent_run)
+        monkeypatch.setattr(module, "train_all", self.train_all)
+        monkeypatch.setattr(module, "scores_of_run", self.scores)
+
+    def parent_run(self, directory: RunDirectory, *_: Any) -> AbstractContextManager[Run]:
+        directory.create()
+        return nullcontext(self.run)
+
+    def train_all(self, configs: dict[str, RunConfig], *_: Any, **limits: Any) -> dict[str, str]:
+        assert limits["time_budget_s"] > 0
+        for name, config in configs.items():
+            self.trained.append(name)
+            _finish_as(RunDirectory.of(config.output, name), config, self.chance(config))
+        return {}
+
+    @staticmethod
+    def chance(config: RunConfig) -> float:
+        rate = config.optimizer.lr / bag("rdocs").optimizer.lr
+        return (0.7 - 0.1 * abs(math.log(rate / 9))) * (0.8 if config.base.kind == "depsl" else 1)
+
+    def scores(self, folder: Path, config: RunConfig, *_: Any) -> dict[str, Any]:
+        draw = np.random.default_rng(len(folder.name))
+        gains = (draw.random(NUM_VALIDATION) < self.chance(config)).astype(float)
+        return {metric: (gains, np.ones(NUM_VALIDATION)) for metric in ("P@1", "R@10")}
+
+
+def test_a_search_goes_on_near_what_is_better_and_ends_with_further_seeds(tmp_path, monkeypatch):
+    instead = FinishedAtOnce(tmp_path, monkeypatch)
+    settings = RecommendConfig(dataset="rdocs", output=str(tmp_path), name="mine")
+    found = recommend(settings)
+    best = found.config.optimizer.lr / bag("rdocs").optimizer.lr
+    assert best > 3, "two steps of three times the rate"
+    assert found.config.base.kind in {"unidec", "in_batch"} and found.config.name is None
+    again = [name for name in instead.trained if "-seed" in name]
+    assert len(again) == 2 * 3 and instead.trained[-len(again) :] == again
+    assert found.sentences[0].startswith("train: bag-")
+    assert "over the default, bag-unidec-graph: +" in " ".join(found.sentences)
+    values = [line.split("|")[2] for line in found.table.splitlines()[2:]]
+    assert values == sorted(values, key=float, reverse=True)
+    trained = [*instead.trained]
+    assert recommend(settings).table == found.table
+    assert instead.trained == trained, "the same call trains nothing again"
+    other = recommend(settings.model_copy(update={"name": "other"}))
+    assert len(instead.trained) - len(trained) < len(trained) / 2, "the rest has been trained"
+    assert other.config.optimizer.lr == found.config.optimizer.lr
 
 
 def test_encoders_that_are_compared_are_not_taken_for_changed_ones(tmp_path, monkeypatch):
@@ -160,12 +283,8 @@ def test_encoders_that_are_compared_are_not_taken_for_changed_ones(tmp_path, mon
 
     monkeypatch.setattr(module, "train_all", train_nothing)
     for encoders in (("bag",), ("bag", "minilm")):
-        settings = RecommendConfig(dataset="rdocs", encoders=encoders, output=str(tmp_path))
-        directory = RunDirectory(tmp_path / "-".join(encoders))
-        directory.create()
-        search = module._Search(settings, directory, Dataset(settings.dataset))
-        search.train(search.bases(), 1.0, Run("unused", "unused"))
-    assert expected[0].keys() - expected[1] == {"encoder"}
+        _search(tmp_path / "-".join(encoders), encoders=encoders).explore(Run("unused", "unused"))
+    assert expected[0].keys() - expected[-1] == {"encoder"}
 
 
 @pytest.mark.slow

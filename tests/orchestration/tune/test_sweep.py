@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import re
 import shlex
 import shutil
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -43,7 +42,6 @@ from ramen_ray.long_work import in_background
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.tune import sweep as sweep_module
 from ramen_ray.orchestration.tune.draws import Draw, Drawing, TrialSearch
-from ramen_ray.orchestration.tune.finalists import OWN, choose, expected_best
 from ramen_ray.orchestration.tune.settings import SweepConfig
 from ramen_ray.orchestration.tune.sweep import SweepResult, check_space, sweep
 from ramen_ray.orchestration.tune.trial_log import STOPPED_EARLY, TrialLog
@@ -53,7 +51,7 @@ from ramen_ray.presets import PRESETS, bag, minilm_6, tiny, used_sets, with_base
 from ramen_ray.printed_commands import training_command
 from ramen_ray.reports.effects import effects, plot_effects
 from ramen_ray.reports.search_report import TrialRecord, write_sweep_report
-from ramen_ray.tracking.addresses import tracking_uri
+from ramen_ray.tracking.addresses import TrackingError, tracking_uri
 from ramen_ray.tracking.registry import WINNER, Registry
 from ramen_ray.tracking.runs import DESCRIPTION_TAG, Run, open_run
 from tune_spaces import SPACES
@@ -197,30 +195,6 @@ def test_a_trial_is_told_in_one_line():
     trial = TrialRecord("003-lr-0.1", {}, 0.5, end="test P@1 48.00")
     line = tune_job.trial_line(trial, "R@10")
     assert line == "validation R@10 50.00; test P@1 48.00: 003-lr-0.1"
-
-
-def _run_of(hits: Sequence[int]) -> dict[str, Any]:
-    return {"P@1": (np.array(hits, dtype=float), np.ones(len(hits)))}
-
-
-def test_the_best_finalist_must_beat_the_preset_by_more_than_noise():
-    base = np.arange(400) % 4 == 0
-    better = base | (np.arange(400) % 3 == 0)
-    level = base.copy()
-    level[1:4] = True
-
-    def runs(hits: Any) -> list[dict[str, Any]]:
-        return [_run_of(hits), _run_of(np.roll(hits, 4))]
-
-    scores = {"a": runs(better), "b": runs(level), OWN: runs(base)}
-    chosen, noise, said = choose(scores, "P@1")
-    assert (chosen, noise) == ("a", 0.0)
-    assert f"a: validation P@1 {100 * better.mean():.2f}" in said[0]
-    assert len(said) == 3
-    chosen, _, said = choose({"b": runs(level), OWN: runs(base)}, "P@1")
-    assert chosen == OWN
-    assert "take the preset" in said[1]
-    assert expected_best(2) == pytest.approx(1 / math.sqrt(math.pi), abs=0.02)
 
 
 def test_a_sweep_says_what_each_setting_did(tmp_path):
@@ -381,6 +355,7 @@ def test_a_sweep_learns_from_one_with_another_metric_or_version_in_no_way(config
 
     refused("has no trials")  # as those of earlier versions
     write_trials(directory.path, {"0": TrialRecord("0", {}, 0.5)})
+    refused("has no trials")  # nor notes, which were deleted
     directory.note(plan={"training.selection_metric": "P@1"})
     refused("P@1, not by R@10")
     (directory.path / TABLE_FILE).write_text("odd")
@@ -416,29 +391,32 @@ def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
         sweep(ours, SETTINGS, margins, training_command)
 
 
-def test_trials_are_stopped_when_they_lag_behind_but_not_at_their_end():
-    scheduler = halving(1, spared={"ladder"})
+@pytest.mark.parametrize("is_later_call", [False, True])
+def test_trials_are_stopped_when_they_lag_behind_but_not_at_their_end(is_later_call):
+    course = [("best", 0.9), ("good", 0.8), ("fair", 0.7)]
+    known = [TrialRecord(name, course=[[s, v] for s in SHARES]) for name, v in course]
+    scheduler = halving(SHARES[0], spared={"ladder"}, earlier=known if is_later_call else ())
     assert scheduler.set_search_properties("score", "max")
+    names = ["poor", "ladder", "late", *(() if is_later_call else dict(course))]
     trials = {
-        name: cast(Trial, SimpleNamespace(config={"name": name}, trial_id=name))
-        for name in ("best", "good", "fair", "poor", "ladder", "late")
+        name: cast(Trial, SimpleNamespace(config={"name": name}, trial_id=name)) for name in names
     }
     for trial in trials.values():
         scheduler.on_trial_add(None, trial)
 
-    def reports(name: str, score: float, epoch: float, is_last: bool = False) -> str:
-        found = {"score": score, "epoch": epoch, "is_last": is_last}
+    def reports(name: str, score: float, share: float, is_last: bool = False) -> str:
+        found = {"score": score, "share_done": share, "is_last": is_last}
         return scheduler.on_trial_result(None, trials[name], found)
 
-    for epoch in (1, 3, 9):
-        for name, score in (("best", 0.9), ("good", 0.8), ("fair", 0.7)):
-            reports(name, score, epoch)
+    for share in () if is_later_call else SHARES:
+        for name, score in course:
+            reports(name, score, share)
     goes_on = TrialScheduler.CONTINUE
-    assert reports("poor", 0.1, 1) == TrialScheduler.STOP
-    assert reports("ladder", 0.1, 1) == goes_on
-    assert reports("late", 0.95, 1) == reports("late", 0.95, 2) == goes_on
-    assert reports("late", 0.2, 3, is_last=True) == goes_on
-    assert reports("late", 0.2, 9) == TrialScheduler.STOP
+    assert reports("poor", 0.1, 0.1) == TrialScheduler.STOP
+    assert reports("ladder", 0.1, 0.1) == goes_on
+    assert reports("late", 0.95, 0.1) == reports("late", 0.95, 0.2) == goes_on
+    assert reports("late", 0.2, 0.35, is_last=True) == goes_on
+    assert reports("late", 0.2, 0.95) == TrialScheduler.STOP
 
 
 def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
@@ -461,6 +439,7 @@ def test_a_failing_store_does_not_end_trials(config, monkeypatch, caplog):
     assert [file.name for file in shown.report.iterdir()] == ["trials.csv"]
 
 
+SHARES = 0.1, 0.35, 0.95  # of a training, at which trials were validated
 SECOND_EPOCH = "checkpoint_000000014"
 LAMBDAS = ["regularization.lambda_x.links", "regularization.lambda_z.links"]
 SETTINGS = SweepConfig(
@@ -524,12 +503,12 @@ def test_children_and_parent_are_tracked_and_the_best_one_is_told(result):
         if trial.value is None:
             continue
         values[trial.mlflow_run_id] = trial.value
-        assert names[trial.mlflow_run_id].startswith(f"search-{trial.name}"[:80])
+        figures, _, name = names[trial.mlflow_run_id].rpartition(" ")
+        assert name.startswith(f"search-{trial.name}"[:80])
+        assert bool(re.fullmatch(r"[\d.]+ [\d.]+", figures)) == trial.is_whole
         history = client.get_metric_history(trial.mlflow_run_id, "validation/R_at_10")
         reached = [point.value for point in history]
         assert trial.value in [pytest.approx(value) for value in reached]
-        if trial.end != STOPPED_EARLY:  # a trial that is ended may still validate once
-            assert max(reached) == pytest.approx(trial.value)
     finished = [child.info.run_id for child in children if child.info.status == "FINISHED"]
     assert set(finished) == values.keys()
     best = pytest.approx(max(values.values()))
@@ -561,20 +540,54 @@ def test_what_failed_is_tried_again_and_the_rest_is_kept(result, config):
 
 
 @pytest.mark.slow
-def test_a_sweep_grows_under_its_name_and_ends_with_finalists(result, config):
+def test_a_sweep_grows_under_its_name_and_ends_with_finalists(result, config, monkeypatch):
     again = search(config)
-    trained = _times_of_checkpoints(Path(config.output) / "runs")
+    runs = Path(config.output) / "runs"
+    best = next(trial for trial in again.trials if trial.is_whole)
+    shutil.rmtree(RunDirectory.of(config.output, f"search-{best.name}").path)
+    trained = _times_of_checkpoints(runs)
     fewer = search(config, num_samples=2)
-    assert fewer.trials == again.trials, "what is there is kept"
-    grown = search(config, num_samples=8, finalists=1)
-    assert len(grown.trials) == 8 and all(trial in grown.trials for trial in again.trials)
+    assert fewer.trials == again.trials, "what is there is kept, without its folder too"
+    with monkeypatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/cleaned.db")
+        with pytest.raises(TrackingError, match="bring back the store") as failure:
+            search(config, num_samples=8)
+    assert "\n" not in str(failure.value)
+    grown = search(config, num_samples=10, finalists=1)
+    assert len(grown.trials) == 10 and all(trial in grown.trials for trial in again.trials)
+    begun = {path.parent.name for path in _times_of_checkpoints(runs).keys() - trained.keys()}
+    of_trials = {name for name in begun if re.match(r"search-\d", name) and "seed" not in name}
+    assert len(of_trials) == 4, "four trainings by the second call"
+    assert trained.items() <= _times_of_checkpoints(runs).items()
     client = MlflowClient(tracking_uri=grown.run.uri)
-    winner = client.get_run(grown.run.id).data.tags[WINNER]
+    tags = client.get_run(grown.run.id).data.tags
+    winner = tags[WINNER]
     chosen, test_figures = Registry(grown.run.uri).find_logged(grown.run.id, None)
     assert chosen == winner and test_figures
     assert client.get_run(winner).data.params["seed"] in {"3", "4"}, "they have chosen no trial"
-    assert any("over the preset's own settings" in said for said in grown.sentences)
-    assert trained.items() <= _times_of_checkpoints(Path(config.output) / "runs").items()
+    assert any("over the default, own" in said for said in grown.sentences)
+    links = re.findall(r"\[([^]]+)\]\(#/experiments/\d+/runs/(\w+)", tags[DESCRIPTION_TAG])
+    assert winner in {run_id for _, run_id in links}
+    assert ("trials.csv", grown.run.id) in links
+
+
+@pytest.mark.slow
+def test_settings_that_the_space_of_a_prior_had_and_ours_has_not_are_told(result, config, caplog):
+    assert result.trials
+
+    def space(draw: Draw) -> None:
+        for key in LAMBDAS:
+            draw.number(key, 0.01, 1.0, log=True)
+
+    settings = SETTINGS.model_copy(update={"from_sweep": "search", "num_samples": 2})
+    this_week = sweep(
+        overlay(config, {"name": "this-week", "seed": 3}), settings, space, training_command
+    )
+    own, prior = sorted(this_week.trials, key=lambda trial: trial.name)
+    tried = [dict(trial.drawn) for trial in result.trials]
+    assert own.drawn == dict.fromkeys(LAMBDAS, 0.1)
+    assert "trials of --from-sweep search have settings that this space has not" in caplog.text
+    assert prior.drawn not in tried, "all of them drew a dataset, which this space does not"
 
 
 @pytest.mark.slow
