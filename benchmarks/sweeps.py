@@ -84,7 +84,7 @@ def main() -> None:
         table = Table(drawing, rows_of(drawing, asked.trials))
         lines += [{"dataset": dataset, **line} for line in table.lines()]
         for seed in SEEDS:
-            prior = table.sweep(NUM_PRIOR, seed, is_last_week=True)
+            prior = table.sweep(NUM_PRIOR, len(SEEDS) + seed, is_last_week=True)
             warm.append(max(value for _, value in table.sweep(NUM_WARM, seed, prior)))
             cold.append(max(value for _, value in table.sweep(NUM_COLD, seed)))
     write("sweeps", lines, asked.into)
