@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from ramen_ray.method.metrics.comparison import in_points
-from ramen_ray.method.metrics.ground_truth import HEADLINES
+from ramen_ray.method.metrics.ranking import HEADLINES
 from ramen_ray.reports.pages import PIXELS_PER_INCH
 from ramen_ray.reports.report_tables import ReportTable, as_list, as_markdown
 

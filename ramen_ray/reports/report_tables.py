@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ramen_ray.errors import printable
 from ramen_ray.method.metrics.comparison import Difference, in_points
-from ramen_ray.method.metrics.ground_truth import HEADLINES
+from ramen_ray.method.metrics.ranking import HEADLINES
 
 Metrics = Mapping[str, float]
 BySplit = Mapping[str, Mapping[str, Metrics]]  # by row, split and metric

@@ -16,7 +16,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import create_trial
 
 from ramen_ray.method.metrics.comparison import Difference, in_points
-from ramen_ray.method.metrics.ground_truth import HEADLINES
+from ramen_ray.method.metrics.ranking import HEADLINES
 from ramen_ray.reports.pages import drawn
 from ramen_ray.reports.report_tables import ReportTable, as_list, as_markdown
 

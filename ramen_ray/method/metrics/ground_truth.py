@@ -36,7 +36,6 @@ from ramen_ray.method.metrics.ranking import (
 from ramen_ray.method.model.dual_encoder import DualEncoder
 from ramen_ray.method.retrieval.search import TopK, drop_filtered, merge_topk, most_filters, search
 
-HEADLINES = ("P@1", "R@10")  # the metrics that logs and reports show first
 NO_FILTERS = np.empty((0, 2), dtype=np.int64)
 QUERIES_PER_JUDGEMENT = 1 << 14
 LEAST_SHARE = 0.01

@@ -20,6 +20,8 @@ METRICS = [f"{name}@{k}" for k in KS for name in ("P", "N", "R", "PSP", "PSN")] 
     f"{group}/{name}" for group in ("head", "torso", "tail", "traffic") for name in OF_GROUPS
 ]
 """The names of the metrics that every evaluation returns."""
+HEADLINES = ("P@1", "R@10")
+"""The metrics that logs and reports show first."""
 PerQuery = tuple[Float64s, Float64s]
 """The gain of each query, and its possible gain: (queries,) each."""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ramen_ray.data.store.made_folder import whole_file
 from ramen_ray.long_work import Pace, in_background
-from ramen_ray.method.metrics.ground_truth import HEADLINES
+from ramen_ray.method.metrics.ranking import HEADLINES
 from ramen_ray.method.objectives.terms import Objective
 from ramen_ray.method.training.step_losses import StepLosses
 from ramen_ray.tracking.runs import Run

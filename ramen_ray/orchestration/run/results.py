@@ -11,7 +11,7 @@ from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.store.predictions import shown_ads, spell_out
 from ramen_ray.data.store.schemas import TRAIN
-from ramen_ray.method.metrics.ground_truth import HEADLINES
+from ramen_ray.method.metrics.ranking import HEADLINES
 from ramen_ray.orchestration.run.answering import RETRIEVER, index_kind
 from ramen_ray.orchestration.run.build import build_ground_truth
 from ramen_ray.orchestration.run.directory import TEST_ADS_FILE, started_from

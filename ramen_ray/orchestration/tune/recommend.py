@@ -8,7 +8,7 @@ from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.splits.sample import sample_dataset
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.schemas import TRAIN
-from ramen_ray.method.metrics.ground_truth import HEADLINES
+from ramen_ray.method.metrics.ranking import HEADLINES
 from ramen_ray.naming import joined_name, short_hash
 from ramen_ray.orchestration.run.checks import check_config
 from ramen_ray.orchestration.run.directory import (

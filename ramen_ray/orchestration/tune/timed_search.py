@@ -15,8 +15,7 @@ from functools import cached_property
 from ramen_ray.config import RunConfig, overlay, with_absolute_paths
 from ramen_ray.data.prepared.folder import Prepared
 from ramen_ray.data.store.dataset import Dataset
-from ramen_ray.method.metrics.ground_truth import HEADLINES
-from ramen_ray.method.metrics.ranking import PerQuery
+from ramen_ray.method.metrics.ranking import HEADLINES, PerQuery
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.evaluate import scores_of_run
 from ramen_ray.orchestration.run.directory import RunDirectory

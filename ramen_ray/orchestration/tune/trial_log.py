@@ -15,7 +15,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from ramen_ray.long_work import Pace
-from ramen_ray.method.metrics.ground_truth import HEADLINES
+from ramen_ray.method.metrics.ranking import HEADLINES
 from ramen_ray.naming import joined_name
 from ramen_ray.orchestration.run.checkpoints import REPORT_FILE
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError, checkpoint_folders

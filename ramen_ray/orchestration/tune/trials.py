@@ -235,9 +235,12 @@ class Trials:
 
         It is one if it trains in its own process, and needs no others before.
         """
+        # by names of their own, as workers cannot unpickle all that ``self`` has
         config_of = self.config_of
         expected = self.expected
         errors = self.log.errors
+        workers = self.workers
+        at_once = self.at_once
 
         def train(params: dict[str, Any], parent: Run) -> None:
             name = tune.get_context().get_trial_name()
@@ -254,7 +257,6 @@ class Trials:
 
         def resources(params: dict[str, Any]) -> tune.PlacementGroupFactory:
             worker: list[dict[str, float]] = []
-            at_once = self.at_once
             with suppress(UserError):  # the trial will tell
                 config = config_of(params, "trial")
                 path = config.dataset
@@ -263,9 +265,9 @@ class Trials:
                     worker = [worker_share(config.workers)]
             if worker and at_once is None:  # as there is room, also on machines that join
                 return tune.PlacementGroupFactory(worker)
-            at_once = at_once or num_held(self.workers, machines)
+            num_trials = at_once or num_held(workers, machines)
             # Ray counts in units of 1/10,000, and would round up.
-            of_head = {f"node:{address}": 10_000 // at_once / 10_000}
+            of_head = {f"node:{address}": 10_000 // num_trials / 10_000}
             return tune.PlacementGroupFactory([*worker, of_head])
 
         # Tune writes a function that it pickles to disk, but not its parameters: the address of the

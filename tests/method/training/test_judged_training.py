@@ -48,8 +48,15 @@ def parent(dataset_path, tmp_path_factory) -> Dataset:
     weights = [[draw.integers(1, 9) for _ in ads] for ads in train["ad_ids"].to_pylist()]
     column = pa.array(weights, pa.list_(pa.float32()))
     tables["queries/train"] = train.append_column("weights", column)
+    held_out = {
+        text.lower()
+        for split in ("validation", "test")
+        for text in tables[f"queries/{split}"]["text"].to_pylist()
+    }
     rows = []
     for row in train.to_pylist():
+        if row["text"].lower() in held_out:
+            continue
         ads = {*row["ad_ids"], *draw.choice(40, 9, replace=False).tolist()}
         rows += [(row["query_id"], ad, "human", draw.integers(0, 4) / 3) for ad in sorted(ads)[::2]]
     tables["judged/train"] = pa.table([*zip(*rows, strict=True)], JUDGEMENTS.names)
