@@ -146,7 +146,9 @@ class Table:
         """Return the table's lines."""
         return [
             {
-                "last week": f"{100 * self.last_week[row.name]:.2f}" * (row.name in self.last_week),
+                "last week": (
+                    f"{100 * self.last_week[row.name]:.2f}" if row.name in self.last_week else ""
+                ),
                 "this week": f"{100 * self.this_week[row.name]:.2f}",
                 **{key: str(value) for key, value in row.trial.params.items()},
             }
