@@ -17,6 +17,8 @@ _IN_TEXT = re.compile(
 )
 _WHOLE = re.compile(r"(\w[\w+.-]*://)(.*)", re.DOTALL)
 _HOSTS = re.compile(r"(?:(?:[\w.-]*|\[[\da-fA-F:.]+\])(?::\d*)?(?:,|(?=/|$)))*(?:/|$)")
+_WITH_VERSION = re.compile(r"([^@]+/[^@]+)(@v\d+)")
+"""A path in a store, and the version of a Delta table there."""
 _AFTER_PATH = re.compile(r"([?#;]|%3[bf]|%23)(.*)", re.DOTALL | re.IGNORECASE)
 _WITHOUT_SCHEME = re.compile(r"(?<![\w:/@.-])[\w.-]+:[^\s:/@]+@(?=[\w.-]+)")
 _QUERY = re.compile(rf"(?<=[^\s?])\?[\w.%~+-]+=\S*?{_END}")
@@ -78,14 +80,16 @@ def _allowed(address: re.Match[str]) -> str:
     scheme, rest = address.groups()
     if scheme == "sqlite://":  # a file, in whose name all may stand
         return scheme + rest
-    path, mark, query = [*_AFTER_PATH.split(rest, maxsplit=1), "", ""][:3]
+    versioned = _WITH_VERSION.fullmatch(rest)
+    unversioned, version = versioned.groups() if versioned else (rest, "")
+    path, mark, query = [*_AFTER_PATH.split(unversioned, maxsplit=1), "", ""][:3]
     has_host = not path.startswith("/")
     place = path.rpartition("@")[2] if has_host else path
     if "@" in query or not _HOSTS.match(place):
         return f"{scheme}***"
     user = "" if place == path else "***@"
     end = f"{mark}***" if mark else ""
-    return f"{scheme}{user}{place}{end}"
+    return f"{scheme}{user}{place}{end}{version}"
 
 
 def printable(text: str) -> str:

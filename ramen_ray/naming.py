@@ -4,10 +4,14 @@ import hashlib
 import re
 import reprlib
 import unicodedata
+from pathlib import Path
 
-from ramen_ray.errors import UserError
+from ramen_ray.errors import DatasetError, UserError
 
 MAX_BYTES = 100  # file systems allow 255, and other names are made from these
+
+VERSIONED = re.compile(r"^(.*)@v(\d+)$")
+"""A folder and the version of a Delta table there, as Spark writes it."""
 
 
 class BadNameError(UserError):
@@ -52,3 +56,11 @@ def name_like(text: str, otherwise: str) -> str:
     """Make a name from a text, such as a folder's name; ``otherwise`` if nothing of it is left."""
     composed = unicodedata.normalize("NFC", text)
     return joined_name(re.sub(r"[^\w.-]+", "-", composed).strip(".-") or otherwise)
+
+
+def dataset_name(given: str | None, folder: Path) -> str:
+    """Return the ``given`` name of a dataset, a DatasetError if it is bad, or the folder's name."""
+    try:
+        return name_like(folder.name, "dataset") if given is None else checked_name(given)
+    except BadNameError as error:
+        raise DatasetError(f"name: {error}") from error

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import ablate, train, tune
-from ramen_ray.data.store.dataset import Dataset, DatasetError, dataset_name, write_dataset
-from ramen_ray.naming import BadNameError, checked_name, joined_name, name_like
+from ramen_ray.data.store.dataset import Dataset, DatasetError, write_dataset
+from ramen_ray.naming import BadNameError, checked_name, dataset_name, joined_name, name_like
 
 BAD = ["", ".", "..", "../x", "/etc", "a/b", "a b", "-x", ".x", "x\n", "a\0", "\udc80", "x" * 101]
 

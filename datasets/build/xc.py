@@ -22,16 +22,11 @@ from ramen_ray.command_line import parse_settings, run_job
 from ramen_ray.config import Section
 from ramen_ray.data.arrays import Int64s, to_lists
 from ramen_ray.data.findings import error_at
-from ramen_ray.data.store.dataset import (
-    Dataset,
-    DatasetError,
-    DatasetWriter,
-    dataset_name,
-    new_dataset,
-)
+from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
 from ramen_ray.data.store.same_texts import fold
 from ramen_ray.data.store.schemas import ZERO_SHOT
 from ramen_ray.long_work import logged_progress
+from ramen_ray.naming import dataset_name
 from xc_export import export_xc
 from xc_files import ROWS_AT_ONCE, read_matrix
 from xc_folder import Folder, Nodes, Split

@@ -78,6 +78,8 @@ def test_a_store_is_where_its_folder_is_whatever_its_name(monkeypatch, tmp_path,
         ("with url /api?access_token=abc", "with url /api?***"),
         ("file:///home/ann@corp/x", "file:///home/ann@corp/x"),
         ("models:/shop@champion", "models:/shop@champion"),
+        ("s3://lake/clicks@v12", "s3://lake/clicks@v12"),
+        ("s3://ann:s3cret@v12", "s3://***@v12"),
         ("sqlite:////tmp/mlflow.db", "sqlite:////tmp/mlflow.db"),
     ],
 )

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from ramen_ray.data.store.parquet_files import open_parquet, read_footer, row_gr
 from ramen_ray.data.store.schemas import PUBLISHED, SPLITS, ZERO_SHOT, optional_fields, schema_of
 from ramen_ray.errors import DatasetError as DatasetError
 from ramen_ray.long_work import prefetched
-from ramen_ray.naming import BadNameError, checked_name, name_like, naming_fault
+from ramen_ray.naming import VERSIONED, naming_fault
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -172,16 +173,13 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the content of all tables, as it was when this was first asked for."""
-        return digest_of(self._noted[1])
+        """A hash of all tables' content and the Delta versions it is of, when first asked for."""
+        return digest_of([*self._noted[1], *_delta_versions(self.metadata)])
 
     @property
     def table_digests(self) -> dict[str, str]:
         """A hash of each table's content, as it was when the fingerprint was first asked for."""
-        return {
-            table: digest_of(part)
-            for table, part in groupby(self._noted[1], key=lambda content: content[0])
-        }
+        return {table: digest_of(part) for table, part in groupby(self._noted[1], itemgetter(0))}
 
     @cached_property
     def _noted(self) -> tuple[list[FileState], list[FileContent]]:
@@ -210,19 +208,30 @@ class Dataset:
 
         Tables added since this directory was opened do not count. ``since`` ends the message.
         """
-        expected = self.fingerprint
+        _ = self._noted  # as it is before the block
         try:
             yield
         except Exception:  # which may be due to the change
-            self._check_content(expected, since)
+            self._check_content(since)
             raise
-        self._check_content(expected, since)
+        self._check_content(since)
 
-    def _check_content(self, expected: str, since: str) -> None:
+    def _check_content(self, since: str) -> None:
+        states, contents = self._noted
         with suppress(DatasetError, FileNotFoundError):
-            if self._states() == self._noted[0] or self.content_of(self.tables) == expected:
+            if self._states() == states or [*self._contents_of(self.tables)] == contents:
                 return
         raise DatasetError(f"{self.path} has changed {since}")
+
+
+def _delta_versions(metadata: Mapping[str, Any]) -> Iterator[FileContent]:
+    """Yield the versions of Delta tables that ``dataset.json`` names."""
+    values: list[Any] = [metadata]
+    for value in values:
+        if isinstance(value, dict):
+            values += [part for _, part in sorted(value.items())]
+        elif isinstance(value, str) and (versioned := VERSIONED.match(value)):
+            yield "version", 0, versioned[2].encode()
 
 
 def open_unchanged(path: str | Path, fingerprint: str, since: str) -> Dataset:
@@ -261,14 +270,6 @@ class DatasetWriter:
                     writer.write_table(group)
                     num_rows += len(group)
         return num_rows
-
-
-def dataset_name(given: str | None, folder: Path) -> str:
-    """Return the ``given`` name of a dataset, a DatasetError if it is bad, or the folder's name."""
-    try:
-        return name_like(folder.name, "dataset") if given is None else checked_name(given)
-    except BadNameError as error:
-        raise DatasetError(f"name: {error}") from error
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def _tables(folder: Path, name: str, versions: list[pd.DataFrame], **how: Any) -
     return delta, plain
 
 
-def test_live_files_of_a_version_are_read(tmp_path):
+def test_live_files_of_a_version_are_read_and_the_version_is_of_the_identity(tmp_path):
     first, last = _log(0), _log(4)
     delta, plain = _tables(tmp_path, "clicks", [first, last], partition_by=["day"])
     old = tmp_path / "old.parquet"
@@ -83,6 +83,10 @@ def test_live_files_of_a_version_are_read(tmp_path):
     assert recorded["clicks"] == f"{delta}@v1"
     again = import_tables(replace(settings, clicks=recorded["clicks"]), tmp_path / "again")
     assert again.fingerprint == made["delta"].fingerprint
+    deltalake.write_deltalake(delta, pa.table(last), mode="overwrite")
+    later = import_tables(replace(settings, clicks=str(delta)), tmp_path / "later")
+    assert later.table_digests == again.table_digests == made["plain"].table_digests
+    assert len({later.fingerprint, again.fingerprint, made["plain"].fingerprint}) == 3
 
 
 def test_sessions_edges_and_judgements_are_read_too(tmp_path):
@@ -111,6 +115,7 @@ def test_sessions_edges_and_judgements_are_read_too(tmp_path):
     for table in ours.tables:
         assert ours.read(table).equals(theirs.read(table)), table
     assert edge_weights_of(ours, "links", "query")
+    assert ours.fingerprint != theirs.fingerprint
     assert ours.metadata["judged"]["judged"].endswith("grades@v1")
     sets = ours.metadata["anchor_sets"]
     assert sets["links"]["settings"]["query_edges"].endswith("edges@v1")

@@ -9,13 +9,7 @@ from typing import Any
 
 from ramen_ray.data.engine import Connection, count, engine, run
 from ramen_ray.data.findings import FaultKind, raise_errors
-from ramen_ray.data.store.dataset import (
-    Dataset,
-    DatasetError,
-    DatasetWriter,
-    dataset_name,
-    new_dataset,
-)
+from ramen_ray.data.store.dataset import Dataset, DatasetError, DatasetWriter, new_dataset
 from ramen_ray.data.store.same_texts import normalized
 from ramen_ray.data.store.schemas import FILTER, PLURAL, SIDES, SPLITS, Side
 from ramen_ray.data.tables.clicks import numbering, shown, splits, writing
@@ -35,6 +29,7 @@ from ramen_ray.data.tables.reading.columns import (
 from ramen_ray.data.tables.reading.files import pinned
 from ramen_ray.data.tables.reading.loading import UserTable
 from ramen_ray.errors import shown_address, without_secrets
+from ramen_ray.naming import dataset_name
 
 logger = logging.getLogger(__name__)
 

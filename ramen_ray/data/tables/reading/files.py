@@ -30,6 +30,7 @@ from ramen_ray.errors import (
     redacted_reason,
     shown_address,
 )
+from ramen_ray.naming import VERSIONED
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,6 @@ LOGS = {
 }
 """Files that say which files of a table are alive."""
 DELTA_LOG = "_delta_log"
-VERSIONED = re.compile(r"^(.*)@v(\d+)$")
-"""A folder and the version of a Delta table there, as Spark writes it."""
 GOOGLE = re.compile(r"^(gs|gcs)://(?!.*[?&]retry_limit_seconds=)")
 GOOGLE_RETRIES_S = 15
 """How long Google's library tries again; by default a quarter of an hour, also where no network or
