@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,10 +19,13 @@ import mlflow.entities
 import numpy as np
 import pandas as pd
 import pytest
+import ray
 from conftest import SPECIAL_TOKENS
 from filelock import FileLock
 from mlflow.tracking import MlflowClient
 from optuna.samplers import RandomSampler, TPESampler
+from ray import cloudpickle, tune
+from ray.tune import TuneConfig
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 from support import ROOT, node_edges, query_table, run_config_of, text_table, wait_until
@@ -41,6 +45,7 @@ from ramen_ray.idle_settings import advice_on_idle
 from ramen_ray.long_work import in_background
 from ramen_ray.orchestration.run.directory import RunDirectory, RunError
 from ramen_ray.orchestration.tune import sweep as sweep_module
+from ramen_ray.orchestration.tune import trials as trials_module
 from ramen_ray.orchestration.tune.draws import Draw, Drawing, TrialSearch
 from ramen_ray.orchestration.tune.settings import SweepConfig
 from ramen_ray.orchestration.tune.sweep import SweepResult, check_space, sweep
@@ -363,6 +368,69 @@ def test_a_sweep_learns_from_one_with_another_metric_or_version_in_no_way(config
         sweep(overlay(config, {"name": "new"}), settings, margins, training_command)
 
 
+class Handed:
+    """Takes what Tune is handed, and ends as by Ctrl-C."""
+
+    def __init__(self, trainable: Any, tune_config: TuneConfig, **_: Any) -> None:
+        self.on_workers = cloudpickle.dumps(trainable)
+        self.here = cloudpickle.dumps((tune_config.search_alg, tune_config.scheduler))
+
+    def fit(self) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> list[Handed]:
+    """Lets a sweep come as far as Tune; returns what that was handed."""
+    handed: list[Handed] = []
+
+    def take(*arguments: Any, **settings: Any) -> Handed:
+        handed.append(Handed(*arguments, **settings))
+        return handed[-1]
+
+    context = SimpleNamespace(gcs_address="127.0.0.1:1")
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(trials_module, "start_ray", lambda **_: None)
+    monkeypatch.setattr(trials_module, "check_resources", lambda _: None)
+    monkeypatch.setattr(trials_module, "no_placement_group_left", nullcontext)
+    monkeypatch.setattr(tune, "Tuner", take)
+    monkeypatch.setattr(sweep_module, "prepared_data", lambda *_: None)
+    monkeypatch.setattr(sweep_module, "edges_to_train", lambda *_: None)
+    return handed
+
+
+def test_a_worker_needs_nothing_of_a_user_s_to_train_a_trial(without_ray, config, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        sweep(overlay(config, {"name": "pickled"}), SETTINGS, margins, training_command)
+    (handed,) = without_ray
+    monkeypatch.setitem(sys.modules, __name__, None)  # a worker cannot import what has the space
+    cloudpickle.loads(handed.on_workers)
+    with pytest.raises(ModuleNotFoundError, match=__name__):
+        cloudpickle.loads(handed.here)
+
+
+def test_what_was_cleaned_away_between_calls_is_told_or_not_needed(
+    without_ray, config, monkeypatch
+):
+    directory = RunDirectory.of(config.output, "cleaned", "sweeps")
+    ours = overlay(config, {"name": "cleaned"})
+    with pytest.raises(KeyboardInterrupt):
+        sweep(ours, SETTINGS, margins, training_command)
+    ended = {
+        f"{number}": TrialRecord(f"{number}", value=0.1 * number, end="test P@1 48.00")
+        for number in range(6)
+    }
+    write_trials(directory.path, ended)  # and no trial has a folder
+    kept = sweep(ours, SETTINGS, margins, training_command)
+    assert [trial.name for trial in kept.trials] == [*ended][::-1]
+    assert len(without_ray) == 1, "the first call alone has trials to train"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/cleaned.db")
+    with pytest.raises(TrackingError, match="bring back the store") as failure:
+        sweep(ours, SETTINGS, margins, training_command)
+    assert "\n" not in str(failure.value)
+
+
 @pytest.mark.slow
 def test_a_dataset_that_changes_between_trials_stops_a_sweep_in_one_line(
     cluster, config, tmp_path, monkeypatch, caplog
@@ -540,19 +608,12 @@ def test_what_failed_is_tried_again_and_the_rest_is_kept(result, config):
 
 
 @pytest.mark.slow
-def test_a_sweep_grows_under_its_name_and_ends_with_finalists(result, config, monkeypatch):
+def test_a_sweep_grows_under_its_name_and_ends_with_finalists(result, config):
     again = search(config)
     runs = Path(config.output) / "runs"
     best = next(trial for trial in again.trials if trial.is_whole)
     shutil.rmtree(RunDirectory.of(config.output, f"search-{best.name}").path)
     trained = _times_of_checkpoints(runs)
-    fewer = search(config, num_samples=2)
-    assert fewer.trials == again.trials, "what is there is kept, without its folder too"
-    with monkeypatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{config.output}/cleaned.db")
-        with pytest.raises(TrackingError, match="bring back the store") as failure:
-            search(config, num_samples=8)
-    assert "\n" not in str(failure.value)
     grown = search(config, num_samples=10, finalists=1)
     assert len(grown.trials) == 10 and all(trial in grown.trials for trial in again.trials)
     begun = {path.parent.name for path in _times_of_checkpoints(runs).keys() - trained.keys()}
