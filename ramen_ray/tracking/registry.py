@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote
 
 import mlflow
@@ -89,6 +89,20 @@ def registry_errors(uri: str) -> Iterator[None]:
         raise TrackingError(message) from None  # the cause may contain a password
 
 
+class Parameters(dict[str, str]):
+    """Settings of a run, by dotted key; a RegistryError names one that it was logged without."""
+
+    def __init__(self, run_id: str, logged: Mapping[str, str]) -> None:
+        super().__init__(logged)
+        self._run_id = run_id
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise RegistryError(
+            f"the MLflow run {self._run_id} was logged without the setting {key}, which trainings "
+            f"have; choose another retriever"
+        )
+
+
 class Registry:
     """The registered retrievers of an MLflow store; all methods raise TrackingError without it."""
 
@@ -155,10 +169,10 @@ class Registry:
         with registry_errors(self.uri):
             return str(self.client.get_run(run_id).info.run_name)
 
-    def parameters(self, run_id: str) -> dict[str, str]:
-        """Return the settings that a run was started with, by dotted key."""
+    def parameters(self, run_id: str) -> Parameters:
+        """Return the settings that a run was started with."""
         with registry_errors(self.uri):
-            return dict(self.client.get_run(run_id).data.params)
+            return Parameters(run_id, self.client.get_run(run_id).data.params)
 
     def check_name(self, name: str, alias: str) -> None:
         """Raise a RegistryError if a new model or alias cannot have its name."""

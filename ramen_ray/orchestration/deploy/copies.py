@@ -24,13 +24,13 @@ def log_copy(
     It gets the parameters of the original's training, and ``changes`` of these and of the model's
     metadata. Artifacts go into ``output`` if no server keeps them.
     """
-    parameters = {**registry.parameters(original.run_id), **changes}
+    parameters = registry.parameters(original.run_id)
     name = "-".join(
         [str(original.metadata.get("dataset", "copy")), *sorted({*changes} - {"num_ads"})]
     )
     run = open_run(registry.uri, parameters["experiment"], name, output)
     with run.closing():
-        run.log_parameters(parameters, {COPY_OF: original.uri})
+        run.log_parameters({**parameters, **changes}, {COPY_OF: original.uri})
         metadata = {**original.metadata, **changes}
         model_id = log_retriever(run, folder, example, metadata)
     return registry.look_up(uri_of(model_id))

@@ -11,12 +11,14 @@ from playwright.sync_api import expect, sync_playwright
 from screenshots import FLAGS
 from serving import asked, figures_at, serving, with_markets
 from starlette.testclient import TestClient
-from support import PATIENCE_S, wait_until
+from support import PATIENCE_S, wait_until, write_rows
 
+from jobs import index, promote
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.orchestration.serve import held, shadow
 from ramen_ray.orchestration.serve.server import ServerSettings, app_of
-from ramen_ray.tracking.registry import Registry, ask
+from ramen_ray.tracking.registry import Registry, ask, uri_of
+from ramen_ray.tracking.runs import Run
 
 QUERY = "robin nest"
 CHAMPION = "models:/page@champion"
@@ -78,6 +80,26 @@ def test_why_tells_the_clicks_and_the_anchors_of_an_ad(registry, dataset_path):
         assert client.get("/why", params={"query": QUERY, "ad_id": "unknown"}).json() == []
     hidden = TestClient(app_of(registry, CHAMPION, ServerSettings(has_page=False)))
     assert [hidden.get(path).status_code for path in ("/", "/why")] == [404, 404]
+
+
+def test_a_setting_that_a_run_was_logged_without_is_named(
+    store, dataset_path, refused, monkeypatch, tmp_path
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "log_parameters", lambda *_: None)
+        run_id = store.run(0.0, dataset_path)
+    registry = Registry(store.uri)
+    uri = uri_of(registry.find_logged(run_id, None)[1])
+    with TestClient(app_of(registry, uri)) as client:
+        answered = client.get("/why", params={"query": QUERY, "ad_id": "0"})
+    assert answered.status_code == 400
+    assert f"{run_id} was logged without the setting dataset" in answered.json()["error"]
+    removed = write_rows(tmp_path / "gone.csv", "ad_id", [["0"]])
+    for job, words, setting in (
+        (promote, [run_id, "--name", "bare"], "training.selection_metric"),
+        (index, ["--model", uri, "--remove", removed], "experiment"),
+    ):
+        assert f"the setting {setting}" in refused(job, *words, "--output", store.output)
 
 
 def test_a_challenger_is_asked_after_the_answer(registry, monkeypatch):
