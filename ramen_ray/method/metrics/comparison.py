@@ -6,6 +6,7 @@ with a chance of ALPHA / (k (k + 1)); all times together then with ALPHA.
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import NamedTuple
@@ -76,29 +77,41 @@ def paired_differences_over_seeds(
     """
     sides = mean_over_seeds(ours), mean_over_seeds(base)
     names = list(sides[0])
-    sampled = [_sampled_ratios(runs, names) for runs in (ours, base)]
+    of_ours, of_base = _sampled_ratios((ours, base), names)
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(sampled[0] - sampled[1], [tail, 1 - tail], axis=0)
+    low, high = np.quantile(of_ours - of_base, [tail, 1 - tail], axis=0)
     values = [ratio(sides[0][name]) - ratio(sides[1][name]) for name in names]
     bounds = zip(values, low.tolist(), high.tolist(), strict=True)
     return dict(zip(names, map(Difference._make, bounds), strict=True))
 
 
-def _sampled_ratios(runs: Sequence[Mapping[str, PerQuery]], names: Sequence[str]) -> Float64s:
-    """Return metrics (samples, metrics) over samples of queries and runs."""
-    draw = np.random.default_rng(0)  # the same queries and runs for both sides
-    values = np.stack([part for run in runs for name in names for part in run[name]], 1)
-    num_queries = len(values)
-    num_runs = len(runs)
+def _sampled_ratios(
+    sides: Sequence[Sequence[Mapping[str, PerQuery]]], names: Sequence[str]
+) -> list[Float64s]:
+    """Return each side's metrics (samples, metrics) over the same samples of queries and runs."""
+    draw = np.random.default_rng(0)
+    values = [[part for run in runs for name in names for part in run[name]] for runs in sides]
+    of_both = np.stack([*values[0], *values[1]], 1)
+    num_queries = len(of_both)
     at_once = max(DRAWS_AT_ONCE // num_queries, 1)
     even = np.full(num_queries, 1 / num_queries)
-    of_runs = np.concatenate(
+    sums = np.concatenate(
         [
-            draw.multinomial(num_queries, even, size=min(at_once, NUM_SAMPLES - start)) @ values
+            draw.multinomial(num_queries, even, size=min(at_once, NUM_SAMPLES - start)) @ of_both
             for start in range(0, NUM_SAMPLES, at_once)
         ]
-    ).reshape(NUM_SAMPLES, num_runs, -1)
-    drawn = draw.multinomial(num_runs, np.full(num_runs, 1 / num_runs), size=NUM_SAMPLES)
+    )
+    of_sides = np.split(sums, [len(values[0])], axis=1)
+    return [
+        _over_runs(of_side.reshape(NUM_SAMPLES, len(runs), -1), deepcopy(draw))
+        for of_side, runs in zip(of_sides, sides, strict=True)
+    ]
+
+
+def _over_runs(of_runs: Float64s, draw: np.random.Generator) -> Float64s:
+    """Return metrics (samples, metrics) over samples of runs; sums are (samples, runs, parts)."""
+    num_samples, num_runs, _ = of_runs.shape
+    drawn = draw.multinomial(num_runs, np.full(num_runs, 1 / num_runs), size=num_samples)
     sums = np.einsum("sr,srm->sm", drawn, of_runs)
     gained = sums[:, ::2]
     possible = sums[:, 1::2]
