@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ramen_ray.command_line import StoreSettings, parse_settings, run_job
-from ramen_ray.config import ConfigError, Positive
+from ramen_ray.config import Positive
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.errors import shown_path
 from ramen_ray.long_work import logged_progress
@@ -55,8 +55,6 @@ def main() -> None:
     teachers, finder = load_teachers(
         settings.registry(), dataset, settings.model, settings.finder, settings.output
     )
-    if finder is None:
-        raise ConfigError("a cross-encoder finds no ads: name a retriever with --finder")
     lesson = Lesson(settings.split, settings.depth, settings.queries)
     num_queries, num_pairs = teach(dataset, teachers, finder, lesson, settings.into)
     path = shown_path(settings.into or settings.dataset)

@@ -152,6 +152,9 @@ def test_models_judge_through_files_and_bad_lines_are_told(words, run_here: RunH
     for row, pair in zip(rows, drawn["pairs"], strict=True):
         assert pair["text"] in row["prompt"]
         assert drawn["queries"][pair["query"]]["text"] in row["prompt"]
+    grades.write_text("")
+    code, told = run_here(judge, *words, "--import-grades", grades)
+    assert (code, f"0 of {NUM_QUERIES} queries are judged" in told) == (0, True), told
     fine = [json.dumps({"pair": row["pair"], "grade": row["pair"] % 4}) for row in rows]
     bad = ['{"pair": 0, "grade": 4}', "{", "[]", '{"pair": -1, "grade": 0}', '{"pair": true}']
     for line in bad:
@@ -165,6 +168,9 @@ def test_models_judge_through_files_and_bad_lines_are_told(words, run_here: RunH
     by_hand.write_text('{"pair": 0, "grade": 2}\n{"pair": 1, "grade": "good"}\n')
     code, refused = run_here(judge, *words, "--import-grades", grades, "--judge", "llm")
     assert (code, f"{by_hand}, row 2" in refused) == (2, True), refused
+    by_hand.write_text('{"pair": 0, "grade": 2}')  # some editors end the last line so
+    _, agreed = run_here(judge, *words, "--import-grades", grades, "--judge", "llm")
+    assert "by_hand and llm agree on 1 pairs" in agreed
     by_hand.unlink()
     whole = (folder / "drawn.json").read_text()
     for damaged in (whole[:-9], whole.replace('"pairs"', '"pears"'), "[]"):

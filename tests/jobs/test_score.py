@@ -133,8 +133,9 @@ def test_a_cross_encoder_grades_what_a_retriever_finds(
 ):
     words = ["--dataset", dataset.path, "--output", store.output, "--depth", DEPTH]
     words += ["--model", cross_encoder]
-    code, told = run_here(score, *words)
-    assert (code, "--finder" in told) == (2, True), told
+    for finder in ([], ["--finder", cross_encoder]):
+        code, told = run_here(score, *words, *finder)
+        assert (code, "with --finder" in told) == (2, True), told
     code, told = run_here(score, *words, "--finder", models[0])
     assert code == 0, told
     queries, ads = _texts(dataset, "queries/train"), _texts(dataset, "ads")

@@ -15,7 +15,6 @@ from ramen_ray.data.engine import (
     engine,
     name_literal,
     run,
-    stream,
     text_literal,
 )
 from ramen_ray.data.findings import FaultKind
@@ -30,6 +29,7 @@ from ramen_ray.data.store.dataset import (
 )
 from ramen_ray.data.store.made_folder import owned_folder
 from ramen_ray.data.store.schemas import JUDGED, JUDGED_FOLDER, SIDES, SPLITS, Side
+from ramen_ray.data.tables.clicks.writing import write_splits
 from ramen_ray.data.tables.graphs.nodes import node_names
 from ramen_ray.data.tables.reading.columns import grade_column, text_column
 from ramen_ray.data.tables.reading.files import pinned
@@ -135,18 +135,14 @@ def _write(
     connection: Connection, parent: Dataset, writer: DatasetWriter, replaced: str | None
 ) -> dict[str, int]:
     """Write ``judged`` and what stays of the parent's; returns the rows of each table."""
-    written = {}
-    columns = "query_id, ad_id, source, grade"
+    rows = "SELECT split, query_id, ad_id, source, grade FROM judged"
     for number, name in enumerate(JUDGED):
-        rows = f"SELECT {columns} FROM judged WHERE split = {number}"
         if parent.has(name):
-            rows += f""" UNION ALL SELECT {columns} FROM {name_literal(name)}
-                ANTI JOIN ({rows}) USING (query_id, ad_id, source)"""
+            rows += f""" UNION ALL
+                SELECT {number}, query_id, ad_id, source, grade FROM {name_literal(name)}
+                ANTI JOIN (FROM judged WHERE split = {number}) USING (query_id, ad_id, source)"""
             rows += f" WHERE source <> {text_literal(replaced)}" if replaced else ""
-        if count(connection, f"SELECT count(*) FROM ({rows})"):
-            in_order = f"SELECT * FROM ({rows}) ORDER BY query_id, ad_id, source"
-            written[name] = writer.write(name, stream(connection, in_order))
-    return written
+    return write_splits(connection, writer, JUDGED_FOLDER, rows)
 
 
 def _find(connection: Connection, parent: Dataset, side: Side, table: UserTable) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramen_ray.data.arrays import Booleans, Int64s, ragged_positions
+from ramen_ray.data.arrays import Int64s, ragged_positions
 from ramen_ray.data.prepared.csr import Csr
 from ramen_ray.data.store.judgements import LOW, Judgements
 
@@ -35,7 +35,9 @@ class JudgedAds:
     @property
     def low(self) -> Csr:
         """The ads judged low of each query."""
-        return _entries_of(self.pairs, self.grades < LOW)
+        rows, ads = self.pairs.gather(np.arange(self.pairs.num_rows))
+        is_low = self.grades < LOW
+        return Csr.from_pairs(rows[is_low], ads[is_low], self.pairs.num_rows)
 
     def applied_to(self, clicks: Csr) -> Csr:
         """Return clicks without the ads judged low, and perhaps with those judged high.
@@ -75,11 +77,6 @@ class JudgedAds:
         place = np.searchsorted(pool, ad)
         is_there = np.append(pool, -1)[place] == ad
         return (row * len(pool) + place)[is_there], self.grades[entries[is_there]]
-
-
-def _entries_of(pairs: Csr, is_kept: Booleans) -> Csr:
-    rows, columns = pairs.gather(np.arange(pairs.num_rows))
-    return Csr.from_pairs(rows[is_kept], columns[is_kept], pairs.num_rows)
 
 
 def _joined(rows: Int64s, columns: NDArray[Any]) -> Int64s:

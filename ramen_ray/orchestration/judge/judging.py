@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pandas as pd
 from pydantic import BaseModel, Field
 
 from ramen_ray.data.findings import FaultKind, Tallies, raise_errors
 from ramen_ray.data.store.dataset import Dataset
 from ramen_ray.data.store.judgements import Judgements
 from ramen_ray.data.store.made_folder import whole_file
-from ramen_ray.data.store.predictions import users_ids
 from ramen_ray.errors import UserError
 from ramen_ray.method.metrics.comparison import Difference, paired_differences
 from ramen_ray.method.metrics.drawn import drawn_places, inclusion, kappa, weighed
@@ -117,9 +115,14 @@ class Judging:
         file = self.folder / f"{judge}.jsonl"
         if not file.exists():
             return {}
-        whole, _, torn = file.read_bytes().rpartition(b"\n")
-        if torn:  # the process was killed while it wrote
-            os.truncate(file, len(whole) + bool(whole))
+        whole, _, last = file.read_bytes().rpartition(b"\n")
+        if last:  # the process was killed while it wrote, or the file was edited
+            try:
+                self.said(last)
+            except ValueError:
+                os.truncate(file, len(whole) + bool(whole))
+            else:
+                self._append(judge, "\n")
         return self.read_grades(file)
 
     def read_grades(self, file: Path) -> dict[int, int]:
@@ -148,8 +151,11 @@ class Judging:
 
     def note(self, judge: str, said: Said) -> None:
         """Add what a judge says to the file; it is on the disk when this returns."""
+        self._append(judge, f"{said.model_dump_json()}\n")
+
+    def _append(self, judge: str, text: str) -> None:
         with (self.folder / f"{judge}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(f"{said.model_dump_json()}\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
 
@@ -170,9 +176,9 @@ class Judging:
             for number, grade in self.grades(judge).items()
             for pair in [self.drawn["pairs"][number]]
         ]
-        columns = ("query", "ad", "grade", "source")
+        table = pd.DataFrame(rows, columns=["query", "ad", "grade", "source"])
         with whole_file(self.folder / JUDGEMENTS) as aside:
-            pq.write_table(pa.table([*zip(*rows, strict=True)], columns), aside)
+            table.to_parquet(aside, index=False)
         return self.folder / JUDGEMENTS
 
     def agreements(self) -> dict[tuple[str, str], tuple[float, int]]:
@@ -238,8 +244,7 @@ def _drawn(
     draw = np.random.default_rng(seed)
     places = drawn_places(chances, draw).tolist()
     names = [
-        users_ids(rows) if "source_id" in rows.column_names else rows["text"]
-        for rows in (queries, ads)
+        rows["source_id" if "source_id" in rows.column_names else "text"] for rows in (queries, ads)
     ]
     pairs = [
         {"query": number, "ad": ad, "name": names[1][ad].as_py(), "text": ads["text"][ad].as_py()}

@@ -1,6 +1,5 @@
 """A page on which one person judges answers, key by key."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ class JudgePage:
         self.judging = judging
         self.judge = judge
         self.grades = judging.grades(judge)
-        self._turn = asyncio.Lock()
         self._bodies = Bodies()
         routes = [
             Route("/", self.page),
@@ -49,21 +47,17 @@ class JudgePage:
         """Return the page."""
         return HTMLResponse(PAGE.read_text(encoding="utf-8"))
 
-    async def state(self, _: Request) -> Response:
-        """Return the query whose turn it is, with its ads and their grades."""
-        return self._state()
-
     async def grade(self, request: Request) -> Response:
         """Note a grade, or take one back, then say what is next."""
         _check_origin(request)
-        async with self._bodies.read(request) as body, self._turn:
+        async with self._bodies.read(request) as body:
             try:
                 said = self.judging.said(body)
             except ValueError as error:
                 raise HTTPException(400, "no such pair or grade") from error
-            await asyncio.to_thread(self.judging.note, self.judge, said)
-            said.put_into(self.grades)
-        return self._state()
+        self.judging.note(self.judge, said)  # at once: answers keep their order
+        said.put_into(self.grades)
+        return await self.state(request)
 
     async def end(self, request: Request) -> Response:
         """End the server."""
@@ -71,7 +65,8 @@ class JudgePage:
         self.server.should_exit = True
         return JSONResponse({})
 
-    def _state(self) -> Response:
+    async def state(self, _: Request) -> Response:
+        """Return the query whose turn it is, with its ads and their grades."""
         pairs = self.judging.drawn["pairs"]
         turn = next((number for number in range(len(pairs)) if number not in self.grades), None)
         state: dict[str, Any] = {

@@ -1,9 +1,9 @@
 """A teacher's grades of pairs of query and ad: clicked, ranked among the first, or judged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import faiss
 import numpy as np
@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ramen_ray.config import ConfigError
 from ramen_ray.data.arrays import Booleans, Int64s
-from ramen_ray.data.leaks import HELD_OUT
 from ramen_ray.data.prepared.hashing import uniforms
 from ramen_ray.data.splits.judged import adding_judgements
 from ramen_ray.data.splits.kept import lowest
@@ -30,84 +30,77 @@ SOURCE = "teacher"
 PAIRS_PER_BLOCK = 1 << 14
 
 
-class Teacher(Protocol):
-    """Scores queries and ads of a dataset."""
-
-    def scores(self, queries: Sequence[str], ads: Int64s) -> NDArray[np.float32]:
-        """Return the scores (pairs,) of query texts (pairs,) and ads (pairs,); NaN for no score."""
+Scores = NDArray[np.float32]
+Teacher = Callable[[NDArray[Any], Int64s], Scores]
+"""Returns the scores (pairs,) of query texts (pairs,) and ads (pairs,); NaN for no score."""
 
 
 @dataclass(frozen=True)
 class RetrieverTeacher:
-    """A retriever, which scores the ads of a dataset that are in its index."""
+    """A retriever, which finds and scores the ads of a dataset that are in its index."""
 
     answering: Answering
     ads: Int64s  # (rows,) which ad each row of the index is, or -1
+    rows: Int64s  # (ads,) the row of each ad, or -1
 
     @classmethod
     def load(cls, answering: Answering, dataset: Dataset) -> "RetrieverTeacher":
         """Find the dataset's ads in the index; raises a DatasetError if it has none of them."""
         ads = answering.ads_of_rows(dataset)
-        if not (ads >= 0).any():
+        is_known = ads >= 0
+        if not is_known.any():
             raise DatasetError(f"a teacher's index has no ad of {dataset.path}")
         if isinstance(answering.model.index, faiss.IndexIVF):
             answering.model.index.make_direct_map()
-        return cls(answering, ads)
+        rows = np.full(dataset.num_rows("ads"), -1)
+        rows[ads[is_known]] = np.flatnonzero(is_known)
+        return cls(answering, ads, rows)
 
     def best(self, queries: list[str], depth: int) -> Int64s:
         """Return each query's best ads (queries, k), -1 after the last."""
         return self.answering.retrieve(queries, depth, self.ads)[0]
 
-    def scores(self, queries: Sequence[str], ads: Int64s) -> NDArray[np.float32]:
+    def scores(self, queries: NDArray[Any], ads: Int64s) -> Scores:
         """Return the scores (pairs,); NaN for ads that are not in the index."""
-        model = self.answering.model
-        row_of = np.full(max(int(ads.max()), int(self.ads.max())) + 1, -1)
-        row_of[self.ads[self.ads >= 0]] = np.flatnonzero(self.ads >= 0)
-        rows = row_of[ads]
-        vectors = model.index.reconstruct_batch(np.maximum(rows, 0))
-        texts = list(dict.fromkeys(queries))
-        place_of = {text: place for place, text in enumerate(texts)}
-        asked = model.embed(texts)[[place_of[text] for text in queries]]
+        rows = self.rows[ads]
+        vectors = self.answering.model.index.reconstruct_batch(np.maximum(rows, 0))
+        texts, places = np.unique(queries, return_inverse=True)
+        asked = self.answering.model.embed(texts.tolist())[places]
         scores = np.einsum("pd,pd->p", asked, vectors)
         return np.where(rows >= 0, scores, np.nan).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class CrossTeacher:
-    """A cross-encoder, which reads the texts."""
-
-    model: CrossEncoder
-    texts: pa.ChunkedArray  # (ads,)
-
-    def scores(self, queries: Sequence[str], ads: Int64s) -> NDArray[np.float32]:
-        """Return the scores (pairs,)."""
-        return self.model.scores(queries, self.texts.take(pa.array(ads)).to_pylist())
-
-
 def load_teachers(
     registry: Registry, dataset: Dataset, names: Sequence[str], finder: str | None, output: Path
-) -> tuple[dict[str, Teacher], RetrieverTeacher | None]:
-    """Load retrievers and cross-encoders by name, and the ``finder`` or the first retriever.
+) -> tuple[dict[str, Teacher], RetrieverTeacher]:
+    """Load retrievers and cross-encoders by name, and the ``finder``, or the first retriever.
 
-    The finder is None if there is none; for ``output`` see :func:`retriever_uri`.
+    Raises a ConfigError if that is none; for ``output`` see :func:`retriever_uri`.
     """
+    wanted = dict.fromkeys(filter(None, (*names, finder)))
     uris = {
-        name: retriever_uri(registry, name, output)
-        for name in [*names, *([finder] if finder else [])]
-        if not is_cross_encoder(name)
+        name: retriever_uri(registry, name, output) for name in wanted if not is_cross_encoder(name)
     }
+    finder = finder or next(iter(uris), None)
+    if finder not in uris:
+        raise ConfigError("a cross-encoder finds no ads: name a retriever with --finder")
     retrievers = {
         name: RetrieverTeacher.load(Answering.load(registry, uri), dataset)
         for name, uri in uris.items()
     }
     texts = dataset.read("ads").sort_by("ad_id")["text"]
-    teachers: dict[str, Teacher] = {
-        name: retrievers[name] if name in retrievers else CrossTeacher(CrossEncoder(name), texts)
+    teachers = {
+        name: retrievers[name].scores if name in uris else _reader(CrossEncoder(name), texts)
         for name in names
     }
-    first = next((name for name in names if name in retrievers), None)
-    chosen = finder or first
-    return teachers, None if chosen is None else retrievers[chosen]
+    return teachers, retrievers[finder]
+
+
+def _reader(model: CrossEncoder, texts: pa.ChunkedArray) -> Teacher:
+    """Let a cross-encoder score ads by their ``texts`` (ads,)."""
+    return lambda queries, ads: model.scores(
+        queries.tolist(), texts.take(pa.array(ads)).to_pylist()
+    )
 
 
 def pairs_to_score(
@@ -164,15 +157,13 @@ def teach(
     with adding_judgements(dataset, output, settings, SOURCE) as connection:
         best = finder.best(texts[asked].tolist(), lesson.depth)
         queries, ads, is_clicked = pairs_to_score(dataset, split, asked, best)
-        scores = np.stack(
-            [_scored(teacher, texts[queries], ads) for teacher in teachers.values()], axis=1
-        )
-        is_known = np.isfinite(scores).all(axis=1)
+        scores = [_scored(teacher, texts[queries], ads) for teacher in teachers.values()]
+        is_known = np.isfinite(scores).all(axis=0)
         if not (is_known & is_clicked).any():
             raise DatasetError(f"no teacher knows a clicked ad of {dataset.path}")
         grades = [
             grades_of_scores(of_teacher[is_known].astype(float), is_clicked[is_known])
-            for of_teacher in scores.T
+            for of_teacher in scores
         ]
         rows = {
             "split": np.full(is_known.sum(), SPLITS.index(split)),
@@ -187,21 +178,20 @@ def teach(
 
 def _held_out_too(dataset: Dataset, texts: NDArray[Any]) -> Booleans:
     """Flag the train queries (n,) that are held out as well, up to case and white space."""
-    tables = [f"queries/{split}" for split in HELD_OUT if dataset.has(f"queries/{split}")]
-    held_out = [fold(dataset.read(table)["text"].combine_chunks()) for table in tables]
-    if not held_out:
-        return np.zeros(len(texts), dtype=bool)
     train = fold(pa.array(texts, pa.string()))
-    return np.asarray(pc.is_in(train, pa.concat_arrays(held_out).cast(train.type)))
+    held_out = [
+        fold(dataset.read(f"queries/{split}")["text"].combine_chunks())
+        for split in dataset.splits
+        if split != "train"
+    ]
+    return np.asarray(pc.is_in(train, pa.chunked_array(held_out, train.type).combine_chunks()))
 
 
-def _scored(teacher: Teacher, texts: NDArray[Any], ads: Int64s) -> NDArray[np.float32]:
+def _scored(teacher: Teacher, texts: NDArray[Any], ads: Int64s) -> Scores:
     """Return a teacher's scores (pairs,) of query texts (pairs,) and ads (pairs,), by blocks."""
     starts = range(0, len(ads), PAIRS_PER_BLOCK)
     blocks = [
-        teacher.scores(
-            texts[start : start + PAIRS_PER_BLOCK].tolist(), ads[start : start + PAIRS_PER_BLOCK]
-        )
+        teacher(texts[start : start + PAIRS_PER_BLOCK], ads[start : start + PAIRS_PER_BLOCK])
         for start in logged_blocks("scoring", starts, lambda _: PAIRS_PER_BLOCK, len(ads))
     ]
     return np.concatenate(blocks)

@@ -21,7 +21,7 @@ from ramen_ray.data.engine import (
     stream,
 )
 from ramen_ray.data.store.dataset import DatasetWriter
-from ramen_ray.data.store.schemas import PLURAL, SPLITS, Side
+from ramen_ray.data.store.schemas import JUDGED_FOLDER, PLURAL, SPLITS, Side
 from ramen_ray.data.tables.clicks.splits import TRAIN
 
 QUERIES_AT_ONCE = 1 << 20
@@ -108,12 +108,7 @@ def write_filters(
         unused = f"SELECT count(*) FROM filters WHERE query + ad IS NOT NULL AND NOT ({used})"
         what = "pairs of train queries, or of queries and ads that the import left out"
         counts[what] = count(connection, unused)
-    for number, split in enumerate(SPLITS):
-        rows = f"SELECT query_id, ad_id FROM filter_pairs WHERE split = {number}"
-        if num_pairs := count(connection, f"SELECT count(*) FROM ({rows})"):
-            counts[f"pairs of {split} queries"] = num_pairs
-            writer.write(f"filters/{split}", stream(connection, f"{rows} ORDER BY query_id, ad_id"))
-    return counts
+    return counts | write_splits(connection, writer, "filters", "FROM filter_pairs")
 
 
 def write_judgements(connection: Connection, writer: DatasetWriter) -> dict[str, int]:
@@ -134,20 +129,29 @@ def write_judgements(connection: Connection, writer: DatasetWriter) -> dict[str,
         GROUP BY split, query_id, ad_id, source"""
     run(connection, "averaging judgements", grades)
     used = "SELECT coalesce(sum(times), 0) FROM grades"
-    counts = {}
+    left_out = f"SELECT count(*) - ({used}) FROM judged WHERE query + ad IS NOT NULL"
+    return write_splits(connection, writer, JUDGED_FOLDER, "FROM grades") | {
+        "contradict each other, and their mean counts": count(
+            connection, "SELECT count(*) FROM grades WHERE differ"
+        ),
+        "rows of queries and ads that the import left out": count(connection, left_out),
+    }
+
+
+def write_splits(
+    connection: Connection, writer: DatasetWriter, folder: str, rows: str
+) -> dict[str, int]:
+    """Write a table ``folder``/split of each split that has ``rows``; returns their row counts.
+
+    ``rows`` is SQL that selects ``split`` and the tables' columns, by which they are sorted.
+    """
+    written = {}
     for number, split in enumerate(SPLITS):
-        rows = f"SELECT query_id, ad_id, source, grade FROM grades WHERE split = {number}"
-        if num_judged := count(connection, f"SELECT count(*) FROM ({rows})"):
-            counts[f"of {split} queries"] = num_judged
-            ordered = f"{rows} ORDER BY query_id, ad_id, source"
-            writer.write(f"judged/{split}", stream(connection, ordered))
-    counts["contradict each other, and their mean counts"] = count(
-        connection, "SELECT count(*) FROM grades WHERE differ"
-    )
-    counts["rows of queries and ads that the import left out"] = count(
-        connection, f"SELECT count(*) - ({used}) FROM judged WHERE query + ad IS NOT NULL"
-    )
-    return counts
+        table = f"{folder}/{split}"
+        of_split = f"FROM ({rows}) WHERE split = {number}"
+        if count(connection, f"SELECT count(*) {of_split}"):
+            written[table] = writer.write(table, stream(connection, f"{of_split} ORDER BY ALL"))
+    return written
 
 
 _OWN_TEXT = f"""SELECT held_out.number AS query, ads.number AS ad
